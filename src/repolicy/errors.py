@@ -1,0 +1,27 @@
+"""What can go wrong, as a small tree.
+
+    RepolicyError        something failed; the message is one sentence for a person   (exit code 1)
+    ├── UsageError       what was asked for cannot be done as asked                   (exit code 2)
+    ├── FileError        a file or folder is missing, damaged, in use or of another kind
+    └── NumericError     a quantity stopped being finite, or broke an invariant
+"""
+
+
+class RepolicyError(Exception):
+    """Base of every error that Repolicy raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(RepolicyError):
+    """The request itself is wrong: an unknown name, a size that does not fit, an option out of range."""
+
+    exit_code = 2
+
+
+class FileError(RepolicyError):
+    """A file or folder cannot be used."""
+
+
+class NumericError(RepolicyError):
+    """A number that must be finite, or an equality that must hold, is not."""
