@@ -1,0 +1,164 @@
+"""The expectation of every policy-gradient estimator of the paper's Section 3.1, over all trajectories.
+
+One function, `estimator_gradient`, serves them all, since they differ only in their row: `no_entropy`, `end_entropy`
+(Eq. 7), `repeat_entropy`, `soft` (Eq. 6), `residual`, ... The others are the forms in which the paper rewrites it.
+
+Every function takes a softmax policy's logits, [S, A] or [T, S, A], and returns a gradient of their shape. The paper
+drops the γ^t before each step's term; `restore_discount=True` puts it back.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from repolicy.exact.checks import float64
+from repolicy.exact.mdp import MDP
+from repolicy.exact.trajectories import Trajectories, enumerate_trajectories
+from repolicy.exact.value import evaluate, state_distributions
+from repolicy.objective import Objective, reformulated
+
+
+def estimator_gradient(
+    mdp: MDP,
+    objective: Objective,
+    logits: Tensor,
+    log_prior: Tensor | None = None,
+    *,
+    restore_discount: bool = False,
+) -> Tensor:
+    """E[Σ_t ∇log π(a_t|s_t) · Σ_{t′≥t} γ^{t′−t} reward_{t′} + bonus · ∇H(π(·|s_t))], as a training loop computes it.
+
+    The reward is the reformulated one of `objective`, taken as a number: no gradient passes through it (Eq. 6). The
+    bonus is a term of the loss, with the sign that raises the entropy.
+    """
+
+    def weight(trajectories: Trajectories, log_policy: Tensor) -> Tensor:
+        return _to_go(mdp.discount, _rewards(mdp, objective, trajectories, log_policy, log_prior))
+
+    def bonus(log_policy: Tensor) -> Tensor:
+        return objective.bonus * _entropy(log_policy)
+
+    return _gradient(mdp, logits, weight, bonus, restore_discount)
+
+
+def delta_gradient(
+    mdp: MDP,
+    objective: Objective,
+    logits: Tensor,
+    log_prior: Tensor | None = None,
+    *,
+    restore_discount: bool = False,
+) -> Tensor:
+    """The same with the bonus inside the return, as −bonus · δ(t′, t) · log π(a_t′|s_t′) (Eq. 8 and 9)."""
+
+    def weight(trajectories: Trajectories, log_policy: Tensor) -> Tensor:
+        to_go = _to_go(mdp.discount, _rewards(mdp, objective, trajectories, log_policy, log_prior))
+        return to_go - objective.bonus * trajectories.along(log_policy)
+
+    return _gradient(mdp, logits, weight, None, restore_discount)
+
+
+def constant_gradient(
+    mdp: MDP,
+    objective: Objective,
+    logits: Tensor,
+    log_prior: Tensor | None = None,
+    *,
+    constant: float = 1.0,
+    restore_discount: bool = False,
+) -> Tensor:
+    """E[Σ_t ∇log π(a_t|s_t) · (Q^π(s_t, a_t) − alpha · log π(a_t|s_t) − constant)]: Shi et al.'s, with 1 (Eq. 10)."""
+    log_policy = _log_policy(mdp, logits)
+    q = evaluate(mdp, objective, log_policy, log_prior).q
+    weight = q - objective.alpha * log_policy - constant
+    return score_gradient(mdp, logits, weight, restore_discount=restore_discount)
+
+
+def advantage_gradient(
+    mdp: MDP,
+    objective: Objective,
+    logits: Tensor,
+    log_prior: Tensor | None = None,
+    *,
+    restore_discount: bool = False,
+) -> Tensor:
+    """E[Σ_t ∇log π(a_t|s_t) · A(s_t, a_t)], with the advantage of the reformulated reward (Eq. 11 to 13)."""
+    log_policy = _log_policy(mdp, logits)
+    q, v = evaluate(mdp, objective, log_policy, log_prior)
+    weight = q - objective.alpha * log_policy - v[..., None]
+    return score_gradient(mdp, logits, weight, restore_discount=restore_discount)
+
+
+def entropy_gradient(mdp: MDP, logits: Tensor, *, restore_discount: bool = False) -> Tensor:
+    """E[Σ_t ∇H(π(·|s_t))], from the distribution of states at each step rather than from trajectories."""
+    logits = _leaf(logits)
+    log_policy = torch.log_softmax(mdp.per_step("logits", logits), -1)
+    visits = state_distributions(mdp, log_policy.detach())
+    weights = _step_weights(mdp, restore_discount)
+    (gradient,) = torch.autograd.grad((weights[:, None] * visits * _entropy(log_policy)).sum(), logits)
+    return gradient
+
+
+def score_gradient(mdp: MDP, logits: Tensor, weight: Tensor, *, restore_discount: bool = False) -> Tensor:
+    """E[Σ_t ∇log π(a_t|s_t) · weight(s_t, a_t)] for any table of weights, [S, A] or [T, S, A]."""
+    table = mdp.per_step("weight", weight).detach()
+    return _gradient(mdp, logits, lambda trajectories, _: trajectories.along(table), None, restore_discount)
+
+
+# What they share ------------------------------------------------------------------------------------------------------
+
+
+def _gradient(
+    mdp: MDP,
+    logits: Tensor,
+    weight: Callable[[Trajectories, Tensor], Tensor],
+    bonus: Callable[[Tensor], Tensor] | None,
+    restore_discount: bool,
+) -> Tensor:
+    """E[Σ_t ∇log π(a_t|s_t) · weight + ∇bonus(s_t)]: `weight` gives [N, T], from a policy cut off from the gradient."""
+    logits = _leaf(logits)
+    trajectories = enumerate_trajectories(mdp)
+    log_policy = torch.log_softmax(mdp.per_step("logits", logits), -1)
+    probability = trajectories.probability(log_policy.detach())[:, None]
+    terms = trajectories.along(log_policy) * weight(trajectories, log_policy.detach())
+    if bonus is not None:
+        terms = terms + trajectories.along(bonus(log_policy)[..., None].expand_as(log_policy))
+    (gradient,) = torch.autograd.grad((probability * _step_weights(mdp, restore_discount) * terms).sum(), logits)
+    return gradient
+
+
+def _rewards(
+    mdp: MDP, objective: Objective, trajectories: Trajectories, log_policy: Tensor, log_prior: Tensor | None
+) -> Tensor:
+    """The reformulated reward of every step of every trajectory, [N, T]."""
+    reward = reformulated(objective, mdp.task(objective), mdp.prior(objective, log_prior), log_policy).total
+    return trajectories.along(mdp.per_step("reward", reward))
+
+
+def _to_go(discount: float, rewards: Tensor) -> Tensor:
+    """Σ_{t′≥t} γ^{t′−t} reward_{t′}, [N, T]."""
+    total = torch.zeros_like(rewards[:, 0])
+    steps = []
+    for t in reversed(range(rewards.shape[1])):
+        total = rewards[:, t] + discount * total
+        steps.append(total)
+    return torch.stack(steps[::-1], -1)
+
+
+def _step_weights(mdp: MDP, restore_discount: bool) -> Tensor:
+    """What stands before each step's term, [T]: γ^t, or the paper's 1."""
+    steps = torch.arange(mdp.horizon or 0, dtype=torch.float64)
+    return mdp.discount**steps if restore_discount else torch.ones_like(steps)
+
+
+def _entropy(log_policy: Tensor) -> Tensor:
+    return -(log_policy.exp() * log_policy).sum(-1)
+
+
+def _log_policy(mdp: MDP, logits: Tensor) -> Tensor:
+    return torch.log_softmax(mdp.per_step("logits", logits), -1).detach()
+
+
+def _leaf(logits: Tensor) -> Tensor:
+    return float64("logits", logits).requires_grad_()

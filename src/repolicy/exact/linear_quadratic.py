@@ -1,0 +1,143 @@
+"""Linear–quadratic control: continuous states and actions whose maximum-entropy optimum has a closed form.
+
+The cost is one quadratic form of state and control together. It can therefore hold the prior's log-probability as well,
+and the augmented problem of a linear–quadratic problem is another one.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from repolicy.errors import NumericError, UsageError
+from repolicy.exact.checks import check_discount, check_temperature, float64
+
+MOST = 1_000_000  # Riccati steps
+
+
+@dataclass(frozen=True, eq=False)
+class LinearQuadratic:
+    """x′ = dynamics·x + control·u, with the reward constant − zᵀ·cost·z for z = (x, u), over an infinite horizon.
+
+    dynamics: [n, n]; control: [n, m]; cost: [n + m, n + m], symmetric; plain numbers where n = m = 1.
+    """
+
+    dynamics: Tensor
+    control: Tensor
+    cost: Tensor
+    discount: float
+    constant: float = 0.0
+
+    def __post_init__(self) -> None:
+        dynamics, control = _matrix("dynamics", self.dynamics), _matrix("control", self.control)
+        n, m = len(dynamics), control.shape[-1]
+        if dynamics.shape != (n, n) or control.shape != (n, m):
+            shapes = f"{list(dynamics.shape)} and {list(control.shape)}"
+            raise UsageError(f"dynamics and control have shapes {shapes}; they must be [n, n] and [n, m]")
+        cost = float64("cost", self.cost, [n + m, n + m])
+        if not torch.allclose(cost, cost.T):
+            raise UsageError("cost is not symmetric; give (C + Cᵀ) / 2, which costs the same")
+        check_discount(self.discount)
+        for name, value in (("dynamics", dynamics), ("control", control), ("cost", cost)):
+            object.__setattr__(self, name, value)
+
+    def with_cost(self, cost: Tensor) -> "LinearQuadratic":
+        """The same dynamics with another cost."""
+        return replace(self, cost=cost, constant=0.0)
+
+
+def quadratic_cost(state: Tensor | float, control: Tensor | float) -> Tensor:
+    """The joint cost of xᵀ·state·x + uᵀ·control·u; plain numbers where n = m = 1."""
+    blocks = _matrix("state", state), _matrix("control", control)
+    joint: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
+    return joint
+
+
+@dataclass(frozen=True, eq=False)
+class LinearGaussian:
+    """The policy u ~ N(−gain·x, covariance); gain: [m, n], covariance: [m, m]. It can serve as a prior."""
+
+    gain: Tensor
+    covariance: Tensor
+
+    def __post_init__(self) -> None:
+        gain, covariance = _matrix("gain", self.gain), _matrix("covariance", self.covariance)
+        if covariance.shape != (len(gain), len(gain)):
+            shapes = f"{list(gain.shape)} and {list(covariance.shape)}"
+            raise UsageError(f"gain and covariance have shapes {shapes}; they must be [m, n] and [m, m]")
+        if int(torch.linalg.cholesky_ex(covariance)[1]):
+            raise UsageError("covariance is not positive definite")
+        object.__setattr__(self, "gain", gain)
+        object.__setattr__(self, "covariance", covariance)
+
+    def log_prob(self, obs: Tensor, action: Tensor) -> Tensor:
+        """log π(action|obs) for obs [..., n] and action [..., m], [...]."""
+        normal = torch.distributions.MultivariateNormal(-obs @ self.gain.T, self.covariance, validate_args=False)
+        log_prob: Tensor = normal.log_prob(action)  # type: ignore[no-untyped-call, unused-ignore]
+        return log_prob
+
+
+@dataclass(frozen=True, eq=False)
+class LinearQuadraticOptimum:
+    """The optimal policy and its soft value V(x) = constant − xᵀ·matrix·x."""
+
+    policy: LinearGaussian
+    matrix: Tensor
+    constant: float
+
+    def value(self, obs: Tensor) -> Tensor:
+        """V of each obs [..., n], [...]."""
+        return self.constant - ((obs @ self.matrix) * obs).sum(-1)
+
+
+def linear_quadratic_optimal(system: LinearQuadratic, alpha: float) -> LinearQuadraticOptimum:
+    """The maximum-entropy optimum at temperature alpha: the classical gain, with covariance α/2 · H_uu⁻¹.
+
+    H is the quadratic form of −Q: cost + γ·[dynamics control]ᵀ·P·[dynamics control]. The soft maximum of a quadratic Q
+    is its maximum plus a constant, so P is the ordinary Riccati solution, found by iterating it.
+    """
+    check_temperature(alpha)
+    n = len(system.dynamics)
+    moves = torch.cat([system.dynamics, system.control], -1)
+    matrix = torch.zeros_like(system.dynamics)
+    for _ in range(MOST):
+        form = system.cost + system.discount * moves.T @ matrix @ moves
+        factor, failed = torch.linalg.cholesky_ex(form[n:, n:])
+        if int(failed):
+            raise UsageError("the cost does not hold the controls back; its control part must be positive definite")
+        gain = torch.cholesky_solve(form[n:, :n], factor)
+        update = form[:n, :n] - form[:n, n:] @ gain
+        update = (update + update.T) / 2
+        change = (update - matrix).abs().max().item()
+        matrix = update
+        if not math.isfinite(change) or change <= 1e-15 * matrix.abs().max().item():
+            break
+    if not math.isfinite(change) or change > 1e-12 * (1 + matrix.abs().max().item()):
+        raise NumericError("the Riccati iteration did not settle; no control keeps the discounted cost finite")
+    precision = form[n:, n:] * 2 / alpha
+    covariance = torch.linalg.inv(precision)
+    soft_maximum = alpha / 2 * torch.logdet(2 * math.pi * covariance).item()  # α log ∫ exp(−uᵀ·H_uu·u / α) du
+    constant = (system.constant + soft_maximum) / (1 - system.discount)
+    return LinearQuadraticOptimum(LinearGaussian(gain, covariance), matrix, constant)
+
+
+def linear_quadratic_augmented(system: LinearQuadratic, prior: LinearGaussian, omega: float) -> LinearQuadratic:
+    """The same problem with omega · log prior(u|x) added to its reward: M^aug of the paper, omega being its ω′."""
+    if not 0 <= omega < math.inf:
+        raise UsageError(f"omega is {omega!r}; it must be a finite number, 0 or greater")
+    if prior.gain.shape != system.control.T.shape:
+        shapes = f"{list(prior.gain.shape)}; the system asks for {list(system.control.T.shape)}"
+        raise UsageError(f"the prior's gain has shape {shapes}")
+    z_to_noise = torch.cat([prior.gain, torch.eye(len(prior.gain), dtype=torch.float64)], -1)  # u + gain·x
+    cost = system.cost + omega / 2 * z_to_noise.T @ torch.linalg.solve(prior.covariance, z_to_noise)
+    constant = system.constant - omega / 2 * torch.logdet(2 * math.pi * prior.covariance).item()
+    return replace(system, cost=(cost + cost.T) / 2, constant=constant)
+
+
+def _matrix(name: str, value: Tensor | float) -> Tensor:
+    """A float64 matrix, [1, 1] from a plain number."""
+    array = float64(name, value)
+    if array.ndim not in (0, 2):
+        raise UsageError(f"{name} has shape {list(array.shape)}; it must be a matrix or a plain number")
+    return array.reshape(1, 1) if array.ndim == 0 else array

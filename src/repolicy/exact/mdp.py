@@ -1,0 +1,92 @@
+"""A finite Markov decision process as arrays of float64, refused early when it is none."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from repolicy.errors import UsageError
+from repolicy.exact.checks import check_discount, check_horizon, check_probabilities, float64
+from repolicy.objective import Objective, task_reward
+
+
+@dataclass(frozen=True, eq=False)
+class MDP:
+    """M = (S, A, r, p) of the paper, with the add-on reward r_R beside it.
+
+    transitions: p(s′|s, a), shape [S, A, S].
+    reward: the basic reward r(s, a), shape [S, A].
+    start: the distribution of the first state, shape [S].
+    discount: γ, in [0, 1]; below 1 where the horizon is infinite.
+    horizon: the number of steps T, or None for infinitely many.
+    addon: the add-on reward r_R(s, a), shape [S, A], or None.
+
+    Anything that NumPy turns into numbers will do; it is copied into float64 tensors. A policy of this process is an
+    array of log-probabilities, [S, A], or [T, S, A] where it depends on the time (as optima of a finite horizon do).
+    """
+
+    transitions: Tensor
+    reward: Tensor
+    start: Tensor
+    discount: float
+    horizon: int | None = None
+    addon: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        transitions = float64("transitions", self.transitions)
+        shape = list(transitions.shape)
+        if len(shape) != 3 or shape[0] != shape[2] or 0 in shape:
+            raise UsageError(f"transitions has shape {shape}; it must be [S, A, S], with no S or A of 0")
+        arrays = {"transitions": transitions, "start": float64("start", self.start, shape[:1])}
+        arrays["reward"] = float64("reward", self.reward, shape[:2])
+        if self.addon is not None:
+            arrays["addon"] = float64("addon", self.addon, shape[:2])
+        check_probabilities("transitions", transitions)
+        check_probabilities("start", arrays["start"])
+        check_horizon(self.horizon)
+        check_discount(self.discount, self.horizon)
+        for name, array in arrays.items():
+            object.__setattr__(self, name, array)
+
+    @property
+    def states(self) -> int:
+        return self.transitions.shape[0]
+
+    @property
+    def actions(self) -> int:
+        return self.transitions.shape[1]
+
+    def with_reward(self, reward: Tensor) -> "MDP":
+        """The same process with another basic reward."""
+        return replace(self, reward=reward)
+
+    def per_step(self, name: str, array: Tensor) -> Tensor:
+        """`array` [S, A] or [T, S, A], checked; [T, S, A] where the horizon is finite, [S, A] where it is not."""
+        shape = [self.states, self.actions]
+        full = shape if self.horizon is None else [self.horizon, *shape]
+        array = array.double() if isinstance(array, Tensor) else float64(name, array)
+        if list(array.shape) not in (shape, full):
+            wanted = f"[S, A] = {shape}" + (f" or [T, S, A] = {full}" if full != shape else "")
+            raise UsageError(f"{name} has shape {list(array.shape)}; it must be {wanted}")
+        if not bool(torch.isfinite(array).all()):
+            raise UsageError(f"{name} has an entry that is infinite or no number; every action needs a finite one")
+        return array.expand(full)
+
+    def log_probs(self, name: str, array: Tensor) -> Tensor:
+        """As `per_step`, for the log-probabilities of a policy."""
+        array = self.per_step(name, array)
+        check_probabilities(f"exp({name})", array.detach().exp())
+        return array
+
+    def task(self, objective: Objective) -> Tensor:
+        """The task's reward of that objective, [S, A]: r, r_R or their sum."""
+        task: Tensor = task_reward(objective, self.reward, self.addon)
+        return task
+
+    def prior(self, objective: Objective, log_prior: Tensor | None) -> Tensor | None:
+        """The prior, checked, where the objective reads one."""
+        if not objective.reads_prior:
+            return None
+        if log_prior is None:
+            raise UsageError(f"an objective whose omega is {objective.omega} needs a prior; give log_prior")
+        return self.log_probs("log_prior", log_prior).detach()
