@@ -1,9 +1,9 @@
 """What can go wrong, as a small tree.
 
-    RepolicyError        something failed; the message is one sentence for a person   (exit code 1)
-    ├── UsageError       what was asked for cannot be done as asked                   (exit code 2)
-    ├── FileError        a file or folder is missing, damaged, in use or of another kind
-    └── NumericError     a quantity stopped being finite, or broke an invariant
+RepolicyError        something failed; the message is one sentence for a person   (exit code 1)
+├── UsageError       what was asked for cannot be done as asked                   (exit code 2)
+├── FileError        a file or folder is missing, damaged, in use or of another kind
+└── NumericError     a quantity stopped being finite, or broke an invariant
 """
 
 

@@ -104,7 +104,8 @@ def full(alpha: float) -> Objective:
 
 
 OBJECTIVES: dict[str, Callable[..., Objective]] = {
-    function.__name__: function for function in (no_entropy, end_entropy, repeat_entropy, soft, greedy, kl, residual, full)
+    function.__name__: function
+    for function in (no_entropy, end_entropy, repeat_entropy, soft, greedy, kl, residual, full)
 }
 
 

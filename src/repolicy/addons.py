@@ -1,0 +1,189 @@
+"""Add-on rewards: functions of whole batches, `(observations, actions, next_observations, info) -> rewards [B]`.
+
+    repolicy customize halfcheetah --addon hind_leg
+    repolicy customize hopper --addon height=1.0 --addon my_rewards.py:quiet=0.1
+
+The registered ones are below, a function each. A user's own is named by `module:function` or `file.py:function`. Add-ons
+are added up with weights. One that has an attribute `metric`, a function of the same arguments, reports that for people.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from repolicy.envs import Info
+from repolicy.errors import NumericError, UsageError
+from repolicy.loading import load_object, nearest
+
+Function = Callable[[np.ndarray, np.ndarray, np.ndarray, Info], np.ndarray]
+
+# Where each joint's angle stands in HalfCheetah's observation.
+CHEETAH_JOINTS = {"bthigh": 2, "bshin": 3, "bfoot": 4, "fthigh": 5, "fshin": 6, "ffoot": 7}
+
+
+@dataclass(frozen=True)
+class Registered:
+    """An add-on that ships: what it makes a function from, what it is for, what its metric is."""
+
+    make: Callable[..., Function]
+    envs: tuple[str, ...]
+    metric: str
+    measure: Callable[[np.ndarray], np.ndarray]  # from the reward to the metric
+
+
+def hind_leg(joint: str = "bthigh") -> Function:
+    """−|angle| of one of HalfCheetah's joints: spare a broken motor (the paper's add-on for HalfCheetah)."""
+    if joint not in CHEETAH_JOINTS:
+        raise UsageError(f"HalfCheetah has no joint {joint!r}; choose from {', '.join(CHEETAH_JOINTS)}")
+    return lambda observations, actions, next_observations, info: -np.abs(next_observations[..., CHEETAH_JOINTS[joint]])
+
+
+def height() -> Function:
+    """The height z of Hopper's torso: jump higher (the paper's add-on for Hopper)."""
+    return lambda observations, actions, next_observations, info: next_observations[..., 0]
+
+
+def sideways() -> Function:
+    """Ant's velocity along y, Δy/Δt: walk to its left as well (the paper's add-on for Ant)."""
+    return lambda observations, actions, next_observations, info: _info(info, "y_velocity")
+
+
+def mppi_front_foot() -> Function:
+    """−10·|angle of HalfCheetah's front foot|: the task of Residual-MPPI."""
+    return lambda observations, actions, next_observations, info: (
+        -10.0 * np.abs(next_observations[..., CHEETAH_JOINTS["ffoot"]])
+    )
+
+
+def mppi_height() -> Function:
+    """10·(z − 1) of Hopper's torso: the task of Residual-MPPI."""
+    return lambda observations, actions, next_observations, info: 10.0 * (next_observations[..., 0] - 1.0)
+
+
+def mppi_sideways() -> Function:
+    """Ant's velocity toward −y, from its observation: the task of Residual-MPPI."""
+    return lambda observations, actions, next_observations, info: -next_observations[..., 14]
+
+
+def mppi_joint() -> Function:
+    """−|angle of Swimmer's first joint|: the task of Residual-MPPI."""
+    return lambda observations, actions, next_observations, info: -np.abs(next_observations[..., 1])
+
+
+REGISTERED = {
+    "hind_leg": Registered(hind_leg, ("HalfCheetah",), "mean |θ|", lambda reward: -reward),
+    "height": Registered(height, ("Hopper",), "mean z", lambda reward: reward),
+    "sideways": Registered(sideways, ("Ant",), "mean v_y", lambda reward: reward),
+    "mppi_front_foot": Registered(mppi_front_foot, ("HalfCheetah",), "mean |θ|", lambda reward: -reward / 10.0),
+    "mppi_height": Registered(mppi_height, ("Hopper",), "mean z", lambda reward: reward / 10.0 + 1.0),
+    "mppi_sideways": Registered(mppi_sideways, ("Ant",), "mean v_y", lambda reward: -reward),
+    "mppi_joint": Registered(mppi_joint, ("Swimmer",), "mean |θ|", lambda reward: -reward),
+}
+
+
+def _info(info: Info, key: str) -> np.ndarray:
+    if key not in info:
+        raise UsageError(
+            f"this add-on needs {key!r} in the environment's info, which has {', '.join(sorted(info)) or 'nothing'}"
+        )
+    return info[key]
+
+
+@dataclass(frozen=True)
+class Addon:
+    """A weighted sum of add-on functions."""
+
+    names: tuple[str, ...]
+    functions: tuple[Function, ...]
+    weights: tuple[float, ...]
+    metrics: tuple[tuple[str, Function], ...] = ()
+
+    @property
+    def has_metric(self) -> bool:
+        return bool(self.metrics)
+
+    @property
+    def metric_name(self) -> str:
+        return self.metrics[0][0] if self.metrics else ""
+
+    def reward(
+        self, observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
+    ) -> np.ndarray:
+        """The rewards `[...]` of a batch `[..., O]`, each function's shape checked."""
+        total = np.zeros(observations.shape[:-1])
+        for name, function, weight in zip(self.names, self.functions, self.weights, strict=True):
+            reward = np.asarray(call(name, function, observations, actions, next_observations, info), np.float64)
+            if reward.shape != total.shape:
+                raise UsageError(f"add-on {name!r} returned shape {reward.shape} for a batch of shape {total.shape}")
+            if not np.isfinite(reward).all():
+                raise NumericError(f"add-on {name!r} returned a reward that is not finite")
+            total += weight * reward
+        return total
+
+    def metric(
+        self, observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
+    ) -> np.ndarray:
+        """What the first add-on that reports something for people reports, else zeros."""
+        if not self.metrics:
+            return np.zeros(observations.shape[:-1])
+        return np.asarray(self.metrics[0][1](observations, actions, next_observations, info), np.float64)
+
+
+def call(name: str, function: Function, *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except (UsageError, NumericError):
+        raise
+    except Exception as error:
+        raise UsageError(f"add-on {name!r} failed: {type(error).__name__}: {error}") from error
+
+
+def combined(requests: Sequence[str]) -> Addon:
+    """One add-on from requests such as `height`, `height=0.5`, `hind_leg(joint=bshin)=2` or `my.py:quiet=0.1`."""
+    parsed = [parse(request) for request in requests]
+    metrics = tuple(metric for _, _, _, metric in parsed if metric is not None)
+    return Addon(
+        tuple(name for name, *_ in parsed),
+        tuple(function for _, function, *_ in parsed),
+        tuple(weight for _, _, weight, _ in parsed),
+        metrics,
+    )
+
+
+def parse(request: str) -> tuple[str, Function, float, tuple[str, Function] | None]:
+    """(name, function, weight, metric) of one request."""
+    head, equals, tail = request.rpartition("=")
+    weight, name = 1.0, request
+    if equals and not tail.endswith(")"):
+        name = head
+        try:
+            weight = float(tail)
+        except ValueError:
+            raise UsageError(f"add-on {request!r}: {tail!r} is not a weight; write NAME=0.5") from None
+    bare, _, options = name.partition("(")
+    if ":" in bare:
+        function = load_object(bare, "add-on")
+        if not callable(function):
+            raise UsageError(f"add-on {bare!r} is not a function")
+        own = getattr(function, "metric", None)
+        return bare, function, weight, (f"mean {getattr(own, '__name__', 'metric')}", own) if own is not None else None
+    if bare not in REGISTERED:
+        raise UsageError(
+            f"there is no add-on {bare!r}{nearest(bare, REGISTERED)}; name your own as module:function or file.py:function"
+        )
+    entry = REGISTERED[bare]
+    function = _configured(bare, entry, options.removesuffix(")"))
+    measure = entry.measure
+    return name, function, weight, (entry.metric, lambda *arguments: measure(function(*arguments)))
+
+
+def _configured(name: str, entry: Registered, options: str) -> Function:
+    given = dict(part.split("=", 1) for part in options.split(",") if "=" in part)
+    known = inspect.signature(entry.make).parameters
+    for key in given:
+        if key not in known:
+            raise UsageError(f"add-on {name!r} has no option {key!r}; it has {', '.join(known) or 'none'}")
+    return entry.make(**given)

@@ -1,0 +1,157 @@
+"""The paper's protocol: whole episodes, basic / add-on / total return of each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from repolicy.addons import Addon
+from repolicy.envs import Backend, Envs, make
+from repolicy.errors import NumericError, UsageError
+from repolicy.policy import Policy, Prior
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Sums over each of E episodes, in arrays `[E]`."""
+
+    env: str
+    backend: str
+    stochastic: bool
+    seed: int
+    basic: np.ndarray
+    addon: np.ndarray | None
+    metric: np.ndarray | None  # what the add-on reports for people, as the mean over each episode
+    lengths: np.ndarray
+    log_policy: np.ndarray
+    log_prior: np.ndarray | None
+
+    @property
+    def total(self) -> np.ndarray:
+        return self.basic if self.addon is None else self.basic + self.addon
+
+    def rows(self) -> list[tuple[str, float, float]]:
+        """(name, mean, std) of every quantity there is."""
+        found = [("basic_reward", self.basic)]
+        if self.addon is not None:
+            found += [("addon_reward", self.addon), ("total_reward", self.total)]
+        if self.metric is not None:
+            found += [("metric", self.metric)]
+        found += [("length", self.lengths)]
+        if self.log_prior is not None:
+            found += [("log_prior_a_step", self.log_prior / self.lengths)]
+        return [(name, float(np.mean(values)), float(np.std(values))) for name, values in found]
+
+    def as_dict(self) -> dict[str, Any]:
+        summary = {name: {"mean": mean, "std": std} for name, mean, std in self.rows()}
+        each = {"basic_reward": self.basic.tolist(), "length": self.lengths.tolist()}
+        if self.addon is not None:
+            each |= {"addon_reward": self.addon.tolist(), "total_reward": self.total.tolist()}
+        if self.metric is not None:
+            each |= {"metric": self.metric.tolist()}
+        return {
+            "env": self.env,
+            "backend": self.backend,
+            "action": "sampled" if self.stochastic else "mean",
+            "seed": self.seed,
+            "episodes": len(self.basic),
+            "summary": summary,
+            "each": each,
+        }
+
+
+def evaluate(
+    policy: Policy,
+    env: str,
+    episodes: int = 100,
+    *,
+    addon: Addon | None = None,
+    prior: Prior | None = None,
+    stochastic: bool = False,
+    seed: int = 0,
+    backend: Backend = "auto",
+    progress: Callable[[int], None] | None = None,
+) -> Evaluation:
+    """Run the policy for whole episodes, with its mean action unless `stochastic`."""
+    if episodes < 1:
+        raise UsageError(f"episodes is {episodes}; it must be 1 or more")
+    envs = make(env, min(episodes, 50), seed, backend)
+    check_fit(policy, envs)
+    try:
+        return run_episodes(
+            policy, envs, episodes, addon=addon, prior=prior, stochastic=stochastic, seed=seed, progress=progress
+        )
+    finally:
+        envs.close()
+
+
+def check_fit(policy: Policy, envs: Envs, what: str = "the policy") -> None:
+    """Raise unless the policy's observations and actions are the environment's, with both sizes named."""
+    spec = policy.spec
+    if spec.observation_size != envs.observation_size:
+        raise UsageError(
+            f"{what} takes observations of {spec.observation_size} numbers, but {envs.name!r} gives {envs.observation_size}"
+        )
+    if (spec.actions.kind, spec.actions.sizes) != (envs.actions.kind, envs.actions.sizes):
+        raise UsageError(f"{what} acts with {spec.actions}, but {envs.name!r} takes {envs.actions}")
+
+
+@torch.no_grad()
+def run_episodes(
+    policy: Policy,
+    envs: Envs,
+    episodes: int,
+    *,
+    addon: Addon | None = None,
+    prior: Prior | None = None,
+    stochastic: bool = False,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Evaluation:
+    """The episodes are shared out evenly beforehand: environments whose episodes are short do not get to run more of them."""
+    quota = np.full(envs.count, episodes // envs.count)
+    quota[: episodes % envs.count] += 1
+    generator = torch.Generator().manual_seed(seed)
+    sums = {name: np.zeros(envs.count) for name in ("basic", "addon", "metric", "length", "log_policy", "log_prior")}
+    done: dict[str, list[float]] = {name: [] for name in sums}
+    observations = envs.reset()
+    while quota.any():
+        seen = torch.from_numpy(observations)
+        distribution = policy(seen)
+        actions = distribution.sample(generator) if stochastic else distribution.mode()
+        step = envs.step(policy.to_environment(actions.numpy()))
+        sums["basic"] += step.rewards
+        sums["length"] += 1
+        sums["log_policy"] += distribution.log_prob(actions).numpy()
+        if prior is not None:
+            sums["log_prior"] += prior.log_prob(seen, actions).numpy()
+        if addon is not None:
+            sums["addon"] += addon.reward(observations, actions.numpy(), step.final, step.info)
+            sums["metric"] += addon.metric(observations, actions.numpy(), step.final, step.info)
+        ended = step.terminated | step.truncated
+        for n in np.flatnonzero(ended & (quota > 0)):
+            quota[n] -= 1
+            for name, values in sums.items():
+                done[name].append(float(values[n]))
+            if progress is not None:
+                progress(len(done["basic"]))
+        for values in sums.values():
+            values[ended] = 0.0
+        observations = step.observations
+    each = {name: np.array(values) for name, values in done.items()}
+    if not np.isfinite(step.observations).all():
+        raise NumericError(f"environment {envs.name!r} returned an observation that is not finite")
+    return Evaluation(
+        env=envs.name,
+        backend=envs.backend,
+        stochastic=stochastic,
+        seed=seed,
+        basic=each["basic"],
+        addon=each["addon"] if addon is not None else None,
+        metric=each["metric"] / each["length"] if addon is not None and addon.has_metric else None,
+        lengths=each["length"],
+        log_policy=each["log_policy"],
+        log_prior=each["log_prior"] if prior is not None else None,
+    )

@@ -1,0 +1,54 @@
+"""Objects named by text (`module:name`, `file.py:name`), and the nearest names to one that is unknown."""
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from repolicy.errors import UsageError
+
+
+def load_object(reference: str, what: str) -> Any:
+    """Import what `module:name` or `path/to/file.py:name` stands for; `what` says in errors what it was to be."""
+    source, _, name = reference.rpartition(":")
+    if not source or not name:
+        raise UsageError(f"{what} {reference!r} is not of the form module:name or file.py:name")
+    try:
+        module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{what} {reference!r} cannot be imported: {type(error).__name__}: {error}") from error
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        public = [key for key in vars(module) if not key.startswith("_")]
+        raise UsageError(f"{what} {reference!r}: {source} has no {name!r}{nearest(name, public)}") from None
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean A, B or C?`, or nothing when no known name is near."""
+    matches = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    if not matches:
+        return ""
+    return f"; did you mean {' or '.join([', '.join(matches[:-1]), matches[-1]] if matches[1:] else matches)}?"
+
+
+def _import_module(name: str) -> Any:
+    if str(Path.cwd()) not in sys.path:  # a user's own module lies where they stand
+        sys.path.insert(0, str(Path.cwd()))
+    return importlib.import_module(name)
+
+
+def _import_file(path: Path) -> Any:
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,185 @@
+"""Policies: observations to a distribution over actions.
+
+A `Policy` is a network, a distribution family and its own observation normaliser, in one module. The four families are
+in `distributions.py`, the network in `network.py`. A *prior* is anything with `log_prob(observations, actions)`.
+"""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from repolicy.distributions import Categorical, Distribution, Gaussian, SquashedGaussian
+from repolicy.errors import UsageError
+from repolicy.network import ACTIVATIONS, Mlp
+
+Family = Literal["gaussian", "state_gaussian", "squashed", "categorical"]
+
+
+class Prior(Protocol):
+    """What customising needs to know of the policy that it starts from."""
+
+    def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """log π(a|s) of raw observations `[..., O]` and stored actions `[..., A]`, without gradient."""
+
+
+@dataclass(frozen=True)
+class ActionSpace:
+    """The actions of an environment: `A` numbers within bounds, or one choice of `sizes[i]` for each head `i`."""
+
+    kind: Literal["continuous", "discrete"]
+    sizes: tuple[int, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """How many numbers one action has."""
+        return self.sizes[0] if self.kind == "continuous" else len(self.sizes)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.sizes[0]} numbers" if self.kind == "continuous" else f"choices of {', '.join(map(str, self.sizes))}"
+        )
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """Everything that is needed to build a policy of the same shape."""
+
+    observation_size: int
+    actions: ActionSpace
+    family: Family = "gaussian"
+    hidden: tuple[int, ...] = (64, 64)
+    activation: str = "tanh"
+    initial_std: float = 1.0
+    min_std: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if (self.family == "categorical") != (self.actions.kind == "discrete"):
+            raise UsageError(f"a {self.family} policy cannot act with {self.actions.kind} actions ({self.actions})")
+        if self.family == "squashed" and not np.all(np.isfinite(self.actions.low + self.actions.high)):
+            raise UsageError("a squashed policy needs bounded actions; this environment's have no bounds")
+        if self.activation not in ACTIVATIONS:
+            raise UsageError(f"there is no activation {self.activation!r}; choose from {', '.join(ACTIVATIONS)}")
+        if not self.hidden or any(size < 1 for size in self.hidden):
+            raise UsageError(f"hidden is {self.hidden}; it must be one or more layer sizes, such as 64 64")
+        if not 0 <= self.min_std < self.initial_std:
+            raise UsageError(f"stds must satisfy 0 <= min_std < initial_std, not {self.min_std} and {self.initial_std}")
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers the network gives for one observation."""
+        count = sum(self.actions.sizes)
+        return 2 * count if self.family == "state_gaussian" else count
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "PolicySpec":
+        actions = {key: tuple(value) if isinstance(value, list) else value for key, value in values["actions"].items()}
+        rest = {field.name: values[field.name] for field in fields(cls) if field.name != "actions"}
+        return cls(**(rest | {"actions": ActionSpace(**actions), "hidden": tuple(values["hidden"])}))
+
+
+class Normaliser(nn.Module):
+    """Observations to zero mean and unit variance, by running statistics; the result is clipped to ±10.
+
+    The statistics change only in `update`, between rollouts, so that what a policy saw while acting is what it sees
+    while learning.
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self._refresh()
+        self.register_load_state_dict_post_hook(lambda module, _: module._refresh())
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return ((observations - self._shift) * self._scale).clamp_(-10.0, 10.0)
+
+    def update(self, moments: Tensor) -> None:
+        """Take in `moments = [1, O] + [2, O]`-packed sums: row 0 the count, rows 1 and 2 sums of x and of x²."""
+        count, mean = moments[0, 0], moments[1] / moments[0, 0]
+        var = (moments[2] / count - mean.square()).clamp_min_(0.0)
+        total = self.count + count
+        delta = mean - self.mean
+        self.var = (self.var * self.count + var * count + delta.square() * self.count * count / total) / total
+        self.mean = self.mean + delta * count / total
+        self.count = total
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self._shift = self.mean.float()
+        self._scale = (self.var + 1e-8).rsqrt().float()
+
+
+def moments(observations: np.ndarray) -> Tensor:
+    """The sums that `Normaliser.update` takes in, `[3, O]` in float64: they add up across ranks."""
+    flat = torch.from_numpy(observations).reshape(-1, observations.shape[-1]).double()
+    return torch.stack(
+        [torch.full((flat.shape[1],), float(flat.shape[0]), dtype=torch.float64), flat.sum(0), flat.square().sum(0)]
+    )
+
+
+class Policy(nn.Module):
+    """Observations to a distribution over actions."""
+
+    def __init__(self, spec: PolicySpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.normaliser = Normaliser(spec.observation_size)
+        self.network = Mlp(spec.observation_size, spec.hidden, spec.outputs, spec.activation, last_gain=0.01)
+        if spec.family in ("gaussian", "squashed"):
+            self.log_std = nn.Parameter(torch.full((spec.actions.width,), float(np.log(spec.initial_std))))
+        self._log_min_std = torch.tensor(float(np.log(max(spec.min_std, 1e-30))))
+
+    def forward(self, observations: Tensor) -> Distribution:
+        """The distribution over actions at raw observations `[..., O]`."""
+        return self.distribution(self.normaliser(observations))
+
+    def distribution(self, inputs: Tensor) -> Distribution:
+        """The distribution at observations that are normalised already."""
+        outputs = self.network(inputs)
+        match self.spec.family:
+            case "categorical":
+                return Categorical(outputs, self.spec.actions.sizes)
+            case "state_gaussian":
+                mean, log_std = outputs.chunk(2, dim=-1)
+                return Gaussian(mean, self._bounded(log_std + float(np.log(self.spec.initial_std))))
+            case "squashed":
+                return SquashedGaussian(outputs, self._bounded(self.log_std))
+        return Gaussian(outputs, self._bounded(self.log_std))
+
+    @torch.no_grad()
+    def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """log π(a|s), without gradient: what makes a policy a prior."""
+        return self(observations).log_prob(actions)
+
+    def to_environment(self, actions: np.ndarray) -> np.ndarray:
+        """Actions as stored and scored `[N, A]`, in the form in which the environment takes them."""
+        space = self.spec.actions
+        if self.spec.family == "squashed":
+            low, high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
+            return np.asarray(low + (np.tanh(actions) + 1.0) * 0.5 * (high - low))
+        return actions
+
+    def _bounded(self, log_std: Tensor) -> Tensor:
+        """log(std + min_std): bounded below, and with a gradient everywhere."""
+        return torch.logaddexp(log_std, self._log_min_std)
+
+
+def frozen(policy: Policy) -> Policy:
+    """A copy of the policy that takes no gradient and changes no more: a prior."""
+    copy = Policy(policy.spec)
+    copy.load_state_dict(policy.state_dict())
+    return copy.requires_grad_(False).eval()

@@ -1,0 +1,228 @@
+"""PPO: advantages, and the clipped update. It knows rewards, not where they come from."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from repolicy.errors import NumericError
+from repolicy.network import Mlp, flatten
+from repolicy.policy import Policy
+from repolicy.settings import Settings
+
+Sum = Callable[[Tensor], Tensor]  # adds a tensor up over all ranks, in place
+
+
+def advantages(
+    rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, ended: Tensor, gamma: float, lam: float
+) -> Tensor:
+    """Generalised advantages `[T, N]` of rewards `[T, N]` under values V(s_t) and V(s_{t+1}), both `[T, N]`.
+
+    terminated: nothing follows, so the next value does not count: the discount of that step is 0.
+    ended: the episode ended, by termination or by a time limit; the sum over later steps stops there. At a time limit
+    `next_values` must hold the value of the observation that the episode ended in.
+    """
+    discounts = gamma * (~terminated).to(rewards.dtype)  # γ_t: 0 where nothing follows
+    errors = rewards + discounts * next_values - values  # δ_t = r_t + γ_t V(s_{t+1}) − V(s_t)
+    decays = gamma * lam * (~ended).to(rewards.dtype)
+    result = torch.empty_like(errors)
+    following = torch.zeros_like(errors[0])
+    for t in reversed(range(len(errors))):
+        following = torch.addcmul(errors[t], decays[t], following, out=result[t])  # A_t = δ_t + γλ A_{t+1}
+    return result
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the update learns from: B samples of one rank."""
+
+    inputs: Tensor  # [B, O] normalised observations
+    actions: Tensor  # [B, A]
+    log_probs: Tensor  # [B] under the policy that acted
+    advantages: Tensor  # [B]
+    returns: Tensor  # [B] what the critic is to predict
+
+    def minibatches(self, size: int, generator: torch.Generator) -> Iterator["Batch"]:
+        for rows in torch.randperm(len(self.inputs), generator=generator).split(size):
+            yield Batch(
+                self.inputs.index_select(0, rows),
+                self.actions.index_select(0, rows),
+                self.log_probs.index_select(0, rows),
+                self.advantages.index_select(0, rows),
+                self.returns.index_select(0, rows),
+            )
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What one minibatch says; `total` is what is minimised."""
+
+    total: Tensor
+    policy: Tensor
+    value: Tensor
+    entropy: Tensor
+    divergence: Tensor
+    clipped: Tensor
+    log_ratios: Tensor  # [B]
+
+    def report(self) -> list[Tensor]:
+        return [self.policy.detach(), self.value.detach(), self.entropy.detach(), self.divergence, self.clipped]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Means over an update's minibatches and ranks."""
+
+    policy_loss: float
+    value_loss: float
+    entropy: float
+    kl: float
+    clipped: float
+    gradient_norm: float
+    learning_rate: float
+    epochs: int
+
+
+class Learner:
+    """A policy, a critic, and one Adam over all their parameters, which live in one flat tensor."""
+
+    def __init__(self, policy: Policy, critic: Mlp, learning_rate: float) -> None:
+        self.policy = policy
+        self.critic = critic
+        parameters = [*policy.parameters(), *critic.parameters()]
+        self.actor_size = sum(parameter.numel() for parameter in policy.parameters())
+        # Behind the gradient there is room for the losses' report, which thereby travels for nothing.
+        self.parameters, self.gradient = flatten(parameters, extra=5)
+        self.parameters.grad = self.gradient[: len(self.parameters)]
+        self.optimiser = torch.optim.Adam([self.parameters], lr=learning_rate, eps=1e-5, fused=True)
+        self.learning_rate = learning_rate
+
+    @property
+    def learning_rate(self) -> float:
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._learning_rate = value
+        self.optimiser.param_groups[0]["lr"] = value
+
+    def values(self, inputs: Tensor) -> Tensor:
+        """V of normalised observations `[..., O]`."""
+        return self.critic(inputs).squeeze(-1)
+
+    def step(
+        self, losses: Losses, max_norm: float, sum_over_ranks: Sum, ranks: int, fit_actor: bool
+    ) -> tuple[float, list[float]]:
+        """One step of Adam on the gradient averaged over ranks. Returns the gradient's norm and the averaged report."""
+        gradient = self.parameters.grad
+        assert gradient is not None
+        gradient.zero_()
+        losses.total.backward()  # type: ignore[no-untyped-call]
+        if not fit_actor:
+            gradient[: self.actor_size].zero_()
+        self.gradient[len(self.parameters) :] = torch.stack(losses.report())
+        if ranks > 1:
+            sum_over_ranks(self.gradient).div_(ranks)
+        norm = float(gradient.norm())
+        if not math.isfinite(norm):
+            raise NumericError("the gradient is not finite")
+        if norm > max_norm:
+            gradient.mul_(max_norm / norm)
+        self.optimiser.step()
+        return norm, self.gradient[len(self.parameters) :].tolist()
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that the next update depends on."""
+        adam = self.optimiser.state[self.parameters]
+        zero = torch.zeros_like(self.parameters)
+        return {
+            "parameters": self.parameters.detach(),
+            "adam_mean": adam.get("exp_avg", zero),
+            "adam_var": adam.get("exp_avg_sq", zero),
+            "adam_step": torch.as_tensor(adam.get("step", 0.0), dtype=torch.float32).reshape(1),
+            "learning_rate": torch.tensor([self.learning_rate], dtype=torch.float64),
+        }
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            self.parameters.copy_(state["parameters"])
+        self.learning_rate = float(state["learning_rate"])
+        if float(state["adam_step"]) > 0:
+            self.optimiser.state[self.parameters] = {
+                "step": state["adam_step"][0].clone(),
+                "exp_avg": state["adam_mean"].clone(),
+                "exp_avg_sq": state["adam_var"].clone(),
+            }
+
+
+def losses(learner: Learner, batch: Batch, settings: Settings, bonus: float) -> Losses:
+    """PPO's loss (Eq. 2): the clipped surrogate, the critic's squared error, and `bonus` · entropy."""
+    distribution = learner.policy.distribution(batch.inputs)
+    log_ratios = distribution.log_prob(batch.actions) - batch.log_probs
+    ratios = log_ratios.exp()
+    clipped_ratios = ratios.clamp(1.0 - settings.clip, 1.0 + settings.clip)
+    policy = -torch.minimum(ratios * batch.advantages, clipped_ratios * batch.advantages).mean()
+    value = 0.5 * (learner.values(batch.inputs) - batch.returns).square().mean()
+    total = policy + settings.value_coefficient * value
+    if bonus:
+        entropy = distribution.entropy().mean()
+        total = total - bonus * entropy
+    with torch.no_grad():
+        if not bonus:
+            entropy = distribution.entropy().mean()
+        divergence = (ratios - 1.0 - log_ratios).mean()  # KL(old ‖ new), from samples of the old
+        clipped = (ratios != clipped_ratios).float().mean()
+    return Losses(total, policy, value, entropy, divergence, clipped, log_ratios.detach())
+
+
+def update(
+    learner: Learner,
+    batch: Batch,
+    settings: Settings,
+    generator: torch.Generator,
+    sum_over_ranks: Sum = lambda tensor: tensor,
+    ranks: int = 1,
+    bonus: float = 0.0,
+    fit_actor: bool = True,
+) -> Report:
+    """Several epochs over the batch, in shuffled minibatches of `settings.minibatch` over all ranks together."""
+    reports, norms, epochs = [], [], 0
+    size = max(1, min(settings.minibatch // ranks, len(batch.inputs)))
+    for _ in range(settings.epochs):
+        epochs += 1
+        for minibatch in batch.minibatches(size, generator):
+            found = losses(learner, minibatch, settings, bonus)
+            if not reports:
+                check_first_minibatch(found, minibatch)
+            norm, report = learner.step(found, settings.max_gradient_norm, sum_over_ranks, ranks, fit_actor)
+            norms.append(norm)
+            reports.append(report)
+            if settings.schedule == "adaptive":
+                learner.learning_rate = adapted(learner.learning_rate, report[3], settings.desired_kl)
+        if settings.target_kl is not None and reports[-1][3] > settings.target_kl:
+            break
+    means = torch.tensor(reports, dtype=torch.float64).mean(0).tolist()
+    return Report(*means, sum(norms) / len(norms), learner.learning_rate, epochs)
+
+
+def check_first_minibatch(found: Losses, batch: Batch) -> None:
+    """Before the first step the policy is the one that acted: every ratio is 1, and every number finite."""
+    if not bool(torch.isfinite(found.total)):
+        raise NumericError("the loss is not finite")
+    worst = float((found.log_ratios.abs() / (1.0 + batch.log_probs.abs())).max())
+    if not worst < 1e-3:
+        raise NumericError(
+            f"in the first minibatch the policy's log-probabilities differ from those recorded while acting (by {worst:.2g}): "
+            "the normaliser moved, the log-probabilities are stale, or the policy is not a function of the observation"
+        )
+
+
+def adapted(learning_rate: float, kl: float, desired: float) -> float:
+    """The KL-adaptive schedule: slower when a step moved the policy too far, faster when too little."""
+    if kl > 2.0 * desired:
+        return max(learning_rate / 1.5, 1e-5)
+    if 0.0 < kl < 0.5 * desired:
+        return min(learning_rate * 1.5, 1e-2)
+    return learning_rate
