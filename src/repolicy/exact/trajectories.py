@@ -37,8 +37,8 @@ def enumerate_trajectories(mdp: MDP) -> Trajectories:
     pairs = mdp.states * mdp.actions
     if pairs**mdp.horizon > MOST:
         raise UsageError(
-            f"{mdp.states} states, {mdp.actions} actions and {mdp.horizon} steps make {float(pairs**mdp.horizon):.1e} "
-            f"trajectories, more than {MOST:,}; shorten the horizon"
+            f"{mdp.states} states, {mdp.actions} actions and {mdp.horizon} steps make "
+            f"{pairs}^{mdp.horizon} trajectories, more than {MOST:,}; shorten the horizon"
         )
     sequences = torch.cartesian_prod(*[torch.arange(pairs)] * mdp.horizon).reshape(-1, mdp.horizon)
     states, actions = sequences // mdp.actions, sequences % mdp.actions

@@ -1,0 +1,257 @@
+"""The paper's Section 3.1: what each estimator is in expectation, against the exact gradient of J."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from random_problems import examples, largest, policies, short_mdps, tables, temperatures, weights
+
+from repolicy.exact import (
+    MDP,
+    advantage_gradient,
+    constant_gradient,
+    delta_gradient,
+    entropy_gradient,
+    estimator_gradient,
+    evaluate,
+    exact_gradient,
+    expected_return,
+    score_gradient,
+    soft_optimal,
+)
+from repolicy.objective import Objective, end_entropy, no_entropy, repeat_entropy, residual, soft
+
+TIGHT = 1e-10
+
+
+def fork(discount):
+    """A choice between a state where one action is ruined and a state where both will do; then it is over."""
+    to_narrow, to_wide = [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]
+    return MDP(
+        transitions=[[to_narrow, to_wide], [to_narrow, to_narrow], [to_wide, to_wide]],
+        reward=[[0.0, 0.0], [0.0, -1.0], [0.0, 0.0]],
+        start=[1.0, 0.0, 0.0],
+        discount=discount,
+        horizon=2,
+    )
+
+
+def objectives(**kwargs):
+    """Any row of the table, not only the named ones; without a bonus unless told."""
+    return st.builds(Objective, st.sampled_from(["basic", "addon", "both"]), omega=weights, alpha=weights, **kwargs)
+
+
+def problems(**kwargs):
+    """A process, logits for it and a prior."""
+    return short_mdps(**kwargs).flatmap(lambda mdp: st.tuples(st.just(mdp), tables(mdp), policies(mdp)))
+
+
+# Soft Policy Gradient -------------------------------------------------------------------------------------------------
+
+
+@examples
+@given(problems(discount=st.just(1.0)), objectives())
+def test_it_is_the_exact_gradient_without_discount(problem, objective):
+    """Eq. 6 at γ = 1, for the reward of any row without a bonus: soft, kl, residual, full, ..."""
+    mdp, logits, prior = problem
+    found = estimator_gradient(mdp, objective, logits, prior)
+    assert largest(found - exact_gradient(mdp, objective, logits, prior)) < TIGHT
+
+
+@examples
+@given(problems(), objectives())
+def test_it_is_the_exact_gradient_with_the_discount_restored(problem, objective):
+    """Eq. 6 with the γ^t that the paper drops, at any γ."""
+    mdp, logits, prior = problem
+    found = estimator_gradient(mdp, objective, logits, prior, restore_discount=True)
+    assert largest(found - exact_gradient(mdp, objective, logits, prior)) < TIGHT
+
+
+@examples
+@given(st.data(), short_mdps(), objectives())
+def test_what_the_paper_drops_is_a_discount_at_each_step_and_nothing_else(data, mdp, objective):
+    """With parameters of their own for each step, the parts of the gradient stand apart: step t is short of γ^t."""
+    logits, prior = data.draw(tables(mdp, timed=True)), data.draw(policies(mdp))
+    kept = mdp.discount ** torch.arange(mdp.horizon, dtype=torch.float64)
+    found = estimator_gradient(mdp, objective, logits, prior)
+    assert largest(kept[:, None, None] * found - exact_gradient(mdp, objective, logits, prior)) < TIGHT
+
+
+@examples
+@given(st.data(), short_mdps(), objectives())
+def test_parameters_shared_by_all_steps_take_the_sum_of_their_gradients(data, mdp, objective):
+    logits, prior = data.draw(tables(mdp, timed=False)), data.draw(policies(mdp))
+    apart = estimator_gradient(mdp, objective, logits.expand(mdp.horizon, -1, -1), prior)
+    assert largest(estimator_gradient(mdp, objective, logits, prior) - apart.sum(0)) < TIGHT
+
+
+def test_dropping_the_discount_does_change_the_gradient():
+    """So that the two tests above are about something."""
+    mdp = fork(discount=0.5)
+    dropped = estimator_gradient(mdp, soft(0.5), torch.zeros(3, 2))
+    assert largest(dropped - exact_gradient(mdp, soft(0.5), torch.zeros(3, 2))) > 1e-2
+
+
+@examples
+@given(problems(), objectives(), st.booleans())
+def test_advantages_change_nothing(problem, objective, restore):
+    """Eq. 11."""
+    mdp, logits, prior = problem
+    found = advantage_gradient(mdp, objective, logits, prior, restore_discount=restore)
+    wanted = estimator_gradient(mdp, objective, logits, prior, restore_discount=restore)
+    assert largest(found - wanted) < TIGHT
+
+
+@examples
+@given(short_mdps().flatmap(lambda mdp: st.tuples(st.just(mdp), tables(mdp))), temperatures, weights, temperatures)
+def test_the_residual_estimator_vanishes_at_the_customised_optimum(problem, alpha, omega, alpha_hat):
+    """At the optimum of ω·r + r_R, with r known through the prior alone, even with γ^t dropped; elsewhere it is that
+    of the full task, where γ^t is kept."""
+    mdp, logits = problem
+    prior = soft_optimal(mdp, alpha).log_policy
+    objective = residual(omega * alpha, alpha_hat)
+    wanted = mdp.with_reward(omega * mdp.reward + mdp.addon)
+    blind = mdp.with_reward(torch.zeros_like(mdp.reward))
+    optimum = soft_optimal(wanted, alpha_hat).log_policy
+    assert largest(estimator_gradient(blind, objective, optimum, prior)) < TIGHT
+    by_residual = estimator_gradient(blind, objective, logits, prior, restore_discount=True)
+    by_full = estimator_gradient(wanted, soft(alpha_hat), logits, restore_discount=True)
+    assert largest(by_residual - by_full) < TIGHT
+
+
+# The estimators that the paper compares -------------------------------------------------------------------------------
+
+
+@examples
+@given(problems(), objectives(), st.floats(-3.0, 3.0), st.booleans())
+def test_shi_s_constant_changes_nothing(problem, objective, constant, restore):
+    """Eq. 10: the −1, or any other constant, and the exact Q in place of the sampled return."""
+    mdp, logits, prior = problem
+    wanted = estimator_gradient(mdp, objective, logits, prior, restore_discount=restore)
+    with_one = constant_gradient(mdp, objective, logits, prior, restore_discount=restore)
+    with_any = constant_gradient(mdp, objective, logits, prior, constant=constant, restore_discount=restore)
+    assert largest(with_one - wanted) < TIGHT
+    assert largest(with_any - wanted) < TIGHT
+
+
+@examples
+@given(problems(), st.booleans())
+def test_the_score_of_a_policy_has_mean_zero(problem, restore):
+    """E[Σ ∇log π] = 0: why the constant vanishes, and the second term of the paper's appendix."""
+    mdp, logits, _ = problem
+    assert largest(score_gradient(mdp, logits, torch.ones_like(logits), restore_discount=restore)) < TIGHT
+
+
+@examples
+@given(problems(), st.booleans())
+def test_the_gradient_of_the_entropy_has_a_minus(problem, restore):
+    """E[∇H] = −E[∇log π · log π]; in print the minus is missing."""
+    mdp, logits, _ = problem
+    of_entropy = entropy_gradient(mdp, logits, restore_discount=restore)
+    assert (
+        largest(of_entropy - score_gradient(mdp, logits, -torch.log_softmax(logits, -1), restore_discount=restore))
+        < TIGHT
+    )
+
+
+@examples
+@given(problems(), objectives(bonus=weights), st.booleans())
+def test_a_bonus_in_the_loss_is_a_first_step_in_the_return(problem, objective, restore):
+    """Eq. 7 is Eq. 8 and Schulman's is Eq. 9, with + alpha·∇H in the loss; in print it has a minus."""
+    mdp, logits, prior = problem
+    in_loss = estimator_gradient(mdp, objective, logits, prior, restore_discount=restore)
+    in_return = delta_gradient(mdp, objective, logits, prior, restore_discount=restore)
+    assert largest(in_loss - in_return) < TIGHT
+
+
+@examples
+@given(problems(), objectives(bonus=weights), st.booleans())
+def test_a_bonus_adds_the_gradient_of_the_entropy_that_one_sees(problem, objective, restore):
+    mdp, logits, prior = problem
+    with_bonus = estimator_gradient(mdp, objective, logits, prior, restore_discount=restore)
+    without = estimator_gradient(mdp, replace(objective, bonus=0.0), logits, prior, restore_discount=restore)
+    added = objective.bonus * entropy_gradient(mdp, logits, restore_discount=restore)
+    assert largest(with_bonus - without - added) < TIGHT
+
+
+@examples
+@given(problems(), weights)
+def test_end_entropy_lacks_the_entropy_of_later_steps(problem, alpha):
+    """What it lacks is the policy gradient of α times the entropy still to come, and nothing else."""
+    mdp, logits, _ = problem
+    truth = exact_gradient(mdp, soft(alpha), logits)
+    found = estimator_gradient(mdp, end_entropy(alpha), logits, restore_discount=True)
+    entropy_alone = mdp.with_reward(torch.zeros_like(mdp.reward))
+    to_come = evaluate(entropy_alone, soft(alpha), torch.log_softmax(logits, -1)).q  # Q leaves out its own step
+    assert largest(truth - found - score_gradient(mdp, logits, to_come, restore_discount=True)) < TIGHT
+
+
+@examples
+@given(problems(), weights)
+def test_repeat_entropy_has_the_entropy_of_the_first_step_twice(problem, alpha):
+    mdp, logits, _ = problem
+    truth = exact_gradient(mdp, soft(alpha), logits)
+    found = estimator_gradient(mdp, repeat_entropy(alpha), logits, restore_discount=True)
+    assert largest(found - truth - alpha * entropy_gradient(mdp, logits, restore_discount=True)) < TIGHT
+
+
+@examples
+@given(problems(), weights)
+def test_no_entropy_is_the_gradient_of_the_plain_return(problem, alpha):
+    """And end-entropy is that plus α·∇H, with a plus."""
+    mdp, logits, _ = problem
+    plain = exact_gradient(mdp, no_entropy(), logits)
+    assert largest(estimator_gradient(mdp, no_entropy(), logits, restore_discount=True) - plain) < TIGHT
+    end = estimator_gradient(mdp, end_entropy(alpha), logits, restore_discount=True)
+    assert largest(end - plain - alpha * entropy_gradient(mdp, logits, restore_discount=True)) < TIGHT
+
+
+@examples
+@given(st.data(), temperatures)
+def test_of_one_step_end_entropy_is_soft_and_repeat_entropy_is_soft_at_twice_the_temperature(data, alpha):
+    mdp = replace(data.draw(short_mdps()), horizon=1)
+    logits = data.draw(tables(mdp, timed=False))
+    of = {
+        row: estimator_gradient(mdp, row, logits)
+        for row in (soft(alpha), soft(2 * alpha), end_entropy(alpha), repeat_entropy(alpha))
+    }
+    assert largest(of[end_entropy(alpha)] - of[soft(alpha)]) < TIGHT
+    assert largest(of[repeat_entropy(alpha)] - of[soft(2 * alpha)]) < TIGHT
+
+
+@pytest.mark.parametrize("objective", [no_entropy(), end_entropy(0.5), repeat_entropy(0.5)])
+def test_the_others_are_not_the_gradient_of_j(objective):
+    """So that the differences above are differences."""
+    mdp, logits = fork(discount=1.0), torch.tensor([[0.0, 1.0], [2.0, 0.0], [1.0, 0.0]])
+    assert largest(estimator_gradient(mdp, objective, logits) - exact_gradient(mdp, soft(0.5), logits)) > 1e-2
+
+
+@pytest.mark.parametrize("objective", [no_entropy(), end_entropy(0.5), repeat_entropy(0.5)])
+def test_the_others_push_the_soft_optimum_away(objective):
+    mdp = fork(discount=1.0)
+    optimum = soft_optimal(mdp, 0.5).log_policy
+    assert largest(estimator_gradient(mdp, soft(0.5), optimum)) < TIGHT
+    assert largest(estimator_gradient(mdp, objective, optimum)) > 1e-2
+
+
+# The exact gradient itself --------------------------------------------------------------------------------------------
+
+
+@examples
+@given(
+    st.data(),
+    short_mdps() | short_mdps().map(lambda mdp: replace(mdp, horizon=None, discount=0.9 * mdp.discount)),
+    objectives(),
+)
+def test_the_exact_gradient_is_the_slope_of_j(data, mdp, objective):
+    """Against a central difference, in a random direction."""
+    logits, prior = data.draw(tables(mdp)), data.draw(policies(mdp))
+    direction = torch.sin(torch.arange(1.0, logits.numel() + 1, dtype=torch.float64)).reshape(logits.shape)
+
+    def j(step):
+        return expected_return(mdp, objective, torch.log_softmax(logits + step * direction, -1), prior).item()
+
+    slope = (j(1e-4) - j(-1e-4)) / 2e-4
+    assert abs((exact_gradient(mdp, objective, logits, prior) * direction).sum().item() - slope) < 1e-5

@@ -1,0 +1,112 @@
+"""Continuous control: the closed form is the soft optimum, and the residual optimum is that of the summed cost."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from random_problems import examples, largest, numbers, temperatures
+
+from repolicy.exact import (
+    LinearQuadratic,
+    linear_quadratic_augmented,
+    linear_quadratic_optimal,
+    quadratic_cost,
+)
+
+TIGHT = 1e-10
+costs = st.floats(0.1, 2.0)
+omegas = st.floats(0.0, 3.0)
+
+
+@st.composite
+def scalars(draw):
+    """x′ = a·x + b·u with cost q·x² + r·u²."""
+    a, b = draw(st.floats(-1.2, 1.2)), draw(st.floats(0.1, 1.5))
+    return LinearQuadratic(a, b, quadratic_cost(draw(costs), draw(costs)), discount=draw(st.floats(0.0, 0.95)))
+
+
+@st.composite
+def systems(draw):
+    """Up to three states and two controls, stable or not."""
+    n, m = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    return LinearQuadratic(
+        draw(numbers(n, n, most=0.7)), draw(numbers(n, m)), positive(draw, n + m), discount=draw(st.floats(0.0, 0.9))
+    )
+
+
+def positive(draw, size):
+    """A positive definite cost of state and control together, with cross terms."""
+    root = draw(numbers(size, size, most=1.0))
+    return root @ root.T + 0.1 * torch.eye(size, dtype=torch.float64)
+
+
+def column(*values):
+    return torch.tensor(values, dtype=torch.float64)[:, None]
+
+
+@examples
+@given(scalars(), temperatures)
+def test_the_scalar_optimum_is_the_formula_of_the_textbook(system, alpha):
+    """K = γabP / (r + γb²P) and σ² = α / (2(r + γb²P)), where P solves its quadratic equation."""
+    (a,), (b,), gamma = system.dynamics[0], system.control[0], system.discount
+    q, r = system.cost.diagonal()
+    linear = r - gamma * a * a * r - gamma * b * b * q  # γb²·P² + linear·P − q·r = 0
+    root = (linear * linear + 4 * gamma * b * b * q * r).sqrt()
+    matrix = 2 * q * r / (linear + root)
+    found = linear_quadratic_optimal(system, alpha)
+    held_back = r + gamma * b * b * matrix
+    assert largest(found.matrix - matrix) < TIGHT * (1 + matrix)
+    assert largest(found.policy.gain - gamma * a * b * matrix / held_back) < TIGHT
+    assert largest(found.policy.covariance - alpha / (2 * held_back)) < TIGHT
+
+
+@examples
+@given(scalars(), temperatures, st.floats(-2.0, 2.0))
+def test_it_satisfies_the_soft_bellman_equation(system, alpha, x):
+    """V(x) = α log ∫ exp((reward + γ V(x′)) / α) du, and log π = (Q − V) / α: integrated numerically."""
+    found = linear_quadratic_optimal(system, alpha)
+    center, width = -found.policy.gain.item() * x, found.policy.covariance.item() ** 0.5
+    u = (center + width * torch.linspace(-12, 12, 2001, dtype=torch.float64))[:, None]
+    z = torch.cat([torch.full_like(u, x), u], -1)
+    reward = system.constant - ((z @ system.cost) * z).sum(-1)
+    q = reward + system.discount * found.value(x * system.dynamics.T + u @ system.control.T)
+    v = alpha * (torch.logsumexp(q / alpha, 0) + math.log(24 * width / 2000))
+    here = found.value(column(x))
+    assert largest(v - here) < TIGHT * (1 + here.abs())
+    log_policy = found.policy.log_prob(column(x), u)
+    assert largest(alpha * log_policy - (q - here)) < TIGHT * (1 + q.abs().max())
+
+
+@examples
+@given(st.data(), systems(), temperatures, omegas, temperatures)
+def test_the_residual_optimum_is_that_of_the_summed_cost(data, basic, alpha, omega, alpha_hat):
+    """For matrices and any ω, α, α̂: prior, add-on cost and ω′ = ω·α alone give the optimum of ω·cost₁ + cost₂."""
+    addon = basic.with_cost(positive(data.draw, len(basic.cost)))
+    prior = linear_quadratic_optimal(basic, alpha)
+    wanted = linear_quadratic_optimal(basic.with_cost(omega * basic.cost + addon.cost), alpha_hat)
+    found = linear_quadratic_optimal(linear_quadratic_augmented(addon, prior.policy, omega * alpha), alpha_hat)
+    assert largest(found.policy.gain - wanted.policy.gain) < TIGHT * (1 + wanted.policy.gain.abs().max())
+    assert largest(found.policy.covariance - wanted.policy.covariance) < TIGHT
+    assert largest(found.matrix - (wanted.matrix - omega * prior.matrix)) < TIGHT * (1 + wanted.matrix.abs().max())
+    assert abs(found.constant - (wanted.constant - omega * prior.constant)) < TIGHT * (1 + abs(wanted.constant))
+
+
+@pytest.mark.parametrize("omega", [0.5, 2.0])
+def test_an_addon_that_costs_the_control_nothing_is_fine(omega):
+    """The prior alone holds the control back."""
+    basic = LinearQuadratic(0.9, 0.5, quadratic_cost(1.0, 0.1), discount=0.95)
+    prior = linear_quadratic_optimal(basic, 0.2)
+    addon = basic.with_cost(quadratic_cost(3.0, 0.0))
+    found = linear_quadratic_optimal(linear_quadratic_augmented(addon, prior.policy, omega * 0.2), 0.3)
+    wanted = linear_quadratic_optimal(basic.with_cost(omega * basic.cost + addon.cost), 0.3)
+    assert largest(found.policy.gain - wanted.policy.gain) < TIGHT
+    assert largest(found.policy.covariance - wanted.policy.covariance) < TIGHT
+
+
+def test_the_best_action_does_not_depend_on_the_temperature():
+    system = LinearQuadratic(1.1, 1.0, quadratic_cost(1.0, 0.5), discount=0.9)
+    cold, hot = linear_quadratic_optimal(system, 0.1), linear_quadratic_optimal(system, 1.0)
+    assert largest(cold.policy.gain - hot.policy.gain) == 0
+    assert largest(10 * cold.policy.covariance - hot.policy.covariance) < TIGHT

@@ -1,0 +1,102 @@
+"""Residual soft Q-iteration finds the optimum of a reward that it has never seen."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from random_problems import any_mdps, examples, largest, mdps, policies, temperatures, weights
+
+from repolicy.exact import MDP, exact_gradient, expected_return, soft_optimal, solve_augmented, solve_residual
+from repolicy.objective import full, greedy, kl, residual, soft
+
+TIGHT = 1e-10
+
+
+@examples
+@given(st.data(), any_mdps(), weights, temperatures)
+def test_the_two_forms_agree_for_any_prior(data, mdp, omega, alpha):
+    """Eq. 3 and Eq. 4, whether or not the prior is optimal for anything."""
+    prior = data.draw(policies(mdp))
+    objective = residual(omega, alpha)
+    by_residual, by_augmented = solve_residual(mdp, objective, prior), solve_augmented(mdp, objective, prior)
+    assert largest(by_residual.policy - by_augmented.policy) < TIGHT
+    assert largest(by_residual.v - by_augmented.v) < TIGHT
+    assert largest(by_residual.q + omega * prior - by_augmented.q) < TIGHT
+
+
+@examples
+@given(any_mdps(), weights, temperatures, temperatures)
+def test_the_residual_optimum_is_the_optimum_of_the_weighted_sum(mdp, omega, alpha, alpha_hat):
+    """The prior is all that is known of r; the paper's claim, for any ω, α and α̂."""
+    prior = soft_optimal(mdp, alpha)
+    wanted = soft_optimal(mdp.with_reward(omega * mdp.reward + mdp.addon), alpha_hat)
+    blind = mdp.with_reward(torch.zeros_like(mdp.reward))
+    objective = residual(omega * alpha, alpha_hat)
+    for solve in (solve_residual, solve_augmented):
+        found = solve(blind, objective, prior.log_policy)
+        assert largest(found.policy - wanted.policy) < TIGHT
+        assert largest(found.v - (wanted.v - omega * prior.v)) < TIGHT
+    q_residual = solve_residual(blind, objective, prior.log_policy).q
+    assert largest(q_residual - (wanted.q - omega * prior.q)) < TIGHT  # Q_R = Q̂ − ω·Q
+
+
+@examples
+@given(any_mdps(), temperatures)
+def test_kl_finds_the_optimum_of_the_sum(mdp, beta):
+    """Eq. 19: ω = 1 and α = α̂ = β."""
+    prior = soft_optimal(mdp, beta)
+    wanted = solve_augmented(mdp, full(beta))
+    for solve in (solve_residual, solve_augmented):
+        assert largest(solve(mdp, kl(beta), prior.log_policy).policy - wanted.policy) < TIGHT
+    assert largest(wanted.policy - soft_optimal(mdp.with_reward(mdp.reward + mdp.addon), beta).policy) < TIGHT
+
+
+@examples
+@given(any_mdps(), temperatures)
+def test_without_a_prior_residual_is_greedy(mdp, alpha):
+    assert (
+        largest(solve_residual(mdp, greedy(alpha)).policy - soft_optimal(mdp.with_reward(mdp.addon), alpha).policy)
+        < TIGHT
+    )
+
+
+@examples
+@given(any_mdps(), temperatures)
+def test_the_policy_is_the_boltzmann_distribution_of_q(mdp, alpha):
+    q, v, log_policy = soft_optimal(mdp, alpha)
+    assert largest(alpha * log_policy - (q - v[..., None])) < TIGHT
+    assert largest(log_policy.exp().sum(-1) - 1) < TIGHT
+
+
+@examples
+@given(st.data(), any_mdps(), temperatures)
+def test_the_optimum_is_optimal(data, mdp, alpha):
+    """Judged by J, which is computed without a soft maximum: its gradient is zero there and no policy has more."""
+    best = soft_optimal(mdp, alpha)
+    reached = expected_return(mdp, soft(alpha), best.log_policy)
+    assert abs(reached - mdp.start @ (best.v if mdp.horizon is None else best.v[0])) < TIGHT
+    assert largest(exact_gradient(mdp, soft(alpha), best.log_policy)) < TIGHT
+    assert expected_return(mdp, soft(alpha), data.draw(policies(mdp))) <= reached + TIGHT
+
+
+@examples
+@given(mdps(horizon=st.none()), temperatures)
+def test_a_long_horizon_approaches_the_infinite_one(mdp, alpha):
+    """Two loops that share no stopping rule."""
+    long = type(mdp)(mdp.transitions, mdp.reward, mdp.start, mdp.discount, horizon=300)
+    assert largest(soft_optimal(long, alpha).v[0] - soft_optimal(mdp, alpha).v) < TIGHT
+
+
+def test_infinite_horizon_value_of_a_process_that_pays_one():
+    """One state and two equal actions: V = (1 + α log 2) / (1 − γ)."""
+    mdp = MDP(torch.ones(1, 2, 1), torch.ones(1, 2), torch.ones(1), discount=0.99)
+    value = soft_optimal(mdp, alpha=0.5).v.item()
+    assert abs(value - (1 + 0.5 * 0.6931471805599453) / 0.01) < TIGHT
+
+
+def test_two_steps_by_hand():
+    """Rewards 0 and log 3 at temperature 1, then again: V = log 4 at the last step and log 4 + γ·log 4 before it."""
+    log_3, log_4 = 1.0986122886681098, 1.3862943611198906
+    mdp = MDP(torch.ones(1, 2, 1), [[0.0, log_3]], [1.0], discount=0.5, horizon=2)
+    solution = soft_optimal(mdp, 1.0)
+    assert largest(solution.policy - torch.tensor([0.25, 0.75], dtype=torch.float64)) < TIGHT
+    assert largest(solution.v - torch.tensor([[1.5 * log_4], [log_4]], dtype=torch.float64)) < TIGHT
