@@ -3,8 +3,9 @@
     repolicy customize halfcheetah --addon hind_leg
     repolicy customize hopper --addon height=1.0 --addon my_rewards.py:quiet=0.1
 
-The registered ones are below, a function each. A user's own is named by `module:function` or `file.py:function`. Add-ons
-are added up with weights. One that has an attribute `metric`, a function of the same arguments, reports that for people.
+The registered ones are below, a function each. A user's own is named by `module:function` or `file.py:function`.
+Add-ons are added up with weights. One that has an attribute `metric`, a function of the same arguments, reports that
+for people.
 """
 
 import inspect
@@ -169,7 +170,8 @@ def parse(request: str) -> tuple[str, Function, float, tuple[str, Function] | No
         if not callable(function):
             raise UsageError(f"add-on {bare!r} is not a function")
         own = getattr(function, "metric", None)
-        return bare, function, weight, (f"mean {getattr(own, '__name__', 'metric')}", own) if own is not None else None
+        metric = None if own is None else (f"mean {getattr(own, '__name__', 'metric')}", own)
+        return bare, function, weight, metric
     if bare not in REGISTERED:
         raise UsageError(
             f"there is no add-on {bare!r}{nearest(bare, REGISTERED)}; name your own as module:function or file.py:function"

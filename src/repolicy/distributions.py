@@ -54,8 +54,8 @@ class Gaussian:
 class SquashedGaussian(Gaussian):
     """tanh of a Gaussian. Actions are stored *before* tanh: nothing ever passes through atanh.
 
-    The density is that of tanh(u) in the box [−1, 1], so log_prob carries the Jacobian. Between two squashed policies it
-    cancels: their KL divergence is that of the Gaussians.
+    The density is that of tanh(u) in the box [−1, 1], so log_prob carries the Jacobian. Between two squashed policies
+    it cancels: their KL divergence is that of the Gaussians.
     """
 
     def log_prob(self, actions: Tensor) -> Tensor:
@@ -67,8 +67,8 @@ class SquashedGaussian(Gaussian):
         points = self.mean + self.log_std.exp() * torch.tensor(nodes, dtype=self.mean.dtype).view(
             -1, *[1] * self.mean.dim()
         )
-        weights = torch.tensor(weights / weights.sum(), dtype=self.mean.dtype)
-        return super().entropy() + torch.tensordot(weights, _log_tanh_slope(points).sum(-1), dims=1)
+        shares = torch.tensor(weights / weights.sum(), dtype=self.mean.dtype)
+        return super().entropy() + torch.tensordot(shares, _log_tanh_slope(points).sum(-1), dims=1)
 
 
 def _log_tanh_slope(actions: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def _log_tanh_slope(actions: Tensor) -> Tensor:
 
 
 class Categorical:
-    """One choice for each head, independent given the state. Logits of all heads lie side by side, `[..., sum(sizes)]`."""
+    """One choice for each head, independent given the state; the heads' logits lie side by side, `[..., sum(sizes)]`."""
 
     def __init__(self, logits: Tensor, sizes: tuple[int, ...]) -> None:
         self.sizes = sizes

@@ -56,10 +56,10 @@ def make(name: str, count: int, seed: int, backend: Backend = "auto") -> Envs:
     `name` is an id that either of them knows, or `module:callable` (or `file.py:callable`) that makes a Gymnasium
     environment.
     """
-    if backend == "envpool" and name not in _envpool_names():
-        known = "is not installed" if not _envpool_names() else f"has no {name!r}{nearest(name, _envpool_names())}"
+    if backend == "envpool" and name not in envpool_names():
+        known = "is not installed" if not envpool_names() else f"has no {name!r}{nearest(name, envpool_names())}"
         raise UsageError(f"EnvPool {known}; leave out --backend envpool to use Gymnasium")
-    if backend == "gymnasium" or name not in _envpool_names():
+    if backend == "gymnasium" or name not in envpool_names():
         return GymnasiumEnvs(name, count, seed)
     return EnvPoolEnvs(name, count, seed)
 
@@ -133,7 +133,7 @@ class GymnasiumEnvs:
         self._check_one_step(space)
 
     def reset(self) -> np.ndarray:
-        seeds = [self._seed + index for index in range(self.count)]
+        seeds: list[int | None] = [self._seed + index for index in range(self.count)]
         return _flat(self._call(lambda: self._envs.reset(seed=seeds))[0], self.count)
 
     def step(self, actions: np.ndarray) -> Step:
@@ -161,7 +161,7 @@ class GymnasiumEnvs:
 
     def _check_one_step(self, space: spaces.Space[Any]) -> None:
         """A vector environment would broadcast an observation of the wrong shape; so look at one before it can."""
-        env = cast(gymnasium.Env[Any, Any], self._envs.envs[0])
+        env = self._envs.envs[0]
         env.action_space.seed(0)
         observation, _ = self._call(lambda: env.reset(seed=0))
         for moment in ("reset", "step"):
@@ -181,12 +181,12 @@ class GymnasiumEnvs:
 
 def clear_name(name: str) -> None:
     """Raise, with the nearest names, unless `name` is an environment that can be made."""
-    if name not in _envpool_names():
+    if name not in envpool_names():
         _maker(name)
 
 
 @cache
-def _envpool_names() -> frozenset[str]:
+def envpool_names() -> frozenset[str]:
     try:
         import envpool
     except ImportError:
@@ -201,7 +201,7 @@ def _maker(name: str) -> Callable[[], gymnasium.Env[Any, Any]]:
             raise UsageError(f"environment {name!r} is not something that can be called to make one")
         return cast(Callable[[], gymnasium.Env[Any, Any]], function)
     if name not in gymnasium.registry:
-        known = set(gymnasium.registry) | _envpool_names()
+        known = set(gymnasium.registry) | envpool_names()
         raise UsageError(f"there is no environment {name!r}{nearest(name, known)}")
     return lambda: gymnasium.make(name)
 

@@ -110,7 +110,7 @@ def run_episodes(
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
-    """The episodes are shared out evenly beforehand: environments whose episodes are short do not get to run more of them."""
+    """Run the episodes, shared out evenly beforehand: environments with short episodes do not run more of them."""
     quota = np.full(envs.count, episodes // envs.count)
     quota[: episodes % envs.count] += 1
     generator = torch.Generator().manual_seed(seed)

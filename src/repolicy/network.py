@@ -7,6 +7,7 @@ place, the backward pass reuses their outputs, and tanh(x) is computed as 2·sig
 
 import math
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +40,7 @@ class Mlp(nn.Module):
         super().__init__()
         self.activation = activation
         sizes = (inputs, *hidden, outputs)
-        self.weights = nn.ParameterList(nn.Parameter(torch.empty(b, a)) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.weights = nn.ParameterList(nn.Parameter(torch.empty(b, a)) for a, b in pairwise(sizes))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b)) for b in sizes[1:])
         for weight in self.weights:
             nn.init.orthogonal_(weight, last_gain if weight is self.weights[-1] else math.sqrt(2.0))

@@ -151,7 +151,7 @@ def task_reward(objective: Objective, basic: Array | None, addon: Array | None) 
         return basic
     if addon is None:
         raise UsageError(f"an objective whose task is {objective.task!r} needs an add-on reward, and none was given")
-    return addon if objective.task == "addon" else basic + addon  # type: ignore[operator]
+    return addon if objective.task == "addon" else basic + addon
 
 
 def reformulated(objective: Objective, task: Any, log_prior: Any, log_policy: Any) -> Reward:

@@ -4,7 +4,7 @@ A `Policy` is a network, a distribution family and its own observation normalise
 in `distributions.py`, the network in `network.py`. A *prior* is anything with `log_prob(observations, actions)`.
 """
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -80,9 +80,10 @@ class PolicySpec:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "PolicySpec":
-        actions = {key: tuple(value) if isinstance(value, list) else value for key, value in values["actions"].items()}
-        rest = {field.name: values[field.name] for field in fields(cls) if field.name != "actions"}
-        return cls(**(rest | {"actions": ActionSpace(**actions), "hidden": tuple(values["hidden"])}))
+        """The spec that `as_dict` wrote, also after its tuples became JSON's lists."""
+        space = values["actions"]
+        actions = ActionSpace(space["kind"], tuple(space["sizes"]), tuple(space["low"]), tuple(space["high"]))
+        return cls(**values | {"actions": actions, "hidden": tuple(values["hidden"])})
 
 
 class Normaliser(nn.Module):

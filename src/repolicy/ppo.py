@@ -112,10 +112,8 @@ class Learner:
         """V of normalised observations `[..., O]`."""
         return self.critic(inputs).squeeze(-1)
 
-    def step(
-        self, losses: Losses, max_norm: float, sum_over_ranks: Sum, ranks: int, fit_actor: bool
-    ) -> tuple[float, list[float]]:
-        """One step of Adam on the gradient averaged over ranks. Returns the gradient's norm and the averaged report."""
+    def step(self, losses: Losses, max_norm: float, sum_over_ranks: Sum, ranks: int, fit_actor: bool) -> list[float]:
+        """One step of Adam on the gradient averaged over ranks; returns the averaged report and, last, its norm."""
         gradient = self.parameters.grad
         assert gradient is not None
         gradient.zero_()
@@ -131,7 +129,7 @@ class Learner:
         if norm > max_norm:
             gradient.mul_(max_norm / norm)
         self.optimiser.step()
-        return norm, self.gradient[len(self.parameters) :].tolist()
+        return [*self.gradient[len(self.parameters) :].tolist(), norm]
 
     def state(self) -> dict[str, Tensor]:
         """Everything that the next update depends on."""
@@ -188,7 +186,8 @@ def update(
     fit_actor: bool = True,
 ) -> Report:
     """Several epochs over the batch, in shuffled minibatches of `settings.minibatch` over all ranks together."""
-    reports, norms, epochs = [], [], 0
+    reports: list[list[float]] = []
+    epochs = 0
     size = max(1, min(settings.minibatch // ranks, len(batch.inputs)))
     for _ in range(settings.epochs):
         epochs += 1
@@ -196,15 +195,14 @@ def update(
             found = losses(learner, minibatch, settings, bonus)
             if not reports:
                 check_first_minibatch(found, minibatch)
-            norm, report = learner.step(found, settings.max_gradient_norm, sum_over_ranks, ranks, fit_actor)
-            norms.append(norm)
+            report = learner.step(found, settings.max_gradient_norm, sum_over_ranks, ranks, fit_actor)
             reports.append(report)
             if settings.schedule == "adaptive":
                 learner.learning_rate = adapted(learner.learning_rate, report[3], settings.desired_kl)
         if settings.target_kl is not None and reports[-1][3] > settings.target_kl:
             break
-    means = torch.tensor(reports, dtype=torch.float64).mean(0).tolist()
-    return Report(*means, sum(norms) / len(norms), learner.learning_rate, epochs)
+    policy, value, entropy, kl, clipped, norm = torch.tensor(reports, dtype=torch.float64).mean(0).tolist()
+    return Report(policy, value, entropy, kl, clipped, norm, learner.learning_rate, epochs)
 
 
 def check_first_minibatch(found: Losses, batch: Batch) -> None:
@@ -214,8 +212,9 @@ def check_first_minibatch(found: Losses, batch: Batch) -> None:
     worst = float((found.log_ratios.abs() / (1.0 + batch.log_probs.abs())).max())
     if not worst < 1e-3:
         raise NumericError(
-            f"in the first minibatch the policy's log-probabilities differ from those recorded while acting (by {worst:.2g}): "
-            "the normaliser moved, the log-probabilities are stale, or the policy is not a function of the observation"
+            "in the first minibatch the policy's log-probabilities differ from those recorded while acting "
+            f"(by {worst:.2g}): the normaliser moved, the log-probabilities are stale, or the policy is not a function "
+            "of the observation"
         )
 
 

@@ -173,6 +173,8 @@ def use_one_thread() -> None:
 
 def _anonymous_file(size: int) -> IO[bytes]:
     """A file without a name, in memory where the system has a place for that: it goes when its last user does."""
-    file = tempfile.TemporaryFile(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+    file = tempfile.TemporaryFile(  # noqa: SIM115
+        dir="/dev/shm" if os.path.isdir("/dev/shm") else None
+    )
     file.truncate(size)
     return file

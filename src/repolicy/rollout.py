@@ -104,7 +104,7 @@ class Collector:
         if not np.isfinite(observations).all():
             t, n = np.argwhere(~np.isfinite(observations).all(-1))[0]
             raise NumericError(
-                f"environment {n} of {self.envs.name!r} returned an observation that is not finite (step {t} of a rollout)"
+                f"environment {n} of {self.envs.name!r} returned an observation that is not finite (rollout step {t})"
             )
         return Rollout(
             observations=observations,

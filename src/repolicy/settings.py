@@ -1,4 +1,4 @@
-"""Every option of a run, and the table of defaults for each environment. (Nothing here imports torch: `--help` is quick.)"""
+"""Every option of a run, and the table of defaults for each environment. (Without torch, so that `--help` is quick.)"""
 
 import json
 import math

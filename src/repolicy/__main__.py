@@ -1,0 +1,3 @@
+from repolicy.cli import main
+
+main()

@@ -1,0 +1,148 @@
+"""How near training is to the physics alone, both measured in one run.
+
+The speed of a shared machine drifts, so slices of physics alone and slices of training alternate, on the same ranks.
+The training slices together are one whole segment, with its evaluation and its checkpoint.
+"""
+
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from repolicy import envs, ranks
+from repolicy.checkpoint import RunFolder
+from repolicy.objective import soft
+from repolicy.settings import Settings
+from repolicy.worker import Request, Worker, derived_seed
+
+
+def bench(env: str, settings: Settings, slices: int) -> dict[str, Any]:
+    """Measure, print a table on stderr, and return the figures."""
+    settings = settings.resolved()
+    iterations = max(1, settings.segment // slices)
+    settings = replace(settings, segment=iterations * slices, steps=10 * iterations * slices * settings.iteration_steps)
+    request = Request(env, soft(0.01), settings)
+    with tempfile.TemporaryDirectory() as path:
+        folder = RunFolder(path)
+        folder.begin(request.as_dict(), {}, resume=False)
+        program = ["from repolicy.bench import follow; follow()", path, str(slices)]
+        with ranks.launched(settings.ranks, program) as team:
+            figures = measure(request, folder, team, slices)
+    show(figures)
+    return figures
+
+
+def follow() -> None:
+    """What every rank but the first runs."""
+    folder, (slices, index, count, descriptor) = RunFolder(sys.argv[1]), map(int, sys.argv[2:])
+    values = folder.request()
+    assert values is not None
+    measure(Request.from_dict(values), folder, ranks.joined(index, count, descriptor), slices)
+
+
+def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int) -> dict[str, Any]:
+    """The slices, in lockstep over the ranks."""
+    ranks.use_one_thread()
+    settings = request.settings
+    worker = Worker(request, folder, team)
+    physics = Physics(request, team)
+    rounds = settings.segment // slices
+
+    def timed(work: Any) -> float:
+        team.sum(torch.zeros(1))
+        began = time.perf_counter()
+        work()
+        team.sum(torch.zeros(1))
+        return time.perf_counter() - began
+
+    def train(iterations: int) -> None:
+        for _ in range(iterations):
+            reports.append(worker.iterate(stop=False))
+
+    def finish() -> None:
+        worker.end_segment(0)
+        worker.save(1)
+
+    reports: list[dict[str, float]] = []
+    warm_up = timed(lambda: physics.run(settings.horizon))
+    began = timed(lambda: worker.begin_segment(0))
+    alone, training = [], []
+    for _ in range(slices):
+        alone.append(timed(lambda: physics.run(rounds * settings.horizon)))
+        training.append(timed(lambda: train(rounds)))
+    finished = timed(finish)
+    steps = slices * rounds * settings.iteration_steps
+    whole = sum(training) + began + finished
+    peak = team.sum(torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024], dtype=torch.float64))
+    shares = [one / other for one, other in zip(alone, training, strict=True)]
+    return {
+        "env": request.env,
+        "backend": worker.envs.backend,
+        "ranks": team.count,
+        "envs": settings.envs,
+        "horizon": settings.horizon,
+        "minibatch": settings.minibatch,
+        "epochs": settings.epochs,
+        "hidden": list(settings.hidden),
+        "steps": steps,
+        "physics_steps_per_second": steps / sum(alone),
+        "training_steps_per_second": steps / whole,
+        "share": sum(alone) / whole,
+        "share_without_evaluation": sum(alone) / sum(training),
+        "slice_shares": {"min": min(shares), "median": statistics.median(shares), "max": max(shares)},
+        "seconds": {
+            "warm_up": warm_up,
+            "begin": began,
+            "physics": sum(alone),
+            "training": sum(training),
+            "end": finished,
+        },
+        "memory_mb_a_rank": float(peak) / team.count,
+    }
+
+
+class Physics:
+    """The same environments as a rank's, driven by random actions and nothing else."""
+
+    def __init__(self, request: Request, team: ranks.Ranks) -> None:
+        settings = request.settings
+        count = settings.envs // team.count
+        seed = derived_seed(settings.seed, 0, 2000) + team.index * count
+        self._envs = envs.make(request.env, count, seed, settings.backend)
+        self._envs.reset()
+        space, generator = self._envs.actions, np.random.default_rng(seed)
+        shape = (64, count, space.width)
+        self._actions = (
+            generator.standard_normal(shape).astype(np.float32)
+            if space.kind == "continuous"
+            else generator.integers(0, space.sizes, shape)
+        )
+
+    def run(self, steps: int) -> None:
+        for t in range(steps):
+            self._envs.step(self._actions[t % len(self._actions)])
+
+
+def show(figures: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    title = (
+        f"{figures['env']} ({figures['backend']}), {figures['ranks']} rank{'s' * (figures['ranks'] > 1)}, "
+        f"{figures['steps']:,} steps"
+    )
+    table = Table("", "", title=title, title_justify="left", show_header=False)
+    table.add_row("physics alone", f"{figures['physics_steps_per_second']:,.0f} steps a second")
+    table.add_row("training, end to end", f"{figures['training_steps_per_second']:,.0f} steps a second")
+    table.add_row("share of the physics", f"{figures['share']:.3f}")
+    table.add_row("… without evaluation and checkpoint", f"{figures['share_without_evaluation']:.3f}")
+    spread = figures["slice_shares"]
+    table.add_row("… of the slices", f"{spread['min']:.3f} – {spread['max']:.3f}")
+    table.add_row("memory", f"{figures['memory_mb_a_rank']:,.0f} MB a rank")
+    Console(stderr=True).print(table)

@@ -1,0 +1,169 @@
+"""Cross-Entropy-DPO on TRL: every response has a label of its own, good or bad (Eq. 32).
+
+TRL's KTO trainer brings the unpaired data, the reference in all its forms and, given pairs, their conversion to labels
+(chosen 1, rejected 0). Only the loss is another.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from repolicy.errors import UsageError
+from repolicy.llm.losses import cross_entropy_dpo_loss, implicit_reward
+from repolicy.llm.requirements import (
+    require_columns,
+    require_labels,
+    require_no_columns,
+    require_positive_alpha,
+    require_saved_path,
+    require_trl,
+    resolve_objective,
+)
+from repolicy.objective import Objective
+
+require_trl()
+
+from transformers import TrainerCallback  # noqa: E402
+from transformers.trainer_callback import ExportableState  # noqa: E402
+from trl import KTOConfig, KTOTrainer  # noqa: E402
+
+NOT_FOR_THE_MODEL = ("completion_mask", "label", "ref_logps")
+
+
+@dataclass
+class CrossEntropyDPOConfig(KTOConfig):
+    """TRL's KTOConfig, with `omega` and `alpha` where it has `beta`.
+
+    omega: weight of the prior's log-probability; ω′ in the paper.
+    alpha: weight of the policy's own log-probability; α̂ in the paper.
+    offset: learn one number beside the policy, for alpha · log Z and the threshold between good and bad.
+    offset_rate: the share of a Newton step by which that number moves at each batch.
+    """
+
+    omega: float | None = field(default=None, metadata={"help": "Weight of the prior's log-probability."})
+    alpha: float | None = field(default=None, metadata={"help": "Weight of the policy's entropy."})
+    offset: bool = field(default=True, metadata={"help": "Learn one number for alpha times log Z."})
+    offset_rate: float = field(default=0.1, metadata={"help": "The share of a Newton step that the offset takes."})
+    loss_type: str = field(default="apo_zero_unpaired", metadata={"help": "Leave as it is: it spares KTO's KL pass."})
+
+
+class Offset(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """One learned number. As a callback it is saved with the trainer's state and comes back when a run is resumed."""
+
+    def __init__(self, value: float = 0.0) -> None:
+        self.value = value
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {"value": self.value}, "attributes": {}}
+
+
+class CrossEntropyDPOTrainer(KTOTrainer):  # type: ignore[misc]
+    """`KTOTrainer` on the loss of Eq. 32. Say the objective once: `objective=residual(omega, alpha)`, or in `args`."""
+
+    def __init__(
+        self,
+        model: Any,
+        ref_model: Any = None,
+        args: CrossEntropyDPOConfig | None = None,
+        train_dataset: Any = None,
+        *,
+        objective: Objective | None = None,
+        **others: Any,
+    ) -> None:
+        args = args or CrossEntropyDPOConfig()
+        self.objective = resolve_objective(objective, args.omega, args.alpha)
+        check_cross_entropy(self.objective, args)
+        for dataset in (train_dataset, others.get("eval_dataset")):
+            if dataset is not None or dataset is train_dataset:
+                check_labelled(dataset)
+        if ref_model is None and others.get("peft_config") is None and not args.precompute_ref_log_probs:
+            require_saved_path(model, "Cross-Entropy-DPO")
+        args.beta = self.objective.alpha
+        super().__init__(model, ref_model, args, train_dataset=train_dataset, **others)
+        self.offset = Offset()
+        self.add_callback(self.offset)
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        label = inputs["label"].to(inputs["input_ids"].device).float()
+        log_policy, outputs = self._log_policy(model, inputs)
+        log_prior = self._log_prior(model, inputs)
+        losses = cross_entropy_dpo_loss(self.objective, log_policy, log_prior, label, self._offset())
+        reward = implicit_reward(self.objective, log_policy.detach(), log_prior)
+        self._record(label, reward, log_policy.detach())
+        if self.args.offset and self.model.training:
+            self._move_offset(label, reward)
+        loss = losses.mean()
+        if self.aux_loss_enabled:
+            loss = loss + self.router_aux_loss_coef * outputs.aux_loss
+        return (loss, outputs) if return_outputs else loss
+
+    def _log_policy(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
+        """The log-probability of every response `[B]`, and what the model returned."""
+        arguments = {name: value for name, value in inputs.items() if name not in NOT_FOR_THE_MODEL}
+        if self.aux_loss_enabled:
+            arguments["output_router_logits"] = True
+        labels = inputs["input_ids"].masked_fill(inputs["completion_mask"] == 0, -100)
+        outputs = model(**arguments, labels=labels, use_cache=False, fused_lm_head=True)
+        return outputs.log_probs[:, -(labels.shape[1] - 1) :].sum(-1), outputs
+
+    def _log_prior(self, model: Any, inputs: dict[str, Any]) -> Tensor | None:
+        if not self.objective.reads_prior:
+            return None
+        if self.precompute_ref_logps:
+            stored: Tensor = inputs["ref_logps"]
+            return stored
+        log_prior: Tensor = self.compute_ref_log_probs(model if self.ref_model is None else self.ref_model, inputs)[0]
+        return log_prior
+
+    def _offset(self) -> float:
+        return self.offset.value if self.args.offset else 0.0
+
+    def _move_offset(self, label: Tensor, reward: Tensor) -> None:
+        """A share of a Newton step of the same loss in the offset alone, the same on every rank."""
+        probability = torch.sigmoid(reward + self.offset.value)
+        sums = torch.stack(
+            [(label - probability).sum(), (probability * (1 - probability)).sum(), label.new_tensor(len(label))]
+        )
+        slope, curvature, count = self.accelerator.reduce(sums, reduction="sum").tolist()
+        self.offset.value += self.args.offset_rate * slope / max(curvature, 0.05 * count)
+
+    def _record(self, label: Tensor, reward: Tensor, log_policy: Tensor) -> None:
+        """Rewards and log-probabilities of good and bad apart, over all ranks."""
+        label, reward, log_policy = self.accelerator.gather_for_metrics((label, reward, log_policy))
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        for name, chosen in (("chosen", label == 1), ("rejected", label == 0)):
+            if chosen.any():
+                metrics[f"rewards/{name}"].append(reward[chosen].mean().item())
+                metrics[f"logps/{name}"].append(log_policy[chosen].mean().item())
+        right = (reward + self._offset() > 0) == (label == 1)
+        metrics["rewards/accuracies"].append(right.float().mean().item())
+        metrics["offset"].append(self._offset())
+
+
+def check_cross_entropy(objective: Objective, args: CrossEntropyDPOConfig) -> None:
+    require_positive_alpha(objective, "the loss is a function of alpha · log policy")
+    if args.loss_type != "apo_zero_unpaired":
+        raise UsageError(f"loss_type is {args.loss_type!r}; the loss here is Eq. 32 and no other, so leave it out")
+    if (args.desirable_weight, args.undesirable_weight) != (1.0, 1.0):
+        raise UsageError("weights on good and bad responses move the threshold between them; set offset=True instead")
+    if args.offset_rate <= 0 or args.offset_rate > 1:
+        raise UsageError(f"offset_rate is {args.offset_rate}; it is the share of a step, above 0 and at most 1")
+
+
+def check_labelled(dataset: Any) -> None:
+    """Labelled responses, or pairs, which TRL turns into labelled responses."""
+    columns = (
+        list(dataset.column_names or next(iter(dataset)))
+        if dataset is not None and not isinstance(dataset, dict)
+        else []
+    )
+    if "chosen" in columns and "rejected" in columns:
+        return
+    require_columns(dataset, [("prompt",), ("completion",), ("label",)], "Cross-Entropy-DPO (or chosen and rejected)")
+    require_no_columns(dataset, ["ref_logps"])
+    for part in dataset.values() if isinstance(dataset, dict) else [dataset]:
+        require_labels(part)

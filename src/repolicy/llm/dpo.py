@@ -1,0 +1,107 @@
+"""Decomposed-DPO on TRL: the prior and the entropy with weights of their own (Eq. 33).
+
+Stock DPO with beta = alpha sees `alpha · (log policy − log reference)`. Handed `omega/alpha · log prior` in place of the
+reference's log-probability, it sees `alpha · log policy − omega · log prior`, and all of TRL around it stays as it is.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from repolicy.errors import UsageError
+from repolicy.llm.requirements import (
+    require_columns,
+    require_no_columns,
+    require_positive_alpha,
+    require_saved_path,
+    require_trl,
+    resolve_objective,
+)
+from repolicy.objective import Objective
+
+require_trl()
+
+from torch import Tensor  # noqa: E402
+from trl import DPOConfig, DPOTrainer  # noqa: E402
+
+# The losses of TRL that read the margin of Eq. 33, or (bco_pair) the two rewards in it, and nothing besides.
+COVERED_LOSSES = ("sigmoid", "hinge", "robust", "bco_pair", "sft")
+REFERENCE_COLUMNS = ("ref_chosen_logps", "ref_rejected_logps")
+
+
+@dataclass
+class DecomposedDPOConfig(DPOConfig):
+    """TRL's DPOConfig, with `omega` and `alpha` where it has `beta`.
+
+    omega: weight of the prior's log-probability; ω′ in the paper. omega = alpha is stock DPO with beta = alpha.
+    alpha: weight of the policy's own log-probability; α̂ in the paper.
+    """
+
+    omega: float | None = field(default=None, metadata={"help": "Weight of the prior's log-probability."})
+    alpha: float | None = field(default=None, metadata={"help": "Weight of the policy's entropy."})
+
+
+class DecomposedDPOTrainer(DPOTrainer):  # type: ignore[misc]
+    """`DPOTrainer` on the loss of Eq. 33. Say the objective once: `objective=residual(omega, alpha)`, or in `args`.
+
+    The reference may be a model in memory, TRL's own copy, precomputed log-probabilities, or (with PEFT) the model with
+    its adapter off. Its log-probabilities are scaled when they are used, never when they are stored, so a cache made
+    at one omega serves every other.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        ref_model: Any = None,
+        args: DPOConfig | None = None,
+        train_dataset: Any = None,
+        *,
+        objective: Objective | None = None,
+        **others: Any,
+    ) -> None:
+        args = args or DecomposedDPOConfig()
+        self.objective = resolve_objective(objective, getattr(args, "omega", None), getattr(args, "alpha", None))
+        check_dpo(self.objective, args)
+        for dataset in (train_dataset, others.get("eval_dataset")):
+            if dataset is not None or dataset is train_dataset:
+                require_columns(dataset, [("chosen",), ("rejected",)], "Decomposed-DPO")
+                require_no_columns(dataset, REFERENCE_COLUMNS)
+        if ref_model is None and others.get("peft_config") is None and not args.precompute_ref_log_probs:
+            require_saved_path(model, "DPO")
+        args.beta = self.objective.alpha
+        super().__init__(model, ref_model, args, train_dataset=train_dataset, **others)
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Stock DPO, given the prior's log-probabilities times omega/alpha."""
+        chosen, rejected = self._reference(model, inputs)
+        inputs = {**inputs, "ref_chosen_logps": chosen, "ref_rejected_logps": rejected}
+        precomputed, self.precompute_ref_logps = self.precompute_ref_logps, True
+        try:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        finally:
+            self.precompute_ref_logps = precomputed
+
+    def _reference(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        ratio = self.objective.omega / self.objective.alpha
+        if not self.objective.reads_prior:
+            zeros = inputs["input_ids"].new_zeros(len(inputs["input_ids"]) // 2, dtype=self.model.dtype)
+            return zeros, zeros
+        if self.precompute_ref_logps:
+            chosen, rejected = (inputs[name] for name in REFERENCE_COLUMNS)
+        else:
+            chosen, rejected = self.compute_ref_log_probs(model if self.ref_model is None else self.ref_model, inputs)
+        return ratio * chosen, ratio * rejected
+
+
+def check_dpo(objective: Objective, args: DPOConfig) -> None:
+    """What of DPO's settings the decomposition does not cover."""
+    require_positive_alpha(objective, "the loss is a function of alpha · log policy")
+    if args.f_divergence_type != "reverse_kl":
+        raise UsageError(
+            f"f_divergence_type is {args.f_divergence_type!r}; omega and alpha come apart only in the KL divergence, "
+            "so it must be 'reverse_kl'"
+        )
+    for name in args.loss_type:
+        if name not in COVERED_LOSSES:
+            raise UsageError(f"loss_type {name!r} has no decomposed form; choose from {', '.join(COVERED_LOSSES)}")

@@ -1,0 +1,167 @@
+"""Residual policy gradient on TRL's GRPO: the paper's reward, token by token (Eq. 27, its coefficients apart).
+
+GRPO has one advantage a response, and puts its KL into the loss. Here every token has an advantage of its own: the
+return from that token on of `add-on + omega · log prior − alpha · log policy`, minus what the other responses to the
+same prompt return from there on. TRL takes advantages `[B, T]` from subclasses; nothing else of it changes.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from repolicy.errors import UsageError
+from repolicy.llm.losses import leave_one_out, returns_to_go, token_rewards
+from repolicy.llm.requirements import require_columns, require_saved_path, require_trl, resolve_objective
+from repolicy.objective import Objective
+
+require_trl()
+
+from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+
+# Settings at any other value of which the update would not be the gradient of the objective.
+NEEDED: dict[str, tuple[Any, str]] = {
+    "temperature": (1.0, "log-probabilities must be those that were sampled from"),
+    "top_p": (1.0, "log-probabilities must be those that were sampled from"),
+    "top_k": (0, "log-probabilities must be those that were sampled from"),
+    "min_p": (None, "log-probabilities must be those that were sampled from"),
+    "repetition_penalty": (1.0, "log-probabilities must be those that were sampled from"),
+    "scale_rewards": ("none", "a scaled reward changes what omega and alpha are worth"),
+    "multi_objective_aggregation": ("sum_then_normalize", "rewards are summed, not normalised"),
+    "importance_sampling_level": ("token", "advantages are a token's own"),
+    "beta": (0.0, "the prior is in the reward, weighted omega, and not in the loss"),
+}
+COMMON_DIVISOR_LOSSES = ("dr_grpo", "bnpo", "dapo")
+
+
+@dataclass
+class ResidualGRPOConfig(GRPOConfig):
+    """TRL's GRPOConfig, with `omega`, `alpha` and `gamma` where it has `beta`.
+
+    omega: weight of the prior's log-probability in the reward; ω′ in the paper.
+    alpha: weight of the policy's own −log-probability in the reward; α̂ in the paper.
+    gamma: discount of the return; 1 for a response that is judged as a whole.
+    """
+
+    omega: float | None = field(default=None, metadata={"help": "Weight of the prior's log-probability."})
+    alpha: float | None = field(default=None, metadata={"help": "Weight of the policy's entropy."})
+    gamma: float = field(default=1.0, metadata={"help": "Discount of the return."})
+    scale_rewards: str = field(default="none", metadata={"help": "Leave as it is: rewards are not scaled."})
+    loss_type: str = field(default="dr_grpo", metadata={"help": f"One of {', '.join(COMMON_DIVISOR_LOSSES)}."})
+
+
+class ResidualGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
+    """`GRPOTrainer` with the return of Eq. 27 at every token. Say the objective once: `objective=`, or in `args`.
+
+    The reference is TRL's own: loaded once more from the model's path, or (with PEFT) the model with its adapter off.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any,
+        args: ResidualGRPOConfig | None = None,
+        train_dataset: Any = None,
+        *,
+        objective: Objective | None = None,
+        **others: Any,
+    ) -> None:
+        args = args or ResidualGRPOConfig()
+        self.objective = resolve_objective(objective, args.omega, args.alpha)
+        check_grpo(args)
+        require_columns(train_dataset, [("prompt",)], "an online method")
+        if self.objective.reads_prior and others.get("peft_config") is None:
+            require_saved_path(model, "GRPO")
+        args.beta = 1.0 if self.objective.reads_prior else 0.0  # TRL keeps a reference where beta is not 0 ...
+        try:
+            super().__init__(model, reward_funcs, args, train_dataset, **others)
+        finally:
+            args.beta = 0.0
+        self.beta = 0.0  # ... and adds no KL to the loss where it is
+        self._rewards = torch.empty(0)
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        """As in TRL; the rewards of all ranks `[N, functions]` are kept for the advantages."""
+        self._rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        return self._rewards
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """As in TRL, then an advantage for every token `[B, T]` where TRL has one for every response `[B]`."""
+        self.beta = 1.0 if self.objective.reads_prior else 0.0
+        try:
+            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        finally:
+            self.beta = 0.0
+        log_policy = output.get("old_per_token_logps")
+        if log_policy is None:
+            log_policy = output["old_per_token_logps"] = self._log_policy(output)
+        mask = output["completion_mask"] * output.get("tool_mask", 1)
+        output["advantages"] = self._advantages(log_policy, output.pop("ref_per_token_logps", None), mask)
+        return output
+
+    def _advantages(self, log_policy: Tensor, log_prior: Tensor | None, mask: Tensor) -> Tensor:
+        """Advantages `[B, T]` of this rank's rows. A group may lie on several ranks, so returns are compared over all."""
+        training = self.model.training
+        group = self.num_generations if training else self.num_generations_eval
+        weights = self.reward_weights.to(self._rewards.device)
+        judged = ~self._rewards.isnan().all(1)  # a response that no function could judge teaches nothing
+        rewards = (self._rewards * weights).nansum(1)
+        rank, rows = self.accelerator.process_index, len(mask)
+        mine = slice(rank * rows, (rank + 1) * rows)
+        mask = mask * judged[mine].unsqueeze(1)
+        returns = returns_to_go(
+            token_rewards(self.objective, rewards[mine], log_policy, log_prior, mask), self.args.gamma
+        )
+        self._record(rewards, log_policy, log_prior, mask, "train" if training else "eval")
+        if group < 2:  # evaluation with a single response: nothing to compare it with
+            return torch.zeros_like(returns)
+        returns, everyone = (self.accelerator.pad_across_processes(x, dim=1) for x in (returns, mask))
+        compared = leave_one_out(self.accelerator.gather(returns), self.accelerator.gather(everyone), group)
+        return compared[mine, : mask.shape[1]]
+
+    def _log_policy(self, output: dict[str, Any]) -> Tensor:
+        """log policy(token) `[B, T]` as sampled; TRL leaves it out where it equals the loss's own, detached."""
+        rows, extra = output["completion_ids"], ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask")
+        extra += (
+            "spatial_shapes",
+            "num_tiles",
+            "image_sizes",
+            "token_type_ids",
+            "mm_token_type_ids",
+            "image_position_ids",
+        )
+        train = self.model.training
+        with torch.no_grad():
+            log_policy, _, _ = self._get_per_token_logps_and_entropies(
+                self.model,
+                torch.cat([output["prompt_ids"], rows], dim=1),
+                torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
+                rows.size(1),
+                batch_size=self.args.per_device_train_batch_size if train else self.args.per_device_eval_batch_size,
+                **{name: output[name] for name in extra if name in output},
+            )
+        result: Tensor = log_policy
+        return result
+
+    def _record(self, rewards: Tensor, log_policy: Tensor, log_prior: Tensor | None, mask: Tensor, mode: str) -> None:
+        """The parts of the reward apart: what the add-on, the prior and the entropy each contributed to a response."""
+        prior = self.objective.omega * (log_prior * mask).sum(1) if log_prior is not None else torch.zeros(len(mask))
+        entropy = -self.objective.alpha * (log_policy * mask).sum(1)
+        parts = self.accelerator.gather(torch.stack([prior.to(entropy), entropy], 1)).mean(0).tolist()
+        for name, value in zip(("addon", "prior", "entropy"), [rewards.mean().item(), *parts], strict=True):
+            self._metrics[mode][f"residual/{name}"].append(value)
+
+
+def check_grpo(args: ResidualGRPOConfig) -> None:
+    """Settings under which the update would not be the gradient of the objective."""
+    for name, (needed, why) in NEEDED.items():
+        if getattr(args, name) != needed:
+            raise UsageError(f"{name} is {getattr(args, name)!r}; it must be {needed!r}, because {why}")
+    if args.loss_type not in COMMON_DIVISOR_LOSSES:
+        raise UsageError(
+            f"loss_type is {args.loss_type!r}; choose from {', '.join(COMMON_DIVISOR_LOSSES)}, "
+            "which divide every token by the same number"
+        )
+    if not 0 <= args.gamma <= 1:
+        raise UsageError(f"gamma is {args.gamma}; a discount lies between 0 and 1")

@@ -1,0 +1,152 @@
+"""The paper's Appendix B in pure functions: what a preference, a label or a token is worth.
+
+Everything rests on one identity. At the optimum of the decoupled objective (Eq. 27 with its coefficients apart)
+
+    add-on(y|x)  =  alpha · log policy(y|x)  −  omega · log prior(y|x)  +  alpha · log Z(x)
+
+so a policy *is* a model of the add-on reward, up to a number per prompt. The losses below fit that model to pairs
+(Eq. 30, 33), to labels (Eq. 32) or to pairs with a Q-function in between; the token reward hands the same three terms
+to an online method. The paper prints likelihoods to maximise; these are losses to minimise, one number a row.
+
+Shapes: `[B]` a response (its log-probability is the sum over its tokens), `[B, T]` a token. No function here knows TRL.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from repolicy.errors import UsageError
+from repolicy.objective import Objective, kl, reformulated
+
+
+def implicit_reward(objective: Objective, log_policy: Tensor, log_prior: Tensor | None) -> Tensor:
+    """The add-on reward that a policy stands for: alpha · log policy − omega · log prior (Eq. 31, decoupled).
+
+    Of the shape of the log-probabilities. `log_prior` may be None where omega is 0.
+    """
+    if objective.alpha <= 0:
+        raise UsageError(f"alpha is {objective.alpha}; a policy stands for a reward only where alpha is greater than 0")
+    reward = objective.alpha * log_policy
+    return reward - objective.omega * log_prior if objective.omega else reward
+
+
+# Losses on pairs ------------------------------------------------------------------------------------------------------
+
+
+def dpo_loss(beta: float, chosen: Tensor, rejected: Tensor, prior_chosen: Tensor, prior_rejected: Tensor) -> Tensor:
+    """DPO (Eq. 30): Decomposed-DPO where omega and alpha are one number. Log-probabilities `[B]` to losses `[B]`."""
+    return decomposed_dpo_loss(kl(beta), chosen, rejected, prior_chosen, prior_rejected)
+
+
+def decomposed_dpo_loss(
+    objective: Objective, chosen: Tensor, rejected: Tensor, prior_chosen: Tensor | None, prior_rejected: Tensor | None
+) -> Tensor:
+    """Decomposed-DPO (Eq. 33): −log σ(reward of the chosen − reward of the rejected). `[B]` to `[B]`."""
+    margin = implicit_reward(objective, chosen, prior_chosen) - implicit_reward(objective, rejected, prior_rejected)
+    return -functional.logsigmoid(margin)
+
+
+def q_adapter_log_probs(objective: Objective, residual: Tensor, log_prior: Tensor) -> Tensor:
+    """The policy of a residual Q-function, π̂ ∝ exp((Q_R + omega · log prior) / alpha) (the Boltzmann policy behind Eq. 3).
+
+    `[..., V]` to `[..., V]`: one number for every token that could come next.
+    """
+    if objective.alpha <= 0:
+        raise UsageError(f"alpha is {objective.alpha}; Q-Adapter divides by it, so it must be greater than 0")
+    return ((residual + objective.omega * log_prior) / objective.alpha).log_softmax(-1)
+
+
+def q_adapter_loss(
+    chosen: Tensor, rejected: Tensor, chosen_mask: Tensor, rejected_mask: Tensor, chi: float = 0.0
+) -> Tensor:
+    """Q-Adapter's loss on token rewards `[B, T]`, to `[B]`: a preference between sums, and chi · mean of the squares.
+
+    The rewards are `implicit_reward` of `q_adapter_log_probs` at the tokens: Q_R(s, a) − V(s), which at discount 1
+    sums to Q_R(s, a) − V(s′) but for V(prompt), and that cancels in the pair. With chi = 0 this is Decomposed-DPO.
+    """
+    chosen, rejected = _masked(chosen, chosen_mask), _masked(rejected, rejected_mask)
+    preference = -functional.logsigmoid(chosen.sum(-1) - rejected.sum(-1))
+    if not chi:
+        return preference
+    tokens = (chosen_mask.sum() + rejected_mask.sum()).clamp(min=1)
+    return preference + chi * (chosen.square().sum() + rejected.square().sum()) / tokens
+
+
+# A loss on labels -----------------------------------------------------------------------------------------------------
+
+
+def cross_entropy_dpo_loss(
+    objective: Objective, log_policy: Tensor, log_prior: Tensor | None, label: Tensor, offset: Tensor | float = 0.0
+) -> Tensor:
+    """Cross-Entropy-DPO (Eq. 32): each response `[B]` has a label of its own, 1 good or 0 bad; losses `[B]`.
+
+    `offset` stands for alpha · log Z(x) and for the threshold between good and bad. In a pair both cancel; here they do
+    not, and without them the loss asks the policy for log-ratios that no normalised distribution can have.
+    """
+    return functional.binary_cross_entropy_with_logits(
+        implicit_reward(objective, log_policy, log_prior) + offset, label.to(log_policy.dtype), reduction="none"
+    )
+
+
+# The online reward ----------------------------------------------------------------------------------------------------
+
+
+def token_rewards(
+    objective: Objective, reward: Tensor, log_policy: Tensor, log_prior: Tensor | None, mask: Tensor
+) -> Tensor:
+    """add-on + omega · log prior − alpha · log policy at every token `[B, T]` (Eq. 27, its coefficients apart).
+
+    The add-on reward `[B]` judges a whole response, so it is paid at the response's last token. `mask` is 1 at the
+    response's tokens; elsewhere the reward is 0.
+    """
+    position = torch.arange(mask.shape[1], device=mask.device)
+    last = (position * (mask > 0)).amax(1, keepdim=True)
+    task = torch.where(position == last, reward.unsqueeze(1), 0.0).to(log_policy.dtype)
+    return _masked(reformulated(objective, task, log_prior, log_policy).total, mask)
+
+
+def returns_to_go(rewards: Tensor, gamma: float = 1.0) -> Tensor:
+    """Discounted sum of the rewards from each token on, Σ_{t′ ≥ t} gamma^(t′−t) · r_t′ (Eq. 6). `[B, T]` to `[B, T]`."""
+    if not 0 <= gamma <= 1:
+        raise UsageError(f"gamma is {gamma}; a discount lies between 0 and 1")
+    if gamma == 1:
+        return rewards.flip(1).cumsum(1).flip(1)
+    returns = rewards.clone()
+    for t in range(rewards.shape[1] - 2, -1, -1):
+        returns[:, t] += gamma * returns[:, t + 1]
+    return returns
+
+
+def leave_one_out(returns: Tensor, mask: Tensor, group: int) -> Tensor:
+    """Returns `[B, T]` minus what the *other* responses to the same prompt return from the same token on.
+
+    Rows come in groups of `group`. Only responses that are still being written at a token are compared there; where
+    none is left, nothing is subtracted. A row's baseline does not depend on the row, so the gradient stays unbiased.
+    """
+    rows, length = returns.shape
+    if group < 2 or rows % group:
+        raise UsageError(f"{rows} responses do not make groups of {group}; a group has 2 or more, all to one prompt")
+    alive = (mask > 0).to(returns.dtype).view(-1, group, length)
+    own = returns.view(-1, group, length) * alive
+    others = alive.sum(1, keepdim=True) - alive
+    baseline = (own.sum(1, keepdim=True) - own) / others.clamp(min=1)
+    return ((own - baseline) * alive).view(rows, length)
+
+
+def token_advantages(
+    objective: Objective,
+    reward: Tensor,
+    log_policy: Tensor,
+    log_prior: Tensor | None,
+    mask: Tensor,
+    group: int,
+    gamma: float = 1.0,
+) -> Tensor:
+    """What multiplies ∇ log policy at every token `[B, T]` (Eq. 6 on the reward of Eq. 27): the three steps above."""
+    returns = returns_to_go(token_rewards(objective, reward, log_policy, log_prior, mask), gamma)
+    return leave_one_out(returns, mask, group)
+
+
+def _masked(values: Tensor, mask: Tensor) -> Tensor:
+    """Zero outside the mask, also where the value there is infinite or not a number."""
+    return torch.where(mask > 0, values, 0.0)

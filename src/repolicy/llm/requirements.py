@@ -1,0 +1,97 @@
+"""What must hold before a trainer starts, and the sentence that says so when it does not."""
+
+import importlib
+import importlib.util
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from repolicy.errors import UsageError
+from repolicy.objective import Objective, residual
+
+TRL_FROM, TRL_BELOW = "1.16", "1.17"
+
+
+def require_trl() -> None:
+    """TRL is there, and of a version whose extension points are known: it moves them every few weeks."""
+    if importlib.util.find_spec("trl") is None:
+        raise UsageError("language models need TRL, which is not installed: pip install 'repolicy[llm]'")
+    found = version("trl")
+    if not Version(TRL_FROM) <= Version(found) < Version(TRL_BELOW):
+        raise UsageError(
+            f"TRL {found} is installed; this version of Repolicy works with TRL {TRL_FROM} up to, "
+            f"not including, {TRL_BELOW}: pip install 'trl>={TRL_FROM},<{TRL_BELOW}'"
+        )
+
+
+def resolve_objective(given: Objective | None, omega: float | None, alpha: float | None) -> Objective:
+    """The objective, said once: as an `Objective`, or as `omega` and `alpha` in the trainer's settings.
+
+    Only what a language model has no use for is refused: a basic reward, and an entropy in the loss.
+    """
+    if given is not None and (omega is not None or alpha is not None):
+        raise UsageError("an objective was given and omega or alpha too; give the one or the other")
+    if given is None:
+        if omega is None or alpha is None:
+            raise UsageError("omega and alpha are not both set; give both, or an objective such as residual(0.2, 0.1)")
+        given = residual(omega, alpha)
+    if given.reads_basic:
+        raise UsageError(
+            f"an objective on {given.task!r} reads a basic reward, and a language model has none: its prior stands for it"
+        )
+    if given.bonus:
+        raise UsageError(f"bonus is {given.bonus}; the entropy of a language model is in its reward, so it must be 0")
+    return given
+
+
+def require_positive_alpha(objective: Objective, why: str) -> None:
+    if objective.alpha <= 0:
+        raise UsageError(f"alpha is {objective.alpha}; it must be greater than 0, because {why}")
+
+
+def require_columns(dataset: Any, wanted: Iterable[tuple[str, ...]], kind: str) -> None:
+    """Each group in `wanted` names alternatives, one of which the dataset must have."""
+    if dataset is None:
+        raise UsageError(f"there is no training dataset; {kind} needs one")
+    for name, part in dataset.items() if isinstance(dataset, dict) else [("", dataset)]:
+        columns = list(part.column_names or next(iter(part)))
+        missing = [" or ".join(group) for group in wanted if not any(column in columns for column in group)]
+        if missing:
+            where = f"the dataset {name!r}" if name else "the dataset"
+            raise UsageError(f"{where} has no column {', '.join(missing)}; {kind} needs it, and there is {columns}")
+
+
+def require_no_columns(dataset: Any, names: Iterable[str]) -> None:
+    """Reference log-probabilities that come with a dataset: nobody can tell of which model, or of which omega."""
+    for part in dataset.values() if isinstance(dataset, dict) else [dataset]:
+        for name in names:
+            if part is not None and name in (part.column_names or next(iter(part))):
+                raise UsageError(
+                    f"the dataset already has a column {name}, from another run with its own reference and omega; "
+                    "remove it, and let precompute_ref_log_probs make it anew"
+                )
+
+
+def require_labels(dataset: Any) -> None:
+    """Labels are 0 or 1, true or false. A streamed dataset is checked at its first row alone."""
+    labels = dataset["label"] if hasattr(dataset, "__getitem__") else [next(iter(dataset))["label"]]
+    for value in labels:
+        if value not in (0, 1):
+            raise UsageError(f"a label is {value!r}; every label must be 0 or 1 (false or true)")
+
+
+def require_saved_path(model: Any, what: str) -> None:
+    """TRL makes its reference by loading the model once more from where it came from: it must have come from somewhere."""
+    if isinstance(model, str) or "peft" in type(model).__module__:
+        return
+    path = getattr(model.config, "_name_or_path", "")
+    if not path:
+        raise UsageError(
+            f"{what} loads its reference from the model's own path, and this model was built in memory: "
+            "save_pretrained it first and load it from there"
+        )
+    if path.startswith(("/", ".")) and not Path(path).is_dir():
+        raise UsageError(f"{what} loads its reference from {path}, and there is no such folder")

@@ -1,0 +1,132 @@
+"""Train the toy's prior online and offline, by this package's trainers and by TRL's own; returns the trained policies.
+
+Each function takes the prior's folder and gives log p(response) `[N]` of what it trained.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from repolicy.llm.requirements import require_trl
+from repolicy.llm.toy import END, Toy, policy_log_probs, reward
+from repolicy.objective import Objective
+
+require_trl()
+
+from datasets import Dataset  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer  # noqa: E402
+
+from repolicy.llm.cross_entropy import CrossEntropyDPOConfig, CrossEntropyDPOTrainer  # noqa: E402
+from repolicy.llm.dpo import DecomposedDPOConfig, DecomposedDPOTrainer  # noqa: E402
+from repolicy.llm.grpo import ResidualGRPOConfig, ResidualGRPOTrainer  # noqa: E402
+from repolicy.llm.rloo import prior_reward, rloo_settings  # noqa: E402
+
+ONLINE_RATE, OFFLINE_RATE = 2e-3, 1e-3
+
+
+def addon_reward(completions: list[str], **_: Any) -> list[float]:
+    """The toy's add-on reward, as TRL calls reward functions."""
+    return [reward(text) for text in completions]
+
+
+def load(folder: Path) -> tuple[Any, Any]:
+    return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+
+
+@contextmanager
+def scratch() -> Iterator[dict[str, Any]]:
+    """Settings that every run here shares: nothing is saved, shown or reported; one thread, one process."""
+    folder = tempfile.mkdtemp(prefix="repolicy-toy-")
+    try:
+        yield {
+            "output_dir": folder,
+            "bf16": False,
+            "use_cpu": True,
+            "report_to": "none",
+            "save_strategy": "no",
+            "logging_strategy": "no",
+            "disable_tqdm": True,
+            "gradient_checkpointing": False,
+            "dataloader_pin_memory": False,
+        }
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def online(
+    toy: Toy,
+    prior: Path,
+    objective: Objective,
+    method: str = "residual",
+    steps: int = 300,
+    samples: int = 64,
+    seed: int = 0,
+    rate: float = ONLINE_RATE,
+) -> Tensor:
+    """method: `residual` (per-token return), `rloo` (the recipe on TRL's RLOO) or `grpo` (stock, beta = alpha)."""
+    model, tokenizer = load(prior)
+    with scratch() as shared:
+        shared |= {
+            "per_device_train_batch_size": samples,
+            "num_generations": samples,
+            "max_completion_length": toy.length + 1,
+            "max_steps": steps,
+            "learning_rate": rate,
+            "lr_scheduler_type": "linear",
+            "seed": seed,
+        }
+        data = {"train_dataset": Dataset.from_list([{"prompt": END}] * 8), "processing_class": tokenizer}
+        trainer: Any
+        if method == "residual":
+            settings = ResidualGRPOConfig(**shared)
+            trainer = ResidualGRPOTrainer(model, addon_reward, settings, objective=objective, **data)
+        elif method == "rloo":
+            second = prior_reward(load(prior)[0].eval(), tokenizer)
+            trainer = RLOOTrainer(model, [addon_reward, second], RLOOConfig(**shared, **rloo_settings(objective)), **data)
+        else:
+            settings = GRPOConfig(**shared, beta=objective.alpha, scale_rewards="none", loss_type="dr_grpo")
+            trainer = GRPOTrainer(model, addon_reward, settings, **data)
+        trainer.train()
+    return policy_log_probs(toy, trainer.model)
+
+
+def offline(
+    toy: Toy,
+    prior: Path,
+    objective: Objective,
+    rows: list[dict[str, Any]],
+    method: str = "decomposed",
+    batch: int = 64,
+    epochs: float = 3,
+    steps: int = -1,
+    seed: int = 0,
+    rate: float = OFFLINE_RATE,
+    offset: bool = True,
+) -> Tensor:
+    """method: `decomposed` (pairs) or `cross_entropy` (labelled responses)."""
+    model, tokenizer = load(prior)
+    reference, _ = load(prior)
+    with scratch() as shared:
+        shared |= {
+            "per_device_train_batch_size": batch,
+            "num_train_epochs": epochs,
+            "max_steps": steps,
+            "learning_rate": rate,
+            "lr_scheduler_type": "linear",
+            "seed": seed,
+        }
+        data = {"train_dataset": Dataset.from_list(rows), "processing_class": tokenizer}
+        trainer: Any
+        if method == "decomposed":
+            trainer = DecomposedDPOTrainer(model, reference, DecomposedDPOConfig(**shared), objective=objective, **data)
+        else:
+            settings = CrossEntropyDPOConfig(**shared, offset=offset)
+            trainer = CrossEntropyDPOTrainer(model, reference, settings, objective=objective, **data)
+        trainer.train()
+    return policy_log_probs(toy, trainer.model)
