@@ -9,8 +9,6 @@ from torch import Tensor
 
 from repolicy.exact import MDP
 
-torch.set_num_threads(1)
-
 # The same examples in every run: a failure is a fact about the code, never about the day.
 examples = settings(
     derandomize=True,

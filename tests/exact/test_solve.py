@@ -1,7 +1,7 @@
 """Residual soft Q-iteration finds the optimum of a reward that it has never seen."""
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_problems import any_mdps, examples, largest, mdps, policies, temperatures, weights
 
@@ -78,7 +78,7 @@ def test_the_optimum_is_optimal(data, mdp, alpha):
     assert expected_return(mdp, soft(alpha), data.draw(policies(mdp))) <= reached + TIGHT
 
 
-@examples
+@settings(examples, max_examples=10)
 @given(mdps(horizon=st.none()), temperatures)
 def test_a_long_horizon_approaches_the_infinite_one(mdp, alpha):
     """Two loops that share no stopping rule."""
