@@ -1,6 +1,50 @@
-"""Repolicy gives a trained policy a new requirement without its old reward."""
+"""Repolicy gives a trained policy a new requirement without its old reward.
 
-from repolicy.objective import Objective
+The names below are imported when they are first used: `import repolicy` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from repolicy.addons import Addon as Addon
+    from repolicy.checkpoint import load_policy as load_policy
+    from repolicy.checkpoint import save_policy as save_policy
+    from repolicy.errors import RepolicyError as RepolicyError
+    from repolicy.evaluation import Evaluation as Evaluation
+    from repolicy.evaluation import evaluate as evaluate
+    from repolicy.objective import Objective as Objective
+    from repolicy.policy import Policy as Policy
+    from repolicy.policy import Prior as Prior
+    from repolicy.settings import Settings as Settings
+    from repolicy.settings import defaults as defaults
+    from repolicy.training import Result as Result
+    from repolicy.training import customize as customize
+    from repolicy.training import train as train
 
 __version__ = "0.1.0"
-__all__ = ["Objective", "__version__"]
+
+_HOMES = {
+    "Addon": "addons",
+    "Evaluation": "evaluation",
+    "Objective": "objective",
+    "Policy": "policy",
+    "Prior": "policy",
+    "RepolicyError": "errors",
+    "Result": "training",
+    "Settings": "settings",
+    "customize": "training",
+    "defaults": "settings",
+    "evaluate": "evaluation",
+    "load_policy": "checkpoint",
+    "save_policy": "checkpoint",
+    "train": "training",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"repolicy.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'repolicy' has no attribute {name!r}")

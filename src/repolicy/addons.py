@@ -93,6 +93,19 @@ def _info(info: Info, key: str) -> np.ndarray:
     return info[key]
 
 
+def described() -> list[dict[str, str]]:
+    """A row for each registered add-on."""
+    return [
+        {
+            "name": name + "".join(f"({option}=…)" for option in inspect.signature(entry.make).parameters),
+            "env": ", ".join(entry.envs),
+            "what": inspect.getdoc(entry.make) or "",
+            "metric": entry.metric,
+        }
+        for name, entry in REGISTERED.items()
+    ]
+
+
 @dataclass(frozen=True)
 class Addon:
     """A weighted sum of add-on functions."""
@@ -174,7 +187,8 @@ def parse(request: str) -> tuple[str, Function, float, tuple[str, Function] | No
         return bare, function, weight, metric
     if bare not in REGISTERED:
         raise UsageError(
-            f"there is no add-on {bare!r}{nearest(bare, REGISTERED)}; name your own as module:function or file.py:function"
+            f"there is no add-on {bare!r}{nearest(bare, REGISTERED)}; "
+            "name your own as module:function or file.py:function"
         )
     entry = REGISTERED[bare]
     function = _configured(bare, entry, options.removesuffix(")"))

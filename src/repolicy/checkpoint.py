@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, UsageError
+from repolicy.loading import nearest
 from repolicy.policy import Policy, PolicySpec, frozen
 
+PRIORS = Path(__file__).parent / "priors"
 FORMAT = 1
 PROBES = 64
 
@@ -114,9 +116,37 @@ def read_policy(path: str | Path) -> SavedPolicy:
     return SavedPolicy(policies[0], policies[1] if policies[1:] else None, story["card"])
 
 
-def load_policy(path: str | Path) -> Policy:
-    """The policy in a file."""
-    return read_policy(path).policy
+def load_policy(reference: str | Path) -> Policy:
+    """The policy in a file, in a run's folder (its best), or that ships under a name."""
+    return read_policy(find_policy(reference)).policy
+
+
+def read_card(path: Path) -> dict[str, Any]:
+    """The story that a policy's file tells, and nothing else of it."""
+    return dict(read(path, "policy")[1]["card"])
+
+
+def find_policy(reference: str | Path) -> Path:
+    """A file as it is; of a run's folder, its best policy; of a name, the prior that ships under it."""
+    path = Path(reference)
+    if path.is_dir() and (path / "run.json").exists():
+        best = RunFolder(path).best_policy
+        if not best.exists():
+            raise FileError(f"{path} has no policy yet: its first segment is not done")
+        return best
+    if path.is_file():
+        return path
+    if str(reference) in shipped():
+        return PRIORS / f"{reference}.safetensors"
+    raise FileError(
+        f"there is no file {path}, and no policy of that name ships with repolicy "
+        f"({', '.join(shipped())} do){nearest(str(reference), shipped())}"
+    )
+
+
+def shipped() -> list[str]:
+    """The names of the priors that ship."""
+    return sorted(path.stem for path in PRIORS.glob("*.safetensors"))
 
 
 def _policy_tensors(policy: Policy, name: str) -> dict[str, Tensor]:
@@ -186,10 +216,12 @@ class RunFolder:
         except (OSError, ValueError, KeyError) as error:
             raise FileError(f"{self.path / 'run.json'} cannot be read: {error}") from None
 
-    def begin(self, request: dict[str, Any], versions: dict[str, str], resume: bool) -> None:
-        """Claim the folder for this request; refuse where that would lose or mix anything."""
+    def begin(self, request: dict[str, Any], versions: dict[str, str], resume: bool, prior: Path | None = None) -> None:
+        """Claim the folder for this request, with a copy of its prior; refuse where that would lose or mix anything."""
         before = self.request()
         if before is None:
+            if prior is not None:
+                write_bytes(self.prior, prior.read_bytes())
             write_json(self.path / "run.json", {"format": FORMAT, "request": request, "versions": versions})
             return
         if not resume:

@@ -77,7 +77,7 @@ def _log_tanh_slope(actions: Tensor) -> Tensor:
 
 
 class Categorical:
-    """One choice for each head, independent given the state; the heads' logits lie side by side, `[..., sum(sizes)]`."""
+    """One choice for each head, independent given the state; the heads' logits side by side, `[..., sum(sizes)]`."""
 
     def __init__(self, logits: Tensor, sizes: tuple[int, ...]) -> None:
         self.sizes = sizes

@@ -80,19 +80,19 @@ class EnvPoolEnvs:
         self._dtype = self._pool.action_space.dtype
 
     def reset(self) -> np.ndarray:
-        return self._rows(self._pool.reset()[0])
+        return _flat(self._pool.reset()[0], self.count)
 
     def step(self, actions: np.ndarray) -> Step:
         observations, rewards, terminated, truncated, info = self._pool.step(
             _native(actions, self.actions, self._dtype)
         )
-        final = observations = self._rows(observations)
+        final = observations = _flat(observations, self.count)
         ended = terminated | truncated
         if ended.any():
             # Without this, EnvPool would spend the environment's next step on resetting it.
             fresh, fresh_info = self._pool.reset(np.flatnonzero(ended).astype(np.int32))
             observations = final.copy()
-            observations[fresh_info["env_id"]] = self._rows(fresh)
+            observations[fresh_info["env_id"]] = _flat(fresh, int(ended.sum()))
         return Step(
             observations,
             rewards.astype(np.float64),
@@ -104,9 +104,6 @@ class EnvPoolEnvs:
 
     def close(self) -> None:
         self._pool.close()
-
-    def _rows(self, observations: np.ndarray) -> np.ndarray:
-        return observations.reshape(len(observations), -1).astype(np.float32)
 
 
 class GymnasiumEnvs:

@@ -92,7 +92,8 @@ def check_fit(policy: Policy, envs: Envs, what: str = "the policy") -> None:
     spec = policy.spec
     if spec.observation_size != envs.observation_size:
         raise UsageError(
-            f"{what} takes observations of {spec.observation_size} numbers, but {envs.name!r} gives {envs.observation_size}"
+            f"{what} takes observations of {spec.observation_size} numbers, "
+            f"but {envs.name!r} gives {envs.observation_size}"
         )
     if (spec.actions.kind, spec.actions.sizes) != (envs.actions.kind, envs.actions.sizes):
         raise UsageError(f"{what} acts with {spec.actions}, but {envs.name!r} takes {envs.actions}")

@@ -43,6 +43,12 @@ class Rollout:
     policy_seconds: float
 
     @property
+    def transitions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, Info]:
+        """What an add-on is asked about: observations, actions, true next observations, info, all `[T, N, ...]`."""
+        assert self.next_observations is not None
+        return self.observations[:-1], self.actions.numpy(), self.next_observations, self.info
+
+    @property
     def info(self) -> Info:
         """The infos as arrays `[T, N]`: entries that every step has."""
         keys = set.intersection(*(set(info) for info in self.infos)) if self.infos else set()

@@ -74,6 +74,8 @@ class Settings:
     """Episodes of the short evaluation at the end of every segment."""
     critic_warmup: float = 0.0
     """Share of the steps that fit the critic alone, before the actor moves."""
+    kl_budget: float | None = None
+    """Adapt omega so that the policy stays this far from its prior, in nats a step."""
     backend: Literal["auto", "envpool", "gymnasium"] = "auto"
     """Whose environments: EnvPool's where it knows the name, or one of the two."""
 
@@ -126,6 +128,7 @@ _RANGES: list[tuple[str, float, float]] = [
     ("max_gradient_norm", 1e-9, 1e9),
     ("evaluation_episodes", 1, 1e6),
     ("critic_warmup", 0, 1),
+    ("kl_budget", 1e-9, 1e6),
 ]
 
 # One row an environment (of any version), used by every objective alike. Measured by `benchmarks/learning.py`.
@@ -143,6 +146,11 @@ TABLE: dict[str, dict[str, Any]] = {
 def defaults(env: str) -> Settings:
     """The settings for an environment, by its name without the version; the fallback is `Settings()`."""
     return Settings(**TABLE.get(env.rsplit("-v", 1)[0], {}))
+
+
+def customizing(env: str) -> Settings:
+    """The settings for customising a policy of this environment (the paper's Appendix C.2)."""
+    return replace(defaults(env), steps=1_000_000, critic_warmup=0.05)
 
 
 def read_settings(path: Path, base: Settings) -> Settings:

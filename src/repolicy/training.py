@@ -5,6 +5,7 @@ environments and every random stream are made anew from (seed, segment, rank), i
 resumed one. So whenever a run is killed, resuming it ends in the bits it would have ended in anyway.
 """
 
+import hashlib
 import signal
 import threading
 import time
@@ -16,11 +17,13 @@ from typing import Any, Protocol
 import torch
 
 from repolicy import addons, envs, ranks
-from repolicy.checkpoint import RunFolder, load_policy
+from repolicy.checkpoint import RunFolder, find_policy, load_policy, read_policy
 from repolicy.errors import NumericError, RepolicyError, UsageError
+from repolicy.evaluation import check_fit
 from repolicy.objective import Objective
 from repolicy.policy import Policy
-from repolicy.settings import Settings, defaults
+from repolicy.rollout import Collector
+from repolicy.settings import Settings, customizing, defaults
 from repolicy.worker import Request, Worker, spec_for, versions
 
 
@@ -67,16 +70,74 @@ def train(
     settings = (settings or defaults(env)).resolved()
     if objective.reads_prior:
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
-    return run(Request(env, objective, settings, tuple(addon)), RunFolder(out), resume, watchers)
-
-
-def run(request: Request, folder: RunFolder, resume: bool, watchers: Sequence[Watcher]) -> Result:
-    """Everything before and after the work itself: the folder, the ranks, Ctrl-C."""
+    request = Request(env, objective, settings, tuple(addon))
     check(request)
+    return run(request, RunFolder(out), resume, watchers)
+
+
+def customize(
+    prior: str | Path,
+    addon: Sequence[str] | str,
+    objective: Objective,
+    out: str | Path,
+    settings: Settings | None = None,
+    *,
+    env: str | None = None,
+    sparse: bool = False,
+    resume: bool = False,
+    watchers: Sequence[Watcher] = (),
+) -> Result:
+    """Give a trained policy a new requirement, without the reward that trained it.
+
+    The actor starts as the prior, with the prior's observation statistics, frozen; the critic starts fresh and is
+    fitted alone for the first `settings.critic_warmup` of the steps. `prior` is a policy's file, a run's folder, or the
+    name of a policy that ships. `sparse` accepts an add-on that is constant over a trial of some thousand steps.
+    """
+    path = find_policy(prior)
+    saved = read_policy(path)
+    env = env or saved.card.get("request", {}).get("env")
+    if env is None:
+        raise UsageError(f"{path} does not say which environment it is for; name one with env (--env)")
+    if not objective.reads_addon:
+        raise UsageError("customising needs an objective whose task is the add-on: residual, kl or greedy")
+    settings = (settings or customizing(env)).resolved()
+    wanted = (addon,) if isinstance(addon, str) else tuple(addon)
+    request = Request(env, objective, settings, wanted, prior=hashlib.sha256(path.read_bytes()).hexdigest())
+    check(request)
+    for sentence in try_addon(saved.policy, request, sparse):
+        for watcher in watchers:
+            watcher.say(sentence)
+    return run(request, RunFolder(out), resume, watchers, path)
+
+
+def try_addon(prior: Policy, request: Request, sparse: bool) -> list[str]:
+    """Drive the prior for some steps and look at each add-on's reward: its shape, whether it is finite, its range."""
+    batch = envs.make(request.env, 8, request.settings.seed, request.settings.backend)
+    check_fit(prior, batch, "the prior")
+    rollout = Collector(batch, 256, torch.Generator().manual_seed(0), keep_transitions=True).collect(prior)
+    batch.close()
+    said = []
+    for name in request.addons:
+        reward = addons.combined([name]).reward(*rollout.transitions)
+        if reward.min() == reward.max() and not sparse:
+            raise UsageError(
+                f"add-on {name!r} gave the same reward, {reward.min():g}, in all of {reward.size:,} trial steps; "
+                "if it is meant to be that rare, add --sparse"
+            )
+        said.append(
+            f"add-on {name}: {reward.min():.3g} to {reward.max():.3g}, mean {reward.mean():.3g} a step under the prior"
+        )
+    return said
+
+
+def run(
+    request: Request, folder: RunFolder, resume: bool, watchers: Sequence[Watcher], prior: Path | None = None
+) -> Result:
+    """Everything before and after the work itself: the folder, the ranks, Ctrl-C."""
     if ranks.under_torchrun():
-        return _run_as_one_of_many(request, folder, resume, watchers)
+        return _run_as_one_of_many(request, folder, resume, watchers, prior)
     with folder.locked():
-        folder.begin(request.as_dict(), versions(), resume)
+        folder.begin(request.as_dict(), versions(), resume, prior)
         program = ["from repolicy.training import follow; follow()", str(folder.path)]
         with _polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
             return work(request, folder, team, watchers, interrupted)
@@ -176,7 +237,9 @@ class _polite_interrupt:  # noqa: N801
         self._event.set()
 
 
-def _run_as_one_of_many(request: Request, folder: RunFolder, resume: bool, watchers: Sequence[Watcher]) -> Result:
+def _run_as_one_of_many(
+    request: Request, folder: RunFolder, resume: bool, watchers: Sequence[Watcher], prior: Path | None
+) -> Result:
     """Under torchrun: every process comes here with the same request; the first one claims the folder."""
     team = ranks.Distributed()
     request = replace(request, settings=replace(request.settings, ranks=team.count).resolved())
@@ -184,7 +247,7 @@ def _run_as_one_of_many(request: Request, folder: RunFolder, resume: bool, watch
         team.sum(torch.zeros(1))
         return work(request, folder, team, (), threading.Event())
     with folder.locked():
-        folder.begin(request.as_dict(), versions(), resume)
+        folder.begin(request.as_dict(), versions(), resume, prior)
         team.sum(torch.zeros(1))
         with _polite_interrupt() as interrupted:
             return work(request, folder, team, watchers, interrupted)

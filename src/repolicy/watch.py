@@ -9,7 +9,7 @@ from typing import Any
 
 from repolicy.checkpoint import RunFolder
 from repolicy.errors import UsageError
-from repolicy.training import Request
+from repolicy.worker import Request
 
 
 class JsonLines:

@@ -4,9 +4,10 @@ A segment is a pure function of the checkpoint before it: at its start the envir
 made anew from (seed, segment, rank).
 """
 
+import math
 import platform
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -24,6 +25,8 @@ from repolicy.objective import Objective, reformulated, task_reward
 from repolicy.policy import Family, Policy, PolicySpec, frozen, moments
 from repolicy.rollout import Collector, Rollout
 from repolicy.settings import Settings
+
+STEERING = 0.05  # how fast omega follows the KL budget: at most 5 % an iteration
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,8 @@ class Worker:
         if settings.schedule == "linear":
             learner.learning_rate = settings.learning_rate * (1.0 - (self.iteration - 1) / settings.iterations)
         fit_actor = self.iteration > settings.critic_warmup * settings.iterations
+        if settings.kl_budget is not None and fit_actor:
+            self.objective = steered(self.objective, summary.metrics["prior_kl"], settings.kl_budget)
         report = ppo.update(
             learner, batch, settings, self.stream, self.team.sum, self.team.count, self.objective.bonus, fit_actor
         )
@@ -200,6 +205,7 @@ class Worker:
                 "gradient_norm": report.gradient_norm,
                 "learning_rate": report.learning_rate,
                 "epochs": report.epochs,
+                "omega": self.objective.omega,
             }
             | self.spread(batch.inputs)
         )
@@ -229,9 +235,7 @@ class Worker:
         """The reformulated reward of a rollout, in float64, with every part checked."""
         addon_reward = None
         if self.addon is not None:
-            assert rollout.next_observations is not None
-            arguments = rollout.observations[:-1], rollout.actions.numpy(), rollout.next_observations, rollout.info
-            addon_reward = torch.from_numpy(self.addon.reward(*arguments))
+            addon_reward = torch.from_numpy(self.addon.reward(*rollout.transitions))
         task = task_reward(self.objective, torch.from_numpy(rollout.basic), addon_reward)
         parts = reformulated(
             self.objective, task, None if log_prior is None else log_prior.double(), log_policy.double()
@@ -307,7 +311,8 @@ class Worker:
             f"normaliser.{name}": value for name, value in self.learner.policy.normaliser.state_dict().items()
         }
         state["returns"] = self.returns.statistics
-        self.folder.save(segment, state, {"iteration": self.iteration, "steps": self.steps, "best": self.best})
+        story = {"iteration": self.iteration, "steps": self.steps, "best": self.best, "omega": self.objective.omega}
+        self.folder.save(segment, state, story)
 
     def restore(self) -> tuple[int, list[str]]:
         """Take up the newest whole checkpoint. Returns the segment to begin with, and what was wrong with others."""
@@ -322,6 +327,7 @@ class Worker:
         self.learner.policy.normaliser.load_state_dict(normaliser)
         self.returns.statistics = state["returns"]
         self.iteration, self.best = story["iteration"], story["best"]
+        self.objective = replace(self.objective, omega=story["omega"])
         return story["segment"], complaints
 
     def leave_evidence(self) -> str:
@@ -338,6 +344,12 @@ class Summary:
 
     metrics: dict[str, float]
     observations: Tensor  # [3, O] sums for the normaliser
+
+
+def steered(objective: Objective, kl: float, budget: float) -> Objective:
+    """The objective with a larger omega where the policy is farther from its prior than the budget, else a smaller."""
+    error = max(-1.0, min(1.0, math.log(max(kl, 1e-6) / budget)))
+    return replace(objective, omega=max(1e-6, objective.omega) * math.exp(STEERING * error))
 
 
 class ReturnScale:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.llm.losses import leave_one_out, returns_to_go, token_rewards
+from repolicy.llm.losses import leave_one_out, returns_to_go, token_rewards, whole_returns
 from repolicy.llm.requirements import require_columns, require_saved_path, require_trl, resolve_objective
 from repolicy.objective import Objective
 
@@ -42,11 +42,13 @@ class ResidualGRPOConfig(GRPOConfig):
     omega: weight of the prior's log-probability in the reward; ω′ in the paper.
     alpha: weight of the policy's own −log-probability in the reward; α̂ in the paper.
     gamma: discount of the return; 1 for a response that is judged as a whole.
+    returns: what a token is credited with: the rewards from it `onward` (the paper's), or the `whole` response's.
     """
 
     omega: float | None = field(default=None, metadata={"help": "Weight of the prior's log-probability."})
     alpha: float | None = field(default=None, metadata={"help": "Weight of the policy's entropy."})
     gamma: float = field(default=1.0, metadata={"help": "Discount of the return."})
+    returns: str = field(default="onward", metadata={"help": "Credit a token with rewards `onward`, or the `whole`."})
     scale_rewards: str = field(default="none", metadata={"help": "Leave as it is: rewards are not scaled."})
     loss_type: str = field(default="dr_grpo", metadata={"help": f"One of {', '.join(COMMON_DIVISOR_LOSSES)}."})
 
@@ -110,9 +112,8 @@ class ResidualGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         rank, rows = self.accelerator.process_index, len(mask)
         mine = slice(rank * rows, (rank + 1) * rows)
         mask = mask * judged[mine].unsqueeze(1)
-        returns = returns_to_go(
-            token_rewards(self.objective, rewards[mine], log_policy, log_prior, mask), self.args.gamma
-        )
+        each = token_rewards(self.objective, rewards[mine], log_policy, log_prior, mask)
+        returns = whole_returns(each) if self.args.returns == "whole" else returns_to_go(each, self.args.gamma)
         self._record(rewards, log_policy, log_prior, mask, "train" if training else "eval")
         if group < 2:  # evaluation with a single response: nothing to compare it with
             return torch.zeros_like(returns)
@@ -163,5 +164,9 @@ def check_grpo(args: ResidualGRPOConfig) -> None:
             f"loss_type is {args.loss_type!r}; choose from {', '.join(COMMON_DIVISOR_LOSSES)}, "
             "which divide every token by the same number"
         )
+    if args.returns not in ("onward", "whole"):
+        raise UsageError(f"returns is {args.returns!r}; it must be 'onward' or 'whole'")
+    if args.returns == "whole" and args.gamma != 1:
+        raise UsageError(f"gamma is {args.gamma}; returns of the whole response have no discount, so it must be 1")
     if not 0 <= args.gamma <= 1:
         raise UsageError(f"gamma is {args.gamma}; a discount lies between 0 and 1")

@@ -133,6 +133,15 @@ def leave_one_out(returns: Tensor, mask: Tensor, group: int) -> Tensor:
     return ((own - baseline) * alive).view(rows, length)
 
 
+def whole_returns(rewards: Tensor) -> Tensor:
+    """The undiscounted sum of a response's rewards, the same at each of its tokens. `[B, T]` to `[B, T]`.
+
+    What came before a token does not depend on it, so in expectation the gradient is that of `returns_to_go`. At the
+    optimum this sum is alpha · log Z for *every* response, so there, compared with other responses, it has no noise.
+    """
+    return rewards.sum(1, keepdim=True).expand_as(rewards)
+
+
 def token_advantages(
     objective: Objective,
     reward: Tensor,
@@ -142,7 +151,7 @@ def token_advantages(
     group: int,
     gamma: float = 1.0,
 ) -> Tensor:
-    """What multiplies ∇ log policy at every token `[B, T]` (Eq. 6 on the reward of Eq. 27): the three steps above."""
+    """What multiplies ∇ log policy at every token `[B, T]` (Eq. 6 on the reward of Eq. 27): the steps above in a row."""
     returns = returns_to_go(token_rewards(objective, reward, log_policy, log_prior, mask), gamma)
     return leave_one_out(returns, mask, group)
 

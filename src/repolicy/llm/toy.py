@@ -71,7 +71,7 @@ class Toy:
         """log p(next token) of human text after each prefix of each sentence `[sentences, length + 1, size]`."""
         generator = torch.Generator().manual_seed(0)
         scores = torch.randn(self.size, self.size - 1, generator=generator, dtype=torch.float64)
-        scores[:, self.letters.index("e")] -= 1.5  # what the add-on asks for is rare in human text
+        scores[:, self.letters.index("e")] -= 0.5  # what the add-on asks for is rare in human text
         follow = scores.softmax(-1)
         table = torch.zeros(len(self.sentences), self.length + 1, self.size, dtype=torch.float64)
         for k in range(self.length + 1):

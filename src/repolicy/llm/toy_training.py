@@ -19,7 +19,7 @@ from repolicy.objective import Objective
 require_trl()
 
 from datasets import Dataset  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer  # noqa: E402
 
 from repolicy.llm.cross_entropy import CrossEntropyDPOConfig, CrossEntropyDPOTrainer  # noqa: E402
@@ -69,7 +69,7 @@ def online(
     seed: int = 0,
     rate: float = ONLINE_RATE,
 ) -> Tensor:
-    """method: `residual` (per-token return), `rloo` (the recipe on TRL's RLOO) or `grpo` (stock, beta = alpha)."""
+    """method: `residual` (the return from each token on), `whole` (of the response), `rloo` (the recipe on TRL's RLOO) or `grpo` (stock, beta = alpha)."""
     model, tokenizer = load(prior)
     with scratch() as shared:
         shared |= {
@@ -83,8 +83,8 @@ def online(
         }
         data = {"train_dataset": Dataset.from_list([{"prompt": END}] * 8), "processing_class": tokenizer}
         trainer: Any
-        if method == "residual":
-            settings = ResidualGRPOConfig(**shared)
+        if method in ("residual", "whole"):
+            settings = ResidualGRPOConfig(**shared, returns="whole" if method == "whole" else "onward")
             trainer = ResidualGRPOTrainer(model, addon_reward, settings, objective=objective, **data)
         elif method == "rloo":
             second = prior_reward(load(prior)[0].eval(), tokenizer)
@@ -92,6 +92,7 @@ def online(
         else:
             settings = GRPOConfig(**shared, beta=objective.alpha, scale_rewards="none", loss_type="dr_grpo")
             trainer = GRPOTrainer(model, addon_reward, settings, **data)
+        trainer.remove_callback(PrinterCallback)
         trainer.train()
     return policy_log_probs(toy, trainer.model)
 
@@ -128,5 +129,6 @@ def offline(
         else:
             settings = CrossEntropyDPOConfig(**shared, offset=offset)
             trainer = CrossEntropyDPOTrainer(model, reference, settings, objective=objective, **data)
+        trainer.remove_callback(PrinterCallback)
         trainer.train()
     return policy_log_probs(toy, trainer.model)

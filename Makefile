@@ -1,0 +1,44 @@
+# `make demo` and `make test` do all set-up by themselves, on a machine with Python 3.11 or newer, git and make.
+
+PYTHON ?= python3
+BIN = .venv/bin
+EXTRAS = dev,sb3,rsl-rl,llm,onnx
+
+.PHONY: demo test lint bench mutate docs results clean
+
+demo: .venv/base
+	$(BIN)/python examples/demo.py
+
+test: .venv/full
+	$(BIN)/python -m pytest
+
+lint: .venv/full
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: .venv/full  ## every figure of results/bench.jsonl, one after the other
+	$(BIN)/python benchmarks/speed.py --out results/speed.jsonl
+	$(BIN)/python benchmarks/peers.py --out results/peers.jsonl
+
+mutate: .venv/full  ## break the mathematics on purpose: each break must be noticed by a test
+	$(BIN)/python benchmarks/mutate.py
+
+docs: .venv/docs
+	$(BIN)/mkdocs build --strict
+
+.venv/base: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+.venv/full: .venv/base
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	touch $@
+
+.venv/docs: .venv/base
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
+clean:
+	rm -rf .venv site dist

@@ -1,0 +1,299 @@
+"""The commands. Each is a dataclass whose fields are its options; the docstrings under them are its help.
+
+Nothing heavy is imported before a command runs, so that `--help` answers at once.
+"""
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
+
+from repolicy.errors import UsageError
+from repolicy.objective import Objective, named
+from repolicy.settings import Settings
+
+if TYPE_CHECKING:
+    from repolicy.training import Result
+
+ObjectiveName = Literal["no_entropy", "end_entropy", "repeat_entropy", "soft", "full"]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a policy from nothing, as a prior or a baseline.
+
+    Example: repolicy train HalfCheetah-v4 --objective soft --alpha 0.13472 --steps 3e6 --out runs/cheetah
+    """
+
+    env: Positional[Annotated[str, arg(metavar="ENV")]]
+    """Environment: an id of EnvPool or Gymnasium, or module:callable that makes one."""
+    objective: ObjectiveName = "soft"
+    """What the return contains (see the docs, "The eight objectives")."""
+    alpha: float | None = None
+    """Weight of the entropy."""
+    addon: UseAppendAction[tuple[str, ...]] = ()
+    """Add-on reward for --objective full: NAME, NAME=WEIGHT, module:function or file.py:function. Repeatable."""
+    out: Path | None = None
+    """The run's folder; by default runs/ENV-OBJECTIVE-SEED."""
+    resume: bool = False
+    """Go on with the run in the folder, if there is one."""
+    settings_file: Annotated[Path | None, arg(name="settings")] = None
+    """A JSON file of settings; options on the command line go before it."""
+    wandb: str | None = None
+    """Log to this Weights & Biases project too."""
+    json: bool = False
+    """Print one JSON object on stdout at the end."""
+    settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.training import train
+
+        objective = named(self.objective, alpha=self.alpha)
+        out = self.out or Path("runs") / f"{self.env.replace(':', '.')}-{self.objective}-{self.settings.seed}"
+        watchers = _watchers(out, self.wandb)
+        return _ended(
+            train(self.env, objective, out, self.settings, addon=self.addon, resume=self.resume, watchers=watchers)
+        )
+
+
+@dataclass(frozen=True)
+class Customize:
+    """Give a trained policy a new requirement, without the reward that trained it.
+
+    Example: repolicy customize halfcheetah --addon hind_leg --omega 0.17 --alpha 0.13472
+    """
+
+    prior: Positional[Annotated[str, arg(metavar="PRIOR")]]
+    """The trained policy: a name that ships (halfcheetah, hopper, ant), a policy's file, or a run's folder."""
+    addon: UseAppendAction[tuple[str, ...]] = ()
+    """The new requirement: NAME, NAME=WEIGHT, module:function or file.py:function; repolicy addons lists names.
+    Repeatable."""
+    omega: str | None = None
+    """ω′, the weight of the prior's log-probability; auto: adapt it to --kl-budget."""
+    alpha: float | None = None
+    """α̂, the weight of the entropy; by default the prior's own α, where its file tells it."""
+    objective: Literal["residual", "kl", "greedy"] = "residual"
+    """residual: omega and alpha apart; kl: omega equal to alpha; greedy: the add-on alone."""
+    env: str | None = None
+    """Environment; by default the one that the prior was trained in."""
+    out: Path | None = None
+    """The run's folder; by default runs/PRIOR-OBJECTIVE-SEED."""
+    resume: bool = False
+    """Go on with the run in the folder, if there is one."""
+    sparse: bool = False
+    """Accept an add-on that is constant over some thousand trial steps."""
+    settings_file: Annotated[Path | None, arg(name="settings")] = None
+    """A JSON file of settings; options on the command line go before it."""
+    wandb: str | None = None
+    """Log to this Weights & Biases project too."""
+    json: bool = False
+    """Print one JSON object on stdout at the end."""
+    settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.training import customize
+
+        out = self.out or Path("runs") / f"{Path(self.prior).stem}-{self.objective}-{self.settings.seed}"
+        return _ended(
+            customize(
+                self.prior, self.addon, self.wanted(), out, self.settings,
+                env=self.env, sparse=self.sparse, resume=self.resume, watchers=_watchers(out, self.wandb),
+            )
+        )  # fmt: skip
+
+    def wanted(self) -> Objective:
+        """The objective that the options describe."""
+        alpha = self.alpha if self.alpha is not None else _alpha_of(self.prior)
+        if self.omega != "auto":
+            if self.settings.kl_budget is not None:
+                raise UsageError("--kl-budget goes with --omega auto")
+            return named(self.objective, omega=_number("--omega", self.omega), alpha=alpha)
+        if self.settings.kl_budget is None:
+            raise UsageError("--omega auto needs --kl-budget: how far the policy may drift, in nats a step")
+        return named("residual", omega=alpha, alpha=alpha)
+
+
+@dataclass(frozen=True)
+class Addons:
+    """List the add-on rewards that ship, with what each is for.
+
+    Example: repolicy addons
+    """
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def run(self) -> dict[str, Any]:
+        from rich.console import Console
+        from rich.table import Table
+
+        from repolicy.addons import described
+
+        table = Table("name", "environment", "what it rewards", "reported as")
+        for row in described():
+            table.add_row(row["name"], row["env"], row["what"], row["metric"])
+        console = Console(stderr=True)
+        console.print(table)
+        console.print("your own: --addon module:function or --addon file.py:function", highlight=False)
+        return {"addons": described()}
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Run a policy for whole episodes and report its returns: mean ± std, and each episode in a JSON file.
+
+    Example: repolicy evaluate runs/cheetah/best.safetensors --episodes 500
+    """
+
+    policy: Positional[Annotated[Path, arg(metavar="POLICY")]]
+    """A policy's file, or a run's folder (then its best policy)."""
+    env: str | None = None
+    """Environment; by default the one that the policy was trained in."""
+    episodes: int = 100
+    """How many episodes, shared out evenly over the environments."""
+    addon: UseAppendAction[tuple[str, ...]] = ()
+    """Add-on reward to report as well; by default the one that the policy was customised to. Repeatable."""
+    stochastic: bool = False
+    """Sample the actions instead of taking the mean."""
+    seed: int = 0
+    """Seed of environments and sampling."""
+    backend: Literal["auto", "envpool", "gymnasium"] = "auto"
+    """Whose environments; --backend gymnasium is the referee."""
+    out: Path | None = None
+    """Where each episode goes; by default evaluation-….json beside the policy."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def run(self) -> dict[str, Any]:
+        from rich.console import Console
+        from rich.table import Table
+
+        from repolicy.addons import combined
+        from repolicy.checkpoint import find_policy, read_policy, write_json
+        from repolicy.evaluation import evaluate
+
+        path = find_policy(self.policy)
+        saved = read_policy(path)
+        request = saved.card.get("request", {})
+        env, addons = self.env or request.get("env"), self.addon or tuple(request.get("addons", ()))
+        if env is None:
+            raise UsageError(f"{path} does not say which environment it is for; add --env")
+        console = Console(stderr=True)
+        with console.status(f"{env}: running {self.episodes} episodes") as status:
+            found = evaluate(
+                saved.policy, env, self.episodes,
+                addon=combined(addons) if addons else None, prior=saved.prior, stochastic=self.stochastic,
+                seed=self.seed, backend=self.backend,
+                progress=lambda done: status.update(f"{env}: {done} of {self.episodes} episodes"),
+            )  # fmt: skip
+        action = "sampled" if self.stochastic else "mean"
+        out = self.out or path.with_name(f"evaluation-{path.stem}-{action}-{found.backend}.json")
+        values = {"policy": str(path), "which": saved.card.get("which", "")} | found.as_dict()
+        write_json(out, values)
+        title = f"{path} in {env} ({found.backend}), {self.episodes} episodes, {action} action"
+        table = Table("", "mean", "std", title=title, title_justify="left")
+        for name, mean, std in found.rows():
+            table.add_row(name.replace("_", " "), f"{mean:,.2f}", f"{std:,.2f}")
+        console.print(table)
+        console.print(f"each episode: {out}", highlight=False, soft_wrap=True)
+        return {key: value for key, value in values.items() if key != "each"} | {"file": str(out)}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Measure, in alternating slices of one run, the physics alone and training end to end, and print the share.
+
+    Example: repolicy bench HalfCheetah-v4 --ranks 1
+    """
+
+    env: Positional[Annotated[str, arg(metavar="ENV")]]
+    """Environment."""
+    slices: int = 3
+    """Pairs of slices; the reported share is their median."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+    settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.bench import bench
+
+        return bench(self.env, self.settings, self.slices)
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Tell the story of a file: a policy, a checkpoint, or a run's folder.
+
+    Example: repolicy inspect runs/cheetah/best.safetensors
+    """
+
+    file: Positional[Annotated[Path, arg(metavar="FILE")]]
+    """A policy's file, a checkpoint, or a run's folder."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.inspection import inspect
+
+        return inspect(self.file)
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Say what this installation can do: versions, backends, rendering, cores.
+
+    Example: repolicy doctor
+    """
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.inspection import doctor
+
+        return doctor()
+
+
+def card_of(prior: str) -> dict[str, Any]:
+    from repolicy.checkpoint import find_policy, read_card
+
+    return read_card(find_policy(prior))
+
+
+def _alpha_of(prior: str) -> float:
+    objective = card_of(prior).get("request", {}).get("objective", {})
+    if not objective.get("alpha"):
+        raise UsageError(f"{prior} does not tell the alpha that it was trained with; name one with --alpha")
+    return float(objective["alpha"])
+
+
+def _number(option: str, text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise UsageError(f"{option} is {text!r}; it must be a number, or auto") from None
+
+
+def _watchers(out: Path, wandb: str | None) -> list[Any]:
+    """Who watches a run that the command line started; under torchrun, only the first process has any."""
+    from repolicy.checkpoint import RunFolder
+    from repolicy.display import Display
+    from repolicy.watch import JsonLines, TensorBoard, Wandb
+
+    if int(os.environ.get("RANK", "0")) > 0:
+        return []
+    folder = RunFolder(out)
+    return [Display(), JsonLines(folder), TensorBoard(folder), *([Wandb(folder, wandb)] if wandb is not None else [])]
+
+
+def _ended(result: "Result") -> dict[str, Any]:
+    folder = result.folder
+    if result.finished:
+        said = f"done: {folder}/best.safetensors is the best policy by the run's own objective, policy.safetensors its last"
+    else:
+        said = f"stopped after {result.steps:,} steps; --resume goes on from the last checkpoint in {folder}"
+    print(said, file=sys.stderr)
+    return {"folder": str(folder), "steps": result.steps, "finished": result.finished, "metrics": result.metrics}
