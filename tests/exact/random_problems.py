@@ -8,6 +8,7 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
 from repolicy.exact import MDP
+from repolicy.objective import Objective
 
 # The same examples in every run: a failure is a fact about the code, never about the day.
 examples = settings(
@@ -52,6 +53,11 @@ def mdps(
         horizon=steps,
         addon=draw(numbers(states, actions)),
     )
+
+
+def objectives(**kwargs: st.SearchStrategy[float]) -> st.SearchStrategy[Objective]:
+    """Any row of the table, not only the named ones; without a bonus unless told."""
+    return st.builds(Objective, st.sampled_from(["basic", "addon", "both"]), omega=weights, alpha=weights, **kwargs)
 
 
 def any_mdps() -> st.SearchStrategy[MDP]:

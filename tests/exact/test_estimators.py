@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from random_problems import examples, largest, policies, short_mdps, tables, temperatures, weights
+from random_problems import examples, largest, objectives, policies, short_mdps, tables, temperatures, weights
 
 from repolicy.exact import (
     MDP,
@@ -17,11 +17,10 @@ from repolicy.exact import (
     estimator_gradient,
     evaluate,
     exact_gradient,
-    expected_return,
     score_gradient,
     soft_optimal,
 )
-from repolicy.objective import Objective, end_entropy, no_entropy, repeat_entropy, residual, soft
+from repolicy.objective import end_entropy, no_entropy, repeat_entropy, residual, soft
 
 TIGHT = 1e-10
 
@@ -36,11 +35,6 @@ def fork(discount):
         discount=discount,
         horizon=2,
     )
-
-
-def objectives(**kwargs):
-    """Any row of the table, not only the named ones; without a bonus unless told."""
-    return st.builds(Objective, st.sampled_from(["basic", "addon", "both"]), omega=weights, alpha=weights, **kwargs)
 
 
 def problems(**kwargs):
@@ -234,24 +228,3 @@ def test_the_others_push_the_soft_optimum_away(objective):
     optimum = soft_optimal(mdp, 0.5).log_policy
     assert largest(estimator_gradient(mdp, soft(0.5), optimum)) < TIGHT
     assert largest(estimator_gradient(mdp, objective, optimum)) > 1e-2
-
-
-# The exact gradient itself --------------------------------------------------------------------------------------------
-
-
-@examples
-@given(
-    st.data(),
-    short_mdps() | short_mdps().map(lambda mdp: replace(mdp, horizon=None, discount=0.9 * mdp.discount)),
-    objectives(),
-)
-def test_the_exact_gradient_is_the_slope_of_j(data, mdp, objective):
-    """Against a central difference, in a random direction."""
-    logits, prior = data.draw(tables(mdp)), data.draw(policies(mdp))
-    direction = torch.sin(torch.arange(1.0, logits.numel() + 1, dtype=torch.float64)).reshape(logits.shape)
-
-    def j(step):
-        return expected_return(mdp, objective, torch.log_softmax(logits + step * direction, -1), prior).item()
-
-    slope = (j(1e-4) - j(-1e-4)) / 2e-4
-    assert abs((exact_gradient(mdp, objective, logits, prior) * direction).sum().item() - slope) < 1e-5
