@@ -23,9 +23,9 @@ class Settings:
     """Seed of everything: environments, networks, sampling, shuffling."""
     ranks: int = 0
     """Processes that share the work, each on one core; 0 means one a physical core."""
-    envs: int = 32
+    envs: int = 64
     """Environments, over all ranks."""
-    horizon: int = 128
+    horizon: int = 64
     """Steps of each environment between two updates."""
     segment: int = 50
     """Iterations between two checkpoints; each segment starts its environments anew."""
@@ -134,12 +134,20 @@ _RANGES: list[tuple[str, float, float]] = [
 # One row an environment (of any version), used by every objective alike. Measured by `benchmarks/learning.py`.
 TABLE: dict[str, dict[str, Any]] = {
     "HalfCheetah": {"steps": 3_000_000, "learning_rate": 1e-3},
-    "Hopper": {"steps": 3_000_000},
+    "Hopper": {"steps": 3_000_000, "learning_rate": 1e-3},
     "Ant": {"steps": 3_000_000, "initial_std": 0.35},
     "Walker2d": {"steps": 3_000_000},
     "Swimmer": {"steps": 1_000_000, "gamma": 0.999},
-    "CartPole": {"steps": 200_000, "learning_rate": 1e-3, "envs": 16, "minibatch": 256, "segment": 20},
-    "Pendulum": {"steps": 300_000, "learning_rate": 1e-3, "gamma": 0.95, "envs": 16, "minibatch": 256, "segment": 20},
+    "CartPole": {"steps": 200_000, "learning_rate": 1e-3, "envs": 16, "horizon": 128, "minibatch": 256, "segment": 20},
+    "Pendulum": {
+        "steps": 300_000,
+        "learning_rate": 1e-3,
+        "gamma": 0.95,
+        "envs": 16,
+        "horizon": 128,
+        "minibatch": 256,
+        "segment": 20,
+    },
 }
 
 
@@ -191,7 +199,8 @@ def _converted(value: Any, hint: Any, where: str) -> Any:
         return tuple(_converted(item, int, where) for item in value)
     if hint is bool and isinstance(value, bool):
         return value
-    if hint in (int, float) and isinstance(value, int | float) and not isinstance(value, bool) and hint(value) == value:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if hint in (int, float) and number and hint(value) == value:
         return hint(value)
     raise UsageError(f"{where} is {value!r}; it must be {_WORDS[hint]}")
 
