@@ -4,6 +4,9 @@ TRL's KTO trainer brings the unpaired data, the reference in all its forms and, 
 (chosen 1, rejected 0). Only the loss is another.
 """
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,7 +84,8 @@ class CrossEntropyDPOTrainer(KTOTrainer):  # type: ignore[misc]
         if ref_model is None and others.get("peft_config") is None and not args.precompute_ref_log_probs:
             require_saved_path(model, "Cross-Entropy-DPO")
         args.beta = self.objective.alpha
-        super().__init__(model, ref_model, args, train_dataset=train_dataset, **others)
+        with _without_advice_on_weights():
+            super().__init__(model, ref_model, args, train_dataset=train_dataset, **others)
         self.offset = Offset()
         self.add_callback(self.offset)
 
@@ -142,6 +146,21 @@ class CrossEntropyDPOTrainer(KTOTrainer):  # type: ignore[misc]
         right = (reward + self._offset() > 0) == (label == 1)
         metrics["rewards/accuracies"].append(right.float().mean().item())
         metrics["offset"].append(self._offset())
+
+
+@contextmanager
+def _without_advice_on_weights() -> Iterator[None]:
+    """KTO advises weights where good and bad are not equally many. Here the offset does that, and weights are refused."""
+    logger = logging.getLogger("trl.trainer.kto_trainer")
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "weights on the desirable and undesirable losses" not in str(record.msg)
+
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
 
 
 def check_cross_entropy(objective: Objective, args: CrossEntropyDPOConfig) -> None:

@@ -27,7 +27,7 @@ from repolicy.llm.dpo import DecomposedDPOConfig, DecomposedDPOTrainer  # noqa: 
 from repolicy.llm.grpo import ResidualGRPOConfig, ResidualGRPOTrainer  # noqa: E402
 from repolicy.llm.rloo import prior_reward, rloo_settings  # noqa: E402
 
-ONLINE_RATE, OFFLINE_RATE = 2e-3, 1e-3
+ONLINE_RATE, OFFLINE_RATE = 2e-3, 3e-4
 
 
 def addon_reward(completions: list[str], **_: Any) -> list[float]:
@@ -104,7 +104,7 @@ def offline(
     rows: list[dict[str, Any]],
     method: str = "decomposed",
     batch: int = 64,
-    epochs: float = 3,
+    epochs: float = 1,
     steps: int = -1,
     seed: int = 0,
     rate: float = OFFLINE_RATE,

@@ -1,0 +1,188 @@
+"""The trade-off that omega buys on the toy, against the exact optimum: `python -m repolicy.llm.frontier`.
+
+For every omega, method and seed: train, list every response, and measure the distance from the optimum, both rewards,
+length and entropy. Controls: stock GRPO, RLOO, stock DPO (omega = alpha), a prior that was stopped early, and a
+language in which all human text has one length.
+"""
+
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from repolicy.errors import UsageError
+from repolicy.llm.records import Job, mean_and_spread, run_missing
+from repolicy.llm.toy import (
+    Measures,
+    Toy,
+    labelled_pairs,
+    make_prior,
+    measure,
+    optimum,
+    policy_log_probs,
+    sample_responses,
+)
+from repolicy.objective import residual
+
+
+@dataclass(frozen=True)
+class FrontierOptions:
+    """Options of the trade-off experiment on the toy."""
+
+    omegas: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.6)
+    """Weights of the prior's log-probability."""
+    alpha: float = 0.2
+    """Weight of the policy's entropy."""
+    seeds: int = 3
+    """How often every main run is repeated."""
+    steps: int = 300
+    """Online steps."""
+    samples: int = 64
+    """Responses in an online step."""
+    pairs: int = 8192
+    """Preferences for the offline method."""
+    controls: bool = True
+    """Run the controls as well."""
+    output: Path = Path("results/llm")
+    """Folder of `frontier.jsonl`, its table and its picture. Runs that have a line there are not run again."""
+    priors: Path = Path("runs/llm-toy")
+    """Folder of the priors, which are made where they are missing."""
+
+    def __post_init__(self) -> None:
+        if self.alpha <= 0:
+            raise UsageError(f"alpha is {self.alpha}; the optimum divides by it, so it must be greater than 0")
+        if min(self.seeds, self.steps, self.samples - 1, self.pairs) < 1 or not self.omegas:
+            raise UsageError("seeds, steps and pairs must be 1 or more, samples 2 or more, and omegas not empty")
+
+
+WORLDS = {"standard": (Toy(), 500), "early": (Toy(), 40), "fixed": (Toy(fixed=True), 500)}  # and steps of pretraining
+
+
+def frontier(options: FrontierOptions) -> list[dict[str, Any]]:
+    """Run what is missing, write the table and the picture, and return the records."""
+    torch.set_num_threads(1)
+    file = options.output / "frontier.jsonl"
+    records = run_missing(frontier_jobs(options), file, _command(), lambda job: run_job(job, options))
+    (options.output / "frontier.md").write_text(table(records))
+    draw(records, options, options.output / "frontier.png")
+    return records
+
+
+def frontier_jobs(options: FrontierOptions) -> list[Job]:
+    """Everything once, then everything again for the next seed; some controls only once."""
+    alpha, middle = options.alpha, [omega for omega in options.omegas if 0 < omega <= 1.5 * options.alpha + 1e-9]
+    jobs: list[Job] = []
+    for seed in range(options.seeds):
+        jobs += [_job("standard", "residual", omega, alpha, seed) for omega in options.omegas]
+        jobs += [_job("standard", "decomposed", omega, alpha, seed) for omega in options.omegas]
+        if options.controls:
+            jobs += [_job("standard", method, alpha, alpha, seed) for method in ("grpo", "rloo")]
+            jobs += [_job("standard", "whole", omega, alpha, seed) for omega in middle]
+        if options.controls and seed == 0:
+            jobs += [_job("early", "residual", omega, alpha, seed) for omega in middle]
+            jobs += [_job("fixed", "residual", omega, alpha, seed) for omega in middle]
+            jobs += [_job("early", "decomposed", omega, alpha, seed) for omega in middle]
+    return jobs
+
+
+def _job(world: str, method: str, omega: float, alpha: float, seed: int) -> Job:
+    return {"world": world, "method": method, "omega": omega, "alpha": alpha, "seed": seed}
+
+
+def run_job(job: Job, options: FrontierOptions) -> dict[str, Any]:
+    """Train once; the measures of the prior (before) and of what came out, against the exact optimum."""
+    from repolicy.llm import toy_training
+
+    toy, pretraining = WORLDS[job["world"]]
+    folder = options.priors / job["world"]
+    distance = make_prior(toy, folder, pretraining)
+    objective = residual(job["omega"], job["alpha"])
+    log_prior = policy_log_probs(toy, toy_training.load(folder)[0])
+    if job["method"] == "decomposed":
+        both = sample_responses(toy, log_prior, 2 * options.pairs, seed=100 + job["seed"])
+        pairs = labelled_pairs(both[: options.pairs], both[options.pairs :], seed=200 + job["seed"])
+        trained = toy_training.offline(toy, folder, objective, pairs, seed=job["seed"])
+        size = {"pairs": options.pairs}
+    else:
+        trained = toy_training.online(
+            toy, folder, objective, job["method"], options.steps, options.samples, seed=job["seed"]
+        )
+        size = {"steps": options.steps, "samples": options.samples}
+    return {
+        **size,
+        "prior_kl": distance,
+        "before": asdict(measure(toy, objective, log_prior, log_prior)),
+        "after": asdict(measure(toy, objective, trained, log_prior)),
+        "best": asdict(measure(toy, objective, optimum(objective, log_prior, toy.rewards), log_prior)),
+    }
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """One row for each world, method and omega: what came out, and the exact optimum beside it."""
+    columns = ["kl", "addon", "log_prior", "length", "entropy"]
+    lines = [
+        "Made by `python -m repolicy.llm.frontier`. After the slash: the exact optimum. KL is to that optimum, in nats.\n",
+        "| world | method | omega | runs | KL before | KL | add-on | log prior | letters | entropy |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    groups: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
+    for record in records:
+        job = record["job"]
+        groups.setdefault((job["world"], job["method"], job["omega"]), []).append(record)
+    for (world, method, omega), runs in sorted(groups.items(), key=lambda item: (item[0][0] != "standard", item[0])):
+        cells = [mean_and_spread([run["after"][name] for run in runs]) for name in columns]
+        best = [""] + [f" / {runs[0]['best'][name]:.3f}" for name in columns[1:]]
+        row = [world, method, f"{omega:g}", str(len(runs)), f"{runs[0]['before']['kl']:.2f}"]
+        lines.append("| " + " | ".join(row + [cell + to for cell, to in zip(cells, best, strict=True)]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(records: list[dict[str, Any]], options: FrontierOptions, file: Path) -> None:
+    """Add-on reward, length and entropy over omega, and the trade-off itself: lines are exact, dots were trained."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from repolicy.llm import toy_training
+
+    standard = [record for record in records if record["job"]["world"] == "standard"]
+    toy = WORLDS["standard"][0]
+    log_prior = policy_log_probs(toy, toy_training.load(options.priors / "standard")[0])
+    sweep = [0.01 * i for i in range(int(100 * max(options.omegas)) + 1)]
+    exact = [_best(toy, omega, options.alpha, log_prior) for omega in sweep]
+    names = {"addon": "add-on reward", "length": "letters", "entropy": "entropy of a response"}
+    figure, panels = plt.subplots(1, 4, figsize=(16, 3.8), layout="constrained")
+    for panel, (name, label) in zip(panels, names.items(), strict=False):
+        panel.plot(sweep, [getattr(point, name) for point in exact], color="black", label="exact optimum")
+        panel.set(xlabel="omega", ylabel=label)
+        for method in sorted({record["job"]["method"] for record in standard}):
+            runs = [record for record in standard if record["job"]["method"] == method]
+            x, y = [run["job"]["omega"] for run in runs], [run["after"][name] for run in runs]
+            panel.plot(x, y, "o", alpha=0.6, markersize=5, label=method)
+    panels[3].plot([point.log_prior for point in exact], [point.addon for point in exact], color="black")
+    for method in sorted({record["job"]["method"] for record in standard}):
+        runs = [record for record in standard if record["job"]["method"] == method]
+        panels[3].plot([r["after"]["log_prior"] for r in runs], [r["after"]["addon"] for r in runs], "o", alpha=0.6)
+    panels[3].set(xlabel="log-probability under the prior", ylabel="add-on reward", title="the frontier")
+    panels[0].legend(fontsize=8)
+    figure.suptitle(f"alpha = {options.alpha:g}: every number an expectation over all responses")
+    figure.savefig(file, dpi=110)
+    plt.close(figure)
+
+
+def _best(toy: Toy, omega: float, alpha: float, log_prior: torch.Tensor) -> Measures:
+    objective = residual(omega, alpha)
+    return measure(toy, objective, optimum(objective, log_prior, toy.rewards), log_prior)
+
+
+def _command() -> str:
+    return " ".join(["python -m repolicy.llm.frontier", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    import tyro
+
+    frontier(tyro.cli(FrontierOptions, description=__doc__))

@@ -1,0 +1,79 @@
+"""What the tests of language models share: no network, one thread, and a prior that trains in seconds."""
+
+import os
+
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TRL_EXPERIMENTAL_SILENCE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TQDM_DISABLE": "1",
+}
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+
+# Warnings of TRL and transformers about each other, by their words; any other warning is an error.
+OTHERS_WARNINGS = [
+    "ignore:.*gradient_checkpointing.* is deprecated and will be removed in v6:FutureWarning",
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            for warning in OTHERS_WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def toy() -> Any:
+    from repolicy.llm.toy import Toy
+
+    return Toy(letters="abe", length=3)
+
+
+@pytest.fixture(scope="session")
+def prior(toy: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model that speaks the toy's language."""
+    pytest.importorskip("trl", reason="the extra `llm` is not installed")
+    from repolicy.llm.toy import make_prior
+
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("prior")
+    make_prior(toy, folder, steps=200, hidden=32, layers=1)
+    return folder
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    """Trainer settings for a short quiet run."""
+    return {
+        "output_dir": str(tmp_path / "run"),
+        "bf16": False,
+        "use_cpu": True,
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "disable_tqdm": True,
+        "gradient_checkpointing": False,
+        "dataloader_pin_memory": False,
+        "learning_rate": 1e-3,
+        "seed": 5,
+    }

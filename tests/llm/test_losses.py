@@ -1,0 +1,247 @@
+"""The mathematics of Appendix B, against numbers worked by hand, exact enumeration, and each other."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from repolicy.errors import UsageError
+from repolicy.llm import losses
+from repolicy.objective import Objective, greedy, kl, residual
+
+ROWS = {
+    "chosen": torch.tensor([-1.0, -4.0], dtype=torch.float64),
+    "rejected": torch.tensor([-3.0, -2.0], dtype=torch.float64),
+    "prior_chosen": torch.tensor([-2.0, -5.0], dtype=torch.float64),
+    "prior_rejected": torch.tensor([-2.5, -1.0], dtype=torch.float64),
+}
+
+
+def softplus(x: float) -> float:
+    return math.log1p(math.exp(x))
+
+
+class TestPairs:
+    def test_decomposed_by_hand(self) -> None:
+        loss = losses.decomposed_dpo_loss(residual(omega=0.3, alpha=0.2), **ROWS)
+        margins = [0.2 * 2 - 0.3 * 0.5, 0.2 * -2 - 0.3 * -4]
+        assert loss.tolist() == pytest.approx([softplus(-margin) for margin in margins], rel=1e-12)
+
+    def test_dpo_by_hand(self) -> None:
+        loss = losses.dpo_loss(0.5, **ROWS)
+        assert loss.tolist() == pytest.approx([softplus(-0.5 * 1.5), softplus(-0.5 * 2)], rel=1e-12)
+
+    def test_preferring_the_chosen_is_cheaper(self) -> None:
+        better = {**ROWS, "chosen": ROWS["chosen"] + 1}
+        assert (losses.dpo_loss(0.5, **better) < losses.dpo_loss(0.5, **ROWS)).all()
+
+    def test_equal_weights_are_dpo(self) -> None:
+        assert torch.equal(losses.decomposed_dpo_loss(residual(0.2, 0.2), **ROWS), losses.dpo_loss(0.2, **ROWS))
+
+    def test_without_omega_the_prior_is_not_read(self) -> None:
+        none = losses.decomposed_dpo_loss(greedy(0.2), ROWS["chosen"], ROWS["rejected"], None, None)
+        infinite = {**ROWS, "prior_chosen": torch.full((2,), -torch.inf, dtype=torch.float64)}
+        assert torch.equal(none, losses.decomposed_dpo_loss(greedy(0.2), **infinite))
+
+    def test_alpha_zero_is_refused(self) -> None:
+        with pytest.raises(UsageError, match="alpha is 0"):
+            losses.decomposed_dpo_loss(residual(0.2, 0.0), **ROWS)
+
+
+class TestLabels:
+    def test_by_hand(self) -> None:
+        loss = losses.cross_entropy_dpo_loss(
+            residual(0.3, 0.2), ROWS["chosen"], ROWS["prior_chosen"], torch.tensor([1, 0]), offset=0.1
+        )
+        logits = [0.2 * -1 + 0.3 * 2 + 0.1, 0.2 * -4 + 0.3 * 5 + 0.1]
+        assert loss.tolist() == pytest.approx([softplus(-logits[0]), softplus(logits[1])], rel=1e-12)
+
+    def test_only_an_offset_reaches_the_optimum(self) -> None:
+        """Tabular: the optimum of the loss is the closed-form policy with a learned offset, and not without."""
+        generator = torch.Generator().manual_seed(3)
+        objective = residual(0.1, 0.2)
+        log_prior = torch.randn(12, generator=generator, dtype=torch.float64).mul(2).log_softmax(-1)
+        addon = torch.randn(12, generator=generator, dtype=torch.float64)
+        best = ((addon + 0.1 * log_prior) / 0.2).log_softmax(-1)
+        good = addon.sigmoid()
+
+        def distance(learn_offset: bool) -> float:
+            logits = torch.zeros(12, dtype=torch.float64, requires_grad=True)
+            offset = torch.zeros((), dtype=torch.float64, requires_grad=learn_offset)
+            optimizer = torch.optim.LBFGS([logits, offset][: 1 + learn_offset], max_iter=500, line_search_fn="strong_wolfe")
+
+            def closure() -> torch.Tensor:
+                optimizer.zero_grad()
+                policy = logits.log_softmax(-1)
+                of = [losses.cross_entropy_dpo_loss(objective, policy, log_prior, good.new_full((12,), label), offset) for label in (1, 0)]
+                loss = (log_prior.exp() * (good * of[0] + (1 - good) * of[1])).sum()
+                loss.backward()
+                return loss
+
+            for _ in range(5):
+                optimizer.step(closure)
+            policy = logits.detach().log_softmax(-1)
+            return float((policy.exp() * (policy - best)).sum())
+
+        assert distance(learn_offset=True) < 1e-5
+        assert distance(learn_offset=False) > 0.05
+
+
+class TestQAdapter:
+    OBJECTIVE = residual(0.3, 0.5)
+
+    def tokens(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        residual_values, scores = torch.randn(2, 4, 4, 7, generator=generator, dtype=torch.float64)
+        log_prior = scores.log_softmax(-1)
+        ids = torch.randint(0, 7, (4, 4, 1), generator=generator)
+        mask = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]])
+        log_policy = losses.q_adapter_log_probs(self.OBJECTIVE, residual_values, log_prior)
+        value = 0.5 * ((residual_values + 0.3 * log_prior) / 0.5).logsumexp(-1)
+        taken = residual_values.gather(-1, ids).squeeze(-1) - value
+        return log_policy.gather(-1, ids).squeeze(-1), log_prior.gather(-1, ids).squeeze(-1), taken, mask
+
+    def test_token_reward_is_q_minus_v(self) -> None:
+        log_policy, log_prior, q_minus_v, _ = self.tokens()
+        assert torch.allclose(losses.implicit_reward(self.OBJECTIVE, log_policy, log_prior), q_minus_v, atol=1e-14)
+
+    def test_without_chi_it_is_decomposed_dpo(self) -> None:
+        log_policy, log_prior, rewards, mask = self.tokens()
+        policy, prior = ((x * mask).sum(1).chunk(2) for x in (log_policy, log_prior))
+        by_sums = losses.decomposed_dpo_loss(self.OBJECTIVE, *policy, *prior)
+        by_tokens = losses.q_adapter_loss(*rewards.chunk(2), *mask.chunk(2))
+        assert torch.allclose(by_tokens, by_sums, atol=1e-12)
+
+    def test_chi_by_hand(self) -> None:
+        _, _, rewards, mask = self.tokens()
+        plain, with_chi = (losses.q_adapter_loss(*rewards.chunk(2), *mask.chunk(2), chi=chi) for chi in (0.0, 2.0))
+        square = (rewards[mask > 0] ** 2).mean()
+        assert torch.allclose(with_chi, plain + 2 * square)
+
+    def test_no_residual_is_the_prior_sharpened(self) -> None:
+        prior = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()
+        policy = losses.q_adapter_log_probs(residual(0.4, 0.2), torch.zeros(3, dtype=torch.float64), prior)
+        assert policy.exp().tolist() == pytest.approx([0.25 / 0.38, 0.09 / 0.38, 0.04 / 0.38])
+
+
+class TestTokenReward:
+    MASK = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    POLICY = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, -torch.inf, torch.nan]])
+    PRIOR = torch.tensor([[-0.5, -1.0, -1.5], [-2.0, torch.nan, -torch.inf]])
+
+    def test_by_hand(self) -> None:
+        rewards = losses.token_rewards(residual(0.3, 0.2), torch.tensor([1.0, 2.0]), self.POLICY, self.PRIOR, self.MASK)
+        expected = [[0.2 - 0.15, 0.4 - 0.3, 1 + 0.6 - 0.45], [2 + 0.8 - 0.6, 0.0, 0.0]]
+        assert torch.allclose(rewards, torch.tensor(expected))
+
+    def test_empty_response_has_no_reward(self) -> None:
+        rewards = losses.token_rewards(kl(0.1), torch.ones(2), self.POLICY, self.PRIOR, torch.zeros_like(self.MASK))
+        assert not rewards.any()
+
+    def test_returns_by_hand(self) -> None:
+        rewards = torch.tensor([[1.0, 2.0, 4.0]])
+        assert losses.returns_to_go(rewards, 0.5).tolist() == [[3.0, 4.0, 4.0]]
+        assert losses.returns_to_go(rewards).tolist() == [[7.0, 6.0, 4.0]]
+        assert losses.whole_returns(rewards).tolist() == [[7.0, 7.0, 7.0]]
+        assert rewards.tolist() == [[1.0, 2.0, 4.0]]
+
+    def test_discount_out_of_range(self) -> None:
+        with pytest.raises(UsageError, match="between 0 and 1"):
+            losses.returns_to_go(torch.zeros(1, 2), 1.5)
+
+    def test_leave_one_out_by_hand(self) -> None:
+        mask = torch.tensor([[1, 1], [1, 0], [1, 1]])
+        returns = torch.tensor([[1.0, 5.0], [2.0, 0.0], [6.0, 3.0]])
+        expected = [[1 - 4.0, 5 - 3.0], [2 - 3.5, 0.0], [6 - 1.5, 3 - 5.0]]
+        assert losses.leave_one_out(returns, mask, 3).tolist() == expected
+
+    def test_groups_do_not_mix(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        returns, mask = torch.randn(4, 3, generator=generator), torch.ones(4, 3)
+        together = losses.leave_one_out(returns, mask, 2)
+        apart = torch.cat([losses.leave_one_out(part, torch.ones(2, 3), 2) for part in returns.chunk(2)])
+        assert torch.equal(together, apart)
+
+    def test_nobody_left_to_compare_with(self) -> None:
+        assert losses.leave_one_out(torch.tensor([[1.0, 5.0], [2.0, 0.0]]), torch.tensor([[1, 1], [1, 0]]), 2)[0, 1] == 5
+
+    @pytest.mark.parametrize(("rows", "group"), [(4, 3), (4, 1)])
+    def test_uneven_groups_are_refused(self, rows: int, group: int) -> None:
+        with pytest.raises(UsageError, match="do not make groups"):
+            losses.leave_one_out(torch.zeros(rows, 2), torch.ones(rows, 2), group)
+
+
+class TestExactGradient:
+    """Three letters and an end token, three steps, every response enumerated in double precision."""
+
+    SIZE, STEPS = 4, 3
+
+    def responses(self) -> list[list[int]]:
+        done, open_ = [], [[]]
+        for _ in range(self.STEPS):
+            grown = [row + [token] for row in open_ for token in range(self.SIZE)]
+            done += [row for row in grown if row[-1] == 0]
+            open_ = [row for row in grown if row[-1] != 0]
+        return done + open_
+
+    def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(1)
+        shape = (self.STEPS, self.SIZE, self.SIZE)  # by step and last token
+        return tuple(torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))  # type: ignore[return-value]
+
+    def log_probs(self, table: torch.Tensor, rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        log_probs = table.log_softmax(-1)
+        values = torch.zeros(len(rows), self.STEPS, dtype=torch.float64)
+        mask = torch.zeros_like(values)
+        for i, row in enumerate(rows):
+            for t, token in enumerate(row):
+                values[i, t] = log_probs[t, row[t - 1] if t else 0, token]
+                mask[i, t] = 1
+        return values, mask
+
+    @pytest.mark.parametrize("objective", [residual(0.3, 0.2), kl(0.2), greedy(0.4), residual(0.5, 0.0)])
+    @pytest.mark.parametrize("returns", [losses.returns_to_go, losses.whole_returns])
+    def test_estimator_is_the_gradient(self, objective: Objective, returns: object) -> None:
+        rows = self.responses()
+        policy_table, prior_table = self.tables()
+        reward = torch.tensor([float(row.count(2)) - 0.5 * len(row) for row in rows], dtype=torch.float64)
+        prior, mask = self.log_probs(prior_table, rows)
+
+        table = policy_table.clone().requires_grad_()
+        policy, _ = self.log_probs(table, rows)
+        total = policy.sum(1).exp() * (reward + objective.omega * prior.sum(1) - objective.alpha * policy.sum(1))
+        (exact,) = torch.autograd.grad(total.sum(), table)
+
+        table = policy_table.clone().requires_grad_()
+        policy, _ = self.log_probs(table, rows)
+        weight = policy.detach().sum(1).exp()
+        credit = returns(losses.token_rewards(objective, reward, policy.detach(), prior, mask))  # type: ignore[operator]
+        (estimated,) = torch.autograd.grad((weight.unsqueeze(1) * credit * policy * mask).sum(), table)
+        assert torch.allclose(exact, estimated, atol=1e-12)
+
+    def test_baseline_leaves_the_gradient_unbiased(self) -> None:
+        """Every pair of responses, weighted by its chance: the mean of the group's update is the exact gradient."""
+        objective, rows = residual(0.3, 0.2), self.responses()
+        policy_table, prior_table = self.tables()
+        reward = torch.tensor([float(row.count(2)) for row in rows], dtype=torch.float64)
+        prior, mask = self.log_probs(prior_table, rows)
+        table = policy_table.clone().requires_grad_()
+        policy, _ = self.log_probs(table, rows)
+        old = policy.detach()
+        chance = old.sum(1).exp()
+        first, second = (x.flatten() for x in torch.meshgrid(*[torch.arange(len(rows))] * 2, indexing="ij"))
+        pairs = torch.stack([first, second], 1).flatten()
+        advantage = losses.token_advantages(objective, reward[pairs], old[pairs], prior[pairs], mask[pairs], group=2)
+        weight = (chance[first] * chance[second]).repeat_interleave(2) / 2
+        (estimated,) = torch.autograd.grad((weight.unsqueeze(1) * advantage * policy[pairs]).sum(), table, retain_graph=True)
+        total = policy.sum(1).exp() * (reward + 0.3 * prior.sum(1) - 0.2 * policy.sum(1))
+        (exact,) = torch.autograd.grad(total.sum(), table)
+        assert torch.allclose(exact, estimated, atol=1e-12)
+
+
+def test_losses_import_neither_trl_nor_transformers() -> None:
+    code = "import sys, repolicy, repolicy.llm, repolicy.llm.losses; print([m for m in ('trl','transformers') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.strip() == "[]"
