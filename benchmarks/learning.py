@@ -64,7 +64,9 @@ def run(env: str, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def repolicy(words: list[str]) -> dict[str, Any]:
-    found = subprocess.run([sys.executable, "-m", "repolicy", *words, "--json"], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        [sys.executable, "-m", "repolicy", *words, "--json"], capture_output=True, text=True, check=False
+    )
     if found.returncode:
         raise SystemExit(f"repolicy {' '.join(words)}: {found.stderr}")
     return json.loads(found.stdout)

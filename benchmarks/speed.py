@@ -1,0 +1,34 @@
+"""How much of the time of training is physics: `repolicy bench` over environments and ranks, a JSON line each.
+
+python benchmarks/speed.py --out results/speed.jsonl
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ENVS = ["HalfCheetah-v4", "Hopper-v4", "Ant-v4"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--out", type=Path, default=Path("results/speed.jsonl"))
+    parser.add_argument("--envs", nargs="+", default=ENVS)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    options = parser.parse_args()
+    rows = []
+    for env in options.envs:
+        for ranks in options.ranks:
+            words = ["repolicy", "bench", env, "--ranks", str(ranks), "--slices", "10"]
+            found = subprocess.run(
+                [sys.executable, "-m", *words, "--json"], stdout=subprocess.PIPE, text=True, check=True
+            )
+            rows.append({"command": " ".join(words)} | json.loads(found.stdout))
+            options.out.parent.mkdir(exist_ok=True)
+            options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+if __name__ == "__main__":
+    main()
