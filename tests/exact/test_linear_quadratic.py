@@ -110,3 +110,15 @@ def test_the_best_action_does_not_depend_on_the_temperature():
     cold, hot = linear_quadratic_optimal(system, 0.1), linear_quadratic_optimal(system, 1.0)
     assert largest(cold.policy.gain - hot.policy.gain) == 0
     assert largest(10 * cold.policy.covariance - hot.policy.covariance) < TIGHT
+
+
+@pytest.mark.parametrize("discount", [0.5, 0.9, 0.999])
+def test_an_addon_of_nothing_gives_the_prior_back(discount):
+    """The augmented problem has then nothing left to pay for: P is zero, and what is found is the prior at ω = 1."""
+    system = LinearQuadratic([[1.0, 0.1], [0.3, 1.0]], [[0.0], [0.1]], quadratic_cost(torch.eye(2), 0.1), discount)
+    prior = linear_quadratic_optimal(system, 0.2)
+    nothing = system.with_cost(torch.zeros(3, 3))
+    found = linear_quadratic_optimal(linear_quadratic_augmented(nothing, prior.policy, 0.2), 0.2)
+    assert largest(found.matrix) < TIGHT
+    assert largest(found.policy.gain - prior.policy.gain) < TIGHT
+    assert largest(found.policy.covariance - prior.policy.covariance) < TIGHT
