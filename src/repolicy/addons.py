@@ -9,6 +9,7 @@ for people.
 """
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -176,7 +177,9 @@ def parse(request: str) -> tuple[str, Function, float, tuple[str, Function] | No
         try:
             weight = float(tail)
         except ValueError:
-            raise UsageError(f"add-on {request!r}: {tail!r} is not a weight; write NAME=0.5") from None
+            weight = math.nan
+        if not math.isfinite(weight):
+            raise UsageError(f"add-on {request!r}: {tail!r} is not a weight; write NAME=0.5")
     bare, _, options = name.partition("(")
     if ":" in bare:
         function = load_object(bare, "add-on")
@@ -197,7 +200,10 @@ def parse(request: str) -> tuple[str, Function, float, tuple[str, Function] | No
 
 
 def _configured(name: str, entry: Registered, options: str) -> Function:
-    given = dict(part.split("=", 1) for part in options.split(",") if "=" in part)
+    parts = [part.strip() for part in options.split(",") if part.strip()]
+    if not all("=" in part for part in parts):
+        raise UsageError(f"add-on {name!r}: {options!r} does not say which option; write NAME(OPTION=VALUE)")
+    given = dict(part.split("=", 1) for part in parts)
     known = inspect.signature(entry.make).parameters
     for key in given:
         if key not in known:

@@ -1,0 +1,142 @@
+"""Add-on rewards: the shipped ones on hand-made batches, sums of them, and a user's own."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_envs import tiny
+
+from repolicy.addons import CHEETAH_JOINTS, REGISTERED, combined
+from repolicy.errors import NumericError, UsageError
+
+OBSERVATIONS = np.zeros((2, 3, 27), np.float32)
+NEXT = np.arange(2 * 3 * 27, dtype=np.float32).reshape(2, 3, 27) - 81.0  # [T, N, O], of both signs
+ACTIONS = np.zeros((2, 3, 8), np.float32)
+INFO = {"y_velocity": np.array([[1.0, 2.0, 3.0], [-1.0, 0.0, 0.5]]), "x_velocity": np.zeros((2, 3))}
+
+
+def reward(*requests: str) -> np.ndarray:
+    return combined(requests).reward(OBSERVATIONS, ACTIONS, NEXT, INFO)
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        ("hind_leg", -np.abs(NEXT[..., 2])),
+        ("hind_leg(joint=bfoot)", -np.abs(NEXT[..., 4])),
+        ("height", NEXT[..., 0]),
+        ("sideways", INFO["y_velocity"]),
+        ("mppi_front_foot", -10 * np.abs(NEXT[..., 7])),
+        ("mppi_height", 10 * (NEXT[..., 0] - 1)),
+        ("mppi_sideways", -NEXT[..., 14]),
+        ("mppi_joint", -np.abs(NEXT[..., 1])),
+        ("height=0.5", 0.5 * NEXT[..., 0]),
+        ("height=-2", -2 * NEXT[..., 0]),
+        ("hind_leg(joint=ffoot)=3", -3 * np.abs(NEXT[..., 7])),
+    ],
+)
+def test_the_shipped_ones(request_: str, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(reward(request_), expected, rtol=1e-6)
+
+
+def test_every_shipped_one_is_tested_and_described() -> None:
+    marks = test_the_shipped_ones.pytestmark  # type: ignore[attr-defined]
+    assert {re.split(r"[(=]", row[0])[0] for row in marks[0].args[1]} == set(REGISTERED)
+    assert all(entry.make.__doc__ for entry in REGISTERED.values())
+
+
+def test_they_add_up() -> None:
+    expected = 0.5 * NEXT[..., 0] - np.abs(NEXT[..., 2]) + 2 * INFO["y_velocity"]
+    np.testing.assert_allclose(reward("height=0.5", "hind_leg", "sideways=2"), expected, rtol=1e-6)
+
+
+def test_none_at_all_is_zero() -> None:
+    assert not reward().any()
+
+
+@pytest.mark.parametrize(
+    ("request_", "name", "expected"),
+    [
+        ("hind_leg(joint=bshin)=5", "mean |θ|", np.abs(NEXT[..., 3])),  # weights are for rewards, not for people
+        ("mppi_height", "mean z", NEXT[..., 0]),
+        ("mppi_front_foot", "mean |θ|", np.abs(NEXT[..., 7])),
+        ("sideways", "mean v_y", INFO["y_velocity"]),
+        ("mppi_sideways", "mean v_y", NEXT[..., 14]),
+    ],
+)
+def test_metrics(request_: str, name: str, expected: np.ndarray) -> None:
+    addon = combined([request_])
+    assert addon.metric_name == name
+    np.testing.assert_allclose(addon.metric(OBSERVATIONS, ACTIONS, NEXT, INFO), expected, rtol=1e-6)
+
+
+def test_a_users_own() -> None:
+    addon = combined([tiny("stay_near") + "=0.5"])
+    np.testing.assert_allclose(addon.reward(OBSERVATIONS, ACTIONS, NEXT, INFO), -0.5 * NEXT[..., 0] ** 2)
+    assert not addon.has_metric
+
+
+def test_a_users_own_metric(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def quiet(observations, actions, next_observations, info):\n    return -abs(actions).sum(-1)\n"
+        "def loudness(observations, actions, next_observations, info):\n    return abs(actions).sum(-1)\n"
+        "quiet.metric = loudness\n"
+    )
+    addon = combined([f"{tmp_path}/mine.py:quiet"])
+    assert addon.metric_name == "mean loudness"
+    assert addon.metric(OBSERVATIONS, ACTIONS - 1, NEXT, INFO).tolist() == [[8.0] * 3] * 2
+
+
+def test_joints_are_where_gymnasium_says() -> None:
+    import gymnasium
+    import mujoco
+
+    env: Any = gymnasium.make("HalfCheetah-v5").unwrapped
+    observation, _ = env.reset(seed=0)
+    for name, place in CHEETAH_JOINTS.items():
+        joint = mujoco.mj_name2id(env.model, mujoco.mjtObj.mjOBJ_JOINT, name)
+        assert observation[place] == env.data.qpos[env.model.jnt_qposadr[joint]]
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (
+            "hindleg",
+            "no add-on 'hindleg'; did you mean hind_leg.; name your own as module:function or file.py:function",
+        ),
+        ("hind_leg(joint=knee)", "no joint 'knee'; choose from bthigh, "),
+        ("hind_leg(knee=1)", "'hind_leg' has no option 'knee'; it has joint"),
+        ("height(joint=bthigh)", "'height' has no option 'joint'; it has none"),
+        ("height=much", "'much' is not a weight; write NAME=0.5"),
+        ("height=nan", "'nan' is not a weight"),
+        (tiny("not_callable"), "is not a function"),
+        (tiny("stay_neer"), "has no 'stay_neer'; did you mean stay_near"),
+        ("hind_leg(bshin)", "write NAME.OPTION=VALUE."),
+        ("hind_leg(joint=bshin", "'bshin' is not a weight"),
+    ],
+)
+def test_a_bad_request_is_one_clear_sentence(request_: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        combined([request_])
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("wrong_shape_addon", UsageError, r"returned shape \(3,\) for a batch of shape \(2, 3\)"),
+        ("nan_addon", NumericError, "returned a reward that is not finite"),
+        ("failing_addon", UsageError, "failed: KeyError: 'speed'"),
+    ],
+)
+def test_a_bad_function_is_one_clear_sentence(name: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"add-on .*{name}' {message}"):
+        reward(tiny(name))
+
+
+def test_missing_info_is_named() -> None:
+    with pytest.raises(UsageError, match="needs 'y_velocity' in the environment's info, which has clock"):
+        combined(["sideways"]).reward(OBSERVATIONS, ACTIONS, NEXT, {"clock": np.zeros((2, 3))})

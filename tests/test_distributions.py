@@ -1,0 +1,177 @@
+"""The four families against torch.distributions, and against numerical integration where torch has no answer."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch import distributions as reference
+
+from repolicy.distributions import Categorical, Gaussian, SquashedGaussian
+
+BATCH, WIDTH = 5, 3
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def pairs() -> list[Any]:
+    """(mean, log_std) of two Gaussians: with one std for all states, and with one for each."""
+    return [
+        pytest.param((random(BATCH, WIDTH), random(WIDTH, seed=1)), id="one std"),
+        pytest.param((random(BATCH, WIDTH), random(BATCH, WIDTH, seed=1)), id="a std for each state"),
+    ]
+
+
+def as_torch(mean: Tensor, log_std: Tensor) -> Any:
+    return reference.Independent(reference.Normal(mean, log_std.exp().expand(mean.shape)), 1)
+
+
+@pytest.mark.parametrize("parameters", pairs())
+def test_gaussian_is_torchs(parameters: Any) -> None:
+    ours, theirs = Gaussian(*parameters), as_torch(*parameters)
+    actions = random(BATCH, WIDTH, seed=2)
+    torch.testing.assert_close(ours.log_prob(actions), theirs.log_prob(actions), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(ours.entropy(), theirs.entropy(), rtol=1e-13, atol=1e-13)
+    other = random(BATCH, WIDTH, seed=3), random(*parameters[1].shape, seed=4)
+    kl = reference.kl_divergence(theirs, as_torch(*other))
+    torch.testing.assert_close(ours.kl(Gaussian(*other)), kl, rtol=1e-12, atol=1e-12)
+    assert torch.equal(ours.mode(), parameters[0])
+
+
+@pytest.mark.parametrize("parameters", pairs())
+def test_gaussian_gradients_are_torchs(parameters: Any) -> None:
+    actions = random(BATCH, WIDTH, seed=2)
+
+    def gradients(make: Any) -> Any:
+        leaves = [parameter.clone().requires_grad_() for parameter in parameters]
+        made = make(*leaves)
+        (made.log_prob(actions) * random(BATCH, seed=5) + made.entropy()).sum().backward()
+        return [leaf.grad for leaf in leaves]
+
+    torch.testing.assert_close(gradients(Gaussian), gradients(as_torch), rtol=1e-11, atol=1e-11)
+
+
+def test_gaussian_samples() -> None:
+    mean, log_std = torch.tensor([1.0, -2.0]).expand(100_000, 2), torch.tensor([0.5, 3.0]).log()
+    drawn = Gaussian(mean, log_std).sample(torch.Generator().manual_seed(0))
+    torch.testing.assert_close(drawn.mean(0), mean[0], atol=0.03, rtol=0)
+    torch.testing.assert_close(drawn.std(0), log_std.exp(), atol=0, rtol=0.01)
+    assert abs(float(torch.corrcoef(drawn.T)[0, 1])) < 0.01
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        Gaussian(random(BATCH, WIDTH), random(WIDTH)),
+        SquashedGaussian(random(BATCH, WIDTH), random(BATCH, WIDTH)),
+        Categorical(random(BATCH, 5), (2, 3)),
+    ],
+)
+def test_sampling_repeats_with_its_generator(made: Any) -> None:
+    first, second, other = (made.sample(torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+    assert made.log_prob(first).shape == made.entropy().shape == made.kl(made).shape == (BATCH,)
+    torch.testing.assert_close(made.kl(made), torch.zeros(BATCH, dtype=torch.float64), atol=1e-14, rtol=0)
+
+
+# Squashed -------------------------------------------------------------------------------------------------------------
+
+GRID = torch.linspace(-30.0, 30.0, 400_001, dtype=torch.float64)  # values before tanh
+
+
+def integral(integrand: Tensor) -> float:
+    return float(torch.trapezoid(integrand, GRID))
+
+
+def squashed(mean: float, std: float) -> tuple[SquashedGaussian, Tensor, Tensor]:
+    """One, its log-density at the grid in the box, and its probability mass a unit of the grid."""
+    centre, spread = torch.tensor([[mean]], dtype=torch.float64), torch.tensor([std], dtype=torch.float64)
+    made = SquashedGaussian(centre, spread.log())
+    mass = reference.Normal(centre[0], spread).log_prob(GRID).exp()
+    return made, made.log_prob(GRID[:, None]), mass
+
+
+@pytest.mark.parametrize("parameters", pairs())
+def test_squashed_is_torchs(parameters: Any) -> None:
+    actions = random(BATCH, WIDTH, seed=2)
+    theirs = reference.TransformedDistribution(as_torch(*parameters), reference.TanhTransform())
+    torch.testing.assert_close(
+        SquashedGaussian(*parameters).log_prob(actions), theirs.log_prob(actions.tanh()), rtol=1e-10, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.7, 0.2), (-1.5, 0.5), (0.3, 2.0), (3.0, 1.0)])
+def test_squashed_entropy_by_integration(mean: float, std: float) -> None:
+    """H = −∫ p(a) log p(a) da over the box, with da = tanh′(u) du."""
+    made, log_density, mass = squashed(mean, std)
+    slope = 1.0 - GRID.tanh().square()
+    assert integral(log_density.exp() * slope) == pytest.approx(1.0, abs=1e-6)  # it is a density in the box
+    assert float(made.entropy()) == pytest.approx(-integral(mass * log_density), abs=2e-5)
+
+
+def test_squashed_entropy_adds_up_over_numbers_and_keeps_its_gradient() -> None:
+    mean, log_std = random(BATCH, WIDTH).requires_grad_(), random(WIDTH, seed=1).mul(0.3).requires_grad_()
+    whole = SquashedGaussian(mean, log_std).entropy()
+    parts = [SquashedGaussian(mean[:, i : i + 1], log_std[i : i + 1]).entropy() for i in range(WIDTH)]
+    torch.testing.assert_close(whole, torch.stack(parts).sum(0))
+    assert torch.autograd.gradcheck(lambda m, s: SquashedGaussian(m, s).entropy(), (mean, log_std))
+
+
+def test_squashed_kl_by_integration() -> None:
+    one, one_density, mass = squashed(0.4, 0.6)
+    two, two_density, _ = squashed(-0.2, 0.9)
+    assert float(one.kl(two)) == pytest.approx(integral(mass * (one_density - two_density)), abs=1e-8)
+
+
+def test_squashed_survives_far_out() -> None:
+    made = SquashedGaussian(torch.zeros(1, 1), torch.zeros(1))
+    far = made.log_prob(torch.tensor([[40.0], [-40.0]]))
+    assert torch.isfinite(far).all()
+    torch.testing.assert_close(far[0], far[1])
+
+
+# Categorical ----------------------------------------------------------------------------------------------------------
+
+
+def test_categorical_is_torchs_head_by_head() -> None:
+    sizes, logits, other = (2, 3, 4), random(BATCH, 9), random(BATCH, 9, seed=1)
+    heads = [reference.Categorical(logits=part) for part in logits.split(sizes, -1)]
+    others = [reference.Categorical(logits=part) for part in other.split(sizes, -1)]
+    actions = torch.stack([head.sample() for head in heads], -1)
+    ours = Categorical(logits, sizes)
+    log_prob = sum(head.log_prob(actions[:, i]) for i, head in enumerate(heads))
+    torch.testing.assert_close(ours.log_prob(actions), log_prob)
+    torch.testing.assert_close(ours.entropy(), sum(head.entropy() for head in heads))
+    kl = sum(reference.kl_divergence(mine, theirs) for mine, theirs in zip(heads, others, strict=True))
+    torch.testing.assert_close(ours.kl(Categorical(other, sizes)), kl)
+    assert torch.equal(ours.mode(), torch.stack([part.argmax(-1) for part in logits.split(sizes, -1)], -1))
+
+
+def test_categorical_is_a_distribution_over_all_heads_together() -> None:
+    every = torch.tensor(list(product(range(2), range(3))))
+    made = Categorical(random(1, 5).expand(len(every), 5), (2, 3))
+    probabilities = made.log_prob(every).exp()
+    assert float(probabilities.sum()) == pytest.approx(1.0)
+    entropy = -(probabilities * probabilities.log()).sum()
+    torch.testing.assert_close(made.entropy()[0], entropy)
+    mode = every[probabilities.argmax()]
+    assert torch.equal(made.mode()[0], mode)
+
+
+def test_categorical_samples() -> None:
+    logits = random(1, 5).expand(60_000, 5)
+    drawn = Categorical(logits, (2, 3)).sample(torch.Generator().manual_seed(0))
+    assert drawn.shape == (60_000, 2)
+    for head, part in enumerate(logits[0].split((2, 3))):
+        found = torch.bincount(drawn[:, head], minlength=len(part)) / len(drawn)
+        torch.testing.assert_close(found.double(), part.softmax(-1), atol=0.01, rtol=0)
+
+
+def test_categorical_takes_actions_that_were_stored_as_floats() -> None:
+    made = Categorical(random(BATCH, 5), (2, 3))
+    drawn = made.sample()
+    assert torch.equal(made.log_prob(drawn), made.log_prob(drawn.float()))

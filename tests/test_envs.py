@@ -1,0 +1,295 @@
+"""Batches of environments: EnvPool's physics against Gymnasium's, how episodes end, and what is refused."""
+
+import warnings
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from tiny_envs import tiny
+
+from repolicy import envs
+from repolicy.errors import RepolicyError, UsageError
+from repolicy.policy import ActionSpace
+
+envpool = pytest.importorskip("envpool")
+
+# Gymnasium as the referee ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "steps"),  # contacts are chaotic: rounding of 1e-15 grows to 1e-2 within 50 to 150 wild steps
+    [
+        ("HalfCheetah-v4", 2.0, 25),
+        ("HalfCheetah-v4", 0.1, 60),
+        ("Hopper-v4", 0.5, 60),
+        ("Ant-v4", 0.6, 60),
+        ("Ant-v4", 2.0, 30),
+    ],
+)
+def test_envpool_agrees_with_gymnasium(name: str, scale: float, steps: int) -> None:
+    """From the same start the same actions lead to the same observations, rewards and ends, outside of the box too."""
+    with warnings.catch_warnings(action="ignore"):  # "out of date": yes
+        referee: Any = gymnasium.make(name).unwrapped
+    referee.reset(seed=0)
+    compared = 0
+    for seed in range(200):
+        batch = envs.make(name, 1, seed, "envpool")
+        start = exact_start(name, seed)
+        np.testing.assert_allclose(batch.reset()[0], start, rtol=1e-6)
+        begin(referee, start, hidden=2 if name == "Ant-v4" else 1)
+        generator = np.random.default_rng(seed)
+        for step in range(steps):
+            action = generator.normal(0.0, scale, batch.actions.width).astype(np.float32)
+            ours = batch.step(action[None])
+            observation, reward, terminated, _, info = referee.step(action.astype(np.float64))
+            where = f"{name}, seed {seed}, step {step}"
+            np.testing.assert_allclose(ours.final[0], observation, rtol=1e-5, atol=1e-5, err_msg=where)
+            np.testing.assert_allclose(ours.rewards[0], reward, rtol=1e-5, atol=1e-5, err_msg=where)
+            assert bool(ours.terminated[0]) is bool(terminated), where
+            assert not ours.truncated[0]
+            np.testing.assert_allclose(ours.info["x_velocity"][0], info["x_velocity"], rtol=1e-5, atol=1e-5)
+            if name == "Ant-v4":
+                np.testing.assert_allclose(ours.info["y_velocity"][0], info["y_velocity"], rtol=1e-5, atol=1e-5)
+            compared += 1
+            if terminated:
+                break
+        batch.close()
+        if compared >= 200:
+            break
+    referee.close()
+
+
+def exact_start(name: str, seed: int) -> np.ndarray:
+    """What EnvPool begins with, in double precision."""
+    return envpool.make(name, env_type="gymnasium", num_envs=1, num_threads=1, seed=seed).reset()[0][0]
+
+
+def begin(referee: Any, start: np.ndarray, hidden: int) -> None:
+    """Put Gymnasium's environment into the state that was observed. Where it stands along x (and y) makes no odds."""
+    positions = referee.model.nq - hidden
+    referee.set_state(np.concatenate([np.zeros(hidden), start[:positions]]), start[positions:])
+    referee.data.qacc_warmstart[:] = 0.0  # the contact solver's first guess is part of the state
+
+
+def test_the_same_seed_and_actions_are_the_same_bits() -> None:
+    def run(seed: int) -> Any:
+        batch = envs.make("Hopper-v4", 3, seed)
+        generator = np.random.default_rng(0)
+        seen = [batch.reset()]
+        for _ in range(60):
+            seen.append(batch.step(generator.normal(size=(3, 3)).astype(np.float32)).observations)
+        batch.close()
+        return np.array(seen)
+
+    assert np.array_equal(run(5), run(5))
+    assert not np.array_equal(run(5)[:, 0], run(6)[:, 0])
+    assert np.array_equal(run(5)[0, 1:], run(6)[0, :-1])  # the i-th environment is seeded with seed + i
+
+
+# How episodes end -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
+def test_no_step_is_spent_on_resetting(backend: Any) -> None:
+    """Hopper with wild actions: every step moves the body, from the first of an episode to the last."""
+    batch = envs.make("Hopper-v4", 4, 0, backend)
+    generator = np.random.default_rng(0)
+    current, ends = batch.reset(), 0
+    for _ in range(150):
+        step = batch.step(generator.normal(size=(4, 3)).astype(np.float32))
+        assert not step.truncated.any()
+        for n in range(4):
+            assert not np.array_equal(step.final[n], current[n])
+            healthy = step.final[n, 0] > 0.7 and abs(step.final[n, 1]) < 0.2
+            assert bool(step.terminated[n]) is not healthy
+            if step.terminated[n]:
+                ends += 1
+                np.testing.assert_allclose(step.observations[n, :6], [1.25, 0, 0, 0, 0, 0], atol=0.006)
+                np.testing.assert_allclose(step.observations[n, 6:], 0.0, atol=0.006)
+            else:
+                assert np.array_equal(step.observations[n], step.final[n])
+        current = step.observations
+    assert ends > 10
+    batch.close()
+
+
+def test_envpool_counts_the_steps_that_we_count() -> None:
+    batch = envs.make("Hopper-v4", 4, 0, "envpool")
+    batch.reset()
+    generator, age = np.random.default_rng(0), np.zeros(4, int)
+    for _ in range(100):
+        step = batch.step(generator.normal(size=(4, 3)).astype(np.float32))
+        age += 1
+        assert step.info["elapsed_step"].tolist() == age.tolist()
+        age[step.terminated] = 0
+    assert age.max() < 100
+    batch.close()
+
+
+@pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
+def test_a_time_limit_is_no_termination(backend: Any) -> None:
+    batch = envs.make("Pendulum-v1", 2, 0, backend)
+    batch.reset()
+    for age in range(1, 402):
+        step = batch.step(np.zeros((2, 1), np.float32))
+        assert not step.terminated.any()
+        assert step.truncated.tolist() == [age % 200 == 0] * 2
+    batch.close()
+
+
+def test_terminated_goes_before_truncated() -> None:
+    batch = envs.make(tiny("Both"), 1, 0)
+    batch.reset()
+    for _ in range(3):
+        step = batch.step(np.zeros((1, 1), np.float32))
+    assert step.terminated.tolist() == [True]
+    assert step.truncated.tolist() == [False]
+
+
+def test_gymnasium_resets_only_what_ended() -> None:
+    """Two environments, of which one is an episode ahead of the other."""
+    batch: Any = envs.make(tiny("Counter"), 2, 0)
+    batch.reset()
+    batch._envs.envs[1]._t = 1
+    seen = [batch.step(np.zeros((2, 1), np.float32)) for _ in range(3)]
+    assert [step.observations.tolist() for step in seen] == [
+        [[1, 1], [1, 2]],
+        [[1, 2], [2, 0]],
+        [[2, 0], [2, 1]],
+    ]
+    assert [step.final.tolist() for step in seen] == [
+        [[1, 1], [1, 2]],
+        [[1, 2], [1, 3]],
+        [[1, 3], [2, 1]],
+    ]
+    assert [step.terminated.tolist() for step in seen] == [[False, False], [False, True], [True, False]]
+
+
+# Spaces ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
+def test_actions_are_not_clipped(backend: Any) -> None:
+    """HalfCheetah's control cost is 0.1·Σu² of the action that it was handed."""
+    batch = envs.make("HalfCheetah-v4", 1, 0, backend)
+    batch.reset()
+    step = batch.step(np.full((1, 6), 10.0, np.float32))
+    assert float(step.info["reward_ctrl"][0]) == pytest.approx(-0.1 * 6 * 100.0, rel=1e-5)
+    batch.close()
+
+
+def test_dicts_to_see_and_choices_to_make() -> None:
+    batch = envs.make(tiny("Manifold"), 2, 0)
+    assert batch.observation_size == 7
+    assert batch.actions == ActionSpace("discrete", (2, 3))
+    expected = np.float32([0.5, 0.6, 0.7, 0.1, 0.2, 0.3, 0.4])  # in the order of the keys
+    np.testing.assert_array_equal(batch.reset(), [expected, expected])
+    step = batch.step(np.array([[1, 2], [0, 1]]))
+    assert step.rewards.tolist() == [21.0, 10.0]
+    np.testing.assert_array_equal(step.final, [expected, expected])
+
+
+def test_envpools_dicts() -> None:
+    batch = envs.make("CheetahRun-v1", 2, 0)
+    assert batch.backend == "envpool"
+    first = batch.reset()
+    assert first.shape == (2, batch.observation_size) == (2, 17)
+    step = batch.step(np.ones((2, 6), np.float32))
+    assert step.final.shape == (2, 17)
+    assert not np.array_equal(step.final, first)
+    batch.close()
+
+
+@pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
+def test_one_choice(backend: Any) -> None:
+    batch = envs.make("CartPole-v1", 2, 0, backend)
+    assert batch.actions == ActionSpace("discrete", (2,))
+    batch.reset()
+    step = batch.step(np.array([[0], [1]]))
+    assert step.observations[0, 1] < -0.1 < 0.1 < step.observations[1, 1]  # pushed to the left, and to the right
+    assert step.rewards.tolist() == [1.0, 1.0]
+    batch.close()
+
+
+def test_bounds_are_known() -> None:
+    for backend in ("envpool", "gymnasium"):
+        batch = envs.make("Pendulum-v1", 1, 0, backend)  # type: ignore[arg-type]
+        assert batch.actions == ActionSpace("continuous", (1,), (-2.0,), (2.0,))
+        batch.close()
+    assert envs.make(tiny("Unbounded"), 1, 0).actions.high == (np.inf,)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("OddObservations", "has observations of kind Discrete; Repolicy takes Box, and Dict made of Box"),
+        ("OddActions", "has actions of kind Tuple.*; Repolicy takes Box, Discrete and MultiDiscrete"),
+        ("ShiftedActions", "has actions of kind Discrete"),
+    ],
+)
+def test_other_spaces_are_refused_by_name(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        envs.make(tiny(name), 1, 0)
+
+
+# Names ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "message"),
+    [
+        ("HalfChetah-v4", "auto", "no environment 'HalfChetah-v4'; did you mean HalfCheetah-v4"),
+        ("Hopper-v44", "gymnasium", "no environment 'Hopper-v44'; did you mean .*Hopper-v4"),
+        ("HalfChetah-v4", "envpool", "EnvPool has no 'HalfChetah-v4'; did you mean HalfCheetah-v4"),
+        ("xyz", "auto", "no environment 'xyz'$"),
+        (tiny("Endles"), "auto", "has no 'Endles'; did you mean Endless"),
+        (tiny("not_callable"), "auto", "is not something that can be called to make one"),
+        (tiny("CannotBeMade"), "auto", "cannot be made: ValueError: no licence"),
+        ("nowhere.py:Env", "auto", "there is no file nowhere.py"),
+    ],
+)
+def test_unknown_names(name: str, backend: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        envs.make(name, 1, 0, backend)
+
+
+def test_a_name_can_be_checked_without_making_anything() -> None:
+    envs.clear_name("HalfCheetah-v4")
+    envs.clear_name(tiny("CannotBeMade"))
+    with pytest.raises(UsageError, match="did you mean Hopper-v5"):
+        envs.clear_name("Hoper-v5")
+
+
+def test_without_envpool_gymnasium_steps_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(envs, "envpool_names", lambda: frozenset())
+    batch = envs.make("CartPole-v1", 1, 0)
+    assert batch.backend == "gymnasium"
+    batch.close()
+    with pytest.raises(UsageError, match="EnvPool is not installed; leave out --backend envpool"):
+        envs.make("CartPole-v1", 1, 0, "envpool")
+
+
+# Broken ones ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("WrongShape", r"returns observations of shape \(1,\) from reset, but its observation space says \(3,\)"),
+        ("WrongShapeLater", r"returns observations of shape \(2,\) from step, but its observation space says \(1,\)"),
+        ("RewardOfMany", r"returns a reward of shape \(2,\), not one number"),
+    ],
+)
+def test_wrong_shapes_are_named(name: str, message: str) -> None:
+    with pytest.raises(RepolicyError, match=f"environment .*{name}' {message}"):
+        envs.make(tiny(name), 2, 0)
+
+
+def test_an_environment_that_fails_is_one_sentence() -> None:
+    batch = envs.make(tiny("Raises"), 2, 0)
+    batch.reset()
+    for _ in range(10):
+        batch.step(np.zeros((2, 1), np.float32))
+    with pytest.raises(RepolicyError, match="Raises' failed: ValueError: the motor is on fire"):
+        batch.step(np.zeros((2, 1), np.float32))

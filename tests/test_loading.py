@@ -1,0 +1,54 @@
+"""Objects named by text, and the nearest names to one that is unknown."""
+
+from pathlib import Path
+
+import pytest
+
+from repolicy.errors import UsageError
+from repolicy.loading import load_object, nearest
+
+
+def test_from_a_module() -> None:
+    assert load_object("math:hypot", "function")(3.0, 4.0) == 5.0
+
+
+def test_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def double(x):\n    return 2 * x\n")
+    assert load_object(f"{tmp_path}/mine.py:double", "function")(3) == 6
+
+
+def test_from_the_folder_that_one_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a_module_of_my_own.py").write_text("answer = 42\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", ["/nowhere"])
+    assert load_object("a_module_of_my_own:answer", "number") == 42
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("hypot", "add-on 'hypot' is not of the form module:name or file.py:name"),
+        ("math:", "is not of the form"),
+        (":hypot", "is not of the form"),
+        ("math:hypott", "math has no 'hypott'; did you mean hypot"),
+        ("no_such_module_at_all:f", "cannot be imported: ModuleNotFoundError: No module named 'no_such_module_at_all'"),
+        ("nowhere/mine.py:f", "there is no file nowhere/mine.py"),
+    ],
+)
+def test_what_is_wrong_is_said(reference: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_object(reference, "add-on")
+
+
+@pytest.mark.parametrize("content", ["def f(:\n", "raise RuntimeError('no GPU')\n", "import no_such_module_at_all\n"])
+def test_a_file_that_fails_is_one_sentence(tmp_path: Path, content: str) -> None:
+    (tmp_path / "mine.py").write_text(content)
+    with pytest.raises(UsageError, match=r"environment .*mine.py:f' cannot be imported: \w+Error"):
+        load_object(f"{tmp_path}/mine.py:f", "environment")
+
+
+def test_nearest() -> None:
+    known = ["Hopper-v4", "Hopper-v5", "Ant-v4", "HalfCheetah-v4"]
+    assert nearest("Hoper-v4", known) == "; did you mean Hopper-v4 or Hopper-v5?"
+    assert nearest("Ant-v44", known) == "; did you mean Ant-v4?"
+    assert nearest("xyz", known) == ""

@@ -1,0 +1,92 @@
+"""The hand-written network against the plain one of torch, and the flat layout of its parameters."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from repolicy.network import ACTIVATIONS, Mlp, flatten
+
+PLAIN = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
+
+
+def plain(mlp: Mlp) -> nn.Sequential:
+    """The same network from torch's own layers."""
+    layers: list[nn.Module] = []
+    for weight, bias in zip(mlp.weights, mlp.biases, strict=True):
+        layer = nn.Linear(weight.shape[1], weight.shape[0], dtype=weight.dtype)
+        layer.load_state_dict({"weight": weight.detach(), "bias": bias.detach()})
+        layers += [layer, PLAIN[mlp.activation]()]
+    return nn.Sequential(*layers[:-1])
+
+
+def randomised(mlp: Mlp) -> Mlp:
+    for bias in mlp.biases:
+        nn.init.normal_(bias)
+    return mlp
+
+
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+@pytest.mark.parametrize("hidden", [(8,), (16, 5), (6, 7, 8)])
+def test_values_and_gradients_are_the_plain_networks(activation: str, hidden: tuple[int, ...]) -> None:
+    ours = randomised(Mlp(4, hidden, 3, activation).double())
+    theirs = plain(ours)
+    inputs = torch.randn(32, 4, dtype=torch.float64)
+    here, there = inputs.clone().requires_grad_(), inputs.clone().requires_grad_()
+    torch.testing.assert_close(ours(here), theirs(there), rtol=1e-12, atol=1e-12)
+    ours(here).square().sum().backward()
+    theirs(there).square().sum().backward()
+    torch.testing.assert_close(here.grad, there.grad, rtol=1e-10, atol=1e-10)
+    linear = [layer for layer in theirs if isinstance(layer, nn.Linear)]
+    for index, layer in enumerate(linear):
+        torch.testing.assert_close(ours.weights[index].grad, layer.weight.grad, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(ours.biases[index].grad, layer.bias.grad, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_gradients_by_finite_differences(activation: str) -> None:
+    mlp = randomised(Mlp(3, (5, 4), 2, activation).double())
+    inputs = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, *_: mlp(x), (inputs, *mlp.parameters()))
+
+
+def test_the_fast_tanh_is_close_in_single_precision() -> None:
+    x = torch.linspace(-12.0, 12.0, 100_001)
+    assert float((ACTIVATIONS["tanh"].apply(x.clone()) - x.tanh()).abs().max()) < 2e-7
+
+
+def test_inputs_stay_as_they_were_and_may_have_any_leading_shape() -> None:
+    mlp = Mlp(4, (8,), 2, "relu")
+    inputs = torch.randn(3, 5, 4)
+    before = inputs.clone()
+    outputs = mlp(inputs)
+    assert torch.equal(inputs, before)
+    assert outputs.shape == (3, 5, 2)
+    torch.testing.assert_close(outputs[1, 2], mlp(inputs[1, 2][None])[0])
+
+
+def test_weights_begin_orthogonal() -> None:
+    mlp = Mlp(16, (16, 16), 4, last_gain=0.01)
+    for weight, gain in zip(mlp.weights, (math.sqrt(2.0), math.sqrt(2.0), 0.01), strict=True):
+        torch.testing.assert_close(weight @ weight.T, gain**2 * torch.eye(len(weight)), atol=1e-5, rtol=0)
+    assert not any(bias.any() for bias in mlp.biases)
+
+
+def test_flat_parameters_are_views() -> None:
+    mlp = Mlp(4, (8, 8), 2)
+    expected = torch.cat([parameter.detach().reshape(-1) for parameter in mlp.parameters()]).clone()
+    values, gradients = flatten(mlp.parameters(), extra=5)
+    assert torch.equal(values, expected)
+    assert gradients.shape == (len(values) + 5,)
+
+    mlp(torch.randn(7, 4)).sum().backward()
+    assert torch.equal(gradients[:-5], torch.cat([p.grad.reshape(-1) for p in mlp.parameters() if p.grad is not None]))
+    assert gradients[:-5].any()
+    assert not gradients[-5:].any()
+
+    inputs = torch.randn(7, 4)
+    before = mlp(inputs)
+    values.mul_(0.5)  # changes the network itself
+    assert not torch.equal(mlp(inputs), before)
+    assert all(p.untyped_storage().data_ptr() == values.untyped_storage().data_ptr() for p in mlp.parameters())

@@ -1,0 +1,216 @@
+"""The table of objectives, their identities, and the reformulated reward against literal answers."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from repolicy import objective
+from repolicy.errors import UsageError
+from repolicy.objective import Objective, reformulated, task_reward
+
+ALPHA, OMEGA = 0.13472, 0.17
+
+coefficients = st.floats(0.0, 10.0)
+dyadic = st.integers(-(2**20), 2**20).map(lambda number: number / 1024)  # sums and products of these are exact
+
+
+@pytest.mark.parametrize(
+    ("made", "task", "omega", "alpha", "bonus"),
+    [
+        (objective.no_entropy(), "basic", 0, 0, 0),
+        (objective.end_entropy(ALPHA), "basic", 0, 0, ALPHA),
+        (objective.repeat_entropy(ALPHA), "basic", 0, ALPHA, ALPHA),
+        (objective.soft(ALPHA), "basic", 0, ALPHA, 0),
+        (objective.greedy(ALPHA), "addon", 0, ALPHA, 0),
+        (objective.kl(ALPHA), "addon", ALPHA, ALPHA, 0),
+        (objective.residual(OMEGA, ALPHA), "addon", OMEGA, ALPHA, 0),
+        (objective.full(ALPHA), "both", 0, ALPHA, 0),
+    ],
+)
+def test_the_table(made: Objective, task: str, omega: float, alpha: float, bonus: float) -> None:
+    assert (made.task, made.omega, made.alpha, made.bonus) == (task, omega, alpha, bonus)
+
+
+@given(coefficients)
+def test_the_eight_are_one_family(alpha: float) -> None:
+    assert objective.residual(alpha, alpha) == objective.kl(alpha)
+    assert objective.residual(0.0, alpha) == objective.greedy(alpha)
+    assert objective.soft(0.0) == objective.end_entropy(0.0) == objective.repeat_entropy(0.0) == objective.no_entropy()
+    assert objective.kl(0.0) == objective.greedy(0.0)
+
+
+def rewards(what: Objective, size: int = 64, log_prior: Any = "random") -> Any:
+    """The reformulated reward of a random batch, whose numbers do not depend on the objective."""
+    generator = torch.Generator().manual_seed(7)
+    basic, addon, policy, prior = torch.randn(4, size, generator=generator, dtype=torch.float64)
+    log_prior = prior if isinstance(log_prior, str) else log_prior
+    return reformulated(what, task_reward(what, basic, addon), log_prior, policy)
+
+
+def test_identities_hold_to_the_bit_on_rewards() -> None:
+    for left, right in [
+        (objective.residual(ALPHA, ALPHA), objective.kl(ALPHA)),
+        (objective.residual(0.0, ALPHA), objective.greedy(ALPHA)),
+        (objective.soft(0.0), objective.no_entropy()),
+        (objective.repeat_entropy(ALPHA), objective.soft(ALPHA)),  # they differ in the loss alone
+        (objective.end_entropy(ALPHA), objective.no_entropy()),
+    ]:
+        assert torch.equal(rewards(left).total, rewards(right).total)
+
+
+def test_without_coefficients_the_reward_is_the_task_itself() -> None:
+    for what in (objective.no_entropy(), objective.greedy(0.0), objective.residual(0.0, 0.0), objective.full(0.0)):
+        parts = rewards(what)
+        assert torch.equal(parts.total, parts.task)
+        assert not parts.prior.any()
+        assert not parts.entropy.any()
+
+
+@pytest.mark.parametrize("log_prior", [None, -math.inf, math.nan])
+def test_a_prior_without_weight_may_be_absent_or_infinite(log_prior: float | None) -> None:
+    assert torch.equal(
+        rewards(objective.greedy(ALPHA), log_prior=log_prior).total, rewards(objective.greedy(ALPHA)).total
+    )
+
+
+def test_an_entropy_without_weight_may_be_infinite() -> None:
+    parts = reformulated(objective.residual(0.5, 0.0), 2.0, -1.0, -math.inf)
+    assert parts == (2.0, -0.5, 0.0, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("what", "prior", "entropy", "total"),
+    [
+        (objective.no_entropy(), 0.0, 0.0, 2.0),
+        (objective.soft(0.25), 0.0, 0.75, 2.75),
+        (objective.repeat_entropy(0.25), 0.0, 0.75, 2.75),
+        (objective.end_entropy(0.25), 0.0, 0.0, 2.0),
+        (objective.greedy(0.25), 0.0, 0.75, 8.75),
+        (objective.kl(0.25), -0.25, 0.75, 8.5),
+        (objective.residual(0.5, 0.25), -0.5, 0.75, 8.25),
+        (objective.full(0.25), 0.0, 0.75, 10.75),
+    ],
+)
+@pytest.mark.parametrize("kind", [float, np.array, lambda x: torch.tensor(x, dtype=torch.float64)])
+def test_literal_answers(what: Objective, prior: float, entropy: float, total: float, kind: Any) -> None:
+    basic, addon, log_prior, log_policy = kind(2.0), kind(8.0), kind(-1.0), kind(-3.0)
+    parts = reformulated(what, task_reward(what, basic, addon), log_prior, log_policy)
+    assert (float(parts.prior), float(parts.entropy), float(parts.total)) == (prior, entropy, total)
+    assert type(parts.total) is type(basic) or isinstance(parts.total, np.floating)
+
+
+def test_kl_pays_for_the_log_ratio() -> None:
+    """Where policy and prior agree, the kl objective is the task's reward alone."""
+    task, log_prob = np.array([1.0, -2.0, 3.0]), np.array([-0.5, -4.0, 0.25])
+    np.testing.assert_allclose(reformulated(objective.kl(0.3), task, log_prob, log_prob).total, task, rtol=1e-15)
+    apart = reformulated(objective.kl(0.5), task, log_prob - 2.0, log_prob)
+    np.testing.assert_allclose(apart.total, task - 1.0, rtol=1e-15)
+
+
+@given(st.lists(st.tuples(dyadic, dyadic, dyadic), min_size=1, max_size=20), st.integers(0, 64), st.integers(0, 64))
+def test_it_is_linear(steps: list[tuple[float, float, float]], omega: int, alpha: int) -> None:
+    """The sum over an episode may be taken before or after."""
+    what = objective.residual(omega / 64, alpha / 64)
+    task, log_prior, log_policy = np.array(steps).T
+    each = reformulated(what, task, log_prior, log_policy)
+    whole = reformulated(what, task.sum(), log_prior.sum(), log_policy.sum())
+    assert [float(part.sum()) for part in each] == [float(part) for part in whole]
+    assert np.array_equal(each.total, each.task + each.prior + each.entropy)
+
+
+class Untouchable:
+    """Whatever is done with it fails."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was read")
+
+    def __add__(self, other: Any) -> Any:
+        raise AssertionError("it was added")
+
+    __radd__ = __add__
+
+
+def test_the_basic_reward_is_not_touched_while_customising() -> None:
+    addon = np.array([1.0, 2.0])
+    for what in (objective.greedy(ALPHA), objective.kl(ALPHA), objective.residual(OMEGA, ALPHA)):
+        assert task_reward(what, Untouchable(), addon) is addon
+        assert task_reward(what, None, addon) is addon
+
+
+def test_the_addon_is_not_touched_without_need() -> None:
+    basic = np.array([1.0, 2.0])
+    assert task_reward(objective.soft(ALPHA), basic, Untouchable()) is basic
+
+
+def test_both_rewards_are_added() -> None:
+    assert task_reward(objective.full(ALPHA), np.array([1.0, 2.0]), np.array([10.0, 20.0])).tolist() == [11.0, 22.0]
+
+
+@pytest.mark.parametrize("what", [objective.greedy(ALPHA), objective.full(ALPHA)])
+def test_a_missing_addon_is_named(what: Objective) -> None:
+    with pytest.raises(UsageError, match="needs an add-on reward"):
+        task_reward(what, np.zeros(1), None)
+
+
+def test_what_is_read() -> None:
+    read = {
+        name: (what.reads_basic, what.reads_addon, what.reads_prior)
+        for name, what in {
+            "soft": objective.soft(ALPHA),
+            "greedy": objective.greedy(ALPHA),
+            "residual": objective.residual(OMEGA, ALPHA),
+            "full": objective.full(ALPHA),
+        }.items()
+    }
+    assert read == {
+        "soft": (True, False, False),
+        "greedy": (False, True, False),
+        "residual": (False, True, True),
+        "full": (True, True, False),
+    }
+
+
+@pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf, True, "0.1", None])
+@pytest.mark.parametrize("name", ["omega", "alpha", "bonus"])
+def test_coefficients_are_checked(name: str, bad: Any) -> None:
+    with pytest.raises(UsageError, match=f"{name} is .*; it must be a finite number, 0 or greater"):
+        Objective(**{name: bad})
+
+
+def test_the_task_is_checked() -> None:
+    with pytest.raises(UsageError, match="task is 'bonus'"):
+        Objective("bonus")  # type: ignore[arg-type]
+
+
+def test_named() -> None:
+    assert objective.named("no_entropy") == objective.no_entropy()
+    assert objective.named("soft", alpha=ALPHA) == objective.soft(ALPHA)
+    assert objective.named("residual", omega=OMEGA, alpha=ALPHA) == objective.residual(OMEGA, ALPHA)
+    assert list(objective.OBJECTIVES) == [
+        *("no_entropy", "end_entropy", "repeat_entropy", "soft", "greedy", "kl", "residual", "full")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("softer", {}, "no objective 'softer'; choose from no_entropy, "),
+        ("soft", {}, "soft needs alpha; it takes alpha"),
+        ("residual", {"alpha": 0.1}, "residual needs omega; it takes omega and alpha"),
+        ("kl", {"alpha": 0.1, "omega": 0.1}, "kl has no omega; it takes alpha"),
+        ("no_entropy", {"alpha": 0.1}, "no_entropy has no alpha; it takes no coefficient"),
+    ],
+)
+def test_named_takes_exactly_its_coefficients(name: str, given: dict[str, float], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        objective.named(name, **given)
+
+
+def test_an_objective_survives_json() -> None:
+    what = objective.residual(OMEGA, ALPHA)
+    assert Objective(**what.as_dict()) == what

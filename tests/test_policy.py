@@ -1,0 +1,197 @@
+"""Policies of every family: what they normalise, how they bound, copy and describe themselves."""
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from repolicy.distributions import Categorical, Gaussian, SquashedGaussian
+from repolicy.errors import UsageError
+from repolicy.policy import ActionSpace, Normaliser, Policy, PolicySpec, frozen, moments
+
+BOX = ActionSpace("continuous", (2,), (-1.0, 0.0), (1.0, 10.0))
+CHOICES = ActionSpace("discrete", (2, 3))
+SPECS = {
+    "gaussian": PolicySpec(3, BOX, hidden=(8,)),
+    "state_gaussian": PolicySpec(3, BOX, "state_gaussian", hidden=(8,)),
+    "squashed": PolicySpec(3, BOX, "squashed", hidden=(8,)),
+    "categorical": PolicySpec(3, CHOICES, "categorical", hidden=(8,)),
+}
+
+
+def wild(spec: PolicySpec) -> Policy:
+    """A policy with large weights, which depends on what it sees, and a normaliser that has seen something."""
+    policy = Policy(spec)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    policy.normaliser.update(moments(np.random.default_rng(0).normal(3.0, 2.0, (100, 3)).astype(np.float32)))
+    return policy
+
+
+@pytest.mark.parametrize("family", list(SPECS))
+def test_families(family: str) -> None:
+    policy = wild(SPECS[family])
+    observations = torch.randn(5, 4, 3)
+    distribution = policy(observations)
+    kinds = {"squashed": SquashedGaussian, "categorical": Categorical}
+    assert type(distribution) is kinds.get(family, Gaussian)
+    actions = distribution.sample(torch.Generator().manual_seed(0))
+    assert actions.shape == distribution.mode().shape == (5, 4, 2)
+    log_prob = policy.log_prob(observations, actions)
+    assert log_prob.shape == (5, 4)
+    assert not log_prob.requires_grad
+    assert torch.equal(log_prob, distribution.log_prob(actions).detach())
+    one = policy.log_prob(observations[2, 1], actions[2, 1])
+    torch.testing.assert_close(one, log_prob[2, 1])
+
+
+@pytest.mark.parametrize("family", list(SPECS))
+def test_every_parameter_learns(family: str) -> None:
+    policy = wild(SPECS[family])
+    distribution = policy(torch.randn(32, 3))
+    (distribution.log_prob(distribution.sample().detach()) * torch.randn(32)).sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in policy.parameters())
+
+
+def test_one_std_for_all_states_or_one_for_each() -> None:
+    observations = torch.randn(6, 3)
+    same, own = wild(SPECS["gaussian"])(observations), wild(SPECS["state_gaussian"])(observations)
+    assert isinstance(same, Gaussian)
+    assert isinstance(own, Gaussian)
+    assert same.log_std.shape == (2,)
+    assert own.log_std.shape == (6, 2)
+    assert own.log_std.std(0).min() > 0.01
+
+
+@pytest.mark.parametrize("family", ["gaussian", "state_gaussian", "squashed"])
+def test_stds_begin_as_asked_and_are_bounded_below(family: str) -> None:
+    policy = Policy(replace(SPECS[family], initial_std=0.35, min_std=1e-3))
+    distribution: Any = policy(torch.zeros(1, 3))
+    torch.testing.assert_close(distribution.log_std.exp(), torch.full_like(distribution.log_std, 0.351))
+
+    with torch.no_grad():  # far below the bound
+        (policy.network.biases[-1][2:] if family == "state_gaussian" else policy.log_std).fill_(-20.0)
+    distribution = policy(torch.randn(9, 3))
+    assert (distribution.log_std.exp() >= 1e-3 * (1 - 1e-6)).all()
+    distribution.log_std.sum().backward()
+    learning = policy.network.biases[-1].grad[2:] if family == "state_gaussian" else policy.log_std.grad
+    assert (learning > 0).all()  # it can come back
+
+
+# The normaliser -------------------------------------------------------------------------------------------------------
+
+
+def test_the_normaliser_has_seen_all_batches_as_one() -> None:
+    generator = np.random.default_rng(0)
+    batches = [generator.normal(generator.normal(size=3) * 50, 1 + index, (7 + index, 4, 3)) for index in range(5)]
+    normaliser = Normaliser(3)
+    for batch in batches:
+        normaliser.update(moments(batch))
+    everything = np.concatenate([batch.reshape(-1, 3) for batch in batches])
+    np.testing.assert_allclose(normaliser.mean, everything.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(normaliser.var, everything.var(0), rtol=1e-10)
+    assert float(normaliser.count) == len(everything)
+    seen = normaliser(torch.from_numpy(everything).float())
+    np.testing.assert_allclose(seen.mean(0), 0.0, atol=1e-4)
+    np.testing.assert_allclose(seen.numpy().std(0), 1.0, atol=1e-4)
+
+
+def test_moments_add_up_across_ranks() -> None:
+    batch = np.random.default_rng(0).normal(size=(8, 6, 3)).astype(np.float32)
+    torch.testing.assert_close(moments(batch[:, :2]) + moments(batch[:, 2:]), moments(batch), rtol=1e-13, atol=1e-13)
+
+
+def test_the_normaliser_clips() -> None:
+    assert Normaliser(2)(torch.tensor([[1e6, -1e6]])).tolist() == [[10.0, -10.0]]
+
+
+def test_a_new_normaliser_changes_nothing() -> None:
+    seen = torch.randn(5, 3)
+    torch.testing.assert_close(Normaliser(3)(seen), seen, rtol=1e-7, atol=0)
+
+
+def test_observations_are_normalised_before_the_network() -> None:
+    policy = wild(SPECS["gaussian"])
+    observations = torch.randn(5, 3) * 2.0 + 3.0
+    by_hand = (observations.double() - policy.normaliser.mean) / policy.normaliser.var.sqrt()
+    torch.testing.assert_close(policy(observations).mode(), policy.network(by_hand.float()), atol=1e-5, rtol=1e-5)
+
+
+# Copies ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", list(SPECS))
+def test_a_frozen_copy_is_the_same_and_stays_so(family: str) -> None:
+    policy = wild(SPECS[family])
+    observations = torch.randn(5, 3)
+    actions = policy(observations).sample()
+    prior = frozen(policy)
+    before = prior.log_prob(observations, actions)
+    assert torch.equal(before, policy.log_prob(observations, actions))
+    assert not any(parameter.requires_grad for parameter in prior.parameters())
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(1.0)
+    policy.normaliser.update(moments(np.full((10, 3), 100.0, np.float32)))
+    assert torch.equal(prior.log_prob(observations, actions), before)
+    assert not torch.equal(policy.log_prob(observations, actions), before)
+
+
+@pytest.mark.parametrize("family", list(SPECS))
+def test_a_spec_survives_json(family: str) -> None:
+    assert PolicySpec.from_dict(json.loads(json.dumps(SPECS[family].as_dict()))) == SPECS[family]
+
+
+# Squashing ------------------------------------------------------------------------------------------------------------
+
+
+def test_squashed_actions_reach_the_environment_within_its_bounds() -> None:
+    policy = Policy(SPECS["squashed"])
+    stored = np.array([[0.0, 0.0], [100.0, -100.0], [np.arctanh(0.5), np.arctanh(-0.5)]], np.float32)
+    np.testing.assert_allclose(policy.to_environment(stored), [[0, 5], [1, 0], [0.5, 2.5]], atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "state_gaussian", "categorical"])
+def test_other_actions_reach_the_environment_as_they_are(family: str) -> None:
+    actions = np.array([[100.0, -100.0]])
+    assert Policy(SPECS[family]).to_environment(actions) is actions
+
+
+def test_between_squashed_policies_the_jacobian_cancels() -> None:
+    policy, prior = wild(SPECS["squashed"]), wild(SPECS["squashed"])
+    observations = torch.randn(50, 3)
+    one, two = policy(observations), prior(observations)
+    actions = one.sample()
+    bare = Gaussian(one.mean, one.log_std).log_prob(actions) - Gaussian(two.mean, two.log_std).log_prob(actions)
+    found = policy.log_prob(observations, actions) - prior.log_prob(observations, actions)
+    torch.testing.assert_close(found, bare.detach(), atol=1e-4, rtol=1e-4)
+
+
+# What cannot be -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"family": "categorical"}, "a categorical policy cannot act with continuous actions .2 numbers."),
+        ({"actions": CHOICES}, "a gaussian policy cannot act with discrete actions .choices of 2, 3."),
+        (
+            {"family": "squashed", "actions": ActionSpace("continuous", (1,), (-1.0,), (math.inf,))},
+            "squashed policy needs bounded actions",
+        ),
+        ({"activation": "gelu"}, "no activation 'gelu'; choose from tanh, relu, elu"),
+        ({"hidden": ()}, "hidden is .*; it must be one or more layer sizes"),
+        ({"hidden": (64, 0)}, "hidden is .*; it must be one or more layer sizes"),
+        ({"initial_std": 1e-4}, "0 <= min_std < initial_std, not 0.001 and 0.0001"),
+        ({"min_std": -1.0}, "0 <= min_std < initial_std"),
+        ({"initial_std": math.nan}, "0 <= min_std < initial_std"),
+    ],
+)
+def test_specs_are_checked(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        replace(SPECS["gaussian"], **changes)

@@ -1,0 +1,356 @@
+"""Advantages against the definition of the λ-return, the losses against literal answers, the update's guards."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from repolicy.errors import NumericError
+from repolicy.network import Mlp
+from repolicy.policy import ActionSpace, Policy, PolicySpec, moments
+from repolicy.ppo import Batch, Learner, adapted, advantages, check_first_minibatch, losses, update
+from repolicy.settings import Settings
+
+# Advantages -----------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def rollouts(draw: st.DrawFn) -> Any:
+    """Rewards, V(s_t), V(s_{t+1}) as one learns them from a rollout, terminations and truncations; `[T, N]` each."""
+    shape = draw(st.tuples(st.integers(1, 9), st.integers(1, 3)))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
+    rewards, values, ends_in = torch.randn(3, *shape, generator=generator, dtype=torch.float64)
+    kinds = torch.tensor(
+        draw(st.lists(st.sampled_from([0, 0, 0, 1, 2]), min_size=rewards.numel(), max_size=rewards.numel()))
+    ).view(shape)
+    terminated, truncated = kinds == 1, kinds == 2
+    following = torch.cat([values[1:], ends_in[-1:]])
+    # What follows an end is another episode's value: the true one is that of the observation the episode ended in.
+    next_values = torch.where(truncated, ends_in, following)
+    return rewards, values, next_values, terminated, terminated | truncated
+
+
+def brute_force(
+    rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, ended: Tensor, g: float, lam: float
+) -> Tensor:
+    """The λ-return as it is defined: the weighted mean of all k-step returns, of which the last gets what is left."""
+    result = torch.empty_like(rewards)
+    for n in range(rewards.shape[1]):
+        for t in range(len(rewards)):
+            stop = next((s for s in range(t, len(rewards)) if ended[s, n]), len(rewards) - 1)
+            returns = []
+            for last in range(t, stop + 1):
+                sum_of_rewards = sum(g ** (s - t) * rewards[s, n] for s in range(t, last + 1))
+                rest = 0.0 if terminated[last, n] else g ** (last + 1 - t) * next_values[last, n]
+                returns.append(sum_of_rewards + rest)
+            weights = [(1 - lam) * lam**k for k in range(len(returns) - 1)] + [lam ** (len(returns) - 1)]
+            result[t, n] = sum(w * r for w, r in zip(weights, returns, strict=True)) - values[t, n]
+    return result
+
+
+@given(rollouts(), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_advantages_are_lambda_returns_minus_values(rollout: Any, gamma: float, lam: float) -> None:
+    torch.testing.assert_close(
+        advantages(*rollout, gamma, lam), brute_force(*rollout, gamma, lam), rtol=1e-10, atol=1e-10
+    )
+
+
+def column(*numbers: float) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)[:, None]
+
+
+def flags(*numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.bool)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("terminated", "ended", "expected"),
+    [
+        ((0, 0, 0), (0, 0, 0), (1 + 0.5 * (2 + 0.5 * (4 + 0.5 * 64)) - 8, 2 + 0.5 * (4 + 0.5 * 64) - 16, 4 + 32 - 32)),
+        ((0, 1, 0), (0, 1, 0), (1 + 0.5 * 2 - 8, 2 - 16, 4 + 32 - 32)),  # nothing follows the second step
+        ((0, 0, 0), (0, 1, 0), (1 + 0.5 * (2 + 0.5 * 32) - 8, 2 + 16 - 16, 4 + 32 - 32)),  # its value goes on
+    ],
+)
+def test_literal_monte_carlo_advantages(terminated: Any, ended: Any, expected: Any) -> None:
+    found = advantages(
+        column(1, 2, 4), column(8, 16, 32), column(16, 32, 64), flags(*terminated), flags(*ended), 0.5, 1.0
+    )
+    assert found[:, 0].tolist() == list(expected)
+
+
+def test_literal_one_step_advantages() -> None:
+    found = advantages(column(1, 2), column(8, 16), column(16, 32), flags(0, 1), flags(0, 1), 0.5, 0.0)
+    assert found[:, 0].tolist() == [1 + 8 - 8, 2 - 16]
+
+
+# Losses ---------------------------------------------------------------------------------------------------------------
+
+SETTINGS = Settings(minibatch=16, epochs=2, clip=0.2, value_coefficient=0.5, learning_rate=1e-2)
+
+
+def learner(width: int = 2, **spec: Any) -> Learner:
+    space = ActionSpace("continuous", (width,), (-1.0,) * width, (1.0,) * width)
+    policy = Policy(PolicySpec(3, space, hidden=(8,), **spec))
+    return Learner(policy, Mlp(3, (8,), 1), SETTINGS.learning_rate)
+
+
+def batch_of(made: Learner, size: int = 64, ratio: float = 1.0, advantage: float | None = None) -> Batch:
+    """Samples whose probability is now `ratio` times what it was when they were drawn."""
+    inputs = torch.randn(size, 3)
+    with torch.no_grad():
+        distribution = made.policy.distribution(inputs)
+        actions = distribution.sample()
+        log_probs = distribution.log_prob(actions) - math.log(ratio)
+    gains = torch.randn(size) if advantage is None else torch.full((size,), advantage)
+    return Batch(inputs, actions, log_probs, gains, torch.randn(size))
+
+
+def gradient(made: Learner, loss: Tensor) -> Tensor:
+    made.gradient.zero_()
+    loss.backward()
+    return made.gradient[: len(made.parameters)].clone()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "flat"),
+    [
+        (1.5, 1.0, -1.2, True),  # good and likelier already: no reason to go on
+        (1.5, -1.0, 1.5, False),  # bad and likelier: back
+        (0.5, 1.0, -0.5, False),  # good and less likely: back
+        (0.5, -1.0, 0.8, True),  # bad and less likely already
+        (1.1, 2.0, -2.2, False),
+        (0.9, -2.0, 1.8, False),
+    ],
+)
+def test_the_clipped_surrogate(ratio: float, advantage: float, loss: float, flat: bool) -> None:
+    made = learner()
+    found = losses(made, batch_of(made, ratio=ratio, advantage=advantage), SETTINGS, bonus=0.0)
+    assert found.policy.item() == pytest.approx(loss, rel=1e-5)
+    assert bool(gradient(made, found.policy)[: made.actor_size].any()) is not flat
+    assert found.clipped.item() == (1.0 if abs(ratio - 1.0) > 0.2 else 0.0)
+    assert found.divergence.item() == pytest.approx(ratio - 1.0 - math.log(ratio), abs=1e-5)
+
+
+def test_at_ratio_one_the_gradient_is_the_policy_gradient() -> None:
+    made = learner()
+    batch = batch_of(made)
+    found = gradient(made, losses(made, batch, SETTINGS, bonus=0.0).policy)
+    score = (batch.advantages * made.policy.distribution(batch.inputs).log_prob(batch.actions)).mean()
+    torch.testing.assert_close(found, gradient(made, -score), atol=1e-6, rtol=1e-4)
+
+
+def test_the_critics_loss() -> None:
+    made = learner()
+    batch = batch_of(made)
+    with torch.no_grad():
+        batch = replace(batch, returns=made.values(batch.inputs) + 3.0)
+    found = losses(made, batch, SETTINGS, bonus=0.0)
+    assert found.value.item() == pytest.approx(4.5, rel=1e-5)
+    assert found.total.item() == pytest.approx(found.policy.item() + 0.5 * 4.5, rel=1e-5)
+    assert (gradient(made, found.value)[-1]) == pytest.approx(-3.0, rel=1e-5)  # the last bias: mean of V − return
+
+
+def test_the_bonus_pays_for_entropy() -> None:
+    made = learner(min_std=0.0)
+    batch = batch_of(made)
+    without, with_bonus = (losses(made, batch, SETTINGS, bonus=bonus) for bonus in (0.0, 0.25))
+    entropy = 2 * 0.5 * math.log(2 * math.pi * math.e)  # of two numbers with std 1
+    assert without.entropy.item() == with_bonus.entropy.item() == pytest.approx(entropy, rel=1e-6)
+    assert (without.total - with_bonus.total).item() == pytest.approx(0.25 * entropy, rel=1e-4)
+    difference = gradient(made, with_bonus.total) - gradient(made, without.total)
+    expected = torch.zeros_like(difference)
+    start = made.policy.log_std.storage_offset()
+    expected[start : start + 2] = -0.25  # dH/d log_std = 1 for each number
+    torch.testing.assert_close(difference, expected, atol=1e-6, rtol=0)
+
+
+# The step and the update ----------------------------------------------------------------------------------------------
+
+
+def sum_of_one(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+@pytest.mark.parametrize("limit", [1e-3, 1e6])
+def test_long_gradients_are_shortened(limit: float) -> None:
+    made = learner()
+    batch = batch_of(made)
+    expected = gradient(made, losses(made, batch, SETTINGS, 0.0).total)
+    *_, norm = made.step(losses(made, batch, SETTINGS, 0.0), limit, sum_of_one, 1, fit_actor=True)
+    assert norm == pytest.approx(float(expected.norm()), rel=1e-5)
+    shortened = expected * min(1.0, limit / norm)
+    torch.testing.assert_close(made.gradient[: len(made.parameters)], shortened, rtol=1e-4, atol=1e-9)
+
+
+def test_a_step_goes_down() -> None:
+    made = learner()
+    batch = batch_of(made)
+    before = made.parameters.clone()
+    direction = gradient(made, losses(made, batch, SETTINGS, 0.0).total)
+    made.step(losses(made, batch, SETTINGS, 0.0), 1e6, sum_of_one, 1, fit_actor=True)
+    moved = made.parameters.detach() - before
+    # The first step of Adam is the learning rate against the gradient's sign.
+    large = direction.abs() > 1e-3
+    torch.testing.assert_close(moved[large], -SETTINGS.learning_rate * direction[large].sign(), rtol=0.02, atol=0)
+
+
+def test_the_sum_over_ranks_is_averaged() -> None:
+    one, two = learner(), learner()
+    two.parameters.data.copy_(one.parameters)
+    batch = batch_of(one)
+    alone = one.step(losses(one, batch, SETTINGS, 0.3), 1e6, sum_of_one, 1, fit_actor=True)
+    together = two.step(losses(two, batch, SETTINGS, 0.3), 1e6, lambda tensor: tensor.mul_(4.0), 4, fit_actor=True)
+    assert together == alone  # four ranks that all saw the same
+    assert torch.equal(one.parameters, two.parameters)
+
+
+def test_the_critic_can_be_fitted_alone() -> None:
+    made = learner()
+    before = made.parameters.clone()
+    update(made, batch_of(made), SETTINGS, torch.Generator(), bonus=0.1, fit_actor=False)
+    same = made.parameters == before
+    assert same[: made.actor_size].all()
+    assert not same[made.actor_size :].any()
+
+
+def test_minibatches_hold_every_sample_once() -> None:
+    made = learner()
+    batch = batch_of(made, 50)
+    batch = replace(batch, returns=torch.arange(50.0))
+    parts = list(batch.minibatches(16, torch.Generator().manual_seed(0)))
+    assert [len(part.inputs) for part in parts] == [16, 16, 16, 2]
+    rows = torch.cat([part.returns for part in parts]).long()
+    assert sorted(rows.tolist()) == list(range(50))
+    assert rows.tolist() != list(range(50))
+    for name in ("inputs", "actions", "log_probs", "advantages"):
+        assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(batch, name)[rows])
+
+
+def test_update_raises_what_was_good() -> None:
+    made = learner()
+    batch = batch_of(made, 256)
+    report = update(made, batch, replace(SETTINGS, epochs=5), torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        after = made.policy.distribution(batch.inputs).log_prob(batch.actions)
+    assert float((batch.advantages * (after - batch.log_probs)).mean()) > 0.01
+    assert report.epochs == 5
+    assert report.kl > 0
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(1, 8), (2, 16), (1000, 128)])
+def test_a_minibatch_is_shared_by_the_ranks(ranks: int, steps: int) -> None:
+    made, summed = learner(), []
+
+    def count(tensor: Tensor) -> Tensor:
+        summed.append(len(tensor))
+        return tensor.mul_(ranks)
+
+    update(made, batch_of(made, 64), SETTINGS, torch.Generator(), count, ranks)
+    assert float(made.optimiser.state[made.parameters]["step"]) == steps
+    assert len(summed) == (steps if ranks > 1 else 0)
+
+
+def test_an_update_ends_at_the_target_kl() -> None:
+    made = learner()
+    settings = replace(SETTINGS, epochs=50, learning_rate=1e-2)
+    report = update(made, batch_of(made), replace(settings, target_kl=0.01), torch.Generator().manual_seed(0))
+    assert 1 < report.epochs < 50
+    assert update(made, batch_of(made), settings, torch.Generator().manual_seed(0)).epochs == 50
+
+
+@pytest.mark.parametrize(
+    ("rate", "kl", "expected"),
+    [
+        (3e-4, 0.03, 2e-4),
+        (3e-4, 0.001, 4.5e-4),
+        (3e-4, 0.01, 3e-4),
+        (3e-4, 0.0, 3e-4),
+        (1e-5, 1.0, 1e-5),
+        (9e-3, 0.001, 1e-2),
+    ],
+)
+def test_the_adaptive_learning_rate(rate: float, kl: float, expected: float) -> None:
+    assert adapted(rate, kl, desired=0.01) == pytest.approx(expected)
+
+
+def test_the_adaptive_schedule_is_used() -> None:
+    made = learner()
+    report = update(made, batch_of(made), replace(SETTINGS, schedule="adaptive", desired_kl=10.0), torch.Generator())
+    assert report.learning_rate == made.optimiser.param_groups[0]["lr"] == 1e-2  # raised to its bound
+    made.learning_rate = 1e-3
+    report = update(made, batch_of(made), replace(SETTINGS, schedule="adaptive", desired_kl=10.0), torch.Generator())
+    assert report.learning_rate > 1e-3
+
+
+def test_a_learner_goes_on_to_the_bit_from_its_state() -> None:
+    one = learner()
+    batch = batch_of(one)
+    update(one, batch, SETTINGS, torch.Generator().manual_seed(0))
+    one.learning_rate = 3e-3
+    state = {name: value.clone() for name, value in one.state().items()}
+    two = learner()
+    two.restore(state)
+    assert two.learning_rate == 3e-3
+    batch = batch_of(one)
+    for made in (one, two):
+        update(made, batch, SETTINGS, torch.Generator().manual_seed(1))
+    assert torch.equal(one.parameters, two.parameters)
+    assert not torch.equal(one.parameters, state["parameters"])
+
+
+# Guards ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_minibatch_has_ratio_one() -> None:
+    made = learner()
+    batch = batch_of(made)
+    found = losses(made, batch, SETTINGS, 0.0)
+    check_first_minibatch(found, batch)
+    assert float(found.log_ratios.abs().max()) < 1e-5
+
+
+def test_a_normaliser_that_moved_is_noticed() -> None:
+    made = learner()
+    observations = torch.randn(64, 3) * 2.0
+    batch = replace(batch_of(made), inputs=made.policy.normaliser(observations))
+    with torch.no_grad():
+        batch = replace(batch, log_probs=made.policy.distribution(batch.inputs).log_prob(batch.actions))
+    update(made, batch, SETTINGS, torch.Generator())  # nothing moved yet
+    with torch.no_grad():
+        batch = replace(batch, log_probs=made.policy.log_prob(observations, batch.actions))
+    made.policy.normaliser.update(moments(observations.numpy()))
+    batch = replace(batch, inputs=made.policy.normaliser(observations))
+    with pytest.raises(NumericError, match=r"in the first minibatch .* the normaliser moved"):
+        update(made, batch, SETTINGS, torch.Generator())
+
+
+def test_stale_log_probabilities_are_noticed() -> None:
+    made = learner()
+    batch = batch_of(made)
+    update(made, batch, SETTINGS, torch.Generator())
+    with pytest.raises(NumericError, match="log-probabilities are stale"):
+        update(made, batch, SETTINGS, torch.Generator())
+
+
+def test_a_loss_that_is_not_finite_is_noticed() -> None:
+    made = learner()
+    batch = batch_of(made)
+    batch.advantages[3] = math.nan
+    with pytest.raises(NumericError, match="the loss is not finite"):
+        update(made, batch, replace(SETTINGS, minibatch=64), torch.Generator())
+    assert torch.isfinite(made.parameters).all()
+
+
+def test_a_gradient_that_is_not_finite_is_noticed() -> None:
+    made = learner()
+    before = made.parameters.clone()
+    found = losses(made, batch_of(made), SETTINGS, 0.0)
+    broken = replace(found, total=(made.parameters * 0.0).sum() + found.total * math.inf)
+    with pytest.raises(NumericError, match="the gradient is not finite"):
+        made.step(broken, 1.0, sum_of_one, 1, fit_actor=True)
+    assert torch.equal(made.parameters, before)

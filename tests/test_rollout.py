@@ -1,0 +1,83 @@
+"""A rollout of environments that count: what is seen, kept, cut and reported."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from tiny_envs import tiny
+
+from repolicy import envs
+from repolicy.errors import NumericError
+from repolicy.policy import Policy, moments
+from repolicy.rollout import Collector
+from repolicy.settings import Settings
+from repolicy.worker import spec_for
+
+
+def collector(name: str, horizon: int, count: int = 2, keep: bool = False) -> tuple[Collector, Policy]:
+    batch = envs.make(tiny(name), count, seed=0)
+    policy = Policy(spec_for(batch, Settings(hidden=(4,))))
+    return Collector(batch, horizon, torch.Generator().manual_seed(0), keep_transitions=keep), policy
+
+
+def test_episodes_follow_each_other_without_a_gap() -> None:
+    """Episode 1 has 3 steps and terminates, episode 2 has 4 and is cut, episode 3 has 5 and terminates."""
+    collect, policy = collector("Counter", horizon=13, keep=True)
+    rollout = collect.collect(policy)
+    episode = [1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4]
+    before = [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 4, 0]
+    for n in range(2):
+        assert rollout.observations[:-1, n].tolist() == [list(pair) for pair in zip(episode, before, strict=True)]
+        assert rollout.observations[-1, n].tolist() == [4, 1]
+        assert rollout.next_observations is not None
+        assert rollout.next_observations[:, n].tolist() == [[e, t + 1] for e, t in zip(episode, before, strict=True)]
+        assert rollout.basic[:, n].tolist() == [10 * e + t + 1 for e, t in zip(episode, before, strict=True)]
+        assert np.flatnonzero(rollout.terminated[:, n]).tolist() == [2, 11]
+        assert np.flatnonzero(rollout.truncated[:, n]).tolist() == [6]
+    assert rollout.cut.tolist() == [[6, 0], [6, 1]]
+    assert rollout.cut_observations.tolist() == [[2, 4], [2, 4]]
+    assert rollout.episodes.lengths == [3, 3, 4, 4, 5, 5]
+    assert rollout.episodes.returns == [36.0, 36.0, 90.0, 90.0, 165.0, 165.0]
+
+
+def test_the_next_rollout_goes_on_where_this_one_stopped() -> None:
+    collect, policy = collector("Counter", horizon=2)
+    rollouts = [collect.collect(policy) for _ in range(4)]
+    seen = np.concatenate([rollout.observations[:-1, 0] for rollout in rollouts])
+    assert seen.tolist() == [[1, 0], [1, 1], [1, 2], [2, 0], [2, 1], [2, 2], [2, 3], [3, 0]]
+    for one, two in itertools.pairwise(rollouts):
+        assert np.array_equal(one.observations[-1], two.observations[0])
+    assert rollouts[1].episodes.returns == [36.0, 36.0]  # begun in the rollout before
+    assert rollouts[1].next_observations is None
+
+
+def test_actions_reach_the_environment_as_they_were_sampled() -> None:
+    """Far outside of the box, too."""
+    collect, policy = collector("Counter", horizon=10, keep=True)
+    with torch.no_grad():
+        policy.network.biases[-1].fill_(5.0)
+    rollout = collect.collect(policy)
+    assert float(rollout.actions.min()) > 1.0
+    np.testing.assert_array_equal(rollout.info["action_seen"], rollout.actions[..., 0].numpy())
+    assert rollout.info["clock"][:, 0].tolist() == [1, 2, 3, 1, 2, 3, 4, 1, 2, 3]
+    assert set(rollout.info) == {"clock", "action_seen"}  # numbers only
+
+
+def test_actions_are_the_policys_at_normalised_observations() -> None:
+    collect, policy = collector("LinearQuadratic", horizon=50, count=8)
+    policy.normaliser.update(moments(np.random.default_rng(0).normal(1.0, 3.0, (100, 1)).astype(np.float32)))
+    rollout = collect.collect(policy)
+    assert torch.equal(rollout.inputs, policy.normaliser(torch.from_numpy(rollout.observations)))
+    with torch.no_grad():
+        noise = rollout.actions - policy(torch.from_numpy(rollout.observations[:-1])).mode()
+    assert abs(float(noise.mean())) < 0.15
+    assert float(noise.std()) == pytest.approx(1.0, abs=0.15)
+    again, _ = collector("LinearQuadratic", horizon=50, count=8)
+    assert torch.equal(again.collect(policy).actions, rollout.actions)
+
+
+def test_an_observation_that_is_not_finite_is_named() -> None:
+    collect, policy = collector("NanObservation", horizon=20)
+    with pytest.raises(NumericError, match=r"environment 0 of .*NanObservation' returned an observation that is not"):
+        collect.collect(policy)

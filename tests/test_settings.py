@@ -1,0 +1,145 @@
+"""Settings: their bounds, their files, the table, the sharing of environments by ranks."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repolicy.errors import UsageError
+from repolicy.settings import FIELDS, TABLE, Settings, checked, defaults, physical_cores, read_settings
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("steps", 0),
+        ("seed", -1),
+        ("envs", 0),
+        ("gamma", 1.01),
+        ("lam", -0.1),
+        ("clip", 0.0),
+        ("learning_rate", math.nan),
+        ("learning_rate", -1e-4),
+        ("target_kl", 0.0),
+        ("critic_warmup", 1.5),
+        ("max_gradient_norm", 0.0),
+    ],
+)
+def test_bounds(name: str, value: float) -> None:
+    with pytest.raises(UsageError, match=f"{name} is {value}; it must lie between"):
+        replace(Settings(), **{name: value})
+
+
+def test_iterations() -> None:
+    settings = Settings(envs=8, horizon=16, steps=1000)
+    assert settings.iteration_steps == 128
+    assert settings.iterations == 8  # the last one is whole
+    assert Settings(steps=1).iterations == 1
+
+
+def test_the_table() -> None:
+    for env, row in TABLE.items():
+        assert set(row) <= set(FIELDS)
+        for version in ("-v4", "-v5"):
+            settings = defaults(env + version)
+            assert {name: getattr(settings, name) for name in row} == row
+    assert defaults("Unheard-v0") == defaults("my.py:Env") == Settings()
+
+
+# Sharing by ranks -----------------------------------------------------------------------------------------------------
+
+
+def test_ranks_must_share_evenly() -> None:
+    assert Settings(envs=32, ranks=4).resolved().ranks == 4
+    with pytest.raises(UsageError, match="envs is 32, which 3 ranks cannot share evenly; choose a multiple of 3"):
+        Settings(envs=32, ranks=3).resolved()
+
+
+def test_ranks_are_counted_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("repolicy.settings.physical_cores", lambda: 12)
+    assert Settings(envs=32).resolved().ranks == 8  # the most that share 32 evenly
+    assert Settings(envs=5).resolved().ranks == 5
+    assert Settings(envs=1).resolved().ranks == 1
+
+
+def test_there_is_a_core() -> None:
+    assert physical_cores() >= 1
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+def written(path: Path, content: Any) -> Path:
+    file = path / "settings.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    return file
+
+
+def test_a_file_replaces_what_it_names(tmp_path: Path) -> None:
+    values = {
+        "steps": 3e6,
+        "gamma": 1,
+        "hidden": [32, 32],
+        "target_kl": None,
+        "schedule": "adaptive",
+        "scale_rewards": False,
+    }
+    base = Settings(seed=3, target_kl=0.1)
+    found = read_settings(written(tmp_path, values), base)
+    expected = replace(
+        base, steps=3_000_000, gamma=1.0, hidden=(32, 32), target_kl=None, schedule="adaptive", scale_rewards=False
+    )
+    assert found == expected
+    assert isinstance(found.steps, int)
+    assert isinstance(found.gamma, float)
+
+
+def test_settings_survive_their_own_file(tmp_path: Path) -> None:
+    settings = replace(defaults("CartPole-v1"), target_kl=0.02, hidden=(8, 9))
+    assert read_settings(written(tmp_path, settings.as_dict()), Settings()) == settings
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"learning_rat": 1e-3}, "unknown field 'learning_rat'; did you mean learning_rate"),
+        ({"xyz": 1}, "unknown field 'xyz'$"),
+        ({"envs": "32"}, "field 'envs' is '32'; it must be a whole number"),
+        ({"envs": 32.5}, "field 'envs' is 32.5; it must be a whole number"),
+        ({"envs": True}, "field 'envs' is True; it must be a whole number"),
+        ({"gamma": "0.9"}, "field 'gamma' is '0.9'; it must be a number"),
+        ({"gamma": [0.9]}, "field 'gamma' is .*; it must be a number"),
+        ({"gamma": None}, "field 'gamma' is None; it must be a number"),
+        ({"scale_rewards": 1}, "field 'scale_rewards' is 1; it must be true or false"),
+        ({"hidden": 64}, "field 'hidden' is 64; it must be a list of whole numbers"),
+        ({"hidden": [64, "a"]}, "field 'hidden' is 'a'; it must be a whole number"),
+        ({"schedule": "cosine"}, "field 'schedule' is 'cosine'; choose from linear, adaptive, constant"),
+        ({"gamma": 2.0}, "gamma is 2.0; it must lie between 0 and 1"),
+        ('{"envs": Infinity}', "field 'envs' is inf; it must be a whole number"),
+        ('{"envs": NaN}', "field 'envs' is nan; it must be a whole number"),
+        ([1, 2], "must hold an object of fields, not a list"),
+        ("{steps: 3}", "is not JSON"),
+    ],
+)
+def test_a_bad_file_is_one_clear_sentence(tmp_path: Path, content: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read_settings(written(tmp_path, content), Settings())
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nowhere.json cannot be read: No such file"):
+        read_settings(tmp_path / "nowhere.json", Settings())
+
+
+def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(UsageError, match="is not JSON"):
+        read_settings(tmp_path / "settings.json", Settings())
+
+
+def test_checked_says_where() -> None:
+    with pytest.raises(UsageError, match=r"^the command line has an unknown field 'gama'; did you mean gamma"):
+        checked({"gama": 1}, "the command line")

@@ -1,0 +1,242 @@
+"""Environments small enough to know everything about, and add-ons for them. Tests name them by `tiny("Name")`."""
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+def tiny(name: str) -> str:
+    """The environment or add-on of this file, in the form in which a user names one of their own."""
+    return f"{Path(__file__)}:{name}"
+
+
+class Tiny(gymnasium.Env[Any, Any]):
+    """One number to see and one to choose, unless a child says otherwise."""
+
+    observation_space: Any = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space: Any = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+
+# The value of an endless environment ----------------------------------------------------------------------------------
+
+
+class Endless(Tiny):
+    """Reward 1 a step, and nothing else: its value is 1 / (1 − γ)."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self._look(), {}
+
+    def step(self, action: Any) -> Any:
+        return self._look(), 1.0, False, False, {}
+
+    def _look(self) -> np.ndarray:
+        return self.np_random.normal(size=1).astype(np.float32)
+
+
+def endless_with_time_limit() -> Any:
+    """The same cut every 5 steps by a time limit, which the value knows nothing of."""
+    return gymnasium.wrappers.TimeLimit(Endless(), 5)
+
+
+class Mortal(Endless):
+    """The same, but each step is the last one with probability 0.2: its value is 1 / (1 − 0.8·γ)."""
+
+    def step(self, action: Any) -> Any:
+        return self._look(), 1.0, bool(self.np_random.random() < 0.2), False, {}
+
+
+# Control with a closed form -------------------------------------------------------------------------------------------
+
+DYNAMICS, CONTROL, STATE_COST, CONTROL_COST = 0.9, 0.5, 1.0, 0.5
+
+
+class LinearQuadratic(Tiny):
+    """x′ = 0.9·x + 0.5·u with the reward −(x² + 0.5·u²), from a random x, cut after 8 steps."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._x, self._t = float(self.np_random.uniform(-2.0, 2.0)), 0
+        return np.array([self._x], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        u = float(action[0])
+        reward = -(STATE_COST * self._x**2 + CONTROL_COST * u**2)
+        self._x = DYNAMICS * self._x + CONTROL * u
+        self._t += 1
+        return np.array([self._x], np.float32), self.reward(reward), False, self._t == 8, {"distance": abs(self._x)}
+
+    def reward(self, reward: float) -> float:
+        return reward
+
+
+class WithoutReward(LinearQuadratic):
+    """The same, its reward being nobody's business."""
+
+    def reward(self, reward: float) -> float:
+        return float("nan")
+
+
+def stay_near(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
+    return -np.square(next_observations[..., 0])
+
+
+def far_away(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
+    return info["distance"]
+
+
+# Episodes that one can count ------------------------------------------------------------------------------------------
+
+
+class Counter(Tiny):
+    """Shows (episode, step) and ends its k-th episode after 2 + k steps: odd ones terminate, even ones are cut."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def __init__(self) -> None:
+        self._episode = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._episode = 1 if seed is not None else self._episode + 1
+        self._t = 0
+        return self._look(), {}
+
+    def step(self, action: Any) -> Any:
+        self._t += 1
+        last = self._t == 2 + self._episode
+        odd = self._episode % 2 == 1
+        info = {"clock": float(self._t), "action_seen": float(action[0]), "name": "counter"}
+        return self._look(), 10.0 * self._episode + self._t, last and odd, last and not odd, info
+
+    def _look(self) -> np.ndarray:
+        return np.array([self._episode, self._t], np.float32)
+
+
+class Both(Counter):
+    """Terminates in the very step in which its time limit cuts it."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        ended = terminated or truncated
+        return observation, reward, ended, ended, info
+
+
+# Spaces ---------------------------------------------------------------------------------------------------------------
+
+
+class Manifold(Tiny):
+    """A Dict to see, with a Dict inside, and two choices to make; pays for choosing what it shows."""
+
+    observation_space = spaces.Dict(
+        {
+            "place": spaces.Box(-1.0, 1.0, (2, 2), np.float32),
+            "inner": spaces.Dict({"speed": spaces.Box(-1.0, 1.0, (3,), np.float32)}),
+        }
+    )
+    action_space = spaces.MultiDiscrete([2, 3])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self._look(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        return self._look(), float(action[0] + 10 * action[1]), False, False, {}
+
+    def _look(self) -> Any:
+        return {
+            "place": np.array([[0.1, 0.2], [0.3, 0.4]], np.float32),
+            "inner": {"speed": np.array([0.5, 0.6, 0.7], np.float32)},
+        }
+
+
+class OddActions(Endless):
+    action_space = spaces.Tuple([spaces.Discrete(2)])
+
+
+class ShiftedActions(Endless):
+    action_space = spaces.Discrete(3, start=1)
+
+
+class OddObservations(Endless):
+    observation_space = spaces.Discrete(4)
+
+
+class Unbounded(Endless):
+    action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+
+# Broken ones ----------------------------------------------------------------------------------------------------------
+
+
+class NanObservation(Endless):
+    """Fine for 10 steps of an episode, then NaN."""
+
+    def reset(self, **options: Any) -> Any:
+        self._steps = 0
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        observation, *rest = super().step(action)
+        return (observation * np.nan if self._steps > 10 else observation, *rest)
+
+
+class NanReward(Endless):
+    def step(self, action: Any) -> Any:
+        observation, _, *rest = super().step(action)
+        return observation, float("nan"), *rest
+
+
+class WrongShape(Endless):
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+
+class WrongShapeLater(Endless):
+    """The right shape from reset, another one from step."""
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+
+class RewardOfMany(Endless):
+    def step(self, action: Any) -> Any:
+        return self._look(), np.ones(2), False, False, {}
+
+
+class Raises(Endless):
+    """Fails in the 11th step of an episode."""
+
+    def reset(self, **options: Any) -> Any:
+        self._steps = 0
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        if self._steps > 10:
+            raise ValueError("the motor is on fire")
+        return super().step(action)
+
+
+class CannotBeMade(Endless):
+    def __init__(self) -> None:
+        raise ValueError("no licence")
+
+
+not_callable = 3
+
+
+def wrong_shape_addon(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
+    return np.zeros(3)
+
+
+def nan_addon(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
+    return np.full(observations.shape[:-1], np.nan)
+
+
+def failing_addon(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
+    raise KeyError("speed")
