@@ -72,7 +72,7 @@ class Customize:
     """The new requirement: NAME, NAME=WEIGHT, module:function or file.py:function; repolicy addons lists names.
     Repeatable."""
     omega: str | None = None
-    """ω′, the weight of the prior's log-probability; auto: adapt it to --kl-budget."""
+    """ω′, the weight of the prior's log-probability; auto: adapt it, and alpha with it, to --kl-budget."""
     alpha: float | None = None
     """α̂, the weight of the entropy; by default the prior's own α, where its file tells it."""
     objective: Literal["residual", "kl", "greedy"] = "residual"

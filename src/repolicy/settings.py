@@ -75,7 +75,7 @@ class Settings:
     critic_warmup: float = 0.0
     """Share of the steps that fit the critic alone, before the actor moves."""
     kl_budget: float | None = None
-    """Adapt omega so that the policy stays this far from its prior, in nats a step."""
+    """Adapt omega and alpha together so that the policy stays this far from its prior, in nats a step."""
     backend: Literal["auto", "envpool", "gymnasium"] = "auto"
     """Whose environments: EnvPool's where it knows the name, or one of the two."""
 

@@ -26,7 +26,7 @@ from repolicy.policy import Family, Policy, PolicySpec, frozen, moments
 from repolicy.rollout import Collector, Rollout
 from repolicy.settings import Settings
 
-STEERING = 0.05  # how fast omega follows the KL budget: at most 5 % an iteration
+STEERING = 0.05  # how fast omega and alpha follow the KL budget: at most 5 % an iteration
 
 
 @dataclass(frozen=True)
@@ -311,8 +311,8 @@ class Worker:
             f"normaliser.{name}": value for name, value in self.learner.policy.normaliser.state_dict().items()
         }
         state["returns"] = self.returns.statistics
-        story = {"iteration": self.iteration, "steps": self.steps, "best": self.best, "omega": self.objective.omega}
-        self.folder.save(segment, state, story)
+        story = {"iteration": self.iteration, "steps": self.steps, "best": self.best}
+        self.folder.save(segment, state, story | {"objective": self.objective.as_dict()})
 
     def restore(self) -> tuple[int, list[str]]:
         """Take up the newest whole checkpoint. Returns the segment to begin with, and what was wrong with others."""
@@ -327,7 +327,7 @@ class Worker:
         self.learner.policy.normaliser.load_state_dict(normaliser)
         self.returns.statistics = state["returns"]
         self.iteration, self.best = story["iteration"], story["best"]
-        self.objective = replace(self.objective, omega=story["omega"])
+        self.objective = Objective(**story["objective"])
         return story["segment"], complaints
 
     def leave_evidence(self) -> str:
@@ -347,9 +347,14 @@ class Summary:
 
 
 def steered(objective: Objective, kl: float, budget: float) -> Objective:
-    """The objective with a larger omega where the policy is farther from its prior than the budget, else a smaller."""
+    """The objective with more weight on the prior where the policy is farther from it than the budget, else with less.
+
+    omega and alpha move together: they are the multiplier of the constraint KL ≤ budget. A larger omega alone would
+    sharpen the policy around the prior's mode, and so move it away from the prior.
+    """
     error = max(-1.0, min(1.0, math.log(max(kl, 1e-6) / budget)))
-    return replace(objective, omega=max(1e-6, objective.omega) * math.exp(STEERING * error))
+    factor = math.exp(STEERING * error)
+    return replace(objective, omega=max(1e-6, objective.omega * factor), alpha=max(1e-6, objective.alpha * factor))
 
 
 class ReturnScale:

@@ -1,0 +1,155 @@
+"""Customising: the prior is held by its log-probability alone, and the basic reward by nobody."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
+
+from repolicy.checkpoint import RunFolder, read_policy, save_policy
+from repolicy.errors import UsageError
+from repolicy.exact import LinearGaussian, LinearQuadratic, linear_quadratic_optimal, quadratic_cost
+from repolicy.objective import Objective, greedy, kl, residual
+from repolicy.policy import ActionSpace, Policy, PolicySpec
+from repolicy.settings import Settings
+from repolicy.training import Result, customize
+
+DISCOUNT = 0.9
+ALPHA = 0.2  # the prior's temperature
+WISH_STATE_COST, WISH_CONTROL_COST = 0.3, 2.0
+SETTINGS = Settings(
+    steps=150_000, ranks=1, envs=64, horizon=16, minibatch=512, segment=150, learning_rate=3e-3, gamma=DISCOUNT,
+    normalise_observations=False, critic_warmup=0.1, hidden=(32,), evaluation_episodes=4,
+)  # fmt: skip
+
+
+def wish(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
+    """The second task's reward: mind the control more."""
+    return -(WISH_STATE_COST * observations[..., 0] ** 2 + WISH_CONTROL_COST * actions[..., 0] ** 2)
+
+
+def optimum(state_cost: float, control_cost: float, alpha: float) -> LinearGaussian:
+    """The closed-form maximum-entropy optimum of a cost."""
+    problem = LinearQuadratic(DYNAMICS, CONTROL, quadratic_cost(state_cost, control_cost), DISCOUNT)
+    return linear_quadratic_optimal(problem, alpha).policy
+
+
+def as_policy(exact: LinearGaussian) -> Policy:
+    """The same distribution as a network: −K·x = −K·relu(x) + K·relu(−x)."""
+    spec = PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(2,), activation="relu", min_std=0.0)
+    policy = Policy(spec)
+    gain, std = float(exact.gain), math.sqrt(float(exact.covariance))
+    with torch.no_grad():
+        policy.network.weights[0].copy_(torch.tensor([[1.0], [-1.0]]))
+        policy.network.weights[1].copy_(torch.tensor([[-gain, gain]]))
+        policy.log_std.fill_(math.log(std))
+    return policy
+
+
+@pytest.fixture(scope="module")
+def prior(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The exact optimum of the first task: all that customising gets to know of it."""
+    path = tmp_path_factory.mktemp("prior") / "prior.safetensors"
+    policy = as_policy(optimum(STATE_COST, CONTROL_COST, ALPHA))
+    save_policy(path, policy, {"request": {"env": tiny("WithoutReward"), "objective": {"alpha": ALPHA}}})
+    return path
+
+
+def customised(
+    prior: Path, objective: Objective, out: Path, settings: Settings = SETTINGS, env: str = "WithoutReward"
+) -> Result:
+    return customize(prior, f"{Path(__file__)}:wish", objective, out, settings, env=tiny(env))
+
+
+def gain_and_std(policy: Policy) -> tuple[float, float]:
+    """What the policy does between −1 and 1, as the line that fits it best, and its std."""
+    states = torch.linspace(-1.0, 1.0, 41).unsqueeze(1)
+    with torch.no_grad():
+        distribution = policy(states)
+    return -float((states * distribution.mean).sum() / states.square().sum()), float(distribution.log_std.exp())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("objective", "omega", "alpha"),
+    [(residual(omega=2.0 * ALPHA, alpha=0.15), 2.0, 0.15), (kl(ALPHA), 1.0, ALPHA)],
+    ids=["residual, omega 2, another temperature", "kl, omega 1, the same temperature"],
+)
+def test_the_optimum_of_the_summed_cost_is_found_without_the_first_reward(
+    prior: Path, tmp_path: Path, objective: Objective, omega: float, alpha: float
+) -> None:
+    wanted = optimum(omega * STATE_COST + WISH_STATE_COST, omega * CONTROL_COST + WISH_CONTROL_COST, alpha)
+    gain, std = gain_and_std(customised(prior, objective, tmp_path / "run").policy)
+    assert gain == pytest.approx(float(wanted.gain), rel=0.05)
+    assert std == pytest.approx(math.sqrt(float(wanted.covariance)), rel=0.05)
+
+
+def test_greedy_forgets_the_first_task(prior: Path, tmp_path: Path) -> None:
+    summed = optimum(STATE_COST + WISH_STATE_COST, CONTROL_COST + WISH_CONTROL_COST, ALPHA)
+    alone = optimum(WISH_STATE_COST, WISH_CONTROL_COST, ALPHA)
+    gain, _ = gain_and_std(customised(prior, greedy(ALPHA), tmp_path / "run").policy)
+    assert gain == pytest.approx(float(alone.gain), rel=0.1)
+    assert abs(gain - float(summed.gain)) > 0.3 * float(summed.gain)
+
+
+def test_the_basic_reward_is_never_read(prior: Path, tmp_path: Path) -> None:
+    few = Settings(**SETTINGS.as_dict() | {"steps": 5_000, "segment": 2})
+    with_reward = customised(prior, residual(0.2, 0.1), tmp_path / "with", few, env="LinearQuadratic")
+    without = customised(prior, residual(0.2, 0.1), tmp_path / "without", few, env="WithoutReward")
+    ours, theirs = with_reward.policy.state_dict(), without.policy.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert not torch.equal(ours["log_std"], read_policy(prior).policy.state_dict()["log_std"])
+
+
+def test_the_actor_stays_the_prior_while_the_critic_warms_up(prior: Path, tmp_path: Path) -> None:
+    warm = Settings(**SETTINGS.as_dict() | {"steps": 4_096, "critic_warmup": 1.0, "segment": 2})
+    found = customised(prior, residual(0.2, 0.1), tmp_path / "run", warm)
+    kept, start = found.policy.state_dict(), read_policy(prior).policy.state_dict()
+    assert all(torch.equal(kept[name], start[name]) for name in kept)
+
+
+def test_the_result_carries_its_prior(prior: Path, tmp_path: Path) -> None:
+    few = Settings(**SETTINGS.as_dict() | {"steps": 2_048, "segment": 1})
+    found = customised(prior, residual(0.2, 0.1), tmp_path / "run", few)
+    saved = read_policy(RunFolder(found.folder).last_policy)
+    assert saved.prior is not None
+    states, actions = torch.randn(5, 1), torch.randn(5, 1)
+    assert torch.equal(saved.prior.log_prob(states, actions), read_policy(prior).policy.log_prob(states, actions))
+    assert saved.card["request"]["addons"] == [f"{Path(__file__)}:wish"]
+
+
+def test_omega_holds_a_budget_of_drift(prior: Path, tmp_path: Path) -> None:
+    """Where the drift settles at the budget, the policy is the optimum that the multiplier found stands for."""
+    found = customised(prior, kl(ALPHA), tmp_path / "run", Settings(**SETTINGS.as_dict() | {"kl_budget": 0.1}))
+    assert found.metrics["prior_kl"] == pytest.approx(0.1, rel=0.15)
+    multiplier = found.metrics["omega"]
+    omega = multiplier / ALPHA
+    wanted = optimum(omega * STATE_COST + WISH_STATE_COST, omega * CONTROL_COST + WISH_CONTROL_COST, multiplier)
+    gain, std = gain_and_std(found.policy)
+    assert gain == pytest.approx(float(wanted.gain), rel=0.1)
+    assert std == pytest.approx(math.sqrt(float(wanted.covariance)), rel=0.1)
+    assert not 0.8 < multiplier / ALPHA < 1.2  # it had to move
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"addon": "nothing_of_the_kind"}, "there is no add-on 'nothing_of_the_kind'"),
+        ({"addon": tiny("wrong_shape_addon")}, "returned shape"),
+        ({"addon": tiny("failing_addon")}, "KeyError"),
+        ({"env": tiny("Counter")}, "observations of 1 numbers, .* gives 2"),
+        ({"env": tiny("Unbounded"), "addon": tiny("constant")}, "has no 'constant'"),
+        ({"objective": Objective("basic", alpha=0.1)}, "task is the add-on"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(
+    prior: Path, tmp_path: Path, change: dict[str, Any], sentence: str
+) -> None:
+    asked: dict[str, Any] = {
+        "addon": f"{Path(__file__)}:wish", "objective": residual(0.2, 0.1), "env": tiny("WithoutReward"),
+    } | change  # fmt: skip
+    with pytest.raises(UsageError, match=sentence):
+        customize(prior, asked["addon"], asked["objective"], tmp_path / "run", SETTINGS, env=asked["env"])
+    assert not (tmp_path / "run").exists()
