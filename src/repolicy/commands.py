@@ -292,7 +292,7 @@ def _watchers(out: Path, wandb: str | None) -> list[Any]:
 def _ended(result: "Result") -> dict[str, Any]:
     folder = result.folder
     if result.finished:
-        said = f"done: {folder}/best.safetensors is the best policy by the run's own objective, policy.safetensors its last"
+        said = f"done: {folder}/best.safetensors is the best policy by the run's own objective, policy.safetensors the last"
     else:
         said = f"stopped after {result.steps:,} steps; --resume goes on from the last checkpoint in {folder}"
     print(said, file=sys.stderr)
