@@ -1,0 +1,96 @@
+"""What the other ranks run in the tests of ranks. The first one calls the same functions."""
+
+import hashlib
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy import ppo, ranks
+from repolicy.network import Mlp
+from repolicy.policy import ActionSpace, Policy, PolicySpec, moments
+from repolicy.settings import Settings
+from repolicy.worker import Worker
+
+TIME, ENVS, SIZE = 8, 32, 4
+
+
+def joined() -> ranks.Ranks:
+    torch.set_num_threads(1)
+    index, count, descriptor = map(int, sys.argv[-3:])
+    return ranks.joined(index, count, descriptor)
+
+
+# Sums -----------------------------------------------------------------------------------------------------------------
+
+
+def put_up(index: int, turn: int, size: int, dtype: torch.dtype) -> Tensor:
+    """What rank `index` adds in its `turn`-th sum: whole numbers, so that every order of adding is exact."""
+    generator = torch.Generator().manual_seed(1000 * index + turn)
+    return torch.randint(-1000, 1000, (size,), generator=generator).to(dtype)
+
+
+def add_up(team: ranks.Ranks, sizes: list[int]) -> list[Tensor]:
+    """Many sums one after the other, of different sizes and both precisions."""
+    found = []
+    for turn, size in enumerate(sizes):
+        tensor = put_up(team.index, turn, size, (torch.float32, torch.float64)[turn % 2])
+        found.append(team.sum(tensor))
+        assert found[-1] is tensor
+    return found
+
+
+def fingerprint(tensors: list[Tensor]) -> Tensor:
+    """48 bits of the bits, as a number."""
+    digest = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).digest()
+    return torch.tensor([float(int.from_bytes(digest[:6], "big"))], dtype=torch.float64)
+
+
+def add_up_and_compare(team: ranks.Ranks, sizes: list[int]) -> tuple[list[Tensor], list[float]]:
+    """The sums, and every rank's fingerprint of them."""
+    found = add_up(team, sizes)
+    prints = torch.zeros(team.count, dtype=torch.float64)
+    prints[team.index] = fingerprint(found)[0]
+    return found, team.sum(prints).tolist()
+
+
+# One gradient step on data that the ranks share -----------------------------------------------------------------------
+
+
+def one_step(team: ranks.Ranks) -> dict[str, Any]:
+    """The same 8 × 32 samples whatever the number of ranks; each takes its share of the environments."""
+    torch.manual_seed(0)
+    space = ActionSpace("continuous", (2,), (-1.0,) * 2, (1.0,) * 2)
+    policy = Policy(PolicySpec(SIZE, space, hidden=(16,)))
+    learner = ppo.Learner(policy, Mlp(SIZE, (16,), 1), 1e-3)
+    observations = torch.randn(TIME, ENVS, SIZE) * 3.0 + 1.0
+    with torch.no_grad():
+        distribution = policy(observations)
+        actions = distribution.sample()
+        log_probs = distribution.log_prob(actions) + 0.1 * torch.randn(TIME, ENVS)
+    gains, returns = torch.randn(TIME, ENVS) * 5.0 + 2.0, torch.randn(TIME, ENVS)
+
+    share = ENVS // team.count
+    mine = slice(team.index * share, (team.index + 1) * share)
+    settings = Settings(max_gradient_norm=1e9)
+    me: Any = SimpleNamespace(settings=settings, team=team)
+    normalised = Worker.normalised(me, gains[:, mine])
+    batch = ppo.Batch(
+        observations[:, mine].flatten(0, 1),
+        actions[:, mine].flatten(0, 1),
+        log_probs[:, mine].flatten(),
+        normalised.flatten(),
+        returns[:, mine].flatten(),
+    )
+    losses = ppo.losses(learner, batch, settings, bonus=0.05)
+    report = learner.step(losses, settings.max_gradient_norm, team.sum, team.count, fit_actor=True)
+    seen = team.sum(moments(np.ascontiguousarray(observations[:, mine].numpy())))
+    return {
+        "gradient": learner.gradient[: len(learner.parameters)].clone(),
+        "parameters": learner.parameters.detach().clone(),
+        "report": torch.tensor(report),
+        "moments": seen,
+    }

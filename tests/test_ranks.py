@@ -1,0 +1,134 @@
+"""Ranks that are real processes: their sums, one gradient shared by them, and what happens when one dies."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import cycle, islice
+from pathlib import Path
+
+import pytest
+import torch
+from rank_programs import add_up_and_compare, one_step, put_up
+
+from repolicy import ranks
+from repolicy.errors import RepolicyError
+
+pytestmark = pytest.mark.skipif(not ranks.shares_memory(), reason="ranks of this machine need torchrun")
+
+HERE = Path(__file__).parent
+LARGE = ranks.CAPACITY // 4 + 1000  # numbers, in single precision more than fit at a time; in double precision three pieces
+SIZES = [*islice(cycle([1, 1000, 7, 20_000]), 400), LARGE, LARGE, 3]
+
+
+def program(code: str) -> list[str]:
+    return [f"import sys; sys.path.insert(0, {str(HERE)!r})\n{code}"]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_sums(count: int) -> None:
+    code = f"from rank_programs import *; add_up_and_compare(joined(), {SIZES})"
+    with ranks.launched(count, program(code)) as team:
+        assert (team.index, team.count) == (0, count)
+        found, fingerprints = add_up_and_compare(team, SIZES)
+    for turn, tensor in enumerate(found):
+        expected = sum(put_up(index, turn, len(tensor), tensor.dtype) for index in range(count))
+        assert torch.equal(tensor, expected), f"sum {turn}"
+    assert len(set(fingerprints)) == 1  # every rank got the same bits
+    assert fingerprints[0] > 0
+
+
+def test_sums_keep_the_shape() -> None:
+    code = "from rank_programs import *; joined().sum(torch.ones(2, 3))"
+    with ranks.launched(2, program(code)) as team:
+        assert team.sum(torch.full((2, 3), 2.0)).tolist() == [[3.0] * 3] * 2
+
+
+def test_two_ranks_of_16_environments_are_one_of_32() -> None:
+    with ranks.launched(1, []) as team:
+        whole = one_step(team)
+    with ranks.launched(2, program("from rank_programs import *; one_step(joined())")) as team:
+        shared = one_step(team)
+    assert float(whole["gradient"].abs().max()) > 0.1
+    assert float((shared["gradient"] - whole["gradient"]).abs().max()) < 1e-6
+    torch.testing.assert_close(shared["moments"], whole["moments"], rtol=1e-13, atol=0)
+    torch.testing.assert_close(shared["report"], whole["report"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(shared["parameters"], whole["parameters"], rtol=1e-5, atol=1e-6)
+
+
+def test_one_rank_is_alone() -> None:
+    with ranks.launched(1, ["this is not even a program"]) as team:
+        tensor = torch.ones(3)
+        assert team.sum(tensor) is tensor
+        assert tensor.tolist() == [1.0] * 3
+
+
+# Deaths ---------------------------------------------------------------------------------------------------------------
+
+
+def sum_with(code: str) -> None:
+    with ranks.launched(2, program(code)) as team:
+        team.sum(torch.ones(3))
+
+
+def test_a_rank_that_fails_says_why_in_one_sentence() -> None:
+    with pytest.raises(RepolicyError, match=r"^rank 1 ended \(exit code 1\): the disk is on fire$"):
+        sum_with("import sys; print('a line before', file=sys.stderr); sys.exit('the disk is on fire')")
+
+
+def test_a_rank_that_is_killed_is_missed() -> None:
+    with pytest.raises(RepolicyError, match=r"^rank 1 ended \(exit code -9\): it said nothing$"):
+        sum_with("import os; os.kill(os.getpid(), 9)")
+
+
+def test_the_others_go_when_the_first_one_fails() -> None:
+    team_of_children: list[subprocess.Popen[bytes]] = []
+
+    def fail() -> None:
+        with ranks.launched(2, program("import time; time.sleep(600)")) as team:
+            team_of_children.extend(team._watch._children)  # type: ignore[attr-defined]
+            raise ValueError("a mistake of the first rank")
+
+    with pytest.raises(ValueError, match="a mistake of the first rank"):
+        fail()
+    assert [child.poll() for child in team_of_children] == [-signal.SIGKILL]
+
+
+def test_no_rank_outlives_the_first_one(tmp_path: Path) -> None:
+    """Kill the first rank: the second one, waiting for a sum, must notice and end."""
+    note = tmp_path / "process"
+    waiting = (
+        "import os; from rank_programs import *; team = joined()\n"
+        f"open({str(note)!r}, 'w').write(str(os.getpid()) + ' ')\n"
+        "team.sum(torch.ones(1))"
+    )
+    code = f"import time; from repolicy import ranks\nwith ranks.launched(2, {program(waiting)!r}): time.sleep(600)"
+    first = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        eventually(lambda: note.exists() and note.read_text().endswith(" "), "the second rank did not begin")
+    finally:
+        first.kill()
+        first.wait()
+    second = int(note.read_text())
+    try:
+        eventually(lambda: not alive(second), "the second rank went on")
+    finally:
+        if alive(second):
+            os.kill(second, signal.SIGKILL)
+
+
+def eventually(condition: Callable[[], bool], otherwise: str) -> None:
+    for _ in range(6000):
+        if condition():
+            return
+        time.sleep(0.02)
+    pytest.fail(otherwise)
+
+
+def alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
