@@ -139,6 +139,7 @@ def launched(count: int, program: list[str]) -> Iterator[Ranks]:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=complaints,
+                process_group=0,  # Ctrl-C is for the first rank, which tells the others
             )
             for index in range(1, count)
         ]

@@ -160,7 +160,6 @@ def follow() -> None:
     import sys
 
     folder, index, count, descriptor = RunFolder(sys.argv[1]), *map(int, sys.argv[2:])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first rank decides when to stop, and says so through the sums
     values = folder.request()
     assert values is not None
     try:
