@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 
-
 # Warnings of TRL and transformers about each other, by their words; any other warning is an error.
 OTHERS_WARNINGS = [
     "ignore:.*gradient_checkpointing.* is deprecated and will be removed in v6:FutureWarning",

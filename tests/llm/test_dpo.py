@@ -33,7 +33,11 @@ def load(folder: Path) -> Any:
 @pytest.fixture
 def trainer(prior: Path, settings: dict[str, Any]) -> Callable[..., Any]:
     def build(
-        objective: Objective | None, kind: Any = DecomposedDPOTrainer, reference: bool = True, rows: Any = None, **more: Any
+        objective: Objective | None,
+        kind: Any = DecomposedDPOTrainer,
+        reference: bool = True,
+        rows: Any = None,
+        **more: Any,
     ) -> Any:
         config = DPOConfig if kind is DPOTrainer else DecomposedDPOConfig
         others = {name: more.pop(name) for name in ("peft_config", "model", "eval_dataset") if name in more}
@@ -82,7 +86,7 @@ def test_loss_is_the_formula(trainer: Callable[..., Any], prior: Path, objective
     ours = trainer(objective, model=perturbed(prior))
     tokenizer = AutoTokenizer.from_pretrained(prior)
     rows = {
-        side: [(tokenizer("."), tokenizer(pair[side] + "."))for pair in PAIRS[:4]] for side in ("chosen", "rejected")
+        side: [(tokenizer("."), tokenizer(pair[side] + ".")) for pair in PAIRS[:4]] for side in ("chosen", "rejected")
     }
     scored = {
         (who, side): torch.tensor(
@@ -115,7 +119,9 @@ def test_precomputed_reference_serves_every_omega(trainer: Callable[..., Any], p
         live = trainer(objective, model=perturbed(prior))
         stored = trainer(objective, model=perturbed(prior), precompute_ref_log_probs=True)
         batches = [each.data_collator([each.train_dataset[i] for i in range(4)]) for each in (live, stored)]
-        losses = [each.compute_loss(each.model, batch).item() for each, batch in zip((live, stored), batches, strict=True)]
+        losses = [
+            each.compute_loss(each.model, batch).item() for each, batch in zip((live, stored), batches, strict=True)
+        ]
         assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
@@ -164,7 +170,7 @@ class TestRefused:
         from repolicy.llm.toy import new_model
 
         with pytest.raises(UsageError, match="built in memory"):
-            trainer(kl(0.1), model=new_model(toy, 32, 1), reference=False)
+            trainer(kl(0.1), model=new_model(toy.letters, toy.length, 32, 1), reference=False)
 
     def test_folder_that_is_gone(self, trainer: Callable[..., Any], prior: Path) -> None:
         model = load(prior)

@@ -49,6 +49,7 @@ class CrossEntropyDPOConfig(KTOConfig):
     alpha: float | None = field(default=None, metadata={"help": "Weight of the policy's entropy."})
     offset: bool = field(default=True, metadata={"help": "Learn one number for alpha times log Z."})
     offset_rate: float = field(default=0.1, metadata={"help": "The share of a Newton step that the offset takes."})
+    train_sampling_strategy: str = field(default="random", metadata={"help": "KTO keeps the file's order; we do not."})
     loss_type: str = field(default="apo_zero_unpaired", metadata={"help": "Leave as it is: it spares KTO's KL pass."})
 
 
@@ -150,7 +151,7 @@ class CrossEntropyDPOTrainer(KTOTrainer):  # type: ignore[misc]
 
 @contextmanager
 def _without_advice_on_weights() -> Iterator[None]:
-    """KTO advises weights where good and bad are not equally many. Here the offset does that, and weights are refused."""
+    """KTO advises weights where good and bad are not equally many. Here the offset does that; weights are refused."""
     logger = logging.getLogger("trl.trainer.kto_trainer")
 
     def keep(record: logging.LogRecord) -> bool:

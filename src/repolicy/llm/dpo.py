@@ -1,7 +1,7 @@
 """Decomposed-DPO on TRL: the prior and the entropy with weights of their own (Eq. 33).
 
-Stock DPO with beta = alpha sees `alpha · (log policy − log reference)`. Handed `omega/alpha · log prior` in place of the
-reference's log-probability, it sees `alpha · log policy − omega · log prior`, and all of TRL around it stays as it is.
+Stock DPO with beta = alpha sees `alpha · (log policy − log reference)`. Handed `omega/alpha · log prior` in place of
+the reference's log-probability, it sees `alpha · log policy − omega · log prior`; all of TRL around it stays as it is.
 """
 
 from dataclasses import dataclass, field

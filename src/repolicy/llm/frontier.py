@@ -123,7 +123,7 @@ def table(records: list[dict[str, Any]]) -> str:
     """One row for each world, method and omega: what came out, and the exact optimum beside it."""
     columns = ["kl", "addon", "log_prior", "length", "entropy"]
     lines = [
-        "Made by `python -m repolicy.llm.frontier`. After the slash: the exact optimum. KL is to that optimum, in nats.\n",
+        "Made by `python -m repolicy.llm.frontier`. After the slash: the exact optimum. KL, in nats, is to that.\n",
         "| world | method | omega | runs | KL before | KL | add-on | log prior | letters | entropy |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]

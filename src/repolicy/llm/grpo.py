@@ -103,7 +103,7 @@ class ResidualGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return output
 
     def _advantages(self, log_policy: Tensor, log_prior: Tensor | None, mask: Tensor) -> Tensor:
-        """Advantages `[B, T]` of this rank's rows. A group may lie on several ranks, so returns are compared over all."""
+        """Advantages `[B, T]` of this rank's rows. A group may lie on several ranks: returns are gathered."""
         training = self.model.training
         group = self.num_generations if training else self.num_generations_eval
         weights = self.reward_weights.to(self._rewards.device)

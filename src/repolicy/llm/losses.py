@@ -47,7 +47,7 @@ def decomposed_dpo_loss(
 
 
 def q_adapter_log_probs(objective: Objective, residual: Tensor, log_prior: Tensor) -> Tensor:
-    """The policy of a residual Q-function, π̂ ∝ exp((Q_R + omega · log prior) / alpha) (the Boltzmann policy behind Eq. 3).
+    """The policy of a residual Q-function, π̂ ∝ exp((Q_R + omega · log prior) / alpha), behind Eq. 3.
 
     `[..., V]` to `[..., V]`: one number for every token that could come next.
     """
@@ -106,7 +106,7 @@ def token_rewards(
 
 
 def returns_to_go(rewards: Tensor, gamma: float = 1.0) -> Tensor:
-    """Discounted sum of the rewards from each token on, Σ_{t′ ≥ t} gamma^(t′−t) · r_t′ (Eq. 6). `[B, T]` to `[B, T]`."""
+    """Discounted sum of rewards from each token on, Σ_{t′ ≥ t} gamma^(t′−t) · r_t′ (Eq. 6). `[B, T]` to `[B, T]`."""
     if not 0 <= gamma <= 1:
         raise UsageError(f"gamma is {gamma}; a discount lies between 0 and 1")
     if gamma == 1:
@@ -151,7 +151,7 @@ def token_advantages(
     group: int,
     gamma: float = 1.0,
 ) -> Tensor:
-    """What multiplies ∇ log policy at every token `[B, T]` (Eq. 6 on the reward of Eq. 27): the steps above in a row."""
+    """What multiplies ∇ log policy at every token `[B, T]` (Eq. 6 on the reward of Eq. 27): the steps above."""
     returns = returns_to_go(token_rewards(objective, reward, log_policy, log_prior, mask), gamma)
     return leave_one_out(returns, mask, group)
 

@@ -40,7 +40,7 @@ def resolve_objective(given: Objective | None, omega: float | None, alpha: float
         given = residual(omega, alpha)
     if given.reads_basic:
         raise UsageError(
-            f"an objective on {given.task!r} reads a basic reward, and a language model has none: its prior stands for it"
+            f"an objective on {given.task!r} reads a basic reward; a language model has none, its prior stands for it"
         )
     if given.bonus:
         raise UsageError(f"bonus is {given.bonus}; the entropy of a language model is in its reward, so it must be 0")
@@ -84,7 +84,7 @@ def require_labels(dataset: Any) -> None:
 
 
 def require_saved_path(model: Any, what: str) -> None:
-    """TRL makes its reference by loading the model once more from where it came from: it must have come from somewhere."""
+    """TRL loads its reference from where the model came from, so the model must have come from somewhere."""
     if isinstance(model, str) or "peft" in type(model).__module__:
         return
     path = getattr(model.config, "_name_or_path", "")

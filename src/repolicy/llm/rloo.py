@@ -21,7 +21,7 @@ from repolicy.objective import Objective
 
 
 def rloo_settings(objective: Objective, addons: int = 1) -> dict[str, Any]:
-    """The settings of RLOOConfig that make its reward this objective's, for `addons` reward functions and the prior's."""
+    """Settings of RLOOConfig that make its reward this objective's, for `addons` reward functions and the prior's."""
     if objective.task != "addon" or objective.bonus:
         raise UsageError("RLOO's reward can be the add-on with a prior and an entropy; use greedy, kl or residual")
     if addons < 1:

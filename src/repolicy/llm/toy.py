@@ -1,9 +1,9 @@
 """A language so small that every response can be written down, so the best policy is known exactly.
 
-Responses are strings of letters that stop at the end token or after `length + 1` tokens. "Human" text is a Markov chain
-over the letters; a prior is a tiny transformer trained on it. The add-on reward is for up to two letters `e`. With every
-response in one list, the optimum of the decoupled objective is one softmax (`optimum`), and how far a trained model is
-from it is a sum (`measure`): no sampling error anywhere.
+Responses are strings of letters that stop at the end token or after `length + 1` tokens. "Human" text is a Markov
+chain over the letters; a prior is a tiny transformer trained on it. The add-on reward is for up to two letters `e`.
+With every response in one list, the optimum of the decoupled objective is one softmax (`optimum`), and how far a
+trained model is from it is a sum (`measure`): no sampling error anywhere.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Toy:
 
     @cached_property
     def sentences(self) -> Tensor:
-        """Every string of `length` letters as tokens `[letters^length, length]`, in order. Every context is a prefix."""
+        """Every string of `length` letters as tokens `[letters^length, length]`; every context is a prefix of one."""
         return torch.cartesian_prod(*[torch.arange(1, self.size)] * self.length).view(-1, self.length)
 
     @cached_property
@@ -50,7 +50,7 @@ class Toy:
         """Every response, as text without the end token: ended ones by length, then those that were cut off."""
         words = [""]
         every = [*words]
-        for k in range(self.length + 1):
+        for _ in range(self.length + 1):
             words = [word + letter for word in words for letter in self.letters]
             every += words
         assert len(every) == sum(len(self.letters) ** k for k in range(self.length + 2))
@@ -145,21 +145,21 @@ def policy_log_probs(toy: Toy, model: Any) -> Tensor:
     return toy.response_log_probs(table.cpu())
 
 
-def new_model(toy: Toy, hidden: int = 64, layers: int = 2, seed: int = 0) -> Any:
-    """A Llama with nothing learned yet."""
+def new_model(letters: str, length: int, hidden: int = 64, layers: int = 2, seed: int = 0) -> Any:
+    """A Llama with nothing learned yet, for words of those letters up to that length."""
     require_trl()
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=toy.size,
+            vocab_size=1 + len(letters),
             hidden_size=hidden,
             intermediate_size=2 * hidden,
             num_hidden_layers=layers,
             num_attention_heads=4,
             num_key_value_heads=4,
-            max_position_embeddings=toy.length + 4,
+            max_position_embeddings=length + 4,
             bos_token_id=0,
             eos_token_id=0,
             pad_token_id=None,  # a padding token's embedding stays zero, and this one is also the prompt
@@ -168,12 +168,12 @@ def new_model(toy: Toy, hidden: int = 64, layers: int = 2, seed: int = 0) -> Any
     )
 
 
-def new_tokenizer(toy: Toy) -> Any:
+def new_tokenizer(letters: str) -> Any:
     """One token a letter."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {END: 0, **{letter: i + 1 for i, letter in enumerate(toy.letters)}}
+    vocabulary = {END: 0, **{letter: i + 1 for i, letter in enumerate(letters)}}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=END))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -191,7 +191,7 @@ def pretrain(toy: Toy, model: Any, steps: int = 500, batch: int = 128, rate: flo
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
     human = toy.human.exp().float()
-    # Sentences are drawn as if text never stopped early; a prefix then counts by the chance that text is still going on.
+    # Sentences are drawn as if text never stopped; a prefix then counts by the chance that text still goes on.
     going = 1 - human[..., 0]
     alive = torch.cat([torch.ones(len(going), 1), going.cumprod(1)[:, :-1]], dim=1)
     letters = (human[..., 1:] / going.unsqueeze(-1).clamp(min=1e-9)).clamp(min=1e-12).log()
@@ -213,10 +213,10 @@ def make_prior(toy: Toy, folder: Path, steps: int = 500, hidden: int = 64, layer
     """Train a prior and save it with its tokenizer, where it is not there yet; returns KL(human ‖ prior)."""
     marker = folder / "kl.txt"
     if not marker.exists():
-        model = new_model(toy, hidden, layers, seed)
+        model = new_model(toy.letters, toy.length, hidden, layers, seed)
         distance = pretrain(toy, model, steps, seed=seed)
         model.save_pretrained(folder)
-        new_tokenizer(toy).save_pretrained(folder)
+        new_tokenizer(toy.letters).save_pretrained(folder)
         marker.write_text(f"{distance}\n")
     return float(marker.read_text())
 

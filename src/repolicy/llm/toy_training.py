@@ -39,6 +39,12 @@ def load(folder: Path) -> tuple[Any, Any]:
     return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 
 
+def run_quietly(trainer: Any) -> None:
+    """Train without the line that transformers prints at the end."""
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+
+
 @contextmanager
 def scratch() -> Iterator[dict[str, Any]]:
     """Settings that every run here shares: nothing is saved, shown or reported; one thread, one process."""
@@ -69,7 +75,11 @@ def online(
     seed: int = 0,
     rate: float = ONLINE_RATE,
 ) -> Tensor:
-    """method: `residual` (the return from each token on), `whole` (of the response), `rloo` (the recipe on TRL's RLOO) or `grpo` (stock, beta = alpha)."""
+    """Online, by one of four methods.
+
+    method: `residual` (the return from each token on), `whole` (of the response), `rloo` (the recipe on TRL's RLOO)
+    or `grpo` (stock, beta = alpha).
+    """
     model, tokenizer = load(prior)
     with scratch() as shared:
         shared |= {
@@ -88,12 +98,13 @@ def online(
             trainer = ResidualGRPOTrainer(model, addon_reward, settings, objective=objective, **data)
         elif method == "rloo":
             second = prior_reward(load(prior)[0].eval(), tokenizer)
-            trainer = RLOOTrainer(model, [addon_reward, second], RLOOConfig(**shared, **rloo_settings(objective)), **data)
+            trainer = RLOOTrainer(
+                model, [addon_reward, second], RLOOConfig(**shared, **rloo_settings(objective)), **data
+            )
         else:
             settings = GRPOConfig(**shared, beta=objective.alpha, scale_rewards="none", loss_type="dr_grpo")
             trainer = GRPOTrainer(model, addon_reward, settings, **data)
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
+        run_quietly(trainer)
     return policy_log_probs(toy, trainer.model)
 
 
@@ -129,6 +140,5 @@ def offline(
         else:
             settings = CrossEntropyDPOConfig(**shared, offset=offset)
             trainer = CrossEntropyDPOTrainer(model, reference, settings, objective=objective, **data)
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
+        run_quietly(trainer)
     return policy_log_probs(toy, trainer.model)

@@ -1,0 +1,141 @@
+"""Q-Adapter on TRL: a residual Q-function beside a frozen model, and a policy made of both when text is written.
+
+The adapter never becomes the policy's weights. What it adds to the logits *is* Q_R, so Q_R is 0 at the start, and
+
+    policy logits  =  (Q_R + omega · log prior) / alpha
+
+are put together at every token: in training by the trainer, in generation by `QAdapterLogits`. The published version
+takes the adapter's whole logits as Q_R, starts from weights that are not 0 there, and divides the preference by the
+padded length; here neither is done, so that with chi = 0 this is Decomposed-DPO in another parametrisation.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from repolicy.errors import UsageError
+from repolicy.llm.losses import implicit_reward, q_adapter_log_probs, q_adapter_loss
+from repolicy.llm.requirements import require_columns, require_positive_alpha, require_trl, resolve_objective
+from repolicy.objective import Objective
+
+require_trl()
+
+from peft import PeftModel  # noqa: E402
+from transformers import LogitsProcessor  # noqa: E402
+from trl import DPOConfig, DPOTrainer  # noqa: E402
+
+
+@dataclass
+class QAdapterConfig(DPOConfig):
+    """TRL's DPOConfig, with `omega`, `alpha` and `chi`.
+
+    omega: weight of the prior's log-probability; ω′ in the paper (α₀ in Q-Adapter's).
+    alpha: weight of the policy's entropy; α̂ in the paper (α̃ in Q-Adapter's).
+    chi: weight of the mean squared token reward, which keeps Q_R from growing without end.
+    """
+
+    omega: float | None = field(default=None, metadata={"help": "Weight of the prior's log-probability."})
+    alpha: float | None = field(default=None, metadata={"help": "Weight of the policy's entropy."})
+    chi: float = field(default=0.1, metadata={"help": "Weight of the mean squared token reward."})
+
+
+class QAdapterTrainer(DPOTrainer):  # type: ignore[misc]
+    """`DPOTrainer`'s data and loop with Q-Adapter's loss. Needs a `peft_config`: the adapter is what is trained."""
+
+    def __init__(
+        self,
+        model: Any,
+        args: QAdapterConfig | None = None,
+        train_dataset: Any = None,
+        *,
+        peft_config: Any = None,
+        objective: Objective | None = None,
+        **others: Any,
+    ) -> None:
+        args = args or QAdapterConfig()
+        self.objective = resolve_objective(objective, args.omega, args.alpha)
+        require_positive_alpha(self.objective, "the policy's logits are divided by it")
+        require_columns(train_dataset, [("chosen",), ("rejected",)], "Q-Adapter")
+        if peft_config is None:
+            raise UsageError(
+                "Q-Adapter trains an adapter beside the frozen model: give a peft_config, such as LoraConfig()"
+            )
+        if args.precompute_ref_log_probs or others.get("ref_model") is not None:
+            raise UsageError(
+                "Q-Adapter needs the prior's whole distribution at every token: no ref_model, no precomputing"
+            )
+        if args.chi < 0:
+            raise UsageError(f"chi is {args.chi}; it must be 0 or greater")
+        super().__init__(model, None, args, train_dataset=train_dataset, peft_config=peft_config, **others)
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        ids, attention = inputs["input_ids"], inputs["attention_mask"]
+        outputs = model(input_ids=ids, attention_mask=attention, use_cache=False)
+        log_prior, residual = residual_q(self.accelerator.unwrap_model(model), outputs.logits, ids, attention)
+        log_policy = q_adapter_log_probs(self.objective, residual[:, :-1], log_prior[:, :-1])
+        taken = ids[:, 1:].unsqueeze(-1)
+        log_policy, log_prior = (x.gather(-1, taken).squeeze(-1) for x in (log_policy, log_prior[:, :-1]))
+        chosen, rejected = implicit_reward(self.objective, log_policy, log_prior).chunk(2)
+        masks = inputs["completion_mask"][:, 1:].chunk(2)
+        loss = q_adapter_loss(chosen, rejected, *masks, chi=self.args.chi).mean()
+        self._record((chosen.detach() * masks[0]).sum(1), (rejected.detach() * masks[1]).sum(1))
+        return (loss, outputs) if return_outputs else loss
+
+    def _record(self, chosen: Tensor, rejected: Tensor) -> None:
+        """Rewards of whole responses, over all ranks."""
+        chosen, rejected = self.accelerator.gather_for_metrics((chosen, rejected))
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        metrics["rewards/chosen"].append(chosen.mean().item())
+        metrics["rewards/rejected"].append(rejected.mean().item())
+        metrics["rewards/accuracies"].append((chosen > rejected).float().mean().item())
+        metrics["rewards/margins"].append((chosen - rejected).mean().item())
+
+
+def residual_q(model: Any, logits: Tensor, ids: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
+    """log prior and Q_R `[B, T, V]`, from the logits with the adapter on: Q_R is what the adapter adds to them."""
+    with torch.no_grad(), model.disable_adapter():
+        prior_logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits.float()
+    return prior_logits.log_softmax(-1), logits.float() - prior_logits
+
+
+class QAdapterLogits(LogitsProcessor):  # type: ignore[misc]
+    """Turns the logits of a model with its Q-adapter on into the policy's, while text is generated.
+
+        model.generate(**prompt, do_sample=True,
+                       logits_processor=[QAdapterLogits(model, residual(0.3, 0.2), prompt["attention_mask"])])
+
+    The prior is asked once more at every token, with a cache of its own. Make a new one for each call of `generate`.
+    """
+
+    def __init__(self, model: PeftModel, objective: Objective, attention_mask: Tensor | None = None) -> None:
+        if not isinstance(model, PeftModel):
+            raise UsageError("QAdapterLogits needs a PEFT model: its adapter is Q_R, and without it there is the prior")
+        require_positive_alpha(objective, "the policy's logits are divided by it")
+        self.model, self.objective, self.attention_mask = model, objective, attention_mask
+        self.seen, self.cache = torch.empty(0, 0, dtype=torch.long), None
+
+    @torch.no_grad()
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """`[B, T]` and `[B, V]` to `[B, V]`."""
+        follows = torch.equal(self.seen.to(input_ids.device), input_ids[:, :-1])  # not so when beams changed places
+        fresh = self.cache is None or not follows
+        attention = torch.ones_like(input_ids)
+        if self.attention_mask is not None:
+            repeats = len(input_ids) // len(self.attention_mask)
+            attention[:, : self.attention_mask.shape[1]] = self.attention_mask.repeat_interleave(repeats, 0)
+        positions = (attention.cumsum(1) - 1).clamp(min=0)
+        with self.model.disable_adapter():
+            outputs = self.model(
+                input_ids=input_ids if fresh else input_ids[:, -1:],
+                attention_mask=attention,
+                position_ids=positions if fresh else positions[:, -1:],
+                past_key_values=None if fresh else self.cache,
+                use_cache=True,
+            )
+        self.seen, self.cache = input_ids, outputs.past_key_values
+        prior = outputs.logits[:, -1].float()
+        return q_adapter_log_probs(self.objective, scores.float() - prior, prior.log_softmax(-1))

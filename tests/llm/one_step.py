@@ -1,0 +1,68 @@
+"""Not a test: what `test_examples.py` starts, once alone and once under torchrun with two processes.
+
+python one_step.py PRIOR DATA OUT ROWS: the two example scripts and a GRPO step on fixed responses, ROWS a process.
+"""
+
+# ruff: noqa: E402 - what needs the extra is imported after it has been asked for
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+warnings.filterwarnings("ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning)
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from repolicy.llm import ResidualGRPOConfig, ResidualGRPOTrainer
+from repolicy.objective import residual
+
+RESPONSES = [[1, 3, 0], [3, 3, 2, 0], [2, 0], [1, 2, 3, 3]]
+
+
+def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+    """The same four responses whichever rank holds which: a group that lies on two ranks."""
+    first = trainer.accelerator.process_index * len(prompts)
+    mine = [RESPONSES[(first + i) % 4] for i in range(len(prompts))]
+    return {"prompt_ids": [[0]] * len(mine), "completion_ids": mine, "logprobs": [[0.0] * len(ids) for ids in mine]}
+
+
+def addon(completions: list[str], **_: Any) -> list[float]:
+    return [float(text.count("e")) for text in completions]
+
+
+def main(prior: str, data: str, out: str, rows: str) -> None:
+    import llm_decomposed_dpo
+    import llm_residual_grpo
+
+    torch.set_num_threads(1)
+    shared = ["--bf16", "false", "--use_cpu", "--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "true"]
+    shared += ["--max_steps", "1", "--optim", "sgd", "--learning_rate", "0.5", "--gradient_checkpointing", "false"]
+    shared += ["--model", prior, "--data", data, "--omega", "0.3", "--alpha", "0.2", "--logging_strategy", "no"]
+    shared += ["--per_device_train_batch_size", rows, "--dataloader_pin_memory", "false"]
+    llm_decomposed_dpo.main([*shared, "--output_dir", f"{out}/dpo"])
+    online = ["--num_generations", "4", "--max_completion_length", "4"]
+    llm_residual_grpo.main([*shared, *online, "--output_dir", f"{out}/grpo"])
+
+    settings = llm_residual_grpo.parse([*shared, *online, "--output_dir", f"{out}/fixed"])[1]
+    settings.omega = settings.alpha = None
+    assert isinstance(settings, ResidualGRPOConfig)
+    trainer = ResidualGRPOTrainer(
+        AutoModelForCausalLM.from_pretrained(prior),
+        addon,
+        settings,
+        Dataset.from_list([{"prompt": "."}] * 8),
+        objective=residual(0.3, 0.2),
+        processing_class=AutoTokenizer.from_pretrained(prior),
+        rollout_func=rollout,
+    )
+    trainer.train()
+    trainer.save_model(f"{out}/fixed")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

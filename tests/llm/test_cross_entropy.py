@@ -1,0 +1,133 @@
+"""Cross-Entropy-DPO: the formula, the offset, labels and pairs."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("trl", reason="the extra `llm` is not installed")
+
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from repolicy.errors import UsageError
+from repolicy.llm import CrossEntropyDPOConfig, CrossEntropyDPOTrainer
+from repolicy.llm.losses import cross_entropy_dpo_loss
+from repolicy.llm.rloo import response_log_probs
+from repolicy.objective import Objective, greedy, kl, residual
+
+LABELLED = [
+    {"prompt": ".", "completion": text, "label": label}
+    for text, label in [("ee", True), ("ab", False), ("aeb", True), ("", False), ("e", False), ("eb", True)] * 4
+]
+
+
+@pytest.fixture
+def trainer(prior: Path, settings: dict[str, Any]) -> Callable[..., Any]:
+    def build(objective: Objective | None = None, rows: Any = None, reference: bool = True, **more: Any) -> Any:
+        others = {name: more.pop(name) for name in ("peft_config",) if name in more}
+        model = AutoModelForCausalLM.from_pretrained(prior)
+        torch.manual_seed(1)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.05 * torch.randn_like(parameter)
+        return CrossEntropyDPOTrainer(
+            model,
+            AutoModelForCausalLM.from_pretrained(prior) if reference else None,
+            CrossEntropyDPOConfig(**{**settings, "per_device_train_batch_size": 6, **more}),
+            Dataset.from_list(rows or LABELLED),
+            objective=objective,
+            processing_class=AutoTokenizer.from_pretrained(prior),
+            **others,
+        )
+
+    return build
+
+
+def first_batch(trainer: Any, rows: int = 6) -> Any:
+    return trainer.data_collator([trainer.train_dataset[i] for i in range(rows)])
+
+
+@pytest.mark.parametrize("objective", [residual(0.3, 0.2), kl(0.4), greedy(0.2)])
+def test_loss_is_the_formula(trainer: Callable[..., Any], prior: Path, objective: Objective) -> None:
+    ours = trainer(objective)
+    ours.offset.value = 0.7
+    ours.args.offset_rate = 1e-12
+    tokenizer = AutoTokenizer.from_pretrained(prior)
+    rows = [([0], tokenizer(row["completion"] + ".")["input_ids"]) for row in LABELLED[:6]]
+    policy, reference = (
+        torch.tensor(response_log_probs(model, rows), dtype=torch.float64)
+        for model in (ours.model, AutoModelForCausalLM.from_pretrained(prior))
+    )
+    label = torch.tensor([row["label"] for row in LABELLED[:6]])
+    expected = cross_entropy_dpo_loss(objective, policy, reference, label, 0.7).mean().item()
+    assert ours.compute_loss(ours.model, first_batch(ours)).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_precomputed_reference_and_adapter(trainer: Callable[..., Any]) -> None:
+    live, stored = trainer(residual(0.3, 0.2)), trainer(residual(0.3, 0.2), precompute_ref_log_probs=True)
+    losses = [each.compute_loss(each.model, first_batch(each)).item() for each in (live, stored)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+    adapter = LoraConfig(r=2, target_modules=["q_proj"])
+    base = trainer(residual(0.3, 0.2), reference=False, peft_config=adapter)
+    batch = first_batch(base)
+    assert torch.allclose(base._log_policy(base.model, batch)[0], base._log_prior(base.model, batch), atol=1e-6)
+
+
+def test_offset_finds_the_balance(trainer: Callable[..., Any]) -> None:
+    """With a policy that hardly moves, the offset goes where good responses are as frequent as the loss expects."""
+    ours = trainer(residual(0.2, 0.2), learning_rate=1e-9, max_steps=40, offset_rate=0.5)
+    ours.train()
+    rows = [ours.train_dataset[i] for i in range(len(LABELLED))]
+    batch = ours.data_collator(rows)
+    reward = 0.2 * (ours._log_policy(ours.model, batch)[0] - ours._log_prior(ours.model, batch)).detach()
+    assert torch.sigmoid(reward + ours.offset.value).mean().item() == pytest.approx(0.5, abs=0.05)
+    assert ours.offset.state()["args"]["value"] == ours.offset.value
+
+
+def test_no_offset_stays_zero(trainer: Callable[..., Any]) -> None:
+    ours = trainer(residual(0.2, 0.2), offset=False, max_steps=2)
+    ours.train()
+    assert ours.offset.value == 0
+
+
+def test_pairs_become_labels(trainer: Callable[..., Any]) -> None:
+    pairs = [{"prompt": ".", "chosen": "ee", "rejected": "ab"}, {"prompt": ".", "chosen": "e", "rejected": "a"}]
+    ours = trainer(residual(0.3, 0.2), rows=pairs)
+    assert sorted(zip(ours.train_dataset["completion"], ours.train_dataset["label"], strict=True)) == [
+        ("a.", False),
+        ("ab.", False),
+        ("e.", True),
+        ("ee.", True),
+    ]
+
+
+def test_rows_come_in_random_order(trainer: Callable[..., Any]) -> None:
+    """Good first and bad after would be one label a batch."""
+    from torch.utils.data import RandomSampler
+
+    assert isinstance(trainer(kl(0.1))._get_train_sampler(), RandomSampler)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"rows": [{**LABELLED[0], "label": 2}]}, "a label is 2"),
+        ({"rows": [{"prompt": ".", "completion": "e"}]}, "no column label"),
+        ({"rows": [{**LABELLED[0], "ref_logps": 0.0}]}, "already has a column ref_logps"),
+        ({"desirable_weight": 2.0}, "offset=True"),
+        ({"loss_type": "kto"}, "Eq. 32 and no other"),
+        ({"offset_rate": 0.0}, "share of a step"),
+    ],
+)
+def test_refused(trainer: Callable[..., Any], more: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        trainer(kl(0.1), **more)
+
+
+def test_alpha_zero_is_refused(trainer: Callable[..., Any]) -> None:
+    with pytest.raises(UsageError, match="alpha is 0"):
+        trainer(residual(0.1, 0.0))

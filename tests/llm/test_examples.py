@@ -1,0 +1,64 @@
+"""The example scripts: their arguments, and a run of each alone and on two processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("trl", reason="the extra `llm` is not installed")
+
+from safetensors.torch import load_file
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+
+@pytest.mark.usefixtures("scripts")
+def test_arguments_reach_the_trainer() -> None:
+    import llm_decomposed_dpo
+    import llm_residual_grpo
+
+    common = ["--model", "m", "--data", "d", "--omega", "0.05", "--alpha", "0.1", "--bf16", "false", "--use_cpu"]
+    script, settings = llm_decomposed_dpo.parse([*common, "--lora_rank", "8", "--precompute_ref_log_probs"])
+    assert (script.model, script.lora_rank) == ("m", 8)
+    assert (settings.omega, settings.alpha, settings.precompute_ref_log_probs) == (0.05, 0.1, True)
+    online, more = llm_residual_grpo.parse([*common, "--gamma", "0.99", "--vllm_mode", "colocate", "--reward", "a:b"])
+    assert (more.omega, more.alpha, more.gamma, more.vllm_mode) == (0.05, 0.1, 0.99, "colocate")
+    assert online.reward == "a:b"
+
+
+@pytest.mark.usefixtures("scripts")
+def test_reward_by_name() -> None:
+    import llm_residual_grpo
+
+    reward = llm_residual_grpo.load_reward("llm_residual_grpo:brevity")
+    assert reward(completions=["", "x" * 200, [{"role": "assistant", "content": "x" * 400}]]) == [1.0, 0.5, 0.25]
+
+
+def test_two_processes_take_the_same_step(prior: Path, tmp_path: Path) -> None:
+    """One step of four rows: all in one process, or two in each of two, with a group of responses across both."""
+    data = tmp_path / "data.jsonl"
+    rows = [("ee", "ab"), ("aeb", ""), ("e", "bbb"), ("ae", "a")]
+    data.write_text("\n".join(json.dumps({"prompt": ".", "chosen": c, "rejected": r}) for c, r in rows))
+    script = str(Path(__file__).with_name("one_step.py"))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(tmp_path / "hf")}
+    for name, launch, each in (("one", [sys.executable], "4"), ("two", [*torchrun, "--standalone"], "2")):
+        command = [*launch, script, str(prior), str(data), str(tmp_path / name), each]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr[-3000:]
+    before = load_file(prior / "model.safetensors")
+    for kind in ("dpo", "fixed"):
+        one, two = (load_file(tmp_path / name / kind / "model.safetensors") for name in ("one", "two"))
+        assert max((one[key] - before[key]).abs().max() for key in one) > 1e-3
+        for key in one:
+            torch.testing.assert_close(one[key], two[key], atol=1e-5, rtol=0)
+    assert (tmp_path / "two" / "grpo" / "model.safetensors").exists()

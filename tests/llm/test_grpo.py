@@ -1,0 +1,222 @@
+"""Online: advantages equal to the pure function, the optimum reached, RLOO's recipe, and what is refused."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("trl", reason="the extra `llm` is not installed")
+
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import RLOOConfig, RLOOTrainer
+
+from repolicy.errors import UsageError
+from repolicy.llm import ResidualGRPOConfig, ResidualGRPOTrainer, losses, prior_reward, rloo_settings
+from repolicy.llm.rloo import response_log_probs
+from repolicy.llm.toy import Toy, measure, policy_log_probs
+from repolicy.objective import Objective, greedy, kl, residual, soft
+
+PROMPTS = [{"prompt": "."}] * 8
+
+
+def addon(completions: list[str], **_: Any) -> list[float]:
+    return [min(text.count("e"), 2) / 2 for text in completions]
+
+
+@pytest.fixture
+def trainer(prior: Path, settings: dict[str, Any]) -> Callable[..., Any]:
+    def build(objective: Objective | None, reward: Any = addon, **more: Any) -> Any:
+        others = {name: more.pop(name) for name in ("peft_config", "model", "train_dataset") if name in more}
+        online = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 4}
+        model = others.pop("model", None) or AutoModelForCausalLM.from_pretrained(prior)
+        return ResidualGRPOTrainer(
+            model,
+            reward,
+            ResidualGRPOConfig(**{**settings, **online, **more}),
+            others.pop("train_dataset", None) or Dataset.from_list(PROMPTS),
+            objective=objective,
+            processing_class=AutoTokenizer.from_pretrained(prior),
+            **others,
+        )
+
+    return build
+
+
+def perturb(model: Any) -> None:
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+
+
+@pytest.mark.parametrize(
+    ("objective", "more"),
+    [
+        (residual(0.3, 0.2), {}),
+        (residual(0.3, 0.2), {"gamma": 0.9}),
+        (greedy(0.2), {}),
+        (residual(0.3, 0.2), {"returns": "whole"}),
+    ],
+)
+def test_advantages_are_the_pure_function(
+    trainer: Callable[..., Any], prior: Path, objective: Objective, more: dict[str, Any]
+) -> None:
+    ours = trainer(objective, **more)
+    perturb(ours.model)
+    ours.model.train()
+    output = ours._generate_and_score_completions([{"prompt": "."}] * 8)
+    rows = [
+        ([0], ids[mask > 0].tolist())
+        for ids, mask in zip(output["completion_ids"], output["completion_mask"], strict=True)
+    ]
+    mask = output["completion_mask"]
+    assert output["advantages"].shape == mask.shape
+    policy, reference = (
+        torch.tensor([[sum(parts[: t + 1]) - sum(parts[:t]) for t in range(mask.shape[1])] for parts in table])
+        for table in (
+            [token_log_probs(model, prompt, ids, mask.shape[1]) for prompt, ids in rows]
+            for model in (ours.model, AutoModelForCausalLM.from_pretrained(prior))
+        )
+    )
+    text = AutoTokenizer.from_pretrained(prior).batch_decode([ids for _, ids in rows], skip_special_tokens=True)
+    each = losses.token_rewards(objective, torch.tensor(addon(text)), policy, reference, mask)
+    returns = losses.whole_returns(each) if more.get("returns") else losses.returns_to_go(each, more.get("gamma", 1.0))
+    assert torch.allclose(output["advantages"], losses.leave_one_out(returns, mask, 4), atol=1e-5)
+
+
+def token_log_probs(model: Any, prompt: list[int], ids: list[int], width: int) -> list[float]:
+    """One token at a time, from the log-probabilities of ever longer responses."""
+    sums = [0.0] + [response_log_probs(model, [(prompt, ids[: t + 1])])[0] for t in range(len(ids))]
+    return [after - before for before, after in pairwise(sums)] + [0.0] * (width - len(ids))
+
+
+def test_advantages_reach_the_loss_token_by_token(trainer: Callable[..., Any]) -> None:
+    """TRL takes `[B, T]`: the loss's gradient in the log-probabilities is the advantages, over B · max length."""
+    ours = trainer(residual(0.3, 0.2))
+    ours.model.train()
+    ours.current_gradient_accumulation_steps = 1
+    output = ours._generate_and_score_completions([{"prompt": "."}] * 8)
+    kept: list[torch.Tensor] = []
+    original = ours._get_per_token_logps_and_entropies
+
+    def keep(*arguments: Any, **named: Any) -> Any:
+        log_probs, entropies, auxiliary = original(*arguments, **named)
+        kept.append(log_probs)
+        return log_probs, entropies, auxiliary
+
+    ours._get_per_token_logps_and_entropies = keep
+    loss = ours.compute_loss(ours.model, output)
+    (slope,) = torch.autograd.grad(loss, kept[0])
+    mask = output["completion_mask"]
+    assert torch.allclose(slope, -output["advantages"] * mask / (8 * 4), atol=1e-7)
+
+
+def test_no_kl_in_the_loss_and_a_reference_all_the_same(trainer: Callable[..., Any]) -> None:
+    ours = trainer(residual(0.3, 0.2))
+    assert ours.ref_model is not None
+    assert ours.beta == 0
+    ours.model.train()
+    ours._generate_and_score_completions([{"prompt": "."}] * 8)
+    assert ours.beta == 0
+    assert trainer(greedy(0.2)).ref_model is None
+
+
+def test_adapter_off_is_the_prior(trainer: Callable[..., Any]) -> None:
+    adapter = LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
+    ours = trainer(kl(0.2), reward=lambda completions, **_: [0.0] * len(completions), peft_config=adapter)
+    ours.model.train()
+    output = ours._generate_and_score_completions([{"prompt": "."}] * 8)
+    assert output["advantages"].abs().max() < 1e-5  # a fresh adapter is its own prior, so the reward is 0
+
+
+def test_unscorable_responses_teach_nothing(trainer: Callable[..., Any]) -> None:
+    def partly(completions: list[str], **_: Any) -> list[float | None]:
+        return [None, *addon(completions[1:])]
+
+    ours = trainer(residual(0.3, 0.2), reward=partly)
+    ours.model.train()
+    output = ours._generate_and_score_completions([{"prompt": "."}] * 8)
+    assert not output["advantages"][0].any()
+    assert output["advantages"][1:].isfinite().all()
+
+
+def test_groups_in_several_microbatches(trainer: Callable[..., Any]) -> None:
+    ours = trainer(residual(0.3, 0.2), per_device_train_batch_size=2, gradient_accumulation_steps=4, max_steps=2)
+    ours.train()
+    assert all(parameter.isfinite().all() for parameter in ours.model.parameters())
+
+
+def test_reaches_the_known_optimum(trainer: Callable[..., Any], toy: Toy, prior: Path) -> None:
+    objective = residual(0.3, 0.2)
+    log_prior = policy_log_probs(toy, AutoModelForCausalLM.from_pretrained(prior))
+    before = measure(toy, objective, log_prior, log_prior).kl
+    ours = trainer(
+        objective, per_device_train_batch_size=32, num_generations=32, max_steps=50, learning_rate=5e-3, returns="whole"
+    )
+    ours.train()
+    after = measure(toy, objective, policy_log_probs(toy, ours.model), log_prior).kl
+    assert before > 0.3
+    assert after < 0.1  # the experiment, with six times the steps, goes far below
+
+
+def test_rloo_recipe_is_the_same_reward(prior: Path, settings: dict[str, Any]) -> None:
+    """TRL's own reward with the recipe: add-on + omega · log prior − alpha · log policy, minus the others' mean."""
+    objective = residual(0.3, 0.2)
+    tokenizer = AutoTokenizer.from_pretrained(prior)
+    frozen, model = (AutoModelForCausalLM.from_pretrained(prior) for _ in range(2))
+    online = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 4}
+    trainer = RLOOTrainer(
+        model,
+        [addon, prior_reward(frozen, tokenizer, batch_size=3)],
+        RLOOConfig(**{**settings, **online, **rloo_settings(objective)}),
+        Dataset.from_list(PROMPTS),
+        processing_class=tokenizer,
+    )
+    perturb(trainer.model)
+    trainer.model.train()
+    output = trainer._generate_and_score_completions([{"prompt": "."}] * 4)
+    rows = [
+        ([0], ids[mask > 0].tolist())
+        for ids, mask in zip(output["completion_ids"], output["completion_mask"], strict=True)
+    ]
+    text = tokenizer.batch_decode([ids for _, ids in rows], skip_special_tokens=True)
+    policy, reference = (torch.tensor(response_log_probs(each, rows)) for each in (trainer.model, frozen))
+    reward = torch.tensor(addon(text)) + 0.3 * reference - 0.2 * policy
+    expected = reward - (reward.sum() - reward) / 3
+    assert torch.allclose(output["advantages"], expected, atol=1e-5)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("more", "words"),
+        [
+            ({"temperature": 0.7}, "temperature is 0.7; it must be 1.0"),
+            ({"scale_rewards": "group"}, "scale_rewards is 'group'"),
+            ({"beta": 0.1}, "beta is 0.1"),
+            ({"loss_type": "grpo"}, "divide every token by the same number"),
+            ({"gamma": 1.5}, "between 0 and 1"),
+            ({"returns": "both"}, "'onward' or 'whole'"),
+            ({"returns": "whole", "gamma": 0.9}, "have no discount"),
+            ({"train_dataset": Dataset.from_list([{"question": "."}])}, "no column prompt"),
+        ],
+    )
+    def test_bad_settings(self, trainer: Callable[..., Any], more: dict[str, Any], words: str) -> None:
+        with pytest.raises(UsageError, match=words):
+            trainer(residual(0.3, 0.2), **more)
+
+    def test_model_without_a_path(self, trainer: Callable[..., Any], toy: Toy) -> None:
+        from repolicy.llm.toy import new_model
+
+        with pytest.raises(UsageError, match="built in memory"):
+            trainer(residual(0.3, 0.2), model=new_model(toy.letters, toy.length, 32, 1))
+
+    def test_rloo(self) -> None:
+        with pytest.raises(UsageError, match="greedy, kl or residual"):
+            rloo_settings(soft(0.1))
+        with pytest.raises(UsageError, match="addons is 0"):
+            rloo_settings(kl(0.1), addons=0)

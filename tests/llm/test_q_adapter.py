@@ -1,0 +1,133 @@
+"""Q-Adapter: its loss in TRL's loop, and the policy that generation really samples."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("trl", reason="the extra `llm` is not installed")
+
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from repolicy.errors import UsageError
+from repolicy.llm import QAdapterConfig, QAdapterLogits, QAdapterTrainer
+from repolicy.llm.losses import decomposed_dpo_loss, q_adapter_log_probs
+from repolicy.objective import residual
+
+PAIRS = [{"prompt": ".", "chosen": "ee", "rejected": "ab"}, {"prompt": ".", "chosen": "aeb", "rejected": "b"}] * 4
+OBJECTIVE = residual(0.3, 0.2)
+
+
+@pytest.fixture
+def trainer(prior: Path, settings: dict[str, Any]) -> Callable[..., Any]:
+    def build(random: bool = True, **more: Any) -> Any:
+        adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=not random)
+        others = {"peft_config": adapter, "objective": OBJECTIVE}
+        others |= {name: more.pop(name) for name in ("peft_config", "objective", "ref_model") if name in more}
+        return QAdapterTrainer(
+            AutoModelForCausalLM.from_pretrained(prior),
+            QAdapterConfig(**{**settings, "per_device_train_batch_size": 4, **more}),
+            Dataset.from_list(PAIRS),
+            processing_class=AutoTokenizer.from_pretrained(prior),
+            **others,
+        )
+
+    return build
+
+
+def policy(model: Any, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """log policy and log prior after every token of `ids`, from two plain forward passes."""
+    with torch.no_grad():
+        on = model(input_ids=ids).logits
+        with model.disable_adapter():
+            off = model(input_ids=ids).logits
+    log_prior = off.log_softmax(-1)
+    return q_adapter_log_probs(OBJECTIVE, on - off, log_prior), log_prior
+
+
+def test_without_chi_the_loss_is_decomposed_dpo(trainer: Callable[..., Any]) -> None:
+    ours = trainer(chi=0.0)
+    batch = ours.data_collator([ours.train_dataset[i] for i in range(2)])
+    sums = {}
+    for side in ("chosen", "rejected"):
+        for i, pair in enumerate(PAIRS[:2]):
+            ids = torch.tensor([ours.processing_class("." + pair[side] + ".")["input_ids"]])
+            tables = policy(ours.model, ids)
+            sums[side, i] = [table[0, :-1].gather(-1, ids[0, 1:, None]).sum() for table in tables]
+    parts = [torch.stack([sums[side, i][who] for i in range(2)]) for who in (0, 1) for side in ("chosen", "rejected")]
+    expected = decomposed_dpo_loss(OBJECTIVE, *parts).mean().item()
+    assert ours.compute_loss(ours.model, batch).item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_fresh_adapter_is_the_prior_sharpened(trainer: Callable[..., Any]) -> None:
+    ours = trainer(random=False)
+    log_policy, log_prior = policy(ours.model, torch.tensor([[0, 1, 2]]))
+    assert torch.allclose(log_policy, (1.5 * log_prior).log_softmax(-1), atol=1e-6)
+
+
+def test_training_prefers_the_chosen_and_leaves_the_model_alone(trainer: Callable[..., Any]) -> None:
+    ours = trainer(random=False, max_steps=15, learning_rate=2e-2)
+    batch = ours.data_collator([ours.train_dataset[i] for i in range(2)])
+    frozen = {name: p.clone() for name, p in ours.model.named_parameters() if not p.requires_grad}
+    before = ours.compute_loss(ours.model, batch).item()
+    ours.train()
+    assert ours.compute_loss(ours.model, batch).item() < before - 0.05
+    assert all(torch.equal(p, frozen[name]) for name, p in ours.model.named_parameters() if name in frozen)
+
+
+def test_generation_follows_the_policy(trainer: Callable[..., Any]) -> None:
+    """Token by token, through `generate` with its cache and padded prompts, against two plain forward passes."""
+    model = trainer().model.eval()
+    ids, attention = torch.tensor([[0, 0, 3], [0, 1, 2]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
+    generated = model.generate(
+        input_ids=ids,
+        attention_mask=attention,
+        do_sample=False,
+        max_new_tokens=3,
+        min_new_tokens=3,
+        pad_token_id=0,
+        output_logits=False,
+        output_scores=True,
+        return_dict_in_generate=True,
+        logits_processor=[QAdapterLogits(model, OBJECTIVE, attention)],
+    )
+    for row, start in ((0, 1), (1, 0)):
+        whole = generated.sequences[row : row + 1, start:]
+        expected = policy(model, whole)[0][0, -4:-1]
+        found = torch.stack([scores[row] for scores in generated.scores])
+        # Without the end token, which min_new_tokens forbids.
+        assert torch.allclose(found[:, 1:].log_softmax(-1), expected[:, 1:].log_softmax(-1), atol=1e-5)
+
+
+def test_beams_that_change_places(trainer: Callable[..., Any]) -> None:
+    model = trainer().model.eval()
+    processor = QAdapterLogits(model, OBJECTIVE)
+    scores = model(input_ids=torch.tensor([[0, 1], [0, 2]])).logits[:, -1]
+    processor(torch.tensor([[0, 1], [0, 2]]), scores)
+    swapped = torch.tensor([[0, 2, 3], [0, 1, 3]])
+    with torch.no_grad():
+        found = processor(swapped, model(input_ids=swapped).logits[:, -1])
+    assert torch.allclose(found, policy(model, swapped)[0][:, -1], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"peft_config": None}, "give a peft_config"),
+        ({"precompute_ref_log_probs": True}, "whole distribution"),
+        ({"chi": -1.0}, "chi is -1"),
+        ({"objective": residual(0.3, 0.0)}, "alpha is 0"),
+    ],
+)
+def test_refused(trainer: Callable[..., Any], more: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        trainer(**more)
+
+
+def test_logits_need_an_adapter(prior: Path) -> None:
+    with pytest.raises(UsageError, match="PEFT model"):
+        QAdapterLogits(AutoModelForCausalLM.from_pretrained(prior), OBJECTIVE)
