@@ -174,7 +174,9 @@ class Evaluate:
         from repolicy.addons import combined
         from repolicy.checkpoint import find_policy, read_policy, write_json
         from repolicy.evaluation import evaluate
+        from repolicy.ranks import use_one_thread
 
+        use_one_thread()
         path = find_policy(self.policy)
         saved = read_policy(path)
         request = saved.card.get("request", {})
@@ -292,7 +294,7 @@ def _watchers(out: Path, wandb: str | None) -> list[Any]:
 def _ended(result: "Result") -> dict[str, Any]:
     folder = result.folder
     if result.finished:
-        said = f"done: {folder}/best.safetensors is the best policy by the run's own objective, policy.safetensors the last"
+        said = f"done: in {folder}, best.safetensors is best by the run's own objective, policy.safetensors the last"
     else:
         said = f"stopped after {result.steps:,} steps; --resume goes on from the last checkpoint in {folder}"
     print(said, file=sys.stderr)
