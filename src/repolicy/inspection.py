@@ -18,6 +18,7 @@ def inspect(path: Path) -> dict[str, Any]:
     """The story of a policy, a checkpoint or a run's folder: printed, and returned."""
     if path.is_dir():
         return _inspect_folder(path)
+    path = checkpoint.find_policy(path)
     try:
         saved = checkpoint.read_policy(path)
     except FileError as error:
@@ -44,6 +45,10 @@ def inspect(path: Path) -> dict[str, Any]:
         "probes": f"{checkpoint.PROBES} log-probabilities reproduced",
     }
     story |= {name.replace("_", " "): f"{value:,.2f}" for name, value in card.get("evaluation", {}).items()}
+    if "scores" in card:
+        mean, std = card["scores"]["mean action"]
+        story["score"] = f"{mean:,.0f} ± {std:,.0f}, mean action, {card['scores']['episodes']} episodes"
+        story["made by"] = card["command"]
     _show(story)
     return story | {"card": card}
 
