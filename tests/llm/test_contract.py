@@ -21,6 +21,7 @@ METHODS = {
     "GRPOTrainer._generate_and_score_completions": ["self", "inputs"],
     "GRPOTrainer._calculate_rewards": ["self", "inputs", "prompts", "completions", "completion_ids_list"],
     "GRPOTrainer._compute_loss": ["self", "model", "inputs"],
+    "GRPOTrainer.compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
 }
 FIELDS = {
     "DPOConfig": ["beta", "loss_type", "f_divergence_type", "precompute_ref_log_probs"],
@@ -68,6 +69,13 @@ def test_names_inside(name: str) -> None:
     source = inspect.getsource(getattr(getattr(trl, trainer), method))
     for word in WORDS[name]:
         assert word in source, f"{name} of TRL no longer speaks of {word}; repolicy.llm relies on it"
+
+
+def test_grpo_scores_before_it_reads_the_advantages() -> None:
+    source = inspect.getsource(trl.GRPOTrainer._compute_loss)
+    assert source.index("self._get_per_token_logps_and_entropies(") < source.index('inputs["advantages"]'), (
+        "TRL's GRPO now reads the advantages before it scores; repolicy.llm.grpo makes them in between"
+    )
 
 
 def test_fused_head_gives_log_probs() -> None:

@@ -47,6 +47,20 @@ def trainer(prior: Path, settings: dict[str, Any]) -> Callable[..., Any]:
     return build
 
 
+def scored(trainer: Any, rows: int = 8) -> dict[str, Any]:
+    """A generation batch as the loss has seen it."""
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    output = trainer._generate_and_score_completions([{"prompt": "."}] * rows)
+    if "row" in output:  # as TRL does before the loss
+        order = torch.randperm(rows)
+        output = {
+            key: value[order] if torch.is_tensor(value) and value.ndim else value for key, value in output.items()
+        }
+    trainer.compute_loss(trainer.model, output)
+    return output
+
+
 def perturb(model: Any) -> None:
     torch.manual_seed(1)
     with torch.no_grad():
@@ -61,6 +75,8 @@ def perturb(model: Any) -> None:
         (residual(0.3, 0.2), {"gamma": 0.9}),
         (greedy(0.2), {}),
         (residual(0.3, 0.2), {"returns": "whole"}),
+        (residual(0.3, 0.2), {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}),
+        (residual(0.3, 0.2), {"num_iterations": 2}),
     ],
 )
 def test_advantages_are_the_pure_function(
@@ -68,8 +84,9 @@ def test_advantages_are_the_pure_function(
 ) -> None:
     ours = trainer(objective, **more)
     perturb(ours.model)
-    ours.model.train()
-    output = ours._generate_and_score_completions([{"prompt": "."}] * 8)
+    output = scored(ours)
+    order = output["row"].argsort() if "row" in output else torch.arange(8)
+    output = {key: output[key][order] for key in ("completion_ids", "completion_mask", "advantages")}
     rows = [
         ([0], ids[mask > 0].tolist())
         for ids, mask in zip(output["completion_ids"], output["completion_mask"], strict=True)
@@ -129,8 +146,7 @@ def test_no_kl_in_the_loss_and_a_reference_all_the_same(trainer: Callable[..., A
 def test_adapter_off_is_the_prior(trainer: Callable[..., Any]) -> None:
     adapter = LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
     ours = trainer(kl(0.2), reward=lambda completions, **_: [0.0] * len(completions), peft_config=adapter)
-    ours.model.train()
-    output = ours._generate_and_score_completions([{"prompt": "."}] * 8)
+    output = scored(ours)
     assert output["advantages"].abs().max() < 1e-5  # a fresh adapter is its own prior, so the reward is 0
 
 
@@ -139,10 +155,11 @@ def test_unscorable_responses_teach_nothing(trainer: Callable[..., Any]) -> None
         return [None, *addon(completions[1:])]
 
     ours = trainer(residual(0.3, 0.2), reward=partly)
-    ours.model.train()
-    output = ours._generate_and_score_completions([{"prompt": "."}] * 8)
-    assert not output["advantages"][0].any()
-    assert output["advantages"][1:].isfinite().all()
+    output = scored(ours)
+    first = output["row"] == 0
+    assert not output["advantages"][first].any()
+    assert output["advantages"][~first].abs().sum() > 0
+    assert output["advantages"].isfinite().all()
 
 
 def test_groups_in_several_microbatches(trainer: Callable[..., Any]) -> None:

@@ -36,7 +36,7 @@ NOT_FOR_THE_MODEL = ("completion_mask", "label", "ref_logps")
 
 
 @dataclass
-class CrossEntropyDPOConfig(KTOConfig):
+class CrossEntropyDPOConfig(KTOConfig):  # type: ignore[misc]
     """TRL's KTOConfig, with `omega` and `alpha` where it has `beta`.
 
     omega: weight of the prior's log-probability; ω′ in the paper.

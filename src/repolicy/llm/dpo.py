@@ -29,7 +29,7 @@ REFERENCE_COLUMNS = ("ref_chosen_logps", "ref_rejected_logps")
 
 
 @dataclass
-class DecomposedDPOConfig(DPOConfig):
+class DecomposedDPOConfig(DPOConfig):  # type: ignore[misc]
     """TRL's DPOConfig, with `omega` and `alpha` where it has `beta`.
 
     omega: weight of the prior's log-probability; ω′ in the paper. omega = alpha is stock DPO with beta = alpha.
@@ -47,6 +47,8 @@ class DecomposedDPOTrainer(DPOTrainer):  # type: ignore[misc]
     its adapter off. Its log-probabilities are scaled when they are used, never when they are stored, so a cache made
     at one omega serves every other.
     """
+
+    precompute_ref_logps: bool  # TRL's: whether reference log-probabilities come with the inputs
 
     def __init__(
         self,

@@ -32,11 +32,15 @@ NEEDED: dict[str, tuple[Any, str]] = {
     "importance_sampling_level": ("token", "advantages are a token's own"),
     "beta": (0.0, "the prior is in the reward, weighted omega, and not in the loss"),
 }
+IMAGE_INPUTS = (
+    *("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes", "image_position_ids", "num_images"),
+    *("num_tiles", "spatial_shapes", "token_type_ids", "mm_token_type_ids"),
+)
 COMMON_DIVISOR_LOSSES = ("dr_grpo", "bnpo", "dapo")
 
 
 @dataclass
-class ResidualGRPOConfig(GRPOConfig):
+class ResidualGRPOConfig(GRPOConfig):  # type: ignore[misc]
     """TRL's GRPOConfig, with `omega`, `alpha` and `gamma` where it has `beta`.
 
     omega: weight of the prior's log-probability in the reward; ω′ in the paper.
@@ -71,6 +75,8 @@ class ResidualGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     ) -> None:
         args = args or ResidualGRPOConfig()
         self.objective = resolve_objective(objective, args.omega, args.alpha)
+        self._rewards = torch.empty(0)
+        self._waiting: dict[str, Any] | None = None
         check_grpo(args)
         require_columns(train_dataset, [("prompt",)], "an online method")
         if self.objective.reads_prior and others.get("peft_config") is None:
@@ -81,7 +87,6 @@ class ResidualGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         finally:
             args.beta = 0.0
         self.beta = 0.0  # ... and adds no KL to the loss where it is
-        self._rewards = torch.empty(0)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         """As in TRL; the rewards of all ranks `[N, functions]` are kept for the advantages."""
@@ -96,11 +101,35 @@ class ResidualGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         finally:
             self.beta = 0.0
         log_policy = output.get("old_per_token_logps")
+        if log_policy is None and self.model.training and self.args.steps_per_generation == 1:
+            output["row"] = torch.arange(len(output["advantages"]), device=output["advantages"].device)
+            return output  # the loss is about to score these very rows with these very weights: no need to do it twice
         if log_policy is None:
             log_policy = output["old_per_token_logps"] = self._log_policy(output)
-        mask = output["completion_mask"] * output.get("tool_mask", 1)
-        output["advantages"] = self._advantages(log_policy, output.pop("ref_per_token_logps", None), mask)
+        output["advantages"] = self._advantages(log_policy, output.pop("ref_per_token_logps", None), _mask(output))
         return output
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        self._waiting = inputs if "row" in inputs else None
+        try:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        finally:
+            self._waiting = None
+
+    def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
+        """As in TRL; where advantages wait for the loss's own log-probabilities, they are made of them here."""
+        scored = super()._get_per_token_logps_and_entropies(*arguments, **named)
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            order = waiting["row"].argsort()  # TRL has shuffled the rows, and a group's stand together only in order
+            log_prior = waiting.get("ref_per_token_logps")
+            advantages = self._advantages(
+                scored[0].detach()[order], None if log_prior is None else log_prior[order], _mask(waiting)[order]
+            )
+            waiting["advantages"] = advantages[waiting["row"]]
+        return scored
 
     def _advantages(self, log_policy: Tensor, log_prior: Tensor | None, mask: Tensor) -> Tensor:
         """Advantages `[B, T]` of this rank's rows. A group may lie on several ranks: returns are gathered."""
@@ -123,15 +152,7 @@ class ResidualGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _log_policy(self, output: dict[str, Any]) -> Tensor:
         """log policy(token) `[B, T]` as sampled; TRL leaves it out where it equals the loss's own, detached."""
-        rows, extra = output["completion_ids"], ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask")
-        extra += (
-            "spatial_shapes",
-            "num_tiles",
-            "image_sizes",
-            "token_type_ids",
-            "mm_token_type_ids",
-            "image_position_ids",
-        )
+        rows = output["completion_ids"]
         train = self.model.training
         with torch.no_grad():
             log_policy, _, _ = self._get_per_token_logps_and_entropies(
@@ -140,7 +161,7 @@ class ResidualGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
                 rows.size(1),
                 batch_size=self.args.per_device_train_batch_size if train else self.args.per_device_eval_batch_size,
-                **{name: output[name] for name in extra if name in output},
+                **{name: output[name] for name in IMAGE_INPUTS if name in output},
             )
         result: Tensor = log_policy
         return result
@@ -152,6 +173,12 @@ class ResidualGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         parts = self.accelerator.gather(torch.stack([prior.to(entropy), entropy], 1)).mean(0).tolist()
         for name, value in zip(("addon", "prior", "entropy"), [rewards.mean().item(), *parts], strict=True):
             self._metrics[mode][f"residual/{name}"].append(value)
+
+
+def _mask(batch: dict[str, Any]) -> Tensor:
+    """1 at the tokens that the model wrote, not those that a tool answered."""
+    mask: Tensor = batch["completion_mask"] * batch.get("tool_mask", 1)
+    return mask
 
 
 def check_grpo(args: ResidualGRPOConfig) -> None:

@@ -27,7 +27,10 @@ def implicit_reward(objective: Objective, log_policy: Tensor, log_prior: Tensor 
     if objective.alpha <= 0:
         raise UsageError(f"alpha is {objective.alpha}; a policy stands for a reward only where alpha is greater than 0")
     reward = objective.alpha * log_policy
-    return reward - objective.omega * log_prior if objective.omega else reward
+    if not objective.omega:
+        return reward
+    assert log_prior is not None
+    return reward - objective.omega * log_prior
 
 
 # Losses on pairs ------------------------------------------------------------------------------------------------------

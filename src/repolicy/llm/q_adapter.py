@@ -28,7 +28,7 @@ from trl import DPOConfig, DPOTrainer  # noqa: E402
 
 
 @dataclass
-class QAdapterConfig(DPOConfig):
+class QAdapterConfig(DPOConfig):  # type: ignore[misc]
     """TRL's DPOConfig, with `omega`, `alpha` and `chi`.
 
     omega: weight of the prior's log-probability; ω′ in the paper (α₀ in Q-Adapter's).
@@ -80,9 +80,9 @@ class QAdapterTrainer(DPOTrainer):  # type: ignore[misc]
         taken = ids[:, 1:].unsqueeze(-1)
         log_policy, log_prior = (x.gather(-1, taken).squeeze(-1) for x in (log_policy, log_prior[:, :-1]))
         chosen, rejected = implicit_reward(self.objective, log_policy, log_prior).chunk(2)
-        masks = inputs["completion_mask"][:, 1:].chunk(2)
-        loss = q_adapter_loss(chosen, rejected, *masks, chi=self.args.chi).mean()
-        self._record((chosen.detach() * masks[0]).sum(1), (rejected.detach() * masks[1]).sum(1))
+        chosen_mask, rejected_mask = inputs["completion_mask"][:, 1:].chunk(2)
+        loss = q_adapter_loss(chosen, rejected, chosen_mask, rejected_mask, self.args.chi).mean()
+        self._record((chosen.detach() * chosen_mask).sum(1), (rejected.detach() * rejected_mask).sum(1))
         return (loss, outputs) if return_outputs else loss
 
     def _record(self, chosen: Tensor, rejected: Tensor) -> None:

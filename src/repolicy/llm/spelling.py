@@ -84,7 +84,7 @@ def pretrain_names(folder: Path, steps: int, batch: int = 128, seed: int = 0) ->
         logits = model(input_ids=inputs).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         schedule.step()
     new_tokenizer(LETTERS).save_pretrained(folder)

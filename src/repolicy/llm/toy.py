@@ -140,7 +140,7 @@ def policy_log_probs(toy: Toy, model: Any) -> Tensor:
     ids = torch.cat([torch.zeros(len(toy.sentences), 1, dtype=torch.long), toy.sentences], dim=1).to(model.device)
     training = model.training
     model.eval()
-    table = torch.cat([model(input_ids=part).logits.double().log_softmax(-1) for part in ids.split(1024)])
+    table = torch.cat([model(input_ids=part).logits.double().log_softmax(-1) for part in torch.split(ids, 1024)])
     model.train(training)
     return toy.response_log_probs(table.cpu())
 

@@ -1,0 +1,98 @@
+"""The experiments' own machinery: what is listed, resumed, tabulated and refused. No training here."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("trl", reason="the extra `llm` is not installed")
+
+from repolicy.errors import FileError, UsageError
+from repolicy.llm import frontier, gradients, labels, spelling
+from repolicy.llm.records import read_records, run_missing
+
+
+def test_a_stopped_experiment_goes_on(tmp_path: Path) -> None:
+    file, ran = tmp_path / "x.jsonl", []
+
+    def run(job: Any) -> dict[str, Any]:
+        ran.append(job["n"])
+        if job["n"] == 2 and len(ran) == 3:
+            raise KeyboardInterrupt
+        return {"square": job["n"] ** 2}
+
+    jobs = [{"n": n} for n in range(4)]
+    with pytest.raises(KeyboardInterrupt):
+        run_missing(jobs, file, "command", run)
+    with file.open("a") as lines:
+        lines.write('{"job": {"n"')  # killed while writing
+    records = run_missing(jobs, file, "command", run)
+    assert ran == [0, 1, 2, 2, 3]
+    assert [record["square"] for record in records] == [0, 1, 4, 9]
+    assert [json.loads(line)["job"]["n"] for line in file.read_text().splitlines()] == [0, 1, 2, 3]
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"job"\n{"job": {}}\n')
+    with pytest.raises(FileError, match=r"line 1 of .*x\.jsonl is damaged"):
+        read_records(file)
+
+
+def test_gradients_tell_the_reward_from_the_loss(tmp_path: Path) -> None:
+    record = gradients.gradients(gradients.GradientOptions(vocabulary=3, length=3, draws=3, output=tmp_path))
+    cosine = record["cosine"]
+    for name in ("KL: in the reward, returns onward", "entropy: in the reward, returns onward"):
+        assert cosine[name] == pytest.approx(1, abs=1e-12)
+        assert record["relative_norm"][name] == pytest.approx(1, abs=1e-12)
+    assert cosine["KL: k3 in the loss, bias corrected"] < 0.99
+    assert cosine["entropy: entropy_coef in the loss"] < 0.99
+    assert (tmp_path / "gradients.md").read_text().count("\n| ") == 7
+
+
+def test_frontier_jobs_are_all_different() -> None:
+    jobs = [tuple(job.values()) for job in frontier.frontier_jobs(frontier.FrontierOptions())]
+    assert len(jobs) == len(set(jobs))
+    assert {method for _, method, *_ in jobs} == {"residual", "decomposed", "grpo", "rloo", "whole"}
+    assert {world for world, *_ in jobs} == set(frontier.WORLDS)
+
+
+def test_frontier_table() -> None:
+    measures = dict.fromkeys(("kl", "addon", "log_prior", "length", "entropy"), 1.0)
+    job = {"world": "standard", "method": "residual", "omega": 0.1, "alpha": 0.2, "seed": 0}
+    runs = [
+        {"job": {**job, "seed": seed}, "before": measures, "after": {**measures, "kl": float(seed)}, "best": measures}
+        for seed in (0, 1)
+    ]
+    assert "| standard | residual | 0.1 | 2 | 1.00 | 0.500 ± 0.707 |" in frontier.table(runs)
+
+
+@pytest.mark.parametrize(("name", "worth"), [("ann", 0.5), ("anna", 0.5), ("emma", 0.5), ("jennett", 1.0), ("", 0.0)])
+def test_doubled_letters(name: str, worth: float) -> None:
+    assert spelling.doubled(name) == worth
+
+
+def test_sampled_names_end_once() -> None:
+    from repolicy.llm.toy import new_model
+
+    model = new_model(spelling.LETTERS, spelling.LONGEST, hidden=32, layers=1)
+    rows = spelling.sample(model, 20, seed=0)
+    assert all(0 not in row[:-1] and 1 <= len(row) <= spelling.LONGEST + 1 for row in rows)
+    assert spelling.decode([1, 2, 0]) == "ab"
+    assert torch.equal(torch.tensor(rows[0]), torch.tensor(spelling.sample(model, 20, seed=0)[0]))
+
+
+@pytest.mark.parametrize(
+    ("options", "bad", "words"),
+    [
+        (frontier.FrontierOptions, {"alpha": 0.0}, "alpha is 0"),
+        (frontier.FrontierOptions, {"seeds": 0}, "1 or more"),
+        (labels.LabelOptions, {"pairs": (4,)}, "8 or more"),
+        (spelling.SpellingOptions, {"omegas": ()}, "not empty"),
+    ],
+)
+def test_bad_options_are_refused(options: Any, bad: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        options(**bad)
