@@ -111,9 +111,11 @@ class GymnasiumEnvs:
 
     backend = "gymnasium"
 
-    def __init__(self, name: str, count: int, seed: int) -> None:
+    def __init__(
+        self, name: str, count: int, seed: int, make_one: Callable[[], gymnasium.Env[Any, Any]] | None = None
+    ) -> None:
         self.name, self.count, self._seed = name, count, seed
-        make_one = _maker(name)
+        make_one = make_one or _maker(name)
         try:
             with warnings.catch_warnings(action="ignore"):  # "out of date": a task's version is part of the task
                 self._envs = gymnasium.vector.SyncVectorEnv(
