@@ -51,12 +51,12 @@ def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise FileError(f"{path} is a safetensors file, but not one of Repolicy's") from None
     except (safetensors.SafetensorError, ValueError, OSError) as error:
         raise FileError(f"{path} is damaged, or no Repolicy file: {error}") from None
-    if story["format"] > FORMAT:
+    if isinstance(story.get("format"), int) and story["format"] > FORMAT:
         raise FileError(f"{path} has format {story['format']}; this version reads up to {FORMAT}: upgrade repolicy")
+    if story.pop("sha256", None) != _checksum(tensors, story):
+        raise FileError(f"{path} is damaged: its checksum does not match its contents")
     if story["kind"] != kind:
         raise FileError(f"{path} is a {story['kind']}, not a {kind}")
-    if story.pop("sha256") != _checksum(tensors, story):
-        raise FileError(f"{path} is damaged: its checksum does not match its contents")
     return tensors, story
 
 

@@ -12,6 +12,8 @@ from repolicy.envs import Backend, Envs, make
 from repolicy.errors import NumericError, UsageError
 from repolicy.policy import Policy, Prior
 
+LONGEST = 10_000  # steps; what an endless episode has brought by then is counted as an episode, so that evaluations end
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -123,6 +125,8 @@ def run_episodes(
         distribution = policy(seen)
         actions = distribution.sample(generator) if stochastic else distribution.mode()
         step = envs.step(policy.to_environment(actions.numpy()))
+        if not np.isfinite(step.final).all():
+            raise NumericError(f"environment {envs.name!r} returned an observation that is not finite")
         sums["basic"] += step.rewards
         sums["length"] += 1
         sums["log_policy"] += distribution.log_prob(actions).numpy()
@@ -131,7 +135,7 @@ def run_episodes(
         if addon is not None:
             sums["addon"] += addon.reward(observations, actions.numpy(), step.final, step.info)
             sums["metric"] += addon.metric(observations, actions.numpy(), step.final, step.info)
-        ended = step.terminated | step.truncated
+        ended = step.terminated | step.truncated | (sums["length"] >= LONGEST)
         for n in np.flatnonzero(ended & (quota > 0)):
             quota[n] -= 1
             for name, values in sums.items():
@@ -142,8 +146,6 @@ def run_episodes(
             values[ended] = 0.0
         observations = step.observations
     each = {name: np.array(values) for name, values in done.items()}
-    if not np.isfinite(step.observations).all():
-        raise NumericError(f"environment {envs.name!r} returned an observation that is not finite")
     return Evaluation(
         env=envs.name,
         backend=envs.backend,

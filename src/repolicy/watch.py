@@ -3,12 +3,13 @@
 A watcher is any object with `begin`, `write`, `say` and `close`.
 """
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 from repolicy.checkpoint import RunFolder
-from repolicy.errors import UsageError
+from repolicy.errors import FileError, UsageError
 from repolicy.worker import Request
 
 
@@ -23,12 +24,16 @@ class JsonLines:
         self._file = open(self._path, "a", buffering=1)  # noqa: SIM115
 
     def write(self, metrics: dict[str, float]) -> None:
-        self._file.write(json.dumps(metrics) + "\n")
+        try:
+            self._file.write(json.dumps(metrics) + "\n")
+        except OSError as error:
+            raise FileError(f"{self._path} cannot be written: {error.strerror}") from None
 
     def say(self, sentence: str) -> None: ...
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # a full disk was complained about when the line was written
+            self._file.close()
 
 
 class TensorBoard:

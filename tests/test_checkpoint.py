@@ -1,0 +1,358 @@
+"""Files on disk: what is read is what was written, and what is damaged, foreign or full is said in a sentence."""
+
+import errno
+import json
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from repolicy import checkpoint
+from repolicy.checkpoint import RunFolder, load_policy, read, read_policy, save_policy, write, write_bytes
+from repolicy.errors import FileError, UsageError
+from repolicy.policy import ActionSpace, Policy, PolicySpec, frozen, moments
+
+BOX = ActionSpace("continuous", (2,), (-1.0, -1.0), (1.0, 1.0))
+SPECS = {
+    "gaussian": PolicySpec(3, BOX, hidden=(8,)),
+    "state_gaussian": PolicySpec(3, BOX, "state_gaussian", hidden=(8,)),
+    "squashed": PolicySpec(3, BOX, "squashed", hidden=(8,)),
+    "categorical": PolicySpec(3, ActionSpace("discrete", (2, 3)), "categorical", hidden=(8,)),
+}
+
+
+def trained(family: str = "gaussian", seed: int = 0) -> Policy:
+    """A policy as training leaves it: weights of its own, and a normaliser that has seen something."""
+    policy = Policy(SPECS[family])
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    seen = np.random.default_rng(seed).normal(5.0, 3.0, (100, 3))
+    policy.normaliser.update(moments(seen.astype(np.float32)))
+    return policy
+
+
+TENSORS = {
+    "floats": torch.tensor([1.5, -math.inf, math.nan]),
+    "doubles": torch.arange(6, dtype=torch.float64).reshape(2, 3).T,  # not contiguous
+    "scalar": torch.tensor(3.25),
+}
+
+
+# Any file -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    story = {"words": "ω′ and α̂", "numbers": [1, 2.5, None, math.inf], "nested": {"yes": True}}
+    write(tmp_path / "deep" / "file", "checkpoint", TENSORS, story)
+    tensors, found = read(tmp_path / "deep" / "file", "checkpoint")
+    assert found == {"format": checkpoint.FORMAT, "kind": "checkpoint"} | story
+    assert tensors.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=0, equal_nan=True)
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["file"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("whole") / "policy"
+    save_policy(path, trained(), {"steps": 100})
+    return path
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(where=st.floats(0.0, 1.0, exclude_max=True), flip=st.integers(1, 255))
+def test_any_byte_that_changed_is_noticed(whole: Path, tmp_path: Path, where: float, flip: int) -> None:
+    content = bytearray(whole.read_bytes())
+    content[int(where * len(content))] ^= flip
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(FileError, match="file is damaged|has format|not one of Repolicy's"):
+        read(tmp_path / "file", "policy")
+
+
+@pytest.mark.parametrize("place", ["sha256", "format", "kind", "activation"])
+def test_a_header_that_changed_is_noticed(whole: Path, tmp_path: Path, place: str) -> None:
+    content = whole.read_bytes()
+    for letter in range(len(place)):
+        changed = bytearray(content)
+        changed[content.index(place.encode()) + letter] ^= 1
+        (tmp_path / "file").write_bytes(changed)
+        with pytest.raises(FileError, match="file is damaged: its checksum does not match"):
+            read(tmp_path / "file", "policy")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.9, 0.999])
+def test_a_file_that_was_cut_is_noticed(whole: Path, tmp_path: Path, share: float) -> None:
+    content = whole.read_bytes()
+    (tmp_path / "cut").write_bytes(content[: int(share * len(content))])
+    with pytest.raises(FileError, match="cut is damaged, or no Repolicy file"):
+        read(tmp_path / "cut", "policy")
+
+
+def test_other_files_are_told_apart(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="there is no file"):
+        read(tmp_path / "nothing", "policy")
+    with pytest.raises(FileError, match="is a policy, not a checkpoint"):
+        read(whole, "checkpoint")
+    (tmp_path / "zip").write_bytes(b"PK\x03\x04" + bytes(1000))
+    with pytest.raises(FileError, match="is damaged, or no Repolicy file"):
+        read(tmp_path / "zip", "policy")
+    safetensors.torch.save_file({"a": torch.zeros(3)}, tmp_path / "foreign")
+    with pytest.raises(FileError, match="is a safetensors file, but not one of Repolicy's"):
+        read(tmp_path / "foreign", "policy")
+
+
+def test_a_format_of_the_future_asks_for_an_upgrade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "FORMAT", 99)
+    write(tmp_path / "file", "policy", {}, {})
+    monkeypatch.undo()
+    with pytest.raises(FileError, match="has format 99; this version reads up to 1: upgrade repolicy"):
+        read(tmp_path / "file", "policy")
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_bytes(path, b"before")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        FileError, match="file cannot be written: No space left on device; what was there before is unt"
+    ):
+        write_bytes(path, b"after")
+    assert path.read_bytes() == b"before"
+    assert [found.name for found in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_limit_on_files_leaves_what_was_there(tmp_path: Path) -> None:
+    """The same from the operating system itself: files of this process may not grow beyond 4,000 bytes."""
+    path = tmp_path / "file"
+    write(path, "checkpoint", {"small": torch.ones(4)}, {})
+    before = path.read_bytes()
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))
+    try:
+        with pytest.raises(FileError, match="file cannot be written: File too large"):
+            write(path, "checkpoint", {"large": torch.ones(4000)}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_bytes() == before
+    assert [found.name for found in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_process_that_dies_while_writing_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_bytes(path, b"before")
+    code = (
+        "import os, sys; from pathlib import Path; from repolicy.checkpoint import write_bytes\n"
+        "os.fsync = lambda descriptor: os.kill(os.getpid(), 9)\n"
+        "write_bytes(Path(sys.argv[1]), b'after')"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == -signal.SIGKILL
+    assert path.read_bytes() == b"before"
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(FileError, match=r"file/x cannot be written: (Not a directory|File exists)"):
+        write_bytes(tmp_path / "file" / "x", b"")
+
+
+# Policies -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", list(SPECS))
+def test_a_policy_comes_back_with_its_normaliser(tmp_path: Path, family: str) -> None:
+    policy, observations = trained(family), torch.randn(50, 3) * 3.0 + 5.0
+    save_policy(tmp_path / "policy", policy, {"env": "Ant-v4"})
+    saved = read_policy(tmp_path / "policy")
+    actions = policy(observations).sample()
+    assert torch.equal(saved.policy.log_prob(observations, actions), policy.log_prob(observations, actions))
+    assert torch.equal(saved.policy(observations).mode(), policy(observations).mode())
+    assert saved.policy.spec == policy.spec
+    assert saved.card == {"env": "Ant-v4"}
+    assert saved.prior is None
+    assert not any(parameter.requires_grad for parameter in saved.policy.parameters())
+
+
+def test_a_customised_policy_brings_its_prior(tmp_path: Path) -> None:
+    policy, prior, observations = trained(seed=1), frozen(trained(seed=2)), torch.randn(50, 3) + 5.0
+    save_policy(tmp_path / "policy", policy, {}, prior)
+    saved = read_policy(tmp_path / "policy")
+    actions = policy(observations).sample()
+    assert saved.prior is not None
+    assert torch.equal(saved.prior.log_prob(observations, actions), prior.log_prob(observations, actions))
+    assert torch.equal(saved.policy.log_prob(observations, actions), policy.log_prob(observations, actions))
+
+
+def tampered(tmp_path: Path, change: Any, who: str = "policy") -> Path:
+    """A policy's file whose checksum is right, although its tensors are not those that its probes were made with."""
+    save_policy(tmp_path / "policy", trained(), {}, frozen(trained(seed=2)))
+    tensors, story = read(tmp_path / "policy", "policy")
+    change({name.removeprefix(f"{who}."): tensor for name, tensor in tensors.items() if name.startswith(f"{who}.")})
+    write(tmp_path / "tampered", "policy", tensors, story)
+    return tmp_path / "tampered"
+
+
+@pytest.mark.parametrize("who", ["policy", "prior"])
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda tensors: tensors["normaliser.mean"].add_(1.0), "the observation normaliser or the weights"),
+        (lambda tensors: tensors["normaliser.var"].mul_(1.5), "the observation normaliser or the weights"),
+        (lambda tensors: tensors["network.weights.0"].mul_(1.1), "the observation normaliser or the weights"),
+    ],
+)
+def test_a_policy_that_is_not_itself_is_refused(tmp_path: Path, change: Any, cause: str, who: str) -> None:
+    path = tampered(tmp_path, change, who)
+    with pytest.raises(
+        FileError, match=f"the {who} in .* does not reproduce its own log-probabilities .* likely cause is {cause}"
+    ):
+        read_policy(path)
+
+
+def test_the_std_is_suspected_where_only_it_can_be() -> None:
+    """All log-probabilities off by the same number: a factor of the density, not a change of where it lies."""
+    policy = trained("categorical")
+    observations = torch.randn(64, 3)
+    actions = policy(observations).sample()
+    probes = {"observations": observations, "actions": actions, "log_probs": policy.log_prob(observations, actions)}
+    checkpoint.check_fingerprint(policy, probes, "it")
+    with pytest.raises(FileError, match="likely cause is the std or the scale of actions"):
+        checkpoint.check_fingerprint(policy, probes | {"log_probs": probes["log_probs"] + 0.5}, "it")
+
+
+def test_a_policy_without_its_normaliser_would_be_another_one(tmp_path: Path) -> None:
+    """Why the normaliser has to be in the file."""
+    policy, observations = trained(), torch.randn(50, 3) + 5.0
+    bare = frozen(policy)
+    bare.normaliser.load_state_dict(Policy(policy.spec).normaliser.state_dict())
+    assert not torch.allclose(bare(observations).mode(), policy(observations).mode(), atol=0.1)
+    save_policy(tmp_path / "policy", policy, {})
+    assert torch.equal(load_policy(tmp_path / "policy")(observations).mode(), policy(observations).mode())
+
+
+def test_a_policy_that_does_not_ship_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="there is no file .*nowhere.safetensors, and no policy of that name ships"):
+        load_policy(tmp_path / "nowhere.safetensors")
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+STATE = {"parameters": torch.arange(4.0)}
+
+
+def with_segments(tmp_path: Path, count: int) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    for segment in range(1, count + 1):
+        folder.save(segment, {"parameters": STATE["parameters"] * segment}, {"iteration": 10 * segment})
+    return folder
+
+
+def test_the_newest_checkpoint_is_taken(tmp_path: Path) -> None:
+    folder = with_segments(tmp_path, 11)
+    found = folder.latest()
+    assert found is not None
+    tensors, story, complaints = found
+    assert torch.equal(tensors["parameters"], STATE["parameters"] * 11)
+    assert (story["segment"], story["iteration"], complaints) == (11, 110, [])
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept == ["000010.safetensors", "000011.safetensors"]
+
+
+def test_there_may_be_none_yet(tmp_path: Path) -> None:
+    assert RunFolder(tmp_path / "run").latest() is None
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
+    folder = with_segments(tmp_path, 3)
+    newest = tmp_path / "run" / "checkpoints" / "000003.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    found = folder.latest()
+    assert found is not None
+    _, story, complaints = found
+    assert story["segment"] == 2
+    assert len(complaints) == 1
+    assert "000003.safetensors is damaged" in complaints[0]
+    assert complaints[0].endswith("; going on from the one before")
+
+
+def test_when_all_are_damaged_that_is_said(tmp_path: Path) -> None:
+    folder = with_segments(tmp_path, 2)
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(FileError, match=r"000002.* is damaged.*000001.* is damaged.*; there is no other checkpoint$"):
+        folder.latest()
+
+
+REQUEST = {"env": "Ant-v4", "settings": {"steps": 100, "hidden": (64, 64)}, "addons": ["a"]}
+
+
+def test_a_folder_belongs_to_one_request(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    assert folder.request() is None
+    folder.begin(REQUEST, {"torch": "2"}, resume=False)
+    folder.begin(REQUEST, {"torch": "3"}, resume=True)
+    assert folder.request() == json.loads(json.dumps(REQUEST))
+    with pytest.raises(UsageError, match="holds a run already; add --resume to go on with it, or choose another --out"):
+        folder.begin(REQUEST, {}, resume=False)
+    other = {"env": "Hopper-v4", "settings": {"steps": 200, "hidden": (64, 64)}, "addons": ["a"]}
+    with pytest.raises(
+        UsageError,
+        match="with other settings: env was Ant-v4 and is now Hopper-v4; steps was 100 and is now 200$",
+    ):
+        folder.begin(other, {}, resume=True)
+    assert folder.request() == json.loads(json.dumps(REQUEST))
+
+
+def test_a_damaged_request_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"request": ')
+    with pytest.raises(FileError, match=r"run.json cannot be read"):
+        RunFolder(tmp_path).request()
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with folder.locked(), pytest.raises(FileError, match="another run is at work in .*run; choose another --out"):
+        RunFolder(tmp_path / "run").locked().__enter__()
+    with folder.locked():
+        pass  # it is free again
+
+
+def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("in the way")
+    with pytest.raises(FileError, match="cannot be used as a run's folder: File exists"):
+        RunFolder(tmp_path / "run").locked().__enter__()
+
+
+def test_metrics_that_will_be_written_again_are_forgotten(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    lines = [json.dumps({"iteration": iteration, "x": math.nan}) for iteration in (1, 2, 3, 4)]
+    folder.metrics.write_text("\n".join(lines) + '\n{"iterati')  # killed in the middle of a line
+    folder.forget_after(2)
+    assert folder.metrics.read_text() == "\n".join(lines[:2]) + "\n"
+
+
+def test_specs_are_written_as_they_are(tmp_path: Path) -> None:
+    spec = replace(SPECS["squashed"], hidden=(3, 4), activation="elu", initial_std=0.35, min_std=0.01)
+    save_policy(tmp_path / "policy", Policy(spec), {})
+    assert load_policy(tmp_path / "policy").spec == spec

@@ -1,0 +1,78 @@
+"""Whole episodes, evenly shared out, each counted once."""
+
+import numpy as np
+import pytest
+import torch
+from tiny_envs import tiny
+
+from repolicy.addons import combined
+from repolicy.envs import make
+from repolicy.errors import NumericError, UsageError
+from repolicy.evaluation import LONGEST, evaluate, run_episodes
+from repolicy.policy import ActionSpace, Policy, PolicySpec, frozen
+
+ONE_NUMBER = ActionSpace("continuous", (1,), (-1.0,), (1.0,))
+
+
+def policy(observations: int = 2) -> Policy:
+    torch.manual_seed(1)
+    return frozen(Policy(PolicySpec(observations, ONE_NUMBER, initial_std=0.5)))
+
+
+def counted(episodes: list[int]) -> list[float]:
+    """What `Counter` pays in its k-th episode of 2 + k steps: 10·k + t in step t."""
+    return [float(sum(10 * k + t for t in range(1, 3 + k))) for k in episodes]
+
+
+def test_each_environment_runs_its_share_of_episodes_however_short_they_are() -> None:
+    found = run_episodes(policy(), make(tiny("Counter"), 2, 0), 5)
+    assert sorted(found.lengths) == sorted([3, 4, 5, 3, 4])  # three episodes of the one, two of the other
+    assert sorted(found.basic) == sorted(counted([1, 2, 3, 1, 2]))
+
+
+def test_the_mean_action_is_the_same_whatever_the_seed_and_the_sampled_is_not() -> None:
+    def distance(stochastic: bool, sampling: int) -> float:
+        envs = make(tiny("LinearQuadratic"), 2, 0)
+        return float(run_episodes(policy(1), envs, 2, stochastic=stochastic, seed=sampling).basic.sum())
+
+    assert distance(False, 0) == distance(False, 1)
+    assert distance(True, 0) != distance(True, 1)
+    assert distance(True, 3) == distance(True, 3)
+
+
+def test_log_probabilities_are_summed_over_each_episode() -> None:
+    found = run_episodes(policy(1), make(tiny("LinearQuadratic"), 3, 0), 6, prior=policy(1), stochastic=True)
+    assert found.log_prior is not None
+    np.testing.assert_allclose(found.log_prior, found.log_policy, rtol=1e-5)
+    mode = run_episodes(policy(1), make(tiny("LinearQuadratic"), 3, 0), 6)
+    at_mode = float(policy(1)(torch.zeros(1, 1)).log_prob(policy(1)(torch.zeros(1, 1)).mode()))
+    np.testing.assert_allclose(mode.log_policy, 8 * at_mode, rtol=1e-4)  # one std for all states, 8 steps
+
+
+def test_add_ons_are_told_apart_from_the_basic_reward() -> None:
+    plain = evaluate(policy(1), tiny("LinearQuadratic"), 3, seed=5)
+    found = evaluate(policy(1), tiny("LinearQuadratic"), 3, seed=5, addon=combined([f"{tiny('far_away')}=2"]))
+    np.testing.assert_array_equal(found.basic, plain.basic)
+    assert found.addon is not None
+    np.testing.assert_allclose(found.total, found.basic + found.addon)
+    assert plain.addon is None
+    assert found.as_dict()["summary"]["addon_reward"]["mean"] == pytest.approx(found.addon.mean())
+
+
+def test_an_endless_episode_is_cut_so_that_evaluations_end() -> None:
+    found = evaluate(policy(1), tiny("Endless"), 1)
+    assert found.lengths.tolist() == [LONGEST]
+
+
+@pytest.mark.parametrize(
+    ("env", "episodes", "error", "sentence"),
+    [
+        ("Counter", 0, UsageError, "episodes is 0; it must be 1 or more"),
+        ("Counter", 1, UsageError, "takes observations of 1 numbers, but .* gives 2"),
+        ("Manifold", 1, UsageError, "takes observations of 1 numbers"),
+        ("NanObservation", 1, NumericError, "not finite"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(env: str, episodes: int, error: type, sentence: str) -> None:
+    with pytest.raises(error, match=sentence):
+        evaluate(policy(1), tiny(env), episodes)

@@ -1,0 +1,203 @@
+"""The loop: the same bits however often it is interrupted, and answers that are known beforehand."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
+from torch import Tensor
+
+from repolicy.checkpoint import RunFolder
+from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
+from repolicy.evaluation import evaluate
+from repolicy.exact import LinearQuadratic, linear_quadratic_optimal, quadratic_cost
+from repolicy.objective import Objective, greedy, kl, no_entropy, soft
+from repolicy.ranks import Alone
+from repolicy.settings import Settings, defaults
+from repolicy.training import Result, train
+from repolicy.watch import JsonLines
+from repolicy.worker import Request, ReturnScale, Worker
+
+SMALL = Settings(
+    steps=4_096, ranks=1, envs=8, horizon=16, minibatch=64, segment=4, hidden=(16,), evaluation_episodes=2, gamma=0.9
+)
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    latest = RunFolder(folder).latest()
+    assert latest is not None
+    return latest[0]
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def small(out: Path, settings: Settings = SMALL, env: str = "LinearQuadratic", resume: bool = False) -> Result:
+    return train(tiny(env), soft(0.1), out, settings, resume=resume)
+
+
+# The same bits --------------------------------------------------------------------------------------------------------
+
+
+def test_the_seed_decides_every_bit(tmp_path: Path) -> None:
+    for name, seed in (("one", 0), ("again", 0), ("other", 1)):
+        small(tmp_path / name, replace(SMALL, seed=seed))
+    assert same(weights(tmp_path / "one"), weights(tmp_path / "again"))
+    assert not same(weights(tmp_path / "one"), weights(tmp_path / "other"))
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from test_training import SMALL, small
+small(Path(sys.argv[1]), resume=True)
+"""
+
+
+def test_a_run_that_is_killed_and_resumed_ends_in_the_same_bits(tmp_path: Path) -> None:
+    small(tmp_path / "whole")
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    for wait in (0.0, 0.15, 0.4):
+        process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path / "killed")], env=environment)
+        while not RunFolder(tmp_path / "killed").latest() and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(wait)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    small(tmp_path / "killed", resume=True)
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
+    for name in ("policy.safetensors", "best.safetensors"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes()
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    small(tmp_path / "whole")
+    small(tmp_path / "run")
+    newest = max((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:-100])
+    worker = Worker(Request(tiny("LinearQuadratic"), soft(0.1), SMALL), RunFolder(tmp_path / "run"), Alone())
+    segment, complaints = worker.restore()
+    assert segment == int(newest.stem) - 1
+    assert "damaged" in complaints[0]
+    small(tmp_path / "run", resume=True)
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+
+
+def test_metrics_of_repeated_iterations_are_written_once(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    train(tiny("LinearQuadratic"), soft(0.1), folder.path, SMALL, watchers=[JsonLines(folder)])
+    max((folder.path / "checkpoints").glob("*.safetensors")).unlink()
+    folder.metrics.write_text(folder.metrics.read_text() + '{"iteration": 33, "ste')  # killed while writing
+    train(tiny("LinearQuadratic"), soft(0.1), folder.path, SMALL, resume=True, watchers=[JsonLines(folder)])
+    seen = [json.loads(line)["iteration"] for line in folder.metrics.read_text().splitlines()]
+    assert seen == list(range(1, 33))
+
+
+# Known answers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("env", "value"),
+    [("Endless", 1 / (1 - 0.9)), ("endless_with_time_limit", 1 / (1 - 0.9)), ("Mortal", 1 / (1 - 0.8 * 0.9))],
+)
+def test_the_critic_finds_the_value_of_one_a_step(tmp_path: Path, env: str, value: float) -> None:
+    settings = replace(
+        SMALL, steps=40_000, learning_rate=3e-3, scale_rewards=False, normalise_observations=False, segment=400
+    )
+    train(tiny(env), no_entropy(), tmp_path / "run", settings)
+    worker = Worker(Request(tiny(env), no_entropy(), settings), RunFolder(tmp_path / "run"), Alone())
+    worker.restore()
+    assert float(worker.learner.values(torch.zeros(1, 1)).detach()) == pytest.approx(value, rel=0.05)
+
+
+def test_soft_ppo_finds_the_optimum_of_linear_quadratic_control(tmp_path: Path) -> None:
+    settings = Settings(
+        steps=150_000, ranks=1, envs=64, horizon=16, minibatch=512, segment=150, learning_rate=3e-3, gamma=0.9,
+        normalise_observations=False, hidden=(32,), evaluation_episodes=4, initial_std=0.5,
+    )  # fmt: skip
+    found = train(tiny("LinearQuadratic"), soft(0.2), tmp_path / "run", settings).policy
+    problem = LinearQuadratic(DYNAMICS, CONTROL, quadratic_cost(STATE_COST, CONTROL_COST), 0.9)
+    wanted = linear_quadratic_optimal(problem, 0.2).policy
+    states = torch.linspace(-1.0, 1.0, 41).unsqueeze(1)
+    with torch.no_grad():
+        distribution = found(states)
+    gain = -float((states * distribution.mode()).sum() / states.square().sum())
+    assert gain == pytest.approx(float(wanted.gain), rel=0.05)
+    assert float(distribution.log_std.exp()) == pytest.approx(math.sqrt(float(wanted.covariance)), rel=0.05)  # type: ignore[attr-defined]
+
+
+def test_cart_pole_is_learnt(tmp_path: Path) -> None:
+    settings = replace(defaults("CartPole-v1"), ranks=1, steps=80_000)
+    found = train("CartPole-v1", no_entropy(), tmp_path / "run", settings)
+    assert evaluate(found.best, "CartPole-v1", 20).basic.mean() >= 475
+
+
+def test_the_basic_reward_is_not_read_where_the_task_is_the_add_ons(tmp_path: Path) -> None:
+    for env in ("LinearQuadratic", "WithoutReward"):
+        train(tiny(env), greedy(0.01), tmp_path / env, SMALL, addon=[tiny("stay_near")])
+    assert same(weights(tmp_path / "LinearQuadratic"), weights(tmp_path / "WithoutReward"))
+
+
+def test_the_scale_of_rewards_is_that_of_their_discounted_return() -> None:
+    scale = ReturnScale(0.5)
+    scale.begin(1)
+    rewards, ended = torch.tensor([[4.0], [0.0], [8.0]], dtype=torch.float64), torch.tensor([[False], [True], [False]])
+    sums = scale.follow(rewards, ended)  # 4, 0.5·4, and 8 on its own
+    assert sums.tolist() == [3.0, 4.0 + 2.0 + 8.0, 16.0 + 4.0 + 64.0]
+    scale.update(sums)
+    assert scale.std == pytest.approx(torch.tensor([4.0, 2.0, 8.0]).std(correction=0).item(), rel=1e-3)
+
+
+# Refusals -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("objective", "addon", "sentence"),
+    [
+        (kl(0.1), ["x"], "needs a prior: use customize"),
+        (greedy(0.1), [], "needs an add-on"),
+        (soft(0.1), [tiny("stay_near")], "leave it out"),
+        (greedy(0.1), [tiny("stay_neer")], "did you mean stay_near"),
+    ],
+)
+def test_requests_that_make_no_sense_write_nothing(
+    tmp_path: Path, objective: Objective, addon: list[str], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        train(tiny("LinearQuadratic"), objective, tmp_path / "run", SMALL, addon=addon)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_holds_one_run(tmp_path: Path) -> None:
+    small(tmp_path / "run", replace(SMALL, steps=1_024))
+    before = weights(tmp_path / "run")
+    with pytest.raises(UsageError, match="--resume"):
+        small(tmp_path / "run")
+    with pytest.raises(UsageError, match="seed was 0 and is now 3"):
+        small(tmp_path / "run", replace(SMALL, steps=1_024, seed=3), resume=True)
+    with RunFolder(tmp_path / "run").locked(), pytest.raises(FileError, match="another run is at work"):
+        small(tmp_path / "run", resume=True)
+    assert same(before, weights(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"), [("NanObservation", "observation that is not finite"), ("NanReward", "reward is not finite")]
+)
+def test_numbers_that_are_not_finite_stop_the_run_and_leave_evidence(tmp_path: Path, env: str, sentence: str) -> None:
+    with pytest.raises(NumericError, match=sentence):
+        small(tmp_path / "run", env=env)
+    assert (tmp_path / "run" / "failure-rank0.safetensors").exists()
+
+
+def test_an_environment_that_raises_is_reported_in_its_own_words(tmp_path: Path) -> None:
+    with pytest.raises(RepolicyError, match="the motor is on fire"):
+        small(tmp_path / "run", env="Raises")
