@@ -11,12 +11,16 @@ import tyro
 
 from repolicy.commands import Addons, Bench, Customize, Doctor, Evaluate, Inspect, Train, card_of
 from repolicy.errors import RepolicyError, UsageError
+from repolicy.result_commands import Export, Render, Sweep
 from repolicy.settings import Settings, checked, customizing, defaults, read_settings
 
 COMMANDS: dict[str, Any] = {
     "customize": Customize,
     "train": Train,
+    "sweep": Sweep,
     "evaluate": Evaluate,
+    "render": Render,
+    "export": Export,
     "addons": Addons,
     "bench": Bench,
     "inspect": Inspect,
@@ -70,11 +74,15 @@ def _parsed(name: str, arguments: list[str]) -> Any:
 
 
 def _starting_settings(command: Any, arguments: list[str]) -> Settings:
-    settings = defaults(arguments[0]) if command is not Customize else customizing(_env_of(arguments[0], arguments))
+    settings = (
+        customizing(_env_of(arguments[0], arguments)) if command in (Customize, Sweep) else defaults(arguments[0])
+    )
     options = dict(pairwise(arguments))
     if "--resume" in arguments and "--out" in options:
         from repolicy.checkpoint import RunFolder
 
+        if (Path(options["--out"]) / "sweep.json").exists():
+            return read_settings(Path(options["--out"]) / "settings.json", settings)
         before = RunFolder(options["--out"]).request()
         if before is not None:
             return Settings(**checked(before["settings"], f"the run in {options['--out']}"))

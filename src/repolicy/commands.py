@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
-from repolicy.errors import UsageError
+from repolicy.errors import RepolicyError, UsageError
 from repolicy.objective import Objective, named
 from repolicy.settings import Settings
 
@@ -89,6 +89,8 @@ class Customize:
     """A JSON file of settings; options on the command line go before it."""
     wandb: str | None = None
     """Log to this Weights & Biases project too."""
+    report: bool = True
+    """At the end, evaluate and film prior and result, and write report.html into the folder."""
     json: bool = False
     """Print one JSON object on stdout at the end."""
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
@@ -97,16 +99,15 @@ class Customize:
         from repolicy.training import customize
 
         out = self.out or Path("runs") / f"{Path(self.prior).stem}-{self.objective}-{self.settings.seed}"
-        return _ended(
-            customize(
-                self.prior, self.addon, self.wanted(), out, self.settings,
-                env=self.env, sparse=self.sparse, resume=self.resume, watchers=_watchers(out, self.wandb),
-            )
+        result = customize(
+            self.prior, self.addon, self.wanted(), out, self.settings,
+            env=self.env, sparse=self.sparse, resume=self.resume, watchers=_watchers(out, self.wandb),
         )  # fmt: skip
+        return _ended(result) | (_reported(result) if self.report else {})
 
     def wanted(self) -> Objective:
         """The objective that the options describe."""
-        alpha = self.alpha if self.alpha is not None else _alpha_of(self.prior)
+        alpha = self.alpha if self.alpha is not None else alpha_of(self.prior)
         if self.omega != "auto":
             if self.settings.kl_budget is not None:
                 raise UsageError("--kl-budget goes with --omega auto")
@@ -265,7 +266,7 @@ def card_of(prior: str) -> dict[str, Any]:
     return read_card(find_policy(prior))
 
 
-def _alpha_of(prior: str) -> float:
+def alpha_of(prior: str) -> float:
     objective = card_of(prior).get("request", {}).get("objective", {})
     if not objective.get("alpha"):
         raise UsageError(f"{prior} does not tell the alpha that it was trained with; name one with --alpha")
@@ -299,3 +300,19 @@ def _ended(result: "Result") -> dict[str, Any]:
         said = f"stopped after {result.steps:,} steps; --resume goes on from the last checkpoint in {folder}"
     print(said, file=sys.stderr)
     return {"folder": str(folder), "steps": result.steps, "finished": result.finished, "metrics": result.metrics}
+
+
+def _reported(result: "Result") -> dict[str, Any]:
+    """The run's page, written once, where the run is done. The run is not lost when the page fails."""
+    from repolicy.checkpoint import RunFolder
+    from repolicy.report import write_report
+
+    if not result.finished or int(os.environ.get("RANK", "0")) > 0:
+        return {}
+    try:
+        path = write_report(RunFolder(result.folder), say=lambda sentence: print(sentence, file=sys.stderr))
+    except RepolicyError as error:
+        print(f"no report: {error}", file=sys.stderr)
+        return {}
+    print(f"report: {path}", file=sys.stderr)
+    return {"report": str(path)}

@@ -159,7 +159,7 @@ def _torchscript_reader(content: bytes) -> Callable[[np.ndarray], np.ndarray]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without PyTorch's notices that TorchScript is deprecated (people ask for it by name, for C++), and about itself."""
+    """Without PyTorch's notices about itself, and that TorchScript is deprecated: people ask for it by name."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -111,7 +111,7 @@ def main() -> None:
     except RepolicyError as error:
         print(f"repolicy: {error}", file=sys.stderr)
         code = error.exit_code
-    except _NoRenderer:
+    except _NoRendererError:
         code = NO_RENDERER
     else:
         code = 0
@@ -119,7 +119,7 @@ def main() -> None:
     os._exit(code)  # some drivers crash while Python takes itself apart
 
 
-class _NoRenderer(Exception):
+class _NoRendererError(Exception):
     """The graphics library cannot be loaded, or gives no picture."""
 
 
@@ -145,7 +145,7 @@ def frames(shot: Shot) -> tuple[list[np.ndarray], float]:
         pictures.append(_picture(env, shot))
     batch.close()
     if all(picture.min() == picture.max() for picture in pictures):
-        raise _NoRenderer
+        raise _NoRendererError
     return pictures, rate
 
 
@@ -164,8 +164,8 @@ def _stage(shot: Shot) -> tuple[Any, GymnasiumEnvs]:
     env = _made(make, shot)
     if getattr(env, "render_mode", None) != "rgb_array":
         raise UsageError(f"environment {shot.env!r} cannot be filmed: it takes no render_mode='rgb_array'")
-    if not shot.fine:
-        _coarse(env)
+    if getattr(env.unwrapped, "mujoco_renderer", None) is not None:
+        _prepare(env.unwrapped, shot.fine)
     return env, GymnasiumEnvs(shot.env, 1, shot.seed, lambda: env)
 
 
@@ -186,25 +186,30 @@ def _made(make: Any, shot: Shot) -> Any:
     raise UsageError(f"environment {shot.env!r} cannot be filmed: it takes no render_mode='rgb_array'")
 
 
-def _coarse(env: Any) -> None:
-    """Without smooth edges, which cost most where the processor draws."""
-    quality = getattr(getattr(getattr(env.unwrapped, "model", None), "vis", None), "quality", None)
-    if quality is not None:
-        quality.offsamples = 0
+def _prepare(task: Any, fine: bool) -> None:
+    """Look through the camera that follows, and without what costs most where the processor draws."""
+    import mujoco
+
+    camera = mujoco.mj_name2id(task.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
+    if camera >= 0:  # else Gymnasium's own choice, which in its version 1.4 stays where it is
+        task.mujoco_renderer.camera_id = camera
+    if fine:
+        return
+    task.model.vis.quality.offsamples = 0
+    try:
+        task.render()  # makes the scene
+    except Exception as error:
+        raise _NoRendererError from error
+    task.mujoco_renderer.viewer.scn.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
+    task.mujoco_renderer.viewer.scn.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
 
 
 def _picture(env: Any, shot: Shot) -> np.ndarray:
-    viewer = getattr(getattr(env.unwrapped, "mujoco_renderer", None), "viewer", None)
-    if viewer is not None and not shot.fine:
-        import mujoco
-
-        viewer.scn.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
-        viewer.scn.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
     try:
         picture = env.render()
     except Exception as error:
         if hasattr(env.unwrapped, "mujoco_renderer"):
-            raise _NoRenderer from error
+            raise _NoRendererError from error
         raise UsageError(f"environment {shot.env!r} cannot be filmed: {type(error).__name__}: {error}") from error
     picture = np.asarray(picture)
     if picture.ndim != 3 or picture.shape[2] != 3:
