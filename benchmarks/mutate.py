@@ -1,0 +1,111 @@
+"""Break the mathematics on purpose, one place at a time: every break must turn a test red.
+
+    python benchmarks/mutate.py
+
+Each mutant is a copy of the package with one piece of text replaced; the tests named beside it run against that copy.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Mutant:
+    file: str
+    old: str
+    new: str
+    tests: str
+    what: str
+
+
+OBJECTIVE, PPO, TRAINING = (
+    "tests/test_objective.py",
+    "tests/test_ppo.py",
+    "tests/test_training.py tests/test_customize.py",
+)
+MUTANTS = [
+    Mutant("objective.py", "entropy = -objective.alpha", "entropy = objective.alpha", OBJECTIVE, "sign of the entropy"),
+    Mutant("objective.py", "prior = objective.omega *", "prior = -objective.omega *", OBJECTIVE, "sign of the prior"),
+    Mutant("objective.py", "total = total + prior", "total = total", OBJECTIVE, "prior dropped"),
+    Mutant("objective.py", "total = total + entropy", "total = total", OBJECTIVE, "entropy dropped"),
+    Mutant("objective.py", 'objective.task == "addon" else basic + addon', 'objective.task == "addon" else addon', OBJECTIVE, "full reads the add-on alone"),
+    Mutant("objective.py", 'Objective("addon", omega=alpha, alpha=alpha)', 'Objective("addon", alpha=alpha)', OBJECTIVE, "kl without its prior"),
+    Mutant("objective.py", 'Objective("basic", alpha=alpha, bonus=alpha)', 'Objective("basic", alpha=alpha)', OBJECTIVE, "repeat without repeating"),
+    Mutant("objective.py", 'return Objective("basic", bonus=alpha)', 'return Objective("basic", alpha=alpha)', OBJECTIVE, "end-entropy becomes soft"),
+    Mutant("ppo.py", "gamma * (~terminated)", "gamma * (~ended)", PPO, "time limits treated as termination"),
+    Mutant("ppo.py", "decays = gamma * lam * (~ended)", "decays = gamma * lam * (~terminated)", PPO, "advantages leak across time limits"),
+    Mutant("ppo.py", "decays = gamma * lam *", "decays = gamma *", PPO, "λ dropped"),
+    Mutant("ppo.py", "discounts * next_values - values", "discounts * next_values + values", PPO, "sign of the baseline"),
+    Mutant("ppo.py", "rewards + discounts * next_values", "rewards + next_values", PPO, "discount dropped"),
+    Mutant("ppo.py", "reversed(range(len(errors)))", "range(len(errors))", PPO, "advantages run forwards"),
+    Mutant("ppo.py", "policy = -torch.minimum(", "policy = torch.minimum(", PPO, "sign of the surrogate"),
+    Mutant("ppo.py", "-torch.minimum(ratios", "-torch.maximum(ratios", PPO, "maximum for minimum"),
+    Mutant("ppo.py", "clamp(1.0 - settings.clip, 1.0 + settings.clip)", "clamp(1.0 - settings.clip, 2.0 + settings.clip)", PPO, "upper clip"),
+    Mutant("ppo.py", "total = total - bonus * entropy", "total = total + bonus * entropy", PPO, "sign of the bonus"),
+    Mutant("ppo.py", "policy + settings.value_coefficient * value", "policy + value", PPO, "weight of the critic's loss"),
+    Mutant("ppo.py", "value = 0.5 *", "value = 1.0 *", PPO, "scale of the critic's loss"),
+    Mutant("ppo.py", "if norm > max_norm:", "if norm < max_norm:", PPO, "short gradients shortened"),
+    Mutant("ppo.py", "- batch.log_probs\n", "+ batch.log_probs\n", PPO, "ratio upside down"),
+    Mutant("ppo.py", "1.0 - beta_var**self._steps", "1.0 - beta_mean**self._steps", PPO, "Adam's bias correction"),
+    Mutant("worker.py", "next_values = values[1:].clone()", "next_values = values[:-1].clone()", TRAINING, "next values not next"),
+    Mutant("worker.py", "next_values[rollout.cut[:, 0], rollout.cut[:, 1]] = learner.values(ends)", "pass", TRAINING, "values after time limits not replaced"),
+    Mutant("worker.py", "torch.from_numpy(rollout.observations[:-1]), rollout.actions)", "rollout.inputs[:-1] * 2, rollout.actions)", TRAINING, "prior sees other observations"),
+    Mutant("worker.py", "targets = gains + values", "targets = gains", TRAINING, "critic's targets without values"),
+    Mutant("worker.py", "running = seen[t] * kept[t]", "running = seen[t] * self.gamma", TRAINING, "discounted return across episodes"),
+    Mutant("worker.py", "return self.prior is None and", "return", TRAINING, "the prior's normaliser not frozen"),
+    Mutant("worker.py", "factor = math.exp(STEERING * error)", "factor = math.exp(-STEERING * error)", TRAINING, "KL budget steered the wrong way"),
+    Mutant("worker.py", "derived_seed(self.settings.seed, segment, 1 + self.team.index)", "derived_seed(self.settings.seed, 0, 1 + self.team.index)", TRAINING, "segments share random numbers"),
+    Mutant("network.py", "bias_grads.append(grad.sum(0))", "bias_grads.append(grad.mean(0))", "tests/test_network.py", "gradient of the biases"),
+    Mutant("network.py", "lambda x: x.mul_(2.0).sigmoid_()", "lambda x: x.sigmoid_()", "tests/test_network.py", "tanh"),
+    Mutant("distributions.py", "- _log_tanh_slope(actions).sum(-1)", "", "tests/test_distributions.py", "Jacobian of tanh dropped"),
+    Mutant("distributions.py", "distance - 1.0", "distance", "tests/test_distributions.py", "KL of Gaussians"),
+    Mutant("envs.py", "final = current = _flat", "current = _flat", "tests/test_envs.py", "true last observations"),
+    Mutant("envs.py", "truncated & ~terminated, final, _numeric(info, self.count))", "truncated, final, _numeric(info, self.count))", "tests/test_envs.py", "terminated and truncated at once"),
+]  # fmt: skip
+
+
+def main() -> None:
+    survivors = 0
+    for mutant in MUTANTS:
+        killed = dies(mutant)
+        survivors += not killed
+        print(f"{'killed  ' if killed else 'SURVIVED'}  {mutant.file:18s} {mutant.what}", flush=True)
+    print(f"{len(MUTANTS) - survivors} of {len(MUTANTS)} mutants killed")
+    sys.exit(1 if survivors else 0)
+
+
+def dies(mutant: Mutant) -> bool:
+    """Whether a test notices. The text to replace must be there, or the mutant itself is out of date."""
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "src" / "repolicy"
+        shutil.copytree(ROOT / "src" / "repolicy", package)
+        path = package / mutant.file
+        text = path.read_text()
+        if mutant.old not in text:
+            raise SystemExit(f"{mutant.file} no longer contains {mutant.old!r}: bring the mutant up to date")
+        path.write_text(text.replace(mutant.old, mutant.new))
+        words = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "--no-header",
+            "-p",
+            "no:cacheprovider",
+            *mutant.tests.split(),
+        ]
+        environment = os.environ | {"PYTHONPATH": str(package.parent)}
+        found = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, check=False, timeout=900)
+        return found.returncode == 1
+
+
+if __name__ == "__main__":
+    main()
