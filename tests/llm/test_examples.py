@@ -30,7 +30,9 @@ def test_arguments_reach_the_trainer() -> None:
     script, settings = llm_decomposed_dpo.parse([*common, "--lora_rank", "8", "--precompute_ref_log_probs"])
     assert (script.model, script.lora_rank) == ("m", 8)
     assert (settings.omega, settings.alpha, settings.precompute_ref_log_probs) == (0.05, 0.1, True)
-    online, more = llm_residual_grpo.parse([*common, "--gamma", "0.99", "--vllm_mode", "colocate", "--reward", "a:b"])
+    online, more = llm_residual_grpo.parse(
+        [*common, "--gamma", "0.99", "--returns", "onward", "--vllm_mode", "colocate", "--reward", "a:b"]
+    )
     assert (more.omega, more.alpha, more.gamma, more.vllm_mode) == (0.05, 0.1, 0.99, "colocate")
     assert online.reward == "a:b"
 

@@ -72,9 +72,9 @@ def perturb(model: Any) -> None:
     ("objective", "more"),
     [
         (residual(0.3, 0.2), {}),
-        (residual(0.3, 0.2), {"gamma": 0.9}),
+        (residual(0.3, 0.2), {"returns": "onward"}),
+        (residual(0.3, 0.2), {"returns": "onward", "gamma": 0.9}),
         (greedy(0.2), {}),
-        (residual(0.3, 0.2), {"returns": "whole"}),
         (residual(0.3, 0.2), {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}),
         (residual(0.3, 0.2), {"num_iterations": 2}),
     ],
@@ -102,7 +102,9 @@ def test_advantages_are_the_pure_function(
     )
     text = AutoTokenizer.from_pretrained(prior).batch_decode([ids for _, ids in rows], skip_special_tokens=True)
     each = losses.token_rewards(objective, torch.tensor(addon(text)), policy, reference, mask)
-    returns = losses.whole_returns(each) if more.get("returns") else losses.returns_to_go(each, more.get("gamma", 1.0))
+    returns = (
+        losses.whole_returns(each) if "returns" not in more else losses.returns_to_go(each, more.get("gamma", 1.0))
+    )
     assert torch.allclose(output["advantages"], losses.leave_one_out(returns, mask, 4), atol=1e-5)
 
 
@@ -172,9 +174,7 @@ def test_reaches_the_known_optimum(trainer: Callable[..., Any], toy: Toy, prior:
     objective = residual(0.3, 0.2)
     log_prior = policy_log_probs(toy, AutoModelForCausalLM.from_pretrained(prior))
     before = measure(toy, objective, log_prior, log_prior).kl
-    ours = trainer(
-        objective, per_device_train_batch_size=32, num_generations=32, max_steps=50, learning_rate=5e-3, returns="whole"
-    )
+    ours = trainer(objective, per_device_train_batch_size=32, num_generations=32, max_steps=50, learning_rate=5e-3)
     ours.train()
     after = measure(toy, objective, policy_log_probs(toy, ours.model), log_prior).kl
     assert before > 0.3
@@ -216,9 +216,9 @@ class TestRefused:
             ({"scale_rewards": "group"}, "scale_rewards is 'group'"),
             ({"beta": 0.1}, "beta is 0.1"),
             ({"loss_type": "grpo"}, "divide every token by the same number"),
-            ({"gamma": 1.5}, "between 0 and 1"),
+            ({"gamma": 1.5, "returns": "onward"}, "between 0 and 1"),
             ({"returns": "both"}, "'onward' or 'whole'"),
-            ({"returns": "whole", "gamma": 0.9}, "have no discount"),
+            ({"gamma": 0.9}, "set returns='onward'"),
             ({"train_dataset": Dataset.from_list([{"question": "."}])}, "no column prompt"),
         ],
     )

@@ -50,6 +50,9 @@ class FrontierOptions:
     priors: Path = Path("runs/llm-toy")
     """Folder of the priors, which are made where they are missing."""
 
+    train: bool = True
+    """Run what is missing. Without it, only the table and the picture are made anew."""
+
     def __post_init__(self) -> None:
         if self.alpha <= 0:
             raise UsageError(f"alpha is {self.alpha}; the optimum divides by it, so it must be greater than 0")
@@ -64,7 +67,7 @@ def frontier(options: FrontierOptions) -> list[dict[str, Any]]:
     """Run what is missing, write the table and the picture, and return the records."""
     torch.set_num_threads(1)
     file = options.output / "frontier.jsonl"
-    records = run_missing(frontier_jobs(options), file, _command(), lambda job: run_job(job, options))
+    records = run_missing(frontier_jobs(options), file, _command(), lambda job: run_job(job, options), options.train)
     (options.output / "frontier.md").write_text(table(records))
     draw(records, options, options.output / "frontier.png")
     return records
@@ -75,14 +78,14 @@ def frontier_jobs(options: FrontierOptions) -> list[Job]:
     alpha, middle = options.alpha, [omega for omega in options.omegas if 0 < omega <= 1.5 * options.alpha + 1e-9]
     jobs: list[Job] = []
     for seed in range(options.seeds):
-        jobs += [_job("standard", "residual", omega, alpha, seed) for omega in options.omegas]
+        jobs += [_job("standard", "whole", omega, alpha, seed) for omega in options.omegas]
         jobs += [_job("standard", "decomposed", omega, alpha, seed) for omega in options.omegas]
         if options.controls:
             jobs += [_job("standard", method, alpha, alpha, seed) for method in ("grpo", "rloo")]
-            jobs += [_job("standard", "whole", omega, alpha, seed) for omega in middle]
+            jobs += [_job("standard", "residual", omega, alpha, seed) for omega in (middle if seed else options.omegas)]
         if options.controls and seed == 0:
-            jobs += [_job("early", "residual", omega, alpha, seed) for omega in middle]
-            jobs += [_job("fixed", "residual", omega, alpha, seed) for omega in middle]
+            jobs += [_job("early", "whole", omega, alpha, seed) for omega in middle]
+            jobs += [_job("fixed", "whole", omega, alpha, seed) for omega in middle]
             jobs += [_job("early", "decomposed", omega, alpha, seed) for omega in middle]
     return jobs
 
@@ -123,7 +126,9 @@ def table(records: list[dict[str, Any]]) -> str:
     """One row for each world, method and omega: what came out, and the exact optimum beside it."""
     columns = ["kl", "addon", "log_prior", "length", "entropy"]
     lines = [
-        "Made by `python -m repolicy.llm.frontier`. After the slash: the exact optimum. KL, in nats, is to that.\n",
+        "Made by `python -m repolicy.llm.frontier`. After the slash: the exact optimum. KL, in nats, is to that.",
+        "`whole` and `residual`: ResidualGRPOTrainer with returns of the whole response, and from each token onward;",
+        "`decomposed`: Decomposed-DPO; `grpo` and `rloo`: TRL's own, the latter with the recipe.\n",
         "| world | method | omega | runs | KL before | KL | add-on | log prior | letters | entropy |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]

@@ -1,8 +1,8 @@
 """Residual policy gradient on TRL's GRPO: the paper's reward, token by token (Eq. 27, its coefficients apart).
 
 GRPO has one advantage a response, and puts its KL into the loss. Here every token has an advantage of its own: the
-return from that token on of `add-on + omega · log prior − alpha · log policy`, minus what the other responses to the
-same prompt return from there on. TRL takes advantages `[B, T]` from subclasses; nothing else of it changes.
+return of `add-on + omega · log prior − alpha · log policy`, minus what the other responses to the same prompt that are
+still being written at that token return. TRL takes advantages `[B, T]` from subclasses; nothing else of it changes.
 """
 
 from dataclasses import dataclass, field
@@ -46,19 +46,20 @@ class ResidualGRPOConfig(GRPOConfig):  # type: ignore[misc]
     omega: weight of the prior's log-probability in the reward; ω′ in the paper.
     alpha: weight of the policy's own −log-probability in the reward; α̂ in the paper.
     gamma: discount of the return; 1 for a response that is judged as a whole.
-    returns: what a token is credited with: the rewards from it `onward` (the paper's), or the `whole` response's.
+    returns: what a token is credited with: the `whole` response's rewards, or (the paper's) those from it `onward`.
+        In expectation the gradient is the same. Without a critic the whole is far less noisy: see `whole_returns`.
     """
 
     omega: float | None = field(default=None, metadata={"help": "Weight of the prior's log-probability."})
     alpha: float | None = field(default=None, metadata={"help": "Weight of the policy's entropy."})
     gamma: float = field(default=1.0, metadata={"help": "Discount of the return."})
-    returns: str = field(default="onward", metadata={"help": "Credit a token with rewards `onward`, or the `whole`."})
+    returns: str = field(default="whole", metadata={"help": "Credit a token with the `whole`, or what is `onward`."})
     scale_rewards: str = field(default="none", metadata={"help": "Leave as it is: rewards are not scaled."})
     loss_type: str = field(default="dr_grpo", metadata={"help": f"One of {', '.join(COMMON_DIVISOR_LOSSES)}."})
 
 
 class ResidualGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
-    """`GRPOTrainer` with the return of Eq. 27 at every token. Say the objective once: `objective=`, or in `args`.
+    """`GRPOTrainer` with the reward of Eq. 27 at every token. Say the objective once: `objective=`, or in `args`.
 
     The reference is TRL's own: loaded once more from the model's path, or (with PEFT) the model with its adapter off.
     """
@@ -194,6 +195,6 @@ def check_grpo(args: ResidualGRPOConfig) -> None:
     if args.returns not in ("onward", "whole"):
         raise UsageError(f"returns is {args.returns!r}; it must be 'onward' or 'whole'")
     if args.returns == "whole" and args.gamma != 1:
-        raise UsageError(f"gamma is {args.gamma}; returns of the whole response have no discount, so it must be 1")
+        raise UsageError(f"gamma is {args.gamma}; returns of the whole response have no discount; set returns='onward'")
     if not 0 <= args.gamma <= 1:
         raise UsageError(f"gamma is {args.gamma}; a discount lies between 0 and 1")

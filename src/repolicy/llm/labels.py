@@ -47,6 +47,9 @@ class LabelOptions:
     priors: Path = Path("runs/llm-toy")
     """Folder of the prior, which is made where it is missing."""
 
+    train: bool = True
+    """Run what is missing. Without it, only the table is made anew."""
+
     def __post_init__(self) -> None:
         if not self.pairs or min(self.pairs) < 8 or self.seeds < 1:
             raise UsageError("pairs must be 8 or more, and seeds 1 or more")
@@ -62,7 +65,9 @@ def labels(options: LabelOptions) -> list[dict[str, Any]]:
         for m in METHODS
     ]
     command = " ".join(["python -m repolicy.llm.labels", *sys.argv[1:]])
-    records = run_missing(jobs, options.output / "labels.jsonl", command, lambda job: run_job(job, options))
+    records = run_missing(
+        jobs, options.output / "labels.jsonl", command, lambda job: run_job(job, options), options.train
+    )
     (options.output / "labels.md").write_text(table(records))
     return records
 

@@ -30,17 +30,20 @@ def read_records(file: Path) -> list[dict[str, Any]]:
 
 
 def run_missing(
-    jobs: Iterable[Job], file: Path, command: str, run: Callable[[Job], dict[str, Any]]
+    jobs: Iterable[Job], file: Path, command: str, run: Callable[[Job], dict[str, Any]], train: bool = True
 ) -> list[dict[str, Any]]:
-    """Run the jobs that have no line in the file yet, one after the other; each line is written as it comes."""
+    """Run the jobs that have no line in the file yet, one after the other; each line is written as it comes.
+
+    Returns the lines of these jobs; without `train`, of those that are done.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     records = read_records(file)
     if file.exists() and len(records) < len(file.read_text().splitlines()):
         file.write_text("".join(json.dumps(record) + "\n" for record in records))
     jobs = list(jobs)
-    done = [{key: record["job"].get(key) for key in record["job"]} for record in records]
+    done = [record["job"] for record in records]
     missing = [job for job in jobs if dict(job) not in done]
-    for number, job in enumerate(missing, 1):
+    for number, job in enumerate(missing if train else [], 1):
         started = time.process_time()
         outcome = run(job)
         record = {

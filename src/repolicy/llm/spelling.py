@@ -44,6 +44,9 @@ class SpellingOptions:
     prior: Path = Path("runs/llm-names")
     """Folder of the prior, which is made where it is missing."""
 
+    train: bool = True
+    """Run what is missing. Without it, only the samples are made anew."""
+
     def __post_init__(self) -> None:
         if self.alpha <= 0 or not self.omegas:
             raise UsageError("alpha must be greater than 0, and omegas not empty")
@@ -102,7 +105,9 @@ def spelling(options: SpellingOptions) -> list[dict[str, Any]]:
     jobs: list[Job] = [{"omega": None, "alpha": options.alpha, "seed": options.seed}]
     jobs += [{"omega": omega, "alpha": options.alpha, "seed": options.seed} for omega in options.omegas]
     command = " ".join(["python -m repolicy.llm.spelling", *sys.argv[1:]])
-    records = run_missing(jobs, options.output / "spelling.jsonl", command, lambda job: run_job(job, options))
+    records = run_missing(
+        jobs, options.output / "spelling.jsonl", command, lambda job: run_job(job, options), options.train
+    )
     (options.output / "spelling.md").write_text(table(records))
     return records
 
@@ -148,7 +153,6 @@ def train(options: SpellingOptions, objective: Objective, tokenizer: Any, seed: 
             max_completion_length=LONGEST + 1,
             max_steps=options.steps,
             learning_rate=1e-3,
-            returns="whole",
             seed=seed,
         )
         data = Dataset.from_list([{"prompt": END}] * 8)

@@ -69,7 +69,7 @@ def online(
     toy: Toy,
     prior: Path,
     objective: Objective,
-    method: str = "residual",
+    method: str = "whole",
     steps: int = 300,
     samples: int = 64,
     seed: int = 0,
