@@ -1,7 +1,8 @@
 """How near training is to the physics alone, both measured in one run.
 
-The speed of a shared machine drifts, so slices of physics alone and slices of training alternate, on the same ranks.
-The training slices together are one whole segment, with its evaluation and its checkpoint.
+The speed of a shared machine drifts, so slices of physics alone and slices of training alternate, on the same ranks,
+and the figures are those of the median slices. The training slices together are one whole segment; its evaluation, its
+checkpoint and the making of its environments are spread over them.
 """
 
 import resource
@@ -77,8 +78,9 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
         alone.append(timed(lambda: physics.run(rounds * settings.horizon)))
         training.append(timed(lambda: train(rounds)))
     finished = timed(finish)
-    steps = slices * rounds * settings.iteration_steps
-    whole = sum(training) + began + finished
+    steps = rounds * settings.iteration_steps
+    physics_slice, training_slice = statistics.median(alone), statistics.median(training)
+    whole_slice = training_slice + (began + finished) / slices
     peak = team.sum(torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024], dtype=torch.float64))
     shares = [one / other for one, other in zip(alone, training, strict=True)]
     return {
@@ -90,11 +92,11 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
         "minibatch": settings.minibatch,
         "epochs": settings.epochs,
         "hidden": list(settings.hidden),
-        "steps": steps,
-        "physics_steps_per_second": steps / sum(alone),
-        "training_steps_per_second": steps / whole,
-        "share": sum(alone) / whole,
-        "share_without_evaluation": sum(alone) / sum(training),
+        "steps": steps * slices,
+        "physics_steps_per_second": steps / physics_slice,
+        "training_steps_per_second": steps / whole_slice,
+        "share": physics_slice / whole_slice,
+        "share_without_evaluation": physics_slice / training_slice,
         "slice_shares": {"min": min(shares), "median": statistics.median(shares), "max": max(shares)},
         "seconds": {
             "warm_up": warm_up,

@@ -214,8 +214,8 @@ class Bench:
 
     env: Positional[Annotated[str, arg(metavar="ENV")]]
     """Environment."""
-    slices: int = 3
-    """Pairs of slices; the reported share is their median."""
+    slices: int = 10
+    """Pairs of slices; the figures are those of the median slices."""
     json: bool = False
     """Print one JSON object on stdout."""
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)

@@ -42,14 +42,13 @@ class Mlp(nn.Module):
         sizes = (inputs, *hidden, outputs)
         self.weights = nn.ParameterList(nn.Parameter(torch.empty(b, a)) for a, b in pairwise(sizes))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b)) for b in sizes[1:])
+        self._ordered = (*self.weights, *self.biases)  # walking a ParameterList takes longer than a small layer
         for weight in self.weights:
             nn.init.orthogonal_(weight, last_gain if weight is self.weights[-1] else math.sqrt(2.0))
 
     def forward(self, inputs: Tensor) -> Tensor:
         leading = inputs.shape[:-1]
-        outputs = _Layers.apply(
-            ACTIVATIONS[self.activation], inputs.reshape(-1, inputs.shape[-1]), *self.weights, *self.biases
-        )
+        outputs = _Layers.apply(ACTIVATIONS[self.activation], inputs.reshape(-1, inputs.shape[-1]), *self._ordered)
         return outputs.reshape(*leading, -1)
 
 

@@ -27,7 +27,7 @@ class Settings:
     """Environments, over all ranks."""
     horizon: int = 64
     """Steps of each environment between two updates."""
-    segment: int = 50
+    segment: int = 100
     """Iterations between two checkpoints; each segment starts its environments anew."""
 
     epochs: int = 5
