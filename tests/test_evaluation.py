@@ -1,14 +1,18 @@
 """Whole episodes, evenly shared out, each counted once."""
 
+import json
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from tiny_envs import tiny
 
+from repolicy import evaluation
 from repolicy.addons import combined
 from repolicy.envs import make
 from repolicy.errors import NumericError, UsageError
-from repolicy.evaluation import LONGEST, evaluate, run_episodes
+from repolicy.evaluation import evaluate, run_episodes
 from repolicy.policy import ActionSpace, Policy, PolicySpec, frozen
 
 ONE_NUMBER = ActionSpace("continuous", (1,), (-1.0,), (1.0,))
@@ -28,6 +32,29 @@ def test_each_environment_runs_its_share_of_episodes_however_short_they_are() ->
     found = run_episodes(policy(), make(tiny("Counter"), 2, 0), 5)
     assert sorted(found.lengths) == sorted([3, 4, 5, 3, 4])  # three episodes of the one, two of the other
     assert sorted(found.basic) == sorted(counted([1, 2, 3, 1, 2]))
+
+
+def test_hasty_environments_do_not_run_more_episodes() -> None:
+    """One environment's episodes have one step, the other's 3, 4 and 5: each is asked for three."""
+    envs: Any = make(tiny("Counter"), 2, 0)
+    usual = envs._envs.envs[1].step
+    envs._envs.envs[1].step = lambda action: (usual(action)[0], 1.0, True, False, {})
+    assert sorted(run_episodes(policy(), envs, 6).lengths) == [1, 1, 1, 3, 4, 5]
+
+
+def test_returns_are_those_of_a_loop_by_hand() -> None:
+    addon = combined([f"{tiny('stay_near')}=2"])
+    found = evaluate(policy(1), tiny("LinearQuadratic"), 5, addon=addon)
+    envs = make(tiny("LinearQuadratic"), 5, 0)
+    seen, basic, extra = envs.reset(), np.zeros(5), np.zeros(5)
+    for _ in range(8):
+        with torch.no_grad():
+            step = envs.step(policy(1)(torch.from_numpy(seen)).mode().numpy())
+        basic += step.rewards
+        extra -= 2.0 * step.final[:, 0].astype(np.float64) ** 2  # of the true last observation, too
+        seen = step.observations
+    np.testing.assert_allclose(found.basic, basic, rtol=1e-5)
+    np.testing.assert_allclose(found.addon, extra, rtol=1e-5)
 
 
 def test_the_mean_action_is_the_same_whatever_the_seed_and_the_sampled_is_not() -> None:
@@ -59,9 +86,30 @@ def test_add_ons_are_told_apart_from_the_basic_reward() -> None:
     assert found.as_dict()["summary"]["addon_reward"]["mean"] == pytest.approx(found.addon.mean())
 
 
-def test_an_endless_episode_is_cut_so_that_evaluations_end() -> None:
-    found = evaluate(policy(1), tiny("Endless"), 1)
-    assert found.lengths.tolist() == [LONGEST]
+def test_each_episode_is_in_the_file() -> None:
+    found = evaluate(policy(1), tiny("LinearQuadratic"), 6, addon=combined([tiny("stay_near")]))
+    values = json.loads(json.dumps(found.as_dict()))
+    assert (values["episodes"], values["each"]["length"]) == (6, [8.0] * 6)
+    for name in ("basic_reward", "addon_reward", "total_reward"):
+        assert values["summary"][name]["mean"] == pytest.approx(np.mean(values["each"][name]))
+        assert values["summary"][name]["std"] == pytest.approx(np.std(values["each"][name]))
+
+
+def test_the_referee_scores_the_same() -> None:
+    """CartPole on EnvPool and on Gymnasium: the same task, other starts."""
+    decent = Policy(PolicySpec(4, ActionSpace("discrete", (2,)), "categorical", hidden=(1,)))
+    with torch.no_grad():  # push towards where the pole falls
+        decent.network.weights[0].copy_(torch.tensor([[0.0, 0.0, 1.0, 0.1]]))
+        decent.network.weights[1].copy_(torch.tensor([[0.0], [10.0]]))
+    pool, referee = (evaluate(decent, "CartPole-v1", 50, backend=name).lengths for name in ("envpool", "gymnasium"))
+    assert 30 < pool.mean() < 400
+    assert pool.mean() == pytest.approx(referee.mean(), rel=0.15)
+
+
+def test_an_endless_episode_is_cut_so_that_evaluations_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "LONGEST", 30)
+    found = evaluate(policy(1), tiny("Endless"), 5)
+    assert found.lengths.tolist() == found.basic.tolist() == [30.0] * 5
 
 
 @pytest.mark.parametrize(

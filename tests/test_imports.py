@@ -1,4 +1,4 @@
-"""The rooms know only those before them, and the names at the top cost nothing."""
+"""The rooms stand in a row, and each imports only those before it."""
 
 import ast
 import subprocess
@@ -10,44 +10,86 @@ import pytest
 import repolicy
 
 SOURCE = Path(repolicy.__file__).parent
+
 ROOMS = [
-    "errors", "loading", "settings", "objective", "network", "distributions", "policy", "envs", "addons", "rollout",
-    "ppo", "ranks", "checkpoint", "evaluation", "worker", "training", "watch", "display", "bench", "inspection",
-    "film", "export", "page", "report", "sweep", "commands", "cli", "__main__",
-]  # fmt: skip
-BEFORE_ALL = {"errors", "loading", "settings", "objective", "network", "distributions", "policy", "checkpoint"}
-GUESTS = ["exact", "llm", "rql", "adapters"]  # beside the row; nothing but the command line may import them
+    *("errors", "loading", "settings", "objective", "network", "distributions", "policy", "envs", "addons"),
+    *("rollout", "ppo", "ranks", "checkpoint", "evaluation", "worker", "training"),
+    *("watch", "display", "bench", "inspection", "film", "export", "page", "report", "tradeoff", "sweep"),
+    *("sweep_report", "commands", "result_commands", "cli", "__main__"),
+]
+# Wings: folders beside the row, whose visitors come through the command line alone.
+WINGS = {
+    "exact": {"errors", "objective"},
+    "llm": {"errors", "loading", "objective"},
+    **{
+        wing: {"errors", "loading", "objective", "network", "distributions", "policy", "checkpoint"}
+        for wing in ("rql", "adapters", "priors", "paper")
+    },
+}
+ENTRANCES = {"cli", "commands", "result_commands", "__main__"}
 
 
-def imported(path: Path) -> set[str]:
-    """The rooms that a module imports, wherever in it."""
+def imports(path: Path) -> set[str]:
+    """The rooms and wings of repolicy that a file imports, wherever in the file, types alone excepted."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "repolicy":
-            parts = node.module.split(".")
-            found |= {parts[1]} if parts[1:] else {alias.name for alias in node.names}
+    tree = ast.parse(path.read_text())
+    for_types = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if node in for_types:
+            continue
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("repolicy.")}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            top, _, rest = (node.module or "").partition(".")
+            if top == "repolicy":
+                found |= {rest.split(".")[0]} if rest else {alias.name for alias in node.names}
     return found - {"__version__"}
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.glob("*.py")), ids=lambda path: path.stem)
-def test_a_room_imports_only_earlier_rooms(path: Path) -> None:
-    if path.stem == "__init__":
-        return
-    allowed = set(ROOMS[: ROOMS.index(path.stem)]) | (set(GUESTS) if path.stem in ("commands", "cli") else set())
-    assert imported(path) <= allowed
+def test_every_file_has_its_place() -> None:
+    rooms = {path.stem for path in SOURCE.glob("*.py")} - {"__init__"}
+    wings = {path.name for path in SOURCE.iterdir() if any(path.glob("*.py"))}
+    assert rooms <= set(ROOMS), f"new rooms: {rooms - set(ROOMS)}; say where in the row they stand"
+    assert wings <= set(WINGS), f"new folders: {wings - set(WINGS)}; say what they may import"
 
 
-@pytest.mark.parametrize("path", sorted(path for guest in GUESTS for path in (SOURCE / guest).rglob("*.py")), ids=str)
-def test_a_guest_imports_the_first_rooms_and_itself(path: Path) -> None:
-    assert imported(path) <= BEFORE_ALL | {path.relative_to(SOURCE).parts[0]}
+@pytest.mark.parametrize("room", [room for room in ROOMS if (SOURCE / f"{room}.py").exists()])
+def test_a_room_knows_only_those_before_it(room: str) -> None:
+    before = set(ROOMS[: ROOMS.index(room)])
+    allowed = before | set(WINGS) if room in ENTRANCES else before
+    assert imports(SOURCE / f"{room}.py") <= allowed
 
 
-@pytest.mark.parametrize("module", ["repolicy", "repolicy.objective", "repolicy.settings", "repolicy.commands"])
-def test_what_help_needs_does_not_import_torch(module: str) -> None:
-    program = f"import sys, {module}; sys.exit('torch' in sys.modules or 'envpool' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+@pytest.mark.parametrize("wing", [wing for wing in WINGS if (SOURCE / wing).is_dir()])
+def test_a_wing_knows_little(wing: str) -> None:
+    for path in (SOURCE / wing).rglob("*.py"):
+        assert imports(path) <= WINGS[wing] | {wing}, path
+
+
+def test_the_parser_sees_imports(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text(
+        "import repolicy.ppo\nfrom repolicy import envs, ranks\nfrom repolicy.exact.mdp import MDP\n"
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from repolicy.training import Result\n"
+        "def f():\n    from repolicy.cli import main\n"
+    )
+    assert imports(tmp_path / "x.py") == {"ppo", "envs", "ranks", "exact", "cli"}
+
+
+@pytest.mark.parametrize("module", ["repolicy", "repolicy.settings", "repolicy.objective", "repolicy.commands"])
+def test_light_modules_stay_light(module: str) -> None:
+    code = (
+        f"import sys, {module}\n"
+        "heavy = {'torch', 'gymnasium', 'envpool', 'mujoco', 'matplotlib', 'safetensors'} & set(sys.modules)\n"
+        "sys.exit(f'it imports {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_public_name_is_there() -> None:

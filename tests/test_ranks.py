@@ -19,7 +19,7 @@ from repolicy.errors import RepolicyError
 pytestmark = pytest.mark.skipif(not ranks.shares_memory(), reason="ranks of this machine need torchrun")
 
 HERE = Path(__file__).parent
-LARGE = ranks.CAPACITY // 4 + 1000  # numbers, in single precision more than fit at a time; in double precision three pieces
+LARGE = ranks.CAPACITY // 4 + 1000  # numbers: two pieces in single precision, three in double
 SIZES = [*islice(cycle([1, 1000, 7, 20_000]), 400), LARGE, LARGE, 3]
 
 
