@@ -51,6 +51,7 @@ def write_report(folder: RunFolder, episodes: int = EPISODES, say: Callable[[str
     ranks.use_one_thread()
     say(f"report: {episodes} episodes of evaluation")
     found = evaluations(saved, request, addon, episodes)
+    say(as_text(*rewards(found, addon)))
     say("report: films")
     pictures, complaint = filmed([(str(folder.best_policy), name) for name in found], request["env"])
     path = folder.path / "report.html"
@@ -158,6 +159,13 @@ def rewards(found: dict[str, Evaluation], addon: Addon | None) -> tuple[list[str
         values = [column(evaluation) for _, column in columns]
         rows.append([name, *(page.spread(value) for value in values if value is not None)])
     return ["", *(heading for heading, _ in columns)], rows
+
+
+def as_text(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in plain text, its columns aligned."""
+    lines = [list(headings), *map(list, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 
 
 def summary(found: dict[str, Evaluation], addon: Addon | None) -> list[tuple[str, str, str]]:
