@@ -14,15 +14,18 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 from repolicy.checkpoint import find_policy, read_policy
 from repolicy.envs import GymnasiumEnvs
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.evaluation import check_fit
+from repolicy.loading import load_object
 from repolicy.policy import Policy
 
 CANNOT_RENDER = (
@@ -64,13 +67,17 @@ def films(shots: Sequence[Shot]) -> list[bytes]:
             code, said = _in_its_own_process(folder, library)
             if code == 0:
                 return [Path(folder, str(index)).read_bytes() for index in range(len(shots))]
-            if code in (RepolicyError.exit_code, UsageError.exit_code):
-                sentence = said.removeprefix("repolicy: ")
-                raise UsageError(sentence) if code == UsageError.exit_code else RepolicyError(sentence)
+            sentence = said.removeprefix("repolicy: ")
+            if code == UsageError.exit_code:
+                raise UsageError(sentence)
+            if code > 0 and code != NO_RENDERER:  # below 0: the driver crashed
+                raise RepolicyError(sentence if said.startswith("repolicy: ") else f"filming failed: {said}")
     raise RepolicyError(CANNOT_RENDER)
 
 
 def _check(shot: Shot) -> None:
+    if ":" not in shot.env and shot.env not in gymnasium.registry:
+        raise UsageError(f"{shot.env!r} cannot be filmed: Gymnasium, which renders, has no environment of that name")
     if shot.format not in FORMATS:
         raise UsageError(f"a film cannot be a {shot.format!r}; choose one of {', '.join(FORMATS)}")
     if not 0 < shot.seconds <= 3600:
@@ -151,16 +158,7 @@ def frames(shot: Shot) -> tuple[list[np.ndarray], float]:
 
 def _stage(shot: Shot) -> tuple[Any, GymnasiumEnvs]:
     """The environment that renders, and the same one behind the contract that policies act in."""
-    import gymnasium
-
-    from repolicy.loading import load_object
-
-    if ":" in shot.env:
-        make: Any = load_object(shot.env, "environment")
-    elif shot.env in gymnasium.registry:
-        make = lambda **options: gymnasium.make(shot.env, **options)  # noqa: E731
-    else:
-        raise UsageError(f"{shot.env!r} cannot be filmed: Gymnasium, which renders, has no environment of that name")
+    make: Any = load_object(shot.env, "environment") if ":" in shot.env else partial(gymnasium.make, shot.env)
     env = _made(make, shot)
     if getattr(env, "render_mode", None) != "rgb_array":
         raise UsageError(f"environment {shot.env!r} cannot be filmed: it takes no render_mode='rgb_array'")
@@ -182,8 +180,17 @@ def _made(make: Any, shot: Shot) -> Any:
         except TypeError:
             continue
         except Exception as error:
+            _need_mujoco()
             raise UsageError(f"environment {shot.env!r} cannot be filmed: {type(error).__name__}: {error}") from error
     raise UsageError(f"environment {shot.env!r} cannot be filmed: it takes no render_mode='rgb_array'")
+
+
+def _need_mujoco() -> None:
+    """MuJoCo cannot so much as be imported where the graphics library that it is to use is missing."""
+    try:
+        import mujoco  # noqa: F401
+    except Exception as error:
+        raise _NoRendererError from error
 
 
 def _prepare(task: Any, fine: bool) -> None:

@@ -1,0 +1,79 @@
+"""Exported policies act like the policy, its normaliser included."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from repolicy import export as module
+from repolicy.errors import RepolicyError, UsageError
+from repolicy.export import export
+from repolicy.policy import ActionSpace, Policy, PolicySpec, moments
+
+BOX = ActionSpace("continuous", (2,), (-1.0, -3.0), (1.0, 2.0))
+SPECS = {
+    "gaussian": PolicySpec(5, BOX),
+    "state_gaussian": PolicySpec(5, BOX, "state_gaussian", hidden=(8,), activation="elu"),
+    "squashed": PolicySpec(5, BOX, "squashed", activation="relu"),
+    "one choice": PolicySpec(5, ActionSpace("discrete", (4,)), "categorical"),
+    "two choices": PolicySpec(5, ActionSpace("discrete", (3, 2)), "categorical"),
+}
+
+
+def experienced(name: str) -> Policy:
+    """A policy whose weights matter and whose normaliser has seen observations that are neither centred nor scaled."""
+    policy = Policy(SPECS[name])
+    with torch.no_grad():
+        policy.network.weights[-1].mul_(100.0)
+    policy.normaliser.update(moments(np.random.default_rng(0).normal(7.0, 3.0, (1000, 5))))
+    return policy
+
+
+def acted(policy: Policy, observations: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        actions = policy.to_environment(policy(torch.from_numpy(observations)).mode().numpy())
+    return actions[:, 0] if policy.spec.actions.sizes == (4,) else actions
+
+
+def observations(count: int) -> np.ndarray:
+    return np.random.default_rng(1).normal(7.0, 30.0, (count, 5)).astype(np.float32)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.load` is:DeprecationWarning")
+@pytest.mark.parametrize("name", SPECS)
+def test_torchscript_acts_like_the_policy(name: str, tmp_path: Path) -> None:
+    policy = experienced(name)
+    export(policy, tmp_path / "policy.pt", "torchscript")
+    loaded = torch.jit.load(tmp_path / "policy.pt")
+    for count in (1, 7):
+        seen = observations(count)
+        np.testing.assert_allclose(loaded(torch.from_numpy(seen)).numpy(), acted(policy, seen), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["squashed", "two choices"])
+def test_onnx_acts_like_the_policy(name: str, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    policy = experienced(name)
+    export(policy, tmp_path / "policy.onnx", "onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx", providers=["CPUExecutionProvider"])
+    for count in (1, 7):
+        seen = observations(count)
+        [found] = session.run(["actions"], {"observations": seen})
+        np.testing.assert_allclose(found, acted(policy, seen), rtol=1e-5, atol=1e-5)
+
+
+def test_a_policy_that_differs_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "policy.pt"
+    path.write_bytes(b"before")
+    monkeypatch.setattr(module.Acting, "forward", lambda self, seen: self.network(seen))  # forgets the normaliser
+    with pytest.raises(RepolicyError, match="differs from the original"):
+        export(experienced("gaussian"), path, "torchscript")
+    assert path.read_bytes() == b"before"
+
+
+def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(UsageError, match=r"onnx.*pip install 'repolicy\[onnx\]'"):
+        export(experienced("gaussian"), tmp_path / "policy.onnx", "onnx")

@@ -1,0 +1,98 @@
+"""The bend of a trade-off, and sweeps that are refused before anything is written."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from repolicy.checkpoint import save_policy, write_json
+from repolicy.errors import FileError, UsageError
+from repolicy.policy import ActionSpace, Policy, PolicySpec
+from repolicy.settings import Settings
+from repolicy.sweep import checked, sweep
+from repolicy.tradeoff import knee
+
+XS = np.linspace(0.0, 1.0, 11)
+
+
+@pytest.mark.parametrize(
+    ("gains", "index"),
+    [
+        (1.0 - (1.0 - XS) ** 2, 5),  # gain − cost = x − x²
+        (np.minimum(1.0, 5.0 * XS), 2),  # an elbow
+        (XS**0.25, 2),  # x^¼ − x has its top at ¼^(4/3) = 0.157
+    ],
+)
+def test_the_knee_of_a_curve_is_where_it_is_known_to_be(gains: np.ndarray, index: int) -> None:
+    assert knee(XS.tolist(), gains.tolist()) == index
+    assert knee((300.0 * XS - 40.0).tolist(), (0.01 * gains + 7.0).tolist()) == index
+    assert knee(XS[::-1].tolist(), gains[::-1].tolist()) == 10 - index
+
+
+def test_a_trade_off_that_only_loses_has_its_knee_at_the_start() -> None:
+    assert knee([0.0, 1.0, 2.0], [5.0, 4.0, 3.0]) == 0
+    assert knee([1.0, 1.0], [2.0, 2.0]) == 0
+    with pytest.raises(UsageError, match="as many costs as gains"):
+        knee([], [])
+
+
+@pytest.mark.parametrize(
+    ("omegas", "said"),
+    [
+        ([], "--omega 0 0.05"),
+        ([0.1, 0.2, 0.1], "0.1 more than once"),
+        ([0.1, -0.2], "omega is -0.2"),
+        ([float("nan")], "omega is nan"),
+    ],
+)
+def test_values_that_make_no_sweep_are_refused(omegas: list[float], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        checked(omegas)
+
+
+def test_values_come_in_order() -> None:
+    assert checked([0.2, 0, 0.1]) == [0.0, 0.1, 0.2]
+
+
+@pytest.fixture
+def prior(tmp_path: Path) -> Path:
+    path = tmp_path / "prior.safetensors"
+    space = ActionSpace("continuous", (1,), (-3.0,), (3.0,))
+    save_policy(path, Policy(PolicySpec(4, space)), {"request": {"env": "InvertedPendulum-v4"}})
+    return path
+
+
+def refused(prior: Path, out: Path, resume: bool = False, **options: int) -> None:
+    sweep(prior, [f"{__file__}:still"], [0.1], 0.01, out, Settings(), resume=resume, **options)
+
+
+def still(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: object) -> np.ndarray:
+    return -np.abs(actions[..., 0])
+
+
+def test_a_folder_in_use_is_left_as_it_is(prior: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write_json(out / "sweep.json", {"request": {"alpha": 1.0}})
+    before = (out / "sweep.json").read_bytes()
+    (out / "prior.safetensors").write_bytes(b"another")
+    with pytest.raises(UsageError, match="holds a sweep already"):
+        refused(prior, out)
+    with pytest.raises(UsageError, match=r"cannot be resumed with another env or .*alpha.*prior"):
+        refused(prior, out, resume=True)
+    assert (out / "sweep.json").read_bytes() == before
+    (out / "sweep.json").write_text("no JSON")
+    with pytest.raises(FileError, match="cannot be read"):
+        refused(prior, out, resume=True)
+
+
+def test_a_runs_folder_is_no_sweeps_folder(prior: Path, tmp_path: Path) -> None:
+    write_json(tmp_path / "run" / "run.json", {"request": {}})
+    with pytest.raises(UsageError, match="holds a run, not a sweep"):
+        refused(prior, tmp_path / "run")
+
+
+@pytest.mark.parametrize(("options", "said"), [({"jobs": -1}, "jobs is -1"), ({"episodes": 0}, "episodes is 0")])
+def test_counts_out_of_range_are_refused(prior: Path, tmp_path: Path, options: dict[str, int], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        refused(prior, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
