@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,10 @@ MUTANTS = [
     Mutant("ppo.py", "if norm > max_norm:", "if norm < max_norm:", PPO, "short gradients shortened"),
     Mutant("ppo.py", "- batch.log_probs\n", "+ batch.log_probs\n", PPO, "ratio upside down"),
     Mutant("ppo.py", "1.0 - beta_var**self._steps", "1.0 - beta_mean**self._steps", PPO, "Adam's bias correction"),
+    Mutant("ppo.py", "self.gradient[: self.actor_size].zero_()", "self.gradient[self.actor_size :].zero_()", PPO, "the critic frozen for the actor"),
+    Mutant("ppo.py", "kl > 2.0 * desired", "kl < 2.0 * desired", PPO, "adaptive learning rate"),
+    Mutant("ppo.py", "ratios - 1.0 - log_ratios", "ratios - 1.0 + log_ratios", PPO, "estimate of the KL"),
+    Mutant("worker.py", "std = max(squares / count - mean * mean, 0.0)", "std = max(squares / count, 0.0)", "tests/test_ranks.py tests/test_training.py", "advantages scaled by their root mean square"),
     Mutant("worker.py", "next_values = values[1:].clone()", "next_values = values[:-1].clone()", TRAINING, "next values not next"),
     Mutant("worker.py", "next_values[rollout.cut[:, 0], rollout.cut[:, 1]] = learner.values(ends)", "pass", TRAINING, "values after time limits not replaced"),
     Mutant("worker.py", "torch.from_numpy(rollout.observations[:-1]), rollout.actions)", "rollout.inputs[:-1] * 2, rollout.actions)", TRAINING, "prior sees other observations"),
@@ -67,44 +72,72 @@ MUTANTS = [
     Mutant("distributions.py", "- _log_tanh_slope(actions).sum(-1)", "", "tests/test_distributions.py", "Jacobian of tanh dropped"),
     Mutant("distributions.py", "distance - 1.0", "distance", "tests/test_distributions.py", "KL of Gaussians"),
     Mutant("envs.py", "final = current = _flat", "current = _flat", "tests/test_envs.py", "true last observations"),
-    Mutant("envs.py", "truncated & ~terminated, final, _numeric(info, self.count))", "truncated, final, _numeric(info, self.count))", "tests/test_envs.py", "terminated and truncated at once"),
+    Mutant("envs.py", "current, rewards.astype(np.float64), terminated, truncated & ~terminated", "current, rewards.astype(np.float64), terminated, truncated", "tests/test_envs.py", "terminated and truncated at once"),
+    Mutant("envs.py", "actions = actions.astype(dtype)", "actions = actions.astype(dtype).clip(-1, 1)", "tests/test_envs.py", "actions clipped"),
+    Mutant("rollout.py", "if step.truncated[n]:", "if step.terminated[n]:", "tests/test_rollout.py", "terminations kept as time limits"),
+    Mutant("rollout.py", "cut_observations.append(step.final[n])", "cut_observations.append(step.observations[n])", "tests/test_rollout.py", "time limits valued at the next episode's start"),
+    Mutant("rollout.py", "next_observations[t] = step.final", "next_observations[t] = step.observations", "tests/test_rollout.py", "add-ons see the next episode's start"),
+    Mutant("policy.py", "* self._scale).clamp_", "/ self._scale).clamp_", "tests/test_policy.py", "normaliser multiplies"),
+    Mutant("policy.py", "delta.square() * self.count * count / total", "delta.square() * 0.0", "tests/test_policy.py", "variance between batches dropped"),
+    Mutant("evaluation.py", "ended & (quota > 0)", "ended", "tests/test_evaluation.py", "short episodes counted more often"),
+    Mutant("evaluation.py", "self.basic + self.addon", "self.addon", "tests/test_evaluation.py", "total without the basic reward"),
 ]  # fmt: skip
 
 
 def main() -> None:
+    for mutant in MUTANTS:
+        check(mutant)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        package = copied(Path(folder))
+        for tests in dict.fromkeys(mutant.tests for mutant in MUTANTS):
+            if passes(tests, package) != 0:
+                raise SystemExit(f"{tests} must pass before anything is broken")
     survivors = 0
     for mutant in MUTANTS:
         killed = dies(mutant)
         survivors += not killed
         print(f"{'killed  ' if killed else 'SURVIVED'}  {mutant.file:18s} {mutant.what}", flush=True)
-    print(f"{len(MUTANTS) - survivors} of {len(MUTANTS)} mutants killed")
+    seconds = time.perf_counter() - started
+    print(f"{len(MUTANTS) - survivors} of {len(MUTANTS)} mutants killed in {seconds:.0f} s")
     sys.exit(1 if survivors else 0)
 
 
+def check(mutant: Mutant) -> None:
+    """The text to replace must be there exactly once, or the mutant itself is out of date."""
+    found = (ROOT / "src" / "repolicy" / mutant.file).read_text().count(mutant.old)
+    if found != 1:
+        raise SystemExit(f"{mutant.file} contains {mutant.old!r} {found} times, not once: bring the mutant up to date")
+
+
+def copied(folder: Path) -> Path:
+    return Path(shutil.copytree(ROOT / "src" / "repolicy", folder / "src" / "repolicy"))
+
+
 def dies(mutant: Mutant) -> bool:
-    """Whether a test notices. The text to replace must be there, or the mutant itself is out of date."""
+    """Whether a test notices. One that waits forever has noticed, too."""
     with tempfile.TemporaryDirectory() as folder:
-        package = Path(folder) / "src" / "repolicy"
-        shutil.copytree(ROOT / "src" / "repolicy", package)
+        package = copied(Path(folder))
         path = package / mutant.file
-        text = path.read_text()
-        if mutant.old not in text:
-            raise SystemExit(f"{mutant.file} no longer contains {mutant.old!r}: bring the mutant up to date")
-        path.write_text(text.replace(mutant.old, mutant.new))
-        words = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "--no-header",
-            "-p",
-            "no:cacheprovider",
-            *mutant.tests.split(),
-        ]
-        environment = os.environ | {"PYTHONPATH": str(package.parent)}
-        found = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, check=False, timeout=900)
-        return found.returncode == 1
+        path.write_text(path.read_text().replace(mutant.old, mutant.new))
+        try:
+            return passes(mutant.tests, package) == 1
+        except subprocess.TimeoutExpired:
+            return True
+
+
+def passes(tests: str, package: Path) -> int:
+    """pytest's exit code (0: all passed, 1: some failed) of the tests against this copy of the package."""
+    code = (
+        "import sys, pytest, repolicy\n"
+        "sys.exit(pytest.main(sys.argv[2:]) if repolicy.__file__.startswith(sys.argv[1]) else 9)"
+    )
+    words = [sys.executable, "-c", code, str(package), "-q", "-x", "--no-header", "-p", "no:cacheprovider"]
+    environment = os.environ | {"PYTHONPATH": str(package.parent)}
+    done = subprocess.run(
+        [*words, *tests.split()], cwd=ROOT, env=environment, capture_output=True, check=False, timeout=900
+    )
+    return done.returncode
 
 
 if __name__ == "__main__":

@@ -98,11 +98,11 @@ def test_each_episode_is_in_the_file() -> None:
 def test_the_referee_scores_the_same() -> None:
     """CartPole on EnvPool and on Gymnasium: the same task, other starts."""
     decent = Policy(PolicySpec(4, ActionSpace("discrete", (2,)), "categorical", hidden=(1,)))
-    with torch.no_grad():  # push towards where the pole falls
+    with torch.no_grad():  # push towards where the pole leans: too simple to last
         decent.network.weights[0].copy_(torch.tensor([[0.0, 0.0, 1.0, 0.0]]))
         decent.network.weights[1].copy_(torch.tensor([[0.0], [10.0]]))
     pool, referee = (evaluate(decent, "CartPole-v1", 50, backend=name).lengths for name in ("envpool", "gymnasium"))
-    assert 30 < pool.mean() < 400
+    assert 30 < pool.mean() < 50
     assert pool.mean() == pytest.approx(referee.mean(), rel=0.15)
 
 

@@ -1,5 +1,6 @@
 """Exported policies act like the policy, its normaliser included."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -7,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from repolicy import cli
 from repolicy import export as module
+from repolicy.checkpoint import save_policy
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.export import export
 from repolicy.policy import ActionSpace, Policy, PolicySpec, moments
@@ -77,3 +80,11 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(UsageError, match=r"onnx.*pip install 'repolicy\[onnx\]'"):
         export(experienced("gaussian"), tmp_path / "policy.onnx", "onnx")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.load` is:DeprecationWarning")
+def test_the_command_writes_beside_the_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_policy(tmp_path / "cat.safetensors", experienced("gaussian"), {})
+    cli.main(["export", str(tmp_path / "cat.safetensors"), "--format", "torchscript", "--json"])
+    assert json.loads(capsys.readouterr().out)["file"] == str(tmp_path / "cat.pt")
+    assert torch.jit.load(tmp_path / "cat.pt")(torch.zeros(3, 5)).shape == (3, 2)

@@ -1,5 +1,6 @@
 """The loop: the same bits however often it is interrupted, and answers that are known beforehand."""
 
+import errno
 import json
 import math
 import os
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import torch
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
 from torch import Tensor
 
+from repolicy import ranks
 from repolicy.checkpoint import RunFolder
 from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
 from repolicy.evaluation import evaluate
@@ -89,6 +92,59 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     assert segment == int(newest.stem) - 1
     assert "damaged" in complaints[0]
     small(tmp_path / "run", resume=True)
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+
+
+class AtIteration:
+    """A watcher that does something once, when an iteration is over."""
+
+    def __init__(self, iteration: int, action: Callable[[], object]) -> None:
+        self._iteration, self._action = iteration, action
+
+    def begin(self, request: Request, start: int, total: int) -> None: ...
+    def write(self, metrics: dict[str, float]) -> None:
+        if metrics["iteration"] == self._iteration:
+            self._action()
+
+    def say(self, sentence: str) -> None: ...
+    def close(self) -> None: ...
+
+
+def test_ctrl_c_stops_after_the_iteration_and_the_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    small(tmp_path / "whole")
+    ctrl_c = AtIteration(10, lambda: os.kill(os.getpid(), signal.SIGINT))
+    stopped = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SMALL, watchers=[ctrl_c])
+    assert (stopped.finished, stopped.steps) == (False, 11 * SMALL.iteration_steps)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert small(tmp_path / "run", resume=True).finished
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+
+
+def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small(tmp_path / "whole")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    fills_up = AtIteration(10, lambda: monkeypatch.setattr(os, "fsync", full))
+    with pytest.raises(FileError, match="cannot be written: No space left on device; what was there before is untouch"):
+        train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SMALL, watchers=[fills_up])
+    monkeypatch.undo()
+    latest = RunFolder(tmp_path / "run").latest()
+    assert latest is not None
+    assert latest[1]["iteration"] == 8  # the segment before
+    small(tmp_path / "run", resume=True)
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+
+
+@pytest.mark.skipif(not ranks.shares_memory(), reason="ranks of this machine need torchrun")
+def test_two_ranks_end_in_the_same_bits_however_often_they_stop(tmp_path: Path) -> None:
+    settings = replace(SMALL, ranks=2, steps=1_536)
+    assert small(tmp_path / "whole", settings).finished
+    ctrl_c = AtIteration(6, lambda: os.kill(os.getpid(), signal.SIGINT))
+    stopped = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", settings, watchers=[ctrl_c])
+    assert not stopped.finished
+    assert small(tmp_path / "run", settings, resume=True).finished
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
 
 

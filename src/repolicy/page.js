@@ -24,3 +24,5 @@ for (const button of document.querySelectorAll("button.copy")) {
     button.textContent = "copied";
   });
 }
+for (const video of document.querySelectorAll("video"))
+  video.addEventListener("click", () => (video.paused ? video.play() : video.pause()));

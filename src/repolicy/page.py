@@ -64,8 +64,8 @@ def film(content: bytes | None, caption: str, kind: str, attributes: str = "") -
     """A short film that goes round; `kind` is prior or customised, for its colour. None: an empty frame."""
     picture = '<div class="missing">no film</div>'
     if content is not None:
-        source = base64.b64encode(content).decode()
-        picture = f'<video autoplay loop muted playsinline controls src="data:video/mp4;base64,{source}"></video>'
+        source = f"data:video/mp4;base64,{base64.b64encode(content).decode()}"
+        picture = f'<video autoplay loop muted playsinline title="click to pause" src="{source}"></video>'
     return f'<figure class="film {kind}" {attributes}>{picture}<figcaption>{escape(caption)}</figcaption></figure>'
 
 

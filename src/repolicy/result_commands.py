@@ -117,6 +117,7 @@ class Sweep:
         from rich.console import Console
         from rich.table import Table
 
+        from repolicy.page import number
         from repolicy.sweep import checked, sweep
         from repolicy.sweep_report import write_sweep_report
         from repolicy.tradeoff import as_dict, headings, rows
@@ -140,7 +141,7 @@ class Sweep:
             status.update("films")
             report = write_sweep_report(found)
         table = Table(*headings(found), title=f"{found.request['env']}: what each ω′ keeps and gains")
-        for row in rows(found):
+        for row in rows(found, shown=lambda values: number(float(values.mean()))):
             table.add_row(*row)
         console.print(table)
         if found.knee is None:

@@ -110,10 +110,11 @@ def _legend(found: Found) -> str:
 def _tradeoff(found: Found) -> str:
     everyone = [found.prior, *found.points]
     xs, ys = [_across(found, point) for point in everyone], [point.addon for point in everyone]
-    axes = page.Axes(xs, ys, 720, 320).widened(0.08)
+    axes = page.Axes(xs, ys, 560, 300).widened(0.08)
     drawn = axes.frame()
     order = "L".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in [*zip(xs[1:], ys[1:], strict=True), (xs[0], ys[0])])
     drawn += f'<path class="path" d="M{order}"/>'
+    labels: list[tuple[float, float]] = []
     for index, (point, x, y) in enumerate(zip(everyone, xs, ys, strict=True)):
         px, py = axes.x(x), axes.y(y)
         where = f'cx="{px:.1f}" cy="{py:.1f}"'
@@ -122,8 +123,15 @@ def _tradeoff(found: Found) -> str:
             drawn += f'<circle class="knee" {where} r="13"/>'
         kind = 'class="prior"' if index == 0 else f'class="point" data-point="{index - 1}"'
         drawn += f'<circle {kind} {where} r="6.5"><title>{name}: {x:,.2f}, {y:,.2f}</title></circle>'
-        drawn += page.text("label", px, py - 18 if py > 40 else py + 26, name, "middle")
+        away = next((away for away in (-18, 26, -32, 40) if py + away > 14 and not _taken(px, py + away, labels)), -18)
+        labels.append((px, py + away))
+        drawn += page.text("label", px, py + away, name, "middle")
     return f'<figure class="chart tradeoff">{axes.svg(drawn, "the trade-off")}</figure>'
+
+
+def _taken(x: float, y: float, labels: list[tuple[float, float]]) -> bool:
+    """A label there would lie on another one."""
+    return any(abs(x - other_x) < 52 and abs(y - other_y) < 14 for other_x, other_y in labels)
 
 
 def _across(found: Found, point: Point) -> float:

@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,7 @@ def headings(found: Found) -> list[str]:
     return ["ω′", *basic, *metric, "add-on reward", "gained", "log prior a step", "KL a step", ""]
 
 
-def rows(found: Found) -> list[list[str]]:
+def rows(found: Found, shown: Callable[[np.ndarray], str] = spread) -> list[list[str]]:
     """The trade-off, the prior first: what is kept of the basic reward, what the add-on gains, how far it is."""
     lines = []
     for index, point in enumerate([found.prior, *found.points]):
@@ -128,11 +128,12 @@ def rows(found: Found) -> list[list[str]]:
         if found.basic_known:
             share = (point.basic or 0.0) / found.prior.basic if found.prior.basic else math.nan
             sensible = (found.prior.basic or 0.0) > 0  # of a negative reward, no share is kept
-            line += [spread(point.mean.basic), f"{share:.0%}" if sensible else "–"]
+            line += [shown(point.mean.basic), f"{share:.0%}" if sensible else "–"]
         if point.mean.metric is not None:
-            line.append(spread(point.mean.metric))
+            line.append(shown(point.mean.metric))
         gained = point.addon - found.prior.addon
-        line += [spread(point.mean.addon), "–" if index == 0 else f"{'+' if gained >= 0 else ''}{number(gained)}"]
+        plus = "+" if gained >= 0 else ""
+        line += [shown(point.mean.addon), "–" if index == 0 else plus + number(gained, like=point.addon)]
         line += [number(point.log_prior), number(point.kl), "knee" if index - 1 == found.knee and index else ""]
         lines.append(line)
     return lines

@@ -1,0 +1,102 @@
+"""Films show somebody moving, and a machine that cannot render says what it lacks."""
+
+import subprocess
+from pathlib import Path
+
+import imageio_ffmpeg
+import numpy as np
+import pytest
+
+from repolicy import cli, film
+from repolicy.checkpoint import save_policy
+from repolicy.errors import RepolicyError, UsageError
+from repolicy.film import Shot, films
+from repolicy.policy import ActionSpace, Policy, PolicySpec
+
+ENV = "InvertedPendulum-v5"
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> str:
+    path = tmp_path / "policy.safetensors"
+    pushing = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,))))
+    pushing.network.biases[-1].data.fill_(2.0)
+    save_policy(path, pushing, {})
+    return str(path)
+
+
+def pictures(content: bytes, path: Path) -> np.ndarray:
+    """What a player shows, `[T, 64, 96, 3]`."""
+    path.write_bytes(content)
+    program = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    raw = subprocess.run(program, capture_output=True, check=True).stdout
+    return np.frombuffer(raw, np.uint8).reshape(-1, 64, 96, 3).astype(int)
+
+
+def test_films_move_and_are_what_they_are_called(policy: str, tmp_path: Path) -> None:
+    small = Shot(policy, ENV, seconds=0.4, width=96, height=64)
+    found = films([small, Shot(policy, ENV, seconds=0.4, width=96, height=64, format="gif")])
+    assert found[0][4:8] == b"ftyp"
+    assert found[1][:4] == b"GIF8"
+    for content, name in zip(found, ("film.mp4", "film.gif"), strict=True):
+        seen = pictures(content, tmp_path / name)
+        assert len(seen) >= 9
+        assert seen[0].std() > 10
+        assert np.abs(seen[0] - seen[1:]).max() > 50
+
+
+def test_a_machine_that_cannot_render_says_what_to_install(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(film, "LIBRARIES", ("disabled",))
+    with pytest.raises(RepolicyError, match=r"cannot render off-screen: install .*libegl1 .*libosmesa6"):
+        films([Shot(policy, ENV)])
+
+
+def test_the_other_library_is_tried_after_a_driver_that_crashes(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def crash(folder: str, library: str) -> tuple[int, str]:
+        tried.append(library)
+        if library == "egl":
+            return -11, ""
+        Path(folder, "0").write_bytes(b"film")
+        return 0, ""
+
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setattr(film, "_in_its_own_process", crash)
+    assert films([Shot(policy, ENV)]) == [b"film"]
+    assert tried == ["egl", "osmesa"]
+
+
+@pytest.mark.parametrize(
+    ("shot", "said"),
+    [
+        ({"seconds": 0.0}, "seconds is 0"),
+        ({"width": 3}, "width is 3"),
+        ({"format": "avi"}, "'avi'.*mp4, gif"),
+    ],
+)
+def test_a_film_that_cannot_be_is_refused(policy: str, shot: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        films([Shot(policy, ENV, **shot)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [("NoSuchEnvironment-v0", "Gymnasium, which renders"), ("Hopper-v5", "takes observations of 4 numbers")],
+)
+def test_an_environment_that_does_not_fit_is_refused_in_one_sentence(policy: str, env: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        films([Shot(policy, env)])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--out", "film.avi", "--env", ENV], "does not end in .mp4 or .gif"), ([], "does not say which environment")],
+)
+def test_the_command_refuses_in_one_sentence(
+    policy: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["render", policy, *words])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

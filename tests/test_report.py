@@ -1,0 +1,154 @@
+"""The page of a run: it holds the evaluation's own numbers and needs nothing else; it is whole without films."""
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from repolicy import cli, report
+from repolicy.addons import combined
+from repolicy.checkpoint import RunFolder, read_policy
+from repolicy.errors import FileError, RepolicyError
+from repolicy.evaluation import evaluate
+from repolicy.film import CANNOT_RENDER, Shot
+from repolicy.objective import Objective, residual, soft
+from repolicy.page import curve, number, spread, ticks
+from repolicy.report import write_report
+from repolicy.settings import Settings
+from repolicy.training import customize, train
+from repolicy.watch import JsonLines
+
+ENV = "InvertedPendulum-v4"
+SETTINGS = Settings(steps=1024, ranks=1, envs=8, horizon=32, minibatch=256, segment=2, evaluation_episodes=4)
+
+
+def calm(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: object) -> np.ndarray:
+    return -np.abs(next_observations[..., 0])
+
+
+def distance(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: object) -> np.ndarray:
+    return np.abs(next_observations[..., 0])
+
+
+calm.metric = distance  # type: ignore[attr-defined]
+CALM = f"{__file__}:calm"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, RunFolder]:
+    """A plain run, and one that customises its policy."""
+    plain, customised = (RunFolder(tmp_path_factory.mktemp("runs") / name) for name in ("plain", "customised"))
+    train(ENV, soft(0.01), plain.path, SETTINGS, watchers=[JsonLines(plain)])
+    customize(plain.path, CALM, residual(0.1, 0.01), customised.path, SETTINGS, watchers=[JsonLines(customised)])
+    return plain, customised
+
+
+@pytest.fixture
+def _no_renderer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(shots: list[Shot]) -> list[bytes]:
+        raise RepolicyError(CANNOT_RENDER)
+
+    monkeypatch.setattr(report, "films", refuse)
+
+
+@pytest.fixture
+def _short_films(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "films", lambda shots: [f"film of the {shot.which}".encode() for shot in shots])
+
+
+@pytest.mark.usefixtures("_short_films")
+def test_the_page_holds_the_numbers_of_the_evaluation_and_asks_nobody(runs: tuple[RunFolder, RunFolder]) -> None:
+    _, folder = runs
+    text = write_report(folder, episodes=4).read_text()
+    saved, addon = read_policy(folder.best_policy), combined([CALM])
+    assert saved.prior is not None
+    for policy in (saved.policy, saved.prior):
+        found = evaluate(policy, ENV, 4, addon=addon, prior=saved.prior, seed=report.EVALUATION_SEED)
+        assert found.metric is not None
+        assert found.addon is not None
+        for values in (found.total, found.basic, found.addon, found.metric):
+            assert spread(values) in text
+    assert "mean distance" in text
+    assert text.count("<video") == 2
+    assert text.count("<figcaption>KL to the prior") == 1
+    assert not re.search(r'(src|href)="(?!data:)|https?://|@import|url\(', text)
+
+
+@pytest.mark.usefixtures("_no_renderer")
+@pytest.mark.parametrize("which", [0, 1])
+def test_without_a_renderer_the_page_says_so_and_has_the_rest(runs: tuple[RunFolder, RunFolder], which: int) -> None:
+    text = write_report(runs[which], episodes=2).read_text()
+    assert CANNOT_RENDER in unescape(text)
+    assert "<video" not in text
+    for heading in ("What it earns", "Episode by episode", "While it learnt", "The same again"):
+        assert heading in text
+    assert "<svg" in text
+
+
+@pytest.mark.usefixtures("_short_films")
+def test_an_unknown_basic_reward_is_left_out(
+    runs: tuple[RunFolder, RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = report.evaluate
+
+    def without_basic(*arguments: object, **options: object) -> object:
+        found = real(*arguments, **options)  # type: ignore[arg-type]
+        found.basic[:] = np.nan
+        return found
+
+    monkeypatch.setattr(report, "evaluate", without_basic)
+    text = write_report(runs[1], episodes=2).read_text()
+    assert "<th>basic reward</th>" not in text
+    assert "<th>add-on reward</th>" in text
+    assert "nan" not in re.sub(r"base64,[^\"]*", "", text)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_command_on_the_page_asks_for_the_same_run(runs: tuple[RunFolder, RunFolder], which: int) -> None:
+    request = runs[which].request()
+    assert request is not None
+    words = shlex.split(report.repeat(runs[which], request))
+    command = cli._parsed(words[1], words[2:])
+    assert json.loads(json.dumps(command.settings.as_dict())) == request["settings"]
+    assert command.addon == tuple(request["addons"])
+    if which:
+        assert command.wanted() == Objective(**request["objective"])
+        assert read_policy(command.prior).card == read_policy(runs[which].prior).card
+    else:
+        assert (command.env, command.objective, command.alpha) == (ENV, "soft", 0.01)
+
+
+def test_a_folder_without_a_run_has_no_page(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="holds no run"):
+        write_report(RunFolder(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(12345.6, "12,346"), (-3.14159, "−3.142"), (54.32, "54.3"), (float("nan"), "unknown")]
+)
+def test_numbers_have_the_digits_that_a_reader_wants(value: float, said: str) -> None:
+    assert number(value) == said
+
+
+def test_ticks_are_round_and_inside() -> None:
+    assert ticks(0.0, 1.0) == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0])
+    assert ticks(-7.0, 23.0) == pytest.approx([0.0, 10.0, 20.0])
+    assert ticks(2.0, 2.0) == [2.0]
+
+
+@pytest.mark.parametrize(
+    "ys", [[None, None, None], [1.0, None, float("nan")], []], ids=["no values", "one value", "no steps"]
+)
+def test_a_curve_of_less_than_two_points_is_not_drawn(ys: list[float | None]) -> None:
+    assert curve("nothing", [float(x) for x in range(len(ys))], ys) == ""
+
+
+def test_a_constant_curve_is_drawn() -> None:
+    drawn: Callable[[float], str] = lambda value: curve("level", [1.0, 2.0, 3.0], [value] * 3)  # noqa: E731
+    assert "nan" not in drawn(0.0) + drawn(5.0)
+    assert "<path" in drawn(0.0)
