@@ -60,6 +60,10 @@ def peers() -> str:
     return "\n".join(lines)
 
 
+def table(name: str) -> str:
+    return TABLES[name]() if rows(f"{name}.jsonl") else "Not measured yet."
+
+
 TABLES: dict[str, Callable[[], str]] = {"learning": learning, "speed": speed, "peers": peers}
 
 
@@ -72,7 +76,7 @@ def main() -> None:
         text = path.read_text()
         fresh = re.sub(
             r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)",
-            lambda match: match[1] + TABLES[match[2]]() + "\n" + match[3],
+            lambda match: match[1] + table(match[2]) + "\n" + match[3],
             text,
             flags=re.DOTALL,
         )
