@@ -26,11 +26,7 @@ class Mutant:
     what: str
 
 
-OBJECTIVE, PPO, TRAINING = (
-    "tests/test_objective.py",
-    "tests/test_ppo.py",
-    "tests/test_training.py tests/test_customize.py",
-)
+OBJECTIVE, PPO, WORKER = "tests/test_objective.py", "tests/test_ppo.py", "tests/test_worker.py"
 MUTANTS = [
     Mutant("objective.py", "entropy = -objective.alpha", "entropy = objective.alpha", OBJECTIVE, "sign of the entropy"),
     Mutant("objective.py", "prior = objective.omega *", "prior = -objective.omega *", OBJECTIVE, "sign of the prior"),
@@ -58,15 +54,16 @@ MUTANTS = [
     Mutant("ppo.py", "self.gradient[: self.actor_size].zero_()", "self.gradient[self.actor_size :].zero_()", PPO, "the critic frozen for the actor"),
     Mutant("ppo.py", "kl > 2.0 * desired", "kl < 2.0 * desired", PPO, "adaptive learning rate"),
     Mutant("ppo.py", "ratios - 1.0 - log_ratios", "ratios - 1.0 + log_ratios", PPO, "estimate of the KL"),
-    Mutant("worker.py", "std = max(squares / count - mean * mean, 0.0)", "std = max(squares / count, 0.0)", "tests/test_ranks.py tests/test_training.py", "advantages scaled by their root mean square"),
-    Mutant("worker.py", "next_values = values[1:].clone()", "next_values = values[:-1].clone()", TRAINING, "next values not next"),
-    Mutant("worker.py", "next_values[rollout.cut[:, 0], rollout.cut[:, 1]] = learner.values(ends)", "pass", TRAINING, "values after time limits not replaced"),
-    Mutant("worker.py", "torch.from_numpy(rollout.observations[:-1]), rollout.actions)", "rollout.inputs[:-1] * 2, rollout.actions)", TRAINING, "prior sees other observations"),
-    Mutant("worker.py", "targets = gains + values", "targets = gains", TRAINING, "critic's targets without values"),
-    Mutant("worker.py", "running = seen[t] * kept[t]", "running = seen[t] * self.gamma", TRAINING, "discounted return across episodes"),
-    Mutant("worker.py", "return self.prior is None and", "return", TRAINING, "the prior's normaliser not frozen"),
-    Mutant("worker.py", "factor = math.exp(STEERING * error)", "factor = math.exp(-STEERING * error)", TRAINING, "KL budget steered the wrong way"),
-    Mutant("worker.py", "derived_seed(self.settings.seed, segment, 1 + self.team.index)", "derived_seed(self.settings.seed, 0, 1 + self.team.index)", TRAINING, "segments share random numbers"),
+    Mutant("worker.py", "std = max(squares / count - mean * mean, 0.0)", "std = max(squares / count, 0.0)", WORKER, "advantages scaled by their root mean square"),
+    Mutant("worker.py", "next_values = values[1:].clone()", "next_values = values[:-1].clone()", WORKER, "next values not next"),
+    Mutant("worker.py", "next_values[rollout.cut[:, 0], rollout.cut[:, 1]] = learner.values(ends)", "pass", WORKER, "values after time limits not replaced"),
+    Mutant("worker.py", "torch.from_numpy(rollout.observations[:-1]), rollout.actions)", "rollout.inputs[:-1] * 2, rollout.actions)", WORKER, "prior sees other observations"),
+    Mutant("worker.py", "gains = ppo.advantages(scaled, values, next_values, terminated, ended", "gains = ppo.advantages(scaled, values, next_values, ended, ended", WORKER, "masks of the loop swapped"),
+    Mutant("worker.py", "targets = gains + values", "targets = gains", WORKER, "critic's targets without values"),
+    Mutant("worker.py", "running = seen[t] * kept[t]", "running = seen[t] * self.gamma", WORKER, "discounted return across episodes"),
+    Mutant("worker.py", "return self.prior is None and", "return", WORKER, "the prior's normaliser not frozen"),
+    Mutant("worker.py", "factor = math.exp(STEERING * error)", "factor = math.exp(-STEERING * error)", WORKER, "KL budget steered the wrong way"),
+    Mutant("worker.py", "derived_seed(self.settings.seed, segment, 1 + self.team.index)", "derived_seed(self.settings.seed, 0, 1 + self.team.index)", WORKER, "segments share random numbers"),
     Mutant("network.py", "bias_grads.append(grad.sum(0))", "bias_grads.append(grad.mean(0))", "tests/test_network.py", "gradient of the biases"),
     Mutant("network.py", "lambda x: x.mul_(2.0).sigmoid_()", "lambda x: x.sigmoid_()", "tests/test_network.py", "tanh"),
     Mutant("distributions.py", "- _log_tanh_slope(actions).sum(-1)", "", "tests/test_distributions.py", "Jacobian of tanh dropped"),

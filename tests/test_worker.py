@@ -1,0 +1,194 @@
+"""One rank's iteration, looked at from inside: which numbers meet which."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_envs import tiny
+from torch import Tensor
+
+from repolicy import envs, ppo
+from repolicy.checkpoint import RunFolder, save_policy
+from repolicy.objective import Objective, full, kl, residual, soft
+from repolicy.policy import Policy, moments
+from repolicy.ranks import Alone
+from repolicy.settings import Settings
+from repolicy.worker import Request, ReturnScale, Worker, derived_seed, spec_for, steered
+
+SETTINGS = Settings(ranks=1, envs=4, horizon=13, minibatch=16, epochs=2, hidden=(8,), gamma=0.9, steps=10_000)
+
+
+def worker(
+    tmp_path: Path, env: str, objective: Objective, prior: bool = False, settings: Settings = SETTINGS
+) -> Worker:
+    """A worker at the start of its first segment, whose critic is not flat and whose normaliser has seen something."""
+    folder = RunFolder(tmp_path / "run")
+    if prior:
+        policy = Policy(spec_for(envs.make(tiny(env), 1, 0), settings))
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+        policy.normaliser.update(seen(policy.spec.observation_size))
+        save_policy(folder.prior, policy, {})
+    addons = (tiny("stay_near"),) if objective.reads_addon else ()
+    made = Worker(Request(tiny(env), objective, settings, addons, "a checksum" if prior else ""), folder, Alone())
+    if not prior:
+        made.learner.policy.normaliser.update(seen(made.learner.policy.spec.observation_size))
+    made.begin_segment(0)
+    made.collector.keep_transitions = True
+    return made
+
+
+def seen(size: int) -> Tensor:
+    return moments(np.random.default_rng(0).normal(1.0, 3.0, (100, size)).astype(np.float32))
+
+
+# Scores ---------------------------------------------------------------------------------------------------------------
+
+
+def test_values_are_those_of_the_observations_before_and_after_each_step(tmp_path: Path) -> None:
+    """Also where a time limit cut the episode, and the next observation to act on is another episode's."""
+    made = worker(tmp_path, "Counter", soft(0.1))
+    rollout = made.collector.collect(made.learner.policy)
+    log_policy, log_prior, values, next_values = made.score(rollout)
+    assert log_prior is None
+    assert rollout.next_observations is not None
+    normaliser, alive = made.learner.policy.normaliser, ~torch.from_numpy(rollout.terminated)
+    with torch.no_grad():
+        before = made.learner.values(normaliser(torch.from_numpy(rollout.observations[:-1])))
+        after = made.learner.values(normaliser(torch.from_numpy(rollout.next_observations)))
+    assert float(after.std()) > 0.01
+    assert rollout.truncated.sum() == 4
+    torch.testing.assert_close(values, before)
+    torch.testing.assert_close(next_values[alive], after[alive])
+    at_once = made.learner.policy.log_prob(torch.from_numpy(rollout.observations[:-1]), rollout.actions)
+    torch.testing.assert_close(log_policy, at_once)
+
+
+def test_the_actor_begins_as_its_prior(tmp_path: Path) -> None:
+    """So both give the same log-probabilities, and the kl objective pays for nothing but the task."""
+    made = worker(tmp_path, "LinearQuadratic", kl(0.5), prior=True)
+    rollout = made.collector.collect(made.learner.policy)
+    log_policy, log_prior, *_ = made.score(rollout)
+    assert log_prior is not None
+    assert float(log_policy.std()) > 0.1
+    torch.testing.assert_close(log_prior, log_policy)
+    reward = made.reward(rollout, log_policy, log_prior)
+    torch.testing.assert_close(reward.total, reward.task, atol=1e-5, rtol=1e-5)
+
+
+def test_the_prior_stays_as_it_is(tmp_path: Path) -> None:
+    """Neither its weights nor its observation statistics move, and the actor keeps those statistics."""
+    made = worker(tmp_path, "LinearQuadratic", kl(0.5), prior=True)
+    assert made.settings.normalise_observations
+    assert made.prior is not None
+    before = {name: value.clone() for name, value in made.prior.state_dict().items()}
+    started = made.learner.parameters.clone()
+    made.iterate(stop=False)
+    assert not torch.equal(made.learner.parameters, started)
+    for name, value in made.prior.state_dict().items():
+        assert torch.equal(value, before[name])
+        if name.startswith("normaliser"):
+            assert torch.equal(made.learner.policy.state_dict()[name], before[name])
+
+
+def test_without_a_prior_the_statistics_follow_what_was_seen(tmp_path: Path) -> None:
+    made = worker(tmp_path, "LinearQuadratic", soft(0.1))
+    before = float(made.learner.policy.normaliser.count)
+    made.iterate(stop=False)
+    assert float(made.learner.policy.normaliser.count) == before + 4 * 13
+    fixed = worker(tmp_path, "LinearQuadratic", soft(0.1), settings=replace(SETTINGS, normalise_observations=False))
+    fixed.iterate(stop=False)
+    assert float(fixed.learner.policy.normaliser.count) == before
+
+
+@pytest.mark.parametrize("objective", [soft(0.25), full(0.25), residual(0.5, 0.25)])
+def test_the_reward_is_made_of_its_parts(tmp_path: Path, objective: Objective) -> None:
+    made = worker(tmp_path, "LinearQuadratic", objective, prior=objective.reads_prior)
+    rollout = made.collector.collect(made.learner.policy)
+    log_policy, log_prior, *_ = made.score(rollout)
+    reward = made.reward(rollout, log_policy, log_prior)
+    assert rollout.next_observations is not None
+    addon = -np.square(rollout.next_observations[..., 0].astype(np.float64))
+    task = {"basic": rollout.basic, "addon": addon, "both": rollout.basic + addon}[objective.task]
+    np.testing.assert_allclose(reward.task, task, rtol=1e-6)
+    prior = 0.0 if log_prior is None else objective.omega * log_prior.double()
+    torch.testing.assert_close(reward.total, torch.from_numpy(task) + prior - 0.25 * log_policy.double())
+
+
+# What the update gets -------------------------------------------------------------------------------------------------
+
+
+def test_what_the_update_learns_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standardised advantages, and returns that are advantages plus values, of the scaled reward."""
+    made = worker(tmp_path, "Counter", soft(0.1))
+    caught: list[ppo.Batch] = []
+    update = ppo.update
+
+    def watched(learner: ppo.Learner, batch: ppo.Batch, *rest: object) -> ppo.Report:
+        caught.append(batch)
+        return update(learner, batch, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ppo, "update", watched)
+    metrics = made.iterate(stop=False)
+    (batch,) = caught
+    assert float(batch.advantages.mean()) == pytest.approx(0.0, abs=1e-6)
+    assert float(batch.advantages.std(correction=0)) == pytest.approx(1.0, abs=1e-5)
+    # Episodes 1 and 3 terminate within the 13 steps. In their last step the return is the scaled reward itself, but
+    # for λ: nothing follows.
+    shaped = batch.returns.view(13, 4)
+    reward = torch.tensor([[13.0], [35.0]]) - 0.1 * batch.log_probs.view(13, 4)[[2, 11]]
+    torch.testing.assert_close(shaped[[2, 11]], (reward / metrics["return_scale"]).float(), rtol=1e-4, atol=1e-5)
+
+
+# Chance ---------------------------------------------------------------------------------------------------------------
+
+
+def test_segments_have_random_numbers_of_their_own(tmp_path: Path) -> None:
+    made = worker(tmp_path, "LinearQuadratic", soft(0.1))
+
+    def segment(number: int) -> tuple[Tensor, np.ndarray]:
+        made.begin_segment(number)
+        rollout = made.collector.collect(made.learner.policy)
+        noise = rollout.actions - made.learner.policy(torch.from_numpy(rollout.observations[:-1])).mode()
+        return noise, rollout.observations[0]
+
+    (noise, starts), (again, starts_again), (other, other_starts) = segment(0), segment(0), segment(1)
+    assert torch.equal(noise, again)
+    assert np.array_equal(starts, starts_again)
+    assert not torch.allclose(noise, other, atol=1e-3)
+    assert not np.isin(starts, other_starts).any()
+
+
+def test_derived_seeds_differ() -> None:
+    seeds = {derived_seed(a, b, c) for a in range(10) for b in range(10) for c in range(10)}
+    assert len(seeds) == 1000
+    assert derived_seed(1, 2, 3) == derived_seed(1, 2, 3)
+    assert max(seeds) < 2**30  # envs add their index, and take 31 bits
+
+
+# Scales and budgets ---------------------------------------------------------------------------------------------------
+
+
+def test_discounted_returns_end_with_their_episode() -> None:
+    scale = ReturnScale(0.5)
+    scale.begin(1)
+    rewards, ended = torch.tensor([[4.0], [0.0], [8.0]], dtype=torch.float64), torch.tensor([[False], [True], [False]])
+    assert scale.follow(rewards, ended).tolist() == [3.0, 4.0 + 2.0 + 8.0, 16.0 + 4.0 + 64.0]
+    # The next rollout goes on: 0.5·8 + 2.
+    assert scale.follow(torch.tensor([[2.0]], dtype=torch.float64), torch.tensor([[False]])).tolist() == [
+        1.0,
+        6.0,
+        36.0,
+    ]
+
+
+def test_the_budget_steers_towards_itself() -> None:
+    before = residual(0.2, 0.1)
+    far, near, even = (steered(before, distance, budget=0.1) for distance in (10.0, 0.001, 0.1))
+    assert far.omega > 0.2 > near.omega
+    assert far.alpha / far.omega == near.alpha / near.omega == pytest.approx(0.5)
+    assert far.omega / 0.2 < 1.06
+    assert even == before
