@@ -72,12 +72,12 @@ def still(observations: np.ndarray, actions: np.ndarray, next_observations: np.n
 
 def test_a_folder_in_use_is_left_as_it_is(prior: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    write_json(out / "sweep.json", {"request": {"alpha": 1.0}})
+    write_json(out / "sweep.json", {"request": {"alpha": 1.0}, "omegas": [0.2]})
     before = (out / "sweep.json").read_bytes()
     (out / "prior.safetensors").write_bytes(b"another")
     with pytest.raises(UsageError, match="holds a sweep already"):
         refused(prior, out)
-    with pytest.raises(UsageError, match=r"cannot be resumed with another env or .*alpha.*prior"):
+    with pytest.raises(UsageError, match=r"other settings: alpha was 1.0 and is now 0.01; .*the prior is another"):
         refused(prior, out, resume=True)
     assert (out / "sweep.json").read_bytes() == before
     (out / "sweep.json").write_text("no JSON")

@@ -226,7 +226,7 @@ class RunFolder:
             return
         if not resume:
             raise UsageError(f"{self.path} holds a run already; add --resume to go on with it, or choose another --out")
-        changes = list(_changes(before, json.loads(json.dumps(request))))
+        changes = list(changed(before, json.loads(json.dumps(request))))
         if changes:
             raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}")
 
@@ -284,10 +284,10 @@ class RunFolder:
         return sorted(self._checkpoints.glob("[0-9]*.safetensors"), reverse=True)
 
 
-def _changes(before: Any, after: Any, name: str = "") -> Iterator[str]:
+def changed(before: Any, after: Any, name: str = "") -> Iterator[str]:
     """`steps was 100 and is now 200`, for each difference between two nested requests."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before | after:
-            yield from _changes(before.get(key), after.get(key), key)
+            yield from changed(before.get(key), after.get(key), key)
     elif before != after:
         yield f"{name} was {before} and is now {after}"

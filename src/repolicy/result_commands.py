@@ -106,7 +106,7 @@ class Sweep:
     out: Path | None = None
     """The sweep's folder; by default runs/PRIOR-sweep."""
     resume: bool = False
-    """Go on with the sweep in the folder; other values of --omega are added to it."""
+    """Go on with the sweep in the folder; values of --omega that are new are added to it."""
     settings_file: Annotated[Path | None, arg(name="settings")] = None
     """A JSON file of settings; options on the command line go before it."""
     json: bool = False
@@ -150,7 +150,7 @@ class Sweep:
             point = found.points[found.knee]
             say(f"the knee is at ω′ {point.omega:g}: {point.best}; to train it for longer: {found.longer(point)}")
         say(f"report: {report}")
-        return as_dict(found, omegas) | {"folder": str(out), "report": str(report)}
+        return as_dict(found) | {"folder": str(out), "report": str(report)}
 
 
 def _policy_and_env(reference: str, env: str | None) -> tuple[Path, str]:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from repolicy import ranks
 from repolicy.addons import Addon, combined
-from repolicy.checkpoint import RunFolder, find_policy, read_policy, write_bytes, write_json
+from repolicy.checkpoint import RunFolder, changed, find_policy, read_policy, write_bytes, write_json
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.evaluation import Evaluation, evaluate
 from repolicy.objective import greedy
@@ -66,7 +66,7 @@ def sweep(
         say(sentence)
     start = _on_ray() if on_ray else _here
     with RunFolder(folder).locked():
-        _claim(folder, request, omegas, path, resume)
+        omegas = _claim(folder, request, omegas, path, resume)
         points = [Point(omega, folder / f"omega-{omega:.12g}") for omega in omegas]
         count = len(points) if on_ray else jobs or physical_cores()
         errors = _train(points, folder, request, start, count, say, progress)
@@ -77,7 +77,7 @@ def sweep(
         if not trained:
             raise RepolicyError(f"no point of the sweep could be trained: {failed[0].error}")
         found = _evaluated(folder, request, saved.policy, trained, failed, episodes, say)
-        write_json(folder / "sweep.json", as_dict(found, omegas))
+        write_json(folder / "sweep.json", as_dict(found))
     return found
 
 
@@ -94,27 +94,29 @@ def checked(omegas: Sequence[float]) -> list[float]:
     return sorted(float(omega) for omega in omegas)
 
 
-def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: Path, resume: bool) -> None:
-    """The folder is this sweep's: a new one, or the same one as before, perhaps with other values of ω′."""
+def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: Path, resume: bool) -> list[float]:
+    """The folder is this sweep's: a new one, or the same one as before, perhaps with more values of ω′. Returns all."""
     story = folder / "sweep.json"
     if story.exists():
         if not resume:
             raise UsageError(f"{folder} holds a sweep already; add --resume to go on with it, or choose another --out")
         try:
-            before = json.loads(story.read_text())["request"]
+            found = json.loads(story.read_text())
+            before, omegas = dict(found["request"]), sorted({*found["omegas"], *omegas})
+            same_prior = (folder / "prior.safetensors").read_bytes() == prior.read_bytes()
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise FileError(f"{story} cannot be read: {error}") from None
-        changed = [name for name, value in json.loads(json.dumps(request)).items() if before.get(name) != value]
-        if (folder / "prior.safetensors").read_bytes() != prior.read_bytes():
-            changed.append("prior")
-        if changed:
-            raise UsageError(f"{folder} cannot be resumed with another {' or '.join(changed)}")
-        return
+        changes = [*changed(before, json.loads(json.dumps(request))), *([] if same_prior else ["the prior is another"])]
+        if changes:
+            raise UsageError(f"{folder} cannot be resumed with other settings: {'; '.join(changes)}")
+        write_json(story, found | {"omegas": omegas})
+        return omegas
     if RunFolder(folder).request() is not None:
         raise UsageError(f"{folder} holds a run, not a sweep; choose another --out")
     write_bytes(folder / "prior.safetensors", prior.read_bytes())
     write_json(folder / "settings.json", request["settings"])
     write_json(story, {"request": request, "omegas": omegas})
+    return omegas
 
 
 # Training -------------------------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def rows(found: Found, shown: Callable[[np.ndarray], str] = spread) -> list[list
     return lines
 
 
-def as_dict(found: Found, omegas: Sequence[float]) -> dict[str, Any]:
+def as_dict(found: Found) -> dict[str, Any]:
     """What `sweep.json` holds; numbers that are not finite become null."""
 
     def described(point: Point) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def as_dict(found: Found, omegas: Sequence[float]) -> dict[str, Any]:
     index = found.knee
     story = {
         "request": found.request,
-        "omegas": list(omegas),
+        "omegas": sorted(point.omega for point in [*found.points, *found.failed]),
         "prior": described(found.prior),
         "points": [described(point) for point in found.points],
         "failed": [{"omega": point.omega, "error": point.error} for point in found.failed],
