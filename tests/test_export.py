@@ -20,6 +20,7 @@ SPECS = {
     "gaussian": PolicySpec(5, BOX),
     "state_gaussian": PolicySpec(5, BOX, "state_gaussian", hidden=(8,), activation="elu"),
     "squashed": PolicySpec(5, BOX, "squashed", activation="relu"),
+    "state_squashed": PolicySpec(5, BOX, "state_squashed", activation="relu"),
     "one choice": PolicySpec(5, ActionSpace("discrete", (4,)), "categorical"),
     "two choices": PolicySpec(5, ActionSpace("discrete", (3, 2)), "categorical"),
 }

@@ -19,6 +19,7 @@ SPECS = {
     "gaussian": PolicySpec(3, BOX, hidden=(8,)),
     "state_gaussian": PolicySpec(3, BOX, "state_gaussian", hidden=(8,)),
     "squashed": PolicySpec(3, BOX, "squashed", hidden=(8,)),
+    "state_squashed": PolicySpec(3, BOX, "state_squashed", hidden=(8,)),
     "categorical": PolicySpec(3, CHOICES, "categorical", hidden=(8,)),
 }
 
@@ -38,7 +39,7 @@ def test_families(family: str) -> None:
     policy = wild(SPECS[family])
     observations = torch.randn(5, 4, 3)
     distribution = policy(observations)
-    kinds = {"squashed": SquashedGaussian, "categorical": Categorical}
+    kinds = {"squashed": SquashedGaussian, "state_squashed": SquashedGaussian, "categorical": Categorical}
     assert type(distribution) is kinds.get(family, Gaussian)
     actions = distribution.sample(torch.Generator().manual_seed(0))
     assert actions.shape == distribution.mode().shape == (5, 4, 2)
@@ -68,18 +69,18 @@ def test_one_std_for_all_states_or_one_for_each() -> None:
     assert own.log_std.std(0).min() > 0.01
 
 
-@pytest.mark.parametrize("family", ["gaussian", "state_gaussian", "squashed"])
+@pytest.mark.parametrize("family", ["gaussian", "state_gaussian", "squashed", "state_squashed"])
 def test_stds_begin_as_asked_and_are_bounded_below(family: str) -> None:
     policy = Policy(replace(SPECS[family], initial_std=0.35, min_std=1e-3))
     distribution: Any = policy(torch.zeros(1, 3))
     torch.testing.assert_close(distribution.log_std.exp(), torch.full_like(distribution.log_std, 0.351))
 
     with torch.no_grad():  # far below the bound
-        (policy.network.biases[-1][2:] if family == "state_gaussian" else policy.log_std).fill_(-20.0)
+        (policy.network.biases[-1][2:] if family.startswith("state_") else policy.log_std).fill_(-20.0)
     distribution = policy(torch.randn(9, 3))
     assert (distribution.log_std.exp() >= 1e-3 * (1 - 1e-6)).all()
     distribution.log_std.sum().backward()
-    learning = policy.network.biases[-1].grad[2:] if family == "state_gaussian" else policy.log_std.grad
+    learning = policy.network.biases[-1].grad[2:] if family.startswith("state_") else policy.log_std.grad
     assert (learning > 0).all()  # it can come back
 
 
@@ -150,8 +151,9 @@ def test_a_spec_survives_json(family: str) -> None:
 # Squashing ------------------------------------------------------------------------------------------------------------
 
 
-def test_squashed_actions_reach_the_environment_within_its_bounds() -> None:
-    policy = Policy(SPECS["squashed"])
+@pytest.mark.parametrize("family", ["squashed", "state_squashed"])
+def test_squashed_actions_reach_the_environment_within_its_bounds(family: str) -> None:
+    policy = Policy(SPECS[family])
     stored = np.array([[0.0, 0.0], [100.0, -100.0], [np.arctanh(0.5), np.arctanh(-0.5)]], np.float32)
     np.testing.assert_allclose(policy.to_environment(stored), [[0, 5], [1, 0], [0.5, 2.5]], atol=1e-6)
 

@@ -1,4 +1,4 @@
-"""The four families of distributions over actions.
+"""Distributions over actions.
 
 Actions are scored as they were sampled, before the environment clips or squashes them.
 """

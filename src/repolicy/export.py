@@ -43,7 +43,7 @@ class Acting(nn.Module):
         self.network = _plain(policy.network)
         self.register_buffer("mean", policy.normaliser.mean.float())
         self.register_buffer("scale", (policy.normaliser.var + 1e-8).rsqrt().float())
-        if self.family == "squashed":
+        if policy.spec.squashes:
             low, high = torch.tensor(space.low), torch.tensor(space.high)
             self.register_buffer("low", low)
             self.register_buffer("span", high - low)
@@ -53,9 +53,9 @@ class Acting(nn.Module):
         if self.family == "categorical":
             choices = torch.stack([head.argmax(-1) for head in outputs.split(self.sizes, dim=-1)], dim=-1)
             return choices.squeeze(-1) if len(self.sizes) == 1 else choices
-        if self.family == "state_gaussian":
-            return outputs.chunk(2, dim=-1)[0]
-        if self.family == "squashed":
+        if self.family in ("state_gaussian", "state_squashed"):
+            outputs = outputs.chunk(2, dim=-1)[0]
+        if self.family in ("squashed", "state_squashed"):
             return self.low + (torch.tanh(outputs) + 1.0) * 0.5 * self.span
         return outputs
 

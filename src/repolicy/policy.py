@@ -1,6 +1,6 @@
 """Policies: observations to a distribution over actions.
 
-A `Policy` is a network, a distribution family and its own observation normaliser, in one module. The four families are
+A `Policy` is a network, a distribution family and its own observation normaliser, in one module. The distributions are
 in `distributions.py`, the network in `network.py`. A *prior* is anything with `log_prob(observations, actions)`.
 """
 
@@ -15,7 +15,7 @@ from repolicy.distributions import Categorical, Distribution, Gaussian, Squashed
 from repolicy.errors import UsageError
 from repolicy.network import ACTIVATIONS, Mlp
 
-Family = Literal["gaussian", "state_gaussian", "squashed", "categorical"]
+Family = Literal["gaussian", "state_gaussian", "squashed", "state_squashed", "categorical"]
 
 
 class Prior(Protocol):
@@ -60,7 +60,7 @@ class PolicySpec:
     def __post_init__(self) -> None:
         if (self.family == "categorical") != (self.actions.kind == "discrete"):
             raise UsageError(f"a {self.family} policy cannot act with {self.actions.kind} actions ({self.actions})")
-        if self.family == "squashed" and not np.all(np.isfinite(self.actions.low + self.actions.high)):
+        if self.squashes and not np.all(np.isfinite(self.actions.low + self.actions.high)):
             raise UsageError("a squashed policy needs bounded actions; this environment's have no bounds")
         if self.activation not in ACTIVATIONS:
             raise UsageError(f"there is no activation {self.activation!r}; choose from {', '.join(ACTIVATIONS)}")
@@ -70,10 +70,15 @@ class PolicySpec:
             raise UsageError(f"stds must satisfy 0 <= min_std < initial_std, not {self.min_std} and {self.initial_std}")
 
     @property
+    def squashes(self) -> bool:
+        """Whether actions are stored before tanh, and the environment gets them after it."""
+        return self.family in ("squashed", "state_squashed")
+
+    @property
     def outputs(self) -> int:
-        """How many numbers the network gives for one observation."""
+        """How many numbers the network gives for one observation: choices, means, or means and then log-stds."""
         count = sum(self.actions.sizes)
-        return 2 * count if self.family == "state_gaussian" else count
+        return 2 * count if self.family in ("state_gaussian", "state_squashed") else count
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -154,12 +159,12 @@ class Policy(nn.Module):
         match self.spec.family:
             case "categorical":
                 return Categorical(outputs, self.spec.actions.sizes)
-            case "state_gaussian":
+            case "gaussian" | "squashed":
+                mean, log_std = outputs, self.log_std
+            case _:
                 mean, log_std = outputs.chunk(2, dim=-1)
-                return Gaussian(mean, self._bounded(log_std + float(np.log(self.spec.initial_std))))
-            case "squashed":
-                return SquashedGaussian(outputs, self._bounded(self.log_std))
-        return Gaussian(outputs, self._bounded(self.log_std))
+                log_std = log_std + float(np.log(self.spec.initial_std))
+        return (SquashedGaussian if self.spec.squashes else Gaussian)(mean, self._bounded(log_std))
 
     @torch.no_grad()
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
@@ -169,7 +174,7 @@ class Policy(nn.Module):
     def to_environment(self, actions: np.ndarray) -> np.ndarray:
         """Actions as stored and scored `[N, A]`, in the form in which the environment takes them."""
         space = self.spec.actions
-        if self.spec.family == "squashed":
+        if self.spec.squashes:
             low, high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
             return np.asarray(low + (np.tanh(actions) + 1.0) * 0.5 * (high - low))
         return actions

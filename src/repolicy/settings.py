@@ -59,7 +59,7 @@ class Settings:
     scale_rewards: bool = True
     """Divide the reformulated reward by the running std of its discounted return."""
 
-    family: Literal["auto", "gaussian", "state_gaussian", "squashed", "categorical"] = "auto"
+    family: Literal["auto", "gaussian", "state_gaussian", "squashed", "state_squashed", "categorical"] = "auto"
     """Distribution over actions; auto: gaussian with one std for all states, or categorical for discrete actions."""
     hidden: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers, of actor and critic alike."""
