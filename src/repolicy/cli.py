@@ -1,8 +1,10 @@
 """The command line: from words to a command, and from an error to one sentence."""
 
 import dataclasses
+import importlib
 import json
 import sys
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,11 @@ COMMANDS: dict[str, Any] = {
     "doctor": Doctor,
 }
 
+# Commands of their own in each wing's `commands.COMMANDS`: repolicy GROUP COMMAND.
+GROUPS = {
+    "llm": "Measure the language-model trainers: trade-off, labels, samples, gradients, cost.",
+}
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; exit with 0, 1 for a failure or 2 for a request that cannot be met."""
@@ -40,7 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(__version__)
         return
     try:
-        command = _parsed(arguments[0], [_underscored(word) for word in arguments[1:]])
+        command = _in_group(*arguments) if arguments[0] in GROUPS else _parsed(arguments[0], arguments[1:])
         values = command.run()
     except RepolicyError as error:
         print(f"repolicy: {error}", file=sys.stderr)
@@ -56,13 +63,23 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(130)
 
 
-def _parsed(name: str, arguments: list[str]) -> Any:
+def _in_group(group: str, name: str = "", *arguments: str) -> Any:
+    """A command of a wing. The wing's table is read only now: nobody else pays for it."""
+    commands: Mapping[str, Any] = importlib.import_module(f"repolicy.{group}.commands").COMMANDS
+    if name in ("", "-h", "--help"):
+        print(_group_overview(group, commands))
+        sys.exit(0 if name else 2)
+    return _parsed(name, list(arguments), commands, f"repolicy {group}")
+
+
+def _parsed(name: str, arguments: list[str], commands: Mapping[str, Any] = COMMANDS, prog: str = "repolicy") -> Any:
     """The command with its options. Settings start from the environment's own, or from the run that is resumed."""
-    if name not in COMMANDS:
+    if name not in commands:
         from repolicy.loading import nearest
 
-        raise UsageError(f"there is no command {name!r}{nearest(name, COMMANDS)}; repolicy --help lists them")
-    command = COMMANDS[name]
+        names = {**commands, **GROUPS} if commands is COMMANDS else commands
+        raise UsageError(f"there is no command {name!r}{nearest(name, names)}; {prog} --help lists them")
+    command, arguments = commands[name], [_underscored(word) for word in arguments]
     fields = {entry.name for entry in dataclasses.fields(command)}
     default: Any = dataclasses.MISSING
     if "settings" in fields and arguments and not arguments[0].startswith("-"):
@@ -70,7 +87,7 @@ def _parsed(name: str, arguments: list[str]) -> Any:
         default = command(**{next(iter(dataclasses.fields(command))).name: arguments[0], "settings": settings})
     arguments = [_whole(word, previous) for previous, word in pairwise(["", *arguments])]
     kwargs = {} if default is dataclasses.MISSING else {"default": default}
-    return tyro.cli(command, args=arguments, prog=f"repolicy {name}", **kwargs)
+    return tyro.cli(command, args=arguments, prog=f"{prog} {name}", **kwargs)
 
 
 def _starting_settings(command: Any, arguments: list[str]) -> Settings:
@@ -116,7 +133,17 @@ def _whole(word: str, option: str) -> str:
 
 def _overview() -> str:
     lines = ["usage: repolicy COMMAND ...", "", "Give a trained policy a new requirement, without its old reward.", ""]
-    for name, command in COMMANDS.items():
-        lines.append(f"  {name:10s} {(command.__doc__ or '').splitlines()[0]}")
+    lines += _listed(COMMANDS)
+    lines += ["", "Groups of commands, each with a --help of its own:", ""]
+    lines += [f"  {name:10s} {what}" for name, what in GROUPS.items()]
     lines += ["", "repolicy COMMAND --help lists a command's options. All take --json."]
     return "\n".join(lines)
+
+
+def _group_overview(group: str, commands: Mapping[str, Any]) -> str:
+    lines = [f"usage: repolicy {group} COMMAND ...", "", GROUPS[group], "", *_listed(commands)]
+    return "\n".join([*lines, "", f"repolicy {group} COMMAND --help lists a command's options. All take --json."])
+
+
+def _listed(commands: Mapping[str, Any]) -> list[str]:
+    return [f"  {name:10s} {(command.__doc__ or '').splitlines()[0]}" for name, command in commands.items()]

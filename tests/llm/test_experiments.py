@@ -9,8 +9,8 @@ import torch
 
 pytest.importorskip("trl", reason="the extra `llm` is not installed")
 
-from repolicy.errors import FileError, UsageError
-from repolicy.llm import frontier, gradients, labels, spelling
+from repolicy.errors import FileError
+from repolicy.llm import commands, frontier, gradients, spelling
 from repolicy.llm.records import read_records, run_missing
 
 
@@ -42,7 +42,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 
 
 def test_gradients_tell_the_reward_from_the_loss(tmp_path: Path) -> None:
-    record = gradients.gradients(gradients.GradientOptions(vocabulary=3, length=3, draws=3, output=tmp_path))
+    record = gradients.gradients(commands.Gradients(vocabulary=3, length=3, draws=3, output=tmp_path))
     cosine = record["cosine"]
     for name in ("KL: in the reward, returns onward", "entropy: in the reward, returns onward"):
         assert cosine[name] == pytest.approx(1, abs=1e-12)
@@ -53,9 +53,9 @@ def test_gradients_tell_the_reward_from_the_loss(tmp_path: Path) -> None:
 
 
 def test_frontier_jobs_are_all_different() -> None:
-    jobs = [tuple(job.values()) for job in frontier.frontier_jobs(frontier.FrontierOptions())]
+    jobs = [tuple(job.values()) for job in frontier.frontier_jobs(commands.Frontier())]
     assert len(jobs) == len(set(jobs))
-    assert {method for _, method, *_ in jobs} == {"residual", "decomposed", "grpo", "rloo", "whole"}
+    assert {method for _, method, *_ in jobs} == {"onward", "decomposed", "grpo", "rloo", "whole"}
     assert {world for world, *_ in jobs} == set(frontier.WORLDS)
 
 
@@ -82,17 +82,3 @@ def test_sampled_names_end_once() -> None:
     assert all(0 not in row[:-1] and 1 <= len(row) <= spelling.LONGEST + 1 for row in rows)
     assert spelling.decode([1, 2, 0]) == "ab"
     assert torch.equal(torch.tensor(rows[0]), torch.tensor(spelling.sample(model, 20, seed=0)[0]))
-
-
-@pytest.mark.parametrize(
-    ("options", "bad", "words"),
-    [
-        (frontier.FrontierOptions, {"alpha": 0.0}, "alpha is 0"),
-        (frontier.FrontierOptions, {"seeds": 0}, "1 or more"),
-        (labels.LabelOptions, {"pairs": (4,)}, "8 or more"),
-        (spelling.SpellingOptions, {"omegas": ()}, "not empty"),
-    ],
-)
-def test_bad_options_are_refused(options: Any, bad: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        options(**bad)

@@ -1,18 +1,17 @@
-"""The trade-off that omega buys on the toy, against the exact optimum: `python -m repolicy.llm.frontier`.
+"""The trade-off that omega buys on the toy, against the exact optimum: `repolicy llm frontier`.
 
 For every omega, method and seed: train, list every response, and measure the distance from the optimum, both rewards,
 length and entropy. Controls: stock GRPO, RLOO, stock DPO (omega = alpha), a prior that was stopped early, and a
 language in which all human text has one length.
 """
 
-import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from repolicy.errors import UsageError
+from repolicy.llm.commands import Frontier, command_line
 from repolicy.llm.records import Job, mean_and_spread, run_missing
 from repolicy.llm.toy import (
     Measures,
@@ -26,75 +25,48 @@ from repolicy.llm.toy import (
 )
 from repolicy.objective import residual
 
-
-@dataclass(frozen=True)
-class FrontierOptions:
-    """Options of the trade-off experiment on the toy."""
-
-    omegas: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.6)
-    """Weights of the prior's log-probability."""
-    alpha: float = 0.2
-    """Weight of the policy's entropy."""
-    seeds: int = 3
-    """How often every main run is repeated."""
-    steps: int = 300
-    """Online steps."""
-    samples: int = 64
-    """Responses in an online step."""
-    pairs: int = 8192
-    """Preferences for the offline method."""
-    controls: bool = True
-    """Run the controls as well."""
-    output: Path = Path("results/llm")
-    """Folder of `frontier.jsonl`, its table and its picture. Runs that have a line there are not run again."""
-    priors: Path = Path("runs/llm-toy")
-    """Folder of the priors, which are made where they are missing."""
-
-    train: bool = True
-    """Run what is missing. Without it, only the table and the picture are made anew."""
-
-    def __post_init__(self) -> None:
-        if self.alpha <= 0:
-            raise UsageError(f"alpha is {self.alpha}; the optimum divides by it, so it must be greater than 0")
-        if min(self.seeds, self.steps, self.samples - 1, self.pairs) < 1 or not self.omegas:
-            raise UsageError("seeds, steps and pairs must be 1 or more, samples 2 or more, and omegas not empty")
-
-
 WORLDS = {"standard": (Toy(), 500), "early": (Toy(), 40), "fixed": (Toy(fixed=True), 500)}  # and steps of pretraining
 
 
-def frontier(options: FrontierOptions) -> list[dict[str, Any]]:
+def frontier(options: Frontier) -> list[dict[str, Any]]:
     """Run what is missing, write the table and the picture, and return the records."""
     torch.set_num_threads(1)
     file = options.output / "frontier.jsonl"
-    records = run_missing(frontier_jobs(options), file, _command(), lambda job: run_job(job, options), options.train)
+    records = run_missing(
+        frontier_jobs(options), file, command_line(options), lambda job: run_job(job, options), options.train
+    )
     (options.output / "frontier.md").write_text(table(records))
     draw(records, options, options.output / "frontier.png")
     return records
 
 
-def frontier_jobs(options: FrontierOptions) -> list[Job]:
+def frontier_jobs(options: Frontier) -> list[Job]:
     """Everything once, then everything again for the next seed; some controls only once."""
     alpha, middle = options.alpha, [omega for omega in options.omegas if 0 < omega <= 1.5 * options.alpha + 1e-9]
-    jobs: list[Job] = []
+    points: list[tuple[str, str, float, int]] = []
     for seed in range(options.seeds):
-        jobs += [_job("standard", "whole", omega, alpha, seed) for omega in options.omegas]
-        jobs += [_job("standard", "decomposed", omega, alpha, seed) for omega in options.omegas]
+        points += [("standard", "whole", omega, seed) for omega in options.omegas]
+        points += [("standard", "decomposed", omega, seed) for omega in options.omegas]
         if options.controls:
-            jobs += [_job("standard", method, alpha, alpha, seed) for method in ("grpo", "rloo")]
-            jobs += [_job("standard", "residual", omega, alpha, seed) for omega in (middle if seed else options.omegas)]
+            points += [("standard", method, alpha, seed) for method in ("grpo", "rloo")]
+            points += [("standard", "onward", omega, seed) for omega in (middle if seed else options.omegas)]
         if options.controls and seed == 0:
-            jobs += [_job("early", "whole", omega, alpha, seed) for omega in middle]
-            jobs += [_job("fixed", "whole", omega, alpha, seed) for omega in middle]
-            jobs += [_job("early", "decomposed", omega, alpha, seed) for omega in middle]
-    return jobs
+            points += [("early", "whole", omega, seed) for omega in middle]
+            points += [("fixed", "whole", omega, seed) for omega in middle]
+            points += [("early", "decomposed", omega, seed) for omega in middle]
+    return [
+        {"world": world, "method": method, "omega": omega, "alpha": alpha, "seed": seed, **_size(method, options)}
+        for world, method, omega, seed in points
+    ]
 
 
-def _job(world: str, method: str, omega: float, alpha: float, seed: int) -> Job:
-    return {"world": world, "method": method, "omega": omega, "alpha": alpha, "seed": seed}
+def _size(method: str, options: Frontier) -> dict[str, Any]:
+    if method == "decomposed":
+        return {"pairs": options.pairs}
+    return {"steps": options.steps, "samples": options.samples, "rate": options.rate}
 
 
-def run_job(job: Job, options: FrontierOptions) -> dict[str, Any]:
+def run_job(job: Job, options: Frontier) -> dict[str, Any]:
     """Train once; the measures of the prior (before) and of what came out, against the exact optimum."""
     from repolicy.llm import toy_training
 
@@ -104,17 +76,14 @@ def run_job(job: Job, options: FrontierOptions) -> dict[str, Any]:
     objective = residual(job["omega"], job["alpha"])
     log_prior = policy_log_probs(toy, toy_training.load(folder)[0])
     if job["method"] == "decomposed":
-        both = sample_responses(toy, log_prior, 2 * options.pairs, seed=100 + job["seed"])
-        pairs = labelled_pairs(both[: options.pairs], both[options.pairs :], seed=200 + job["seed"])
+        both = sample_responses(toy, log_prior, 2 * job["pairs"], seed=100 + job["seed"])
+        pairs = labelled_pairs(both[: job["pairs"]], both[job["pairs"] :], seed=200 + job["seed"])
         trained = toy_training.offline(toy, folder, objective, pairs, seed=job["seed"])
-        size = {"pairs": options.pairs}
     else:
         trained = toy_training.online(
-            toy, folder, objective, job["method"], options.steps, options.samples, seed=job["seed"]
+            toy, folder, objective, job["method"], job["steps"], job["samples"], job["seed"], job["rate"]
         )
-        size = {"steps": options.steps, "samples": options.samples}
     return {
-        **size,
         "prior_kl": distance,
         "before": asdict(measure(toy, objective, log_prior, log_prior)),
         "after": asdict(measure(toy, objective, trained, log_prior)),
@@ -126,8 +95,8 @@ def table(records: list[dict[str, Any]]) -> str:
     """One row for each world, method and omega: what came out, and the exact optimum beside it."""
     columns = ["kl", "addon", "log_prior", "length", "entropy"]
     lines = [
-        "Made by `python -m repolicy.llm.frontier`. After the slash: the exact optimum. KL, in nats, is to that.",
-        "`whole` and `residual`: ResidualGRPOTrainer with returns of the whole response, and from each token onward;",
+        "Made by `repolicy llm frontier`. After the slash: the exact optimum. KL, in nats, is to that.",
+        "`whole` and `onward`: ResidualGRPOTrainer with returns of the whole response, and from each token onward;",
         "`decomposed`: Decomposed-DPO; `grpo` and `rloo`: TRL's own, the latter with the recipe.\n",
         "| world | method | omega | runs | KL before | KL | add-on | log prior | letters | entropy |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -144,7 +113,7 @@ def table(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw(records: list[dict[str, Any]], options: FrontierOptions, file: Path) -> None:
+def draw(records: list[dict[str, Any]], options: Frontier, file: Path) -> None:
     """Add-on reward, length and entropy over omega, and the trade-off itself: lines are exact, dots were trained."""
     import matplotlib
 
@@ -181,13 +150,3 @@ def draw(records: list[dict[str, Any]], options: FrontierOptions, file: Path) ->
 def _best(toy: Toy, omega: float, alpha: float, log_prior: torch.Tensor) -> Measures:
     objective = residual(omega, alpha)
     return measure(toy, objective, optimum(objective, log_prior, toy.rewards), log_prior)
-
-
-def _command() -> str:
-    return " ".join(["python -m repolicy.llm.frontier", *sys.argv[1:]])
-
-
-if __name__ == "__main__":
-    import tyro
-
-    frontier(tyro.cli(FrontierOptions, description=__doc__))

@@ -1,4 +1,4 @@
-"""GRPO's KL and entropy against the exact gradient, by listing every response: `python -m repolicy.llm.gradients`.
+"""GRPO's KL and entropy against the exact gradient, by listing every response: `repolicy llm gradients`.
 
 The paper's reward makes log policy and log prior part of the return, so a token answers for what comes after it. GRPO
 puts them into the loss, where a token answers for itself alone (the δ(t′, t) of Eq. 8). What that changes is a number:
@@ -6,37 +6,20 @@ the expected gradient of each, compared with the gradient of the objective, for 
 """
 
 import json
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from repolicy.llm.commands import Gradients, command_line
 from repolicy.llm.losses import returns_to_go, token_rewards, whole_returns
 from repolicy.objective import greedy, kl
-
-
-@dataclass(frozen=True)
-class GradientOptions:
-    """Options of the comparison of gradients."""
-
-    vocabulary: int = 4
-    """Tokens, of which the first ends a response."""
-    length: int = 4
-    """The most tokens in a response."""
-    draws: int = 20
-    """Random pairs of a policy and a reference."""
-    output: Path = Path("results/llm")
-    """Folder of `gradients.jsonl` and its table."""
-
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-def gradients(options: GradientOptions) -> dict[str, Any]:
+def gradients(options: Gradients) -> dict[str, Any]:
     """Cosine and relative length of each expected gradient, beside the exact one; means over the draws."""
     rows = list_responses(options.vocabulary, options.length)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in (*KL_TERMS, *ENTROPY_TERMS)}
@@ -55,7 +38,7 @@ def gradients(options: GradientOptions) -> dict[str, Any]:
         "draws": options.draws,
         "cosine": {name: pair[0] for name, pair in means.items()},
         "relative_norm": {name: pair[1] for name, pair in means.items()},
-        "command": " ".join(["python -m repolicy.llm.gradients", *sys.argv[1:]]),
+        "command": command_line(options),
     }
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "gradients.jsonl").write_text(json.dumps(record) + "\n")
@@ -167,9 +150,3 @@ def table(record: dict[str, Any]) -> str:
     ]
     lines += [f"| {n} | {record['cosine'][n]:.4f} | {record['relative_norm'][n]:.3f} |" for n in record["cosine"]]
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    import tyro
-
-    gradients(tyro.cli(GradientOptions, description=__doc__))

@@ -1,18 +1,16 @@
-"""Cross-Entropy-DPO against DPO on the toy, from few preferences to many: `python -m repolicy.llm.labels`.
+"""Cross-Entropy-DPO against DPO on the toy, from few preferences to many: `repolicy llm labels`.
 
 A comparison must say what it holds equal. N pairs are 2N responses and N judgements, so there are two of them:
 `responses`: cross-entropy sees the same 2N responses, each with a label of its own (2N judgements); `judgements`: it
 sees N of them. One judge rules all: σ of the difference of two rewards for a pair, σ(reward − 0.5) for a label.
 """
 
-import sys
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from repolicy.errors import UsageError
+from repolicy.llm.commands import Labels, command_line
 from repolicy.llm.records import Job, mean_and_spread, run_missing
 from repolicy.llm.toy import (
     Toy,
@@ -28,34 +26,7 @@ from repolicy.objective import residual
 METHODS = ("dpo", "responses", "judgements", "responses, no offset")
 
 
-@dataclass(frozen=True)
-class LabelOptions:
-    """Options of the comparison of labels with pairs."""
-
-    pairs: tuple[int, ...] = (64, 256, 1024, 4096)
-    """Sizes of the preference set."""
-    seeds: int = 5
-    """How often every run is repeated, with other data."""
-    omega: float = 0.2
-    """Weight of the prior's log-probability."""
-    alpha: float = 0.2
-    """Weight of the policy's entropy."""
-    rate: float = 3e-4
-    """Learning rate."""
-    output: Path = Path("results/llm")
-    """Folder of `labels.jsonl` and its table. Runs that have a line there are not run again."""
-    priors: Path = Path("runs/llm-toy")
-    """Folder of the prior, which is made where it is missing."""
-
-    train: bool = True
-    """Run what is missing. Without it, only the table is made anew."""
-
-    def __post_init__(self) -> None:
-        if not self.pairs or min(self.pairs) < 8 or self.seeds < 1:
-            raise UsageError("pairs must be 8 or more, and seeds 1 or more")
-
-
-def labels(options: LabelOptions) -> list[dict[str, Any]]:
+def labels(options: Labels) -> list[dict[str, Any]]:
     """Run what is missing, write the table, and return the records."""
     torch.set_num_threads(1)
     jobs: list[Job] = [
@@ -64,15 +35,14 @@ def labels(options: LabelOptions) -> list[dict[str, Any]]:
         for n in options.pairs
         for m in METHODS
     ]
-    command = " ".join(["python -m repolicy.llm.labels", *sys.argv[1:]])
     records = run_missing(
-        jobs, options.output / "labels.jsonl", command, lambda job: run_job(job, options), options.train
+        jobs, options.output / "labels.jsonl", command_line(options), lambda job: run_job(job, options), options.train
     )
     (options.output / "labels.md").write_text(table(records))
     return records
 
 
-def run_job(job: Job, options: LabelOptions) -> dict[str, Any]:
+def run_job(job: Job, options: Labels) -> dict[str, Any]:
     """Train once, with as many steps as DPO takes in two passes over its pairs, and as many responses in each."""
     from repolicy.llm import toy_training
 
@@ -108,7 +78,7 @@ def run_job(job: Job, options: LabelOptions) -> dict[str, Any]:
 def table(records: list[dict[str, Any]]) -> str:
     """KL to the exact optimum: a row for each size, a column for each method."""
     lines = [
-        "Made by `python -m repolicy.llm.labels`. KL to the exact optimum, in nats; smaller is better.\n",
+        "Made by `repolicy llm labels`. KL to the exact optimum, in nats; smaller is better.\n",
         f"| pairs | runs | before | {' | '.join(METHODS)} |",
         "|---|---|---|" + "---|" * len(METHODS),
     ]
@@ -119,9 +89,3 @@ def table(records: list[dict[str, Any]]) -> str:
         cells = [mean_and_spread([r["after"]["kl"] for r in group]) if group else "" for group in of.values()]
         lines.append(f"| {count} | {runs} | {before:.3f} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    import tyro
-
-    labels(tyro.cli(LabelOptions, description=__doc__))

@@ -1,4 +1,4 @@
-"""What a step of each trainer costs beside its TRL parent's: `python -m repolicy.llm.overhead`.
+"""What a step of each trainer costs beside its TRL parent's: `repolicy llm overhead`.
 
 The same model, data and settings; CPU time of whole training steps, the two trainers taking turns; medians. Online, the
 model writes 6 and 64 tokens: the one pass that ResidualGRPOTrainer adds to GRPO's weighs less the longer the responses.
@@ -9,32 +9,19 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from repolicy.llm.commands import Overhead, command_line
 from repolicy.llm.toy import END, new_model, new_tokenizer
 from repolicy.objective import kl
-
-
-@dataclass(frozen=True)
-class OverheadOptions:
-    """Options of the timing."""
-
-    steps: int = 12
-    """Steps of a run; the first two are not counted."""
-    turns: int = 3
-    """How often each trainer runs."""
-    output: Path = Path("results/llm")
-    """Folder of `overhead.jsonl`, to which a line for each pair of trainers is added."""
-
 
 LETTERS = "abcde"
 
 
-def overhead(options: OverheadOptions) -> list[dict[str, Any]]:
+def overhead(options: Overhead) -> list[dict[str, Any]]:
     """Median CPU milliseconds of a step of parent and child, for each pair."""
     torch.set_num_threads(1)
     records = []
@@ -53,10 +40,10 @@ def overhead(options: OverheadOptions) -> list[dict[str, Any]]:
                 "parent_ms": round(parent, 1),
                 "child_ms": round(child, 1),
                 "overhead_percent": round(100 * (child / parent - 1), 1),
-                "command": " ".join(["python -m repolicy.llm.overhead", *sys.argv[1:]]),
+                "command": command_line(options),
             }
             records.append(record)
-            print(json.dumps(record), flush=True)
+            print(json.dumps(record), file=sys.stderr, flush=True)
     options.output.mkdir(parents=True, exist_ok=True)
     with (options.output / "overhead.jsonl").open("a") as lines:
         lines.writelines(json.dumps(record) + "\n" for record in records)
@@ -126,9 +113,3 @@ def make_trainer(name: str, ours: bool, tokens: int, folder: Path, shared: dict[
             else (trl.KTOTrainer, trl.KTOConfig(**shared, loss_type="apo_zero_unpaired"))
         )
     return trainer(model, reference, config, train_dataset=data, **common)
-
-
-if __name__ == "__main__":
-    import tyro
-
-    overhead(tyro.cli(OverheadOptions, description=__doc__))

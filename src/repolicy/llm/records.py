@@ -1,6 +1,7 @@
 """Experiments as a list of jobs and a file with a line for each that is done, so that a stopped one goes on."""
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
@@ -57,7 +58,11 @@ def run_missing(
         with file.open("a") as lines:
             lines.write(json.dumps(record) + "\n")
         records.append(record)
-        print(f"{number}/{len(missing)}  {' '.join(map(str, job.values()))}  {record['cpu_seconds']} s", flush=True)
+        print(
+            f"{number}/{len(missing)}  {' '.join(map(str, job.values()))}  {record['cpu_seconds']} s",
+            file=sys.stderr,
+            flush=True,
+        )
     wanted = [dict(job) for job in jobs]
     return [record for record in records if record["job"] in wanted]
 

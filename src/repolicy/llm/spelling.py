@@ -1,12 +1,10 @@
-"""The dial, to be seen: a model of people's names is asked for doubled letters: `python -m repolicy.llm.spelling`.
+"""The dial, to be seen: a model of people's names is asked for doubled letters: `repolicy llm spelling`.
 
 The names are those of the census, which the package `names` carries. The prior is a small transformer over letters. The
 add-on reward counts doubled letters, up to two. At a small omega the model pays for them with what makes a name a
 name; at a large one it finds names that have them; larger still, it says the commonest names and little else.
 """
 
-import sys
-from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -16,40 +14,13 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
+from repolicy.llm.commands import Spelling, command_line
 from repolicy.llm.records import Job, run_missing
 from repolicy.llm.rloo import response_log_probs
 from repolicy.llm.toy import END, new_model, new_tokenizer
 from repolicy.objective import Objective, residual
 
 LETTERS, LONGEST = "abcdefghijklmnopqrstuvwxyz", 11
-
-
-@dataclass(frozen=True)
-class SpellingOptions:
-    """Options of the experiment with names."""
-
-    omegas: tuple[float, ...] = (0.02, 0.1, 0.2)
-    """Weights of the prior's log-probability."""
-    alpha: float = 0.1
-    """Weight of the policy's entropy."""
-    seed: int = 0
-    steps: int = 150
-    """Online steps."""
-    samples: int = 64
-    """Responses in an online step."""
-    pretraining: int = 1000
-    """Steps in which the prior learns names."""
-    output: Path = Path("results/llm")
-    """Folder of `spelling.jsonl` and the samples. Runs that have a line there are not run again."""
-    prior: Path = Path("runs/llm-names")
-    """Folder of the prior, which is made where it is missing."""
-
-    train: bool = True
-    """Run what is missing. Without it, only the samples are made anew."""
-
-    def __post_init__(self) -> None:
-        if self.alpha <= 0 or not self.omegas:
-            raise UsageError("alpha must be greater than 0, and omegas not empty")
 
 
 def doubled(name: str) -> float:
@@ -65,7 +36,7 @@ def read_names() -> list[str]:
     """Census names in lower case: the 20,000 commonest surnames and every first name, each once."""
     found = find_spec("names")
     if found is None or found.origin is None:
-        raise UsageError("the names come with the package `names`, which is not installed: pip install names")
+        raise UsageError("the names come with the package `names`, which is not installed: pip install 'repolicy[llm]'")
     folder, names = Path(found.origin).parent, set()
     for file, most in (("dist.all.last", 20_000), ("dist.female.first", None), ("dist.male.first", None)):
         names |= {line.split()[0].lower() for line in (folder / file).read_text().splitlines()[:most]}
@@ -99,20 +70,21 @@ def _tokens(name: str) -> list[int]:
     return [0, *(LETTERS.index(letter) + 1 for letter in name), 0] + [-1] * (LONGEST - len(name))
 
 
-def spelling(options: SpellingOptions) -> list[dict[str, Any]]:
+def spelling(options: Spelling) -> list[dict[str, Any]]:
     """Run what is missing, write the samples, and return the records."""
     torch.set_num_threads(1)
-    jobs: list[Job] = [{"omega": None, "alpha": options.alpha, "seed": options.seed}]
-    jobs += [{"omega": omega, "alpha": options.alpha, "seed": options.seed} for omega in options.omegas]
-    command = " ".join(["python -m repolicy.llm.spelling", *sys.argv[1:]])
+    common = {"alpha": options.alpha, "seed": options.seed, "pretraining": options.pretraining}
+    size = {"steps": options.steps, "samples": options.samples, "rate": options.rate}
+    jobs: list[Job] = [{"omega": None, **common}]
+    jobs += [{"omega": omega, **common, **size} for omega in options.omegas]
     records = run_missing(
-        jobs, options.output / "spelling.jsonl", command, lambda job: run_job(job, options), options.train
+        jobs, options.output / "spelling.jsonl", command_line(options), lambda job: run_job(job, options), options.train
     )
     (options.output / "spelling.md").write_text(table(records))
     return records
 
 
-def run_job(job: Job, options: SpellingOptions) -> dict[str, Any]:
+def run_job(job: Job, options: Spelling) -> dict[str, Any]:
     """The prior itself, or what became of it at one omega: 500 sampled names, and what they are worth."""
     from repolicy.llm import toy_training
 
@@ -120,14 +92,11 @@ def run_job(job: Job, options: SpellingOptions) -> dict[str, Any]:
     prior, tokenizer = toy_training.load(options.prior)
     model = prior
     if job["omega"] is not None:
-        objective = residual(job["omega"], job["alpha"])
-        model = train(options, objective, tokenizer, job["seed"])
+        model = train(options, residual(job["omega"], job["alpha"]), tokenizer)
     names = sample(model, 500, seed=1)
     known, text = set(read_names()), [decode(row) for row in names]
     rows = [([0], row) for row in names]
     return {
-        "steps": options.steps,
-        "samples": options.samples,
         "addon": sum(map(doubled, text)) / len(text),
         "log_prior": sum(response_log_probs(prior, rows)) / len(rows),
         "entropy": -sum(response_log_probs(model, rows)) / len(rows),
@@ -138,7 +107,7 @@ def run_job(job: Job, options: SpellingOptions) -> dict[str, Any]:
     }
 
 
-def train(options: SpellingOptions, objective: Objective, tokenizer: Any, seed: int) -> Any:
+def train(options: Spelling, objective: Objective, tokenizer: Any) -> Any:
     from datasets import Dataset
 
     from repolicy.llm import toy_training
@@ -152,8 +121,8 @@ def train(options: SpellingOptions, objective: Objective, tokenizer: Any, seed: 
             num_generations=options.samples,
             max_completion_length=LONGEST + 1,
             max_steps=options.steps,
-            learning_rate=1e-3,
-            seed=seed,
+            learning_rate=options.rate,
+            seed=options.seed,
         )
         data = Dataset.from_list([{"prompt": END}] * 8)
         trainer = ResidualGRPOTrainer(
@@ -183,7 +152,7 @@ def decode(row: list[int]) -> str:
 def table(records: list[dict[str, Any]]) -> str:
     """The measures, and 24 names as they came, at each omega."""
     lines = [
-        "Made by `python -m repolicy.llm.spelling`. 500 sampled names a row; `real`: the share of census names.\n",
+        "Made by `repolicy llm spelling`. 500 sampled names a row; `real`: the share of census names.\n",
         "| omega | add-on | log prior | letters | entropy | different | real |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -198,9 +167,3 @@ def table(records: list[dict[str, Any]]) -> str:
 
 def _title(record: dict[str, Any]) -> str:
     return "the prior" if record["job"]["omega"] is None else f"{record['job']['omega']:g}"
-
-
-if __name__ == "__main__":
-    import tyro
-
-    spelling(tyro.cli(SpellingOptions, description=__doc__))

@@ -20,6 +20,7 @@ require_trl()
 
 from datasets import Dataset  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback  # noqa: E402
+from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer  # noqa: E402
 
 from repolicy.llm.cross_entropy import CrossEntropyDPOConfig, CrossEntropyDPOTrainer  # noqa: E402
@@ -36,7 +37,13 @@ def addon_reward(completions: list[str], **_: Any) -> list[float]:
 
 
 def load(folder: Path) -> tuple[Any, Any]:
-    return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    shown = is_progress_bar_enabled()
+    disable_progress_bar()
+    try:
+        return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    finally:
+        if shown:
+            enable_progress_bar()
 
 
 def run_quietly(trainer: Any) -> None:
@@ -77,7 +84,7 @@ def online(
 ) -> Tensor:
     """Online, by one of four methods.
 
-    method: `residual` (the return from each token on), `whole` (of the response), `rloo` (the recipe on TRL's RLOO)
+    method: `whole` (returns of the whole response), `onward` (from each token on), `rloo` (the recipe on TRL's RLOO)
     or `grpo` (stock, beta = alpha).
     """
     model, tokenizer = load(prior)
@@ -93,8 +100,8 @@ def online(
         }
         data = {"train_dataset": Dataset.from_list([{"prompt": END}] * 8), "processing_class": tokenizer}
         trainer: Any
-        if method in ("residual", "whole"):
-            settings = ResidualGRPOConfig(**shared, returns="whole" if method == "whole" else "onward")
+        if method in ("whole", "onward"):
+            settings = ResidualGRPOConfig(**shared, returns=method)
             trainer = ResidualGRPOTrainer(model, addon_reward, settings, objective=objective, **data)
         elif method == "rloo":
             second = prior_reward(load(prior)[0].eval(), tokenizer)
