@@ -17,6 +17,7 @@ from pathlib import Path
 
 from datasets import Dataset, load_dataset
 from peft import LoraConfig
+from torch import distributed
 from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser
 
 from repolicy.llm import DecomposedDPOTrainer
@@ -60,3 +61,5 @@ def main(arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    if distributed.is_initialized():  # its threads must be gone before Python is
+        distributed.destroy_process_group()

@@ -20,6 +20,7 @@ from typing import Any
 
 from datasets import Dataset, load_dataset
 from peft import LoraConfig
+from torch import distributed
 from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser
 
 from repolicy.llm import ResidualGRPOTrainer
@@ -77,3 +78,5 @@ def main(arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    if distributed.is_initialized():  # its threads must be gone before Python is
+        distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Not a test: what `test_examples.py` starts, once alone and once under torchrun with two processes.
+"""Not a test: what `test_examples.py` calls, and what it starts under torchrun with two processes.
 
 python one_step.py PRIOR DATA OUT ROWS: the two example scripts and a GRPO step on fixed responses, ROWS a process.
 """
@@ -16,6 +16,7 @@ warnings.filterwarnings("ignore", message=".*gradient_checkpointing.* is depreca
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 from datasets import Dataset
+from torch import distributed
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from repolicy.llm import ResidualGRPOConfig, ResidualGRPOTrainer
@@ -44,6 +45,7 @@ def main(prior: str, data: str, out: str, rows: str) -> None:
     shared += ["--max_steps", "1", "--optim", "sgd", "--learning_rate", "0.5", "--gradient_checkpointing", "false"]
     shared += ["--model", prior, "--data", data, "--omega", "0.3", "--alpha", "0.2", "--logging_strategy", "no"]
     shared += ["--per_device_train_batch_size", rows, "--dataloader_pin_memory", "false"]
+    shared += ["--ddp_find_unused_parameters", "false"]  # no model here has any, and DDP warns about looking
     llm_decomposed_dpo.main([*shared, "--output_dir", f"{out}/dpo"])
     online = ["--num_generations", "4", "--max_completion_length", "4"]
     llm_residual_grpo.main([*shared, *online, "--output_dir", f"{out}/grpo"])
@@ -66,3 +68,5 @@ def main(prior: str, data: str, out: str, rows: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    if distributed.is_initialized():  # as the example scripts end
+        distributed.destroy_process_group()

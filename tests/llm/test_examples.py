@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -45,18 +46,22 @@ def test_reward_by_name() -> None:
     assert reward(completions=["", "x" * 200, [{"role": "assistant", "content": "x" * 400}]]) == [1.0, 0.5, 0.25]
 
 
+@pytest.mark.usefixtures("scripts")
 def test_two_processes_take_the_same_step(prior: Path, tmp_path: Path) -> None:
     """One step of four rows: all in one process, or two in each of two, with a group of responses across both."""
     data = tmp_path / "data.jsonl"
     rows = [("ee", "ab"), ("aeb", ""), ("e", "bbb"), ("ae", "a")]
     data.write_text("\n".join(json.dumps({"prompt": ".", "chosen": c, "rejected": r}) for c, r in rows))
-    script = str(Path(__file__).with_name("one_step.py"))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    script = Path(__file__).with_name("one_step.py")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(tmp_path / "hf")}
-    for name, launch, each in (("one", [sys.executable], "4"), ("two", [*torchrun, "--standalone"], "2")):
-        command = [*launch, script, str(prior), str(data), str(tmp_path / name), each]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr[-3000:]
+    words = [str(prior), str(data)]
+    command = [*launch, str(script), *words, str(tmp_path / "two"), "2"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as two:
+        runpy.run_path(str(script))["main"](*words, str(tmp_path / "one"), "4")
+        _, said = two.communicate()
+    assert two.returncode == 0, said[-3000:]
+    assert "find_unused_parameters" not in said
     before = load_file(prior / "model.safetensors")
     for kind in ("dpo", "fixed"):
         one, two = (load_file(tmp_path / name / kind / "model.safetensors") for name in ("one", "two"))
