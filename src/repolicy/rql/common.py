@@ -1,0 +1,112 @@
+"""What both algorithms need: the task's reward, the scale of observations, and a prior that may be used as one."""
+
+import copy
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from repolicy.errors import UsageError
+from repolicy.objective import Objective, task_reward
+from repolicy.policy import ActionSpace, Normaliser, Policy, Prior
+
+try:
+    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+except ImportError:
+    raise UsageError(
+        "residual Q-learning runs on Stable-Baselines3, which is not installed: pip install 'repolicy[sb3]'"
+    ) from None
+
+
+class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """The environment, paying what the objective's task pays; the add-on's reward is `info["addon_reward"]`."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], objective: Objective) -> None:
+        super().__init__(env)
+        self.objective = objective
+
+    def step(self, action: Any) -> Any:
+        observation, basic, terminated, truncated, info = self.env.step(action)
+        if self.objective.reads_addon and "addon_reward" not in info:
+            raise UsageError(
+                f"a task of {self.objective.task!r} needs info['addon_reward'], and this environment's info has "
+                f"{', '.join(sorted(info)) or 'nothing'}"
+            )
+        reward = float(task_reward(self.objective, basic, info.get("addon_reward")))  # type: ignore[arg-type]
+        return observation, reward, terminated, truncated, info
+
+
+class Normalised(BaseFeaturesExtractor):  # type: ignore[misc]
+    """Observations `[B, O]` through a policy's own normaliser, for every network of Stable-Baselines3."""
+
+    def __init__(self, observation_space: spaces.Box, normaliser: Normaliser) -> None:
+        super().__init__(observation_space, features_dim=int(np.prod(observation_space.shape)))
+        self.normaliser = normaliser
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return self.normaliser(observations.flatten(1))
+
+
+def normaliser_for(space: Any, prior: Prior | None) -> Normaliser:
+    """The prior's own, or one that takes the bounds of an observation to ±1 and leaves alone what has none.
+
+    Neither changes while learning, so a remembered transition looks tomorrow as it looks today.
+    """
+    if isinstance(prior, Policy):
+        return prior.normaliser
+    low, high = (torch.from_numpy(bound.astype(np.float64)).flatten() for bound in (space.low, space.high))
+    bounded = torch.isfinite(low) & torch.isfinite(high)
+    normaliser = Normaliser(len(low))
+    mean, var = torch.where(bounded, (low + high) / 2, 0.0), torch.where(bounded, ((high - low) / 2).square(), 1.0)
+    normaliser.load_state_dict({"mean": mean, "var": var, "count": torch.ones((), dtype=torch.float64)})
+    return normaliser
+
+
+def checked(env: gymnasium.Env[Any, Any], objective: Objective, prior: Prior | None) -> Prior | None:
+    """The prior, frozen; refuse what cannot work, with both sizes named."""
+    if objective.alpha == 0:
+        raise UsageError("alpha is 0; soft Q-learning needs a temperature above 0")
+    if objective.bonus:
+        raise UsageError(f"bonus is {objective.bonus}; it belongs to a policy gradient's loss and has no meaning here")
+    if objective.reads_prior and prior is None:
+        raise UsageError(f"omega is {objective.omega}, which weighs a prior's log-probability, and there is no prior")
+    if not isinstance(env.observation_space, spaces.Box):
+        kind = type(env.observation_space).__name__
+        raise UsageError(f"observations are of kind {kind}; wrap the environment in gymnasium's FlattenObservation")
+    if prior is None:
+        return None
+    if not callable(getattr(prior, "log_prob", None)):
+        raise UsageError(
+            f"a {type(prior).__name__} cannot be a prior: it has no log_prob(observations, actions), "
+            "as a deterministic policy has none"
+        )
+    if isinstance(prior, Policy):
+        seen, actions = int(np.prod(env.observation_space.shape)), actions_of(env.action_space)
+        if prior.spec.observation_size != seen:
+            raise UsageError(
+                f"the prior takes observations of {prior.spec.observation_size} numbers, "
+                f"but the environment gives {seen}"
+            )
+        if (prior.spec.actions.kind, prior.spec.actions.sizes) != (actions.kind, actions.sizes):
+            raise UsageError(f"the prior acts with {prior.spec.actions}, but the environment takes {actions}")
+    prior = copy.deepcopy(prior)
+    return prior.requires_grad_(False).eval() if isinstance(prior, nn.Module) else prior
+
+
+def actions_of(space: spaces.Space[Any]) -> ActionSpace:
+    if isinstance(space, spaces.Discrete) and space.start == 0:
+        return ActionSpace("discrete", (int(space.n),))
+    if isinstance(space, spaces.Box) and space.is_bounded():
+        low, high = map(float, space.low.flat), map(float, space.high.flat)
+        return ActionSpace("continuous", (int(np.prod(space.shape)),), tuple(low), tuple(high))
+    raise UsageError(f"the environment's actions are {space}; these algorithms take Discrete from 0, or a bounded Box")
+
+
+def storable(prior: Prior | None) -> Policy | None:
+    """The prior as what a file can hold."""
+    if prior is None or isinstance(prior, Policy):
+        return prior
+    raise UsageError(f"a file can hold a repolicy.Policy as its prior, but no {type(prior).__name__}")

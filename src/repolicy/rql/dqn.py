@@ -1,0 +1,182 @@
+"""Residual Q-learning for discrete actions, on Stable-Baselines3's DQN.
+
+    Q_R ← task + γ · α · log Σ exp((Q_R′ + ω · log prior) / α)                  # Eq. 3
+    policy = softmax((Q_R + ω · log prior) / α)
+
+With omega 0 and no prior it is soft Q-learning, which trains priors and full policies.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+
+from repolicy.checkpoint import save_policy
+from repolicy.distributions import Categorical
+from repolicy.errors import UsageError
+from repolicy.objective import Objective
+from repolicy.policy import Policy, PolicySpec, Prior
+from repolicy.rql.common import Normalised, TaskReward, actions_of, checked, normaliser_for, storable
+from repolicy.rql.settings import Settings
+
+from stable_baselines3 import DQN  # isort: skip
+from stable_baselines3.common.utils import polyak_update  # isort: skip
+from stable_baselines3.dqn.policies import DQNPolicy  # isort: skip
+
+ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "elu": nn.ELU}
+
+
+class ResidualDQN(DQN):  # type: ignore[misc]
+    """Soft Q-learning beside a frozen prior. It acts by its softmax alone: no ε, no greedy step, no target copy."""
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        objective: Objective,
+        prior: Prior | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        settings = settings or Settings()
+        self.objective, self.prior = objective, checked(env, objective, prior)
+        actions = actions_of(env.action_space)
+        if actions.kind != "discrete":
+            raise UsageError(f"ResidualDQN chooses among actions, and the environment takes {actions}: use ResidualSAC")
+        activation, normaliser = "relu", normaliser_for(env.observation_space, self.prior)
+        if isinstance(self.prior, Policy):  # of the same shape, so that the sum of two networks is one network again
+            activation = self.prior.network.activation
+            if len(settings.hidden) != len(self.prior.spec.hidden):
+                raise UsageError(
+                    f"hidden is {settings.hidden}; the prior has {len(self.prior.spec.hidden)} hidden layers"
+                )
+        self._spec = PolicySpec(normaliser.mean.numel(), actions, "categorical", settings.hidden, activation)
+        super().__init__(
+            SoftQPolicy,
+            TaskReward(env, objective),
+            learning_rate=settings.learning_rate,
+            buffer_size=settings.buffer,
+            learning_starts=settings.warmup,
+            batch_size=settings.minibatch,
+            tau=settings.tau,
+            gamma=settings.gamma,
+            train_freq=settings.train_every,
+            gradient_steps=settings.gradient_steps,
+            exploration_initial_eps=0.0,
+            exploration_final_eps=0.0,
+            policy_kwargs={
+                "net_arch": list(settings.hidden),
+                "activation_fn": ACTIVATIONS[activation],
+                "features_extractor_class": Normalised,
+                "features_extractor_kwargs": {"normaliser": normaliser},
+            },
+            seed=settings.seed,
+            device="cpu",
+        )
+        self.policy.objective, self.policy.prior = objective, self.prior
+
+    def targets(self, batch: Any) -> Tensor:
+        """What Q_R should be at a batch of transitions, `[B, 1]`."""
+        with torch.no_grad():
+            logits = self.policy.logits(self.q_net_target(batch.next_observations), batch.next_observations)
+            next_v = self.objective.alpha * logits.logsumexp(-1, keepdim=True)
+            return batch.rewards + (1 - batch.dones) * self.gamma * next_v
+
+    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
+        """As Stable-Baselines3's, with other targets, which follow softly."""
+        for _ in range(gradient_steps):
+            batch = self.replay_buffer.sample(batch_size)
+            q = self.q_net(batch.observations).gather(1, batch.actions.long())
+            loss = nn.functional.smooth_l1_loss(q, self.targets(batch))
+            self.policy.optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.q_net.parameters(), self.max_grad_norm)
+            self.policy.optimizer.step()
+            polyak_update(self.q_net.parameters(), self.q_net_target.parameters(), self.tau)
+        self._n_updates += gradient_steps
+        self.logger.record("train/loss", loss.item())
+
+    def as_policy(self) -> Policy:
+        """The policy as a `repolicy.Policy`: its logits, (Q_R + ω · log prior) / α, in one network.
+
+        The layers of both networks lie side by side, and the last one adds them up. The prior's own logits serve for
+        its log-probabilities: they differ by a number a state, which the softmax does not see.
+        """
+        omega, alpha = self.objective.omega, self.objective.alpha
+        layers = scaled([(layer.weight, layer.bias) for layer in self.q_net.q_net[::2]], 1 / alpha)
+        hidden = self._spec.hidden
+        if self.objective.reads_prior:
+            prior = storable(self.prior)
+            assert prior is not None
+            theirs = zip(prior.network.weights, prior.network.biases, strict=True)
+            layers = side_by_side(layers, scaled(list(theirs), omega / alpha))
+            hidden = tuple(a + b for a, b in zip(hidden, prior.spec.hidden, strict=True))
+        spec = PolicySpec(self._spec.observation_size, self._spec.actions, "categorical", hidden, self._spec.activation)
+        policy = Policy(spec)
+        weights, biases = zip(*layers, strict=True)
+        policy.network.load_state_dict(
+            {f"weights.{index}": weight for index, weight in enumerate(weights)}
+            | {f"biases.{index}": bias for index, bias in enumerate(biases)}
+        )
+        policy.normaliser.load_state_dict(self.q_net.features_extractor.normaliser.state_dict())
+        return policy
+
+    def save(self, path: Any, card: dict[str, Any] | None = None) -> None:
+        """One file with the policy and its prior, which any part of Repolicy reads. No pickle."""
+        save_policy(path, self.as_policy(), card or {}, storable(self.prior))
+
+    def _on_step(self) -> None:
+        """No hard copies of the target, and no ε."""
+
+    def _sample_action(self, learning_starts: int, action_noise: Any = None, n_envs: int = 1) -> Any:
+        """From the policy from the first step on: Q_R starts near 0, where the policy is the prior's own."""
+        return super()._sample_action(0, action_noise, n_envs)
+
+
+class SoftQPolicy(DQNPolicy):  # type: ignore[misc]
+    """softmax((Q_R + ω · log prior) / α), wherever Stable-Baselines3 asks for an action."""
+
+    objective: Objective
+    prior: Prior | None
+
+    def logits(self, q: Tensor, observations: Tensor) -> Tensor:
+        """(Q_R + ω · log prior) / α of every action, `[B, A]`, for Q_R `[B, A]`."""
+        if self.objective.reads_prior:
+            q = q + self.objective.omega * self.log_prior(observations)
+        return q / self.objective.alpha
+
+    def log_prior(self, observations: Tensor) -> Tensor:
+        """log prior(a|s) of every action, `[B, A]`."""
+        assert self.prior is not None
+        count = int(self.action_space.n)
+        actions = torch.arange(count).view(count, 1, 1).expand(count, len(observations), 1)
+        flat = observations.flatten(1)
+        return self.prior.log_prob(flat.expand(count, *flat.shape), actions).T
+
+    def distribution(self, observations: Tensor) -> Categorical:
+        logits = self.logits(self.q_net(observations), observations)
+        return Categorical(logits, (logits.shape[-1],))
+
+    def _predict(self, observation: Tensor, deterministic: bool = True) -> Tensor:
+        distribution = self.distribution(observation)
+        return (distribution.mode() if deterministic else distribution.sample())[..., 0]
+
+
+# A network as the weight and the bias of each of its layers --------------------------------------------------------
+
+Layers = Sequence[tuple[Tensor, Tensor]]
+
+
+def scaled(layers: Layers, factor: float) -> Layers:
+    """The layers of a network that gives `factor` times what this one gives."""
+    *hidden, (weight, bias) = layers
+    return [*hidden, (weight * factor, bias * factor)]
+
+
+def side_by_side(one: Layers, other: Layers) -> Layers:
+    """The layers of a network that gives the sum of what two networks of equally many layers give."""
+    (first, *_), (second, *_) = one, other
+    layers = [(torch.cat([first[0], second[0]]), torch.cat([first[1], second[1]]))]
+    for (a, b), (c, d) in zip(one[1:-1], other[1:-1], strict=True):
+        layers.append((torch.block_diag(a, c), torch.cat([b, d])))
+    return [*layers, (torch.cat([one[-1][0], other[-1][0]], 1), one[-1][1] + other[-1][1])]

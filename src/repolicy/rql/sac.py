@@ -1,0 +1,156 @@
+"""Residual Q-learning for continuous actions, on Stable-Baselines3's SAC.
+
+    Q_R ← task + γ · (min Q_R′(s′, a′) + ω · log prior(a′|s′) − α · log policy(a′|s′)),      a′ ~ policy
+    policy ← argmin E[α · log policy(a|s) − min Q_R(s, a) − ω · log prior(a|s)],             a ~ policy
+
+Actions are scored before tanh, by policy and prior alike: nothing passes through atanh. With omega 0 and no prior it is
+SAC at a fixed temperature, which trains priors and full policies.
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from repolicy.checkpoint import save_policy
+from repolicy.errors import UsageError
+from repolicy.objective import Objective, reformulated
+from repolicy.policy import Policy, PolicySpec, Prior, frozen
+from repolicy.rql.common import Normalised, TaskReward, actions_of, checked, normaliser_for, storable
+from repolicy.rql.settings import Settings
+
+from stable_baselines3 import SAC  # isort: skip
+from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise  # isort: skip
+from stable_baselines3.common.utils import polyak_update  # isort: skip
+
+
+class ResidualSAC(SAC):  # type: ignore[misc]
+    """SAC beside a frozen prior, whose copy the actor starts as where their families agree."""
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        objective: Objective,
+        prior: Prior | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        settings = settings or Settings()
+        self.objective, self.prior = objective, checked(env, objective, prior)
+        actions = actions_of(env.action_space)
+        if actions.kind != "continuous":
+            raise UsageError(f"ResidualSAC acts with numbers, and the environment takes {actions}: use ResidualDQN")
+        self._normaliser = normaliser_for(env.observation_space, self.prior)
+        noise, size = None, actions.width
+        if settings.noise:
+            noise = OrnsteinUhlenbeckActionNoise(np.zeros(size), np.full(size, settings.noise))
+        super().__init__(
+            "MlpPolicy",
+            TaskReward(env, objective),
+            learning_rate=settings.learning_rate,
+            buffer_size=settings.buffer,
+            learning_starts=settings.warmup,
+            batch_size=settings.minibatch,
+            tau=settings.tau,
+            gamma=settings.gamma,
+            train_freq=settings.train_every,
+            gradient_steps=settings.gradient_steps,
+            action_noise=noise,
+            ent_coef=objective.alpha,
+            policy_kwargs={
+                "net_arch": list(settings.hidden),
+                "features_extractor_class": Normalised,
+                "features_extractor_kwargs": {"normaliser": self._normaliser},
+            },
+            seed=settings.seed,
+            device="cpu",
+        )
+        self.actor = self.policy.actor = Actor(self._first_policy(settings), settings.learning_rate)
+
+    def targets(self, batch: Any) -> Tensor:
+        """What Q_R should be at a batch of transitions, `[B, 1]`."""
+        with torch.no_grad():
+            next_v = self.soft_value(self.critic_target, batch.next_observations)
+            return batch.rewards + (1 - batch.dones) * self.gamma * next_v.unsqueeze(-1)
+
+    def actor_loss(self, observations: Tensor) -> Tensor:
+        """What the actor lowers: minus the soft value of what it would do."""
+        return -self.soft_value(self.critic, observations).mean()
+
+    def soft_value(self, critic: nn.Module, observations: Tensor) -> Tensor:
+        """min Q_R + ω · log prior − α · log policy at one action of the policy, `[B]`; it has a gradient through it."""
+        distribution = self.actor.policy(observations)
+        actions = distribution.sample()
+        q = torch.cat(critic(observations, torch.tanh(actions)), dim=1).min(dim=1).values
+        log_prior = self.log_prior(observations, actions) if self.objective.reads_prior else None
+        return reformulated(self.objective, q, log_prior, distribution.log_prob(actions)).total
+
+    def log_prior(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """log prior(a|s) of actions before tanh `[B, A]`, with its gradient through them, `[B]`."""
+        if not isinstance(self.prior, Policy):
+            assert self.prior is not None
+            return self.prior.log_prob(observations, actions)
+        if not self.prior.spec.squashes:  # then it scores what the environment gets
+            low, high = torch.tensor(self.action_space.low), torch.tensor(self.action_space.high)
+            actions = low + (torch.tanh(actions) + 1) / 2 * (high - low)
+        return self.prior(observations).log_prob(actions)  # its method log_prob would stop the gradient
+
+    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
+        """As Stable-Baselines3's, with other losses."""
+        for _ in range(gradient_steps):
+            batch = self.replay_buffer.sample(batch_size)
+            targets = self.targets(batch)
+            critics = self.critic(batch.observations, batch.actions)
+            critic_loss = torch.stack([nn.functional.mse_loss(q, targets) for q in critics]).sum() / 2
+            self.critic.optimizer.zero_grad()
+            critic_loss.backward()
+            self.critic.optimizer.step()
+
+            self.critic.requires_grad_(False)
+            actor_loss = self.actor_loss(batch.observations)
+            self.actor.optimizer.zero_grad()
+            actor_loss.backward()
+            self.actor.optimizer.step()
+            self.critic.requires_grad_(True)
+            polyak_update(self.critic.parameters(), self.critic_target.parameters(), self.tau)
+        self._n_updates += gradient_steps
+        self.logger.record("train/critic_loss", critic_loss.item())
+        self.logger.record("train/actor_loss", actor_loss.item())
+
+    def as_policy(self) -> Policy:
+        """The policy as a `repolicy.Policy` of the family `state_squashed`."""
+        return frozen(self.actor.policy)
+
+    def save(self, path: Any, card: dict[str, Any] | None = None) -> None:
+        """One file with the policy and its prior, which any part of Repolicy reads. No pickle."""
+        save_policy(path, self.as_policy(), card or {}, storable(self.prior))
+
+    def _first_policy(self, settings: Settings) -> Policy:
+        if isinstance(self.prior, Policy) and self.prior.spec.family == "state_squashed":
+            return frozen(self.prior).requires_grad_(True)
+        size, actions = self._normaliser.mean.numel(), actions_of(self.action_space)
+        policy = Policy(PolicySpec(size, actions, "state_squashed", settings.hidden, "relu"))
+        policy.normaliser.load_state_dict(self._normaliser.state_dict())
+        return policy
+
+    def _sample_action(self, learning_starts: int, action_noise: Any = None, n_envs: int = 1) -> Any:
+        """With a prior, from the policy from the first step on; else at random until there is something to learn."""
+        return super()._sample_action(learning_starts if self.prior is None else 0, action_noise, n_envs)
+
+
+class Actor(nn.Module):
+    """A policy in the place of Stable-Baselines3's actor."""
+
+    def __init__(self, policy: Policy, learning_rate: float) -> None:
+        super().__init__()
+        self.policy = policy
+        self.optimizer = torch.optim.Adam(policy.parameters(), learning_rate)
+
+    def forward(self, observations: Tensor, deterministic: bool = False) -> Tensor:
+        """Actions within ±1, `[B, A]`."""
+        distribution = self.policy(observations.flatten(1))
+        return torch.tanh(distribution.mode() if deterministic else distribution.sample())
+
+    def set_training_mode(self, mode: bool) -> None:
+        self.train(mode)

@@ -1,0 +1,119 @@
+"""How to train. (Without torch, so that `--help` is quick.)"""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from repolicy.errors import UsageError
+from repolicy.loading import nearest
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train, for both algorithms."""
+
+    steps: int = 100_000
+    """Environment steps."""
+    seed: int = 0
+    """Seed of everything."""
+    gamma: float = 0.99
+    """Discount."""
+    learning_rate: float = 3e-4
+    """Adam's step size."""
+    minibatch: int = 256
+    """Transitions in one gradient step."""
+    buffer: int = 100_000
+    """Transitions that are remembered."""
+    warmup: int = 1_000
+    """Steps before the first gradient step."""
+    train_every: int = 1
+    """Environment steps between two rounds of gradient steps."""
+    gradient_steps: int = 1
+    """Gradient steps in a round."""
+    tau: float = 0.01
+    """How far the target networks follow in a gradient step."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Sizes of the hidden layers."""
+    noise: float = 0.0
+    """Std of noise that is added to continuous actions while training, correlated in time (Ornstein–Uhlenbeck)."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in _RANGES:
+            if not low <= getattr(self, name) <= high:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must lie between {low:g} and {high:g}")
+        if not self.hidden or min(self.hidden) < 1:
+            raise UsageError(f"hidden is {self.hidden}; it must be one or more layer sizes, such as 64 64")
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+_RANGES: list[tuple[str, float, float]] = [
+    ("steps", 1, 1e12),
+    ("seed", 0, 2**31 - 1),
+    ("gamma", 0, 1),
+    ("learning_rate", 0, 10),
+    ("minibatch", 1, 1e6),
+    ("buffer", 1, 1e8),
+    ("warmup", 0, 1e12),
+    ("train_every", 1, 1e6),
+    ("gradient_steps", 1, 1e6),
+    ("tau", 1e-9, 1),
+    ("noise", 0, 10),
+]
+
+
+def read_settings(path: Path, base: Settings) -> Settings:
+    """`base` with the fields of a JSON file in place of its own."""
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"settings file {path} cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"settings file {path} must hold an object of fields, not a {type(values).__name__}")
+    known = base.as_dict()
+    for name, value in values.items():
+        if name not in known:
+            raise UsageError(f"settings file {path} has an unknown field {name!r}{nearest(name, known)}")
+        if isinstance(value, bool) or not isinstance(value, list if name == "hidden" else int | float):
+            raise UsageError(f"settings file {path}, field {name!r} is {value!r}, which it cannot be")
+    fields: dict[str, Any] = {name: tuple(value) if name == "hidden" else value for name, value in values.items()}
+    return replace(base, **fields)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One of the four tasks: its environment, the temperature of its priors, and how to train on it."""
+
+    env: str
+    alpha: float
+    settings: Settings
+
+
+TASKS = {
+    "cartpole": Task(
+        "repolicy.rql.tasks:CartPole",
+        1.0,
+        Settings(steps=50_000, learning_rate=1e-3, minibatch=128, train_every=4, gradient_steps=2, hidden=(64, 64)),
+    ),
+    "mountain_car": Task(
+        "repolicy.rql.tasks:MountainCar",
+        0.1,
+        Settings(steps=30_000, gamma=0.9999, noise=0.5, train_every=32, gradient_steps=16),
+    ),
+    "highway": Task(
+        "repolicy.rql.tasks:Highway", 1.0, Settings(steps=20_000, gamma=0.8, learning_rate=5e-4, hidden=(256, 256))
+    ),
+    "parking": Task(
+        "repolicy.rql.tasks:Parking", 0.01, Settings(gamma=0.95, learning_rate=1e-3, hidden=(256, 256, 256))
+    ),
+}
+
+
+def defaults(env: str) -> Settings:
+    """The settings of a task, named by itself or by its environment; of any other environment, `Settings()`."""
+    for name, task in TASKS.items():
+        if env in (name, task.env):
+            return task.settings
+    return Settings()

@@ -1,0 +1,125 @@
+"""The four tasks of Residual Q-Learning, as Gymnasium environments.
+
+The environment's own reward is the basic reward; `info["addon_reward"]` is the add-on's. Any command of Repolicy takes
+them by name, and the add-on beside them:
+
+    repolicy train repolicy.rql.tasks:CartPole --objective full --alpha 0.1 --addon repolicy.rql.tasks:addon
+
+| task | basic | add-on |
+|---|---|---|
+| CartPole, 500 steps | 1 − 10·abs(angle)/0.2095 | −abs(position)/2.4: stay in the middle |
+| MountainCar, 999 steps, continuous | 100 at the top, −0.1·action² | −0.1 where action < 0: push to the right |
+| Highway, 3 lanes, 30 cars, 40 s | 1 + 0.4·speed − 0.5·crash, 0 off the road | 0.5·lane/2: keep to the right |
+| Parking | minus the distance from the goal | −1 on a line between slots |
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from repolicy.errors import UsageError
+
+
+def addon(observations: Any, actions: Any, next_observations: Any, info: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The add-on of whichever of these tasks it is."""
+    if "addon_reward" not in info:
+        raise UsageError("this add-on belongs to the environments of repolicy.rql.tasks")
+    return info["addon_reward"]
+
+
+class Task(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment whose rewards are `basic` and `addon` of what has just happened."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        info["addon_reward"] = float(self.addon(observation, action))
+        return observation, float(self.basic(observation, float(reward), info)), terminated, truncated, info
+
+    def basic(self, observation: np.ndarray, reward: float, info: dict[str, Any]) -> float:
+        return reward
+
+    def addon(self, observation: np.ndarray, action: Any) -> float:
+        raise NotImplementedError
+
+
+class CartPole(Task):
+    """Keep the pole upright; add-on: keep the cart in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+
+    def basic(self, observation: np.ndarray, reward: float, info: dict[str, Any]) -> float:
+        return 1.0 - 10.0 * abs(observation[2]) / 0.2095
+
+    def addon(self, observation: np.ndarray, action: Any) -> float:
+        return -abs(observation[0]) / 2.4
+
+
+class MountainCar(Task):
+    """Reach the top with little effort; add-on: do not push to the left."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("MountainCarContinuous-v0"))
+
+    def addon(self, observation: np.ndarray, action: Any) -> float:
+        return -0.1 if np.ravel(action)[0] < 0 else 0.0
+
+
+class Highway(Task):
+    """Drive fast and crash into nobody; add-on: keep to the right."""
+
+    def __init__(self) -> None:
+        config = {"lanes_count": 3, "vehicles_count": 30, "duration": 40}
+        super().__init__(gymnasium.wrappers.FlattenObservation(_highway("highway-v0", config)))
+
+    def basic(self, observation: np.ndarray, reward: float, info: dict[str, Any]) -> float:
+        parts = info["rewards"]
+        return float(parts["on_road_reward"] * (1 + 0.4 * parts["high_speed_reward"] - 0.5 * parts["collision_reward"]))
+
+    def addon(self, observation: np.ndarray, action: Any) -> float:
+        vehicle: Any = self.unwrapped.vehicle  # type: ignore[attr-defined]
+        return 0.5 * vehicle.target_lane_index[2] / 2
+
+
+class Parking(Task):
+    """Park in the slot that is marked; add-on: do not touch the lines between slots."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.wrappers.FlattenObservation(_highway("parking-v0", {})))
+
+    def addon(self, observation: np.ndarray, action: Any) -> float:
+        vehicle: Any = self.unwrapped.vehicle  # type: ignore[attr-defined]
+        size = np.array([vehicle.LENGTH, vehicle.WIDTH])
+        return -float(touches(np.asarray(vehicle.position), float(vehicle.heading), size, SLOT_LINES))
+
+
+# The lines at both sides of 14 slots, above and below the drive: (x, y) of both ends, [30, 2, 2].
+SLOT_LINES = np.array([[[x, sign * 10.0], [x, sign * 18.0]] for sign in (1, -1) for x in np.arange(-28.0, 29.0, 4.0)])
+
+
+def touches(position: np.ndarray, heading: float, size: np.ndarray, lines: np.ndarray) -> bool:
+    """Whether a rectangle `size = [length, width]` at `position`, turned by `heading`, meets any of `lines` [K, 2, 2].
+
+    In the rectangle's own frame, a line meets it if there is a stretch of the line within both its slabs.
+    """
+    turn = np.array([[np.cos(heading), -np.sin(heading)], [np.sin(heading), np.cos(heading)]])
+    ends = (lines - position) @ turn
+    start, along = ends[:, 0], ends[:, 1] - ends[:, 0]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        one, other = (-size / 2 - start) / along, (size / 2 - start) / along
+    enter, leave = np.minimum(one, other), np.maximum(one, other)
+    parallel, inside = np.abs(along) < 1e-9, np.abs(start) <= size / 2
+    enter = np.where(parallel, np.where(inside, -np.inf, np.inf), enter)
+    leave = np.where(parallel, np.where(inside, np.inf, -np.inf), leave)
+    return bool((np.maximum(enter.max(-1), 0) <= np.minimum(leave.min(-1), 1)).any())
+
+
+def _highway(name: str, config: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    try:
+        import highway_env
+    except ImportError:
+        raise UsageError(f"{name} needs highway-env, which is not installed: pip install 'repolicy[sb3]'") from None
+    gymnasium.register_envs(highway_env)
+    return gymnasium.make(name, config=config)

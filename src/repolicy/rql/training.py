@@ -1,0 +1,132 @@
+"""Train and customise with Residual Q-learning, from names to a file."""
+
+import zipfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import torch
+
+from repolicy.checkpoint import find_policy, read_card, read_policy
+from repolicy.errors import FileError, UsageError
+from repolicy.loading import load_object, nearest
+from repolicy.objective import Objective
+from repolicy.policy import Policy
+from repolicy.rql.settings import TASKS, Settings, defaults
+
+Progress = Callable[[int, float | None], None]
+
+
+def train(
+    env: str,
+    objective: Objective,
+    out: str | Path,
+    settings: Settings | None = None,
+    *,
+    progress: Progress | None = None,
+) -> Policy:
+    """Train a policy from nothing and write it to the file `out`: a prior, or a baseline."""
+    if objective.reads_prior:
+        raise UsageError("an objective with omega above 0 needs a prior: use customize")
+    return _run(env, objective, None, Path(out), settings, progress)
+
+
+def customize(
+    prior: str | Path,
+    objective: Objective,
+    out: str | Path,
+    settings: Settings | None = None,
+    *,
+    env: str | None = None,
+    progress: Progress | None = None,
+) -> Policy:
+    """Give the policy in a file a new requirement, without the reward that trained it; write the result to `out`."""
+    path = _policy_file(prior)
+    saved = read_policy(path)
+    env = env or saved.card.get("request", {}).get("env")
+    if env is None:
+        raise UsageError(f"{path} does not say which environment it is for; name one with env (--env)")
+    if not objective.reads_addon:
+        raise UsageError("customising needs an objective whose task is the add-on: residual, kl or greedy")
+    return _run(env, objective, saved.policy, Path(out), settings, progress)
+
+
+def story_of(prior: str | Path) -> dict[str, Any]:
+    """What the file of a prior tells of its training."""
+    return dict(read_card(_policy_file(prior)).get("request", {}))
+
+
+def make(env: str) -> gymnasium.Env[Any, Any]:
+    """The environment of a task, of `module:callable`, or of a Gymnasium id."""
+    reference = TASKS[env].env if env in TASKS else env
+    if ":" in reference:
+        function = load_object(reference, "environment")
+        if not callable(function):
+            raise UsageError(f"environment {reference!r} is not something that can be called to make one")
+        made: gymnasium.Env[Any, Any] = function()
+        return made
+    if reference not in gymnasium.registry:
+        raise UsageError(f"there is no task or environment {env!r}{nearest(env, {*TASKS, *gymnasium.registry})}")
+    return gymnasium.make(reference)
+
+
+def _run(
+    env: str,
+    objective: Objective,
+    prior: Policy | None,
+    out: Path,
+    settings: Settings | None,
+    progress: Progress | None,
+) -> Policy:
+    settings = settings or defaults(env)
+    if out.exists():
+        raise FileError(f"{out} exists already; choose another --out")
+    torch.set_num_threads(1)  # layers this small are slower on more
+    model = _algorithm(env, objective, prior, settings)
+    callback = None if progress is None else _callback(progress)
+    model.learn(settings.steps, callback=callback, log_interval=None)
+    request = {
+        "env": TASKS[env].env if env in TASKS else env,
+        "addons": ["repolicy.rql.tasks:addon"] if objective.reads_addon else [],
+        "objective": objective.as_dict(),
+        "method": type(model).__name__,
+        "settings": settings.as_dict(),
+    }
+    versions = {name: version(name) for name in ("repolicy", "stable_baselines3", "torch", "gymnasium")}
+    model.save(out, {"request": request, "steps": settings.steps, "versions": versions})
+    return read_policy(out).policy
+
+
+def _policy_file(reference: str | Path) -> Path:
+    path = find_policy(reference)
+    if zipfile.is_zipfile(path):
+        raise UsageError(
+            f"{path} is a zip, as Stable-Baselines3 saves its models, and no prior yet: a DQN or TD3 in it is "
+            "deterministic and has no log-probabilities; another policy must be converted to a Repolicy file first"
+        )
+    return path
+
+
+def _algorithm(env: str, objective: Objective, prior: Policy | None, settings: Settings) -> Any:
+    """ResidualDQN where actions are choices, ResidualSAC where they are numbers."""
+    from repolicy.rql.dqn import ResidualDQN
+    from repolicy.rql.sac import ResidualSAC
+
+    made = make(env)
+    algorithm = ResidualDQN if isinstance(made.action_space, gymnasium.spaces.Discrete) else ResidualSAC
+    return algorithm(made, objective, prior, settings)
+
+
+def _callback(progress: Progress) -> Callable[[dict[str, Any], dict[str, Any]], bool]:
+    """Stable-Baselines3's kind of callback: every 100 steps, the steps so far and the mean return of late episodes."""
+
+    def call(local: dict[str, Any], _: dict[str, Any]) -> bool:
+        model = local["self"]
+        if model.num_timesteps % 100 == 0:
+            returns = [episode["r"] for episode in list(model.ep_info_buffer)[-20:]]
+            progress(model.num_timesteps, sum(returns) / len(returns) if returns else None)
+        return True
+
+    return call

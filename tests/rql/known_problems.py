@@ -1,0 +1,77 @@
+"""What the tests of Residual Q-learning share: problems whose answers are known."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+pytest.importorskip("stable_baselines3")
+
+from repolicy.exact import MDP
+
+
+class Walk(gymnasium.Env[Any, Any]):
+    """An endless process of three states, seen one-hot: where one goes and what one gets are certain."""
+
+    observation_space: Any = spaces.Box(0.0, 1.0, (3,), np.float32)
+    action_space: Any = spaces.Discrete(2)
+    goes = np.array([[1, 2], [2, 0], [0, 1]])
+    basic = np.array([[1.0, 0.0], [0.2, 0.5], [-0.3, 0.4]])
+    addon = np.array([[0.0, 0.6], [0.3, -0.4], [0.5, 0.1]])
+    discount = 0.6
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.state = int(self.np_random.integers(3))
+        return np.eye(3, dtype=np.float32)[self.state], {}
+
+    def step(self, action: Any) -> Any:
+        at = self.state, int(action)
+        self.state = int(self.goes[at])
+        cut = bool(self.np_random.random() < 0.1)  # a time limit, of which the value knows nothing
+        seen = np.eye(3, dtype=np.float32)[self.state]
+        return seen, float(self.basic[at]), False, cut, {"addon_reward": float(self.addon[at])}
+
+    @classmethod
+    def process(cls) -> MDP:
+        return MDP(
+            transitions=np.eye(3)[cls.goes].tolist(),
+            reward=cls.basic.tolist(),
+            addon=cls.addon.tolist(),
+            start=[1 / 3] * 3,
+            discount=cls.discount,
+        )
+
+
+class WithoutReward(Walk):
+    """The same, its basic reward being nobody's business."""
+
+    basic = np.full((3, 2), np.nan)
+
+
+class Bounded(gymnasium.Env[Any, Any]):
+    """One number to see and one to choose between −2 and 6."""
+
+    observation_space: Any = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space: Any = spaces.Box(-2.0, 6.0, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.np_random.uniform(-1, 1, 1).astype(np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        seen = self.np_random.uniform(-1, 1, 1).astype(np.float32)
+        return seen, 0.0, False, bool(self.np_random.random() < 0.1), {"addon_reward": float(action[0])}
+
+
+class Table:
+    """Log-probabilities `[S, A]` of one-hot states: anything with `log_prob` is a prior."""
+
+    def __init__(self, log_probs: torch.Tensor) -> None:
+        self.log_probs = log_probs.float()
+
+    def log_prob(self, observations: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        return self.log_probs[observations.argmax(-1), actions[..., 0].long()]

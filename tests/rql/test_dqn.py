@@ -1,0 +1,180 @@
+"""ResidualDQN against residual soft value iteration, solved exactly."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from known_problems import Table, Walk, WithoutReward
+from torch import Tensor, nn
+
+from repolicy.checkpoint import read_policy, save_policy
+from repolicy.evaluation import evaluate
+from repolicy.exact import Solution, soft_optimal, solve_residual
+from repolicy.objective import Objective, full, greedy, residual, soft
+from repolicy.policy import ActionSpace, Policy, PolicySpec, frozen, moments
+from repolicy.rql import ResidualDQN, Settings
+
+STATES = torch.eye(3)
+QUICK = Settings(
+    steps=4_000, gamma=Walk.discount, learning_rate=1e-2, minibatch=64, warmup=100, train_every=4, tau=0.1, hidden=(16,)
+)
+RESIDUAL = residual(omega=0.7, alpha=0.3)
+
+
+def exact(objective: Objective) -> tuple[Solution, Tensor]:
+    """The optimum of an objective on the walk, and the prior that it starts from."""
+    prior = soft_optimal(Walk.process(), alpha=0.5).log_policy
+    return solve_residual(Walk.process(), objective, prior), prior
+
+
+def with_q(model: Any, q: Tensor) -> Any:
+    """The model with a table `[S, A]` in the place of both networks."""
+    table = nn.Linear(3, 2, bias=False)
+    table.weight.data = q.T.float()
+    table.set_training_mode = table.train  # type: ignore[assignment]
+    model.policy.q_net = model.policy.q_net_target = model.q_net = model.q_net_target = table
+    return model
+
+
+def every_transition(reward: np.ndarray) -> SimpleNamespace:
+    """The six transitions of the walk, as Stable-Baselines3 hands them out."""
+    states, actions = np.divmod(np.arange(6), 2)
+    return SimpleNamespace(
+        observations=STATES[states],
+        actions=torch.tensor(actions)[:, None],
+        rewards=torch.tensor(reward[states, actions], dtype=torch.float32)[:, None],
+        next_observations=STATES[Walk.goes[states, actions]],
+        dones=torch.zeros(6, 1),
+    )
+
+
+def wild_prior(**changes: Any) -> Policy:
+    """A prior with weights of its own and a normaliser that has seen something."""
+    policy = Policy(
+        PolicySpec(3, ActionSpace("discrete", (2,)), **({"family": "categorical", "hidden": (8, 5)} | changes))
+    )
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.5)
+    policy.normaliser.update(moments(np.random.default_rng(0).normal(0.5, 0.4, (100, 3)).astype(np.float32)))
+    return policy
+
+
+# Targets and policy ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("objective", [RESIDUAL, residual(0.2, 1.5), residual(0.3, 0.3)])
+def test_the_exact_residual_q_is_its_own_target(objective: Objective) -> None:
+    solution, prior = exact(objective)
+    model = with_q(ResidualDQN(Walk(), objective, Table(prior), QUICK), solution.q)
+    batch = every_transition(Walk.addon)
+    torch.testing.assert_close(model.targets(batch).view(3, 2), solution.q.float(), atol=1e-5, rtol=0)
+    distribution = model.policy.distribution(STATES)
+    torch.testing.assert_close(distribution.log_probs[0], solution.log_policy.float(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("objective", [soft(0.5), full(0.2)])
+def test_without_omega_it_is_soft_q_learning(objective: Objective) -> None:
+    process = Walk.process()
+    reward = process.task(objective)
+    solution = soft_optimal(process.with_reward(reward), objective.alpha)
+    model = with_q(ResidualDQN(Walk(), objective, settings=QUICK), solution.q)
+    targets = model.targets(every_transition(reward.numpy()))
+    torch.testing.assert_close(targets.view(3, 2), solution.q.float(), atol=1e-5, rtol=0)
+
+
+def test_nothing_follows_a_terminal_step() -> None:
+    batch = every_transition(Walk.addon)
+    batch.dones[:] = 1.0
+    model = ResidualDQN(Walk(), RESIDUAL, Table(exact(RESIDUAL)[1]), QUICK)
+    assert torch.equal(model.targets(batch), batch.rewards)
+
+
+def test_it_acts_by_its_softmax_and_nothing_else() -> None:
+    """Also at the very first step, also while learning: no ε, no greedy choice, no random warm-up."""
+    solution, prior = exact(RESIDUAL)
+    model = with_q(ResidualDQN(Walk(), RESIDUAL, Table(prior), QUICK), solution.q)
+    seen = np.repeat(np.eye(3, dtype=np.float32), 4000, axis=0)
+    model._last_obs = seen
+    for acted in (model.predict(seen)[0], model._sample_action(learning_starts=1000, n_envs=len(seen))[0]):
+        shares = acted.reshape(3, 4000).mean(1)
+        np.testing.assert_allclose(shares, solution.policy[:, 1], atol=0.03)
+    best, _ = model.predict(np.eye(3, dtype=np.float32), deterministic=True)
+    assert best.tolist() == solution.policy.argmax(-1).tolist()
+
+
+# Learning -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("objective", [RESIDUAL, soft(0.5)])
+def test_what_it_learns_is_the_exact_residual_q(objective: Objective) -> None:
+    solution, prior = exact(objective)
+    env = WithoutReward() if objective == RESIDUAL else Walk()  # customising reads no basic reward
+    model = ResidualDQN(env, objective, Table(prior), QUICK)
+    model.learn(QUICK.steps)
+    with torch.no_grad():
+        torch.testing.assert_close(model.q_net(STATES), solution.q.float(), atol=0.02, rtol=0)
+        found = model.policy.distribution(STATES).log_probs[0]
+    torch.testing.assert_close(found, solution.log_policy.float(), atol=0.05, rtol=0)
+
+
+def test_before_it_has_learnt_it_is_the_prior() -> None:
+    _, prior = exact(RESIDUAL)
+    model = with_q(ResidualDQN(Walk(), residual(0.4, 0.4), Table(prior), QUICK), torch.zeros(3, 2))
+    torch.testing.assert_close(model.policy.distribution(STATES).log_probs[0], prior.float())
+
+
+def test_the_prior_does_not_move() -> None:
+    prior = wild_prior()
+    before = frozen(prior).state_dict()
+    model = ResidualDQN(Walk(), RESIDUAL, prior, Settings(steps=200, warmup=50, hidden=(8, 8)))
+    model.learn(200)
+    for policy in (prior, model.prior):
+        assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
+    assert all(parameter.grad is None and not parameter.requires_grad for parameter in model.prior.parameters())
+    trained = {id(parameter) for group in model.policy.optimizer.param_groups for parameter in group["params"]}
+    assert trained == {id(parameter) for parameter in model.q_net.parameters()}
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh", "elu"])
+def test_a_saved_policy_is_the_one_that_acted_and_needs_no_other_file(tmp_path: Path, activation: str) -> None:
+    save_policy(tmp_path / "prior.safetensors", wild_prior(activation=activation), {})
+    prior = read_policy(tmp_path / "prior.safetensors").policy
+    model = ResidualDQN(Walk(), RESIDUAL, prior, Settings(steps=150, warmup=50, hidden=(16, 4)))
+    model.learn(150)
+    model.save(tmp_path / "policy.safetensors", {"seed": 3})
+    (tmp_path / "prior.safetensors").unlink()
+    saved = read_policy(tmp_path / "policy.safetensors")
+    seen = torch.randn(50, 3)
+    with torch.no_grad():
+        wanted = model.policy.distribution(seen).log_probs[0]
+        torch.testing.assert_close(saved.policy(seen).log_probs[0], wanted, atol=1e-4, rtol=1e-4)
+    assert (wanted - prior(seen).log_probs[0]).abs().max() > 0.05  # it is not the prior
+    assert saved.card == {"seed": 3}
+    assert saved.prior is not None
+    actions = torch.randint(2, (50, 1))
+    assert torch.equal(saved.prior.log_prob(seen, actions), prior.log_prob(seen, actions))
+
+
+def test_a_customised_policy_can_be_customised_again(tmp_path: Path) -> None:
+    first = ResidualDQN(Walk(), RESIDUAL, wild_prior(activation="relu"), Settings(hidden=(8, 8))).as_policy()
+    second = ResidualDQN(Walk(), residual(0.1, 0.2), first, Settings(hidden=(4, 4)))
+    seen = torch.randn(50, 3)
+    with torch.no_grad():
+        wanted = second.policy.distribution(seen).log_probs[0]
+        torch.testing.assert_close(second.as_policy()(seen).log_probs[0], wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_the_rest_of_repolicy_reads_its_files(tmp_path: Path) -> None:
+    model = ResidualDQN(Walk(), greedy(0.3), settings=QUICK)
+    model.save(tmp_path / "policy.safetensors")
+    found = evaluate(
+        read_policy(tmp_path / "policy.safetensors").policy, f"{Path(__file__).parent / 'known_problems.py'}:Walk", 3
+    )
+    assert found.lengths.sum() > 0

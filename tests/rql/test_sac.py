@@ -1,0 +1,170 @@
+"""ResidualSAC against a problem whose optimum is known: one step, quadratic before tanh, beside a Gaussian prior.
+
+The optimum is proportional to (prior^ω · e^Q)^(1/α). With Q = −c·(u − goal)² + (ω − α)·log tanh′(u), whose last term
+makes up for the Jacobians that do not cancel where ω and α differ, it is Gaussian before tanh; and then
+Q + ω·log prior − α·log policy is one number, the soft value, whatever the action.
+"""
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from known_problems import Bounded
+from torch import Tensor, nn
+
+from repolicy.checkpoint import read_policy, save_policy
+from repolicy.evaluation import evaluate
+from repolicy.objective import Objective, kl, residual, soft
+from repolicy.policy import ActionSpace, Policy, PolicySpec, frozen, moments
+from repolicy.rql import ResidualSAC, Settings
+
+ACTIONS = ActionSpace("continuous", (1,), (-2.0,), (6.0,))
+MEAN, STD = 0.3, 0.5  # of the prior, before tanh
+CURVATURE, GOAL = 0.7, 0.9
+OBJECTIVES = [kl(0.4), residual(0.5, 0.3), residual(0.2, 0.6)]
+
+
+def constant(mean: float, std: float, family: Any = "state_squashed") -> Policy:
+    """A policy that does the same everywhere."""
+    policy = Policy(PolicySpec(1, ACTIONS, family, hidden=(4,), activation="relu", min_std=0.0))
+    with torch.no_grad():
+        policy.network.weights[-1].zero_()
+        policy.network.biases[-1].copy_(torch.tensor([mean, math.log(std)]))
+    return policy
+
+
+class Quadratic(nn.Module):
+    """Two critics, the second of which is above the first: only the smaller one counts."""
+
+    def __init__(self, objective: Objective) -> None:
+        super().__init__()
+        self.excess = objective.omega - objective.alpha
+
+    def forward(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        q = -CURVATURE * (torch.atanh(actions) - GOAL).square() + self.excess * torch.log1p(-actions.square())
+        return q, q + 1.0
+
+
+def optimum(objective: Objective) -> tuple[float, float, float]:
+    """(mean, std, soft value) by completing the square, in plain numbers."""
+    share = objective.omega / objective.alpha
+    precision = share / STD**2 + 2 * CURVATURE / objective.alpha
+    mean = (share * MEAN / STD**2 + 2 * CURVATURE * GOAL / objective.alpha) / precision
+    peak = -share * (mean - MEAN) ** 2 / (2 * STD**2) - CURVATURE * (mean - GOAL) ** 2 / objective.alpha
+    log_z = peak - share * math.log(STD * math.sqrt(2 * math.pi)) + 0.5 * math.log(2 * math.pi / precision)
+    return mean, precision**-0.5, objective.alpha * log_z
+
+
+def solved(objective: Objective, actor: Policy | None = None) -> Any:
+    """A model with the true Q, whose actor is the optimum or the one given."""
+    mean, std, _ = optimum(objective)
+    model = ResidualSAC(Bounded(), objective, constant(MEAN, STD))
+    model.critic = model.critic_target = Quadratic(objective)
+    model.actor.policy = actor or constant(mean, std)
+    return model
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_at_the_optimum_target_and_loss_are_the_soft_value(objective: Objective) -> None:
+    """Exactly, for every action that was drawn: there is no noise left."""
+    model, (_, _, value) = solved(objective), optimum(objective)
+    seen = torch.rand(500, 1)
+    batch = SimpleNamespace(next_observations=seen, rewards=torch.full((500, 1), 2.0), dones=torch.zeros(500, 1))
+    targets = model.targets(batch)
+    torch.testing.assert_close(targets, torch.full((500, 1), 2.0 + model.gamma * value), atol=2e-3, rtol=0)
+    torch.testing.assert_close(model.actor_loss(seen), torch.tensor(-value), atol=1e-3, rtol=0)
+
+
+def test_nothing_follows_a_terminal_step() -> None:
+    model = solved(OBJECTIVES[1])
+    batch = SimpleNamespace(next_observations=torch.rand(5, 1), rewards=torch.ones(5, 1), dones=torch.ones(5, 1))
+    assert torch.equal(model.targets(batch), batch.rewards)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_actor_finds_the_optimum(objective: Objective) -> None:
+    """Which it would not if the gradient stopped at the action that the prior is asked about."""
+    actor = constant(-0.5, 1.0)
+    model = solved(objective, actor)
+    optimizer = torch.optim.Adam(actor.parameters(), 0.02)
+    for step in range(500):
+        optimizer.param_groups[0]["lr"] = 0.02 * (1 - step / 500)
+        optimizer.zero_grad()
+        model.actor_loss(torch.rand(256, 1)).backward()
+        optimizer.step()
+    mean, std, _ = optimum(objective)
+    with torch.no_grad():
+        found = actor(torch.zeros(1, 1))
+    np.testing.assert_allclose([found.mean.item(), found.log_std.exp().item()], [mean, std], atol=0.02)
+
+
+def test_far_out_nothing_blows_up() -> None:
+    """Where tanh is ±1 to the bit, policy and prior still agree on what was done."""
+    model = ResidualSAC(Bounded(), kl(0.4), constant(12.0, 0.5))
+    loss = model.actor_loss(torch.rand(100, 1))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert all(bool(torch.isfinite(parameter.grad).all()) for parameter in model.actor.parameters())
+    seen, far = torch.rand(100, 1), torch.full((100, 1), 12.3)
+    assert torch.equal(model.log_prior(seen, far), model.actor.policy.log_prob(seen, far))
+
+
+def test_a_prior_that_is_not_squashed_scores_what_the_environment_gets() -> None:
+    prior = constant(1.0, 0.5, "state_gaussian")
+    model = ResidualSAC(Bounded(), kl(0.4), prior)
+    seen, actions = torch.rand(9, 1), torch.linspace(-3, 3, 9)[:, None]
+    acted = torch.tensor(model.actor.policy.to_environment(actions.numpy()))
+    torch.testing.assert_close(model.log_prior(seen, actions), prior.log_prob(seen, acted))
+
+
+def test_without_a_prior_it_is_sac() -> None:
+    """The same batch, the same noise: Stable-Baselines3's own formula, in terms of its own distribution."""
+    from stable_baselines3.common.distributions import SquashedDiagGaussianDistribution
+
+    model = ResidualSAC(Bounded(), soft(0.3))
+    seen = torch.rand(64, 1)
+    torch.manual_seed(1)
+    loss = model.actor_loss(seen)
+    torch.manual_seed(1)
+    found = model.actor.policy(seen)
+    theirs = SquashedDiagGaussianDistribution(1).proba_distribution(found.mean, found.log_std)
+    actions, log_prob = theirs.log_prob_from_params(found.mean, found.log_std)
+    q = torch.cat(model.critic(seen, actions), 1).min(1).values
+    torch.testing.assert_close(loss, (0.3 * log_prob - q).mean(), atol=1e-4, rtol=1e-4)
+
+
+def test_the_prior_and_its_normaliser_do_not_move() -> None:
+    prior = constant(MEAN, STD)
+    prior.normaliser.update(moments(np.random.default_rng(0).normal(0.5, 0.4, (100, 1)).astype(np.float32)))
+    before = frozen(prior).state_dict()
+    model = ResidualSAC(Bounded(), residual(0.5, 0.3), prior, Settings(steps=200, warmup=50, minibatch=32))
+    model.learn(200)
+    for policy in (prior, model.prior):
+        assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
+    assert all(parameter.grad is None and not parameter.requires_grad for parameter in model.prior.parameters())
+    moved = {name for name, value in model.as_policy().state_dict().items() if not torch.equal(value, before[name])}
+    assert moved
+    assert not any(name.startswith("normaliser") for name in moved)
+
+
+def test_a_saved_policy_is_the_one_that_acted_and_needs_no_other_file(tmp_path: Path) -> None:
+    save_policy(tmp_path / "prior.safetensors", constant(MEAN, STD), {})
+    prior = read_policy(tmp_path / "prior.safetensors").policy
+    model = ResidualSAC(Bounded(), residual(0.5, 0.3), prior, Settings(warmup=20, minibatch=32, noise=0.3))
+    model.learn(100)
+    model.save(tmp_path / "policy.safetensors")
+    (tmp_path / "prior.safetensors").unlink()
+    saved = read_policy(tmp_path / "policy.safetensors")
+    seen = np.linspace(-1, 1, 20, dtype=np.float32)[:, None]
+    mine = saved.policy.to_environment(saved.policy(torch.from_numpy(seen)).mode().detach().numpy())
+    np.testing.assert_allclose(mine, model.predict(seen, deterministic=True)[0], atol=1e-5)
+    actions = torch.linspace(-3, 3, 20)[:, None]
+    assert saved.prior is not None
+    torch.testing.assert_close(
+        saved.prior.log_prob(torch.from_numpy(seen), actions), prior.log_prob(torch.from_numpy(seen), actions)
+    )
+    assert evaluate(saved.policy, f"{Path(__file__).parent / 'known_problems.py'}:Bounded", 2).lengths.sum() > 0
