@@ -10,21 +10,21 @@ from pathlib import Path
 import pytest
 
 from repolicy import cli
-from repolicy.errors import UsageError
-from repolicy.llm import commands
+from repolicy.llm import commands, requirements
 
 
-@pytest.mark.parametrize("words", [["--help"], *([name, "--help"] for name in commands.COMMANDS)])
-def test_help_needs_nothing_heavy(words: list[str]) -> None:
+def test_help_needs_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom repolicy.cli import main\n"
-        f"try:\n    main(['llm', *{words!r}])\nexcept SystemExit as end:\n    assert end.code == 0, end.code\n"
+        "import sys\nfrom repolicy.cli import main\nfrom repolicy.llm.commands import COMMANDS\n"
+        "for words in (['--help'], *([name, '--help'] for name in COMMANDS)):\n"
+        "    try:\n        main(['llm', *words])\n    except SystemExit as end:\n        assert end.code == 0\n"
         "heavy = {'torch', 'trl', 'transformers', 'matplotlib'} & set(sys.modules)\n"
         "sys.exit(f'it imports {heavy}' if heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "usage: repolicy llm" in done.stdout
+    for words in ("COMMAND", *commands.COMMANDS):
+        assert f"usage: repolicy llm {words} " in done.stdout
 
 
 def test_overviews_list_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,13 +61,17 @@ def test_a_request_that_cannot_be_met(words: str, sentence: str, capsys: pytest.
     assert said.count("\n") == 1
 
 
-def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_peft(name: str) -> ModuleSpec | None:
-        return None if name == "peft" else ModuleSpec(name, None)
-
-    monkeypatch.setattr(commands, "find_spec", without_peft)
-    with pytest.raises(UsageError, match=r"this needs peft, not installed here: pip install 'repolicy\[llm\]'"):
-        commands.Frontier().run()
+@pytest.mark.parametrize(("command", "absent"), [("frontier", "peft"), ("overhead", "trl"), ("spelling", "names")])
+def test_missing_extra_is_named(
+    command: str, absent: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(requirements, "find_spec", lambda name: None if name == absent else ModuleSpec(name, None))
+    with pytest.raises(SystemExit) as end:
+        cli.main(["llm", command])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == (
+        f"repolicy: this needs {absent}, not installed here: pip install 'repolicy[llm]'\n"
+    )
 
 
 def test_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,3 +133,13 @@ def test_refused(trainer: Callable[..., Any], more: dict[str, Any], words: str) 
 def test_alpha_zero_is_refused(trainer: Callable[..., Any]) -> None:
     with pytest.raises(UsageError, match="alpha is 0"):
         trainer(residual(0.1, 0.0))
+
+
+def test_model_without_a_path(trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+
+    from repolicy.llm.toy import new_model
+
+    built = new_model("abe", 3, 32, 1)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda _: built)
+    with pytest.raises(UsageError, match="Cross-Entropy-DPO loads its reference .* built in memory"):
+        trainer(kl(0.1), reference=False)

@@ -179,6 +179,14 @@ class TestRefused:
             trainer(kl(0.1), model=model, reference=False)
 
 
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from repolicy.llm import requirements
+
+    monkeypatch.setattr(requirements, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"this needs trl and peft and datasets, .* 'repolicy\[llm\]'"):
+        requirements.require_trl()
+
+
 @pytest.mark.parametrize("found", ["1.15.2", "1.17.0", "2.0.0"])
 def test_other_versions_of_trl_are_refused(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
     from repolicy.llm import requirements

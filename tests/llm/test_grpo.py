@@ -215,6 +215,8 @@ class TestRefused:
             ({"temperature": 0.7}, "temperature is 0.7; it must be 1.0"),
             ({"scale_rewards": "group"}, "scale_rewards is 'group'"),
             ({"beta": 0.1}, "beta is 0.1"),
+            ({"entropy_coef": 0.1}, "entropy_coef is 0.1"),
+            ({"top_entropy_quantile": 0.5}, "every token has a part"),
             ({"loss_type": "grpo"}, "divide every token by the same number"),
             ({"gamma": 1.5, "returns": "onward"}, "between 0 and 1"),
             ({"returns": "both"}, "'onward' or 'whole'"),

@@ -5,13 +5,10 @@ Nothing heavy is imported before a command runs, so that `--help` answers at onc
 
 import sys
 from dataclasses import dataclass, fields
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from repolicy.errors import FileError, UsageError
-
-EXTRA = ("trl", "transformers", "peft", "datasets", "packaging")
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,6 @@ class Frontier:
             raise UsageError("seeds, steps and pairs must be 1 or more, samples 2 or more, rate greater than 0")
 
     def run(self) -> dict[str, Any]:
-        require_extra()
         prepare(self.output)
         from repolicy.llm.frontier import frontier
 
@@ -95,7 +91,6 @@ class Labels:
             raise UsageError("alpha and rate must be greater than 0, and omega 0 or greater")
 
     def run(self) -> dict[str, Any]:
-        require_extra()
         prepare(self.output)
         from repolicy.llm.labels import labels
 
@@ -141,8 +136,7 @@ class Spelling:
             raise UsageError("steps and pretraining must be 1 or more, samples 2 or more, rate greater than 0")
 
     def run(self) -> dict[str, Any]:
-        require_extra("names")
-        prepare(self.output)
+        prepare(self.output, "names")
         from repolicy.llm.spelling import spelling
 
         return done(spelling(self), self.output / "spelling.md")
@@ -173,7 +167,7 @@ class Gradients:
             raise UsageError(f"{self.vocabulary} tokens at length {self.length} make too many responses to list")
 
     def run(self) -> dict[str, Any]:
-        prepare(self.output)
+        make_folder(self.output)
         from repolicy.llm.gradients import gradients
 
         return done([gradients(self)], self.output / "gradients.md")
@@ -200,7 +194,6 @@ class Overhead:
             raise UsageError("steps must be 3 or more, because two are not counted, and turns 1 or more")
 
     def run(self) -> dict[str, Any]:
-        require_extra()
         prepare(self.output)
         from repolicy.llm.overhead import overhead
 
@@ -216,15 +209,15 @@ COMMANDS: dict[str, Any] = {
 }
 
 
-def require_extra(*more: str) -> None:
-    """What the extra `llm` brings is there."""
-    missing = [name for name in (*EXTRA, *more) if find_spec(name) is None]
-    if missing:
-        raise UsageError(f"this needs {', '.join(missing)}, not installed here: pip install 'repolicy[llm]'")
+def prepare(folder: Path, *packages: str) -> None:
+    """The extra is there, and so is the folder: better found out before the work than after it."""
+    from repolicy.llm.requirements import require_trl
+
+    require_trl(*packages)
+    make_folder(folder)
 
 
-def prepare(folder: Path) -> None:
-    """Make the folder before the work, and not find out after it that this cannot be done."""
+def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -30,6 +30,9 @@ NEEDED: dict[str, tuple[Any, str]] = {
     "scale_rewards": ("none", "a scaled reward changes what omega and alpha are worth"),
     "multi_objective_aggregation": ("sum_then_normalize", "rewards are summed, not normalised"),
     "importance_sampling_level": ("token", "advantages are a token's own"),
+    "entropy_coef": (0.0, "the entropy is in the reward, weighted alpha, and not in the loss"),
+    "use_adaptive_entropy": (False, "the entropy is in the reward, weighted alpha, and not in the loss"),
+    "top_entropy_quantile": (1.0, "every token has a part in the return"),
     "beta": (0.0, "the prior is in the reward, weighted omega, and not in the loss"),
 }
 IMAGE_INPUTS = (

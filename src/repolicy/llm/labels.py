@@ -6,6 +6,7 @@ sees N of them. One judge rules all: σ of the difference of two rewards for a p
 """
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ METHODS = ("dpo", "responses", "judgements", "responses, no offset")
 
 
 def labels(options: Labels) -> list[dict[str, Any]]:
-    """Run what is missing, write the table, and return the records."""
+    """Run what is missing, write the table and the picture, and return the records."""
     torch.set_num_threads(1)
     jobs: list[Job] = [
         {"pairs": n, "method": m, "omega": options.omega, "alpha": options.alpha, "rate": options.rate, "seed": seed}
@@ -39,6 +40,7 @@ def labels(options: Labels) -> list[dict[str, Any]]:
         jobs, options.output / "labels.jsonl", command_line(options), lambda job: run_job(job, options), options.train
     )
     (options.output / "labels.md").write_text(table(records))
+    draw(records, options.output / "labels.png")
     return records
 
 
@@ -89,3 +91,26 @@ def table(records: list[dict[str, Any]]) -> str:
         cells = [mean_and_spread([r["after"]["kl"] for r in group]) if group else "" for group in of.values()]
         lines.append(f"| {count} | {runs} | {before:.3f} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def draw(records: list[dict[str, Any]], file: Path) -> None:
+    """KL over the size of the preference set: a line of means for each method, a dot for each run."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panel = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    for method in METHODS:
+        runs = [record for record in records if record["job"]["method"] == method]
+        sizes = sorted({run["job"]["pairs"] for run in runs})
+        of = {size: [run["after"]["kl"] for run in runs if run["job"]["pairs"] == size] for size in sizes}
+        (line,) = panel.plot(sizes, [sum(of[size]) / len(of[size]) for size in sizes], label=method)
+        points = [(size, kl) for size in sizes for kl in of[size]]
+        panel.plot(*zip(*points, strict=True), ".", color=line.get_color(), alpha=0.5)
+    if records:
+        panel.axhline(records[0]["before"]["kl"], color="black", linestyle=":", label="before training")
+    panel.set(xscale="log", yscale="log", xlabel="pairs", ylabel="KL to the exact optimum, nats")
+    panel.legend(fontsize=8)
+    figure.savefig(file, dpi=110)
+    plt.close(figure)

@@ -1,7 +1,7 @@
 """What a step of each trainer costs beside its TRL parent's: `repolicy llm overhead`.
 
 The same model, data and settings; CPU time of whole training steps, the two trainers taking turns; medians. Online, the
-model writes 6 and 64 tokens: the one pass that ResidualGRPOTrainer adds to GRPO's weighs less the longer the responses.
+model writes 6 and 64 tokens.
 """
 
 import json
@@ -19,6 +19,7 @@ from repolicy.llm.toy import END, new_model, new_tokenizer
 from repolicy.objective import kl
 
 LETTERS = "abcde"
+TRAINERS = {"DPO": "DecomposedDPOTrainer", "KTO": "CrossEntropyDPOTrainer", "GRPO": "ResidualGRPOTrainer"}
 
 
 def overhead(options: Overhead) -> list[dict[str, Any]]:
@@ -30,8 +31,8 @@ def overhead(options: Overhead) -> list[dict[str, Any]]:
         new_tokenizer(LETTERS).save_pretrained(folder)
         for name, tokens in (("DPO", 30), ("KTO", 30), ("GRPO", 6), ("GRPO", 64)):
             times: dict[bool, list[float]] = {False: [], True: []}
-            for _ in range(options.turns):
-                for ours in (False, True):
+            for turn in range(options.turns):
+                for ours in (turn % 2 == 1, turn % 2 == 0):
                     times[ours] += step_times(name, ours, tokens, Path(folder), options.steps)
             parent, child = (1000 * statistics.median(times[ours]) for ours in (False, True))
             record = {
@@ -44,9 +45,8 @@ def overhead(options: Overhead) -> list[dict[str, Any]]:
             }
             records.append(record)
             print(json.dumps(record), file=sys.stderr, flush=True)
-    options.output.mkdir(parents=True, exist_ok=True)
-    with (options.output / "overhead.jsonl").open("a") as lines:
-        lines.writelines(json.dumps(record) + "\n" for record in records)
+    (options.output / "overhead.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (options.output / "overhead.md").write_text(table(records))
     return records
 
 
@@ -113,3 +113,17 @@ def make_trainer(name: str, ours: bool, tokens: int, folder: Path, shared: dict[
             else (trl.KTOTrainer, trl.KTOConfig(**shared, loss_type="apo_zero_unpaired"))
         )
     return trainer(model, reference, config, train_dataset=data, **common)
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """A row for each pair of trainers."""
+    lines = [
+        f"Made by `{records[0]['command']}`: CPU time of a whole training step, one thread, medians.\n",
+        "| trainer | parent | tokens | parent, ms | ours, ms | difference |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in records:
+        difference = f"{r['overhead_percent']:+.1f} %"
+        row = [TRAINERS[r["parent"]], r["parent"], r["tokens"], f"{r['parent_ms']:.0f}", f"{r['child_ms']:.0f}"]
+        lines.append("| " + " | ".join(map(str, [*row, difference])) + " |")
+    return "\n".join(lines) + "\n"

@@ -1,9 +1,8 @@
 """What must hold before a trainer starts, and the sentence that says so when it does not."""
 
-import importlib
-import importlib.util
 from collections.abc import Iterable
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,14 @@ from repolicy.errors import UsageError
 from repolicy.objective import Objective, residual
 
 TRL_FROM, TRL_BELOW = "1.16", "1.17"
+EXTRA = ("trl", "peft", "datasets")
 
 
-def require_trl() -> None:
-    """TRL is there, and of a version whose extension points are known: it moves them every few weeks."""
-    if importlib.util.find_spec("trl") is None:
-        raise UsageError("language models need TRL, which is not installed: pip install 'repolicy[llm]'")
+def require_trl(*more: str) -> None:
+    """The extra is there, and TRL of a version whose extension points are known: it moves them every few weeks."""
+    missing = [name for name in (*EXTRA, *more) if find_spec(name) is None]
+    if missing:
+        raise UsageError(f"this needs {' and '.join(missing)}, not installed here: pip install 'repolicy[llm]'")
     found = version("trl")
     if not Version(TRL_FROM) <= Version(found) < Version(TRL_BELOW):
         raise UsageError(
