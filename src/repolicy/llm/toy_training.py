@@ -3,8 +3,8 @@
 Each function takes the prior's folder and gives log p(response) `[N]` of what it trained.
 """
 
-import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +18,12 @@ from repolicy.objective import Objective
 
 require_trl()
 
-from datasets import Dataset  # noqa: E402
+from datasets import (  # noqa: E402
+    Dataset,
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback  # noqa: E402
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer  # noqa: E402
@@ -37,13 +42,23 @@ def addon_reward(completions: list[str], **_: Any) -> list[float]:
 
 
 def load(folder: Path) -> tuple[Any, Any]:
-    shown = is_progress_bar_enabled()
-    disable_progress_bar()
-    try:
+    with _without_bars():
         return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """A bar for each of a hundred short runs would hide the one line that each has to say."""
+    shown = is_progress_bar_enabled(), are_progress_bars_disabled()
+    disable_progress_bar()
+    disable_progress_bars()
+    try:
+        yield
     finally:
-        if shown:
+        if shown[0]:
             enable_progress_bar()
+        if not shown[1]:
+            enable_progress_bars()
 
 
 def run_quietly(trainer: Any) -> None:
@@ -55,8 +70,8 @@ def run_quietly(trainer: Any) -> None:
 @contextmanager
 def scratch() -> Iterator[dict[str, Any]]:
     """Settings that every run here shares: nothing is saved, shown or reported; one thread, one process."""
-    folder = tempfile.mkdtemp(prefix="repolicy-toy-")
-    try:
+    with tempfile.TemporaryDirectory(prefix="repolicy-toy-") as folder, _without_bars(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)
         yield {
             "output_dir": folder,
             "bf16": False,
@@ -68,8 +83,6 @@ def scratch() -> Iterator[dict[str, Any]]:
             "gradient_checkpointing": False,
             "dataloader_pin_memory": False,
         }
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def online(
