@@ -27,6 +27,7 @@ class Mutant:
 
 
 OBJECTIVE, PPO, WORKER = "tests/test_objective.py", "tests/test_ppo.py", "tests/test_worker.py"
+LLM = {name: f"tests/llm/test_{name}.py" for name in ("losses", "dpo", "cross_entropy", "grpo", "q_adapter")}
 MUTANTS = [
     Mutant("objective.py", "entropy = -objective.alpha", "entropy = objective.alpha", OBJECTIVE, "sign of the entropy"),
     Mutant("objective.py", "prior = objective.omega *", "prior = -objective.omega *", OBJECTIVE, "sign of the prior"),
@@ -78,6 +79,18 @@ MUTANTS = [
     Mutant("policy.py", "delta.square() * self.count * count / total", "delta.square() * 0.0", "tests/test_policy.py", "variance between batches dropped"),
     Mutant("evaluation.py", "ended & (quota > 0)", "ended", "tests/test_evaluation.py", "short episodes counted more often"),
     Mutant("evaluation.py", "self.basic + self.addon", "self.addon", "tests/test_evaluation.py", "total without the basic reward"),
+    Mutant("llm/losses.py", "reward - objective.omega * log_prior", "reward + objective.omega * log_prior", LLM["losses"], "sign of the prior in the implicit reward"),
+    Mutant("llm/losses.py", "-functional.logsigmoid(margin)", "functional.logsigmoid(margin)", LLM["losses"], "sign of the preference loss"),
+    Mutant("llm/losses.py", "log_prior) + offset", "log_prior) - offset", LLM["losses"], "sign of the offset"),
+    Mutant("llm/losses.py", "position == last", "position >= last", LLM["losses"], "add-on paid at more than the last token"),
+    Mutant("llm/losses.py", "+= gamma * returns[:, t + 1]", "+= returns[:, t + 1]", LLM["losses"], "discount of the return dropped"),
+    Mutant("llm/losses.py", "(own.sum(1, keepdim=True) - own) / others", "own.sum(1, keepdim=True) / others", LLM["losses"], "a response in its own baseline"),
+    Mutant("llm/dpo.py", "return ratio * chosen, ratio * rejected", "return chosen, rejected", LLM["dpo"], "omega has no effect"),
+    Mutant("llm/cross_entropy.py", "self.args.offset_rate * slope", "-self.args.offset_rate * slope", LLM["cross_entropy"], "the offset moves the wrong way"),
+    Mutant("llm/grpo.py", "self.beta = 0.0  # ... and", "self.beta = 1.0  # ... and", LLM["grpo"], "TRL's KL in the loss as well"),
+    Mutant("llm/grpo.py", 'waiting["row"].argsort()', 'torch.arange(len(waiting["row"]))', LLM["grpo"], "groups mixed by TRL's shuffle"),
+    Mutant("llm/rloo.py", "[objective.omega - objective.alpha]", "[objective.omega]", LLM["grpo"], "the recipe counts the prior twice"),
+    Mutant("llm/q_adapter.py", "logits.float() - prior_logits", "logits.float()", LLM["q_adapter"], "Q_R is the adapter's whole logits"),
 ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Not a test: what `test_examples.py` calls, and what it starts under torchrun with two processes.
 
-python one_step.py PRIOR DATA OUT ROWS: the two example scripts and a GRPO step on fixed responses, ROWS a process.
+python one_step.py PRIOR DATA OUT ROWS: a step of each example script, of GRPO on fixed responses, and on
+labels; ROWS a process.
 """
 
 # ruff: noqa: E402 - what needs the extra is imported after it has been asked for
@@ -17,11 +18,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 from datasets import Dataset
 from torch import distributed
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser
 
-from repolicy.llm import ResidualGRPOConfig, ResidualGRPOTrainer
+from repolicy.llm import CrossEntropyDPOConfig, CrossEntropyDPOTrainer, ResidualGRPOConfig, ResidualGRPOTrainer
 from repolicy.objective import residual
 
+TEXTS = ["ae", "bb", "e", "eab"]
 RESPONSES = [[1, 3, 0], [3, 3, 2, 0], [2, 0], [1, 2, 3, 3]]
 
 
@@ -43,27 +45,38 @@ def main(prior: str, data: str, out: str, rows: str) -> None:
     torch.set_num_threads(1)
     shared = ["--bf16", "false", "--use_cpu", "--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "true"]
     shared += ["--max_steps", "1", "--optim", "sgd", "--learning_rate", "0.5", "--gradient_checkpointing", "false"]
-    shared += ["--model", prior, "--data", data, "--omega", "0.3", "--alpha", "0.2", "--logging_strategy", "no"]
-    shared += ["--per_device_train_batch_size", rows, "--dataloader_pin_memory", "false"]
+    shared += ["--per_device_train_batch_size", rows, "--dataloader_pin_memory", "false", "--logging_strategy", "no"]
     shared += ["--ddp_find_unused_parameters", "false"]  # no model here has any, and DDP warns about looking
-    llm_decomposed_dpo.main([*shared, "--output_dir", f"{out}/dpo"])
+    objective = ["--omega", "0.3", "--alpha", "0.2", "--model", prior, "--data", data]
     online = ["--num_generations", "4", "--max_completion_length", "4"]
-    llm_residual_grpo.main([*shared, *online, "--output_dir", f"{out}/grpo"])
+    llm_decomposed_dpo.main([*shared, *objective, "--output_dir", f"{out}/dpo"])
+    llm_residual_grpo.main([*shared, *objective, *online, "--output_dir", f"{out}/grpo"])
 
-    settings = llm_residual_grpo.parse([*shared, *online, "--output_dir", f"{out}/fixed"])[1]
-    settings.omega = settings.alpha = None
-    assert isinstance(settings, ResidualGRPOConfig)
-    trainer = ResidualGRPOTrainer(
-        AutoModelForCausalLM.from_pretrained(prior),
+    def settings(kind: type[Any], *words: str) -> Any:
+        return HfArgumentParser(kind).parse_args_into_dataclasses([*shared, *words])[0]
+
+    def model() -> Any:
+        return AutoModelForCausalLM.from_pretrained(prior)
+
+    common = {"objective": residual(0.3, 0.2), "processing_class": AutoTokenizer.from_pretrained(prior)}
+    fixed = ResidualGRPOTrainer(
+        model(),
         addon,
-        settings,
+        settings(ResidualGRPOConfig, *online, "--output_dir", f"{out}/fixed"),
         Dataset.from_list([{"prompt": "."}] * 8),
-        objective=residual(0.3, 0.2),
-        processing_class=AutoTokenizer.from_pretrained(prior),
         rollout_func=rollout,
+        **common,
     )
-    trainer.train()
-    trainer.save_model(f"{out}/fixed")
+    fixed.train()
+    fixed.save_model(f"{out}/fixed")
+    labelled = [
+        {"prompt": ".", "completion": text, "label": label} for text, label in zip(TEXTS, [1, 0, 1, 1], strict=True)
+    ]
+    by_label = settings(CrossEntropyDPOConfig, "--output_dir", f"{out}/labels")
+    labels = CrossEntropyDPOTrainer(model(), model(), by_label, Dataset.from_list(labelled), **common)
+    labels.train()
+    labels.save_model(f"{out}/labels")
+    Path(f"{out}/labels/offset.txt").write_text(str(labels.offset.value))
 
 
 if __name__ == "__main__":

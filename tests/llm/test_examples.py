@@ -63,9 +63,12 @@ def test_two_processes_take_the_same_step(prior: Path, tmp_path: Path) -> None:
     assert two.returncode == 0, said[-3000:]
     assert "find_unused_parameters" not in said
     before = load_file(prior / "model.safetensors")
-    for kind in ("dpo", "fixed"):
+    for kind in ("dpo", "fixed", "labels"):
         one, two = (load_file(tmp_path / name / kind / "model.safetensors") for name in ("one", "two"))
         assert max((one[key] - before[key]).abs().max() for key in one) > 1e-3
         for key in one:
             torch.testing.assert_close(one[key], two[key], atol=1e-5, rtol=0)
+    one, two = (float((tmp_path / name / "labels" / "offset.txt").read_text()) for name in ("one", "two"))
+    assert one == pytest.approx(two, abs=1e-5)
+    assert abs(one) > 1e-3
     assert (tmp_path / "two" / "grpo" / "model.safetensors").exists()
