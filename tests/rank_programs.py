@@ -85,8 +85,8 @@ def one_step(team: ranks.Ranks) -> dict[str, Any]:
         normalised.flatten(),
         returns[:, mine].flatten(),
     )
-    losses = ppo.losses(learner, batch, settings, bonus=0.05)
-    report = learner.step(losses, settings.max_gradient_norm, team.sum, team.count, fit_actor=True)
+    learner.differentiate(batch, settings, bonus=0.05)
+    report = learner.step(settings.max_gradient_norm, team.sum, team.count, fit_actor=True)
     seen = team.sum(moments(np.ascontiguousarray(observations[:, mine].numpy())))
     return {
         "gradient": learner.gradient[: len(learner.parameters)].clone(),

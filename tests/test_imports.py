@@ -14,7 +14,7 @@ SOURCE = Path(repolicy.__file__).parent
 
 ROOMS = [
     *("errors", "loading", "settings", "objective", "network", "distributions", "policy", "envs", "addons"),
-    *("rollout", "ppo", "ranks", "checkpoint", "evaluation", "worker", "training"),
+    *("rollout", "ppo", "ranks", "checkpoint", "evaluation", "request", "worker", "training"),
     *("watch", "display", "bench", "inspection", "film", "export", "page", "report", "tradeoff", "sweep"),
     *("sweep_report", "commands", "result_commands", "cli", "__main__"),
 ]

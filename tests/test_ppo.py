@@ -13,7 +13,7 @@ from torch import Tensor
 from repolicy.errors import NumericError
 from repolicy.network import Mlp
 from repolicy.policy import ActionSpace, Policy, PolicySpec, moments
-from repolicy.ppo import Batch, Learner, adapted, advantages, check_first_minibatch, losses, update
+from repolicy.ppo import Batch, Learner, Losses, Sum, adapted, advantages, check_first_minibatch, losses, update
 from repolicy.settings import Settings
 
 # Advantages -----------------------------------------------------------------------------------------------------------
@@ -110,6 +110,17 @@ def batch_of(made: Learner, size: int = 64, ratio: float = 1.0, advantage: float
     return Batch(inputs, actions, log_probs, gains, torch.randn(size))
 
 
+def losses_of(made: Learner, batch: Batch, bonus: float = 0.0) -> Losses:
+    return losses(made.policy.distribution(batch.inputs), made.values(batch.inputs), batch, SETTINGS, bonus)
+
+
+def stepped(
+    made: Learner, batch: Batch, limit: float, total: Sum = lambda x: x, ranks: int = 1, bonus: float = 0.0
+) -> list[float]:
+    made.differentiate(batch, SETTINGS, bonus)
+    return made.step(limit, total, ranks, fit_actor=True)
+
+
 def gradient(made: Learner, loss: Tensor) -> Tensor:
     made.gradient.zero_()
     loss.backward()
@@ -129,7 +140,7 @@ def gradient(made: Learner, loss: Tensor) -> Tensor:
 )
 def test_the_clipped_surrogate(ratio: float, advantage: float, loss: float, flat: bool) -> None:
     made = learner()
-    found = losses(made, batch_of(made, ratio=ratio, advantage=advantage), SETTINGS, bonus=0.0)
+    found = losses_of(made, batch_of(made, ratio=ratio, advantage=advantage))
     assert found.policy.item() == pytest.approx(loss, rel=1e-5)
     assert bool(gradient(made, found.policy)[: made.actor_size].any()) is not flat
     assert found.clipped.item() == (1.0 if abs(ratio - 1.0) > 0.2 else 0.0)
@@ -139,7 +150,7 @@ def test_the_clipped_surrogate(ratio: float, advantage: float, loss: float, flat
 def test_at_ratio_one_the_gradient_is_the_policy_gradient() -> None:
     made = learner()
     batch = batch_of(made)
-    found = gradient(made, losses(made, batch, SETTINGS, bonus=0.0).policy)
+    found = gradient(made, losses_of(made, batch).policy)
     score = (batch.advantages * made.policy.distribution(batch.inputs).log_prob(batch.actions)).mean()
     torch.testing.assert_close(found, gradient(made, -score), atol=1e-6, rtol=1e-4)
 
@@ -149,18 +160,39 @@ def test_the_critics_loss() -> None:
     batch = batch_of(made)
     with torch.no_grad():
         batch = replace(batch, returns=made.values(batch.inputs) + 3.0)
-    found = losses(made, batch, SETTINGS, bonus=0.0)
+    found = losses_of(made, batch)
     assert found.value.item() == pytest.approx(4.5, rel=1e-5)
     assert found.total.item() == pytest.approx(found.policy.item() + 0.5 * 4.5, rel=1e-5)
     assert (gradient(made, found.value)[-1]) == pytest.approx(-3.0, rel=1e-5)  # the last bias: mean of V − return
 
 
+@pytest.mark.parametrize("family", ["gaussian", "state_gaussian", "squashed"])
+@pytest.mark.parametrize("bonus", [0.0, 0.3])
+def test_a_minibatch_is_differentiated_as_by_autograd(family: Any, bonus: float) -> None:
+    made = learner(family=family)
+    batch = batch_of(made, ratio=1.15)
+    made.parameters.add_(0.1 * torch.randn(len(made.parameters)))
+    expected = gradient(made, losses_of(made, batch, bonus).total)
+    made.differentiate(batch, SETTINGS, bonus)
+    assert 0.0 < losses_of(made, batch).clipped.item() < 1.0
+    torch.testing.assert_close(made.gradient, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_surrogates_gradient_is_that_of_its_formula() -> None:
+    made = learner()
+    batch = batch_of(made, ratio=1.15)
+    made.parameters.add_(0.1 * torch.randn(len(made.parameters)))
+    found = gradient(made, losses_of(made, batch).policy)
+    ratios = (made.policy.distribution(batch.inputs).log_prob(batch.actions) - batch.log_probs).exp()
+    gains = torch.minimum(ratios * batch.advantages, ratios.clamp(0.8, 1.2) * batch.advantages)
+    torch.testing.assert_close(found, gradient(made, -gains.mean()), rtol=1e-4, atol=1e-6)
+
+
 def test_the_bonus_pays_for_entropy() -> None:
     made = learner(min_std=0.0)
     batch = batch_of(made)
-    without, with_bonus = (losses(made, batch, SETTINGS, bonus=bonus) for bonus in (0.0, 0.25))
+    without, with_bonus = (losses_of(made, batch, bonus) for bonus in (0.0, 0.25))
     entropy = 2 * 0.5 * math.log(2 * math.pi * math.e)  # of two numbers with std 1
-    assert without.entropy.item() == with_bonus.entropy.item() == pytest.approx(entropy, rel=1e-6)
     assert (without.total - with_bonus.total).item() == pytest.approx(0.25 * entropy, rel=1e-4)
     difference = gradient(made, with_bonus.total) - gradient(made, without.total)
     expected = torch.zeros_like(difference)
@@ -172,16 +204,12 @@ def test_the_bonus_pays_for_entropy() -> None:
 # The step and the update ----------------------------------------------------------------------------------------------
 
 
-def sum_of_one(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 @pytest.mark.parametrize("limit", [1e-3, 1e6])
 def test_long_gradients_are_shortened(limit: float) -> None:
     made = learner()
     batch = batch_of(made)
-    expected = gradient(made, losses(made, batch, SETTINGS, 0.0).total)
-    *_, norm = made.step(losses(made, batch, SETTINGS, 0.0), limit, sum_of_one, 1, fit_actor=True)
+    expected = gradient(made, losses_of(made, batch).total)
+    *_, norm = stepped(made, batch, limit)
     assert norm == pytest.approx(float(expected.norm()), rel=1e-5)
     shortened = expected * min(1.0, limit / norm)
     torch.testing.assert_close(made.gradient[: len(made.parameters)], shortened, rtol=1e-4, atol=1e-9)
@@ -191,8 +219,8 @@ def test_a_step_goes_down() -> None:
     made = learner()
     batch = batch_of(made)
     before = made.parameters.clone()
-    direction = gradient(made, losses(made, batch, SETTINGS, 0.0).total)
-    made.step(losses(made, batch, SETTINGS, 0.0), 1e6, sum_of_one, 1, fit_actor=True)
+    direction = gradient(made, losses_of(made, batch).total)
+    stepped(made, batch, 1e6)
     moved = made.parameters.detach() - before
     # The first step of Adam is the learning rate against the gradient's sign.
     large = direction.abs() > 1e-3
@@ -203,8 +231,8 @@ def test_the_sum_over_ranks_is_averaged() -> None:
     one, two = learner(), learner()
     two.parameters.data.copy_(one.parameters)
     batch = batch_of(one)
-    alone = one.step(losses(one, batch, SETTINGS, 0.3), 1e6, sum_of_one, 1, fit_actor=True)
-    together = two.step(losses(two, batch, SETTINGS, 0.3), 1e6, lambda tensor: tensor.mul_(4.0), 4, fit_actor=True)
+    alone = stepped(one, batch, 1e6, bonus=0.3)
+    together = stepped(two, batch, 1e6, lambda tensor: tensor.mul_(4.0), 4, bonus=0.3)
     assert together == alone  # four ranks that all saw the same
     assert torch.equal(one.parameters, two.parameters)
 
@@ -249,9 +277,9 @@ def test_the_steps_are_those_of_torchs_adam() -> None:
     made.learning_rate = 1e-2
     batch = batch_of(made, 64)
     for _ in range(20):
-        made.step(losses(made, batch, SETTINGS, 0.0), math.inf, lambda tensor: tensor, 1, True)
+        stepped(made, batch, math.inf)
         reference.gradient.zero_()
-        losses(reference, batch, SETTINGS, 0.0).total.backward()
+        losses_of(reference, batch).total.backward()
         adam.step()
     torch.testing.assert_close(made.parameters, reference.parameters, rtol=1e-5, atol=1e-6)
 
@@ -323,7 +351,7 @@ def test_a_learner_goes_on_to_the_bit_from_its_state() -> None:
 def test_the_first_minibatch_has_ratio_one() -> None:
     made = learner()
     batch = batch_of(made)
-    found = losses(made, batch, SETTINGS, 0.0)
+    found = losses_of(made, batch)
     check_first_minibatch(found, batch)
     assert float(found.log_ratios.abs().max()) < 1e-5
 
@@ -363,8 +391,7 @@ def test_a_loss_that_is_not_finite_is_noticed() -> None:
 def test_a_gradient_that_is_not_finite_is_noticed() -> None:
     made = learner()
     before = made.parameters.clone()
-    found = losses(made, batch_of(made), SETTINGS, 0.0)
-    broken = replace(found, total=(made.parameters * 0.0).sum() + found.total * math.inf)
+    made.gradient[3] = math.inf
     with pytest.raises(NumericError, match="the gradient is not finite"):
-        made.step(broken, 1.0, sum_of_one, 1, fit_actor=True)
+        made.step(1.0, lambda x: x, 1, fit_actor=True)
     assert torch.equal(made.parameters, before)

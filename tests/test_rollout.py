@@ -10,9 +10,9 @@ from tiny_envs import tiny
 from repolicy import envs
 from repolicy.errors import NumericError
 from repolicy.policy import Policy, moments
+from repolicy.request import spec_for
 from repolicy.rollout import Collector
 from repolicy.settings import Settings
-from repolicy.worker import spec_for
 
 
 def collector(name: str, horizon: int, count: int = 2, keep: bool = False) -> tuple[Collector, Policy]:

@@ -24,10 +24,11 @@ from repolicy.evaluation import evaluate
 from repolicy.exact import LinearQuadratic, linear_quadratic_optimal, quadratic_cost
 from repolicy.objective import Objective, greedy, kl, no_entropy, soft
 from repolicy.ranks import Alone
+from repolicy.request import Request
 from repolicy.settings import Settings, defaults
 from repolicy.training import Result, train
 from repolicy.watch import JsonLines
-from repolicy.worker import Request, ReturnScale, Worker
+from repolicy.worker import ReturnScale, Worker
 
 SMALL = Settings(
     steps=4_096, ranks=1, envs=8, horizon=16, minibatch=64, segment=4, hidden=(16,), evaluation_episodes=2, gamma=0.9

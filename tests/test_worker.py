@@ -14,8 +14,9 @@ from repolicy.checkpoint import RunFolder, save_policy
 from repolicy.objective import Objective, full, kl, residual, soft
 from repolicy.policy import Policy, moments
 from repolicy.ranks import Alone
+from repolicy.request import Request, spec_for
 from repolicy.settings import Settings
-from repolicy.worker import Request, ReturnScale, Worker, derived_seed, spec_for, steered
+from repolicy.worker import ReturnScale, Worker, derived_seed, steered
 
 SETTINGS = Settings(ranks=1, envs=4, horizon=13, minibatch=16, epochs=2, hidden=(8,), gamma=0.9, steps=10_000)
 

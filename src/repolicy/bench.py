@@ -19,8 +19,9 @@ import torch
 from repolicy import envs, ranks
 from repolicy.checkpoint import RunFolder
 from repolicy.objective import soft
+from repolicy.request import Request
 from repolicy.settings import Settings
-from repolicy.worker import Request, Worker, derived_seed
+from repolicy.worker import Worker, derived_seed
 
 
 def bench(env: str, settings: Settings, slices: int) -> dict[str, Any]:

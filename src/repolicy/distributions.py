@@ -4,7 +4,7 @@ Actions are scored as they were sampled, before the environment clips or squashe
 """
 
 import math
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -38,8 +38,7 @@ class Gaussian:
         return self.mean
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        scaled = (actions - self.mean) * torch.exp(-self.log_std)
-        return -0.5 * scaled.square().sum(-1) - self.log_std.sum(-1) - HALF_LOG_TWO_PI * actions.shape[-1]
+        return _NormalLogDensity.apply(self.mean, self.log_std, actions)  # type: ignore[no-any-return]
 
     def entropy(self) -> Tensor:
         entropy = self.log_std.sum(-1) + (HALF_LOG_TWO_PI + 0.5) * self.mean.shape[-1]
@@ -69,6 +68,30 @@ class SquashedGaussian(Gaussian):
         )
         shares = torch.tensor(weights / weights.sum(), dtype=self.mean.dtype)
         return super().entropy() + torch.tensordot(shares, _log_tanh_slope(points).sum(-1), dims=1)
+
+
+class _NormalLogDensity(torch.autograd.Function):
+    """log N(actions; mean, exp(log_std)), summed over the last axis. One step of autograd instead of ten."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:
+        precision = torch.exp(-log_std)
+        scaled = (actions - mean) * precision
+        ctx.save_for_backward(scaled, precision)
+        ctx.shapes = mean.shape, log_std.shape, actions.shape
+        return -0.5 * (scaled * scaled).sum(-1) - log_std.sum(-1) - HALF_LOG_TWO_PI * actions.shape[-1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        scaled, precision = ctx.saved_tensors
+        grad = grad.unsqueeze(-1)
+        weighted = grad * scaled
+        by_mean, by_log_std = weighted * precision, weighted * scaled - grad
+        by_actions = -by_mean if ctx.needs_input_grad[2] else None
+        grads = by_mean, by_log_std, by_actions
+        return tuple(
+            None if each is None else each.sum_to_size(shape) for each, shape in zip(grads, ctx.shapes, strict=True)
+        )
 
 
 def _log_tanh_slope(actions: Tensor) -> Tensor:

@@ -117,7 +117,9 @@ def run_episodes(
     quota = np.full(envs.count, episodes // envs.count)
     quota[: episodes % envs.count] += 1
     generator = torch.Generator().manual_seed(seed)
-    sums = {name: np.zeros(envs.count) for name in ("basic", "addon", "metric", "length", "log_policy", "log_prior")}
+    wanted = ["basic", "length", "log_policy"]
+    wanted += ["addon", "metric"] * (addon is not None) + ["log_prior"] * (prior is not None)
+    sums = {name: np.zeros(envs.count) for name in wanted}
     done: dict[str, list[float]] = {name: [] for name in sums}
     observations = envs.reset()
     while quota.any():
@@ -142,8 +144,9 @@ def run_episodes(
                 done[name].append(float(values[n]))
             if progress is not None:
                 progress(len(done["basic"]))
-        for values in sums.values():
-            values[ended] = 0.0
+        if ended.any():
+            for values in sums.values():
+                values[ended] = 0.0
         observations = step.observations
     each = {name: np.array(values) for name, values in done.items()}
     return Evaluation(

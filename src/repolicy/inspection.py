@@ -10,8 +10,8 @@ from rich.table import Table
 from repolicy import checkpoint
 from repolicy.checkpoint import RunFolder
 from repolicy.errors import FileError
+from repolicy.request import versions
 from repolicy.settings import physical_cores
-from repolicy.worker import versions
 
 
 def inspect(path: Path) -> dict[str, Any]:

@@ -155,16 +155,19 @@ class Policy(nn.Module):
 
     def distribution(self, inputs: Tensor) -> Distribution:
         """The distribution at observations that are normalised already."""
-        outputs = self.network(inputs)
+        return self.head(self.network(inputs))
+
+    def head(self, outputs: Tensor) -> Distribution:
+        """The distribution that the network's outputs `[..., outputs]` stand for."""
         match self.spec.family:
             case "categorical":
                 return Categorical(outputs, self.spec.actions.sizes)
             case "gaussian" | "squashed":
-                mean, log_std = outputs, self.log_std
+                mean, log_std = outputs, self._bounded(self.log_std)
             case _:
-                mean, log_std = outputs.chunk(2, dim=-1)
-                log_std = log_std + float(np.log(self.spec.initial_std))
-        return (SquashedGaussian if self.spec.squashes else Gaussian)(mean, self._bounded(log_std))
+                mean, shift = outputs.chunk(2, dim=-1)
+                log_std = self._bounded(shift + float(np.log(self.spec.initial_std)))
+        return (SquashedGaussian if self.spec.squashes else Gaussian)(mean, log_std)
 
     @torch.no_grad()
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:

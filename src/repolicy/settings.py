@@ -46,6 +46,8 @@ class Settings:
     """Discount."""
     lam: float = 0.95
     """λ of the generalised advantages."""
+    surrogate: Literal["clipped", "vanilla"] = "clipped"
+    """PPO's clipped ratio; or the plain policy gradient, without ratio and clip, in one pass."""
     clip: float = 0.2
     """How far from 1 the ratio of probabilities may go before the loss flattens."""
     value_coefficient: float = 0.5
@@ -84,6 +86,12 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not (low <= value <= high):
                 raise UsageError(f"{name} is {value}; it must lie between {low:g} and {high:g}")
+
+        if self.surrogate == "vanilla" and self.epochs != 1:
+            raise UsageError(
+                f"epochs is {self.epochs}, but the vanilla policy gradient holds for the policy that acted, for one "
+                "pass: add --epochs 1"
+            )
 
     @property
     def iteration_steps(self) -> int:

@@ -23,10 +23,10 @@ from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.evaluation import Evaluation, evaluate
 from repolicy.objective import greedy
 from repolicy.policy import Policy
+from repolicy.request import Request
 from repolicy.settings import Settings, physical_cores
 from repolicy.tradeoff import Found, Point, as_dict
 from repolicy.training import check, try_addon
-from repolicy.worker import Request
 
 EVALUATION_SEED = 10_000  # away from the small seeds that runs are trained with
 

@@ -22,9 +22,10 @@ from repolicy.errors import NumericError, RepolicyError, UsageError
 from repolicy.evaluation import check_fit
 from repolicy.objective import Objective
 from repolicy.policy import Policy
+from repolicy.request import Request, spec_for, versions
 from repolicy.rollout import Collector
 from repolicy.settings import Settings, customizing, defaults
-from repolicy.worker import Request, Worker, spec_for, versions
+from repolicy.worker import Worker
 
 
 class Watcher(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 
 from repolicy.checkpoint import RunFolder
 from repolicy.errors import FileError, UsageError
-from repolicy.worker import Request
+from repolicy.request import Request
 
 
 class JsonLines:

@@ -5,10 +5,8 @@ made anew from (seed, segment, rank).
 """
 
 import math
-import platform
 import time
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -17,47 +15,15 @@ from torch import Tensor
 
 from repolicy import addons, envs, ppo, ranks
 from repolicy.checkpoint import RunFolder, read_policy, save_policy, write
-from repolicy.envs import Envs
 from repolicy.errors import NumericError
 from repolicy.evaluation import check_fit, run_episodes
 from repolicy.network import Mlp
 from repolicy.objective import Objective, reformulated, task_reward
-from repolicy.policy import Family, Policy, PolicySpec, frozen, moments
+from repolicy.policy import Policy, frozen, moments
+from repolicy.request import Request, spec_for, versions
 from repolicy.rollout import Collector, Rollout
-from repolicy.settings import Settings
 
 STEERING = 0.05  # how fast omega and alpha follow the KL budget: at most 5 % an iteration
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a run is asked for: all that its result depends on."""
-
-    env: str
-    objective: Objective
-    settings: Settings
-    addons: tuple[str, ...] = ()
-    prior: str = ""  # the checksum of the prior's file, a copy of which lies in the run's folder
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "env": self.env,
-            "objective": self.objective.as_dict(),
-            "settings": self.settings.as_dict(),
-            "addons": list(self.addons),
-            "prior": self.prior,
-        }
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Request":
-        settings = values["settings"] | {"hidden": tuple(values["settings"]["hidden"])}
-        return cls(
-            values["env"],
-            Objective(**values["objective"]),
-            Settings(**settings),
-            tuple(values["addons"]),
-            values["prior"],
-        )
 
 
 class Worker:
@@ -199,7 +165,6 @@ class Worker:
                 "policy_loss": report.policy_loss,
                 "value_loss": report.value_loss,
                 "explained_variance": 1.0 - float((targets - values).var() / targets.var().clamp_min(1e-12)),
-                "entropy": report.entropy,
                 "kl": report.kl,
                 "clipped": report.clipped,
                 "gradient_norm": report.gradient_norm,
@@ -207,14 +172,16 @@ class Worker:
                 "epochs": report.epochs,
                 "omega": self.objective.omega,
             }
-            | self.spread(batch.inputs)
+            | self.width(batch.inputs)
         )
 
     @torch.no_grad()
-    def spread(self, inputs: Tensor) -> dict[str, float]:
-        """The mean std of the actions, where they have one."""
-        log_std = getattr(self.learner.policy.distribution(inputs[:256]), "log_std", None)
-        return {} if log_std is None else {"std": float(log_std.exp().mean())}
+    def width(self, inputs: Tensor) -> dict[str, float]:
+        """The entropy of the actions and, where they have one, their mean std, on some of the inputs."""
+        distribution = self.learner.policy.distribution(inputs[:256])
+        log_std = getattr(distribution, "log_std", None)
+        found = {"entropy": float(distribution.entropy().mean())}
+        return found if log_std is None else found | {"std": float(log_std.exp().mean())}
 
     @torch.no_grad()
     def score(self, rollout: Rollout) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
@@ -394,27 +361,3 @@ class ReturnScale:
 def derived_seed(seed: int, segment: int, stream: int) -> int:
     """An independent seed for each (seed, segment, stream)."""
     return int(np.random.SeedSequence([seed, segment, stream]).generate_state(1)[0] >> 2)
-
-
-def spec_for(batch: Envs, settings: Settings) -> PolicySpec:
-    """The shape of a new policy for these environments."""
-    family: Family = "categorical" if batch.actions.kind == "discrete" else "gaussian"
-    return PolicySpec(
-        observation_size=batch.observation_size,
-        actions=batch.actions,
-        family=family if settings.family == "auto" else settings.family,
-        hidden=settings.hidden,
-        activation=settings.activation,
-        initial_std=settings.initial_std,
-        min_std=settings.min_std,
-    )
-
-
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "machine": platform.machine()}
-    for name in ("repolicy", "torch", "numpy", "envpool", "gymnasium", "mujoco"):
-        try:
-            found[name] = version(name)
-        except ImportError:
-            found[name] = "not installed"
-    return found

@@ -1,0 +1,69 @@
+"""What a run is asked for, and what else its result depends on."""
+
+import platform
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+
+from repolicy.envs import Envs
+from repolicy.objective import Objective
+from repolicy.policy import Family, PolicySpec
+from repolicy.settings import Settings
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a run is asked for: all that its result depends on."""
+
+    env: str
+    objective: Objective
+    settings: Settings
+    addons: tuple[str, ...] = ()
+    prior: str = ""  # the checksum of the prior's file, a copy of which lies in the run's folder
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "env": self.env,
+            "objective": self.objective.as_dict(),
+            "settings": self.settings.as_dict(),
+            "addons": list(self.addons),
+            "prior": self.prior,
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Request":
+        settings = values["settings"] | {"hidden": tuple(values["settings"]["hidden"])}
+        return cls(
+            values["env"],
+            Objective(**values["objective"]),
+            Settings(**settings),
+            tuple(values["addons"]),
+            values["prior"],
+        )
+
+
+def spec_for(batch: Envs, settings: Settings) -> PolicySpec:
+    """The shape of a new policy for these environments."""
+    family: Family = "categorical" if batch.actions.kind == "discrete" else "gaussian"
+    return PolicySpec(
+        observation_size=batch.observation_size,
+        actions=batch.actions,
+        family=family if settings.family == "auto" else settings.family,
+        hidden=settings.hidden,
+        activation=settings.activation,
+        initial_std=settings.initial_std,
+        min_std=settings.min_std,
+    )
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Of what a result depends on."""
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for name in ("repolicy", "torch", "numpy", "envpool", "gymnasium", "mujoco"):
+        try:
+            found[name] = version(name)
+        except ImportError:
+            found[name] = "not installed"
+    return found
