@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from repolicy.errors import NumericError
+from repolicy.errors import NumericError, UsageError
 from repolicy.network import Mlp
 from repolicy.policy import ActionSpace, Policy, PolicySpec, moments
 from repolicy.ppo import Batch, Learner, Losses, Sum, adapted, advantages, check_first_minibatch, losses, update
@@ -153,6 +153,19 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient() -> None:
     found = gradient(made, losses_of(made, batch).policy)
     score = (batch.advantages * made.policy.distribution(batch.inputs).log_prob(batch.actions)).mean()
     torch.testing.assert_close(found, gradient(made, -score), atol=1e-6, rtol=1e-4)
+
+
+def test_the_vanilla_gradient_knows_no_ratio() -> None:
+    """Also for samples that are likelier now than when they were drawn, beyond any clip."""
+    made = learner()
+    batch = batch_of(made, ratio=2.0)
+    vanilla = replace(SETTINGS, surrogate="vanilla", epochs=1)
+    made.differentiate(batch, vanilla, bonus=0.0)
+    found = made.gradient[: made.actor_size].clone()
+    score = (batch.advantages * made.policy.distribution(batch.inputs).log_prob(batch.actions)).mean()
+    torch.testing.assert_close(found, gradient(made, -score)[: made.actor_size], atol=1e-6, rtol=1e-4)
+    with pytest.raises(UsageError, match="epochs is 5, but the vanilla policy gradient .* add --epochs 1"):
+        Settings(surrogate="vanilla")
 
 
 def test_the_critics_loss() -> None:

@@ -117,31 +117,7 @@ class Worker:
         rollout = self.collector.collect(learner.policy)
         collected = time.perf_counter()
         self.iteration += 1
-
-        log_policy, log_prior, values, next_values = self.score(rollout)
-        reward = self.reward(rollout, log_policy, log_prior)
-        terminated, ended = (
-            torch.from_numpy(rollout.terminated),
-            torch.from_numpy(rollout.terminated | rollout.truncated),
-        )
-        summary = self.exchange(rollout, reward, log_policy, log_prior, ended, stop)
-
-        scaled = (reward.total / self.returns.std if settings.scale_rewards else reward.total).float()
-        gains = ppo.advantages(scaled, values, next_values, terminated, ended, settings.gamma, settings.lam)
-        targets = gains + values
-        batch = ppo.Batch(
-            rollout.inputs[:-1].flatten(0, 1),
-            rollout.actions.flatten(0, 1),
-            log_policy.flatten(),
-            self.normalised(gains).flatten(),
-            targets.flatten(),
-        )
-        self._evidence = {
-            "inputs": batch.inputs,
-            "actions": batch.actions,
-            "log_probs": batch.log_probs,
-            "rewards": reward.total,
-        }
+        batch, summary = self.prepared(rollout, stop)
         if settings.schedule == "linear":
             learner.learning_rate = settings.learning_rate * (1.0 - (self.iteration - 1) / settings.iterations)
         fit_actor = self.iteration > settings.critic_warmup * settings.iterations
@@ -164,7 +140,6 @@ class Worker:
                 "share_update": (now - collected) / (now - began),
                 "policy_loss": report.policy_loss,
                 "value_loss": report.value_loss,
-                "explained_variance": 1.0 - float((targets - values).var() / targets.var().clamp_min(1e-12)),
                 "kl": report.kl,
                 "clipped": report.clipped,
                 "gradient_norm": report.gradient_norm,
@@ -174,6 +149,34 @@ class Worker:
             }
             | self.width(batch.inputs)
         )
+
+    def prepared(self, rollout: Rollout, stop: bool) -> tuple[ppo.Batch, "Summary"]:
+        """From what happened to what the update learns from: scores, the reformulated reward, advantages."""
+        settings = self.settings
+        log_policy, log_prior, values, next_values = self.score(rollout)
+        reward = self.reward(rollout, log_policy, log_prior)
+        terminated = torch.from_numpy(rollout.terminated)
+        ended = terminated | torch.from_numpy(rollout.truncated)
+        summary = self.exchange(rollout, reward, log_policy, log_prior, ended, stop)
+
+        scaled = (reward.total / self.returns.std if settings.scale_rewards else reward.total).float()
+        gains = ppo.advantages(scaled, values, next_values, terminated, ended, settings.gamma, settings.lam)
+        targets = gains + values
+        batch = ppo.Batch(
+            rollout.inputs[:-1].flatten(0, 1),
+            rollout.actions.flatten(0, 1),
+            log_policy.flatten(),
+            self.normalised(gains).flatten(),
+            targets.flatten(),
+        )
+        self._evidence = {
+            "inputs": batch.inputs,
+            "actions": batch.actions,
+            "log_probs": batch.log_probs,
+            "rewards": reward.total,
+        }
+        summary.metrics["explained_variance"] = 1.0 - float((targets - values).var() / targets.var().clamp_min(1e-12))
+        return batch, summary
 
     @torch.no_grad()
     def width(self, inputs: Tensor) -> dict[str, float]:

@@ -1,0 +1,147 @@
+"""The engine's loss at its first minibatch against the theory: the gradient of the estimator that it claims to be.
+
+Every trajectory of a small decision process is laid out as a rollout, as often as it is likely. On that rollout the
+engine's own path (scores, reformulated reward, advantages, loss, backward pass) must give the expectation that
+`repolicy.exact` finds by enumeration, for every objective, whatever the critic believes.
+"""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from repolicy import objective as objectives
+from repolicy.exact import MDP, estimator_gradient
+from repolicy.network import Mlp
+from repolicy.objective import Objective
+from repolicy.policy import ActionSpace, Policy, PolicySpec
+from repolicy.ppo import Learner
+from repolicy.ranks import Alone
+from repolicy.rollout import Episodes, Rollout
+from repolicy.settings import Settings
+from repolicy.worker import ReturnScale, Worker
+
+STEPS, GAMMA = 3, 0.8
+PROBABILITIES = torch.tensor([[1, 3], [2, 2]]).double() / 4  # π(a|s)
+PRIOR = torch.tensor([[0.3, 0.7], [0.9, 0.1]]).double()
+# Drawing one of these tickets at random is drawing from start, π(·|s) and p(·|s, a).
+START, ACTIONS = [0, 1], [[0, 1, 1, 1], [0, 0, 1, 1]]
+NEXT = [[[0, 0], [1, 1]], [[0, 0], [1, 0]]]
+MDP_ = MDP(
+    transitions=np.array([[np.bincount(tickets, minlength=2) / 2 for tickets in row] for row in NEXT]),
+    reward=torch.tensor([[1.0, -2.0], [0.5, 3.0]]),
+    start=torch.tensor([0.5, 0.5]),
+    discount=GAMMA,
+    horizon=STEPS,
+    addon=torch.tensor([[-1.0, 0.7], [2.0, -0.3]]),
+)
+EIGHT = [
+    objectives.no_entropy(),
+    objectives.end_entropy(0.8),
+    objectives.repeat_entropy(0.8),
+    objectives.soft(0.8),
+    objectives.greedy(0.8),
+    objectives.kl(0.8),
+    objectives.residual(0.9, 0.8),
+    objectives.full(0.8),
+]
+
+
+def tabular(logits: Tensor) -> Policy:
+    """A network whose output at state s, given as a unit vector, is logits[s]."""
+    policy = Policy(PolicySpec(2, ActionSpace("discrete", (2,)), "categorical", hidden=(2,), activation="relu"))
+    policy.network.load_state_dict(
+        {
+            "weights.0": torch.eye(2),
+            "biases.0": torch.zeros(2),
+            "weights.1": logits.T.float(),
+            "biases.1": torch.zeros(2),
+        }
+    )
+    return policy
+
+
+def every_trajectory() -> tuple[np.ndarray, np.ndarray]:
+    """States and actions `[T, N]`, each trajectory as often as it is likely."""
+    states, actions = [], []
+    for start, *tickets in product(range(2), *[range(4), range(2)] * STEPS):
+        state, path = START[start], []
+        for action_ticket, next_ticket in zip(tickets[::2], tickets[1::2], strict=True):
+            action = ACTIONS[state][action_ticket]
+            path.append((state, action))
+            state = NEXT[state][action][next_ticket]
+        states.append([s for s, _ in path])
+        actions.append([a for _, a in path])
+    return np.array(states).T, np.array(actions).T
+
+
+def rollout(policy: Policy) -> Rollout:
+    states, actions = every_trajectory()
+    observations = np.eye(2, dtype=np.float32)[np.vstack([states, states[-1:]])]
+    ends = np.zeros(states.shape, bool)
+    last = ends.copy()
+    last[-1] = True
+    return Rollout(
+        observations=observations,
+        inputs=policy.normaliser(torch.from_numpy(observations)),
+        actions=torch.from_numpy(actions)[..., None],
+        basic=MDP_.reward.numpy()[states, actions],
+        terminated=last,
+        truncated=ends,
+        cut=np.zeros((0, 2), np.int64),
+        cut_observations=np.zeros((0, 2), np.float32),
+        next_observations=observations[1:],
+        infos=[],
+        episodes=Episodes(),
+        physics_seconds=0.0,
+        policy_seconds=0.0,
+    )
+
+
+class Table:
+    """The add-on reward of the process, as the engine asks for it."""
+
+    def reward(self, observations: np.ndarray, actions: np.ndarray, *_: Any) -> np.ndarray:
+        assert MDP_.addon is not None
+        return MDP_.addon.numpy()[observations.argmax(-1), actions[..., 0]]
+
+
+def engine_gradient(objective: Objective, surrogate: Any) -> tuple[Policy, Tensor]:
+    """Of the loss in the policy's parameters, at the first minibatch of a rollout that holds every trajectory."""
+    policy, critic = tabular(PROBABILITIES.log()), Mlp(2, (8,), 1)
+    torch.nn.init.normal_(critic.biases[-1])
+    made: Any = Worker.__new__(Worker)
+    made.settings = Settings(
+        gamma=GAMMA, lam=1.0, normalise_advantages=False, scale_rewards=False, surrogate=surrogate, epochs=1
+    )
+    made.objective, made.team, made.iteration = objective, Alone(), 1
+    made.learner, made.returns = Learner(policy, critic, 0.0), ReturnScale(GAMMA)
+    made.prior = tabular(PRIOR.log()) if objective.reads_prior else None
+    made.addon = Table() if objective.reads_addon else None
+    seen = rollout(policy)
+    made.returns.begin(seen.basic.shape[1])
+    batch, _ = made.prepared(seen, stop=False)
+    made.learner.differentiate(batch, made.settings, objective.bonus)
+    return policy, made.learner.gradient[: made.learner.actor_size].clone()
+
+
+@pytest.mark.parametrize("surrogate", ["clipped", "vanilla"])
+@pytest.mark.parametrize("objective", EIGHT, ids=lambda made: f"{made.task}-{made.omega}-{made.alpha}-{made.bonus}")
+def test_the_loss_has_the_gradient_of_its_estimator(objective: Objective, surrogate: str) -> None:
+    policy, found = engine_gradient(objective, surrogate)
+    by_logits = estimator_gradient(MDP_, objective, PROBABILITIES.log(), PRIOR.log())
+    outputs = policy.network(torch.eye(2))
+    parts = torch.autograd.grad(outputs, tuple(policy.parameters()), by_logits.float())
+    # The estimator is to be raised and sums over the T steps; the loss is to be lowered and is their mean.
+    expected = -torch.cat([part.flatten() for part in parts]) / STEPS
+    assert float(expected.abs().max()) > 0.05
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-6)
+
+
+def test_the_eight_estimators_differ() -> None:
+    """Or else the test above could not tell one from another."""
+    found = [estimator_gradient(MDP_, objective, PROBABILITIES.log(), PRIOR.log()) for objective in EIGHT]
+    assert all(float((a - b).abs().max()) > 0.01 for i, a in enumerate(found) for b in found[:i])
