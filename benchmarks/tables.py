@@ -1,4 +1,4 @@
-"""Write the tables of README and docs from `results/`, between their markers, so that no figure is typed by hand.
+"""Write the tables (and pictures) of README and docs from `results/`: no figure is typed by hand.
 
 python benchmarks/tables.py            # write
 python benchmarks/tables.py --check    # exit 1 if a table is not what the results say
@@ -60,11 +60,80 @@ def peers() -> str:
     return "\n".join(lines)
 
 
+def llm_optimum() -> str:
+    """The exact optimum of the toy at each omega, which every line of the results carries."""
+    lines = ["| omega | add-on | log prior | letters | entropy |", "|---|---|---|---|---|"]
+    for omega, runs in frontier_runs("standard", "whole").items():
+        best = runs[0]["best"]
+        cells = [f"{best[key]:.2f}" for key in ("addon", "log_prior", "length", "entropy")]
+        lines.append(f"| {omega:g} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def llm_distance() -> str:
+    """KL to the optimum: each seed of each method."""
+    methods = ("whole", "onward", "decomposed")
+    found = {method: frontier_runs("standard", method) for method in methods}
+    lines = ["| omega | before | online, whole | online, onward | offline |", "|---|---|---|---|---|"]
+    for omega, runs in found["whole"].items():
+        cells = [distances(found[method].get(omega, [])) for method in methods]
+        lines.append(f"| {omega:g} | {runs[0]['before']['kl']:.2f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def llm_controls() -> str:
+    """KL to the optimum of the controls."""
+    lines = ["| control | omega | before | KL |", "|---|---|---|---|"]
+    for what, world, method in CONTROLS:
+        for omega, runs in frontier_runs(world, method).items():
+            if (world, method) == ("standard", "decomposed") and omega != runs[0]["job"]["alpha"]:
+                continue
+            lines.append(f"| {what} | {omega:g} | {runs[0]['before']['kl']:.2f} | {distances(runs)} |")
+    return "\n".join(lines)
+
+
+CONTROLS = (
+    ("stock GRPO, beta = 0.2", "standard", "grpo"),
+    ("RLOO recipe", "standard", "rloo"),
+    ("stock DPO (omega = alpha)", "standard", "decomposed"),
+    ("prior stopped early, online", "early", "whole"),
+    ("prior stopped early, offline", "early", "decomposed"),
+    ("text of one length, online", "fixed", "whole"),
+)
+
+
+def frontier_runs(world: str, method: str) -> dict[float, list[dict[str, Any]]]:
+    found: dict[float, list[dict[str, Any]]] = {}
+    for row in rows("llm/frontier.jsonl"):
+        if (row["job"]["world"], row["job"]["method"]) == (world, method):
+            found.setdefault(row["job"]["omega"], []).append(row)
+    return found
+
+
+def distances(runs: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{run['after']['kl']:.3f}" for run in sorted(runs, key=lambda run: run["job"]["seed"]))
+
+
+def written(name: str) -> Callable[[], str]:
+    """A page that a command wrote beside its results, without the sentence at its top."""
+    page = RESULTS / "llm" / f"{name}.md"
+    return lambda: page.read_text().partition("\n\n")[2].strip() if page.exists() else ""
+
+
 def table(name: str) -> str:
-    return TABLES[name]() if rows(f"{name}.jsonl") else "Not measured yet."
+    return TABLES[name]() if name.startswith("llm") or rows(f"{name}.jsonl") else "Not measured yet."
 
 
-TABLES: dict[str, Callable[[], str]] = {"learning": learning, "speed": speed, "peers": peers}
+TABLES: dict[str, Callable[[], str]] = {
+    "learning": learning,
+    "speed": speed,
+    "peers": peers,
+    "llm_optimum": llm_optimum,
+    "llm_distance": llm_distance,
+    "llm_controls": llm_controls,
+    **{f"llm_{name}": written(name) for name in ("labels", "spelling", "gradients", "overhead")},
+}
+PICTURES = ("frontier", "labels")  # of results/llm, which pages show
 
 
 def main() -> None:
@@ -84,6 +153,12 @@ def main() -> None:
             stale.append(path.name)
             if not options.check:
                 path.write_text(fresh)
+    for name in PICTURES:
+        made, shown = RESULTS / "llm" / f"{name}.png", ROOT / "docs" / "images" / f"llm-{name}.png"
+        if made.exists() and not (shown.exists() and shown.read_bytes() == made.read_bytes()):
+            stale.append(shown.name)
+            if not options.check:
+                shown.write_bytes(made.read_bytes())
     print(f"{'stale' if options.check else 'written'}: {', '.join(stale) or 'none'}")
     sys.exit(1 if options.check and stale else 0)
 

@@ -1,6 +1,7 @@
-"""The experiments' own machinery: what is listed, resumed, tabulated and refused. No training here."""
+"""The experiments' own machinery: what is listed, resumed, tabulated, and a run of each that is as short as can be."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import torch
 
 pytest.importorskip("trl", reason="the extra `llm` is not installed")
 
+from repolicy import cli
 from repolicy.errors import FileError
-from repolicy.llm import commands, frontier, gradients, spelling
+from repolicy.llm import commands, frontier, gradients, labels, overhead, spelling
 from repolicy.llm.records import read_records, run_missing
 
 
@@ -82,3 +84,48 @@ def test_sampled_names_end_once() -> None:
     assert all(0 not in row[:-1] and 1 <= len(row) <= spelling.LONGEST + 1 for row in rows)
     assert spelling.decode([1, 2, 0]) == "ab"
     assert torch.equal(torch.tensor(rows[0]), torch.tensor(spelling.sample(model, 20, seed=0)[0]))
+
+
+def test_whole_experiments_in_little(
+    toy: Any, prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the command line to table and picture; the second time, nothing is trained again."""
+    monkeypatch.setattr(frontier, "WORLDS", {"standard": (toy, 1)})
+    monkeypatch.setattr(labels, "TOY", toy)
+    shutil.copytree(prior, tmp_path / "priors" / "standard")
+    folders = ["--output", str(tmp_path / "out"), "--json"]
+    toys = [*folders, "--priors", str(tmp_path / "priors"), "--seeds", "1"]
+    little = ["--steps", "2", "--samples", "4"]
+    for words, runs in (
+        (["frontier", *toys, *little, "--omegas", "0.2", "--pairs", "8", "--no-controls"], 2),
+        (["labels", *toys, "--pairs", "8"], 4),
+        (["spelling", *folders, *little, "--pretraining", "2", "--omegas", "0.1", "--prior", str(tmp_path / "n")], 2),
+    ):
+        cli.main(["llm", *words])
+        first = capsys.readouterr()
+        found = json.loads(first.out)
+        assert len(found["records"]) == runs
+        assert f"{runs}/{runs}  " in first.err
+        assert all(torch.tensor(r["after"]["kl"]).isfinite() for r in found["records"] if "after" in r)
+        cli.main(["llm", *words])
+        again = capsys.readouterr()
+        assert json.loads(again.out) == found
+        assert "/" not in again.err.replace(str(tmp_path), "").removeprefix("table: /out/")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {
+        *("frontier.jsonl", "frontier.md", "frontier.png", "labels.jsonl", "labels.md", "labels.png"),
+        *("spelling.jsonl", "spelling.md"),
+    }
+
+
+def test_another_setting_is_another_run() -> None:
+    usual, shorter = (frontier.frontier_jobs(commands.Frontier(steps=steps))[0] for steps in (300, 30))
+    assert usual != shorter
+
+
+def test_time_of_steps(prior: Path) -> None:
+    for name in overhead.TRAINERS:
+        for ours in (False, True):
+            times = overhead.step_times(name, ours, 5, prior, steps=3)
+            assert len(times) == 1
+            assert times[0] > 0

@@ -24,6 +24,7 @@ from repolicy.llm.toy import (
 )
 from repolicy.objective import residual
 
+TOY = Toy()
 METHODS = ("dpo", "responses", "judgements", "responses, no offset")
 
 
@@ -48,7 +49,7 @@ def run_job(job: Job, options: Labels) -> dict[str, Any]:
     """Train once, with as many steps as DPO takes in two passes over its pairs, and as many responses in each."""
     from repolicy.llm import toy_training
 
-    toy, count = Toy(), job["pairs"]
+    toy, count = TOY, job["pairs"]
     folder = options.priors / "standard"
     make_prior(toy, folder)
     objective = residual(job["omega"], job["alpha"])
