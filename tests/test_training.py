@@ -150,6 +150,26 @@ def test_two_ranks_end_in_the_same_bits_however_often_they_stop(tmp_path: Path) 
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
 
 
+def test_torchrun_ends_in_the_bits_of_two_ranks_and_speaks_once(tmp_path: Path) -> None:
+    """Two numbers added by gloo or in shared memory are the same sum."""
+    words = ["-m", "repolicy", "train", tiny("LinearQuadratic"), "--alpha", "0.1", "--steps", "1024", "--json"]
+    words += ["--envs", "16", "--horizon", "16", "--minibatch", "64", "--segment", "2"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+
+    def run(name: str, *more: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *more, "--out", str(tmp_path / name)],
+            capture_output=True, text=True, env=environment, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert json.loads(run("torchrun", *torchrun, *words))["finished"] is True  # one object, and nothing else
+    assert json.loads(run("ranks", *words, "--ranks", "2"))["finished"] is True
+    assert same(weights(tmp_path / "torchrun"), weights(tmp_path / "ranks"))
+
+
 def test_metrics_of_repeated_iterations_are_written_once(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     train(tiny("LinearQuadratic"), soft(0.1), folder.path, SMALL, watchers=[JsonLines(folder)])

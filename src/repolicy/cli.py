@@ -11,7 +11,7 @@ from typing import Any
 
 import tyro
 
-from repolicy.commands import Addons, Bench, Customize, Doctor, Evaluate, Inspect, Train, card_of
+from repolicy.commands import Addons, Bench, Customize, Doctor, Evaluate, Inspect, Train, card_of, speaks
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.result_commands import Export, Render, Sweep
 from repolicy.settings import Settings, checked, customizing, defaults, read_settings
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)
-    if command.json:
+    if command.json and speaks():
         print(json.dumps(values))
     if values.get("finished") is False:
         sys.exit(130)

@@ -260,6 +260,11 @@ class Doctor:
         return doctor()
 
 
+def speaks() -> bool:
+    """Whether this process is the one that talks to the user: under torchrun, the first."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def card_of(prior: str) -> dict[str, Any]:
     from repolicy.checkpoint import find_policy, read_card
 
@@ -286,7 +291,7 @@ def _watchers(out: Path, wandb: str | None) -> list[Any]:
     from repolicy.display import Display
     from repolicy.watch import JsonLines, TensorBoard, Wandb
 
-    if int(os.environ.get("RANK", "0")) > 0:
+    if not speaks():
         return []
     folder = RunFolder(out)
     return [Display(), JsonLines(folder), TensorBoard(folder), *([Wandb(folder, wandb)] if wandb is not None else [])]
@@ -298,7 +303,8 @@ def _ended(result: "Result") -> dict[str, Any]:
         said = f"done: in {folder}, best.safetensors is best by the run's own objective, policy.safetensors the last"
     else:
         said = f"stopped after {result.steps:,} steps; --resume goes on from the last checkpoint in {folder}"
-    print(said, file=sys.stderr)
+    if speaks():
+        print(said, file=sys.stderr)
     return {"folder": str(folder), "steps": result.steps, "finished": result.finished, "metrics": result.metrics}
 
 
@@ -307,7 +313,7 @@ def _reported(result: "Result") -> dict[str, Any]:
     from repolicy.checkpoint import RunFolder
     from repolicy.report import write_report
 
-    if not result.finished or int(os.environ.get("RANK", "0")) > 0:
+    if not result.finished or not speaks():
         return {}
     try:
         path = write_report(RunFolder(result.folder), say=lambda sentence: print(sentence, file=sys.stderr))

@@ -56,6 +56,10 @@ class Distributed:
         torch.distributed.all_reduce(tensor)
         return tensor
 
+    def close(self) -> None:
+        """To be called before Python ends: the group's threads do not survive the interpreter."""
+        torch.distributed.destroy_process_group()
+
 
 class SharedMemory:
     """Ranks of one machine, adding through a shared buffer with a spinning barrier.

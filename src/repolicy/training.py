@@ -243,11 +243,14 @@ def _run_as_one_of_many(
     """Under torchrun: every process comes here with the same request; the first one claims the folder."""
     team = ranks.Distributed()
     request = replace(request, settings=replace(request.settings, ranks=team.count).resolved())
-    if team.index > 0:
-        team.sum(torch.zeros(1))
-        return work(request, folder, team, (), threading.Event())
-    with folder.locked():
-        folder.begin(request.as_dict(), versions(), resume, prior)
-        team.sum(torch.zeros(1))
-        with _polite_interrupt() as interrupted:
-            return work(request, folder, team, watchers, interrupted)
+    try:
+        if team.index > 0:
+            team.sum(torch.zeros(1))
+            return work(request, folder, team, (), threading.Event())
+        with folder.locked():
+            folder.begin(request.as_dict(), versions(), resume, prior)
+            team.sum(torch.zeros(1))
+            with _polite_interrupt() as interrupted:
+                return work(request, folder, team, watchers, interrupted)
+    finally:
+        team.close()

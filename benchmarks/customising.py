@@ -1,0 +1,108 @@
+"""Customise the shipped priors with the paper's add-ons and coefficients, over seeds: a JSON line a run.
+
+    python benchmarks/customising.py --out results/customising.jsonl --jobs 2
+
+For every task: the prior as it is, then residual, KL and greedy from it, and the Full policy, trained from nothing
+with the basic reward in sight. Each line holds the command that makes it again, word for word. A run in the file
+is not repeated; one that was interrupted goes on where its last checkpoint stands.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from learning import repolicy
+
+STEPS = "5e6"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A row of the paper's Tables 3 and 4."""
+
+    prior: str
+    env: str
+    addon: str
+    alpha: str
+    omega: str
+
+
+TASKS = {
+    task.prior: task
+    for task in (
+        Task("halfcheetah", "HalfCheetah-v4", "hind_leg", "0.13472", "0.17"),
+        Task("hopper", "Hopper-v4", "height", "0.001", "0.01"),
+        Task("ant", "Ant-v4", "sideways", "0.0001", "0.01"),
+    )
+}
+METHODS = ("residual", "kl", "greedy", "full")
+
+
+def command(task: Task, method: str) -> list[str]:
+    """What makes the policy, but for its seed and folder."""
+    common = ["--addon", task.addon, "--alpha", task.alpha, "--steps", STEPS, "--ranks", "1"]
+    if method == "full":
+        return ["train", task.env, "--objective", "full", *common]
+    omega = ["--omega", task.omega] if method == "residual" else []
+    return ["customize", task.prior, "--objective", method, *omega, *common, "--no-report"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--out", type=Path, default=Path("results/customising.jsonl"))
+    parser.add_argument("--runs", type=Path, default=Path("runs/customising"))
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    options = parser.parse_args()
+    lines = options.out.read_text().splitlines() if options.out.exists() else []
+    done = {(row["task"], row["method"], row["seed"]) for row in map(json.loads, lines)}
+    lock = Lock()
+
+    def measure(task: Task, method: str, seed: int) -> None:
+        row = run(task, method, seed, options.runs / f"{task.prior}-{method}-{seed}")
+        with lock, options.out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(task.prior, method, seed, row["last_mean"]["total_reward"], row["best_mean"]["total_reward"], flush=True)
+
+    def wanted() -> Iterator[tuple[Task, str, int]]:
+        for name in options.tasks:
+            yield TASKS[name], "prior", 0
+        for seed in options.seeds:
+            yield from ((TASKS[name], method, seed) for name in options.tasks for method in options.methods)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        todo = [job for job in wanted() if (job[0].prior, *job[1:]) not in done]
+        list(pool.map(lambda job: measure(*job), todo))
+
+
+def run(task: Task, method: str, seed: int, folder: Path) -> dict[str, Any]:
+    """Train, unless it is the prior itself, and evaluate the last and the best policy."""
+    row: dict[str, Any] = {"task": task.prior, "method": method, "seed": seed}
+    if method == "prior":
+        found = {action: evaluated(task, task.prior, action) for action in ("mean", "sampled")}
+        return row | {f"{which}_{action}": found[action] for which in ("last", "best") for action in found}
+    train = [*command(task, method), "--seed", str(seed)]
+    made = repolicy([*train, "--out", str(folder), "--resume"])
+    row |= {"command": " ".join(["repolicy", *train]), "steps": made["steps"]}
+    for which, file in (("last", "policy.safetensors"), ("best", "best.safetensors")):
+        for action in ("mean", "sampled"):
+            row[f"{which}_{action}"] = evaluated(task, str(folder / file), action)
+    return row
+
+
+def evaluated(task: Task, policy: str, action: str) -> dict[str, list[float]]:
+    """Mean and std of each part of the return over 100 episodes."""
+    flags = ["--stochastic"] if action == "sampled" else []
+    found = repolicy(["evaluate", policy, "--env", task.env, "--addon", task.addon, "--episodes", "100", *flags])
+    return {name: [round(part["mean"], 4), round(part["std"], 4)] for name, part in found["summary"].items()}
+
+
+if __name__ == "__main__":
+    main()
