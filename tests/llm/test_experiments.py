@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("trl", reason="the extra `llm` is not installed")
 
 from repolicy import cli
-from repolicy.errors import FileError
+from repolicy.errors import FileError, UsageError
 from repolicy.llm import commands, frontier, gradients, labels, overhead, spelling
 from repolicy.llm.records import read_records, run_missing
 
@@ -34,6 +34,11 @@ def test_a_stopped_experiment_goes_on(tmp_path: Path) -> None:
     assert ran == [0, 1, 2, 2, 3]
     assert [record["square"] for record in records] == [0, 1, 4, 9]
     assert [json.loads(line)["job"]["n"] for line in file.read_text().splitlines()] == [0, 1, 2, 3]
+
+
+def test_nothing_to_tabulate(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"x\.jsonl has no run with these settings"):
+        run_missing([{"n": 1}], tmp_path / "x.jsonl", "command", dict, train=False)
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

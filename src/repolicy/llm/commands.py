@@ -28,7 +28,7 @@ class Frontier:
     """Online steps."""
     samples: int = 64
     """Responses in an online step."""
-    rate: float = 2e-3
+    rate: float = 1e-3
     """Learning rate online; it falls to 0 in a line."""
     pairs: int = 8192
     """Preferences for the offline method."""

@@ -41,19 +41,20 @@ def frontier(options: Frontier) -> list[dict[str, Any]]:
 
 
 def frontier_jobs(options: Frontier) -> list[Job]:
-    """Everything once, then everything again for the next seed; some controls only once."""
+    """The two methods at every omega, seed by seed; then the controls, some of them once."""
     alpha, middle = options.alpha, [omega for omega in options.omegas if 0 < omega <= 1.5 * options.alpha + 1e-9]
-    points: list[tuple[str, str, float, int]] = []
-    for seed in range(options.seeds):
-        points += [("standard", "whole", omega, seed) for omega in options.omegas]
-        points += [("standard", "decomposed", omega, seed) for omega in options.omegas]
-        if options.controls:
-            points += [("standard", method, alpha, seed) for method in ("grpo", "rloo")]
-            points += [("standard", "onward", omega, seed) for omega in (middle if seed else options.omegas)]
-        if options.controls and seed == 0:
-            points += [("early", "whole", omega, seed) for omega in middle]
-            points += [("fixed", "whole", omega, seed) for omega in middle]
-            points += [("early", "decomposed", omega, seed) for omega in middle]
+    seeds = range(options.seeds)
+    points = [
+        ("standard", method, omega, seed)
+        for seed in seeds
+        for method in ("whole", "decomposed")
+        for omega in options.omegas
+    ]
+    if options.controls:
+        points += [("standard", method, alpha, seed) for seed in seeds for method in ("grpo", "rloo")]
+        points += [("standard", "onward", omega, seed) for seed in seeds for omega in middle]
+        once = [("early", "whole"), ("early", "decomposed"), ("fixed", "whole")]
+        points += [(world, method, omega, 0) for world, method in once for omega in middle]
     return [
         {"world": world, "method": method, "omega": omega, "alpha": alpha, "seed": seed, **_size(method, options)}
         for world, method, omega, seed in points
@@ -123,7 +124,8 @@ def draw(records: list[dict[str, Any]], options: Frontier, file: Path) -> None:
     from repolicy.llm import toy_training
 
     standard = [record for record in records if record["job"]["world"] == "standard"]
-    toy = WORLDS["standard"][0]
+    toy, pretraining = WORLDS["standard"]
+    make_prior(toy, options.priors / "standard", pretraining)
     log_prior = policy_log_probs(toy, toy_training.load(options.priors / "standard")[0])
     sweep = [0.01 * i for i in range(int(100 * max(options.omegas)) + 1)]
     exact = [_best(toy, omega, options.alpha, log_prior) for omega in sweep]

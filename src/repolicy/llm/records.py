@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from repolicy.errors import FileError
+from repolicy.errors import FileError, UsageError
 
 Job = Mapping[str, Any]
 
@@ -64,7 +64,10 @@ def run_missing(
             flush=True,
         )
     wanted = [dict(job) for job in jobs]
-    return [record for record in records if record["job"] in wanted]
+    found = [record for record in records if record["job"] in wanted]
+    if not found:
+        raise UsageError(f"{file} has no run with these settings; without --no-train they are made")
+    return found
 
 
 def mean_and_spread(values: list[float]) -> str:

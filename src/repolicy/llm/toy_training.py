@@ -33,7 +33,7 @@ from repolicy.llm.dpo import DecomposedDPOConfig, DecomposedDPOTrainer  # noqa: 
 from repolicy.llm.grpo import ResidualGRPOConfig, ResidualGRPOTrainer  # noqa: E402
 from repolicy.llm.rloo import prior_reward, rloo_settings  # noqa: E402
 
-ONLINE_RATE, OFFLINE_RATE = 2e-3, 3e-4
+ONLINE_RATE, OFFLINE_RATE = 1e-3, 3e-4
 
 
 def addon_reward(completions: list[str], **_: Any) -> list[float]:
