@@ -87,7 +87,7 @@ MUTANTS = [
     Mutant("llm/losses.py", "reward - objective.omega * log_prior", "reward + objective.omega * log_prior", LLM["losses"], "sign of the prior in the implicit reward"),
     Mutant("llm/losses.py", "-functional.logsigmoid(margin)", "functional.logsigmoid(margin)", LLM["losses"], "sign of the preference loss"),
     Mutant("llm/losses.py", "log_prior) + offset", "log_prior) - offset", LLM["losses"], "sign of the offset"),
-    Mutant("llm/losses.py", "position == last", "position >= last", LLM["losses"], "add-on paid at more than the last token"),
+    Mutant("llm/losses.py", "position == last", "position <= last", LLM["losses"], "add-on paid at more than the last token"),
     Mutant("llm/losses.py", "+= gamma * returns[:, t + 1]", "+= returns[:, t + 1]", LLM["losses"], "discount of the return dropped"),
     Mutant("llm/losses.py", "(own.sum(1, keepdim=True) - own) / others", "own.sum(1, keepdim=True) / others", LLM["losses"], "a response in its own baseline"),
     Mutant("llm/dpo.py", "return ratio * chosen, ratio * rejected", "return chosen, rejected", LLM["dpo"], "omega has no effect"),
