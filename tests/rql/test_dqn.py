@@ -1,5 +1,6 @@
 """ResidualDQN against residual soft value iteration, solved exactly."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from repolicy.rql import ResidualDQN, Settings
 
 STATES = torch.eye(3)
 QUICK = Settings(
-    steps=4_000, gamma=Walk.discount, learning_rate=1e-2, minibatch=64, warmup=100, train_every=4, tau=0.1, hidden=(16,)
+    steps=3_000, gamma=Walk.discount, learning_rate=1e-2, minibatch=64, warmup=100, train_every=4, tau=0.1, hidden=(16,)
 )
 RESIDUAL = residual(omega=0.7, alpha=0.3)
 
@@ -53,9 +54,8 @@ def every_transition(reward: np.ndarray) -> SimpleNamespace:
 
 def wild_prior(**changes: Any) -> Policy:
     """A prior with weights of its own and a normaliser that has seen something."""
-    policy = Policy(
-        PolicySpec(3, ActionSpace("discrete", (2,)), **({"family": "categorical", "hidden": (8, 5)} | changes))
-    )
+    spec = PolicySpec(3, ActionSpace("discrete", (2,)), "categorical", hidden=(8, 5), activation="relu")
+    policy = Policy(replace(spec, **changes))
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.5)
@@ -163,7 +163,7 @@ def test_a_saved_policy_is_the_one_that_acted_and_needs_no_other_file(tmp_path: 
 
 
 def test_a_customised_policy_can_be_customised_again(tmp_path: Path) -> None:
-    first = ResidualDQN(Walk(), RESIDUAL, wild_prior(activation="relu"), Settings(hidden=(8, 8))).as_policy()
+    first = ResidualDQN(Walk(), RESIDUAL, wild_prior(), Settings(hidden=(8, 8))).as_policy()
     second = ResidualDQN(Walk(), residual(0.1, 0.2), first, Settings(hidden=(4, 4)))
     seen = torch.randn(50, 3)
     with torch.no_grad():

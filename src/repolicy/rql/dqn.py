@@ -67,6 +67,7 @@ class ResidualDQN(DQN):  # type: ignore[misc]
             policy_kwargs={
                 "net_arch": list(settings.hidden),
                 "activation_fn": ACTIVATIONS[activation],
+                "optimizer_kwargs": {"fused": True},
                 "features_extractor_class": Normalised,
                 "features_extractor_kwargs": {"normaliser": normaliser},
             },

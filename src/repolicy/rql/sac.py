@@ -7,6 +7,7 @@ Actions are scored before tanh, by policy and prior alike: nothing passes throug
 SAC at a fixed temperature, which trains priors and full policies.
 """
 
+import math
 from typing import Any
 
 import gymnasium
@@ -25,6 +26,8 @@ from stable_baselines3 import SAC  # isort: skip
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise  # isort: skip
 from stable_baselines3.common.utils import polyak_update  # isort: skip
 
+FORGETTING = 0.05  # of exploration noise, a step
+
 
 class ResidualSAC(SAC):  # type: ignore[misc]
     """SAC beside a frozen prior, whose copy the actor starts as where their families agree."""
@@ -42,9 +45,6 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         if actions.kind != "continuous":
             raise UsageError(f"ResidualSAC acts with numbers, and the environment takes {actions}: use ResidualDQN")
         self._normaliser = normaliser_for(env.observation_space, self.prior)
-        noise, size = None, actions.width
-        if settings.noise:
-            noise = OrnsteinUhlenbeckActionNoise(np.zeros(size), np.full(size, settings.noise))
         super().__init__(
             "MlpPolicy",
             TaskReward(env, objective),
@@ -56,10 +56,11 @@ class ResidualSAC(SAC):  # type: ignore[misc]
             gamma=settings.gamma,
             train_freq=settings.train_every,
             gradient_steps=settings.gradient_steps,
-            action_noise=noise,
+            action_noise=_noise(settings.noise, actions.width) if settings.noise else None,
             ent_coef=objective.alpha,
             policy_kwargs={
                 "net_arch": list(settings.hidden),
+                "optimizer_kwargs": {"fused": True},
                 "features_extractor_class": Normalised,
                 "features_extractor_kwargs": {"normaliser": self._normaliser},
             },
@@ -139,13 +140,19 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         return super()._sample_action(learning_starts if self.prior is None else 0, action_noise, n_envs)
 
 
+def _noise(std: float, size: int) -> OrnsteinUhlenbeckActionNoise:
+    """Noise of this std that keeps its direction for some FORGETTING⁻¹ steps."""
+    sigma = std * math.sqrt(2 * FORGETTING)
+    return OrnsteinUhlenbeckActionNoise(np.zeros(size), np.full(size, sigma), theta=FORGETTING, dt=1.0)
+
+
 class Actor(nn.Module):
     """A policy in the place of Stable-Baselines3's actor."""
 
     def __init__(self, policy: Policy, learning_rate: float) -> None:
         super().__init__()
         self.policy = policy
-        self.optimizer = torch.optim.Adam(policy.parameters(), learning_rate)
+        self.optimizer = torch.optim.Adam(policy.parameters(), learning_rate, fused=True)
 
     def forward(self, observations: Tensor, deterministic: bool = False) -> Tensor:
         """Actions within ±1, `[B, A]`."""

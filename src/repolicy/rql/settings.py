@@ -94,13 +94,13 @@ class Task:
 TASKS = {
     "cartpole": Task(
         "repolicy.rql.tasks:CartPole",
-        1.0,
-        Settings(steps=50_000, learning_rate=1e-3, minibatch=128, train_every=4, gradient_steps=2, hidden=(64, 64)),
+        0.5,
+        Settings(steps=25_000, learning_rate=1e-3, minibatch=128, train_every=8, gradient_steps=4),
     ),
     "mountain_car": Task(
         "repolicy.rql.tasks:MountainCar",
-        0.1,
-        Settings(steps=30_000, gamma=0.9999, noise=0.5, train_every=32, gradient_steps=16),
+        0.02,
+        Settings(steps=12_000, learning_rate=1e-3, noise=0.5, train_every=16, gradient_steps=8),
     ),
     "highway": Task(
         "repolicy.rql.tasks:Highway", 1.0, Settings(steps=20_000, gamma=0.8, learning_rate=5e-4, hidden=(256, 256))

@@ -48,7 +48,7 @@ def customize(
     env = env or saved.card.get("request", {}).get("env")
     if env is None:
         raise UsageError(f"{path} does not say which environment it is for; name one with env (--env)")
-    if not objective.reads_addon:
+    if objective.reads_basic:
         raise UsageError("customising needs an objective whose task is the add-on: residual, kl or greedy")
     return _run(env, objective, saved.policy, Path(out), settings, progress)
 

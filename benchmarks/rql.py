@@ -1,0 +1,108 @@
+"""Residual Q-learning beside Residual PPO on RQL's tasks, from the same priors: a JSON line a run.
+
+    python benchmarks/rql.py cartpole --out results/rql/cartpole.jsonl
+    python benchmarks/rql.py mountain_car --out results/rql/mountain_car.jsonl
+
+Each run is a command of `repolicy` followed by `repolicy evaluate`, word for word as recorded beside its figures. A run
+that is in the file already is not repeated, and a policy that is trained already is only evaluated.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from repolicy.rql.settings import TASKS
+
+ADDON = "repolicy.rql.tasks:addon"
+METHODS = ("prior", "rql", "ppo", "greedy", "full")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """ω′ and α̂ for both residual methods, and what Residual PPO needs beside them."""
+
+    omega: float
+    alpha: float
+    ppo: str
+
+
+PLANS = {
+    "cartpole": Plan(0.5, 0.5, "--steps 100000 --envs 16 --horizon 128 --minibatch 256 --learning-rate 1e-3"),
+    "mountain_car": Plan(0.005, 0.02, "--steps 200000 --envs 16 --horizon 256 --minibatch 512 --learning-rate 3e-4"),
+    "highway": Plan(1.0, 1.0, "--steps 20000 --envs 8 --horizon 64 --minibatch 128 --gamma 0.8"),
+    "parking": Plan(0.01, 0.01, "--steps 100000 --envs 8 --horizon 128 --minibatch 256 --gamma 0.95"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("task", choices=PLANS)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--runs", type=Path, default=Path("runs/rql"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--episodes", type=int, default=100)
+    options = parser.parse_args()
+    lines = options.out.read_text().splitlines() if options.out.exists() else []
+    done = {(row["method"], row["seed"]) for row in map(json.loads, lines)}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    for seed in options.seeds:
+        for method in options.methods:
+            if (method, seed) not in done:
+                row = run(options.task, method, seed, options.runs, options.episodes)
+                with options.out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                print(options.task, method, seed, row["mode"], row["seconds"], flush=True)
+
+
+def run(task: str, method: str, seed: int, runs: Path, episodes: int) -> dict[str, Any]:
+    """Train and evaluate once; the row tells the commands that do it again."""
+    plan = PLANS[task]
+    policy, prior = (runs / f"{task}-{name}-{seed}.safetensors" for name in (method, "prior"))
+    coefficients = f"--omega {plan.omega} --alpha {plan.alpha}"
+    words = {
+        "prior": f"rql train {task}",
+        "full": f"rql train {task} --objective full",
+        "greedy": f"rql train {task} --objective greedy",
+        "rql": f"rql customize {prior} {coefficients}",
+        "ppo": f"customize {prior} --addon {ADDON} {coefficients} {plan.ppo} --ranks 1 --no-report",
+    }[method]
+    if method == "ppo":
+        folder, policy = policy.with_suffix(""), policy.with_suffix("") / "policy.safetensors"
+        command = f"{words} --seed {seed} --out {folder}"
+    else:
+        command = f"{words} --seed {seed} --out {policy}"
+    started = time.perf_counter()
+    if method == "ppo":
+        repolicy(f"{command} --resume")
+    elif not policy.exists():
+        repolicy(command)
+    row: dict[str, Any] = {"task": task, "method": method, "seed": seed, "command": f"repolicy {command}"}
+    row["seconds"] = round(time.perf_counter() - started)
+    evaluate = f"evaluate {policy} --env {TASKS[task].env} --addon {ADDON} --episodes {episodes} --seed 1000"
+    row["evaluation"] = f"repolicy {evaluate}"
+    for action, flag in (("mode", ""), ("sampled", " --stochastic")):
+        summary = repolicy(evaluate + flag)["summary"]
+        row[action] = {
+            name: [round(summary[f"{name}_reward"][part], 2) for part in ("mean", "std")]
+            for name in ("basic", "addon", "total")
+        }
+    return row
+
+
+def repolicy(words: str) -> Any:
+    found = subprocess.run(
+        [sys.executable, "-m", "repolicy", *words.split(), "--json"], capture_output=True, text=True, check=False
+    )
+    if found.returncode:
+        raise SystemExit(f"repolicy {words}: {found.stderr}")
+    return json.loads(found.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""`repolicy rql`: what it does, and what it says where it cannot."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from known_problems import Bounded, Table, Walk
+from test_dqn import wild_prior
+from test_sac import constant
+
+from repolicy.checkpoint import read_policy, save_policy
+from repolicy.cli import main
+from repolicy.errors import UsageError
+from repolicy.objective import full, repeat_entropy, residual
+from repolicy.policy import ActionSpace
+from repolicy.rql import ResidualDQN, ResidualSAC, Settings, customize, train
+from repolicy.rql.settings import TASKS, defaults
+
+WALK, BOUNDED = (f"{Path(__file__).parent / 'known_problems.py'}:{name}" for name in ("Walk", "Bounded"))
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
+    """What a command prints with --json."""
+    main(["rql", *map(str, words), "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+    """The exit code and the sentence of a command that cannot work."""
+    with pytest.raises(SystemExit) as stopped:
+        main(["rql", *map(str, words)])
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err + said.out
+    return int(str(stopped.value.code)), " ".join(said.err.split())
+
+
+def test_from_nothing_to_a_customised_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prior, out = tmp_path / "prior.safetensors", tmp_path / "customised.safetensors"
+    (tmp_path / "settings.json").write_text('{"hidden": [8], "warmup": 50, "gamma": 0.6}')
+    options = ["--steps", "2e2", "--seed", "3", "--settings", tmp_path / "settings.json"]
+    found = told(capsys, "train", WALK, "--alpha", 0.5, "--out", prior, *options)
+    assert found == {"file": str(prior), "steps": 200}
+    card = read_policy(prior).card
+    assert card["request"]["objective"]["alpha"] == 0.5
+    assert card["request"]["settings"] | {"hidden": [8], "seed": 3, "gamma": 0.6} == card["request"]["settings"]
+
+    told(capsys, "customize", prior, "--omega", 0.7, "--out", out, *options)
+    request = read_policy(out).card["request"]
+    assert request["objective"] == {"task": "addon", "omega": 0.7, "alpha": 0.5, "bonus": 0.0}
+    assert (request["env"], request["method"]) == (WALK, "ResidualDQN")
+    prior.unlink()
+    main(["evaluate", str(out), "--episodes", "2", "--backend", "gymnasium", "--json"])
+    assert json.loads(capsys.readouterr().out)["episodes"] == 2
+
+
+def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
+    settings = Settings(steps=150, warmup=20, minibatch=16, hidden=(8,), seed=5)
+    for env in (WALK, BOUNDED):
+        one, two = (train(env, full(0.2), tmp_path / f"{env[-4:]}{run}.safetensors", settings) for run in range(2))
+        assert all(torch.equal(value, two.state_dict()[name]) for name, value in one.state_dict().items())
+
+
+def test_a_task_is_known_by_its_name_and_by_its_environment() -> None:
+    for name, task in TASKS.items():
+        assert defaults(name) is defaults(task.env) is task.settings
+
+
+# What cannot be, from the command line --------------------------------------------------------------------------------
+
+
+def test_bad_words_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prior, box = tmp_path / "prior.safetensors", tmp_path / "box.safetensors"
+    save_policy(prior, wild_prior(), {"request": {"env": WALK, "objective": {"alpha": 0.5}}})
+    save_policy(box, constant(0.0, 1.0), {"request": {"env": BOUNDED}})
+    odd = tmp_path / "settings.json"
+    odd.write_text('{"learning_rat": 0.1}')
+    customized = ["customize", prior, "--omega", 1]
+    cases: list[tuple[int, str, list[object]]] = [
+        (2, "there is no task or environment 'cartpol'; did you mean", ["train", "cartpol", "--alpha", 1]),
+        (2, "whose temperature is known; name one with --alpha", ["train", WALK]),
+        (2, "alpha is 0; soft Q-learning needs a temperature above 0", ["train", "cartpole", "--alpha", 0]),
+        (2, "alpha is 0; soft", [*customized, "--alpha", 0]),
+        (2, "omega is -1.0; it must be a finite number, 0 or greater", ["customize", prior, "--omega", -1]),
+        (2, "steps is 0; it must lie between 1 and", ["train", "cartpole", "--steps", 0]),
+        (2, "unknown field 'learning_rat'; did you mean learning_rate?", ["train", "cartpole", "--settings", odd]),
+        (2, "does not tell the alpha that it was trained with", ["customize", box, "--omega", 1]),
+        (2, "observations of 3 numbers, but the environment gives 4", [*customized, "--env", "cartpole"]),
+        (1, "there is no file", ["customize", tmp_path / "nothing.safetensors", "--omega", 1]),
+        (1, "exists already; choose another --out", [*customized, "--out", box]),
+        (2, "required", ["customize", prior]),
+    ]  # fmt: skip
+    for code, sentence, words in cases:
+        out = [] if "--out" in words else ["--out", tmp_path / "out.safetensors"]
+        found, said = refused(capsys, *words, *out)
+        assert (found, sentence in said) == (code, True), said
+        assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_a_deterministic_policy_is_no_prior(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from stable_baselines3 import DQN
+
+    stock = DQN("MlpPolicy", Walk(), buffer_size=10, device="cpu")
+    stock.save(tmp_path / "dqn.zip")
+    code, said = refused(capsys, "customize", tmp_path / "dqn.zip", "--omega", 1, "--alpha", 1, "--env", WALK)
+    assert code == 2
+    assert "a DQN or TD3 in it is deterministic and has no log-probabilities" in said
+    with pytest.raises(UsageError, match=r"a DQN cannot be a prior: it has no log_prob\(observations, actions\)"):
+        ResidualDQN(Walk(), residual(1.0, 1.0), stock)
+
+
+def test_without_stable_baselines3_one_sentence_names_the_extra() -> None:
+    program = (
+        "import sys; sys.modules['stable_baselines3'] = None\n"
+        "from repolicy.cli import main; main(['rql', 'train', 'cartpole', '--steps', '1'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "which is not installed: pip install 'repolicy[sb3]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# What cannot be, from Python ------------------------------------------------------------------------------------------
+
+
+class OtherSpaces(Walk):
+    def __init__(self, **spaces: Any) -> None:
+        self.__dict__ |= spaces
+
+
+class Silent(Walk):
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], {}
+
+
+SEES_ONE = OtherSpaces(observation_space=Bounded.observation_space)
+SEES_A_DICT = OtherSpaces(observation_space=spaces.Dict({"a": Walk.observation_space}))
+ACTS_WITHOUT_BOUNDS = OtherSpaces(action_space=spaces.Box(-np.inf, np.inf, (1,)))
+RESIDUAL = residual(0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "algorithm", "arguments"),
+    [
+        ("acts with choices of 3, but the environment takes choices of 2", ResidualDQN, (Walk(), RESIDUAL, "three")),
+        ("takes observations of 3 numbers, but the environment gives 1", ResidualDQN, (SEES_ONE, RESIDUAL, "two")),
+        ("has 2 hidden layers", ResidualDQN, (Walk(), RESIDUAL, "two", Settings(hidden=(4,)))),
+        ("the environment takes 1 numbers: use ResidualSAC", ResidualDQN, (Bounded(), full(0.5))),
+        ("the environment takes choices of 2: use ResidualDQN", ResidualSAC, (Walk(), full(0.5))),
+        ("omega is 0.5, which weighs a prior's log-prob", ResidualDQN, (Walk(), RESIDUAL)),
+        ("bonus is 0.1", ResidualSAC, (Bounded(), repeat_entropy(0.1))),
+        ("alpha is 0", ResidualSAC, (Bounded(), full(0.0))),
+        ("observations are of kind Dict", ResidualDQN, (SEES_A_DICT, full(0.5))),
+        ("or a bounded Box", ResidualSAC, (ACTS_WITHOUT_BOUNDS, full(0.5))),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(sentence: str, algorithm: Any, arguments: tuple[Any, ...]) -> None:
+    priors = {"two": wild_prior(), "three": wild_prior(actions=ActionSpace("discrete", (3,)))}
+    with pytest.raises(UsageError, match=re.escape(sentence)):
+        algorithm(*(priors.get(value, value) if isinstance(value, str) else value for value in arguments))
+
+
+def test_what_cannot_be_done_is_one_sentence(tmp_path: Path) -> None:
+    out, saved = tmp_path / "out.safetensors", tmp_path / "prior.safetensors"
+    save_policy(saved, wild_prior(), {})
+    cases: list[tuple[str, Any]] = [
+        ("hidden is (); it must be one or more layer sizes", lambda: Settings(hidden=())),
+        ("needs a prior: use customize", lambda: train(WALK, RESIDUAL, out)),
+        ("needs an objective whose task is the add-on", lambda: customize(saved, full(0.5), out, env=WALK)),
+        ("does not say which environment it is for", lambda: customize(saved, RESIDUAL, out)),
+        ("no Table", lambda: ResidualDQN(Walk(), RESIDUAL, Table(torch.zeros(3, 2))).save(out)),
+        ("needs info['addon_reward'], and this environment's info has nothing",
+         lambda: ResidualDQN(Silent(), full(0.5)).learn(2)),
+    ]  # fmt: skip
+    for sentence, call in cases:
+        with pytest.raises(UsageError, match=re.escape(sentence)):
+            call()
+    assert not out.exists()
