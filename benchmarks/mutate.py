@@ -27,6 +27,7 @@ class Mutant:
 
 
 OBJECTIVE, PPO, WORKER = "tests/test_objective.py", "tests/test_ppo.py", "tests/test_worker.py"
+DQN, SAC = "tests/rql/test_dqn.py", "tests/rql/test_sac.py"
 LLM = {name: f"tests/llm/test_{name}.py" for name in ("losses", "dpo", "cross_entropy", "grpo", "q_adapter")}
 MUTANTS = [
     Mutant("objective.py", "entropy = -objective.alpha", "entropy = objective.alpha", OBJECTIVE, "sign of the entropy"),
@@ -96,6 +97,22 @@ MUTANTS = [
     Mutant("llm/grpo.py", 'waiting["row"].argsort()', 'torch.arange(len(waiting["row"]))', LLM["grpo"], "groups mixed by TRL's shuffle"),
     Mutant("llm/rloo.py", "[objective.omega - objective.alpha]", "[objective.omega]", LLM["grpo"], "the recipe counts the prior twice"),
     Mutant("llm/q_adapter.py", "logits.float() - prior_logits", "logits.float()", LLM["q_adapter"], "Q_R is the adapter's whole logits"),
+    Mutant("rql/dqn.py", "q = q + self.objective.omega", "q = q - self.objective.omega", DQN, "sign of the prior beside Q_R"),
+    Mutant("rql/dqn.py", "return q / self.objective.alpha", "return q", DQN, "temperature dropped"),
+    Mutant("rql/dqn.py", "next_v = self.objective.alpha * logits", "next_v = logits", DQN, "soft maximum in the wrong unit"),
+    Mutant("rql/dqn.py", "(1 - batch.dones) * self.gamma", "self.gamma", DQN, "value after a terminal step"),
+    Mutant("rql/dqn.py", "return super()._sample_action(0,", "return super()._sample_action(learning_starts,", DQN, "random actions at first"),
+    Mutant("rql/dqn.py", "distribution.mode() if deterministic else distribution.sample()", "distribution.mode()", DQN, "a greedy policy"),
+    Mutant("rql/dqn.py", "omega / alpha)", "omega)", DQN, "the file's network without its temperature"),
+    Mutant("rql/common.py", "prior = copy.deepcopy(prior)", "pass", DQN, "the prior is shared, not copied"),
+    Mutant("rql/common.py", "requires_grad_(False)", "requires_grad_(True)", SAC, "the prior takes gradients"),
+    Mutant("rql/common.py", "task_reward(self.objective, basic,", "task_reward(self.objective, 2 * basic,", DQN, "scale of the basic reward"),
+    Mutant("rql/sac.py", "min(dim=1).values", "max(dim=1).values", SAC, "the larger critic"),
+    Mutant("rql/sac.py", "return -self.soft_value(self.critic,", "return self.soft_value(self.critic,", SAC, "sign of the actor's loss"),
+    Mutant("rql/sac.py", "self.log_prior(observations, actions) if", "self.log_prior(observations, actions.detach()) if", SAC, "no gradient through the prior's action"),
+    Mutant("rql/sac.py", "self.log_prior(observations, actions) if", "self.log_prior(observations, torch.tanh(actions)) if", SAC, "the prior scores the squashed action"),
+    Mutant("rql/sac.py", "(1 - batch.dones) * self.gamma", "self.gamma", SAC, "value after a terminal step"),
+    Mutant("rql/sac.py", "return frozen(self.prior).requires_grad_(True)", "return self.prior.requires_grad_(True)", SAC, "the actor is the prior itself"),
 ]  # fmt: skip
 
 
