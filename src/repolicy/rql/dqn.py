@@ -29,7 +29,7 @@ ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "elu": nn.ELU}
 
 
 class ResidualDQN(DQN):  # type: ignore[misc]
-    """Soft Q-learning beside a frozen prior. It acts by its softmax alone: no ε, no greedy step, no target copy."""
+    """Soft Q-learning beside a frozen prior. It acts by its softmax alone: no ε, no greedy step."""
 
     def __init__(
         self,
