@@ -22,8 +22,8 @@ ENV = "HalfCheetah-v4"
 
 
 def ours() -> float:
-    """Repolicy with one rank a core, evaluation and checkpoints included."""
-    words = ["-m", "repolicy", "bench", ENV, "--slices", "5", "--json"]
+    """Repolicy with one rank a core, evaluation and checkpoints included, and the batch that the peers are given."""
+    words = ["-m", "repolicy", "bench", ENV, "--envs", "64", "--minibatch", "1024", "--slices", "8", "--json"]
     found = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
     return float(json.loads(found.stdout)["training_steps_per_second"])
 

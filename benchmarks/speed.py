@@ -21,7 +21,7 @@ def main() -> None:
     rows = []
     for env in options.envs:
         for ranks in options.ranks:
-            words = ["repolicy", "bench", env, "--ranks", str(ranks), "--slices", "20"]
+            words = ["repolicy", "bench", env, "--ranks", str(ranks), "--slices", "12"]
             found = subprocess.run(
                 [sys.executable, "-m", *words, "--json"], stdout=subprocess.PIPE, text=True, check=True
             )

@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from customising import METHODS, TASKS
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 
@@ -57,6 +59,65 @@ def peers() -> str:
     lines = ["| | steps a second, median | repolicy is faster by |", "|---|---|---|"]
     for row in rows("peers.jsonl"):
         lines.append(f"| {row['contender']} | {row['median']:,.0f} | × {row['repolicy_is_faster_by']:.1f} |")
+    return "\n".join(lines)
+
+
+def customising() -> str:
+    """Means over seeds, of the last policies; each seed's total beside its mean."""
+    lines = [
+        "| prior, add-on | method | basic | add-on | metric | **total** | each seed | total, best | total, sampled |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in sorted(rows("customising.jsonl"), key=lambda row: row["seed"]):
+        found.setdefault((row["task"], row["method"]), []).append(row)
+    for task in dict.fromkeys(task for task, _ in found):
+        for method in [method for method in ("prior", *METHODS) if (task, method) in found]:
+            runs = found[task, method]
+
+            def average(which: str, part: str, digits: int = 0, runs: list[dict[str, Any]] = runs) -> str:
+                return f"{mean(run[which][part][0] for run in runs):,.{digits}f}"
+
+            cells = [
+                f"{task}, {TASKS[task].addon}" if method == "prior" else "",
+                method,
+                average("last_mean", "basic_reward"),
+                average("last_mean", "addon_reward"),
+                average("last_mean", "metric", 3),
+                f"**{average('last_mean', 'total_reward')}**",
+                ", ".join(f"{run['last_mean']['total_reward'][0]:,.0f}" for run in runs),
+                average("best_mean", "total_reward"),
+                average("last_sampled", "total_reward"),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def sweeps() -> str:
+    lines = [
+        "| prior, add-on | ω′ | basic | add-on | total | total, sampled | KL to the prior a step | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    before = ""
+    for row in rows("sweeps.jsonl"):
+        first, before = row["task"] != before, row["task"]
+        parts = [row["mean"]["basic_reward"], row["mean"]["addon_reward"], row["mean"]["total_reward"]]
+        cells = [
+            f"{row['task']}, {TASKS[row['task']].addon}" if first else "",
+            "prior" if row["omega"] is None else f"{row['omega']:g}",
+            *(f"{part[0]:,.0f}" for part in [*parts, row["sampled"]["total_reward"]]),
+            f"{row['kl']:.2f}",
+            "knee" if row["knee"] else "",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def prior() -> str:
+    lines = ["| prior | an iteration without it | with it | costs |", "|---|---|---|---|"]
+    for row in rows("prior.jsonl"):
+        without, with_it = (1000 * row["seconds_an_iteration"][name] for name in ("greedy", "residual"))
+        lines.append(f"| {row['task']} | {without:.0f} ms | {with_it:.0f} ms | {100 * row['overhead']:.1f} % |")
     return "\n".join(lines)
 
 
@@ -128,6 +189,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "learning": learning,
     "speed": speed,
     "peers": peers,
+    "customising": customising,
+    "prior": prior,
+    "sweeps": sweeps,
     "llm_optimum": llm_optimum,
     "llm_distance": llm_distance,
     "llm_controls": llm_controls,

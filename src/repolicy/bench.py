@@ -1,8 +1,8 @@
 """How near training is to the physics alone, both measured in one run.
 
 The speed of a shared machine drifts, so slices of physics alone and slices of training alternate, on the same ranks,
-and the figures are those of the median slices. The training slices together are one whole segment; its evaluation, its
-checkpoint and the making of its environments are spread over them.
+and the figures are those of the median slices. A slice of training is a twentieth of a segment, and bears a twentieth
+of what a segment costs besides: its evaluation, its checkpoint and the making of its environments.
 """
 
 import resource
@@ -23,12 +23,14 @@ from repolicy.request import Request
 from repolicy.settings import Settings
 from repolicy.worker import Worker, derived_seed
 
+PARTS = 20  # slices in a segment
+
 
 def bench(env: str, settings: Settings, slices: int) -> dict[str, Any]:
     """Measure, print a table on stderr, and return the figures."""
     settings = settings.resolved()
-    iterations = max(1, settings.segment // slices)
-    settings = replace(settings, segment=iterations * slices, steps=10 * iterations * slices * settings.iteration_steps)
+    rounds = max(1, round(settings.segment / PARTS))
+    settings = replace(settings, segment=PARTS * rounds, steps=10 * PARTS * rounds * settings.iteration_steps)
     request = Request(env, soft(0.01), settings)
     with tempfile.TemporaryDirectory() as path:
         folder = RunFolder(path)
@@ -54,7 +56,7 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
     settings = request.settings
     worker = Worker(request, folder, team)
     physics = Physics(request, team)
-    rounds = settings.segment // slices
+    rounds = settings.segment // PARTS
 
     def timed(work: Any) -> float:
         team.sum(torch.zeros(1))
@@ -81,7 +83,7 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
     finished = timed(finish)
     steps = rounds * settings.iteration_steps
     physics_slice, training_slice = statistics.median(alone), statistics.median(training)
-    whole_slice = training_slice + (began + finished) / slices
+    whole_slice = training_slice + (began + finished) / PARTS
     peak = team.sum(torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024], dtype=torch.float64))
     shares = [one / other for one, other in zip(alone, training, strict=True)]
     return {

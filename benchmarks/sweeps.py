@@ -1,0 +1,78 @@
+"""The trade-off over ω′ on the shipped priors: `repolicy sweep`, a JSON line a point, and the picture of the docs.
+
+    python benchmarks/sweeps.py --out results/sweeps.jsonl
+
+A sweep that is in the file is not repeated; one that was interrupted goes on.
+"""
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+from customising import TASKS
+from learning import repolicy
+
+SWEEPS = {
+    "halfcheetah": ("0 0.05 0.1 0.17 0.3 0.6", "1e6"),
+    "hopper": ("0 0.003 0.01 0.03 0.1 0.3", "1e6"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--out", type=Path, default=Path("results/sweeps.jsonl"))
+    parser.add_argument("--runs", type=Path, default=Path("runs/sweeps"))
+    parser.add_argument("--picture", type=Path, default=Path("docs/images/omega.png"))
+    parser.add_argument("--tasks", nargs="*", default=list(SWEEPS), choices=list(SWEEPS))
+    options = parser.parse_args()
+    rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    for task in options.tasks:
+        if task not in {row["task"] for row in rows}:
+            rows += run(task, options.runs / task)
+            options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    draw(rows, options.picture)
+
+
+def run(task: str, folder: Path) -> list[dict[str, Any]]:
+    omegas, steps = SWEEPS[task]
+    words = ["sweep", task, "--addon", TASKS[task].addon, "--omega", *omegas.split(), "--alpha", TASKS[task].alpha]
+    words += ["--steps", steps]
+    repolicy([*words, "--out", str(folder), "--resume"])
+    found = json.loads((folder / "sweep.json").read_text())
+    rows = []
+    for point in [found["prior"], *found["points"]]:
+        row = {"task": task, "command": shlex.join(["repolicy", *words]), "omega": point["omega"], "kl": point["kl"]}
+        for action in ("mean", "sampled"):
+            summary = point[f"{action}_action"]["summary"]
+            row[action] = {name: [round(part["mean"], 4), round(part["std"], 4)] for name, part in summary.items()}
+        rows.append(row | {"knee": point["omega"] is not None and point["omega"] == found["knee"]})
+    return rows
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Basic return against add-on return, a point each ω′, with lines of equal total."""
+    names = list(dict.fromkeys(row["task"] for row in rows))
+    figure, axes = plt.subplots(1, len(names), figsize=(6 * len(names), 4.2), squeeze=False)
+    for name, axis in zip(names, axes[0], strict=True):
+        prior, *points = [row for row in rows if row["task"] == name]
+        basic, addon = ([row["mean"][part][0] for row in points] for part in ("basic_reward", "addon_reward"))
+        axis.plot(basic, addon, "o-", color="#0b6e99")
+        for row, x, y in zip(points, basic, addon, strict=True):
+            axis.annotate(f"ω′ {row['omega']:g}", (x, y), textcoords="offset points", xytext=(6, 5), fontsize=9)
+        x, y = prior["mean"]["basic_reward"][0], prior["mean"]["addon_reward"][0]
+        axis.plot(x, y, "s", color="#777777")
+        axis.annotate("prior", (x, y), textcoords="offset points", xytext=(6, -12), fontsize=9, color="#777777")
+        axis.axline((x, y), slope=-1, color="#bbbbbb", linewidth=0.8, linestyle=":")
+        axis.set_xlabel("basic return (never read)")
+        axis.set_ylabel(f"add-on return: {TASKS[name].addon}")
+        axis.set_title(name, loc="left")
+        axis.margins(0.15)
+    figure.tight_layout()
+    figure.savefig(path, dpi=80)
+
+
+if __name__ == "__main__":
+    main()
