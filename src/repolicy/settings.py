@@ -149,9 +149,9 @@ TABLE: dict[str, dict[str, Any]] = {
         "envs": 128,
         "minibatch": 2048,
     },
-    "Hopper": {"steps": 3_000_000, "learning_rate": 7e-4, "initial_std": 0.5, "horizon": 128},
-    "Ant": {"steps": 3_000_000, "initial_std": 0.35, "envs": 128},
-    "Walker2d": {"steps": 3_000_000, "learning_rate": 7e-4, "initial_std": 0.5, "horizon": 128},
+    "Hopper": {"steps": 3_000_000, "learning_rate": 5e-4, "envs": 32, "horizon": 128, "minibatch": 512},
+    "Ant": {"steps": 3_000_000, "initial_std": 0.35},
+    "Walker2d": {"steps": 3_000_000, "learning_rate": 5e-4, "envs": 32, "horizon": 128, "minibatch": 512},
     "Swimmer": {"steps": 1_000_000, "gamma": 0.999},
     "CartPole": {"steps": 200_000, "learning_rate": 1e-3, "envs": 16, "horizon": 128, "minibatch": 256, "segment": 20},
     "Pendulum": {
