@@ -99,8 +99,8 @@ TASKS = {
     ),
     "mountain_car": Task(
         "repolicy.rql.tasks:MountainCar",
-        0.02,
-        Settings(steps=12_000, learning_rate=1e-3, noise=0.5, train_every=16, gradient_steps=8),
+        0.05,
+        Settings(steps=16_000, learning_rate=1e-3, noise=0.5, train_every=16, gradient_steps=4),
     ),
     "highway": Task(
         "repolicy.rql.tasks:Highway", 1.0, Settings(steps=20_000, gamma=0.8, learning_rate=5e-4, hidden=(256, 256))
