@@ -164,7 +164,7 @@ class Evaluate:
     backend: Literal["auto", "envpool", "gymnasium"] = "auto"
     """Whose environments; --backend gymnasium is the referee."""
     out: Path | None = None
-    """Where each episode goes; by default evaluation-….json beside the policy."""
+    """Where each episode goes; by default evaluation-….json beside the policy, or here for one that ships."""
     json: bool = False
     """Print one JSON object on stdout."""
 
@@ -173,7 +173,7 @@ class Evaluate:
         from rich.table import Table
 
         from repolicy.addons import combined
-        from repolicy.checkpoint import find_policy, read_policy, write_json
+        from repolicy.checkpoint import PRIORS, find_policy, read_policy, write_json
         from repolicy.evaluation import evaluate
         from repolicy.ranks import use_one_thread
 
@@ -193,7 +193,8 @@ class Evaluate:
                 progress=lambda done: status.update(f"{env}: {done} of {self.episodes} episodes"),
             )  # fmt: skip
         action = "sampled" if self.stochastic else "mean"
-        out = self.out or path.with_name(f"evaluation-{path.stem}-{action}-{found.backend}.json")
+        folder = Path() if path.parent == PRIORS else path.parent
+        out = self.out or folder / f"evaluation-{path.stem}-{action}-{found.backend}.json"
         values = {"policy": str(path), "which": saved.card.get("which", "")} | found.as_dict()
         write_json(out, values)
         title = f"{path} in {env} ({found.backend}), {self.episodes} episodes, {action} action"

@@ -66,7 +66,7 @@ def _inspect_folder(path: Path) -> dict[str, Any]:
     if request is None:
         raise FileError(f"{path} holds no run: it has no run.json")
     latest = folder.latest()
-    iterations = sum(1 for _ in folder.metrics.open()) if folder.metrics.exists() else 0
+    iterations = len(folder.metrics.read_text().splitlines()) if folder.metrics.exists() else 0
     story = {
         "folder": str(path),
         "kind": "run",

@@ -1,0 +1,121 @@
+"""The command line as a stranger types it: one object for --json, one sentence and its exit code for a mistake."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_envs import tiny
+
+from repolicy import cli
+
+SMALL = ["--steps", "512", "--envs", "8", "--horizon", "16", "--minibatch", "64", "--segment", "2", "--ranks", "1"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def typed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """The exit code, stdout and stderr of a command."""
+    code = 0
+    try:
+        cli.main(list(words))
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def answered(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    """What `--json` prints: one object, and nothing else on stdout."""
+    code, out, err = typed(capsys, *words, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
+    """The one sentence on stderr of a command that must fail with `code`."""
+    found, out, err = typed(capsys, *words)
+    assert (found, out) == (code, ""), err
+    assert "Traceback" not in err
+    assert err.startswith("repolicy: ")
+    assert err.count("\n") == 1, err
+    return err
+
+
+def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = typed(capsys, "--help")
+    assert code == 0
+    assert all(f"  {name} " in out for name in (*cli.COMMANDS, *cli.GROUPS))
+    assert typed(capsys)[0] == 2
+
+
+@pytest.mark.parametrize("name", list(cli.COMMANDS))
+def test_every_command_has_help_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = typed(capsys, name, "--help")
+    assert code == 0
+    assert f"Example: repolicy {name}" in " ".join(out.replace("│", "").split())
+    assert "--json" in out
+
+
+def test_train_evaluate_inspect(capsys: pytest.CaptureFixture[str]) -> None:
+    env = tiny("LinearQuadratic")
+    trained = answered(capsys, "train", env, "--alpha", "0.1", *SMALL, "--out", "run")
+    assert (trained["finished"], trained["steps"]) == (True, 512)
+    scored = answered(capsys, "evaluate", "run", "--episodes", "3")
+    assert (scored["episodes"], scored["action"], scored["which"]) == (3, "mean", "best")
+    assert len(json.loads(Path(scored["file"]).read_text())["each"]["basic_reward"]) == 3
+    told = answered(capsys, "inspect", "run")
+    assert env in json.dumps(told)
+
+
+def test_a_policy_that_ships_is_evaluated_here_and_not_in_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    scored = answered(capsys, "evaluate", "hopper", "--episodes", "1")
+    assert scored["file"] == "evaluation-hopper-mean-envpool.json"
+    assert Path(scored["file"]).exists()
+
+
+@pytest.mark.parametrize("name", ["addons", "doctor"])
+def test_what_tells_of_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert answered(capsys, name)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("trian CartPole-v1", "there is no command 'trian'; did you mean train"),
+        ("train HalfCheeta-v4 --alpha 0.1", "there is no environment 'HalfCheeta-v4'; did you mean HalfCheetah-v4"),
+        ("train CartPole-v1 --objective residual", "residual"),
+        ("train CartPole-v1 --surrogate vanilla", "add --epochs 1"),
+        ("train CartPole-v1 --settings nothing.json", "settings file nothing.json cannot be read"),
+        ("customize halfcheetah", "objective residual needs omega"),
+        ("customize halfcheetah --omega 0.1", "needs an add-on: --addon NAME"),
+        ("customize halfcheetah --addon hind_legs --omega 0.1", "did you mean hind_leg"),
+        ("customize halfcheetah --addon hind_leg --omega auto", "needs --kl-budget"),
+        (
+            "customize halfcheetah --addon height --omega 0.1 --env Hopper-v4",
+            "the prior takes observations of 17 numbers",
+        ),
+        ("sweep halfcheetah --addon hind_leg --omega 0.1 0.1", "0.1"),
+    ],
+)
+def test_a_request_that_cannot_be_met_is_one_sentence_and_2(
+    words: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = typed(capsys, *words.split())
+    assert (code, out) == (2, ""), err
+    assert "Traceback" not in err
+    assert sentence in " ".join(err.replace("│", "").split())
+    assert not list(Path().iterdir())  # nothing was begun
+
+
+def test_a_failure_is_one_sentence_and_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is no file nowhere" in refused(capsys, 1, "evaluate", "nowhere")
+    Path("text.safetensors").write_text("this is no policy")
+    assert "text.safetensors" in refused(capsys, 1, "evaluate", "text.safetensors")
+    answered(capsys, "train", tiny("LinearQuadratic"), "--alpha", "0.1", *SMALL, "--out", "run")
+    again = ["train", tiny("LinearQuadratic"), "--alpha", "0.1", *SMALL, "--out", "run"]
+    assert "--resume" in typed(capsys, *again)[2]
+    assert "alpha" in typed(capsys, *again[:3], "0.2", *again[4:], "--resume")[2]
