@@ -250,6 +250,18 @@ def test_the_sum_over_ranks_is_averaged() -> None:
     assert torch.equal(one.parameters, two.parameters)
 
 
+def test_an_actor_that_joins_later_takes_steps_of_its_own_first_size() -> None:
+    """Adam's first step is the learning rate in each number, whatever the critic has done before."""
+    made = learner()
+    for _ in range(50):
+        made.differentiate(batch_of(made), SETTINGS, 0.0)
+        made.step(math.inf, lambda x: x, 1, fit_actor=False)
+    before = made.parameters.clone()
+    stepped(made, batch_of(made), math.inf)
+    moved = (made.parameters - before)[: made.actor_size].abs()
+    assert float(moved.max()) == pytest.approx(made.learning_rate, rel=1e-2)
+
+
 def test_the_critic_can_be_fitted_alone() -> None:
     made = learner()
     before = made.parameters.clone()
@@ -306,7 +318,7 @@ def test_a_minibatch_is_shared_by_the_ranks(ranks: int, steps: int) -> None:
         return tensor.mul_(ranks)
 
     update(made, batch_of(made, 64), SETTINGS, torch.Generator(), count, ranks)
-    assert int(made.state()["adam_steps"]) == steps
+    assert made.state()["adam_steps"].tolist() == [steps, steps]
     assert len(summed) == (steps if ranks > 1 else 0)
 
 

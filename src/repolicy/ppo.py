@@ -100,7 +100,7 @@ class Learner:
         self.parameters, self._sums = flatten([*policy.parameters(), *critic.parameters()], extra=4)
         self.gradient, self._report = self._sums.split([len(self.parameters), 4])
         self._mean, self._var = torch.zeros_like(self.parameters), torch.zeros_like(self.parameters)
-        self._steps = 0
+        self._steps = {"actor": 0, "critic": 0}  # of Adam: the critic may be fitted alone for a while
 
     def values(self, inputs: Tensor) -> Tensor:
         """V of normalised observations `[..., O]`."""
@@ -130,15 +130,27 @@ class Learner:
             raise NumericError("the gradient is not finite")
         if norm > max_norm:
             self.gradient.mul_(max_norm / norm)
-        self._adam()
+        self._adam(fit_actor)
         return [*self._report.tolist(), norm]
 
-    def _adam(self, beta_mean: float = 0.9, beta_var: float = 0.999, epsilon: float = 1e-5) -> None:
-        self._steps += 1
-        self._mean.lerp_(self.gradient, 1.0 - beta_mean)
-        self._var.mul_(beta_var).addcmul_(self.gradient, self.gradient, value=1.0 - beta_var)
-        scale = (self._var / (1.0 - beta_var**self._steps)).sqrt_().add_(epsilon)
-        self.parameters.addcdiv_(self._mean, scale, value=-self.learning_rate / (1.0 - beta_mean**self._steps))
+    def _adam(self, fit_actor: bool) -> None:
+        """Each part counts its own steps: with the critic's count, an actor that joins later would leap."""
+        moved = ["actor", "critic"] if fit_actor else ["critic"]
+        for name in moved:
+            self._steps[name] += 1
+        if len(set(self._steps.values())) == 1:
+            self._adam_part(slice(None), self._steps["critic"])
+            return
+        parts = {"actor": slice(0, self.actor_size), "critic": slice(self.actor_size, None)}
+        for name in moved:
+            self._adam_part(parts[name], self._steps[name])
+
+    def _adam_part(self, part: slice, steps: int, beta_mean: float = 0.9, beta_var: float = 0.999) -> None:
+        gradient, mean, var = self.gradient[part], self._mean[part], self._var[part]
+        mean.lerp_(gradient, 1.0 - beta_mean)
+        var.mul_(beta_var).addcmul_(gradient, gradient, value=1.0 - beta_var)
+        scale = (var / (1.0 - beta_var**steps)).sqrt_().add_(1e-5)
+        self.parameters[part].addcdiv_(mean, scale, value=-self.learning_rate / (1.0 - beta_mean**steps))
 
     def state(self) -> dict[str, Tensor]:
         """Everything that the next update depends on."""
@@ -146,7 +158,7 @@ class Learner:
             "parameters": self.parameters,
             "adam_mean": self._mean,
             "adam_var": self._var,
-            "adam_steps": torch.tensor(self._steps),
+            "adam_steps": torch.tensor(list(self._steps.values())),
             "learning_rate": torch.tensor(self.learning_rate, dtype=torch.float64),
         }
 
@@ -154,7 +166,7 @@ class Learner:
         self.parameters.copy_(state["parameters"])
         self._mean.copy_(state["adam_mean"])
         self._var.copy_(state["adam_var"])
-        self._steps = int(state["adam_steps"])
+        self._steps = dict(zip(self._steps, state["adam_steps"].tolist(), strict=True))
         self.learning_rate = float(state["learning_rate"])
 
 
