@@ -33,7 +33,7 @@ class Plan:
 
 PLANS = {
     "cartpole": Plan(0.5, 0.5, "--steps 100000 --envs 16 --horizon 128 --minibatch 256 --learning-rate 1e-3"),
-    "mountain_car": Plan(0.02, 0.01, "--steps 200000 --envs 16 --horizon 256 --minibatch 512 --learning-rate 1e-3"),
+    "mountain_car": Plan(0.035, 0.02, "--steps 200000 --envs 16 --horizon 256 --minibatch 512 --learning-rate 1e-3"),
     "highway": Plan(1.0, 1.0, "--steps 5000 --envs 8 --horizon 64 --minibatch 128 --gamma 0.8"),
     "parking": Plan(0.01, 0.01, "--steps 20000 --envs 8 --horizon 128 --minibatch 256 --gamma 0.95"),
 }

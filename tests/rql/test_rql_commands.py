@@ -21,7 +21,7 @@ from repolicy.errors import UsageError
 from repolicy.objective import full, repeat_entropy, residual
 from repolicy.policy import ActionSpace
 from repolicy.rql import ResidualDQN, ResidualSAC, Settings, customize, train
-from repolicy.rql.settings import TASKS, defaults
+from repolicy.rql.settings import TASKS, customizing, defaults
 
 WALK, BOUNDED = (f"{Path(__file__).parent / 'known_problems.py'}:{name}" for name in ("Walk", "Bounded"))
 
@@ -69,7 +69,8 @@ def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
 
 def test_a_task_is_known_by_its_name_and_by_its_environment() -> None:
     for name, task in TASKS.items():
-        assert defaults(name) is defaults(task.env) is task.settings
+        assert defaults(name) is defaults(task.env) is task.training
+        assert customizing(name) is customizing(task.env) is task.customizing
 
 
 # What cannot be, from the command line --------------------------------------------------------------------------------

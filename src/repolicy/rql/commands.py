@@ -11,7 +11,7 @@ from tyro.conf import Positional, arg
 
 from repolicy.errors import UsageError
 from repolicy.objective import named
-from repolicy.rql.settings import TASKS, Settings, defaults, read_settings
+from repolicy.rql.settings import TASKS, Settings, customizing, defaults, read_settings
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Train:
 
         alpha = self.alpha if self.alpha is not None else _alpha_of(self.env)
         objective = named(self.objective, alpha=alpha)
-        settings = _settings(self.env, self.settings_file, self.steps, self.seed)
+        settings = _settings(defaults(self.env), self.settings_file, self.steps, self.seed)
         out = self.out or Path("runs/rql") / f"{self.env.replace(':', '.')}-{self.objective}-{self.seed}.safetensors"
         with _shown(self.env, settings) as progress:
             train(self.env, objective, out, settings, progress=progress)
@@ -84,7 +84,7 @@ class Customize:
         if alpha is None:
             raise UsageError(f"{self.prior} does not tell the alpha that it was trained with; name one with --alpha")
         env = self.env or story.get("env", "")
-        settings = _settings(env, self.settings_file, self.steps, self.seed)
+        settings = _settings(customizing(env), self.settings_file, self.steps, self.seed)
         out = self.out or Path("runs/rql") / f"{Path(self.prior).stem}-residual-{self.seed}.safetensors"
         objective = named("residual", omega=self.omega, alpha=float(alpha))
         with _shown(self.prior, settings) as progress:
@@ -101,8 +101,8 @@ def _alpha_of(env: str) -> float:
     return TASKS[env].alpha
 
 
-def _settings(env: str, path: Path | None, steps: int | None, seed: int) -> Settings:
-    settings = defaults(env) if path is None else read_settings(path, defaults(env))
+def _settings(settings: Settings, path: Path | None, steps: int | None, seed: int) -> Settings:
+    settings = settings if path is None else read_settings(path, settings)
     return replace(settings, seed=seed, steps=settings.steps if steps is None else steps)
 
 

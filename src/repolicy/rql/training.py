@@ -14,7 +14,7 @@ from repolicy.errors import FileError, UsageError
 from repolicy.loading import load_object, nearest
 from repolicy.objective import Objective
 from repolicy.policy import Policy
-from repolicy.rql.settings import TASKS, Settings, defaults
+from repolicy.rql.settings import TASKS, Settings, customizing, defaults
 
 Progress = Callable[[int, float | None], None]
 
@@ -30,7 +30,7 @@ def train(
     """Train a policy from nothing and write it to the file `out`: a prior, or a baseline."""
     if objective.reads_prior:
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
-    return _run(env, objective, None, Path(out), settings, progress)
+    return _run(env, objective, None, Path(out), settings or defaults(env), progress)
 
 
 def customize(
@@ -50,7 +50,7 @@ def customize(
         raise UsageError(f"{path} does not say which environment it is for; name one with env (--env)")
     if objective.reads_basic:
         raise UsageError("customising needs an objective whose task is the add-on: residual, kl or greedy")
-    return _run(env, objective, saved.policy, Path(out), settings, progress)
+    return _run(env, objective, saved.policy, Path(out), settings or customizing(env), progress)
 
 
 def story_of(prior: str | Path) -> dict[str, Any]:
@@ -77,10 +77,9 @@ def _run(
     objective: Objective,
     prior: Policy | None,
     out: Path,
-    settings: Settings | None,
+    settings: Settings,
     progress: Progress | None,
 ) -> Policy:
-    settings = settings or defaults(env)
     if out.exists():
         raise FileError(f"{out} exists already; choose another --out")
     torch.set_num_threads(1)  # layers this small are slower on more
