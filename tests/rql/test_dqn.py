@@ -135,6 +135,7 @@ def test_the_prior_does_not_move() -> None:
     for policy in (prior, model.prior):
         assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
     assert all(parameter.grad is None and not parameter.requires_grad for parameter in model.prior.parameters())
+    assert all(parameter.requires_grad for parameter in prior.parameters())  # the caller's own is left alone
     trained = {id(parameter) for group in model.policy.optimizer.param_groups for parameter in group["params"]}
     assert trained == {id(parameter) for parameter in model.q_net.parameters()}
 
