@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from known_problems import Bounded
+from known_problems import Bounded, Double
 from torch import Tensor, nn
 
 from repolicy.checkpoint import read_policy, save_policy
@@ -149,6 +149,12 @@ def test_the_prior_and_its_normaliser_do_not_move() -> None:
     moved = {name for name, value in model.as_policy().state_dict().items() if not torch.equal(value, before[name])}
     assert moved
     assert not any(name.startswith("normaliser") for name in moved)
+
+
+def test_observations_of_any_shape_and_precision() -> None:
+    model = ResidualSAC(Double(Bounded()), kl(0.4), constant(MEAN, STD), Settings(warmup=20, minibatch=16))
+    model.learn(40)
+    assert model.as_policy().spec.observation_size == 1
 
 
 def test_a_saved_policy_is_the_one_that_acted_and_needs_no_other_file(tmp_path: Path) -> None:

@@ -47,7 +47,12 @@ class Normalised(BaseFeaturesExtractor):  # type: ignore[misc]
         self.normaliser = normaliser
 
     def forward(self, observations: Tensor) -> Tensor:
-        return self.normaliser(observations.flatten(1))
+        return self.normaliser(flat(observations))
+
+
+def flat(observations: Tensor) -> Tensor:
+    """Observations `[B, ...]` of any shape and precision as policies take them, `[B, O]`."""
+    return observations.flatten(1).float()
 
 
 def normaliser_for(space: Any, prior: Prior | None) -> Normaliser:

@@ -18,7 +18,7 @@ from repolicy.distributions import Categorical
 from repolicy.errors import UsageError
 from repolicy.objective import Objective
 from repolicy.policy import Policy, PolicySpec, Prior
-from repolicy.rql.common import Normalised, TaskReward, actions_of, checked, normaliser_for, storable
+from repolicy.rql.common import Normalised, TaskReward, actions_of, checked, flat, normaliser_for, storable
 from repolicy.rql.settings import Settings
 
 from stable_baselines3 import DQN  # isort: skip
@@ -151,8 +151,8 @@ class SoftQPolicy(DQNPolicy):  # type: ignore[misc]
         assert self.prior is not None
         count = int(self.action_space.n)
         actions = torch.arange(count).view(count, 1, 1).expand(count, len(observations), 1)
-        flat = observations.flatten(1)
-        return self.prior.log_prob(flat.expand(count, *flat.shape), actions).T
+        observations = flat(observations)
+        return self.prior.log_prob(observations.expand(count, *observations.shape), actions).T
 
     def distribution(self, observations: Tensor) -> Categorical:
         logits = self.logits(self.q_net(observations), observations)

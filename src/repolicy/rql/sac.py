@@ -19,7 +19,7 @@ from repolicy.checkpoint import save_policy
 from repolicy.errors import UsageError
 from repolicy.objective import Objective, reformulated
 from repolicy.policy import Policy, PolicySpec, Prior, frozen
-from repolicy.rql.common import Normalised, TaskReward, actions_of, checked, normaliser_for, storable
+from repolicy.rql.common import Normalised, TaskReward, actions_of, checked, flat, normaliser_for, storable
 from repolicy.rql.settings import Settings
 
 from stable_baselines3 import SAC  # isort: skip
@@ -81,6 +81,7 @@ class ResidualSAC(SAC):  # type: ignore[misc]
 
     def soft_value(self, critic: nn.Module, observations: Tensor) -> Tensor:
         """min Q_R + ω · log prior − α · log policy at one action of the policy, `[B]`; it has a gradient through it."""
+        observations = flat(observations)
         distribution = self.actor.policy(observations)
         actions = distribution.sample()
         q = torch.cat(critic(observations, torch.tanh(actions)), dim=1).min(dim=1).values
@@ -156,7 +157,7 @@ class Actor(nn.Module):
 
     def forward(self, observations: Tensor, deterministic: bool = False) -> Tensor:
         """Actions within ±1, `[B, A]`."""
-        distribution = self.policy(observations.flatten(1))
+        distribution = self.policy(flat(observations))
         return torch.tanh(distribution.mode() if deterministic else distribution.sample())
 
     def set_training_mode(self, mode: bool) -> None:
