@@ -9,9 +9,11 @@ import torch
 
 from repolicy.addons import Addon
 from repolicy.envs import Backend, Envs, make
-from repolicy.errors import NumericError, UsageError
+from repolicy.errors import UsageError
 from repolicy.policy import Policy, Prior
+from repolicy.rollout import Collector
 
+BLOCK = 20  # steps that are scored together
 LONGEST = 10_000  # steps; what an endless episode has brought by then is counted as an episode, so that evaluations end
 
 
@@ -113,41 +115,39 @@ def run_episodes(
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
-    """Run the episodes, shared out evenly beforehand: environments with short episodes do not run more of them."""
+    """Run the episodes, shared out evenly beforehand: environments with short episodes do not run more of them.
+
+    The environments act in blocks of steps, and each block is scored at once.
+    """
     quota = np.full(envs.count, episodes // envs.count)
     quota[: episodes % envs.count] += 1
-    generator = torch.Generator().manual_seed(seed)
+    collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=addon is not None)
     wanted = ["basic", "length", "log_policy"]
     wanted += ["addon", "metric"] * (addon is not None) + ["log_prior"] * (prior is not None)
     sums = {name: np.zeros(envs.count) for name in wanted}
     done: dict[str, list[float]] = {name: [] for name in sums}
-    observations = envs.reset()
     while quota.any():
-        seen = torch.from_numpy(observations)
-        distribution = policy(seen)
-        actions = distribution.sample(generator) if stochastic else distribution.mode()
-        step = envs.step(policy.to_environment(actions.numpy()))
-        if not np.isfinite(step.final).all():
-            raise NumericError(f"environment {envs.name!r} returned an observation that is not finite")
-        sums["basic"] += step.rewards
-        sums["length"] += 1
-        sums["log_policy"] += distribution.log_prob(actions).numpy()
+        rollout = collector.collect(policy, stochastic)
+        block = {"basic": rollout.basic, "length": np.ones_like(rollout.basic)}
+        block["log_policy"] = policy.distribution(rollout.inputs[:-1]).log_prob(rollout.actions).numpy()
         if prior is not None:
-            sums["log_prior"] += prior.log_prob(seen, actions).numpy()
+            block["log_prior"] = prior.log_prob(torch.from_numpy(rollout.observations[:-1]), rollout.actions).numpy()
         if addon is not None:
-            sums["addon"] += addon.reward(observations, actions.numpy(), step.final, step.info)
-            sums["metric"] += addon.metric(observations, actions.numpy(), step.final, step.info)
-        ended = step.terminated | step.truncated | (sums["length"] >= LONGEST)
-        for n in np.flatnonzero(ended & (quota > 0)):
-            quota[n] -= 1
+            block["addon"] = addon.reward(*rollout.transitions)
+            block["metric"] = addon.metric(*rollout.transitions)
+        for t in range(BLOCK):
             for name, values in sums.items():
-                done[name].append(float(values[n]))
-            if progress is not None:
-                progress(len(done["basic"]))
-        if ended.any():
-            for values in sums.values():
-                values[ended] = 0.0
-        observations = step.observations
+                values += block[name][t]
+            ended = rollout.terminated[t] | rollout.truncated[t] | (sums["length"] >= LONGEST)
+            for n in np.flatnonzero(ended & (quota > 0)):
+                quota[n] -= 1
+                for name, values in sums.items():
+                    done[name].append(float(values[n]))
+                if progress is not None:
+                    progress(len(done["basic"]))
+            if ended.any():
+                for values in sums.values():
+                    values[ended] = 0.0
     each = {name: np.array(values) for name, values in done.items()}
     return Evaluation(
         env=envs.name,

@@ -43,6 +43,15 @@ ACTIVATIONS = {
 }
 
 
+class Product(NamedTuple):
+    """A layer before its activation: beta · bias + alpha · inputs @ weight."""
+
+    bias: Tensor
+    weight: Tensor  # [inputs, outputs]
+    beta: float
+    alpha: float
+
+
 class Mlp(nn.Module):
     """`[B, inputs]` to `[B, outputs]` through hidden layers, initialised orthogonally."""
 
@@ -59,7 +68,14 @@ class Mlp(nn.Module):
             nn.init.orthogonal_(weight, last_gain if weight is self.weights[-1] else math.sqrt(2.0))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self._layers(inputs.reshape(-1, inputs.shape[-1]))[-1].reshape(*inputs.shape[:-1], -1)
+        flat = inputs.reshape(-1, inputs.shape[-1])
+        return self._layers(flat, self._products())[-1].reshape(*inputs.shape[:-1], -1)
+
+    @torch.no_grad()
+    def snapshot(self) -> Callable[[Tensor], Tensor]:
+        """The network with its parameters as they are now, for many small batches `[B, inputs]`."""
+        products = self._products()
+        return lambda inputs: self._layers(inputs, products)[-1]
 
     @torch.no_grad()
     def vjp(self, inputs: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
@@ -67,7 +83,7 @@ class Mlp(nn.Module):
 
         Autograd would give the same a fifth more slowly.
         """
-        layers = self._layers(inputs)
+        layers = self._layers(inputs, self._products())
 
         @torch.no_grad()
         def backward(grad: Tensor) -> None:
@@ -85,19 +101,26 @@ class Mlp(nn.Module):
 
         return layers[-1], backward
 
-    def _layers(self, inputs: Tensor) -> list[Tensor]:
-        """The inputs, f of each hidden layer, and the outputs."""
-        activation, layers = ACTIVATIONS[self.activation], [inputs]
-        outer, shift = 1.0, 0.0  # the layer's inputs are outer · layers[-1] + shift
-        for weight, bias in self._pairs:
+    def _products(self) -> list[Product]:
+        """What each layer multiplies, with the factors and shifts of the activations in it."""
+        activation, found = ACTIVATIONS[self.activation], []
+        outer, shift = 1.0, 0.0  # a layer's inputs are outer · (what is stored of them) + shift
+        for index, (weight, bias) in enumerate(self._pairs, start=1):
+            inner = activation.inner if index < len(self._pairs) else 1.0
             if shift:
                 bias = torch.add(bias, weight.sum(1), alpha=shift)
-            if len(layers) == len(self._pairs):
-                return [*layers, torch.addmm(bias, layers[-1], weight.t(), alpha=outer)]
-            inner = activation.inner
-            layers.append(activation.apply(torch.addmm(bias, layers[-1], weight.t(), beta=inner, alpha=inner * outer)))
+            found.append(Product(bias, weight.t(), inner, inner * outer))
             outer, shift = activation.outer, activation.shift
-        raise AssertionError("a network has at least one layer")
+        return found
+
+    def _layers(self, inputs: Tensor, products: list[Product]) -> list[Tensor]:
+        """The inputs, f of each hidden layer, and the outputs."""
+        activate, layers = ACTIVATIONS[self.activation].apply, [inputs]
+        for bias, weight, beta, alpha in products:
+            layers.append(torch.addmm(bias, layers[-1], weight, beta=beta, alpha=alpha))
+            if len(layers) <= len(self._pairs):
+                activate(layers[-1])
+        return layers
 
 
 def flatten(parameters: Iterable[nn.Parameter], extra: int = 0) -> tuple[Tensor, Tensor]:

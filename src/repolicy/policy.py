@@ -4,6 +4,7 @@ A `Policy` is a network, a distribution family and its own observation normalise
 in `distributions.py`, the network in `network.py`. A *prior* is anything with `log_prob(observations, actions)`.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
@@ -168,6 +169,26 @@ class Policy(nn.Module):
                 mean, shift = outputs.chunk(2, dim=-1)
                 log_std = self._bounded(shift + float(np.log(self.spec.initial_std)))
         return (SquashedGaussian if self.spec.squashes else Gaussian)(mean, log_std)
+
+    @torch.no_grad()
+    def actor(self, generator: torch.Generator | None = None) -> Callable[[Tensor], Tensor]:
+        """From normalised observations `[N, O]` to actions, with the parameters as they are now.
+
+        Sampled, or the mode without a generator. This is what acts, step after step, in small batches: it does each
+        time no more than it must.
+        """
+        network = self.network.snapshot()
+        if generator is None:
+            return lambda inputs: self.head(network(inputs)).mode()
+        if self.spec.family not in ("gaussian", "squashed"):
+            return lambda inputs: self.head(network(inputs)).sample(generator)
+        std = self._bounded(self.log_std).exp()
+
+        def sample(inputs: Tensor) -> Tensor:
+            mean = network(inputs)
+            return mean.addcmul_(std, torch.randn(mean.shape, generator=generator))
+
+        return sample
 
     @torch.no_grad()
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:

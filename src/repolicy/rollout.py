@@ -68,7 +68,9 @@ class Collector:
         self._lengths = np.zeros(envs.count, np.int64)
 
     @torch.no_grad()
-    def collect(self, policy: Policy) -> Rollout:
+    def collect(self, policy: Policy, stochastic: bool = True) -> Rollout:
+        """T steps with sampled actions, or with the mode of each distribution."""
+        act = policy.actor(self.generator if stochastic else None)
         steps, count, size = self.horizon, self.envs.count, self.envs.observation_size
         observations = np.empty((steps + 1, count, size), np.float32)
         basic = np.empty((steps, count))
@@ -85,7 +87,7 @@ class Collector:
         observations[0] = self._current
         for t in range(steps):
             inputs.append(policy.normaliser(torch.from_numpy(observations[t])))
-            actions.append(policy.distribution(inputs[t]).sample(self.generator))
+            actions.append(act(inputs[t]))
             before = perf_counter()
             step = self.envs.step(policy.to_environment(actions[t].numpy()))
             physics_seconds += perf_counter() - before
