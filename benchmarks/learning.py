@@ -15,8 +15,12 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from repolicy.loading import as_file_name
+
+VARIED = "HalfCheetah-v4?reset_noise_scale=0.3"  # from varied starts, for a prior that knows how to get up
 RUNS = {
     "HalfCheetah-v4": ["--objective", "soft", "--alpha", "0.13472", "--steps", "3e6"],
+    VARIED: ["--objective", "soft", "--alpha", "0.13472", "--steps", "3e6"],
     "Hopper-v4": ["--objective", "soft", "--alpha", "0.001", "--steps", "3e6"],
     "Ant-v4": ["--objective", "soft", "--alpha", "0.0001", "--steps", "3e6"],
     "CartPole-v1": ["--objective", "no_entropy"],
@@ -37,7 +41,7 @@ def main() -> None:
     lock = Lock()
 
     def measure(env: str, seed: int) -> None:
-        row = run(env, seed, options.runs / f"{env}-{seed}")
+        row = run(env, seed, options.runs / as_file_name(f"{env}-{seed}"))
         with lock, options.out.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(env, seed, row["last_mean"], row["best_mean"], flush=True)
@@ -57,7 +61,8 @@ def run(env: str, seed: int, folder: Path) -> dict[str, Any]:
     row["steps"] = trained["steps"]
     for which, file in (("last", "policy.safetensors"), ("best", "best.safetensors")):
         for action, flags in (("mean", []), ("sampled", ["--stochastic"])):
-            evaluate = ["evaluate", str(folder / file), "--episodes", "100", *flags]
+            plain = env.partition("?")[0]
+            evaluate = ["evaluate", str(folder / file), "--env", plain, "--episodes", "100", *flags]
             reward = repolicy(evaluate)["summary"]["basic_reward"]
             row[f"{which}_{action}"] = [round(reward["mean"], 1), round(reward["std"], 1)]
     return row

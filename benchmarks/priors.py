@@ -9,9 +9,12 @@ import argparse
 import json
 from pathlib import Path
 
-from repolicy.checkpoint import PRIORS, read_policy, save_policy
+from learning import VARIED
 
-NAMES = {"HalfCheetah-v4": "halfcheetah", "Hopper-v4": "hopper", "Ant-v4": "ant"}
+from repolicy.checkpoint import PRIORS, read_policy, save_policy
+from repolicy.loading import as_file_name
+
+NAMES = {VARIED: "halfcheetah", "Hopper-v4": "hopper", "Ant-v4": "ant"}
 
 
 def main() -> None:
@@ -25,7 +28,7 @@ def main() -> None:
         if not candidates:
             continue
         row = max(candidates, key=lambda row: row["best_mean"][0])
-        saved = read_policy(options.runs / f"{env}-{row['seed']}" / "best.safetensors")
+        saved = read_policy(options.runs / as_file_name(f"{env}-{row['seed']}") / "best.safetensors")
         scores = {"episodes": 100, "mean action": row["best_mean"], "sampled": row["best_sampled"]}
         card = saved.card | {"name": name, "command": row["command"], "scores": scores}
         path = PRIORS / f"{name}.safetensors"

@@ -54,14 +54,15 @@ def table(tasks: dict[str, Rows]) -> str:
                     found = values(rows, method, "mode", part)
                     cells.append(f"{mean(found):,.1f} ± {pstdev(found):,.1f}")
                 cells += [share(rows, method, "prior", "basic"), share(rows, method, "full", "total")]
-                cells.append(f"{mean(values(rows, method, 'sampled', 'total')):,.1f}")
+                sampled = values(rows, method, "sampled", "total")
+                cells.append(f"{mean(sampled):,.1f}" if sampled else "")
                 lines.append(f"| {task if method == 'prior' else ''} | {label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def values(rows: Rows, method: str, action: str, part: str) -> list[float]:
     """The mean over episodes of each seed."""
-    return [row[action][part][0] for row in rows if row["method"] == method]
+    return [row[action][part][0] for row in rows if row["method"] == method and action in row]
 
 
 def share(rows: Rows, method: str, reference: str, part: str) -> str:

@@ -261,6 +261,43 @@ def test_a_name_can_be_checked_without_making_anything() -> None:
         envs.clear_name("Hoper-v5")
 
 
+@pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
+def test_options_follow_the_name(backend: Any) -> None:
+    plain, still = (
+        envs.make(f"HalfCheetah-v4{options}", 8, 0, backend) for options in ("", "?reset_noise_scale=0&forward_reward_weight=2")
+    )
+    assert plain.reset().std(0).min() > 0.01
+    assert not still.reset().any()  # every joint and every speed at rest
+    for batch in (plain, still):
+        batch.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "HalfCheetah-v4?reset_noise=1",
+            "'HalfCheetah-v4' has no option 'reset_noise'; did you mean reset_noise_scale",
+        ),
+        (
+            "HalfCheetah-v4?reset_noise_scale=much",
+            "'HalfCheetah-v4' does not take .*much.*: a value is of the wrong kind",
+        ),
+        ("HalfCheetah-v4?noise", "'noise' is no option; write them as NAME.option=value"),
+        ("CartPole-v1?", None),
+        ("InvertedPendulum-v5?foo=1", "'InvertedPendulum-v5.foo=1' cannot be made: TypeError: .*foo"),
+        ("HalfCheetahh-v4?x=1", "there is no environment 'HalfCheetahh-v4'; did you mean HalfCheetah-v4"),
+    ],
+)
+def test_wrong_options_are_named(name: str, message: str | None) -> None:
+    backend: Any = "gymnasium" if "Inverted" in name else "auto"
+    if message is None:
+        envs.make(name, 1, 0).close()
+    else:
+        with pytest.raises(UsageError, match=message):
+            envs.make(name, 1, 0, backend)
+
+
 def test_without_envpool_gymnasium_steps_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(envs, "envpool_names", lambda: frozenset())
     batch = envs.make("CartPole-v1", 1, 0)

@@ -23,7 +23,7 @@ WINGS = {
     "exact": {"errors", "objective"},
     "llm": {"errors", "loading", "objective"},
     **{
-        wing: {"errors", "loading", "objective", "network", "distributions", "policy", "checkpoint"}
+        wing: {"errors", "loading", "objective", "network", "distributions", "policy", "checkpoint", "envs"}
         for wing in ("rql", "adapters", "priors", "paper")
     },
 }

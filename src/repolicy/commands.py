@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from repolicy.errors import RepolicyError, UsageError
+from repolicy.loading import as_file_name
 from repolicy.objective import Objective, named
 from repolicy.settings import Settings
 
@@ -29,7 +30,7 @@ class Train:
     """
 
     env: Positional[Annotated[str, arg(metavar="ENV")]]
-    """Environment: an id of EnvPool or Gymnasium, or module:callable that makes one."""
+    """Environment: an id of EnvPool or Gymnasium, or module:callable that makes one; NAME?option=value with options."""
     objective: ObjectiveName = "soft"
     """What the return contains (see the docs, "The eight objectives")."""
     alpha: float | None = None
@@ -52,7 +53,7 @@ class Train:
         from repolicy.training import train
 
         objective = named(self.objective, alpha=self.alpha)
-        out = self.out or Path("runs") / f"{self.env.replace(':', '.')}-{self.objective}-{self.settings.seed}"
+        out = self.out or Path("runs") / f"{as_file_name(self.env)}-{self.objective}-{self.settings.seed}"
         watchers = _watchers(out, self.wandb)
         return _ended(
             train(self.env, objective, out, self.settings, addon=self.addon, resume=self.resume, watchers=watchers)

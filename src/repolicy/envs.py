@@ -8,9 +8,10 @@
 episode ended *in* is in `step.final`. There is no step whose action is ignored.
 """
 
+import json
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import gymnasium
@@ -54,12 +55,13 @@ def make(name: str, count: int, seed: int, backend: Backend = "auto") -> Envs:
     """N environments, the i-th seeded with seed + i: EnvPool's where it knows the name, else Gymnasium's.
 
     `name` is an id that either of them knows, or `module:callable` (or `file.py:callable`) that makes a Gymnasium
-    environment.
+    environment. Options of the environment follow it as in an address: `HalfCheetah-v4?reset_noise_scale=0.2`.
     """
-    if backend == "envpool" and name not in envpool_names():
-        known = "is not installed" if not envpool_names() else f"has no {name!r}{nearest(name, envpool_names())}"
+    plain, _ = parsed(name)
+    if backend == "envpool" and plain not in envpool_names():
+        known = "is not installed" if not envpool_names() else f"has no {plain!r}{nearest(plain, envpool_names())}"
         raise UsageError(f"EnvPool {known}; leave out --backend envpool to use Gymnasium")
-    if backend == "gymnasium" or name not in envpool_names():
+    if backend == "gymnasium" or plain not in envpool_names():
         return GymnasiumEnvs(name, count, seed)
     return EnvPoolEnvs(name, count, seed)
 
@@ -73,7 +75,19 @@ class EnvPoolEnvs:
         import envpool
 
         self.name, self.count = name, count
-        self._pool = envpool.make(name, env_type="gymnasium", num_envs=count, num_threads=1, seed=seed % 2**31)
+        plain, options = parsed(name)
+        try:
+            self._pool = envpool.make(
+                plain, env_type="gymnasium", num_envs=count, num_threads=1, seed=seed % 2**31, **options
+            )
+        except TypeError:  # its own message is the whole signature
+            known = envpool.make_spec(plain).config._asdict()
+            wrong = next((key for key in options if key not in known), None)
+            raise UsageError(
+                f"environment {plain!r} has no option {wrong!r}{nearest(wrong, known)}"
+                if wrong
+                else f"environment {plain!r} does not take {options}: a value is of the wrong kind"
+            ) from None
         with warnings.catch_warnings(action="ignore"):  # EnvPool rounds the bounds of its spaces to float32, loudly
             self.observation_size = _observation_size(self._pool.observation_space, name)
             self.actions = _action_space(self._pool.action_space, name)
@@ -115,7 +129,7 @@ class GymnasiumEnvs:
         self, name: str, count: int, seed: int, make_one: Callable[[], gymnasium.Env[Any, Any]] | None = None
     ) -> None:
         self.name, self.count, self._seed = name, count, seed
-        make_one = make_one or _maker(name)
+        make_one = make_one or maker(name)
         try:
             with warnings.catch_warnings(action="ignore"):  # "out of date": a task's version is part of the task
                 self._envs = gymnasium.vector.SyncVectorEnv(
@@ -178,10 +192,27 @@ class GymnasiumEnvs:
                 )
 
 
+def parsed(name: str) -> tuple[str, dict[str, Any]]:
+    """`HalfCheetah-v4?reset_noise_scale=0.2` as the name alone, and the options."""
+    plain, _, query = name.partition("?")
+    options = {}
+    for part in query.split("&") if query else []:
+        key, equals, value = part.partition("=")
+        if not (key.isidentifier() and equals):
+            raise UsageError(
+                f"environment {name!r}: {part!r} is no option; write them as NAME?option=value&option=value"
+            )
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return plain, options
+
+
 def clear_name(name: str) -> None:
     """Raise, with the nearest names, unless `name` is an environment that can be made."""
-    if name not in envpool_names():
-        _maker(name)
+    if parsed(name)[0] not in envpool_names():
+        maker(name)
 
 
 @cache
@@ -193,16 +224,18 @@ def envpool_names() -> frozenset[str]:
     return frozenset(envpool.list_all_envs())
 
 
-def _maker(name: str) -> Callable[[], gymnasium.Env[Any, Any]]:
-    if ":" in name:
-        function = load_object(name, "environment")
+def maker(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:
+    """What makes one such environment of Gymnasium's, or of the user's own; it takes further options."""
+    plain, options = parsed(name)
+    if ":" in plain:
+        function = load_object(plain, "environment")
         if not callable(function):
-            raise UsageError(f"environment {name!r} is not something that can be called to make one")
-        return cast(Callable[[], gymnasium.Env[Any, Any]], function)
-    if name not in gymnasium.registry:
+            raise UsageError(f"environment {plain!r} is not something that can be called to make one")
+        return cast(Callable[..., gymnasium.Env[Any, Any]], partial(function, **options))
+    if plain not in gymnasium.registry:
         known = set(gymnasium.registry) | envpool_names()
-        raise UsageError(f"there is no environment {name!r}{nearest(name, known)}")
-    return lambda: gymnasium.make(name)
+        raise UsageError(f"there is no environment {plain!r}{nearest(plain, known)}")
+    return partial(gymnasium.make, plain, **options)
 
 
 def _observation_size(space: Any, name: str) -> int:

@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,9 @@ import gymnasium
 import numpy as np
 
 from repolicy.checkpoint import find_policy, read_policy
-from repolicy.envs import GymnasiumEnvs
+from repolicy.envs import GymnasiumEnvs, maker, parsed
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.evaluation import check_fit
-from repolicy.loading import load_object
 from repolicy.policy import Policy
 
 CANNOT_RENDER = (
@@ -76,8 +74,9 @@ def films(shots: Sequence[Shot]) -> list[bytes]:
 
 
 def _check(shot: Shot) -> None:
-    if ":" not in shot.env and shot.env not in gymnasium.registry:
-        raise UsageError(f"{shot.env!r} cannot be filmed: Gymnasium, which renders, has no environment of that name")
+    plain, _ = parsed(shot.env)
+    if ":" not in plain and plain not in gymnasium.registry:
+        raise UsageError(f"{plain!r} cannot be filmed: Gymnasium, which renders, has no environment of that name")
     if shot.format not in FORMATS:
         raise UsageError(f"a film cannot be a {shot.format!r}; choose one of {', '.join(FORMATS)}")
     if not 0 < shot.seconds <= 3600:
@@ -158,8 +157,7 @@ def frames(shot: Shot) -> tuple[list[np.ndarray], float]:
 
 def _stage(shot: Shot) -> tuple[Any, GymnasiumEnvs]:
     """The environment that renders, and the same one behind the contract that policies act in."""
-    make: Any = load_object(shot.env, "environment") if ":" in shot.env else partial(gymnasium.make, shot.env)
-    env = _made(make, shot)
+    env = _made(maker(shot.env), shot)
     if getattr(env, "render_mode", None) != "rgb_array":
         raise UsageError(f"environment {shot.env!r} cannot be filmed: it takes no render_mode='rgb_array'")
     if getattr(env.unwrapped, "mujoco_renderer", None) is not None:

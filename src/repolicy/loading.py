@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,6 +28,11 @@ def load_object(reference: str, what: str) -> Any:
     except AttributeError:
         public = [key for key in vars(module) if not key.startswith("_")]
         raise UsageError(f"{what} {reference!r}: {source} has no {name!r}{nearest(name, public)}") from None
+
+
+def as_file_name(reference: str) -> str:
+    """`module:callable?option=1` as a name that file systems and shells take."""
+    return re.sub(r"[^\w.=-]+", ".", reference)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -168,7 +168,7 @@ TABLE: dict[str, dict[str, Any]] = {
 
 def defaults(env: str) -> Settings:
     """The settings for an environment, by its name without the version; the fallback is `Settings()`."""
-    return Settings(**TABLE.get(env.rsplit("-v", 1)[0], {}))
+    return Settings(**TABLE.get(env.partition("?")[0].rsplit("-v", 1)[0], {}))
 
 
 def customizing(env: str) -> Settings:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from repolicy.errors import UsageError
+from repolicy.loading import as_file_name
 from repolicy.objective import named
 from repolicy.rql.settings import TASKS, Settings, customizing, defaults, read_settings
 
@@ -44,7 +45,7 @@ class Train:
         alpha = self.alpha if self.alpha is not None else _alpha_of(self.env)
         objective = named(self.objective, alpha=alpha)
         settings = _settings(defaults(self.env), self.settings_file, self.steps, self.seed)
-        out = self.out or Path("runs/rql") / f"{self.env.replace(':', '.')}-{self.objective}-{self.seed}.safetensors"
+        out = self.out or Path("runs/rql") / f"{as_file_name(self.env)}-{self.objective}-{self.seed}.safetensors"
         with _shown(self.env, settings) as progress:
             train(self.env, objective, out, settings, progress=progress)
         return _done(out, settings)

@@ -10,7 +10,7 @@ them by name, and the add-on beside them:
 | CartPole, 500 steps | 1 − 10·abs(angle)/0.2095 | −abs(position)/2.4: stay in the middle |
 | MountainCar, 999 steps, continuous | 100 at the top, −0.1·action² | −0.1 where action < 0: push to the right |
 | Highway, 3 lanes, 30 cars, 40 s | 1 + 0.4·speed − 0.5·crash, 0 off the road | 0.5·lane/2: keep to the right |
-| Parking | minus the distance from the goal | −1 on a line between slots |
+| Parking, 20 s | minus the distance from the goal | −1 on a line between slots |
 """
 
 from collections.abc import Mapping
@@ -71,7 +71,7 @@ class Highway(Task):
     """Drive fast and crash into nobody; add-on: keep to the right."""
 
     def __init__(self) -> None:
-        config = {"lanes_count": 3, "vehicles_count": 30, "duration": 40}
+        config = {"lanes_count": 3, "vehicles_count": 30, "duration": 40, "simulation_frequency": 5}
         super().__init__(gymnasium.wrappers.FlattenObservation(_highway("highway-v0", config)))
 
     def basic(self, observation: np.ndarray, reward: float, info: dict[str, Any]) -> float:
@@ -87,7 +87,7 @@ class Parking(Task):
     """Park in the slot that is marked; add-on: do not touch the lines between slots."""
 
     def __init__(self) -> None:
-        super().__init__(gymnasium.wrappers.FlattenObservation(_highway("parking-v0", {})))
+        super().__init__(gymnasium.wrappers.FlattenObservation(_highway("parking-v0", {"duration": 20})))
 
     def addon(self, observation: np.ndarray, action: Any) -> float:
         vehicle: Any = self.unwrapped.vehicle  # type: ignore[attr-defined]

@@ -10,8 +10,9 @@ import gymnasium
 import torch
 
 from repolicy.checkpoint import find_policy, read_card, read_policy
+from repolicy.envs import maker, parsed
 from repolicy.errors import FileError, UsageError
-from repolicy.loading import load_object, nearest
+from repolicy.loading import nearest
 from repolicy.objective import Objective
 from repolicy.policy import Policy
 from repolicy.rql.settings import TASKS, Settings, customizing, defaults
@@ -61,15 +62,10 @@ def story_of(prior: str | Path) -> dict[str, Any]:
 def make(env: str) -> gymnasium.Env[Any, Any]:
     """The environment of a task, of `module:callable`, or of a Gymnasium id."""
     reference = TASKS[env].env if env in TASKS else env
-    if ":" in reference:
-        function = load_object(reference, "environment")
-        if not callable(function):
-            raise UsageError(f"environment {reference!r} is not something that can be called to make one")
-        made: gymnasium.Env[Any, Any] = function()
-        return made
-    if reference not in gymnasium.registry:
-        raise UsageError(f"there is no task or environment {env!r}{nearest(env, {*TASKS, *gymnasium.registry})}")
-    return gymnasium.make(reference)
+    plain, _ = parsed(reference)
+    if ":" not in plain and plain not in gymnasium.registry:
+        raise UsageError(f"there is no task or environment {plain!r}{nearest(plain, {*TASKS, *gymnasium.registry})}")
+    return maker(reference)()
 
 
 def _run(
