@@ -49,7 +49,7 @@ def command(task: Task, method: str) -> list[str]:
     if method == "full":
         return ["train", task.env, "--objective", "full", *common]
     omega = ["--omega", task.omega] if method == "residual" else []
-    return ["customize", task.prior, "--objective", method, *omega, *common, "--no-report"]
+    return ["customize", task.prior, "--env", task.env, "--objective", method, *omega, *common, "--no-report"]
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ is in the file already is not repeated; one that was interrupted goes on where i
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -56,7 +57,7 @@ def run(env: str, seed: int, folder: Path) -> dict[str, Any]:
     out = ["--out", str(folder)]
     train = ["train", env, *RUNS[env], "--seed", str(seed), "--ranks", "1"]
     trained = repolicy([*train, *out, "--resume"])
-    row: dict[str, Any] = {"env": env, "seed": seed, "command": " ".join(["repolicy", *train])}
+    row: dict[str, Any] = {"env": env, "seed": seed, "command": shlex.join(["repolicy", *train])}
     row["seconds"] = trained["metrics"].get("seconds")
     row["steps"] = trained["steps"]
     for which, file in (("last", "policy.safetensors"), ("best", "best.safetensors")):

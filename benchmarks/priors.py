@@ -30,7 +30,8 @@ def main() -> None:
         row = max(candidates, key=lambda row: row["best_mean"][0])
         saved = read_policy(options.runs / as_file_name(f"{env}-{row['seed']}") / "best.safetensors")
         scores = {"episodes": 100, "mean action": row["best_mean"], "sampled": row["best_sampled"]}
-        card = saved.card | {"name": name, "command": row["command"], "scores": scores}
+        request = saved.card["request"] | {"env": env.partition("?")[0]}  # what it is for, wherever it learnt
+        card = saved.card | {"name": name, "request": request, "command": row["command"], "scores": scores}
         path = PRIORS / f"{name}.safetensors"
         save_policy(path, saved.policy, card)
         print(f"{path.name}: {scores}, {path.stat().st_size:,} bytes")

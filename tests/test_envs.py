@@ -264,7 +264,8 @@ def test_a_name_can_be_checked_without_making_anything() -> None:
 @pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
 def test_options_follow_the_name(backend: Any) -> None:
     plain, still = (
-        envs.make(f"HalfCheetah-v4{options}", 8, 0, backend) for options in ("", "?reset_noise_scale=0&forward_reward_weight=2")
+        envs.make(f"HalfCheetah-v4{options}", 8, 0, backend)
+        for options in ("", "?reset_noise_scale=0&forward_reward_weight=2")
     )
     assert plain.reset().std(0).min() > 0.01
     assert not still.reset().any()  # every joint and every speed at rest

@@ -23,7 +23,7 @@ WINGS = {
     "exact": {"errors", "objective"},
     "llm": {"errors", "loading", "objective"},
     **{
-        wing: {"errors", "loading", "objective", "network", "distributions", "policy", "checkpoint", "envs"}
+        wing: {"errors", "loading", "objective", "network", "distributions", "policy", "checkpoint", "envs", "addons"}
         for wing in ("rql", "adapters", "priors", "paper")
     },
 }

@@ -18,7 +18,7 @@ from test_sac import constant
 from repolicy.checkpoint import read_policy, save_policy
 from repolicy.cli import main
 from repolicy.errors import UsageError
-from repolicy.objective import full, repeat_entropy, residual
+from repolicy.objective import full, repeat_entropy, residual, soft
 from repolicy.policy import ActionSpace
 from repolicy.rql import ResidualDQN, ResidualSAC, Settings, customize, train
 from repolicy.rql.settings import TASKS, customizing, defaults
@@ -67,6 +67,21 @@ def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
         assert all(torch.equal(value, two.state_dict()[name]) for name, value in one.state_dict().items())
 
 
+def test_an_add_on_is_a_function_or_the_environments_word(tmp_path: Path) -> None:
+    """Walk tells its add-on; the same as a function gives the same weights."""
+    settings = Settings(steps=150, warmup=20, minibatch=16, hidden=(8,), seed=5)
+    named = f"{Path(__file__).parent / 'known_problems.py'}:add_on"
+    told, function, doubled = (
+        train(WALK, full(0.2), tmp_path / f"{run}.safetensors", settings, addon=addon).state_dict()
+        for run, addon in enumerate([(), named, f"{named}=2"])
+    )
+    assert all(torch.equal(value, function[name]) for name, value in told.items())
+    assert not all(torch.equal(value, doubled[name]) for name, value in told.items())
+    assert read_policy(tmp_path / "1.safetensors").card["request"]["addons"] == [named]
+    with pytest.raises(UsageError, match="an add-on goes with full or greedy"):
+        train(WALK, soft(0.2), tmp_path / "3.safetensors", settings, addon=named)
+
+
 def test_a_task_is_known_by_its_name_and_by_its_environment() -> None:
     for name, task in TASKS.items():
         assert defaults(name) is defaults(task.env) is task.training
@@ -86,6 +101,7 @@ def test_bad_words_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtur
     cases: list[tuple[int, str, list[object]]] = [
         (2, "there is no task or environment 'cartpol'; did you mean", ["train", "cartpol", "--alpha", 1]),
         (2, "whose temperature is known; name one with --alpha", ["train", WALK]),
+        (2, "name one with --alpha; did you mean cartpole?", ["train", "cartpol"]),
         (2, "alpha is 0; soft Q-learning needs a temperature above 0", ["train", "cartpole", "--alpha", 0]),
         (2, "alpha is 0; soft", [*customized, "--alpha", 0]),
         (2, "omega is -1.0; it must be a finite number, 0 or greater", ["customize", prior, "--omega", -1]),

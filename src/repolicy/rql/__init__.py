@@ -11,6 +11,7 @@ HOMES = {
     "ResidualDQN": "dqn",
     "ResidualSAC": "sac",
     "Settings": "settings",
+    "WithAddon": "common",
     "customize": "training",
     "train": "training",
 }

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional, UseAppendAction, arg
 
 from repolicy.errors import UsageError
-from repolicy.loading import as_file_name
+from repolicy.loading import as_file_name, nearest
 from repolicy.objective import named
 from repolicy.rql.settings import TASKS, Settings, customizing, defaults, read_settings
 
@@ -28,6 +28,8 @@ class Train:
     """soft: the basic reward; full: basic and add-on; greedy: the add-on alone."""
     alpha: float | None = None
     """Temperature: the weight of the entropy; by default the task's own."""
+    addon: UseAppendAction[tuple[str, ...]] = ()
+    """Add-on reward for full and greedy, as in `repolicy customize`; by default what the environment's info tells."""
     out: Path | None = None
     """The policy's file; by default runs/rql/TASK-OBJECTIVE-SEED.safetensors."""
     steps: int | None = None
@@ -47,7 +49,7 @@ class Train:
         settings = _settings(defaults(self.env), self.settings_file, self.steps, self.seed)
         out = self.out or Path("runs/rql") / f"{as_file_name(self.env)}-{self.objective}-{self.seed}.safetensors"
         with _shown(self.env, settings) as progress:
-            train(self.env, objective, out, settings, progress=progress)
+            train(self.env, objective, out, settings, addon=self.addon, progress=progress)
         return _done(out, settings)
 
 
@@ -64,8 +66,10 @@ class Customize:
     """ω′, the weight of the prior's log-probability."""
     alpha: float | None = None
     """α̂, the temperature; by default the prior's own, where its file tells it."""
+    addon: UseAppendAction[tuple[str, ...]] = ()
+    """Add-on reward, as in `repolicy customize`; by default what the environment's info tells as addon_reward."""
     env: str | None = None
-    """Environment, whose info holds addon_reward; by default the one that the prior was trained in."""
+    """Environment; by default the one that the prior was trained in."""
     out: Path | None = None
     """The policy's file; by default runs/rql/PRIOR-residual-SEED.safetensors."""
     steps: int | None = None
@@ -89,7 +93,7 @@ class Customize:
         out = self.out or Path("runs/rql") / f"{Path(self.prior).stem}-residual-{self.seed}.safetensors"
         objective = named("residual", omega=self.omega, alpha=float(alpha))
         with _shown(self.prior, settings) as progress:
-            customize(self.prior, objective, out, settings, env=self.env, progress=progress)
+            customize(self.prior, objective, out, settings, addon=self.addon, env=self.env, progress=progress)
         return _done(out, settings)
 
 
@@ -98,7 +102,10 @@ COMMANDS: dict[str, Any] = {"train": Train, "customize": Customize}
 
 def _alpha_of(env: str) -> float:
     if env not in TASKS:
-        raise UsageError(f"{env} is none of {', '.join(TASKS)}, whose temperature is known; name one with --alpha")
+        known = ", ".join(TASKS)
+        raise UsageError(
+            f"{env} is none of {known}, whose temperature is known; name one with --alpha{nearest(env, TASKS)}"
+        )
     return TASKS[env].alpha
 
 

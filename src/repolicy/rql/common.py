@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from repolicy.addons import combined
 from repolicy.errors import UsageError
 from repolicy.objective import Objective, task_reward
 from repolicy.policy import ActionSpace, Normaliser, Policy, Prior
@@ -33,10 +34,30 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self.objective.reads_addon and "addon_reward" not in info:
             raise UsageError(
                 f"a task of {self.objective.task!r} needs info['addon_reward'], and this environment's info has "
-                f"{', '.join(sorted(info)) or 'nothing'}"
+                f"{', '.join(sorted(info)) or 'nothing'}: name an add-on"
             )
         reward = float(task_reward(self.objective, basic, info.get("addon_reward")))  # type: ignore[arg-type]
         return observation, reward, terminated, truncated, info
+
+
+class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """The environment, with the reward of add-ons, named as for `repolicy customize`, in its info."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], *addons: str) -> None:
+        super().__init__(env)
+        self.addon = combined(addons)
+
+    def reset(self, **options: Any) -> Any:
+        self._seen, info = self.env.reset(**options)
+        return self._seen, info
+
+    def step(self, action: Any) -> Any:
+        before = self._seen
+        self._seen, basic, terminated, truncated, info = self.env.step(action)
+        numbers = {key: np.array([value]) for key, value in info.items() if np.isscalar(value)}
+        before, taken, after = (np.asarray(part, np.float32).reshape(1, -1) for part in (before, action, self._seen))
+        info["addon_reward"] = float(self.addon.reward(before, taken, after, numbers)[0])
+        return self._seen, basic, terminated, truncated, info
 
 
 class Normalised(BaseFeaturesExtractor):  # type: ignore[misc]

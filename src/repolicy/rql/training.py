@@ -1,7 +1,7 @@
 """Train and customise with Residual Q-learning, from names to a file."""
 
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,13 @@ def train(
     out: str | Path,
     settings: Settings | None = None,
     *,
+    addon: str | Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Policy:
     """Train a policy from nothing and write it to the file `out`: a prior, or a baseline."""
     if objective.reads_prior:
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
-    return _run(env, objective, None, Path(out), settings or defaults(env), progress)
+    return _run(env, objective, None, Path(out), settings or defaults(env), addon, progress)
 
 
 def customize(
@@ -40,10 +41,14 @@ def customize(
     out: str | Path,
     settings: Settings | None = None,
     *,
+    addon: str | Sequence[str] = (),
     env: str | None = None,
     progress: Progress | None = None,
 ) -> Policy:
-    """Give the policy in a file a new requirement, without the reward that trained it; write the result to `out`."""
+    """Give the policy in a file a new requirement, without the reward that trained it; write the result to `out`.
+
+    The requirement is `addon`, or what the environment itself tells in `info["addon_reward"]`, as the four tasks do.
+    """
     path = _policy_file(prior)
     saved = read_policy(path)
     env = env or saved.card.get("request", {}).get("env")
@@ -51,7 +56,7 @@ def customize(
         raise UsageError(f"{path} does not say which environment it is for; name one with env (--env)")
     if objective.reads_basic:
         raise UsageError("customising needs an objective whose task is the add-on: residual, kl or greedy")
-    return _run(env, objective, saved.policy, Path(out), settings or customizing(env), progress)
+    return _run(env, objective, saved.policy, Path(out), settings or customizing(env), addon, progress)
 
 
 def story_of(prior: str | Path) -> dict[str, Any]:
@@ -74,17 +79,21 @@ def _run(
     prior: Policy | None,
     out: Path,
     settings: Settings,
+    addon: str | Sequence[str],
     progress: Progress | None,
 ) -> Policy:
     if out.exists():
         raise FileError(f"{out} exists already; choose another --out")
+    addons = (addon,) if isinstance(addon, str) else tuple(addon)
+    if addons and not objective.reads_addon:
+        raise UsageError("a soft objective is about the environment's own reward; an add-on goes with full or greedy")
     torch.set_num_threads(1)  # layers this small are slower on more
-    model = _algorithm(env, objective, prior, settings)
+    model = _algorithm(env, objective, prior, settings, addons)
     callback = None if progress is None else _callback(progress)
     model.learn(settings.steps, callback=callback, log_interval=None)
     request = {
         "env": TASKS[env].env if env in TASKS else env,
-        "addons": ["repolicy.rql.tasks:addon"] if objective.reads_addon else [],
+        "addons": list(addons or ["repolicy.rql.tasks:addon"]) if objective.reads_addon else [],
         "objective": objective.as_dict(),
         "method": type(model).__name__,
         "settings": settings.as_dict(),
@@ -104,12 +113,17 @@ def _policy_file(reference: str | Path) -> Path:
     return path
 
 
-def _algorithm(env: str, objective: Objective, prior: Policy | None, settings: Settings) -> Any:
+def _algorithm(
+    env: str, objective: Objective, prior: Policy | None, settings: Settings, addons: tuple[str, ...]
+) -> Any:
     """ResidualDQN where actions are choices, ResidualSAC where they are numbers."""
+    from repolicy.rql.common import WithAddon
     from repolicy.rql.dqn import ResidualDQN
     from repolicy.rql.sac import ResidualSAC
 
     made = make(env)
+    if addons:
+        made = WithAddon(made, *addons)
     algorithm = ResidualDQN if isinstance(made.action_space, gymnasium.spaces.Discrete) else ResidualSAC
     return algorithm(made, objective, prior, settings)
 
