@@ -21,11 +21,16 @@ from typing import Any
 ENV = "HalfCheetah-v4"
 
 
-def ours() -> float:
-    """Repolicy with one rank a core, evaluation and checkpoints included, and the batch that the peers are given."""
-    words = ["-m", "repolicy", "bench", ENV, "--envs", "64", "--minibatch", "1024", "--slices", "8", "--json"]
+def ours(*options: str) -> float:
+    """Repolicy with one rank a core, evaluation and checkpoints included."""
+    words = ["-m", "repolicy", "bench", ENV, "--slices", "8", "--json", *options]
     found = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
     return float(json.loads(found.stdout)["training_steps_per_second"])
+
+
+def ours_same() -> float:
+    """Repolicy with the batch that the peers are given below: 64 environments, minibatches of 1024."""
+    return ours("--envs", "64", "--minibatch", "1024")
 
 
 def sb3(**settings: Any) -> float:
@@ -50,6 +55,11 @@ def sb3(**settings: Any) -> float:
 def sb3_same() -> float:
     """Stable-Baselines3 with 32 environments, minibatches of 1024 and 5 epochs."""
     return sb3(n_envs=32, n_steps=128, batch_size=1024, n_epochs=5)
+
+
+def sb3_large() -> float:
+    """Stable-Baselines3 with the batch that Repolicy takes by itself: 128 environments, minibatches of 2048."""
+    return sb3(n_envs=128, n_steps=64, batch_size=2048, n_epochs=5)
 
 
 def sb3_defaults() -> float:
@@ -121,10 +131,12 @@ def paced(iterate: Callable[[], Any], steps: int, seconds: float = 12.0) -> floa
 
 
 CONTENDERS: dict[str, Callable[[], float]] = {
-    "repolicy": ours,
-    "stable-baselines3, same batch": sb3_same,
+    "repolicy": ours,  # 128 environments, minibatches of 2048
+    "repolicy, minibatches of 1024": ours_same,
+    "stable-baselines3, minibatches of 1024": sb3_same,
+    "stable-baselines3, minibatches of 2048": sb3_large,
     "stable-baselines3, defaults": sb3_defaults,
-    "rsl_rl on EnvPool": rsl_rl,
+    "rsl_rl on EnvPool, minibatches of 1024": rsl_rl,
 }
 
 
@@ -143,7 +155,12 @@ def main() -> None:
             words = [sys.executable, __file__, "--contender", name]
             output = subprocess.run(words, capture_output=True, text=True, check=True).stdout
             found.append(float(output.split()[-1]))
-            print(f"{name:32s} {found[-1]:10,.0f} steps a second", flush=True)
+            print(f"{name:40s} {found[-1]:10,.0f} steps a second", flush=True)
+
+    def faster(which: str, found: list[float]) -> float:
+        """By how much that one is faster than what was found, in the same rounds."""
+        return statistics.median(a / b for a, b in zip(speeds[which], found, strict=True))
+
     rows = [
         {
             "command": "python benchmarks/peers.py",
@@ -151,7 +168,8 @@ def main() -> None:
             "contender": name,
             "steps_per_second": found,
             "median": statistics.median(found),
-            "repolicy_is_faster_by": statistics.median(a / b for a, b in zip(speeds["repolicy"], found, strict=True)),
+            "repolicy_is_faster_by": faster("repolicy", found),
+            "repolicy_with_1024_is_faster_by": faster("repolicy, minibatches of 1024", found),
         }
         for name, found in speeds.items()
     ]
@@ -159,7 +177,7 @@ def main() -> None:
     options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for row in rows:
         factor = row["repolicy_is_faster_by"]
-        print(f"{row['contender']:32s} {row['median']:10,.0f} steps a second, repolicy × {factor:.1f}")
+        print(f"{row['contender']:40s} {row['median']:10,.0f} steps a second, repolicy × {factor:.1f}")
 
 
 if __name__ == "__main__":

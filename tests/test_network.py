@@ -60,6 +60,19 @@ def test_the_fast_backward_pass_is_autograds(activation: str, hidden: tuple[int,
     torch.testing.assert_close([p.grad for p in mlp.parameters()], list(expected), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+@pytest.mark.parametrize("hidden", [(8,), (6, 7, 8)])
+def test_a_snapshot_gives_the_same_values_and_stays_as_it_was(activation: str, hidden: tuple[int, ...]) -> None:
+    mlp = randomised(Mlp(4, hidden, 3, activation).double())
+    inputs = 2.0 * torch.randn(32, 4, dtype=torch.float64)
+    expected = mlp(inputs).detach()
+    snapshot, before = mlp.snapshot(), inputs.clone()
+    for parameter in mlp.parameters():
+        parameter.data.add_(1.0)
+    torch.testing.assert_close(torch.from_numpy(snapshot(inputs.numpy())), expected, rtol=1e-12, atol=1e-12)
+    assert torch.equal(inputs, before)
+
+
 def test_the_fast_tanh_is_close_in_single_precision() -> None:
     mlp = Mlp(1, (1,), 1)
     for weight in mlp.weights:

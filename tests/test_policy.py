@@ -123,6 +123,31 @@ def test_observations_are_normalised_before_the_network() -> None:
     torch.testing.assert_close(policy(observations).mode(), policy.network(by_hand.float()), atol=1e-5, rtol=1e-5)
 
 
+# Acting ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", list(SPECS))
+def test_an_actor_acts_as_the_distribution_says(family: str) -> None:
+    """Its mode is the distribution's; its samples, over many copies of one observation, have the mean and the std."""
+    policy = wild(SPECS[family])
+    observations = torch.randn(1, 3) * 3.0
+    with torch.no_grad():
+        distribution = policy(observations)
+        inputs, mode = policy.actor(1, 1)(observations.numpy())
+        assert np.array_equal(inputs, policy.normaliser(observations).numpy())
+        np.testing.assert_allclose(mode, distribution.mode().numpy(), rtol=1e-5, atol=1e-6)
+
+        many, generator = 20_000, torch.Generator().manual_seed(0)
+        act = policy.actor(2, many, generator)
+        one, other = (act(observations.expand(many, 3).numpy())[1] for _ in range(2))
+        reference = policy(observations.expand(many, 3)).sample(generator).numpy()
+    assert not np.array_equal(one, other)
+    assert one.dtype == reference.dtype
+    for sampled in (one, other):
+        np.testing.assert_allclose(sampled.mean(0), reference.mean(0), atol=0.04 * reference.std(0).max())
+        np.testing.assert_allclose(sampled.std(0), reference.std(0), rtol=0.03)
+
+
 # Copies ---------------------------------------------------------------------------------------------------------------
 
 

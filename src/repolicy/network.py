@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,14 +25,25 @@ class Activation(NamedTuple):
     shift: float
     apply: Callable[[Tensor], Tensor]
     backward: Callable[[Tensor, Tensor], Tensor]
+    plain: Callable[[np.ndarray], np.ndarray]  # y itself, in NumPy
 
 
 ACTIVATIONS = {
     "tanh": Activation(
-        2.0, 2.0, -1.0, torch.sigmoid_, lambda grad, s: aten.sigmoid_backward.grad_input(grad, s, grad_input=grad)
+        2.0,
+        2.0,
+        -1.0,
+        torch.sigmoid_,
+        lambda grad, s: aten.sigmoid_backward.grad_input(grad, s, grad_input=grad),
+        lambda x: np.tanh(x, out=x),
     ),
     "relu": Activation(
-        1.0, 1.0, 0.0, torch.relu_, lambda grad, s: aten.threshold_backward.grad_input(grad, s, 0.0, grad_input=grad)
+        1.0,
+        1.0,
+        0.0,
+        torch.relu_,
+        lambda grad, s: aten.threshold_backward.grad_input(grad, s, 0.0, grad_input=grad),
+        lambda x: np.maximum(x, 0.0, out=x),
     ),
     "elu": Activation(
         1.0,
@@ -39,17 +51,9 @@ ACTIVATIONS = {
         0.0,
         nn.functional.elu_,
         lambda grad, s: aten.elu_backward.grad_input(grad, 1.0, 1.0, 1.0, True, s, grad_input=grad),
+        lambda x: np.where(x > 0.0, x, np.expm1(np.minimum(x, 0.0))),
     ),
 }
-
-
-class Product(NamedTuple):
-    """A layer before its activation: beta · bias + alpha · inputs @ weight."""
-
-    bias: Tensor
-    weight: Tensor  # [inputs, outputs]
-    beta: float
-    alpha: float
 
 
 class Mlp(nn.Module):
@@ -68,14 +72,25 @@ class Mlp(nn.Module):
             nn.init.orthogonal_(weight, last_gain if weight is self.weights[-1] else math.sqrt(2.0))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        flat = inputs.reshape(-1, inputs.shape[-1])
-        return self._layers(flat, self._products())[-1].reshape(*inputs.shape[:-1], -1)
+        return self._layers(inputs.reshape(-1, inputs.shape[-1]))[-1].reshape(*inputs.shape[:-1], -1)
 
-    @torch.no_grad()
-    def snapshot(self) -> Callable[[Tensor], Tensor]:
-        """The network with its parameters as they are now, for many small batches `[B, inputs]`."""
-        products = self._products()
-        return lambda inputs: self._layers(inputs, products)[-1]
+    def snapshot(self) -> Callable[[np.ndarray], np.ndarray]:
+        """The network as it is now, in NumPy, for small batches `[B, inputs]`."""
+        activate = ACTIVATIONS[self.activation].plain
+        *hidden, (last_weight, last_bias) = [
+            (weight.detach().t().contiguous().numpy(), bias.detach().clone().numpy()) for weight, bias in self._pairs
+        ]
+
+        def run(inputs: np.ndarray) -> np.ndarray:
+            for weight, bias in hidden:
+                inputs = inputs @ weight
+                inputs += bias
+                inputs = activate(inputs)
+            outputs: np.ndarray = inputs @ last_weight
+            outputs += last_bias
+            return outputs
+
+        return run
 
     @torch.no_grad()
     def vjp(self, inputs: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
@@ -83,7 +98,7 @@ class Mlp(nn.Module):
 
         Autograd would give the same a fifth more slowly.
         """
-        layers = self._layers(inputs, self._products())
+        layers = self._layers(inputs)
 
         @torch.no_grad()
         def backward(grad: Tensor) -> None:
@@ -101,26 +116,19 @@ class Mlp(nn.Module):
 
         return layers[-1], backward
 
-    def _products(self) -> list[Product]:
-        """What each layer multiplies, with the factors and shifts of the activations in it."""
-        activation, found = ACTIVATIONS[self.activation], []
-        outer, shift = 1.0, 0.0  # a layer's inputs are outer · (what is stored of them) + shift
-        for index, (weight, bias) in enumerate(self._pairs, start=1):
-            inner = activation.inner if index < len(self._pairs) else 1.0
+    def _layers(self, inputs: Tensor) -> list[Tensor]:
+        """The inputs, f of each hidden layer, and the outputs."""
+        activation, layers = ACTIVATIONS[self.activation], [inputs]
+        outer, shift = 1.0, 0.0  # the layer's inputs are outer · layers[-1] + shift
+        for weight, bias in self._pairs:
             if shift:
                 bias = torch.add(bias, weight.sum(1), alpha=shift)
-            found.append(Product(bias, weight.t(), inner, inner * outer))
+            if len(layers) == len(self._pairs):
+                return [*layers, torch.addmm(bias, layers[-1], weight.t(), alpha=outer)]
+            inner = activation.inner
+            layers.append(activation.apply(torch.addmm(bias, layers[-1], weight.t(), beta=inner, alpha=inner * outer)))
             outer, shift = activation.outer, activation.shift
-        return found
-
-    def _layers(self, inputs: Tensor, products: list[Product]) -> list[Tensor]:
-        """The inputs, f of each hidden layer, and the outputs."""
-        activate, layers = ACTIVATIONS[self.activation].apply, [inputs]
-        for bias, weight, beta, alpha in products:
-            layers.append(torch.addmm(bias, layers[-1], weight, beta=beta, alpha=alpha))
-            if len(layers) <= len(self._pairs):
-                activate(layers[-1])
-        return layers
+        raise AssertionError("a network has at least one layer")
 
 
 def flatten(parameters: Iterable[nn.Parameter], extra: int = 0) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from typing import IO, Protocol
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from repolicy.errors import RepolicyError
@@ -174,6 +175,7 @@ def shares_memory() -> bool:
 def use_one_thread() -> None:
     """A rank is one core's worth of work; threads of their own would only fight the other ranks."""
     torch.set_num_threads(1)
+    threadpool_limits(1, user_api="blas")  # of NumPy
 
 
 def _anonymous_file(size: int) -> IO[bytes]:

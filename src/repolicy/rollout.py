@@ -70,14 +70,14 @@ class Collector:
     @torch.no_grad()
     def collect(self, policy: Policy, stochastic: bool = True) -> Rollout:
         """T steps with sampled actions, or with the mode of each distribution."""
-        act = policy.actor(self.generator if stochastic else None)
         steps, count, size = self.horizon, self.envs.count, self.envs.observation_size
+        act = policy.actor(steps, count, self.generator if stochastic else None)
         observations = np.empty((steps + 1, count, size), np.float32)
         basic = np.empty((steps, count))
         terminated, truncated = np.zeros((steps, count), bool), np.zeros((steps, count), bool)
         next_observations = np.empty((steps, count, size), np.float32) if self.keep_transitions else None
-        inputs: list[Tensor] = []
-        actions: list[Tensor] = []
+        inputs: list[np.ndarray] = []
+        actions: list[np.ndarray] = []
         cut: list[tuple[int, int]] = []
         cut_observations: list[np.ndarray] = []
         infos: list[Info] = []
@@ -86,10 +86,11 @@ class Collector:
 
         observations[0] = self._current
         for t in range(steps):
-            inputs.append(policy.normaliser(torch.from_numpy(observations[t])))
-            actions.append(act(inputs[t]))
+            seen, taken = act(observations[t])
+            inputs.append(seen)
+            actions.append(taken)
             before = perf_counter()
-            step = self.envs.step(policy.to_environment(actions[t].numpy()))
+            step = self.envs.step(policy.to_environment(taken))
             physics_seconds += perf_counter() - before
             observations[t + 1], basic[t] = step.observations, step.rewards
             self._returns += step.rewards
@@ -108,7 +109,7 @@ class Collector:
                 next_observations[t] = step.final
                 infos.append(step.info)
         self._current = observations[steps].copy()
-        inputs.append(policy.normaliser(torch.from_numpy(observations[steps])))
+        inputs.append(policy.normaliser(torch.from_numpy(observations[steps])).numpy())
         if not np.isfinite(observations).all():
             t, n = np.argwhere(~np.isfinite(observations).all(-1))[0]
             raise NumericError(
@@ -116,8 +117,8 @@ class Collector:
             )
         return Rollout(
             observations=observations,
-            inputs=torch.stack(inputs),
-            actions=torch.stack(actions),
+            inputs=torch.from_numpy(np.stack(inputs)),
+            actions=torch.from_numpy(np.stack(actions)),
             basic=basic,
             terminated=terminated,
             truncated=truncated,
