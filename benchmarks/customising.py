@@ -43,9 +43,9 @@ TASKS = {
 METHODS = ("residual", "kl", "greedy", "full")
 
 
-def command(task: Task, method: str) -> list[str]:
+def command(task: Task, method: str, steps: str = STEPS) -> list[str]:
     """What makes the policy, but for its seed and folder."""
-    common = ["--addon", task.addon, "--alpha", task.alpha, "--steps", STEPS, "--ranks", "1"]
+    common = ["--addon", task.addon, "--alpha", task.alpha, "--steps", steps, "--ranks", "1"]
     if method == "full":
         return ["train", task.env, "--objective", "full", *common]
     omega = ["--omega", task.omega] if method == "residual" else []

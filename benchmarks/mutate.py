@@ -27,6 +27,7 @@ class Mutant:
 
 
 OBJECTIVE, PPO, WORKER = "tests/test_objective.py", "tests/test_ppo.py", "tests/test_worker.py"
+POLICY = "tests/test_policy.py"
 DQN, SAC = "tests/rql/test_dqn.py", "tests/rql/test_sac.py"
 LLM = {name: f"tests/llm/test_{name}.py" for name in ("losses", "dpo", "cross_entropy", "grpo", "q_adapter")}
 MUTANTS = [
@@ -70,6 +71,11 @@ MUTANTS = [
     Mutant("worker.py", "return self.prior is None and", "return", WORKER, "the prior's normaliser not frozen"),
     Mutant("worker.py", "factor = math.exp(STEERING * error)", "factor = math.exp(-STEERING * error)", WORKER, "KL budget steered the wrong way"),
     Mutant("worker.py", "derived_seed(self.settings.seed, segment, 1 + self.team.index)", "derived_seed(self.settings.seed, 0, 1 + self.team.index)", WORKER, "segments share random numbers"),
+    Mutant("policy.py", "inputs: np.ndarray = observations - shift", "inputs: np.ndarray = observations + shift", POLICY, "acting: shift of the normaliser"),
+    Mutant("policy.py", "np.minimum(inputs, 10.0", "np.minimum(inputs, 11.0", POLICY, "acting: clip of the normaliser"),
+    Mutant("policy.py", "else outputs + next(noise)", "else outputs", POLICY, "acting without noise"),
+    Mutant("policy.py", "generator=generator) * std).numpy()", "generator=generator)).numpy()", POLICY, "acting without std"),
+    Mutant("network.py", "outputs += last_bias", "outputs += 0.0", "tests/test_network.py", "acting without the last bias"),
     Mutant("network.py", "torch.mul(bias.grad, activation.shift)", "torch.mul(bias.grad, 0.0)", "tests/test_network.py", "shift of tanh in the backward pass"),
     Mutant("network.py", "alpha=activation.outer, out", "alpha=1.0, out", "tests/test_network.py", "scale of tanh in the backward pass"),
     Mutant("network.py", "beta=inner, alpha=inner * outer", "beta=1.0, alpha=inner * outer", "tests/test_network.py", "bias inside tanh"),

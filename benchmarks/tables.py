@@ -65,6 +65,19 @@ def peers() -> str:
     return "\n".join(lines)
 
 
+def horizon() -> str:
+    lines = ["| γ | method | basic | add-on | **total** | total, sampled |", "|---|---|---|---|---|---|"]
+    for row in rows("horizon.jsonl"):
+
+        def cell(action: str, part: str, row: dict[str, Any] = row) -> str:
+            average, spread = row[action][f"{part}_reward"]
+            return f"{average:,.0f} ± {spread:,.0f}"
+
+        cells = [cell("mean", "basic"), cell("mean", "addon"), f"**{cell('mean', 'total')}**", cell("sampled", "total")]
+        lines.append(f"| {row['gamma']} | {row['method']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def customising() -> str:
     """Means over seeds, of the last policies; each seed's total beside its mean."""
     lines = [
@@ -193,6 +206,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed": speed,
     "peers": peers,
     "customising": customising,
+    "horizon": horizon,
     "prior": prior,
     "sweeps": sweeps,
     "llm_optimum": llm_optimum,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from repolicy.errors import UsageError
-from repolicy.settings import FIELDS, TABLE, Settings, checked, defaults, physical_cores, read_settings
+from repolicy.settings import FIELDS, TABLE, Settings, checked, customizing, defaults, physical_cores, read_settings
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,12 @@ def test_the_table() -> None:
             settings = defaults(env + version)
             assert {name: getattr(settings, name) for name in row} == row
     assert defaults("Unheard-v0") == defaults("my.py:Env") == Settings()
+    assert defaults("HalfCheetah-v4?reset_noise_scale=0.3") == defaults("HalfCheetah-v4")
+
+
+def test_customising_looks_less_far_ahead_where_episodes_never_end() -> None:
+    assert customizing("HalfCheetah-v5?reset_noise_scale=0.3").gamma < defaults("HalfCheetah-v5").gamma
+    assert customizing("Hopper-v4") == replace(defaults("Hopper-v4"), steps=1_000_000, critic_warmup=0.05)
 
 
 # Sharing by ranks -----------------------------------------------------------------------------------------------------

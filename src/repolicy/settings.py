@@ -168,12 +168,23 @@ TABLE: dict[str, dict[str, Any]] = {
 
 def defaults(env: str) -> Settings:
     """The settings for an environment, by its name without the version; the fallback is `Settings()`."""
-    return Settings(**TABLE.get(env.partition("?")[0].rsplit("-v", 1)[0], {}))
+    return Settings(**TABLE.get(kind(env), {}))
+
+
+def kind(env: str) -> str:
+    """The name of an environment without its version and options."""
+    return env.partition("?")[0].rsplit("-v", 1)[0]
+
+
+# What customising does otherwise than training. HalfCheetah never ends an episode: with a long horizon it pays to fall
+# once and to spare the leg for ever after, where the prior knows of nothing better. log prior is an advantage, which
+# has looked ahead already; the short horizon is that of the add-on alone.
+CUSTOMIZING: dict[str, dict[str, Any]] = {"HalfCheetah": {"gamma": 0.9}}
 
 
 def customizing(env: str) -> Settings:
     """The settings for customising a policy of this environment (the paper's Appendix C.2)."""
-    return replace(defaults(env), steps=1_000_000, critic_warmup=0.05)
+    return replace(defaults(env), steps=1_000_000, critic_warmup=0.05, **CUSTOMIZING.get(kind(env), {}))
 
 
 def read_settings(path: Path, base: Settings) -> Settings:
