@@ -144,6 +144,19 @@ def test_what_the_update_learns_from(tmp_path: Path, monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(shaped[[2, 11]], (reward / metrics["return_scale"]).float(), rtol=1e-4, atol=1e-5)
 
 
+def test_a_time_limit_is_followed_by_a_value_and_an_end_by_nothing(tmp_path: Path) -> None:
+    """Where an episode ends, λ plays no part: the return is the scaled reward and what the next value is worth."""
+    made = worker(tmp_path, "Counter", soft(0.1))
+    rollout = made.collector.collect(made.learner.policy)
+    batch, _ = made.prepared(rollout, stop=False)
+    log_policy, log_prior, _, next_values = made.score(rollout)
+    scaled = made.reward(rollout, log_policy, log_prior).total / made.returns.std
+    for mask, worth in ((rollout.terminated, 0.0), (rollout.truncated, made.settings.gamma * next_values)):
+        assert mask.any()
+        expected = (scaled + worth).float()[torch.from_numpy(mask)]
+        torch.testing.assert_close(batch.returns.view(13, 4)[torch.from_numpy(mask)], expected, rtol=1e-4, atol=1e-5)
+
+
 # Chance ---------------------------------------------------------------------------------------------------------------
 
 

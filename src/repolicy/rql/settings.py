@@ -96,7 +96,7 @@ CARTPOLE = Settings(steps=25_000, learning_rate=1e-3, minibatch=128, train_every
 MOUNTAIN_CAR = Settings(steps=16_000, learning_rate=1e-3, noise=0.5, train_every=16, gradient_steps=4)
 # The simulators of these take 18 and 95 steps a second. Their steps are what an afternoon affords for all methods and
 # seeds, not what the tasks deserve.
-HIGHWAY = Settings(steps=2_000, gamma=0.8, learning_rate=5e-4, warmup=200)
+HIGHWAY = Settings(steps=5_000, gamma=0.8, learning_rate=5e-4, warmup=200)
 PARKING = Settings(steps=10_000, gamma=0.95, learning_rate=1e-3, hidden=(256, 256))
 
 TASKS = {
@@ -104,7 +104,7 @@ TASKS = {
     "mountain_car": Task(  # a prior knows where to look: less noise
         "repolicy.rql.tasks:MountainCar", 0.05, MOUNTAIN_CAR, replace(MOUNTAIN_CAR, noise=0.3, gradient_steps=8)
     ),
-    "highway": Task("repolicy.rql.tasks:Highway", 1.0, HIGHWAY, HIGHWAY),
+    "highway": Task("repolicy.rql.tasks:Highway", 1.0, HIGHWAY, replace(HIGHWAY, steps=2_000)),
     "parking": Task("repolicy.rql.tasks:Parking", 0.01, PARKING, PARKING),
 }
 
