@@ -1,6 +1,7 @@
 """How much of the time of training is physics: `repolicy bench` over environments and ranks, a JSON line each.
 
-python benchmarks/speed.py --out results/speed.jsonl
+python benchmarks/speed.py --out results/speed.jsonl                        # all of them
+python benchmarks/speed.py --out results/speed.jsonl --envs Ant-v4 --ranks 1  # one again
 """
 
 import argparse
@@ -18,13 +19,14 @@ def main() -> None:
     parser.add_argument("--envs", nargs="+", default=ENVS)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     options = parser.parse_args()
-    rows = []
+    rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     for env in options.envs:
         for ranks in options.ranks:
             words = ["repolicy", "bench", env, "--ranks", str(ranks), "--slices", "12"]
             found = subprocess.run(
                 [sys.executable, "-m", *words, "--json"], stdout=subprocess.PIPE, text=True, check=True
             )
+            rows = [row for row in rows if (row["env"], row["ranks"]) != (env, ranks)]
             rows.append({"command": " ".join(words)} | json.loads(found.stdout))
             options.out.parent.mkdir(exist_ok=True)
             options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))

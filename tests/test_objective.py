@@ -200,8 +200,8 @@ def test_named() -> None:
     ("name", "given", "message"),
     [
         ("softer", {}, "no objective 'softer'; choose from no_entropy, "),
-        ("soft", {}, "soft needs alpha; it takes alpha"),
-        ("residual", {"alpha": 0.1}, "residual needs omega; it takes omega and alpha"),
+        ("soft", {}, "soft needs alpha; name one with --alpha"),
+        ("residual", {"alpha": 0.1}, "residual needs omega; name one with --omega"),
         ("kl", {"alpha": 0.1, "omega": 0.1}, "kl has no omega; it takes alpha"),
         ("no_entropy", {"alpha": 0.1}, "no_entropy has no alpha; it takes no coefficient"),
     ],

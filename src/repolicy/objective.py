@@ -124,7 +124,7 @@ def named(name: str, *, omega: float | None = None, alpha: float | None = None) 
             raise UsageError(f"objective {name} has no {key}; {_takes(wanted)}")
     for key in wanted:
         if key not in given:
-            raise UsageError(f"objective {name} needs {key}; {_takes(wanted)}")
+            raise UsageError(f"objective {name} needs {key}; name one with --{key}")
     return OBJECTIVES[name](**given)
 
 

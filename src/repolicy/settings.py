@@ -150,7 +150,7 @@ TABLE: dict[str, dict[str, Any]] = {
         "minibatch": 2048,
     },
     "Hopper": {"steps": 3_000_000, "learning_rate": 5e-4, "envs": 32, "horizon": 128, "minibatch": 512},
-    "Ant": {"steps": 3_000_000, "initial_std": 0.35},
+    "Ant": {"steps": 3_000_000, "initial_std": 0.35, "segment": 200},
     "Walker2d": {"steps": 3_000_000, "learning_rate": 5e-4, "envs": 32, "horizon": 128, "minibatch": 512},
     "Swimmer": {"steps": 1_000_000, "gamma": 0.999},
     "CartPole": {"steps": 200_000, "learning_rate": 1e-3, "envs": 16, "horizon": 128, "minibatch": 256, "segment": 20},
