@@ -209,6 +209,12 @@ def parsed(name: str) -> tuple[str, dict[str, Any]]:
     return plain, options
 
 
+def in_gymnasium(name: str) -> bool:
+    """Whether Gymnasium can make it: an id that it knows, or the user's own."""
+    plain, _ = parsed(name)
+    return ":" in plain or plain in gymnasium.registry
+
+
 def clear_name(name: str) -> None:
     """Raise, with the nearest names, unless `name` is an environment that can be made."""
     if parsed(name)[0] not in envpool_names():
@@ -232,7 +238,7 @@ def maker(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:
         if not callable(function):
             raise UsageError(f"environment {plain!r} is not something that can be called to make one")
         return cast(Callable[..., gymnasium.Env[Any, Any]], partial(function, **options))
-    if plain not in gymnasium.registry:
+    if not in_gymnasium(name):
         known = set(gymnasium.registry) | envpool_names()
         raise UsageError(f"there is no environment {plain!r}{nearest(plain, known)}")
     return partial(gymnasium.make, plain, **options)

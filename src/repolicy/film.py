@@ -17,11 +17,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 
 from repolicy.checkpoint import find_policy, read_policy
-from repolicy.envs import GymnasiumEnvs, maker, parsed
+from repolicy.envs import GymnasiumEnvs, in_gymnasium, maker
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.evaluation import check_fit
 from repolicy.policy import Policy
@@ -74,9 +73,8 @@ def films(shots: Sequence[Shot]) -> list[bytes]:
 
 
 def _check(shot: Shot) -> None:
-    plain, _ = parsed(shot.env)
-    if ":" not in plain and plain not in gymnasium.registry:
-        raise UsageError(f"{plain!r} cannot be filmed: Gymnasium, which renders, has no environment of that name")
+    if not in_gymnasium(shot.env):
+        raise UsageError(f"{shot.env!r} cannot be filmed: Gymnasium, which renders, has no environment of that name")
     if shot.format not in FORMATS:
         raise UsageError(f"a film cannot be a {shot.format!r}; choose one of {', '.join(FORMATS)}")
     if not 0 < shot.seconds <= 3600:

@@ -16,6 +16,8 @@ from repolicy.distributions import Categorical, Distribution, Gaussian, Squashed
 from repolicy.errors import UsageError
 from repolicy.network import ACTIVATIONS, Mlp
 
+BOUND = 10.0  # of normalised observations
+
 Family = Literal["gaussian", "state_gaussian", "squashed", "state_squashed", "categorical"]
 
 
@@ -112,7 +114,7 @@ class Normaliser(nn.Module):
         self.register_load_state_dict_post_hook(lambda module, _: module._refresh())
 
     def forward(self, observations: Tensor) -> Tensor:
-        return ((observations - self._shift) * self._scale).clamp_(-10.0, 10.0)
+        return ((observations - self._shift) * self._scale).clamp_(-BOUND, BOUND)
 
     def snapshot(self) -> Callable[[np.ndarray], np.ndarray]:
         """The normaliser as it is now, in NumPy; it gives the same bits."""
@@ -121,8 +123,8 @@ class Normaliser(nn.Module):
         def normalise(observations: np.ndarray) -> np.ndarray:
             inputs: np.ndarray = observations - shift
             inputs *= scale
-            np.minimum(inputs, 10.0, out=inputs)
-            return np.maximum(inputs, -10.0, out=inputs)
+            np.minimum(inputs, BOUND, out=inputs)
+            return np.maximum(inputs, -BOUND, out=inputs)
 
         return normalise
 
@@ -189,8 +191,8 @@ class Policy(nn.Module):
         """What acts, up to `steps` times, in `count` environments, with the parameters as they are now.
 
         It takes observations `[N, O]` to normalised ones and to actions, sampled or, without a generator, the mode. All
-        in NumPy, as far as it goes: after the physics has had the caches to itself, a call into torch costs five times
-        what it costs in a loop of its own, and acting is nothing but a dozen calls.
+        in NumPy, as far as it goes: after the physics has had the caches to itself, a call into torch costs several
+        times what it costs in a loop of its own, and acting is nothing but a dozen calls.
         """
         normalise, network = self.normaliser.snapshot(), self.network.snapshot()
         gaussian = self.spec.family in ("gaussian", "squashed")

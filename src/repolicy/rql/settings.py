@@ -94,7 +94,7 @@ class Task:
 
 CARTPOLE = Settings(steps=25_000, learning_rate=1e-3, minibatch=128, train_every=8, gradient_steps=4)
 MOUNTAIN_CAR = Settings(steps=16_000, learning_rate=1e-3, noise=0.5, train_every=16, gradient_steps=4)
-# The simulators of these take 18 and 95 steps a second. Their steps are what an afternoon affords for all methods and
+# The simulators of these are slow. Their steps are what an afternoon affords for all methods and
 # seeds, not what the tasks deserve.
 HIGHWAY = Settings(steps=5_000, gamma=0.8, learning_rate=5e-4, warmup=200)
 PARKING = Settings(steps=10_000, gamma=0.95, learning_rate=1e-3, hidden=(256, 256))

@@ -10,7 +10,7 @@ import gymnasium
 import torch
 
 from repolicy.checkpoint import find_policy, read_card, read_policy
-from repolicy.envs import maker, parsed
+from repolicy.envs import in_gymnasium, maker
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import nearest
 from repolicy.objective import Objective
@@ -67,9 +67,8 @@ def story_of(prior: str | Path) -> dict[str, Any]:
 def make(env: str) -> gymnasium.Env[Any, Any]:
     """The environment of a task, of `module:callable`, or of a Gymnasium id."""
     reference = TASKS[env].env if env in TASKS else env
-    plain, _ = parsed(reference)
-    if ":" not in plain and plain not in gymnasium.registry:
-        raise UsageError(f"there is no task or environment {plain!r}{nearest(plain, {*TASKS, *gymnasium.registry})}")
+    if not in_gymnasium(reference):
+        raise UsageError(f"there is no task or environment {env!r}{nearest(env, {*TASKS, *gymnasium.registry})}")
     return maker(reference)()
 
 
