@@ -17,7 +17,7 @@ lint: .venv/full
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: .venv/full  ## every figure of results/bench.jsonl, one after the other
+bench: .venv/full  ## the speed, beside the physics and beside peers
 	$(BIN)/python benchmarks/speed.py --out results/speed.jsonl
 	$(BIN)/python benchmarks/peers.py --out results/peers.jsonl
 

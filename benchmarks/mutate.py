@@ -174,7 +174,7 @@ def passes(tests: str, package: Path) -> int:
     words = [sys.executable, "-c", code, str(package), "-q", "-x", "--no-header", "-p", "no:cacheprovider"]
     environment = os.environ | {"PYTHONPATH": str(package.parent)}
     done = subprocess.run(
-        [*words, *tests.split()], cwd=ROOT, env=environment, capture_output=True, check=False, timeout=900
+        [*words, *tests.split()], cwd=ROOT, env=environment, capture_output=True, check=False, timeout=300
     )
     return done.returncode
 

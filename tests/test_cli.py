@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tiny_envs import tiny
 
-from repolicy import cli
+from repolicy import cli, inspection
 
 SMALL = ["--steps", "512", "--envs", "8", "--horizon", "16", "--minibatch", "64", "--segment", "2", "--ranks", "1"]
 
@@ -80,6 +80,15 @@ def test_a_policy_that_ships_is_evaluated_here_and_not_in_the_package(capsys: py
 @pytest.mark.parametrize("name", ["addons", "doctor"])
 def test_what_tells_of_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert answered(capsys, name)
+
+
+def test_the_doctor_names_the_extra_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection, "EXTRAS", {"sb3": ["a_package_that_nobody_has"]})
+    monkeypatch.setenv("COLUMNS", "120")
+    inspection.doctor()
+    assert "pip install 'repolicy[sb3]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

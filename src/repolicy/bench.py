@@ -135,8 +135,9 @@ class Physics:
 
 
 def show(figures: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from repolicy.terminal import Terminal
 
     title = (
         f"{figures['env']} ({figures['backend']}), {figures['ranks']} rank{'s' * (figures['ranks'] > 1)}, "
@@ -150,4 +151,4 @@ def show(figures: dict[str, Any]) -> None:
     spread = figures["slice_shares"]
     table.add_row("… of the slices", f"{spread['min']:.3f} – {spread['max']:.3f}")
     table.add_row("memory", f"{figures['memory_mb_a_rank']:,.0f} MB a rank")
-    Console(stderr=True).print(table)
+    Terminal().print(table)

@@ -129,17 +129,17 @@ class Addons:
     """Print one JSON object on stdout."""
 
     def run(self) -> dict[str, Any]:
-        from rich.console import Console
         from rich.table import Table
 
         from repolicy.addons import described
+        from repolicy.terminal import Terminal
 
         table = Table("name", "environment", "what it rewards", "reported as")
         for row in described():
             table.add_row(row["name"], row["env"], row["what"], row["metric"])
-        console = Console(stderr=True)
-        console.print(table)
-        console.print("your own: --addon module:function or --addon file.py:function", highlight=False)
+        terminal = Terminal()
+        terminal.print(table)
+        terminal.say("your own: --addon module:function or --addon file.py:function")
         return {"addons": described()}
 
 
@@ -170,13 +170,13 @@ class Evaluate:
     """Print one JSON object on stdout."""
 
     def run(self) -> dict[str, Any]:
-        from rich.console import Console
         from rich.table import Table
 
         from repolicy.addons import combined
         from repolicy.checkpoint import PRIORS, find_policy, read_policy, write_json
         from repolicy.evaluation import evaluate
         from repolicy.ranks import use_one_thread
+        from repolicy.terminal import Terminal
 
         use_one_thread()
         path = find_policy(self.policy)
@@ -185,8 +185,8 @@ class Evaluate:
         env, addons = self.env or request.get("env"), self.addon or tuple(request.get("addons", ()))
         if env is None:
             raise UsageError(f"{path} does not say which environment it is for; add --env")
-        console = Console(stderr=True)
-        with console.status(f"{env}: running {self.episodes} episodes") as status:
+        terminal = Terminal()
+        with terminal.status(f"{env}: running {self.episodes} episodes") as status:
             found = evaluate(
                 saved.policy, env, self.episodes,
                 addon=combined(addons) if addons else None, prior=saved.prior, stochastic=self.stochastic,
@@ -202,8 +202,8 @@ class Evaluate:
         table = Table("", "mean", "std", title=title, title_justify="left")
         for name, mean, std in found.rows():
             table.add_row(name.replace("_", " "), f"{mean:,.2f}", f"{std:,.2f}")
-        console.print(table)
-        console.print(f"each episode: {out}", highlight=False, soft_wrap=True)
+        terminal.print(table)
+        terminal.say(f"each episode: {out}")
         return {key: value for key, value in values.items() if key != "each"} | {"file": str(out)}
 
 
@@ -300,11 +300,15 @@ def _watchers(out: Path, wandb: str | None) -> list[Any]:
 
 
 def _ended(result: "Result") -> dict[str, Any]:
+    from repolicy.checkpoint import RunFolder
+
     folder = result.folder
     if result.finished:
         said = f"done: in {folder}, best.safetensors is best by the run's own objective, policy.safetensors the last"
     else:
-        said = f"stopped after {result.steps:,} steps; --resume goes on from the last checkpoint in {folder}"
+        kept = RunFolder(folder).latest()
+        steps = f"the checkpoint at {kept[1]['steps']:,}" if kept else "the start: there is no checkpoint yet"
+        said = f"stopped after {result.steps:,} steps in {folder}; --resume goes on from {steps}"
     if speaks():
         print(said, file=sys.stderr)
     return {"folder": str(folder), "steps": result.steps, "finished": result.finished, "metrics": result.metrics}

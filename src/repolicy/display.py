@@ -2,13 +2,14 @@
 
 import time
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from repolicy.request import Request
+from repolicy.terminal import Terminal
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_FRAMES = 0.25
@@ -52,9 +53,9 @@ ROWS = [
 class Display:
     """Where a run stands, for a person."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
-        self._live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
+    def __init__(self) -> None:
+        self.terminal = Terminal()
+        self._live = Live(console=self.terminal, auto_refresh=False) if self.terminal.is_terminal else None
         self._latest: dict[str, float] = {}
 
     def begin(self, request: Request, start: int, total: int) -> None:
@@ -75,10 +76,10 @@ class Display:
         if self._live:
             self._live.update(self._panel(), refresh=True)
         else:
-            self.console.print(self._line(), highlight=False, soft_wrap=True)
+            self.terminal.say(self._line())
 
     def say(self, sentence: str) -> None:
-        self.console.print(sentence, highlight=False, soft_wrap=True)
+        self.terminal.say(sentence)
 
     def close(self) -> None:
         if self._live:

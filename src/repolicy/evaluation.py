@@ -126,7 +126,7 @@ def run_episodes(
     wanted += ["addon", "metric"] * (addon is not None) + ["log_prior"] * (prior is not None)
     sums = {name: np.zeros(envs.count) for name in wanted}
     done: dict[str, list[float]] = {name: [] for name in sums}
-    while quota.any():
+    while quota.max() > 0:
         rollout = collector.collect(policy, stochastic)
         block = {"basic": rollout.basic, "length": np.ones_like(rollout.basic)}
         block["log_policy"] = policy.distribution(rollout.inputs[:-1]).log_prob(rollout.actions).numpy()

@@ -4,14 +4,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from repolicy import checkpoint
 from repolicy.checkpoint import RunFolder
 from repolicy.errors import FileError
 from repolicy.request import versions
 from repolicy.settings import physical_cores
+from repolicy.terminal import Terminal
 
 
 def inspect(path: Path) -> dict[str, Any]:
@@ -159,5 +160,5 @@ def _renders(backend: str) -> bool:
 def _show(story: dict[str, str]) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2))
     for name, value in story.items():
-        table.add_row(f"[bold]{name}[/]", str(value))
-    Console(stderr=True).print(table)
+        table.add_row(Text(name, "bold"), str(value))
+    Terminal().print(table)

@@ -114,26 +114,23 @@ class Sweep:
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
 
     def run(self) -> dict[str, Any]:
-        from rich.console import Console
         from rich.table import Table
 
         from repolicy.page import number
         from repolicy.sweep import checked, sweep
         from repolicy.sweep_report import write_sweep_report
+        from repolicy.terminal import Terminal
         from repolicy.tradeoff import as_dict, headings, rows
 
         omegas = checked(self.omega)
         alpha = self.alpha if self.alpha is not None else alpha_of(self.prior)
         out = self.out or Path("runs") / f"{Path(self.prior).stem}-sweep"
-        console = Console(stderr=True)
-
-        def say(sentence: str) -> None:
-            console.print(sentence, highlight=False, soft_wrap=True)
-
-        with console.status("training") as status:
+        terminal = Terminal()
+        with terminal.status("training") as status:
             found = sweep(
                 self.prior, self.addon, omegas, alpha, out, self.settings,
-                env=self.env, jobs=self.jobs, on_ray=self.ray, resume=self.resume, episodes=self.episodes, say=say,
+                env=self.env, jobs=self.jobs, on_ray=self.ray, resume=self.resume, episodes=self.episodes,
+                say=terminal.say,
                 progress=lambda shares: status.update(
                     "trained: " + " · ".join(f"ω′ {omega:g} {share:.0%}" for omega, share in shares.items())
                 ),
@@ -143,13 +140,14 @@ class Sweep:
         table = Table(*headings(found), title=f"{found.request['env']}: what each ω′ keeps and gains")
         for row in rows(found, shown=lambda values: number(float(values.mean()))):
             table.add_row(*row)
-        console.print(table)
+        terminal.print(table)
         if found.knee is None:
-            say("no value of ω′ gains on the prior")
+            terminal.say("no value of ω′ gains on the prior")
         else:
             point = found.points[found.knee]
-            say(f"the knee is at ω′ {point.omega:g}: {point.best}; to train it for longer: {found.longer(point)}")
-        say(f"report: {report}")
+            longer = found.longer(point)
+            terminal.say(f"the knee is at ω′ {point.omega:g}: {point.best}; to train it for longer: {longer}")
+        terminal.say(f"report: {report}")
         return as_dict(found) | {"folder": str(out), "report": str(report)}
 
 

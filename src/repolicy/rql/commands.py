@@ -117,10 +117,11 @@ def _settings(settings: Settings, path: Path | None, steps: int | None, seed: in
 @contextmanager
 def _shown(what: str, settings: Settings) -> Iterator[Callable[[int, float | None], None]]:
     """A live line on stderr: share done, time left, return."""
-    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True)) as bar:
+    from repolicy.terminal import Terminal
+
+    with Progress(console=Terminal()) as bar:
         line = bar.add_task(what, total=settings.steps)
 
         def progress(steps: int, mean: float | None) -> None:
