@@ -8,15 +8,10 @@ is not repeated; one that was interrupted goes on where its last checkpoint stan
 """
 
 import argparse
-import json
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
-from typing import Any
 
-from learning import repolicy
+from ledger import Row, fill, repolicy
 
 STEPS = "5e6"
 
@@ -61,36 +56,25 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     options = parser.parse_args()
-    lines = options.out.read_text().splitlines() if options.out.exists() else []
-    done = {(row["task"], row["method"], row["seed"]) for row in map(json.loads, lines)}
-    lock = Lock()
-
-    def measure(task: Task, method: str, seed: int) -> None:
-        row = run(task, method, seed, options.runs / f"{task.prior}-{method}-{seed}")
-        with lock, options.out.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(task.prior, method, seed, row["last_mean"]["total_reward"], row["best_mean"]["total_reward"], flush=True)
-
-    def wanted() -> Iterator[tuple[Task, str, int]]:
-        for name in options.tasks:
-            yield TASKS[name], "prior", 0
-        for seed in options.seeds:
-            yield from ((TASKS[name], method, seed) for name in options.tasks for method in options.methods)
-
-    with ThreadPoolExecutor(options.jobs) as pool:
-        todo = [job for job in wanted() if (job[0].prior, *job[1:]) not in done]
-        list(pool.map(lambda job: measure(*job), todo))
+    keys = [{"task": task, "method": "prior", "seed": 0} for task in options.tasks]
+    for seed in options.seeds:
+        keys += [{"task": task, "method": how, "seed": seed} for task in options.tasks for how in options.methods]
+    fill(
+        options.out,
+        keys,
+        lambda task, method, seed: run(TASKS[task], method, seed, options.runs / f"{task}-{method}-{seed}"),
+        options.jobs,
+    )
 
 
-def run(task: Task, method: str, seed: int, folder: Path) -> dict[str, Any]:
+def run(task: Task, method: str, seed: int, folder: Path) -> Row:
     """Train, unless it is the prior itself, and evaluate the last and the best policy."""
-    row: dict[str, Any] = {"task": task.prior, "method": method, "seed": seed}
     if method == "prior":
         found = {action: evaluated(task, task.prior, action) for action in ("mean", "sampled")}
-        return row | {f"{which}_{action}": found[action] for which in ("last", "best") for action in found}
+        return {f"{which}_{action}": found[action] for which in ("last", "best") for action in found}
     train = [*command(task, method), "--seed", str(seed)]
     made = repolicy([*train, "--out", str(folder), "--resume"])
-    row |= {"command": " ".join(["repolicy", *train]), "steps": made["steps"]}
+    row: Row = {"command": " ".join(["repolicy", *train]), "steps": made["steps"]}
     for which, file in (("last", "policy.safetensors"), ("best", "best.safetensors")):
         for action in ("mean", "sampled"):
             row[f"{which}_{action}"] = evaluated(task, str(folder / file), action)

@@ -6,12 +6,10 @@ A run that is in the file is not repeated; one that was interrupted goes on.
 """
 
 import argparse
-import json
 from pathlib import Path
-from typing import Any
 
 from customising import TASKS, command, evaluated
-from learning import repolicy
+from ledger import Row, fill, repolicy
 
 GAMMAS = ("0.99", "0.968", "0.9")
 
@@ -21,22 +19,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/horizon.jsonl"))
     parser.add_argument("--runs", type=Path, default=Path("runs/horizon"))
     options = parser.parse_args()
-    lines = options.out.read_text().splitlines() if options.out.exists() else []
-    done = {(row["gamma"], row["method"]) for row in map(json.loads, lines)}
+    keys = [{"gamma": gamma, "method": method} for gamma in GAMMAS for method in ("residual", "kl")]
+    fill(options.out, keys, lambda gamma, method: run(gamma, method, options.runs / f"{method}-{gamma}"))
+
+
+def run(gamma: str, method: str, folder: Path) -> Row:
     task = TASKS["halfcheetah"]
-    for gamma in GAMMAS:
-        for method in ("residual", "kl"):
-            if (gamma, method) in done:
-                continue
-            folder = options.runs / f"{method}-{gamma}"
-            words = [*command(task, method, "2.5e6"), "--gamma", gamma, "--seed", "0"]
-            repolicy([*words, "--out", str(folder), "--resume"])
-            row: dict[str, Any] = {"gamma": gamma, "method": method, "command": " ".join(["repolicy", *words])}
-            for action in ("mean", "sampled"):
-                row[action] = evaluated(task, str(folder / "policy.safetensors"), action)
-            with options.out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(gamma, method, row["mean"]["total_reward"], flush=True)
+    words = [*command(task, method, "2.5e6"), "--gamma", gamma, "--seed", "0"]
+    repolicy([*words, "--out", str(folder), "--resume"])
+    found = {action: evaluated(task, str(folder / "policy.safetensors"), action) for action in ("mean", "sampled")}
+    return {"command": " ".join(["repolicy", *words])} | found
 
 
 if __name__ == "__main__":

@@ -7,14 +7,10 @@ is in the file already is not repeated; one that was interrupted goes on where i
 """
 
 import argparse
-import json
 import shlex
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
-from typing import Any
+
+from ledger import Row, fill, repolicy
 
 from repolicy.loading import as_file_name
 
@@ -37,29 +33,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--envs", nargs="+", default=list(RUNS))
     options = parser.parse_args()
-    lines = options.out.read_text().splitlines() if options.out.exists() else []
-    done = {(row["env"], row["seed"]) for row in map(json.loads, lines)}
-    lock = Lock()
-
-    def measure(env: str, seed: int) -> None:
-        row = run(env, seed, options.runs / as_file_name(f"{env}-{seed}"))
-        with lock, options.out.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(env, seed, row["last_mean"], row["best_mean"], flush=True)
-
-    with ThreadPoolExecutor(options.jobs) as pool:
-        todo = [(env, seed) for seed in options.seeds for env in options.envs if (env, seed) not in done]
-        list(pool.map(lambda pair: measure(*pair), todo))
+    keys = [{"env": env, "seed": seed} for seed in options.seeds for env in options.envs]
+    fill(
+        options.out,
+        keys,
+        lambda env, seed: run(env, seed, options.runs / as_file_name(f"{env}-{seed}")),
+        options.jobs,
+    )
 
 
-def run(env: str, seed: int, folder: Path) -> dict[str, Any]:
+def run(env: str, seed: int, folder: Path) -> Row:
     """Train and evaluate once; the row tells the commands that do it again."""
     out = ["--out", str(folder)]
     train = ["train", env, *RUNS[env], "--seed", str(seed), "--ranks", "1"]
     trained = repolicy([*train, *out, "--resume"])
-    row: dict[str, Any] = {"env": env, "seed": seed, "command": shlex.join(["repolicy", *train])}
-    row["seconds"] = trained["metrics"].get("seconds")
-    row["steps"] = trained["steps"]
+    row: Row = {"command": shlex.join(["repolicy", *train])}
+    row |= {"seconds": trained["metrics"].get("seconds"), "steps": trained["steps"]}
     for which, file in (("last", "policy.safetensors"), ("best", "best.safetensors")):
         for action, flags in (("mean", []), ("sampled", ["--stochastic"])):
             plain = env.partition("?")[0]
@@ -67,15 +56,6 @@ def run(env: str, seed: int, folder: Path) -> dict[str, Any]:
             reward = repolicy(evaluate)["summary"]["basic_reward"]
             row[f"{which}_{action}"] = [round(reward["mean"], 1), round(reward["std"], 1)]
     return row
-
-
-def repolicy(words: list[str]) -> dict[str, Any]:
-    found = subprocess.run(
-        [sys.executable, "-m", "repolicy", *words, "--json"], capture_output=True, text=True, check=False
-    )
-    if found.returncode:
-        raise SystemExit(f"repolicy {' '.join(words)}: {found.stderr}")
-    return json.loads(found.stdout)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ The file is the run's own, with the scores that `results/learning.jsonl` holds a
 """
 
 import argparse
-import json
 from pathlib import Path
 
 from learning import VARIED
+from ledger import rows_of
 
 from repolicy.checkpoint import PRIORS, read_policy, save_policy
 from repolicy.loading import as_file_name
@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"))
     parser.add_argument("--results", type=Path, default=Path("results/learning.jsonl"))
     options = parser.parse_args()
-    rows = [json.loads(line) for line in options.results.read_text().splitlines()]
+    rows = rows_of(options.results)
     for env, name in NAMES.items():
         candidates = [row for row in rows if row["env"] == env]
         if not candidates:

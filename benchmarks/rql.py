@@ -8,13 +8,11 @@ that is in the file already is not repeated, and a policy that is trained alread
 """
 
 import argparse
-import json
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from ledger import Row, fill, repolicy
 
 from repolicy.rql.settings import TASKS
 
@@ -49,19 +47,13 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--episodes", type=int, default=100)
     options = parser.parse_args()
-    lines = options.out.read_text().splitlines() if options.out.exists() else []
-    done = {(row["method"], row["seed"]) for row in map(json.loads, lines)}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    for seed in options.seeds:
-        for method in options.methods:
-            if (method, seed) not in done:
-                row = run(options.task, method, seed, options.runs, options.episodes)
-                with options.out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-                print(options.task, method, seed, row["mode"], row["seconds"], flush=True)
+    keys = [
+        {"task": options.task, "method": method, "seed": seed} for seed in options.seeds for method in options.methods
+    ]
+    fill(options.out, keys, lambda task, method, seed: run(task, method, seed, options.runs, options.episodes))
 
 
-def run(task: str, method: str, seed: int, runs: Path, episodes: int) -> dict[str, Any]:
+def run(task: str, method: str, seed: int, runs: Path, episodes: int) -> Row:
     """Train and evaluate once; the row tells the commands that do it again."""
     plan = PLANS[task]
     policy, prior = (runs / f"{task}-{name}-{seed}.safetensors" for name in (method, "prior"))
@@ -80,29 +72,19 @@ def run(task: str, method: str, seed: int, runs: Path, episodes: int) -> dict[st
         command = f"{words} --seed {seed} --out {policy}"
     started = time.perf_counter()
     if method == "ppo":
-        repolicy(f"{command} --resume")
+        repolicy([*command.split(), "--resume"])
     elif not policy.exists():
-        repolicy(command)
-    row: dict[str, Any] = {"task": task, "method": method, "seed": seed, "command": f"repolicy {command}"}
-    row["seconds"] = round(time.perf_counter() - started)
+        repolicy(command.split())
+    row: Row = {"command": f"repolicy {command}", "seconds": round(time.perf_counter() - started)}
     evaluate = f"evaluate {policy} --env {TASKS[task].env} --addon {ADDON} --episodes {episodes} --seed 1000"
     row["evaluation"] = f"repolicy {evaluate}"
     for action, flag in [("mode", ""), ("sampled", " --stochastic")][: 1 + plan.sampled]:
-        summary = repolicy(evaluate + flag)["summary"]
+        summary = repolicy((evaluate + flag).split())["summary"]
         row[action] = {
             name: [round(summary[f"{name}_reward"][part], 2) for part in ("mean", "std")]
             for name in ("basic", "addon", "total")
         }
     return row
-
-
-def repolicy(words: str) -> Any:
-    found = subprocess.run(
-        [sys.executable, "-m", "repolicy", *words.split(), "--json"], capture_output=True, text=True, check=False
-    )
-    if found.returncode:
-        raise SystemExit(f"repolicy {words}: {found.stderr}")
-    return json.loads(found.stdout)
 
 
 if __name__ == "__main__":

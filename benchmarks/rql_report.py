@@ -3,13 +3,12 @@
 python benchmarks/rql_report.py
 """
 
-import json
 import re
 from pathlib import Path
 from statistics import mean, pstdev
-from typing import Any
 
 import matplotlib.pyplot as plt
+from ledger import Row, rows_of
 
 ROOT = Path(__file__).parent.parent
 PAGE, PICTURE = ROOT / "docs" / "rql.md", ROOT / "docs" / "images" / "rql.png"
@@ -20,15 +19,15 @@ LOOKS = {  # method: what it is called, colour, marker
     "full": ("full: told both rewards", "tab:gray", "*"),
     "greedy": ("greedy: add-on alone", "tab:red", "x"),
 }
-Rows = list[dict[str, Any]]
+Rows = list[Row]
 
 
 def main() -> None:
-    tasks = {
-        name: [json.loads(line) for line in (ROOT / "results" / "rql" / f"{name}.jsonl").read_text().splitlines()]
+    found = {
+        name: rows_of(ROOT / "results" / "rql" / f"{name}.jsonl")
         for name in ("cartpole", "mountain_car", "highway", "parking")
-        if (ROOT / "results" / "rql" / f"{name}.jsonl").exists()
     }
+    tasks = {name: rows for name, rows in found.items() if rows}
     page = re.sub(
         r"(<!-- results -->\n).*?(<!-- end -->)",
         lambda match: match[1] + table(tasks) + "\n" + match[2],

@@ -6,9 +6,9 @@ python benchmarks/speed.py --out results/speed.jsonl --envs Ant-v4 --ranks 1  # 
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
+
+from ledger import repolicy, rows_of
 
 ENVS = ["HalfCheetah-v4", "Hopper-v4", "Ant-v4"]
 
@@ -19,15 +19,13 @@ def main() -> None:
     parser.add_argument("--envs", nargs="+", default=ENVS)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     options = parser.parse_args()
-    rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    rows = rows_of(options.out)
     for env in options.envs:
         for ranks in options.ranks:
-            words = ["repolicy", "bench", env, "--ranks", str(ranks), "--slices", "12"]
-            found = subprocess.run(
-                [sys.executable, "-m", *words, "--json"], stdout=subprocess.PIPE, text=True, check=True
-            )
+            words = ["bench", env, "--ranks", str(ranks), "--slices", "12"]
+            found = repolicy(words)
             rows = [row for row in rows if (row["env"], row["ranks"]) != (env, ranks)]
-            rows.append({"command": " ".join(words)} | json.loads(found.stdout))
+            rows.append({"command": " ".join(["repolicy", *words])} | found)
             options.out.parent.mkdir(exist_ok=True)
             options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
 

@@ -9,11 +9,10 @@ import argparse
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 from customising import TASKS
-from learning import repolicy
+from ledger import Row, repolicy, rows_of
 
 SWEEPS = {
     "halfcheetah": ("0 0.05 0.1 0.17 0.3 0.6", "1e6"),
@@ -28,7 +27,7 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, default=Path("docs/images/omega.png"))
     parser.add_argument("--tasks", nargs="*", default=list(SWEEPS), choices=list(SWEEPS))
     options = parser.parse_args()
-    rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    rows = rows_of(options.out)
     for task in options.tasks:
         if task not in {row["task"] for row in rows}:
             rows += run(task, options.runs / task)
@@ -36,7 +35,7 @@ def main() -> None:
     draw(rows, options.picture)
 
 
-def run(task: str, folder: Path) -> list[dict[str, Any]]:
+def run(task: str, folder: Path) -> list[Row]:
     omegas, steps = SWEEPS[task]
     words = ["sweep", task, "--addon", TASKS[task].addon, "--omega", *omegas.split(), "--alpha", TASKS[task].alpha]
     words += ["--steps", steps]
@@ -52,7 +51,7 @@ def run(task: str, folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
+def draw(rows: list[Row], path: Path) -> None:
     """Basic return against add-on return, a point each ω′, with lines of equal total."""
     names = list(dict.fromkeys(row["task"] for row in rows))
     figure, axes = plt.subplots(1, len(names), figsize=(6 * len(names), 4.2), squeeze=False)

@@ -5,23 +5,21 @@ python benchmarks/tables.py --check    # exit 1 if a table is not what the resul
 """
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from customising import METHODS, TASKS
+from ledger import Row, rows_of
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 
 
-def rows(name: str) -> list[dict[str, Any]]:
-    path = RESULTS / name
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+def rows(name: str) -> list[Row]:
+    return rows_of(RESULTS / name)
 
 
 def learning() -> str:
@@ -69,7 +67,7 @@ def horizon() -> str:
     lines = ["| γ | method | basic | add-on | **total** | total, sampled |", "|---|---|---|---|---|---|"]
     for row in rows("horizon.jsonl"):
 
-        def cell(action: str, part: str, row: dict[str, Any] = row) -> str:
+        def cell(action: str, part: str, row: Row = row) -> str:
             average, spread = row[action][f"{part}_reward"]
             return f"{average:,.0f} ± {spread:,.0f}"
 
@@ -84,14 +82,14 @@ def customising() -> str:
         "| prior, add-on | method | basic | add-on | metric | **total** | each seed | total, best | total, sampled |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    found: dict[tuple[str, str], list[Row]] = {}
     for row in sorted(rows("customising.jsonl"), key=lambda row: row["seed"]):
         found.setdefault((row["task"], row["method"]), []).append(row)
     for task in dict.fromkeys(task for task, _ in found):
         for method in [method for method in ("prior", *METHODS) if (task, method) in found]:
             runs = found[task, method]
 
-            def average(which: str, part: str, digits: int = 0, runs: list[dict[str, Any]] = runs) -> str:
+            def average(which: str, part: str, digits: int = 0, runs: list[Row] = runs) -> str:
                 return f"{mean(run[which][part][0] for run in runs):,.{digits}f}"
 
             cells = [
@@ -179,15 +177,15 @@ CONTROLS = (
 )
 
 
-def frontier_runs(world: str, method: str) -> dict[float, list[dict[str, Any]]]:
-    found: dict[float, list[dict[str, Any]]] = {}
+def frontier_runs(world: str, method: str) -> dict[float, list[Row]]:
+    found: dict[float, list[Row]] = {}
     for row in rows("llm/frontier.jsonl"):
         if (row["job"]["world"], row["job"]["method"]) == (world, method):
             found.setdefault(row["job"]["omega"], []).append(row)
     return found
 
 
-def distances(runs: list[dict[str, Any]]) -> str:
+def distances(runs: list[Row]) -> str:
     return ", ".join(f"{run['after']['kl']:.3f}" for run in sorted(runs, key=lambda run: run["job"]["seed"]))
 
 

@@ -1,0 +1,12 @@
+"""What people read while a command works: on stderr, and word for word, for `repolicy[sb3]` is no markup."""
+
+from rich.console import Console
+
+
+class Terminal(Console):
+    def __init__(self) -> None:
+        super().__init__(stderr=True, markup=False, highlight=False)
+
+    def say(self, sentence: str) -> None:
+        """A sentence on a line of its own, however long: a path that is broken in two cannot be copied."""
+        self.print(sentence, soft_wrap=True)
