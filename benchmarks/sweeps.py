@@ -14,10 +14,11 @@ import matplotlib.pyplot as plt
 from customising import TASKS
 from ledger import Row, repolicy, rows_of
 
-SWEEPS = {
-    "halfcheetah": ("0 0.05 0.1 0.17 0.3 0.6", "1e6"),
-    "hopper": ("0 0.003 0.01 0.03 0.1 0.3", "1e6"),
+SWEEPS = {  # the add-on with a weight that makes it worth something beside the old task, and the values of ω′
+    "halfcheetah": ("hind_leg=10", "0.02 0.05 0.1 0.17 0.3 0.6"),
+    "hopper": ("height", "0 0.003 0.01 0.03 0.1 0.3"),
 }
+STEPS = "1e6"
 
 
 def main() -> None:
@@ -36,14 +37,15 @@ def main() -> None:
 
 
 def run(task: str, folder: Path) -> list[Row]:
-    omegas, steps = SWEEPS[task]
-    words = ["sweep", task, "--addon", TASKS[task].addon, "--omega", *omegas.split(), "--alpha", TASKS[task].alpha]
-    words += ["--steps", steps]
+    addon, omegas = SWEEPS[task]
+    words = ["sweep", task, "--addon", addon, "--omega", *omegas.split(), "--alpha", TASKS[task].alpha]
+    words += ["--steps", STEPS]
     repolicy([*words, "--out", str(folder), "--resume"])
     found = json.loads((folder / "sweep.json").read_text())
     rows = []
     for point in [found["prior"], *found["points"]]:
-        row = {"task": task, "command": shlex.join(["repolicy", *words]), "omega": point["omega"], "kl": point["kl"]}
+        row: Row = {"task": task, "addon": addon, "command": shlex.join(["repolicy", *words])}
+        row |= {"omega": point["omega"], "kl": point["kl"]}
         for action in ("mean", "sampled"):
             summary = point[f"{action}_action"]["summary"]
             row[action] = {name: [round(part["mean"], 4), round(part["std"], 4)] for name, part in summary.items()}
@@ -66,7 +68,7 @@ def draw(rows: list[Row], path: Path) -> None:
         axis.annotate("prior", (x, y), textcoords="offset points", xytext=(6, -12), fontsize=9, color="#777777")
         axis.axline((x, y), slope=-1, color="#bbbbbb", linewidth=0.8, linestyle=":")
         axis.set_xlabel("basic return (never read)")
-        axis.set_ylabel(f"add-on return: {TASKS[name].addon}")
+        axis.set_ylabel(f"add-on return: {SWEEPS[name][0]}")
         axis.set_title(name, loc="left")
         axis.margins(0.15)
     figure.tight_layout()

@@ -117,7 +117,7 @@ def sweeps() -> str:
         first, before = row["task"] != before, row["task"]
         parts = [row["mean"]["basic_reward"], row["mean"]["addon_reward"], row["mean"]["total_reward"]]
         cells = [
-            f"{row['task']}, {TASKS[row['task']].addon}" if first else "",
+            f"{row['task']}, {row['addon']}" if first else "",
             "prior" if row["omega"] is None else f"{row['omega']:g}",
             *(f"{part[0]:,.0f}" for part in [*parts, row["sampled"]["total_reward"]]),
             f"{row['kl']:.2f}",
