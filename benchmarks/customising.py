@@ -18,7 +18,7 @@ STEPS = "5e6"
 
 @dataclass(frozen=True)
 class Task:
-    """A row of the paper's Tables 3 and 4."""
+    """A row of the paper's Tables 3 and 4, or one of our own."""
 
     prior: str
     env: str
@@ -28,12 +28,10 @@ class Task:
 
 
 TASKS = {
-    task.prior: task
-    for task in (
-        Task("halfcheetah", "HalfCheetah-v4", "hind_leg", "0.13472", "0.17"),
-        Task("hopper", "Hopper-v4", "height", "0.001", "0.01"),
-        Task("ant", "Ant-v4", "sideways", "0.0001", "0.01"),
-    )
+    "halfcheetah": Task("halfcheetah", "HalfCheetah-v4", "hind_leg", "0.13472", "0.17"),
+    "halfcheetah_10": Task("halfcheetah", "HalfCheetah-v4", "hind_leg=10", "0.13472", "0.17"),  # a wish that weighs
+    "hopper": Task("hopper", "Hopper-v4", "height", "0.001", "0.01"),
+    "ant": Task("ant", "Ant-v4", "sideways", "0.0001", "0.01"),
 }
 METHODS = ("residual", "kl", "greedy", "full")
 

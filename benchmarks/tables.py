@@ -76,12 +76,11 @@ def horizon() -> str:
     return "\n".join(lines)
 
 
-def customising() -> str:
-    """Means over seeds, of the last policies; each seed's total beside its mean."""
-    lines = [
-        "| prior, add-on | method | basic | add-on | metric | **total** | each seed | total, best | total, sampled |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+def customising(detailed: bool = True) -> str:
+    """Means over seeds, of the last policies; in detail, each seed's total, and the best policies' too."""
+    headings = ["prior, add-on", "method", "basic", "add-on", "metric", "**total**", "total, sampled"]
+    headings += ["each seed's total", "best policy's total"] * detailed
+    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
     found: dict[tuple[str, str], list[Row]] = {}
     for row in sorted(rows("customising.jsonl"), key=lambda row: row["seed"]):
         found.setdefault((row["task"], row["method"]), []).append(row)
@@ -93,16 +92,17 @@ def customising() -> str:
                 return f"{mean(run[which][part][0] for run in runs):,.{digits}f}"
 
             cells = [
-                f"{task}, {TASKS[task].addon}" if method == "prior" else "",
+                f"{TASKS[task].prior}, {TASKS[task].addon}" if method == "prior" else "",
                 method,
                 average("last_mean", "basic_reward"),
                 average("last_mean", "addon_reward"),
                 average("last_mean", "metric", 3),
                 f"**{average('last_mean', 'total_reward')}**",
-                ", ".join(f"{run['last_mean']['total_reward'][0]:,.0f}" for run in runs),
-                average("best_mean", "total_reward"),
                 average("last_sampled", "total_reward"),
             ]
+            if detailed:
+                cells.append(", ".join(f"{run['last_mean']['total_reward'][0]:,.0f}" for run in runs))
+                cells.append(average("best_mean", "total_reward"))
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -196,7 +196,8 @@ def written(name: str) -> Callable[[], str]:
 
 
 def table(name: str) -> str:
-    return TABLES[name]() if name.startswith("llm") or rows(f"{name}.jsonl") else "Not measured yet."
+    measured = name.startswith("llm") or rows(f"{name.removesuffix('_short')}.jsonl")
+    return TABLES[name]() if measured else "Not measured yet."
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -204,6 +205,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed": speed,
     "peers": peers,
     "customising": customising,
+    "customising_short": lambda: customising(detailed=False),
     "horizon": horizon,
     "prior": prior,
     "sweeps": sweeps,
