@@ -62,6 +62,8 @@ def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Beside its place, flushed to the disk, and renamed into it."""
+    if path.exists() and not path.is_file():  # a rename would put a file in the place of /dev/null
+        raise FileError(f"{path} is no file that could be written; choose another name")
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
