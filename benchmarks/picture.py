@@ -1,7 +1,7 @@
 """The picture of the README: a prior, and what became of it in a customising run, as strips of film.
 
-    make demo
-    python benchmarks/picture.py --run runs/demo --out docs/images/customised.png
+make demo
+python benchmarks/picture.py --run runs/demo --out docs/images/customised.png
 """
 
 import argparse

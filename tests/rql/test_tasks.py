@@ -61,6 +61,30 @@ def test_highway_counts_speed_crashes_and_the_lane() -> None:
         assert task.addon(np.zeros(25), 0) == paid
 
 
+def test_the_faster_highway_is_highway_envs_own_to_the_bit() -> None:
+    highway_env = pytest.importorskip("highway_env")
+    from repolicy.rql.highway import StraightHighway
+
+    gymnasium.register_envs(highway_env)
+    crowded = tasks.HIGHWAY | {"vehicles_density": 2, "duration": 20}
+    theirs, ours = gymnasium.make("highway-v0", config=crowded).unwrapped, StraightHighway(crowded)
+    crashes = 0
+    for seed in range(4):
+        assert (theirs.reset(seed=seed)[0] == ours.reset(seed=seed)[0]).all()
+        ended, actions = False, np.random.default_rng(seed).integers(0, 5, 20)
+        for action in actions:
+            (seen, reward, *ends, _), (our_seen, our_reward, *our_ends, _) = theirs.step(action), ours.step(action)
+            assert (seen == our_seen).all()
+            assert (reward, ends) == (our_reward, our_ends)
+            cars, our_cars = theirs.road.vehicles, ours.road.vehicles
+            assert [(*car.position, car.speed, car.crashed) for car in cars] == [
+                (*car.position, car.speed, car.crashed) for car in our_cars
+            ]
+            ended = ended or any(ends)
+        crashes += sum(car.crashed for car in theirs.road.vehicles)
+    assert crashes  # or collisions were not tested
+
+
 # A car of 5 by 2 metres beside one line from (0, 10) to (0, 18).
 @pytest.mark.parametrize(
     ("x", "y", "heading", "touching"),

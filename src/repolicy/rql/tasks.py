@@ -67,12 +67,17 @@ class MountainCar(Task):
         return -0.1 if np.ravel(action)[0] < 0 else 0.0
 
 
+HIGHWAY = {"lanes_count": 3, "vehicles_count": 30, "duration": 40, "simulation_frequency": 5}
+
+
 class Highway(Task):
     """Drive fast and crash into nobody; add-on: keep to the right."""
 
     def __init__(self) -> None:
-        config = {"lanes_count": 3, "vehicles_count": 30, "duration": 40, "simulation_frequency": 5}
-        super().__init__(gymnasium.wrappers.FlattenObservation(_highway("highway-v0", config)))
+        _need_highway_env("highway-v0")
+        from repolicy.rql.highway import StraightHighway
+
+        super().__init__(gymnasium.wrappers.FlattenObservation(StraightHighway(HIGHWAY)))
 
     def basic(self, observation: np.ndarray, reward: float, info: dict[str, Any]) -> float:
         parts = info["rewards"]
@@ -87,7 +92,8 @@ class Parking(Task):
     """Park in the slot that is marked; add-on: do not touch the lines between slots."""
 
     def __init__(self) -> None:
-        super().__init__(gymnasium.wrappers.FlattenObservation(_highway("parking-v0", {"duration": 20})))
+        _need_highway_env("parking-v0")
+        super().__init__(gymnasium.wrappers.FlattenObservation(gymnasium.make("parking-v0", config={"duration": 20})))
 
     def addon(self, observation: np.ndarray, action: Any) -> float:
         vehicle: Any = self.unwrapped.vehicle  # type: ignore[attr-defined]
@@ -116,10 +122,9 @@ def touches(position: np.ndarray, heading: float, size: np.ndarray, lines: np.nd
     return bool((np.maximum(enter.max(-1), 0) <= np.minimum(leave.min(-1), 1)).any())
 
 
-def _highway(name: str, config: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+def _need_highway_env(name: str) -> None:
     try:
         import highway_env
     except ImportError:
         raise UsageError(f"{name} needs highway-env, which is not installed: pip install 'repolicy[sb3]'") from None
     gymnasium.register_envs(highway_env)
-    return gymnasium.make(name, config=config)
