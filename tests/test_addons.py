@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_envs import tiny
 
-from repolicy.addons import CHEETAH_JOINTS, REGISTERED, combined
+from repolicy.addons import CHEETAH_JOINTS, REGISTERED, check_env, combined
 from repolicy.errors import NumericError, UsageError
 
 OBSERVATIONS = np.zeros((2, 3, 27), np.float32)
@@ -127,7 +127,7 @@ def test_a_bad_request_is_one_clear_sentence(request_: str, message: str) -> Non
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("wrong_shape_addon", UsageError, r"returned shape \(3,\) for a batch of shape \(2, 3\)"),
+        ("wrong_shape_addon", UsageError, r"returned shape \(3,\) for 6 transitions"),
         ("nan_addon", NumericError, "returned a reward that is not finite"),
         ("failing_addon", UsageError, "failed: KeyError: 'speed'"),
     ],
@@ -135,6 +135,20 @@ def test_a_bad_request_is_one_clear_sentence(request_: str, message: str) -> Non
 def test_a_bad_function_is_one_clear_sentence(name: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"add-on .*{name}' {message}"):
         reward(tiny(name))
+
+
+def test_a_function_sees_one_row_of_transitions_whatever_the_batch() -> None:
+    addon = combined([tiny("one_row")])
+    assert addon.reward(OBSERVATIONS, ACTIONS, NEXT, INFO).tolist() == (NEXT[..., 0] + INFO["y_velocity"]).tolist()
+    assert addon.reward(OBSERVATIONS[0], ACTIONS[0], NEXT[0], {"y_velocity": np.zeros(3)}).shape == (3,)
+    assert addon.metric(OBSERVATIONS, ACTIONS, NEXT, INFO).tolist() == NEXT[..., 0].tolist()
+
+
+def test_one_that_ships_is_refused_where_its_numbers_mean_something_else() -> None:
+    for env in ("HalfCheetah-v4", "HalfCheetah-v5?reset_noise_scale=0.3", "my_envs:cheetah"):
+        check_env(["hind_leg(joint=bshin)=2", "my.py:quiet"], env)
+    with pytest.raises(UsageError, match="'hind_leg' reads the numbers of HalfCheetah, .* in Hopper-v4"):
+        check_env(["my.py:quiet", "hind_leg=2"], "Hopper-v4")
 
 
 def test_missing_info_is_named() -> None:

@@ -40,45 +40,45 @@ def hind_leg(joint: str = "bthigh") -> Function:
     """−|angle| of one of HalfCheetah's joints: spare a broken motor (the paper's add-on for HalfCheetah)."""
     if joint not in CHEETAH_JOINTS:
         raise UsageError(f"HalfCheetah has no joint {joint!r}; choose from {', '.join(CHEETAH_JOINTS)}")
-    return lambda observations, actions, next_observations, info: -np.abs(next_observations[..., CHEETAH_JOINTS[joint]])
+    return lambda observations, actions, next_observations, info: -np.abs(next_observations[:, CHEETAH_JOINTS[joint]])
 
 
 def height() -> Function:
-    """The height z of Hopper's torso: jump higher (the paper's add-on for Hopper)."""
-    return lambda observations, actions, next_observations, info: next_observations[..., 0]
+    """The height z of the torso: jump higher (the paper's add-on for Hopper)."""
+    return lambda observations, actions, next_observations, info: next_observations[:, 0]
 
 
 def sideways() -> Function:
-    """Ant's velocity along y, Δy/Δt: walk to its left as well (the paper's add-on for Ant)."""
+    """The velocity along y, Δy/Δt: walk to the left as well (the paper's add-on for Ant)."""
     return lambda observations, actions, next_observations, info: _info(info, "y_velocity")
 
 
 def mppi_front_foot() -> Function:
     """−10·|angle of HalfCheetah's front foot|: the task of Residual-MPPI."""
     return lambda observations, actions, next_observations, info: (
-        -10.0 * np.abs(next_observations[..., CHEETAH_JOINTS["ffoot"]])
+        -10.0 * np.abs(next_observations[:, CHEETAH_JOINTS["ffoot"]])
     )
 
 
 def mppi_height() -> Function:
     """10·(z − 1) of Hopper's torso: the task of Residual-MPPI."""
-    return lambda observations, actions, next_observations, info: 10.0 * (next_observations[..., 0] - 1.0)
+    return lambda observations, actions, next_observations, info: 10.0 * (next_observations[:, 0] - 1.0)
 
 
 def mppi_sideways() -> Function:
     """Ant's velocity toward −y, from its observation: the task of Residual-MPPI."""
-    return lambda observations, actions, next_observations, info: -next_observations[..., 14]
+    return lambda observations, actions, next_observations, info: -next_observations[:, 14]
 
 
 def mppi_joint() -> Function:
     """−|angle of Swimmer's first joint|: the task of Residual-MPPI."""
-    return lambda observations, actions, next_observations, info: -np.abs(next_observations[..., 1])
+    return lambda observations, actions, next_observations, info: -np.abs(next_observations[:, 1])
 
 
 REGISTERED = {
     "hind_leg": Registered(hind_leg, ("HalfCheetah",), "mean |θ|", lambda reward: -reward),
-    "height": Registered(height, ("Hopper",), "mean z", lambda reward: reward),
-    "sideways": Registered(sideways, ("Ant",), "mean v_y", lambda reward: reward),
+    "height": Registered(height, ("Hopper", "Walker2d"), "mean z", lambda reward: reward),
+    "sideways": Registered(sideways, ("Ant", "Humanoid"), "mean v_y", lambda reward: reward),
     "mppi_front_foot": Registered(mppi_front_foot, ("HalfCheetah",), "mean |θ|", lambda reward: -reward / 10.0),
     "mppi_height": Registered(mppi_height, ("Hopper",), "mean z", lambda reward: reward / 10.0 + 1.0),
     "mppi_sideways": Registered(mppi_sideways, ("Ant",), "mean v_y", lambda reward: -reward),
@@ -127,16 +127,19 @@ class Addon:
     def reward(
         self, observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
     ) -> np.ndarray:
-        """The rewards `[...]` of a batch `[..., O]`, each function's shape checked."""
-        total = np.zeros(observations.shape[:-1])
+        """The rewards `[...]` of transitions with observations `[..., O]`, each function's shape checked."""
+        transitions = _in_one_row(observations, actions, next_observations, info)
+        total = np.zeros(len(transitions[0]))
         for name, function, weight in zip(self.names, self.functions, self.weights, strict=True):
-            reward = np.asarray(call(name, function, observations, actions, next_observations, info), np.float64)
+            reward = np.asarray(call(name, function, *transitions), np.float64)
             if reward.shape != total.shape:
-                raise UsageError(f"add-on {name!r} returned shape {reward.shape} for a batch of shape {total.shape}")
+                raise UsageError(
+                    f"add-on {name!r} returned shape {reward.shape} for {len(total)} transitions; return one number each"
+                )
             if not np.isfinite(reward).all():
                 raise NumericError(f"add-on {name!r} returned a reward that is not finite")
             total += weight * reward
-        return total
+        return total.reshape(observations.shape[:-1])
 
     def metric(
         self, observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
@@ -144,7 +147,22 @@ class Addon:
         """What the first add-on that reports something for people reports, else zeros."""
         if not self.metrics:
             return np.zeros(observations.shape[:-1])
-        return np.asarray(self.metrics[0][1](observations, actions, next_observations, info), np.float64)
+        transitions = _in_one_row(observations, actions, next_observations, info)
+        return np.asarray(self.metrics[0][1](*transitions), np.float64).reshape(observations.shape[:-1])
+
+
+def _in_one_row(
+    observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, Info]:
+    """Arrays `[T, N, ...]` as `[T·N, ...]`, so that who writes an add-on need think of one dimension only."""
+    count = observations.ndim - 1
+
+    def flat(array: np.ndarray) -> np.ndarray:
+        return array.reshape(-1, *array.shape[count:])
+
+    return (
+        flat(observations), flat(actions), flat(next_observations), {key: flat(value) for key, value in info.items()}
+    )  # fmt: skip
 
 
 def call(name: str, function: Function, *arguments: Any) -> Any:
@@ -154,6 +172,17 @@ def call(name: str, function: Function, *arguments: Any) -> Any:
         raise
     except Exception as error:
         raise UsageError(f"add-on {name!r} failed: {type(error).__name__}: {error}") from error
+
+
+def check_env(requests: Sequence[str], env: str) -> None:
+    """Raise where a registered add-on would take another environment's numbers for its own."""
+    for name in (request.partition("=")[0].partition("(")[0] for request in requests):
+        wanted = REGISTERED[name].envs if name in REGISTERED else ()
+        if wanted and ":" not in env and env.partition("-v")[0] not in wanted:
+            raise UsageError(
+                f"add-on {name!r} reads the numbers of {' and '.join(wanted)}, which mean something else in {env}; "
+                "write your own and name it as file.py:function"
+            )
 
 
 def combined(requests: Sequence[str]) -> Addon:

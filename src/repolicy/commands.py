@@ -172,7 +172,7 @@ class Evaluate:
     def run(self) -> dict[str, Any]:
         from rich.table import Table
 
-        from repolicy.addons import combined
+        from repolicy.addons import check_env, combined
         from repolicy.checkpoint import PRIORS, find_policy, read_policy, write_json
         from repolicy.evaluation import evaluate
         from repolicy.ranks import use_one_thread
@@ -185,6 +185,7 @@ class Evaluate:
         env, addons = self.env or request.get("env"), self.addon or tuple(request.get("addons", ()))
         if env is None:
             raise UsageError(f"{path} does not say which environment it is for; add --env")
+        check_env(addons, env)
         terminal = Terminal()
         with terminal.status(f"{env}: running {self.episodes} episodes") as status:
             found = evaluate(

@@ -151,6 +151,7 @@ def check(request: Request) -> None:
     if request.addons and not request.objective.reads_addon:
         raise UsageError("this objective's task is the basic reward alone, so an add-on has no effect: leave it out")
     addons.combined(request.addons)
+    addons.check_env(request.addons, request.env)
     probe = envs.make(request.env, 1, 0, request.settings.backend)
     probe.close()
     spec_for(probe, request.settings)
