@@ -134,7 +134,7 @@ class Addon:
             reward = np.asarray(call(name, function, *transitions), np.float64)
             if reward.shape != total.shape:
                 raise UsageError(
-                    f"add-on {name!r} returned shape {reward.shape} for {len(total)} transitions; return one number each"
+                    f"add-on {name!r} returned shape {reward.shape} for {len(total)} transitions, not one number each"
                 )
             if not np.isfinite(reward).all():
                 raise NumericError(f"add-on {name!r} returned a reward that is not finite")

@@ -1,4 +1,4 @@
-"""What people read while a command works: on stderr, as it is. `repolicy[sb3]` is no markup and `my.py:ok:` no emoji."""
+"""What people read while a command works, on stderr, as it is: `repolicy[sb3]` is no markup, `my.py:ok:` no emoji."""
 
 from rich.console import Console
 
