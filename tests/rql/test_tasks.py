@@ -85,6 +85,29 @@ def test_the_faster_highway_is_highway_envs_own_to_the_bit() -> None:
     assert crashes  # or collisions were not tested
 
 
+def test_the_faster_parking_is_highway_envs_own_to_the_bit() -> None:
+    highway_env = pytest.importorskip("highway_env")
+    from repolicy.rql.highway import QuickParking
+
+    gymnasium.register_envs(highway_env)
+    theirs, ours = gymnasium.make("parking-v0", config=tasks.PARKING), QuickParking(tasks.PARKING)
+    theirs, ours = map(gymnasium.wrappers.FlattenObservation, (theirs, ours))
+    assert theirs.observation_space == ours.observation_space
+    ends = 0
+    for seed in range(4):
+        assert (theirs.reset(seed=seed)[0] == ours.reset(seed=seed)[0]).all()
+        actions = np.random.default_rng(seed).uniform(-1.0, 1.0, (100, 2))
+        for action in actions:
+            (seen, *rest, info), (our_seen, *our_rest, our_info) = theirs.step(action), ours.step(action)
+            assert (seen == our_seen).all()
+            assert rest == our_rest
+            assert info["is_success"] == our_info["is_success"]
+            if rest[1] or rest[2]:
+                ends += 1
+                break
+    assert ends
+
+
 # A car of 5 by 2 metres beside one line from (0, 10) to (0, 18).
 @pytest.mark.parametrize(
     ("x", "y", "heading", "touching"),

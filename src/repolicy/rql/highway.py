@@ -1,13 +1,15 @@
-"""highway-env's straight road, with the same cars on it to the last bit, and less work.
+"""Two of highway-env's environments, the same to the last bit with less work.
 
-highway-env asks every pair of cars, one after the other, how far they are apart; here that is arithmetic on arrays, and
-only those that are near are looked at closely.
+On the highway every pair of cars is asked, one after the other, how far they are apart; here that is arithmetic on
+arrays, and only those that are near are looked at closely. And what is seen needs no data frames.
 """
 
 from typing import Any
 
 import numpy as np
+from highway_env.envs.common.observation import KinematicsGoalObservation
 from highway_env.envs.highway_env import HighwayEnv
+from highway_env.envs.parking_env import ParkingEnv
 from highway_env.road.road import Road, RoadNetwork
 
 
@@ -49,3 +51,24 @@ class StraightHighway(HighwayEnv):
     def _create_road(self) -> None:
         network = RoadNetwork.straight_road_network(self.config["lanes_count"], speed_limit=30)
         self.road = StraightRoad(network, np_random=self.np_random, record_history=self.config["show_trajectories"])
+
+
+class GoalObservation(KinematicsGoalObservation):
+    """Where the car is and where it should be, without a data frame."""
+
+    def observe(self) -> dict[str, np.ndarray]:
+        if not self.observer_vehicle:
+            return super().observe()
+        own, goal = (
+            np.array([what[feature] for feature in self.features]) / self.scales
+            for what in (self.observer_vehicle.to_dict(), self.observer_vehicle.goal.to_dict())
+        )
+        return {"observation": own, "achieved_goal": own.copy(), "desired_goal": goal}
+
+
+class QuickParking(ParkingEnv):
+    """parking-v0, seen in this way."""
+
+    def define_spaces(self) -> None:
+        super().define_spaces()
+        self.observation_type = self.observation_type_parking = GoalObservation(self, **self.config["observation"])

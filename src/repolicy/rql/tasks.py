@@ -88,12 +88,17 @@ class Highway(Task):
         return 0.5 * vehicle.target_lane_index[2] / 2
 
 
+PARKING = {"duration": 20}
+
+
 class Parking(Task):
     """Park in the slot that is marked; add-on: do not touch the lines between slots."""
 
     def __init__(self) -> None:
         _need_highway_env("parking-v0")
-        super().__init__(gymnasium.wrappers.FlattenObservation(gymnasium.make("parking-v0", config={"duration": 20})))
+        from repolicy.rql.highway import QuickParking
+
+        super().__init__(gymnasium.wrappers.FlattenObservation(QuickParking(PARKING)))
 
     def addon(self, observation: np.ndarray, action: Any) -> float:
         vehicle: Any = self.unwrapped.vehicle  # type: ignore[attr-defined]
@@ -124,7 +129,6 @@ def touches(position: np.ndarray, heading: float, size: np.ndarray, lines: np.nd
 
 def _need_highway_env(name: str) -> None:
     try:
-        import highway_env
+        import highway_env  # noqa: F401
     except ImportError:
         raise UsageError(f"{name} needs highway-env, which is not installed: pip install 'repolicy[sb3]'") from None
-    gymnasium.register_envs(highway_env)
