@@ -7,7 +7,7 @@ arrays, and only those that are near are looked at closely. And what is seen nee
 from typing import Any
 
 import numpy as np
-from highway_env.envs.common.observation import KinematicsGoalObservation
+from highway_env.envs.common.observation import KinematicObservation, KinematicsGoalObservation
 from highway_env.envs.highway_env import HighwayEnv
 from highway_env.envs.parking_env import ParkingEnv
 from highway_env.road.road import Road, RoadNetwork
@@ -45,8 +45,27 @@ class StraightRoad(Road):
         return np.array([vehicle.position for vehicle in self.vehicles])
 
 
+class CarsObservation(KinematicObservation):
+    """The nearest cars ahead, seen from one's own, as columns of arrays."""
+
+    def observe(self) -> np.ndarray:
+        if not self.env.road:
+            return super().observe()
+        own, count = self.observer_vehicle, self.vehicles_count
+        near = self.env.road.close_objects_to(own, self.env.PERCEPTION_DISTANCE, count - 1, see_behind=False)
+        cars = [own.to_dict(), *(car.to_dict(own, observe_intentions=False) for car in near)]
+        columns = {feature: np.array([float(car[feature]) for car in cars]) for feature in self.features}
+        seen = np.zeros((count, len(columns)), np.float32)
+        seen[: len(cars)] = np.stack(list(self.normalize_obs(columns).values()), -1)
+        return seen
+
+
 class StraightHighway(HighwayEnv):
-    """highway-v0 on such a road."""
+    """highway-v0 on such a road, seen in this way."""
+
+    def define_spaces(self) -> None:
+        super().define_spaces()
+        self.observation_type = CarsObservation(self, **self.config["observation"])
 
     def _create_road(self) -> None:
         network = RoadNetwork.straight_road_network(self.config["lanes_count"], speed_limit=30)
