@@ -13,7 +13,7 @@ from repolicy.cli import GROUPS
 SOURCE = Path(repolicy.__file__).parent
 
 ROOMS = [
-    *("errors", "loading", "settings", "objective", "network", "distributions", "policy", "envs", "addons"),
+    *("errors", "terminal", "loading", "settings", "objective", "network", "distributions", "policy", "envs", "addons"),
     *("rollout", "ppo", "ranks", "checkpoint", "evaluation", "request", "worker", "training"),
     *("watch", "display", "bench", "inspection", "film", "export", "page", "report", "tradeoff", "sweep"),
     *("sweep_report", "commands", "result_commands", "cli", "__main__"),
@@ -23,7 +23,8 @@ WINGS = {
     "exact": {"errors", "objective"},
     "llm": {"errors", "loading", "objective"},
     **{
-        wing: {"errors", "loading", "objective", "network", "distributions", "policy", "checkpoint", "envs", "addons"}
+        wing: {"errors", "terminal", "loading", "objective", "network", "distributions", "policy"}
+        | {"checkpoint", "envs", "addons"}
         for wing in ("rql", "adapters", "priors", "paper")
     },
 }
