@@ -31,6 +31,7 @@ TASKS = {
     "halfcheetah": Task("halfcheetah", "HalfCheetah-v4", "hind_leg", "0.13472", "0.17"),
     "halfcheetah_10": Task("halfcheetah", "HalfCheetah-v4", "hind_leg=10", "0.13472", "0.17"),  # a wish that weighs
     "hopper": Task("hopper", "Hopper-v4", "height", "0.001", "0.01"),
+    "hopper_held": Task("hopper", "Hopper-v4", "height", "0.001", "0.3"),  # the best of the sweep over ω′
     "ant": Task("ant", "Ant-v4", "sideways", "0.0001", "0.01"),
 }
 METHODS = ("residual", "kl", "greedy", "full")

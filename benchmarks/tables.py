@@ -93,7 +93,7 @@ def customising(detailed: bool = True) -> str:
 
             cells = [
                 f"{TASKS[task].prior}, {TASKS[task].addon}" if method == "prior" else "",
-                method,
+                f"residual, ω′ {TASKS[task].omega}" if method == "residual" else method,
                 average("last_mean", "basic_reward"),
                 average("last_mean", "addon_reward"),
                 average("last_mean", "metric", 3),
