@@ -37,7 +37,7 @@ def inspect(path: Path) -> dict[str, Any]:
         "actions": str(spec.actions),
         "family": spec.family,
         "network": f"{spec.activation}, {' × '.join(map(str, spec.hidden))}",
-        "objective": _sentence(request.get("objective", {})),
+        "objective": _sentence(request),
         "add-ons": ", ".join(request.get("addons", [])) or "none",
         "prior": "inside this file" if saved.prior is not None else "none",
         "steps": f"{card.get('steps', 0):,}",
@@ -72,7 +72,7 @@ def _inspect_folder(path: Path) -> dict[str, Any]:
         "folder": str(path),
         "kind": "run",
         "env": request["env"],
-        "objective": _sentence(request["objective"]),
+        "objective": _sentence(request),
         "add-ons": ", ".join(request["addons"]) or "none",
         "steps": f"{latest[1]['steps'] if latest else 0:,} in the last checkpoint, of {request['settings']['steps']:,}",
         "iterations logged": f"{iterations:,}",
@@ -83,8 +83,9 @@ def _inspect_folder(path: Path) -> dict[str, Any]:
     return story | {"request": request}
 
 
-def _sentence(objective: dict[str, Any]) -> str:
+def _sentence(request: dict[str, Any]) -> str:
     """`addon + 0.17 log prior − 0.13472 log policy`."""
+    objective, budget = request.get("objective"), request.get("settings", {}).get("kl_budget")
     if not objective:
         return "unknown"
     parts = [{"both": "basic + addon"}.get(objective["task"], objective["task"])]
@@ -94,6 +95,8 @@ def _sentence(objective: dict[str, Any]) -> str:
         parts.append(f"− {objective['alpha']:g} log policy")
     if objective["bonus"]:
         parts.append(f"(and {objective['bonus']:g} · entropy in the loss)")
+    if budget is not None:
+        parts.append(f"at first; both weights move to hold {budget:g} nats a step to the prior")
     return " ".join(parts)
 
 
