@@ -8,6 +8,7 @@ import pytest
 from tiny_envs import tiny
 
 from repolicy import cli, inspection
+from repolicy.terminal import Terminal
 
 SMALL = ["--steps", "512", "--envs", "8", "--horizon", "16", "--minibatch", "64", "--segment", "2", "--ranks", "1"]
 
@@ -91,6 +92,20 @@ def test_the_doctor_names_the_extra_to_install(
     assert "pip install 'repolicy[sb3]'" in capsys.readouterr().err
 
 
+def test_what_people_read_is_printed_letter_for_letter(capsys: pytest.CaptureFixture[str]) -> None:
+    Terminal().say("my.py:ok: [bold]repolicy[sb3]")
+    assert capsys.readouterr().err == "my.py:ok: [bold]repolicy[sb3]\n"
+
+
+def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("folder").mkdir()
+    code, _, said = typed(capsys, "evaluate", "hopper", "--episodes", "1", "--out", "folder")
+    assert (code, said.splitlines()[-1]) == (
+        1,
+        "repolicy: folder is no file that could be written; choose another name",
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -102,6 +117,9 @@ def test_the_doctor_names_the_extra_to_install(
         ("customize halfcheetah", "objective residual needs omega"),
         ("customize halfcheetah --omega 0.1", "needs an add-on: --addon NAME"),
         ("customize halfcheetah --addon hind_legs --omega 0.1", "did you mean hind_leg"),
+        ("customize hopper --addon hind_leg --omega 0.1", "reads the numbers of HalfCheetah"),
+        ("evaluate hopper --addon hind_leg", "reads the numbers of HalfCheetah"),
+        ("rql train Pendulum-v1 --alpha 0.1 --addon hind_leg --objective greedy", "reads the numbers of HalfCheetah"),
         ("customize halfcheetah --addon hind_leg --omega auto", "needs --kl-budget"),
         (
             "customize halfcheetah --addon height --omega 0.1 --env Hopper-v4",

@@ -19,6 +19,7 @@ import numpy as np
 from repolicy.envs import Info
 from repolicy.errors import NumericError, UsageError
 from repolicy.loading import load_object, nearest
+from repolicy.settings import kind
 
 Function = Callable[[np.ndarray, np.ndarray, np.ndarray, Info], np.ndarray]
 
@@ -178,7 +179,7 @@ def check_env(requests: Sequence[str], env: str) -> None:
     """Raise where a registered add-on would take another environment's numbers for its own."""
     for name in (request.partition("=")[0].partition("(")[0] for request in requests):
         wanted = REGISTERED[name].envs if name in REGISTERED else ()
-        if wanted and ":" not in env and env.partition("-v")[0] not in wanted:
+        if wanted and ":" not in env and kind(env) not in wanted:
             raise UsageError(
                 f"add-on {name!r} reads the numbers of {' and '.join(wanted)}, which mean something else in {env}; "
                 "write your own and name it as file.py:function"

@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import torch
 
+from repolicy.addons import check_env
 from repolicy.checkpoint import find_policy, read_card, read_policy
 from repolicy.envs import in_gymnasium, maker
 from repolicy.errors import FileError, UsageError
@@ -84,6 +85,7 @@ def _run(
     if out.exists():
         raise FileError(f"{out} exists already; choose another --out")
     addons = (addon,) if isinstance(addon, str) else tuple(addon)
+    check_env(addons, env)
     if addons and not objective.reads_addon:
         raise UsageError("a soft objective is about the environment's own reward; an add-on goes with full or greedy")
     torch.set_num_threads(1)  # layers this small are slower on more
