@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 
-from customising import METHODS, TASKS
+from customising import BUDGET, METHODS, TASKS
 from ledger import Row, rows_of
 
 ROOT = Path(__file__).parent.parent
@@ -84,16 +84,20 @@ def customising(detailed: bool = True) -> str:
     found: dict[tuple[str, str], list[Row]] = {}
     for row in sorted(rows("customising.jsonl"), key=lambda row: row["seed"]):
         found.setdefault((row["task"], row["method"]), []).append(row)
-    for task in dict.fromkeys(task for task, _ in found):
-        for method in [method for method in ("prior", *METHODS) if (task, method) in found]:
-            runs = found[task, method]
+    heading = ""
+    for name, task in TASKS.items():
+        before, heading = heading, f"{task.prior}, {task.addon}"
+        for method in ("prior", *METHODS):
+            if (name, method) not in found or (method == "prior" and heading == before):
+                continue  # tasks that differ in ω′ alone stand together, under one prior
+            runs = found[name, method]
 
             def average(which: str, part: str, digits: int = 0, runs: list[Row] = runs) -> str:
                 return f"{mean(run[which][part][0] for run in runs):,.{digits}f}"
 
             cells = [
-                f"{TASKS[task].prior}, {TASKS[task].addon}" if method == "prior" else "",
-                f"residual, ω′ {TASKS[task].omega}" if method == "residual" else method,
+                heading if method == "prior" else "",
+                {"residual": f"residual, ω′ {task.omega}", "budget": f"residual, budget {BUDGET}"}.get(method, method),
                 average("last_mean", "basic_reward"),
                 average("last_mean", "addon_reward"),
                 average("last_mean", "metric", 3),

@@ -195,15 +195,16 @@ class Evaluate:
                 progress=lambda done: status.update(f"{env}: {done} of {self.episodes} episodes"),
             )  # fmt: skip
         action = "sampled" if self.stochastic else "mean"
+        terminal.say(f"{path} in {env} ({found.backend}), {self.episodes} episodes, {action} action")
+        table = Table("", "mean", "std")
+        for name, mean, std in found.rows():
+            table.add_row(name.replace("_", " "), f"{mean:,.2f}", f"{std:,.2f}")
+        terminal.print(table)  # before the file, which may turn out not to be writable
+
         folder = Path() if path.parent == PRIORS else path.parent
         out = self.out or folder / f"evaluation-{path.stem}-{action}-{found.backend}.json"
         values = {"policy": str(path), "which": saved.card.get("which", "")} | found.as_dict()
         write_json(out, values)
-        title = f"{path} in {env} ({found.backend}), {self.episodes} episodes, {action} action"
-        table = Table("", "mean", "std", title=title, title_justify="left")
-        for name, mean, std in found.rows():
-            table.add_row(name.replace("_", " "), f"{mean:,.2f}", f"{std:,.2f}")
-        terminal.print(table)
         terminal.say(f"each episode: {out}")
         return {key: value for key, value in values.items() if key != "each"} | {"file": str(out)}
 
