@@ -85,6 +85,24 @@ def test_the_faster_highway_is_highway_envs_own_to_the_bit() -> None:
     assert crashes  # or collisions were not tested
 
 
+def test_the_faster_road_names_the_same_neighbours_in_ties_and_at_the_ends() -> None:
+    pytest.importorskip("highway_env")
+    from highway_env.road.road import Road, RoadNetwork
+    from highway_env.vehicle.kinematics import Vehicle
+
+    from repolicy.rql.highway import StraightRoad
+
+    network = RoadNetwork.straight_road_network(3, length=100)
+    places = np.random.default_rng(0).choice([-9.0, -5.0, 0.0, 50.0, 100.0, 104.0, 106.0], 24)
+    theirs, ours = Road(network), StraightRoad(network)
+    cars = [Vehicle(theirs, [along, 2.0 * (i % 7) - 2.0]) for i, along in enumerate(places)]
+    theirs.vehicles = ours.vehicles = cars
+    for car in cars:
+        for lane in range(3):
+            index = ("0", "1", lane)
+            assert ours.neighbour_vehicles(car, index) == theirs.neighbour_vehicles(car, index)
+
+
 def test_the_faster_parking_is_highway_envs_own_to_the_bit() -> None:
     highway_env = pytest.importorskip("highway_env")
     from repolicy.rql.highway import QuickParking
