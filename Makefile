@@ -7,7 +7,7 @@ EXTRAS = dev,sb3,rsl-rl,llm,onnx
 .PHONY: demo test lint bench mutate docs results clean
 
 demo: .venv/base  ## customise a shipped HalfCheetah: prior and result in a table, and in a report with films
-	$(BIN)/repolicy customize halfcheetah --addon hind_leg=10 --omega 0.17 --alpha 0.13472 --steps 3e5 --out runs/demo --resume
+	$(BIN)/repolicy customize halfcheetah --addon hind_leg=10 --omega auto --kl-budget 2 --steps 3e5 --out runs/demo --resume
 
 test: .venv/full
 	$(BIN)/python -m pytest

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 
-from customising import BUDGET, METHODS, TASKS
+from customising import METHODS, TASKS
 from ledger import Row, rows_of
 
 ROOT = Path(__file__).parent.parent
@@ -64,15 +64,16 @@ def peers() -> str:
 
 
 def horizon() -> str:
-    lines = ["| γ | method | basic | add-on | **total** | total, sampled |", "|---|---|---|---|---|---|"]
+    lines = ["| γ | basic | add-on | metric | **total** | total, sampled |", "|---|---|---|---|---|---|"]
     for row in rows("horizon.jsonl"):
 
         def cell(action: str, part: str, row: Row = row) -> str:
             average, spread = row[action][f"{part}_reward"]
             return f"{average:,.0f} ± {spread:,.0f}"
 
-        cells = [cell("mean", "basic"), cell("mean", "addon"), f"**{cell('mean', 'total')}**", cell("sampled", "total")]
-        lines.append(f"| {row['gamma']} | {row['method']} | {' | '.join(cells)} |")
+        cells = [cell("mean", "basic"), cell("mean", "addon"), f"{row['mean']['metric'][0]:.3f}"]
+        cells += [f"**{cell('mean', 'total')}**", cell("sampled", "total")]
+        lines.append(f"| {row['gamma']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -97,7 +98,7 @@ def customising(detailed: bool = True) -> str:
 
             cells = [
                 heading if method == "prior" else "",
-                {"residual": f"residual, ω′ {task.omega}", "budget": f"residual, budget {BUDGET}"}.get(method, method),
+                f"residual, ω′ {task.omega}" if method == "residual" else method,
                 average("last_mean", "basic_reward"),
                 average("last_mean", "addon_reward"),
                 average("last_mean", "metric", 3),

@@ -1,6 +1,8 @@
 """Customising: the prior is held by its log-probability alone, and the basic reward by nobody."""
 
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,36 @@ def test_omega_holds_a_budget_of_drift(prior: Path, tmp_path: Path) -> None:
     assert gain == pytest.approx(float(wanted.gain), rel=0.1)
     assert std == pytest.approx(math.sqrt(float(wanted.covariance)), rel=0.1)
     assert not 0.8 < multiplier / ALPHA < 1.2  # it had to move
+
+
+class Log:
+    """A watcher that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.metrics: list[dict[str, float]] = []
+
+    def begin(self, request: Any, start: int, total: int) -> None: ...
+    def write(self, metrics: dict[str, float]) -> None:
+        self.metrics.append(metrics)
+
+    def say(self, sentence: str) -> None: ...
+    def close(self) -> None: ...
+
+
+def test_the_drift_is_held_on_its_way_to_the_budget_and_after_a_resumption(prior: Path, tmp_path: Path) -> None:
+    """From weights a hundred times too small, and stopped in the middle. (A weight that is slow to answer: 1 nat.)"""
+    settings = replace(SETTINGS, kl_budget=0.02, segment=120, steps=240 * SETTINGS.iteration_steps)
+    wish_for = [f"{Path(__file__)}:wish", kl(ALPHA / 10)]
+    whole, stopped = Log(), Log()
+    customize(prior, *wish_for, tmp_path / "whole", settings, env=tiny("WithoutReward"), watchers=[whole])
+    drift = [metrics["prior_kl"] for metrics in whole.metrics]
+    assert 0.02 < max(drift) < 0.2
+    assert np.mean(drift[-20:]) == pytest.approx(0.02, rel=0.1)
+
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    max((tmp_path / "run" / "checkpoints").iterdir()).unlink()  # as if it had stopped in its second segment
+    customize(prior, *wish_for, tmp_path / "run", settings, env=tiny("WithoutReward"), resume=True, watchers=[stopped])
+    assert [metrics["omega"] for metrics in stopped.metrics] == [metrics["omega"] for metrics in whole.metrics[120:]]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from repolicy.policy import Policy, moments
 from repolicy.ranks import Alone
 from repolicy.request import Request, spec_for
 from repolicy.settings import Settings
-from repolicy.worker import ReturnScale, Worker, derived_seed, steered
+from repolicy.worker import ReturnScale, Worker, derived_seed, off_budget, steered
 
 SETTINGS = Settings(ranks=1, envs=4, horizon=13, minibatch=16, epochs=2, hidden=(8,), gamma=0.9, steps=10_000)
 
@@ -200,9 +200,14 @@ def test_discounted_returns_end_with_their_episode() -> None:
 
 
 def test_the_budget_steers_towards_itself() -> None:
-    before = residual(0.2, 0.1)
-    far, near, even = (steered(before, distance, budget=0.1) for distance in (10.0, 0.001, 0.1))
-    assert far.omega > 0.2 > near.omega
-    assert far.alpha / far.omega == near.alpha / near.omega == pytest.approx(0.5)
-    assert far.omega / 0.2 < 1.06
-    assert even == before
+    weights = residual(0.2, 0.1)
+    far, near, even = (off_budget(distance, budget=0.1) for distance in (10.0, 0.001, 0.1))
+    assert (far, near, even) == (2.0, -2.0, 0.0)
+    assert steered(weights, far, far).omega == pytest.approx(0.2 * np.exp(0.06))
+    assert steered(weights, near, near).omega == pytest.approx(0.2 * np.exp(-0.06))
+    assert steered(weights, even, even) == weights
+
+
+def test_the_budget_answers_to_a_drift_on_its_way() -> None:
+    doubled = steered(residual(0.2, 0.1), off_budget(0.02, 0.08), off_budget(0.04, 0.08))
+    assert doubled.omega / 0.2 == doubled.alpha / 0.1 == pytest.approx(2 * 0.5**0.03)

@@ -64,7 +64,7 @@ class Train:
 class Customize:
     """Give a trained policy a new requirement, without the reward that trained it.
 
-    Example: repolicy customize halfcheetah --addon hind_leg=10 --omega 0.17 --alpha 0.13472
+    Example: repolicy customize halfcheetah --addon hind_leg=10 --omega auto --kl-budget 2
     """
 
     prior: Positional[Annotated[str, arg(metavar="PRIOR")]]

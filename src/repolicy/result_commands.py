@@ -84,7 +84,7 @@ class Export:
 class Sweep:
     """Choose ω′: customise at several values side by side, and see what each keeps and gains.
 
-    Example: repolicy sweep halfcheetah --addon hind_leg=10 --omega 0.05 0.1 0.2 0.4 --steps 1e6 --out runs/sweep
+    Example: repolicy sweep halfcheetah --addon hind_leg=10 --omega 0.1 0.3 0.6 1 --steps 1e6 --out runs/sweep
     """
 
     prior: Positional[Annotated[str, arg(metavar="PRIOR")]]

@@ -23,7 +23,9 @@ from repolicy.policy import Policy, frozen, moments
 from repolicy.request import Request, spec_for, versions
 from repolicy.rollout import Collector, Rollout
 
-STEERING = 0.05  # how fast omega and alpha follow the KL budget: at most 5 % an iteration
+FAR = 2.0  # a KL e² times its budget, or an e²th of it, is as far off as it counts
+STEERING = 0.03  # how fast omega and alpha follow a KL that is off its budget, an iteration
+DAMPING = 1.0  # and how much a KL that moves: without it they answer too late, and the policy drifts far beyond
 
 
 class Worker:
@@ -36,6 +38,7 @@ class Worker:
         self.prior = read_policy(folder.prior).policy if request.prior else None
         self.iteration = 0
         self.best = -np.inf
+        self.off_budget = -FAR
         self.returns = ReturnScale(self.settings.gamma)
         self._evidence: dict[str, Tensor] = {}
         torch.manual_seed(self.settings.seed)  # initial weights: the same on every rank
@@ -122,7 +125,8 @@ class Worker:
             learner.learning_rate = settings.learning_rate * (1.0 - (self.iteration - 1) / settings.iterations)
         fit_actor = self.iteration > settings.critic_warmup * settings.iterations
         if settings.kl_budget is not None and fit_actor:
-            self.objective = steered(self.objective, summary.metrics["prior_kl"], settings.kl_budget)
+            before, self.off_budget = self.off_budget, off_budget(summary.metrics["prior_kl"], settings.kl_budget)
+            self.objective = steered(self.objective, before, self.off_budget)
         report = ppo.update(
             learner, batch, settings, self.stream, self.team.sum, self.team.count, self.objective.bonus, fit_actor
         )
@@ -281,7 +285,7 @@ class Worker:
             f"normaliser.{name}": value for name, value in self.learner.policy.normaliser.state_dict().items()
         }
         state["returns"] = self.returns.statistics
-        story = {"iteration": self.iteration, "steps": self.steps, "best": self.best}
+        story = {"iteration": self.iteration, "steps": self.steps, "best": self.best, "off_budget": self.off_budget}
         self.folder.save(segment, state, story | {"objective": self.objective.as_dict()})
 
     def restore(self) -> tuple[int, list[str]]:
@@ -297,6 +301,7 @@ class Worker:
         self.learner.policy.normaliser.load_state_dict(normaliser)
         self.returns.statistics = state["returns"]
         self.iteration, self.best = story["iteration"], story["best"]
+        self.off_budget = story.get("off_budget", self.off_budget)
         self.objective = Objective(**story["objective"])
         return story["segment"], complaints
 
@@ -316,14 +321,18 @@ class Summary:
     observations: Tensor  # [3, O] sums for the normaliser
 
 
-def steered(objective: Objective, kl: float, budget: float) -> Objective:
-    """The objective with more weight on the prior where the policy is farther from it than the budget, else with less.
+def off_budget(kl: float, budget: float) -> float:
+    """How far the policy's distance from its prior is from the budget: the logarithm of their ratio, within bounds."""
+    return max(-FAR, min(FAR, math.log(max(kl, 1e-6) / budget)))
+
+
+def steered(objective: Objective, before: float, now: float) -> Objective:
+    """The objective with more weight on the prior where the policy is beyond the budget or on its way there.
 
     omega and alpha move together: they are the multiplier of the constraint KL ≤ budget. A larger omega alone would
     sharpen the policy around the prior's mode, and so move it away from the prior.
     """
-    error = max(-1.0, min(1.0, math.log(max(kl, 1e-6) / budget)))
-    factor = math.exp(STEERING * error)
+    factor = math.exp(STEERING * now + DAMPING * (now - before))
     return replace(objective, omega=max(1e-6, objective.omega * factor), alpha=max(1e-6, objective.alpha * factor))
 
 
