@@ -16,7 +16,7 @@ from ledger import Row, repolicy, rows_of
 
 SWEEPS = {  # the add-on with a weight that makes it worth something beside the old task, and the values of ω′
     "halfcheetah": ("hind_leg=10", "0.1 0.17 0.3 0.6 1 3"),
-    "hopper": ("height", "0 0.003 0.01 0.03 0.1 0.3 1"),
+    "hopper": ("height", "0 0.003 0.01 0.03 0.1 0.3 1 3"),
 }
 STEPS = "1e6"
 
