@@ -122,6 +122,10 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
         ("rql train Pendulum-v1 --alpha 0.1 --addon hind_leg --objective greedy", "reads the numbers of HalfCheetah"),
         ("customize halfcheetah --addon hind_leg --omega auto", "needs --kl-budget"),
         (
+            "customize halfcheetah --addon hind_leg --omega auto --kl-budget 1 --objective greedy",
+            "objective greedy has no omega",
+        ),
+        (
             "customize halfcheetah --addon height --omega 0.1 --env Hopper-v4",
             "the prior takes observations of 17 numbers",
         ),

@@ -115,7 +115,7 @@ class Customize:
             return named(self.objective, omega=_number("--omega", self.omega), alpha=alpha)
         if self.settings.kl_budget is None:
             raise UsageError("--omega auto needs --kl-budget: how far the policy may drift, in nats a step")
-        return named("residual", omega=alpha, alpha=alpha)
+        return named(self.objective, omega=alpha, alpha=alpha)
 
 
 @dataclass(frozen=True)
