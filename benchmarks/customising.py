@@ -39,7 +39,8 @@ TASKS = {
         "halfcheetah", "HalfCheetah-v4", "hind_leg=10", "0.13472", "auto --kl-budget 2", ("residual",)
     ),
     "hopper": Task("hopper", "Hopper-v4", "height", "0.001", "0.01"),
-    "hopper_0.3": Task("hopper", "Hopper-v4", "height", "0.001", "0.3", ("residual",)),  # the best of the sweep
+    "hopper_0.3": Task("hopper", "Hopper-v4", "height", "0.001", "0.3", ("residual",)),
+    "hopper_3": Task("hopper", "Hopper-v4", "height", "0.001", "3", ("residual",)),  # the best of the sweep
     "ant": Task("ant", "Ant-v4", "sideways", "0.0001", "0.01"),
 }
 

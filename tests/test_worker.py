@@ -211,3 +211,14 @@ def test_the_budget_steers_towards_itself() -> None:
 def test_the_budget_answers_to_a_drift_on_its_way() -> None:
     doubled = steered(residual(0.2, 0.1), off_budget(0.02, 0.08), off_budget(0.04, 0.08))
     assert doubled.omega / 0.2 == doubled.alpha / 0.1 == pytest.approx(2 * 0.5**0.03)
+
+
+@pytest.mark.parametrize("budget", [None, 0.1])
+def test_the_best_is_the_last_where_a_budget_moves_the_objective(tmp_path: Path, budget: float | None) -> None:
+    made = worker(
+        tmp_path, "LinearQuadratic", residual(0.2, 0.1), prior=True, settings=replace(SETTINGS, kl_budget=budget)
+    )
+    made.best = 1e9  # a segment before, by weights that may be others
+    told = made.end_segment(0)
+    assert made.folder.best_policy.exists() == (budget is not None)
+    assert (told["best"] == told["evaluation_objective"]) == (budget is not None)

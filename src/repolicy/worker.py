@@ -98,8 +98,9 @@ class Worker:
         count, *totals = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
         names = ["evaluation_objective", "evaluation_task", "evaluation_basic", "evaluation_length", "evaluation_addon"]
         metrics = {name: total / count for name, total in zip(names, totals, strict=False)}
-        better = metrics["evaluation_objective"] > self.best
-        self.best = max(self.best, metrics["evaluation_objective"])
+        moves = self.settings.kl_budget is not None  # then each segment has weights of its own, and the last is best
+        better = moves or metrics["evaluation_objective"] > self.best
+        self.best = metrics["evaluation_objective"] if better else self.best
         if self.team.index == 0:
             card = self.card(metrics)
             save_policy(self.folder.last_policy, self.learner.policy, card | {"which": "last"}, self.prior)
