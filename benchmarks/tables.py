@@ -85,19 +85,15 @@ def customising(detailed: bool = True) -> str:
     found: dict[tuple[str, str], list[Row]] = {}
     for row in sorted(rows("customising.jsonl"), key=lambda row: row["seed"]):
         found.setdefault((row["task"], row["method"]), []).append(row)
-    heading = ""
     for name, task in TASKS.items():
-        before, heading = heading, f"{task.prior}, {task.addon}"
-        for method in ("prior", *METHODS):
-            if (name, method) not in found or (method == "prior" and heading == before):
-                continue  # tasks that differ in ω′ alone stand together, under one prior
+        for method in [method for method in ("prior", *METHODS) if (name, method) in found]:
             runs = found[name, method]
 
             def average(which: str, part: str, digits: int = 0, runs: list[Row] = runs) -> str:
                 return f"{mean(run[which][part][0] for run in runs):,.{digits}f}"
 
             cells = [
-                heading if method == "prior" else "",
+                f"{task.prior}, {task.addon}" if method == "prior" else "",
                 f"residual, ω′ {task.omega}" if method == "residual" else method,
                 average("last_mean", "basic_reward"),
                 average("last_mean", "addon_reward"),

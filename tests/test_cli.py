@@ -104,6 +104,7 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
         1,
         "repolicy: folder is no file that could be written; choose another name",
     )
+    assert "basic reward" in said  # the figures were not lost
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ class Log:
 
 
 def test_the_drift_is_held_on_its_way_to_the_budget_and_after_a_resumption(prior: Path, tmp_path: Path) -> None:
-    """From weights a hundred times too small, and stopped in the middle. (A weight that is slow to answer: 1 nat.)"""
+    """From weights a hundred times too small, and stopped in the middle."""
     settings = replace(SETTINGS, kl_budget=0.02, segment=120, steps=240 * SETTINGS.iteration_steps)
     wish_for = [f"{Path(__file__)}:wish", kl(ALPHA / 10)]
     whole, stopped = Log(), Log()
