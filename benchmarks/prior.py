@@ -18,7 +18,7 @@ from customising import TASKS, Task
 
 from repolicy.checkpoint import RunFolder, find_policy
 from repolicy.objective import Objective, greedy, residual
-from repolicy.ranks import Alone, use_one_thread
+from repolicy.ranks import Alone, one_thread
 from repolicy.request import Request
 from repolicy.settings import customizing
 from repolicy.worker import Worker
@@ -30,8 +30,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--tasks", nargs="+", default=["halfcheetah", "hopper", "ant"], choices=list(TASKS))
     options = parser.parse_args()
-    use_one_thread()
-    rows = [measure(TASKS[name], options.rounds) for name in options.tasks]
+    with one_thread():
+        rows = [measure(TASKS[name], options.rounds) for name in options.tasks]
     options.out.parent.mkdir(exist_ok=True)
     options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for row in rows:

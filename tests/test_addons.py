@@ -72,6 +72,18 @@ def test_metrics(request_: str, name: str, expected: np.ndarray) -> None:
     np.testing.assert_allclose(addon.metric(OBSERVATIONS, ACTIONS, NEXT, INFO), expected, rtol=1e-6)
 
 
+def test_a_users_own_lies_in_any_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "a=1 (old)"
+    folder.mkdir()
+    (folder / "mine.py").write_text("def first(observations, actions, after, info):\n    return after[:, 0]\n")
+    np.testing.assert_allclose(reward(f"{folder}/mine.py:first=2"), 2.0 * NEXT[..., 0])
+
+
+def test_a_metric_is_checked_like_a_reward() -> None:
+    with pytest.raises(UsageError, match="the add-on's metric 'mean <lambda>' returned shape"):
+        combined([tiny("badly_told")]).metric(OBSERVATIONS, ACTIONS, NEXT, INFO)
+
+
 def test_a_users_own() -> None:
     addon = combined([tiny("stay_near") + "=0.5"])
     np.testing.assert_allclose(addon.reward(OBSERVATIONS, ACTIONS, NEXT, INFO), -0.5 * NEXT[..., 0] ** 2)
@@ -128,7 +140,7 @@ def test_a_bad_request_is_one_clear_sentence(request_: str, message: str) -> Non
     ("name", "error", "message"),
     [
         ("wrong_shape_addon", UsageError, r"returned shape \(3,\) for 6 transitions"),
-        ("nan_addon", NumericError, "returned a reward that is not finite"),
+        ("nan_addon", NumericError, "returned a number that is not finite"),
         ("failing_addon", UsageError, "failed: KeyError: 'speed'"),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 from tiny_envs import tiny
 
 from repolicy import cli, inspection
+from repolicy.objective import residual
 from repolicy.terminal import Terminal
 
 SMALL = ["--steps", "512", "--envs", "8", "--horizon", "16", "--minibatch", "64", "--segment", "2", "--ranks", "1"]
@@ -72,6 +73,52 @@ def test_train_evaluate_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     assert env in json.dumps(told)
 
 
+def test_words_come_in_any_order_and_spelling() -> None:
+    """What an option is by default hangs on the environment, wherever on the line it is named."""
+    usual = cli._parsed("customize", ["halfcheetah", "--addon", "hind_leg", "--omega", "0.17", "--gamma", "0.7"])
+    assert (usual.settings.critic_warmup, usual.settings.gamma, usual.settings.initial_std) == (0.05, 0.7, 0.35)
+    assert cli._parsed("customize", ["--addon=hind_leg", "--omega=0.17", "--gamma=0.7", "halfcheetah"]) == usual
+    Path("mine.json").write_text('{"learning_rate": 0.5}')
+    assert cli._parsed("train", ["--settings=mine.json", "Ant-v4", "--steps=2e6"]).settings.learning_rate == 0.5
+
+
+def test_a_run_is_resumed_by_its_folder_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is not said again is taken from the run; what is said otherwise is refused by name."""
+    env, wish = tiny("LinearQuadratic"), tiny("stay_near")
+    answered(capsys, "train", env, "--alpha", "0.1", *SMALL, "--out", "prior")
+    customised = ["--omega", "0.3", "--alpha", "0.2", "--addon", f"{wish}=2", "--sparse", "--no-report", *SMALL]
+    answered(capsys, "customize", "prior", *customised, "--out", "run")
+    again = cli._parsed("customize", ["prior", "--out", "run", "--resume"])
+    assert (again.wanted(), again.addon, again.sparse) == (residual(0.3, 0.2), (f"{wish}=2",), True)
+    assert answered(capsys, "customize", "prior", "--out", "run", "--resume", "--no-report")["finished"]
+    code, _, said = typed(capsys, "customize", "prior", "--out", "run", "--resume", "--omega", "0.4", "--no-report")
+    assert (code, "omega was 0.3 and is now 0.4" in said) == (2, True)
+    held = ["--omega", "auto", "--alpha", "0.2", "--kl-budget", "1", "--addon", wish, "--no-report", *SMALL]
+    answered(capsys, "customize", "prior", *held, "--out", "held")
+    assert answered(capsys, "customize", "prior", "--out", "held", "--resume", "--no-report")["finished"]
+    answered(capsys, "train", env, "--objective", "end_entropy", "--alpha", "0.1", *SMALL)
+    assert answered(capsys, "train", env, "--objective", "end_entropy", "--resume")["finished"]
+
+
+def test_a_reward_that_nobody_knows_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+    answered(capsys, "train", tiny("LinearQuadratic"), "--alpha", "0.1", *SMALL, "--out", "run")
+    scored = answered(capsys, "evaluate", "run", "--env", tiny("WithoutReward"), "--episodes", "2")
+    assert scored["summary"]["basic_reward"]["mean"] is None
+    assert "NaN" not in Path(scored["file"]).read_text()
+
+
+def test_an_add_on_that_lies_elsewhere_by_now_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    answered(capsys, "train", tiny("LinearQuadratic"), "--alpha", "0.1", *SMALL, "--out", "prior")
+    Path("mine.py").write_text("def near(observations, actions, after, info):\n    return -after[:, 0] ** 2\n")
+    wanted = ["--addon", "mine.py:near", "--omega", "0.1", "--no-report", *SMALL, "--out", "run"]
+    answered(capsys, "customize", "prior", *wanted)
+    Path("mine.py").rename("yours.py")
+    code, _, said = typed(capsys, "evaluate", "run", "--episodes", "2")
+    assert code == 0
+    assert "without the add-on of the policy's own: there is no file mine.py" in said
+    assert "mine.py" in refused(capsys, 2, "evaluate", "run", "--addon", "mine.py:near")
+
+
 def test_a_policy_that_ships_is_evaluated_here_and_not_in_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     scored = answered(capsys, "evaluate", "hopper", "--episodes", "1")
     assert scored["file"] == "evaluation-hopper-mean-envpool.json"
@@ -112,8 +159,12 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
     [
         ("trian CartPole-v1", "there is no command 'trian'; did you mean train"),
         ("train HalfCheeta-v4 --alpha 0.1", "there is no environment 'HalfCheeta-v4'; did you mean HalfCheetah-v4"),
-        ("train CartPole-v1 --objective residual", "residual"),
-        ("train CartPole-v1 --surrogate vanilla", "add --epochs 1"),
+        ("train CartPole-v1 --objective residual", "invalid choice 'residual'"),
+        ("train CartPole-v1 --alpha 0.1 --kl-budget 1", "moves omega and alpha together"),
+        ("sweep halfcheetah --addon hind_leg --omega 0.1 --kl-budget 1", "moves omega and alpha together"),
+        ("bench CartPole-v1 --slices 0", "slices is 0"),
+        ("customize halfcheetah --addon hind_leg.py:mine(joint=bshin) --omega 0.1", "no options in brackets"),
+        ("train CartPole-v1 --alpha 0.1 --surrogate vanilla", "add --epochs 1"),
         ("train CartPole-v1 --settings nothing.json", "settings file nothing.json cannot be read"),
         ("customize halfcheetah", "objective residual needs omega"),
         ("customize halfcheetah --omega 0.1", "needs an add-on: --addon NAME"),
@@ -130,7 +181,7 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
             "customize halfcheetah --addon height --omega 0.1 --env Hopper-v4",
             "the prior takes observations of 17 numbers",
         ),
-        ("sweep halfcheetah --addon hind_leg --omega 0.1 0.1", "0.1"),
+        ("sweep halfcheetah --addon hind_leg --omega 0.1 0.1", "--omega has 0.1 more than once"),
     ],
 )
 def test_a_request_that_cannot_be_met_is_one_sentence_and_2(

@@ -175,8 +175,12 @@ def test_the_drift_is_held_on_its_way_to_the_budget_and_after_a_resumption(prior
         ({"addon": tiny("wrong_shape_addon")}, "returned shape"),
         ({"addon": tiny("failing_addon")}, "KeyError"),
         ({"env": tiny("Counter")}, "observations of 1 numbers, .* gives 2"),
-        ({"env": tiny("Unbounded"), "addon": tiny("constant")}, "has no 'constant'"),
+        ({"addon": tiny("constant")}, "the same reward, 0, in all of 2,048 trial steps"),
+        ({"addon": tiny("badly_told")}, r"metric 'mean <lambda>' returned shape \(\)"),
         ({"objective": Objective("basic", alpha=0.1)}, "task is the add-on"),
+        ({"settings": replace(SETTINGS, kl_budget=0.1)}, "moves omega and alpha together"),
+        ({"settings": replace(SETTINGS, kl_budget=0.1), "objective": greedy(0.1)}, "moves omega and alpha together"),
+        ({"settings": replace(SETTINGS, family="squashed")}, "keeps the family of its prior"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_written(
@@ -184,7 +188,14 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
 ) -> None:
     asked: dict[str, Any] = {
         "addon": f"{Path(__file__)}:wish", "objective": residual(0.2, 0.1), "env": tiny("WithoutReward"),
+        "settings": SETTINGS,
     } | change  # fmt: skip
     with pytest.raises(UsageError, match=sentence):
-        customize(prior, asked["addon"], asked["objective"], tmp_path / "run", SETTINGS, env=asked["env"])
+        customize(prior, asked["addon"], asked["objective"], tmp_path / "run", asked["settings"], env=asked["env"])
     assert not (tmp_path / "run").exists()
+
+
+def test_a_rare_reward_is_accepted_where_it_is_announced(prior: Path, tmp_path: Path) -> None:
+    few = replace(SETTINGS, steps=2_048, segment=2)
+    wanted = (tiny("constant"), residual(0.2, 0.1), tmp_path / "run", few)
+    assert customize(prior, *wanted, env=tiny("WithoutReward"), sparse=True).finished

@@ -254,13 +254,6 @@ def test_unknown_names(name: str, backend: Any, message: str) -> None:
         envs.make(name, 1, 0, backend)
 
 
-def test_a_name_can_be_checked_without_making_anything() -> None:
-    envs.clear_name("HalfCheetah-v4")
-    envs.clear_name(tiny("CannotBeMade"))
-    with pytest.raises(UsageError, match="did you mean Hopper-v5"):
-        envs.clear_name("Hoper-v5")
-
-
 @pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
 def test_options_follow_the_name(backend: Any) -> None:
     plain, still = (

@@ -15,18 +15,15 @@ SOURCE = Path(repolicy.__file__).parent
 ROOMS = [
     *("errors", "terminal", "loading", "settings", "objective", "network", "distributions", "policy", "envs", "addons"),
     *("rollout", "ppo", "ranks", "checkpoint", "evaluation", "request", "worker", "training"),
-    *("watch", "display", "bench", "inspection", "film", "export", "page", "report", "tradeoff", "sweep"),
+    *("watch", "display", "bench", "film", "inspection", "export", "page", "report", "tradeoff", "sweep"),
     *("sweep_report", "commands", "result_commands", "cli", "__main__"),
 ]
 # Wings: folders beside the row, whose visitors come through the command line alone.
 WINGS = {
     "exact": {"errors", "objective"},
     "llm": {"errors", "loading", "objective"},
-    **{
-        wing: {"errors", "terminal", "loading", "objective", "network", "distributions", "policy"}
-        | {"checkpoint", "envs", "addons"}
-        for wing in ("rql", "adapters", "priors", "paper")
-    },
+    "rql": {"errors", "terminal", "loading", "objective", "network", "distributions", "policy"}
+    | {"checkpoint", "envs", "addons"},
 }
 ENTRANCES = {"cli", "commands", "result_commands", "__main__"}
 

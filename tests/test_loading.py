@@ -17,6 +17,14 @@ def test_from_a_file(tmp_path: Path) -> None:
     assert load_object(f"{tmp_path}/mine.py:double", "function")(3) == 6
 
 
+def test_a_file_may_hold_dataclasses(tmp_path: Path) -> None:
+    content = (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass Pair:\n    a: int\n"
+    )
+    (tmp_path / "mine.py").write_text(content)
+    assert load_object(f"{tmp_path / 'mine.py'}:Pair", "thing")(3).a == 3
+
+
 def test_from_the_folder_that_one_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a_module_of_my_own.py").write_text("answer = 42\n")
     monkeypatch.chdir(tmp_path)

@@ -15,8 +15,9 @@ from rank_programs import add_up_and_compare, one_step, put_up
 
 from repolicy import ranks
 from repolicy.errors import RepolicyError
+from repolicy.settings import shares_memory
 
-pytestmark = pytest.mark.skipif(not ranks.shares_memory(), reason="ranks of this machine need torchrun")
+pytestmark = pytest.mark.skipif(not shares_memory(), reason="ranks of this machine need torchrun")
 
 HERE = Path(__file__).parent
 LARGE = ranks.CAPACITY // 4 + 1000  # numbers: two pieces in single precision, three in double

@@ -14,14 +14,13 @@ from repolicy import cli, report
 from repolicy.addons import combined
 from repolicy.checkpoint import RunFolder, read_policy
 from repolicy.errors import FileError, RepolicyError
-from repolicy.evaluation import evaluate
+from repolicy.evaluation import AFTERWARDS, evaluate
 from repolicy.film import CANNOT_RENDER, Shot
 from repolicy.objective import Objective, residual, soft
 from repolicy.page import curve, number, spread, ticks
 from repolicy.report import write_report
 from repolicy.settings import Settings
 from repolicy.training import customize, train
-from repolicy.watch import JsonLines
 
 ENV = "InvertedPendulum-v4"
 SETTINGS = Settings(steps=1024, ranks=1, envs=8, horizon=32, minibatch=256, segment=2, evaluation_episodes=4)
@@ -43,8 +42,8 @@ CALM = f"{__file__}:calm"
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, RunFolder]:
     """A plain run, and one that customises its policy."""
     plain, customised = (RunFolder(tmp_path_factory.mktemp("runs") / name) for name in ("plain", "customised"))
-    train(ENV, soft(0.01), plain.path, SETTINGS, watchers=[JsonLines(plain)])
-    customize(plain.path, CALM, residual(0.1, 0.01), customised.path, SETTINGS, watchers=[JsonLines(customised)])
+    train(ENV, soft(0.01), plain.path, SETTINGS)
+    customize(plain.path, CALM, residual(0.1, 0.01), customised.path, SETTINGS)
     return plain, customised
 
 
@@ -64,11 +63,11 @@ def _short_films(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_short_films")
 def test_the_page_holds_the_numbers_of_the_evaluation_and_asks_nobody(runs: tuple[RunFolder, RunFolder]) -> None:
     _, folder = runs
-    text = write_report(folder, episodes=4).read_text()
+    text = write_report(folder.path, episodes=4).read_text()
     saved, addon = read_policy(folder.best_policy), combined([CALM])
     assert saved.prior is not None
     for policy in (saved.policy, saved.prior):
-        found = evaluate(policy, ENV, 4, addon=addon, prior=saved.prior, seed=report.EVALUATION_SEED)
+        found = evaluate(policy, ENV, 4, addon=addon, prior=saved.prior, seed=AFTERWARDS)
         assert found.metric is not None
         assert found.addon is not None
         for values in (found.total, found.basic, found.addon, found.metric):
@@ -82,7 +81,7 @@ def test_the_page_holds_the_numbers_of_the_evaluation_and_asks_nobody(runs: tupl
 @pytest.mark.usefixtures("_no_renderer")
 @pytest.mark.parametrize("which", [0, 1])
 def test_without_a_renderer_the_page_says_so_and_has_the_rest(runs: tuple[RunFolder, RunFolder], which: int) -> None:
-    text = write_report(runs[which], episodes=2).read_text()
+    text = write_report(runs[which].path, episodes=2).read_text()
     assert CANNOT_RENDER in unescape(text)
     assert "<video" not in text
     for heading in ("What it earns", "Episode by episode", "While it learnt", "The same again"):
@@ -102,7 +101,7 @@ def test_an_unknown_basic_reward_is_left_out(
         return found
 
     monkeypatch.setattr(report, "evaluate", without_basic)
-    text = write_report(runs[1], episodes=2).read_text()
+    text = write_report(runs[1].path, episodes=2).read_text()
     assert "<th>basic reward</th>" not in text
     assert "<th>add-on reward</th>" in text
     assert "nan" not in re.sub(r"base64,[^\"]*", "", text)
@@ -123,9 +122,16 @@ def test_the_command_on_the_page_asks_for_the_same_run(runs: tuple[RunFolder, Ru
         assert (command.env, command.objective, command.alpha) == (ENV, "soft", 0.01)
 
 
+def test_no_command_is_shown_for_a_run_that_none_can_repeat(runs: tuple[RunFolder, RunFolder]) -> None:
+    request = runs[1].request()
+    assert request is not None
+    assert report.repeat(runs[1], request | {"objective": Objective("both", omega=0.05, alpha=0.1).as_dict()}) == ""
+    assert "--sparse" in report.repeat(runs[1], request | {"sparse": True})
+
+
 def test_a_folder_without_a_run_has_no_page(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="holds no run"):
-        write_report(RunFolder(tmp_path))
+        write_report(tmp_path)
 
 
 @pytest.mark.parametrize(

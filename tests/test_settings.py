@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from repolicy.errors import UsageError
-from repolicy.settings import FIELDS, TABLE, Settings, checked, customizing, defaults, physical_cores, read_settings
+from repolicy.settings import TABLE, Settings, checked, customizing, defaults, physical_cores, read_settings
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,6 @@ from repolicy.settings import FIELDS, TABLE, Settings, checked, customizing, def
         ("gamma", 1.01),
         ("lam", -0.1),
         ("clip", 0.0),
-        ("learning_rate", math.nan),
         ("learning_rate", -1e-4),
         ("target_kl", 0.0),
         ("critic_warmup", 1.5),
@@ -33,6 +32,17 @@ def test_bounds(name: str, value: float) -> None:
         replace(Settings(), **{name: value})
 
 
+def test_values_are_taken_as_what_they_must_be_or_refused() -> None:
+    settings = Settings(steps=3e6, hidden=[8, 8])  # type: ignore[arg-type]
+    assert (settings.steps, settings.hidden, type(settings.steps)) == (3_000_000, (8, 8), int)
+    with pytest.raises(UsageError, match="'schedule' is 'cosine'; choose from linear, adaptive, constant"):
+        Settings(schedule="cosine")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="'learning_rate' is nan; it must be a number"):
+        Settings(learning_rate=math.nan)
+    with pytest.raises(UsageError, match="'envs' is 2.5; it must be a whole number"):
+        Settings(envs=2.5)  # type: ignore[arg-type]
+
+
 def test_iterations() -> None:
     settings = Settings(envs=8, horizon=16, steps=1000)
     assert settings.iteration_steps == 128
@@ -42,7 +52,7 @@ def test_iterations() -> None:
 
 def test_the_table() -> None:
     for env, row in TABLE.items():
-        assert set(row) <= set(FIELDS)
+        assert set(row) <= set(Settings().as_dict())
         for version in ("-v4", "-v5"):
             settings = defaults(env + version)
             assert {name: getattr(settings, name) for name in row} == row

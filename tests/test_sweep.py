@@ -7,10 +7,11 @@ import pytest
 
 from repolicy.checkpoint import save_policy, write_json
 from repolicy.errors import FileError, UsageError
+from repolicy.evaluation import Evaluation
 from repolicy.policy import ActionSpace, Policy, PolicySpec
 from repolicy.settings import Settings
 from repolicy.sweep import checked, sweep
-from repolicy.tradeoff import knee
+from repolicy.tradeoff import Found, Point, knee
 
 XS = np.linspace(0.0, 1.0, 11)
 
@@ -34,6 +35,35 @@ def test_a_trade_off_that_only_loses_has_its_knee_at_the_start() -> None:
     assert knee([1.0, 1.0], [2.0, 2.0]) == 0
     with pytest.raises(UsageError, match="as many costs as gains"):
         knee([], [])
+
+
+def found(*points: tuple[float, float, float]) -> Found:
+    """A sweep that found (ω′, basic, add-on) of each; the first is the prior's."""
+    made = [
+        Point(omega, Path("nowhere"), mean=evaluation(np.array([basic]), np.array([addon])))
+        for omega, basic, addon in points
+    ]
+    return Found({}, Path("nowhere"), made[0], made[1:], [], "")
+
+
+def evaluation(basic: np.ndarray, addon: np.ndarray) -> Evaluation:
+    one = np.ones(1)
+    return Evaluation("env", "gymnasium", False, 0, basic, addon, None, one, one, one)
+
+
+# HalfCheetah's hind leg, as docs/omega.md has it
+SWEPT = [(np.inf, 7599.0, -3899.0), (0.1, -60.0, -22.0), (0.17, 3846.0, -757.0), (0.3, 6071.0, -1733.0)]
+SWEPT += [(0.6, 7162.0, -2855.0), (1.0, 7427.0, -3319.0), (3.0, 7572.0, -3756.0)]
+
+
+def test_the_knee_of_a_sweep_does_not_move_for_a_point_that_lost_everything() -> None:
+    assert found(*SWEPT).verdict == "the trade-off bends at ω′ 0.3"
+    assert found(*SWEPT, (0.0, -1.9e6, -10.0)).verdict == "the trade-off bends at ω′ 0.3"
+
+
+def test_a_line_has_no_knee_and_a_loss_is_called_one() -> None:
+    assert "has no knee" in found(SWEPT[0], SWEPT[4]).verdict
+    assert found((np.inf, 10.0, 5.0), (0.1, 9.0, 4.0)).verdict == "no value of ω′ gains on the prior"
 
 
 @pytest.mark.parametrize(

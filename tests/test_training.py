@@ -17,17 +17,16 @@ import torch
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
 from torch import Tensor
 
-from repolicy import ranks
-from repolicy.checkpoint import RunFolder
+from repolicy.checkpoint import RunFolder, read
 from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
 from repolicy.evaluation import evaluate
 from repolicy.exact import LinearQuadratic, linear_quadratic_optimal, quadratic_cost
+from repolicy.inspection import inspect
 from repolicy.objective import Objective, greedy, kl, no_entropy, soft
 from repolicy.ranks import Alone
 from repolicy.request import Request
-from repolicy.settings import Settings, defaults
+from repolicy.settings import Settings, defaults, shares_memory
 from repolicy.training import Result, train
-from repolicy.watch import JsonLines
 from repolicy.worker import ReturnScale, Worker
 
 SMALL = Settings(
@@ -139,7 +138,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path: Path, monkeypatch
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
 
 
-@pytest.mark.skipif(not ranks.shares_memory(), reason="ranks of this machine need torchrun")
+@pytest.mark.skipif(not shares_memory(), reason="ranks of this machine need torchrun")
 def test_two_ranks_end_in_the_same_bits_however_often_they_stop(tmp_path: Path) -> None:
     settings = replace(SMALL, ranks=2, steps=1_536)
     assert small(tmp_path / "whole", settings).finished
@@ -168,14 +167,18 @@ def test_torchrun_ends_in_the_bits_of_two_ranks_and_speaks_once(tmp_path: Path) 
     assert json.loads(run("torchrun", *torchrun, *words))["finished"] is True  # one object, and nothing else
     assert json.loads(run("ranks", *words, "--ranks", "2"))["finished"] is True
     assert same(weights(tmp_path / "torchrun"), weights(tmp_path / "ranks"))
+    with pytest.raises(AssertionError) as refused:
+        run("torchrun", *torchrun, *words)
+    assert str(refused.value).count("holds a run already") == 1
+    assert "gloo" not in str(refused.value)  # the second rank is told, and does not wait for the first
 
 
 def test_metrics_of_repeated_iterations_are_written_once(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    train(tiny("LinearQuadratic"), soft(0.1), folder.path, SMALL, watchers=[JsonLines(folder)])
+    train(tiny("LinearQuadratic"), soft(0.1), folder.path, SMALL)
     max((folder.path / "checkpoints").glob("*.safetensors")).unlink()
     folder.metrics.write_text(folder.metrics.read_text() + '{"iteration": 33, "ste')  # killed while writing
-    train(tiny("LinearQuadratic"), soft(0.1), folder.path, SMALL, resume=True, watchers=[JsonLines(folder)])
+    train(tiny("LinearQuadratic"), soft(0.1), folder.path, SMALL, resume=True)
     seen = [json.loads(line)["iteration"] for line in folder.metrics.read_text().splitlines()]
     assert seen == list(range(1, 33))
 
@@ -273,7 +276,11 @@ def test_a_folder_holds_one_run(tmp_path: Path) -> None:
 def test_numbers_that_are_not_finite_stop_the_run_and_leave_evidence(tmp_path: Path, env: str, sentence: str) -> None:
     with pytest.raises(NumericError, match=sentence):
         small(tmp_path / "run", env=env)
-    assert (tmp_path / "run" / "failure-rank0.safetensors").exists()
+    left, story = read(tmp_path / "run" / "failure-rank0.safetensors", "failure")
+    assert story["iteration"] == 1 or env == "NanObservation"
+    if env == "NanReward":
+        assert left["basic"].isnan().all()
+    assert inspect(tmp_path / "run" / "failure-rank0.safetensors")["kind"] == "failure"
 
 
 def test_an_environment_that_raises_is_reported_in_its_own_words(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from repolicy import envs, ppo
 from repolicy.checkpoint import RunFolder, save_policy
-from repolicy.objective import Objective, full, kl, residual, soft
+from repolicy.objective import Objective, full, kl, reformulated, residual, soft
 from repolicy.policy import Policy, moments
 from repolicy.ranks import Alone
 from repolicy.request import Request, spec_for
@@ -115,8 +115,8 @@ def test_the_reward_is_made_of_its_parts(tmp_path: Path, objective: Objective) -
     addon = -np.square(rollout.next_observations[..., 0].astype(np.float64))
     task = {"basic": rollout.basic, "addon": addon, "both": rollout.basic + addon}[objective.task]
     np.testing.assert_allclose(reward.task, task, rtol=1e-6)
-    prior = 0.0 if log_prior is None else objective.omega * log_prior.double()
-    torch.testing.assert_close(reward.total, torch.from_numpy(task) + prior - 0.25 * log_policy.double())
+    expected = reformulated(objective, torch.from_numpy(task), log_prior, log_policy.double())
+    torch.testing.assert_close(reward.total, expected.total)
 
 
 # What the update gets -------------------------------------------------------------------------------------------------

@@ -84,6 +84,17 @@ def stay_near(observations: Any, actions: Any, next_observations: Any, info: Any
     return -np.square(next_observations[..., 0])
 
 
+def constant(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
+    return np.zeros(len(observations))
+
+
+def badly_told(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
+    return next_observations[..., 0]
+
+
+badly_told.metric = lambda observations, actions, next_observations, info: 1.0  # type: ignore[attr-defined]
+
+
 def far_away(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
     return info["distance"]
 

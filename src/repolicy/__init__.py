@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from repolicy.objective import Objective as Objective
     from repolicy.policy import Policy as Policy
     from repolicy.policy import Prior as Prior
+    from repolicy.report import write_report as write_report
     from repolicy.settings import Settings as Settings
     from repolicy.settings import defaults as defaults
     from repolicy.training import Result as Result
@@ -39,6 +40,7 @@ _HOMES = {
     "load_policy": "checkpoint",
     "save_policy": "checkpoint",
     "train": "training",
+    "write_report": "report",
 }
 
 __all__ = ["__version__", *_HOMES]

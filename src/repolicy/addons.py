@@ -12,7 +12,6 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -132,14 +131,7 @@ class Addon:
         transitions = _in_one_row(observations, actions, next_observations, info)
         total = np.zeros(len(transitions[0]))
         for name, function, weight in zip(self.names, self.functions, self.weights, strict=True):
-            reward = np.asarray(call(name, function, *transitions), np.float64)
-            if reward.shape != total.shape:
-                raise UsageError(
-                    f"add-on {name!r} returned shape {reward.shape} for {len(total)} transitions, not one number each"
-                )
-            if not np.isfinite(reward).all():
-                raise NumericError(f"add-on {name!r} returned a reward that is not finite")
-            total += weight * reward
+            total += weight * _called(f"add-on {name!r}", function, transitions)
         return total.reshape(observations.shape[:-1])
 
     def metric(
@@ -149,7 +141,8 @@ class Addon:
         if not self.metrics:
             return np.zeros(observations.shape[:-1])
         transitions = _in_one_row(observations, actions, next_observations, info)
-        return np.asarray(self.metrics[0][1](*transitions), np.float64).reshape(observations.shape[:-1])
+        name, function = self.metrics[0]
+        return _called(f"the add-on's metric {name!r}", function, transitions).reshape(observations.shape[:-1])
 
 
 def _in_one_row(
@@ -166,13 +159,20 @@ def _in_one_row(
     )  # fmt: skip
 
 
-def call(name: str, function: Function, *arguments: Any) -> Any:
+def _called(what: str, function: Function, transitions: tuple[np.ndarray, np.ndarray, np.ndarray, Info]) -> np.ndarray:
+    """A finite number for each transition, or a sentence about what came instead."""
     try:
-        return function(*arguments)
-    except (UsageError, NumericError):
+        found = np.asarray(function(*transitions), np.float64)
+    except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"add-on {name!r} failed: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{what} failed: {type(error).__name__}: {error}") from error
+    count = len(transitions[0])
+    if found.shape != (count,):
+        raise UsageError(f"{what} returned shape {found.shape} for {count} transitions, not one number each")
+    if not np.isfinite(found).all():
+        raise NumericError(f"{what} returned a number that is not finite")
+    return found
 
 
 def check_env(requests: Sequence[str], env: str) -> None:
@@ -200,8 +200,9 @@ def combined(requests: Sequence[str]) -> Addon:
 
 def parse(request: str) -> tuple[str, Function, float, tuple[str, Function] | None]:
     """(name, function, weight, metric) of one request."""
-    head, equals, tail = request.rpartition("=")
-    weight, name = 1.0, request
+    place, colon, name = request.rpartition(":")  # a folder may have a name with = or ( in it
+    head, equals, tail = name.rpartition("=")
+    weight = 1.0
     if equals and not tail.endswith(")"):
         name = head
         try:
@@ -210,14 +211,17 @@ def parse(request: str) -> tuple[str, Function, float, tuple[str, Function] | No
             weight = math.nan
         if not math.isfinite(weight):
             raise UsageError(f"add-on {request!r}: {tail!r} is not a weight; write NAME=0.5")
-    bare, _, options = name.partition("(")
-    if ":" in bare:
-        function = load_object(bare, "add-on")
+    bare, bracket, options = name.partition("(")
+    if colon:
+        if bracket:
+            raise UsageError(f"add-on {request!r}: a function of your own has no options in brackets; leave them out")
+        own = f"{place}:{name}"
+        function = load_object(own, "add-on")
         if not callable(function):
-            raise UsageError(f"add-on {bare!r} is not a function")
-        own = getattr(function, "metric", None)
-        metric = None if own is None else (f"mean {getattr(own, '__name__', 'metric')}", own)
-        return bare, function, weight, metric
+            raise UsageError(f"add-on {own!r} is not a function")
+        reported = getattr(function, "metric", None)
+        metric = None if reported is None else (f"mean {getattr(reported, '__name__', 'metric')}", reported)
+        return own, function, weight, metric
     if bare not in REGISTERED:
         raise UsageError(
             f"there is no add-on {bare!r}{nearest(bare, REGISTERED)}; "

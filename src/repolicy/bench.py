@@ -18,9 +18,11 @@ import torch
 
 from repolicy import envs, ranks
 from repolicy.checkpoint import RunFolder
+from repolicy.errors import UsageError
 from repolicy.objective import soft
 from repolicy.request import Request
 from repolicy.settings import Settings
+from repolicy.training import check
 from repolicy.worker import Worker, derived_seed
 
 PARTS = 20  # slices in a segment
@@ -28,10 +30,14 @@ PARTS = 20  # slices in a segment
 
 def bench(env: str, settings: Settings, slices: int) -> dict[str, Any]:
     """Measure, print a table on stderr, and return the figures."""
+    if slices < 1:
+        raise UsageError(f"slices is {slices}; it must be 1 or more")
     settings = settings.resolved()
+    ranks.check_count(settings.ranks)
     rounds = max(1, round(settings.segment / PARTS))
     settings = replace(settings, segment=PARTS * rounds, steps=10 * PARTS * rounds * settings.iteration_steps)
     request = Request(env, soft(0.01), settings)
+    check(request)
     with tempfile.TemporaryDirectory() as path:
         folder = RunFolder(path)
         folder.begin(request.as_dict(), {}, resume=False)
@@ -52,7 +58,11 @@ def follow() -> None:
 
 def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int) -> dict[str, Any]:
     """The slices, in lockstep over the ranks."""
-    ranks.use_one_thread()
+    with ranks.one_thread():
+        return _measured(request, folder, team, slices)
+
+
+def _measured(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int) -> dict[str, Any]:
     settings = request.settings
     worker = Worker(request, folder, team)
     physics = Physics(request, team)

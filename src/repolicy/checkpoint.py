@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,15 @@ def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, story
 
 
+def kind_of(path: Path) -> str:
+    """`policy`, `checkpoint` or `failure`, as the file itself says; `policy` where it says nothing."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            return str(json.loads((file.metadata() or {})["repolicy"])["kind"])
+    except (safetensors.SafetensorError, ValueError, OSError, KeyError, TypeError):
+        return "policy"
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Beside its place, flushed to the disk, and renamed into it."""
     if path.exists() and not path.is_file():  # a rename would put a file in the place of /dev/null
@@ -79,7 +89,16 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, values: Any) -> None:
-    write_bytes(path, (json.dumps(values, indent=2) + "\n").encode())
+    write_bytes(path, (json.dumps(finite(values), indent=2) + "\n").encode())
+
+
+def finite(value: Any) -> Any:
+    """The same with null for numbers that are not finite, which JSON does not know."""
+    if isinstance(value, dict):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _checksum(tensors: dict[str, Tensor], story: dict[str, Any]) -> str:
@@ -126,6 +145,14 @@ def load_policy(reference: str | Path) -> Policy:
 def read_card(path: Path) -> dict[str, Any]:
     """The story that a policy's file tells, and nothing else of it."""
     return dict(read(path, "policy")[1]["card"])
+
+
+def env_of(card: dict[str, Any], path: Path) -> str:
+    """The environment that the policy in a file was made for."""
+    found = card.get("request", {}).get("env")
+    if found is None:
+        raise UsageError(f"{path} does not say which environment it is for; name one with --env")
+    return str(found)
 
 
 def find_policy(reference: str | Path) -> Path:
@@ -268,6 +295,22 @@ class RunFolder:
                 "; ".join(complaints).replace("; going on from the one before", "") + "; there is no other checkpoint"
             )
         return None
+
+    def log(self, metrics: dict[str, float]) -> None:
+        """Add a line to the metrics."""
+        try:
+            with open(self.metrics, "a") as file:
+                file.write(json.dumps(finite(metrics)) + "\n")
+        except OSError as error:
+            raise FileError(f"{self.metrics} cannot be written: {error.strerror}") from None
+
+    def logged(self) -> dict[str, list[Any]]:
+        """The metrics as columns; None where an iteration has no such entry."""
+        if not self.metrics.exists():
+            return {}
+        rows = [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        names = {name: None for row in rows for name in row}
+        return {name: [row.get(name) for row in rows] for name in names}
 
     def forget_after(self, iteration: int) -> None:
         """Drop the metrics of iterations that are about to be done again."""

@@ -1,20 +1,17 @@
 """The command line: from words to a command, and from an error to one sentence."""
 
-import dataclasses
 import importlib
 import json
 import sys
 from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import tyro
 
-from repolicy.commands import Addons, Bench, Customize, Doctor, Evaluate, Inspect, Train, card_of, speaks
+from repolicy.commands import Addons, Bench, Customize, Doctor, Evaluate, Inspect, Train, speaks
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.result_commands import Export, Render, Sweep
-from repolicy.settings import Settings, checked, customizing, defaults, read_settings
 
 COMMANDS: dict[str, Any] = {
     "customize": Customize,
@@ -51,7 +48,8 @@ def main(arguments: list[str] | None = None) -> None:
         command = _in_group(*arguments) if arguments[0] in GROUPS else _parsed(arguments[0], arguments[1:])
         values = command.run()
     except RepolicyError as error:
-        print(f"repolicy: {error}", file=sys.stderr)
+        if speaks():
+            print(f"repolicy: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("repolicy: stopped", file=sys.stderr)
@@ -59,7 +57,9 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         sys.exit(1)
     if command.json and speaks():
-        print(json.dumps(values))
+        from repolicy.checkpoint import finite
+
+        print(json.dumps(finite(values)))
     if values.get("finished") is False:
         sys.exit(130)
 
@@ -74,52 +74,38 @@ def _in_group(group: str, name: str = "", *arguments: str) -> Any:
 
 
 def _parsed(name: str, arguments: list[str], commands: Mapping[str, Any] = COMMANDS, prog: str = "repolicy") -> Any:
-    """The command with its options. Settings start from the environment's own, or from the run that is resumed."""
+    """The command with its options.
+
+    What an option is by default can depend on other options: on the environment, or on the run that is resumed. So the
+    commands that have a `beginning` are read twice.
+    """
     if name not in commands:
         from repolicy.loading import nearest
 
         names = {**commands, **GROUPS} if commands is COMMANDS else commands
         raise UsageError(f"there is no command {name!r}{nearest(name, names)}; {prog} --help lists them")
-    command, arguments = commands[name], [_underscored(word) for word in arguments]
-    fields = {entry.name for entry in dataclasses.fields(command)}
-    default: Any = dataclasses.MISSING
-    if "settings" in fields and arguments and not arguments[0].startswith("-"):
-        settings = _starting_settings(command, arguments)
-        default = command(**{next(iter(dataclasses.fields(command))).name: arguments[0], "settings": settings})
-    arguments = [_whole(word, previous) for previous, word in pairwise(["", *arguments])]
-    kwargs = {} if default is dataclasses.MISSING else {"default": default}
-    return tyro.cli(command, args=arguments, prog=f"{prog} {name}", **kwargs)
+    command, words = commands[name], _words(arguments)
+
+    def read(words: list[str], **options: Any) -> Any:
+        return tyro.cli(command, args=words, prog=f"{prog} {name}", **options)
+
+    help_wanted = not {"-h", "--help"}.isdisjoint(words)
+    if not hasattr(command, "beginning") or (help_wanted and words[0].startswith("-")):
+        return read(words)
+    first = read([word for word in words if word not in ("-h", "--help")])
+    return read(words, default=first.beginning())
 
 
-def _starting_settings(command: Any, arguments: list[str]) -> Settings:
-    settings = (
-        customizing(_env_of(arguments[0], arguments)) if command in (Customize, Sweep) else defaults(arguments[0])
-    )
-    options = dict(pairwise(arguments))
-    if "--resume" in arguments and "--out" in options:
-        from repolicy.checkpoint import RunFolder
-
-        if (Path(options["--out"]) / "sweep.json").exists():
-            return read_settings(Path(options["--out"]) / "settings.json", settings)
-        before = RunFolder(options["--out"]).request()
-        if before is not None:
-            return Settings(**checked(before["settings"], f"the run in {options['--out']}"))
-    if "--settings" in options:
-        settings = read_settings(Path(options["--settings"]), settings)
-    return settings
-
-
-def _env_of(prior: str, arguments: list[str]) -> str:
-    """The environment whose settings a prior is customised with: what is named, or what its file says."""
-    if "--env" in arguments[:-1]:
-        return arguments[arguments.index("--env") + 1]
-    return str(card_of(prior).get("request", {}).get("env", ""))
-
-
-def _underscored(word: str) -> str:
-    """`--critic_warmup` is `--critic-warmup`."""
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value if word.startswith("--") else word
+def _words(arguments: list[str]) -> list[str]:
+    """`--critic_warmup=0.1` as `--critic-warmup 0.1`, and `3e6` where a whole number is wanted as one."""
+    words: list[str] = []
+    for word in arguments:
+        option, equals, value = word.partition("=")
+        if word.startswith("--"):
+            words += [option.replace("_", "-"), *([value] if equals else [])]
+        else:
+            words.append(word)
+    return [_whole(word, before) for before, word in pairwise(["", *words])]
 
 
 def _whole(word: str, option: str) -> str:
@@ -127,7 +113,7 @@ def _whole(word: str, option: str) -> str:
     if option in ("--steps", "--segment", "--minibatch", "--episodes") and "e" in word.lower():
         try:
             return str(int(float(word)))
-        except ValueError:
+        except (ValueError, OverflowError):
             return word
     return word
 

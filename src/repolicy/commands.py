@@ -5,7 +5,7 @@ Nothing heavy is imported before a command runs, so that `--help` answers at onc
 
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,8 +13,8 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import as_file_name
-from repolicy.objective import Objective, named
-from repolicy.settings import Settings
+from repolicy.objective import Objective, name_of, named
+from repolicy.settings import Settings, checked, customizing, defaults, read_settings
 
 if TYPE_CHECKING:
     from repolicy.training import Result
@@ -49,15 +49,30 @@ class Train:
     """Print one JSON object on stdout at the end."""
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
 
+    @property
+    def folder(self) -> Path:
+        return self.out or Path("runs") / f"{as_file_name(self.env)}-{self.objective}-{self.settings.seed}"
+
+    def beginning(self) -> "Train":
+        """What the options are options of: the environment's own settings, or the run that is resumed."""
+        before = _before(self)
+        start = replace(_bare(self), settings=starting_settings(self, before, defaults(self.env)))
+        found = name_of(Objective(**before["objective"])) if before else None
+        if before is None or found is None:
+            return start
+        name, coefficients = found
+        addon = () if self.addon else tuple(before["addons"])
+        return replace(start, objective=name, alpha=coefficients.get("alpha"), addon=addon)
+
     def run(self) -> dict[str, Any]:
         from repolicy.training import train
 
-        objective = named(self.objective, alpha=self.alpha)
-        out = self.out or Path("runs") / f"{as_file_name(self.env)}-{self.objective}-{self.settings.seed}"
-        watchers = _watchers(out, self.wandb)
         return _ended(
-            train(self.env, objective, out, self.settings, addon=self.addon, resume=self.resume, watchers=watchers)
-        )
+            train(
+                self.env, named(self.objective, alpha=self.alpha), self.folder, self.settings,
+                addon=self.addon, resume=self.resume, watchers=_watchers(self.folder, self.wandb),
+            )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -96,13 +111,33 @@ class Customize:
     """Print one JSON object on stdout at the end."""
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
 
+    @property
+    def folder(self) -> Path:
+        return self.out or Path("runs") / f"{Path(self.prior).stem}-{self.objective}-{self.settings.seed}"
+
+    def beginning(self) -> "Customize":
+        """What the options are options of: the environment's own settings, or the run that is resumed."""
+        before = _before(self)
+        start = replace(_bare(self), settings=starting_settings(self, before, customizing(env_of(self))))
+        found = name_of(Objective(**before["objective"])) if before else None
+        if before is None or found is None:
+            return start
+        name, coefficients = found
+        omega = str(coefficients["omega"]) if "omega" in coefficients else None
+        if before["settings"]["kl_budget"] is not None:
+            name, omega = "residual", "auto"
+        return replace(
+            start, env=before["env"], objective=name, omega=omega,
+            alpha=coefficients["alpha"], sparse=before.get("sparse", False),
+            addon=() if self.addon else tuple(before["addons"]),
+        )  # fmt: skip
+
     def run(self) -> dict[str, Any]:
         from repolicy.training import customize
 
-        out = self.out or Path("runs") / f"{Path(self.prior).stem}-{self.objective}-{self.settings.seed}"
         result = customize(
-            self.prior, self.addon, self.wanted(), out, self.settings,
-            env=self.env, sparse=self.sparse, resume=self.resume, watchers=_watchers(out, self.wandb),
+            self.prior, self.addon, self.wanted(), self.folder, self.settings,
+            env=self.env, sparse=self.sparse, resume=self.resume, watchers=_watchers(self.folder, self.wandb),
         )  # fmt: skip
         return _ended(result) | (_reported(result) if self.report else {})
 
@@ -173,25 +208,27 @@ class Evaluate:
         from rich.table import Table
 
         from repolicy.addons import check_env, combined
-        from repolicy.checkpoint import PRIORS, find_policy, read_policy, write_json
+        from repolicy.checkpoint import PRIORS, env_of, find_policy, read_policy, write_json
         from repolicy.evaluation import evaluate
-        from repolicy.ranks import use_one_thread
+        from repolicy.ranks import one_thread
         from repolicy.terminal import Terminal
 
-        use_one_thread()
         path = find_policy(self.policy)
         saved = read_policy(path)
-        request = saved.card.get("request", {})
-        env, addons = self.env or request.get("env"), self.addon or tuple(request.get("addons", ()))
-        if env is None:
-            raise UsageError(f"{path} does not say which environment it is for; add --env")
+        env, terminal = self.env or env_of(saved.card, path), Terminal()
+        addons = self.addon or tuple(saved.card.get("request", {}).get("addons", ()))
         check_env(addons, env)
-        terminal = Terminal()
-        with terminal.status(f"{env}: running {self.episodes} episodes") as status:
+        try:
+            addon = combined(addons) if addons else None
+        except UsageError as error:
+            if self.addon:
+                raise
+            terminal.say(f"without the add-on of the policy's own: {error}")  # its file may lie elsewhere by now
+            addon = None
+        with one_thread(), terminal.status(f"{env}: running {self.episodes} episodes") as status:
             found = evaluate(
                 saved.policy, env, self.episodes,
-                addon=combined(addons) if addons else None, prior=saved.prior, stochastic=self.stochastic,
-                seed=self.seed, backend=self.backend,
+                addon=addon, prior=saved.prior, stochastic=self.stochastic, seed=self.seed, backend=self.backend,
                 progress=lambda done: status.update(f"{env}: {done} of {self.episodes} episodes"),
             )  # fmt: skip
         action = "sampled" if self.stochastic else "mean"
@@ -223,6 +260,9 @@ class Bench:
     json: bool = False
     """Print one JSON object on stdout."""
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+
+    def beginning(self) -> "Bench":
+        return Bench(self.env, settings=defaults(self.env))
 
     def run(self) -> dict[str, Any]:
         from repolicy.bench import bench
@@ -269,6 +309,36 @@ def speaks() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+# What the options of a run begin from ---------------------------------------------------------------------------------
+
+
+def _bare(command: Any) -> Any:
+    """The command with nothing but its positional argument."""
+    name = next(iter(command.__dataclass_fields__))
+    return type(command)(**{name: getattr(command, name)})
+
+
+def _before(command: Any) -> dict[str, Any] | None:
+    """The request of the run that is to be resumed, where there is one."""
+    if not command.resume:
+        return None
+    from repolicy.checkpoint import RunFolder
+
+    return RunFolder(command.folder).request()
+
+
+def starting_settings(command: Any, before: dict[str, Any] | None, usual: Settings) -> Settings:
+    """Those of the run before, or the usual ones; a file of settings goes before either."""
+    if before is not None:
+        usual = Settings(**checked(before["settings"], f"the run in {command.folder}"))
+    return usual if command.settings_file is None else read_settings(command.settings_file, usual)
+
+
+def env_of(command: Any) -> str:
+    """The environment that a prior is customised for: what is named, or what its file says."""
+    return command.env or str(card_of(command.prior).get("request", {}).get("env", ""))
+
+
 def card_of(prior: str) -> dict[str, Any]:
     from repolicy.checkpoint import find_policy, read_card
 
@@ -293,12 +363,12 @@ def _watchers(out: Path, wandb: str | None) -> list[Any]:
     """Who watches a run that the command line started; under torchrun, only the first process has any."""
     from repolicy.checkpoint import RunFolder
     from repolicy.display import Display
-    from repolicy.watch import JsonLines, TensorBoard, Wandb
+    from repolicy.watch import TensorBoard, Wandb
 
     if not speaks():
         return []
     folder = RunFolder(out)
-    return [Display(), JsonLines(folder), TensorBoard(folder), *([Wandb(folder, wandb)] if wandb is not None else [])]
+    return [Display(), TensorBoard(folder), *([Wandb(folder, wandb)] if wandb is not None else [])]
 
 
 def _ended(result: "Result") -> dict[str, Any]:
@@ -306,7 +376,9 @@ def _ended(result: "Result") -> dict[str, Any]:
 
     folder = result.folder
     if result.finished:
-        said = f"done: in {folder}, best.safetensors is best by the run's own objective, policy.safetensors the last"
+        said = (
+            f"done: {folder / 'best.safetensors'} is the policy to take; policy.safetensors beside it is the last one"
+        )
     else:
         kept = RunFolder(folder).latest()
         steps = f"the checkpoint at {kept[1]['steps']:,}" if kept else "the start: there is no checkpoint yet"
@@ -318,13 +390,12 @@ def _ended(result: "Result") -> dict[str, Any]:
 
 def _reported(result: "Result") -> dict[str, Any]:
     """The run's page, written once, where the run is done. The run is not lost when the page fails."""
-    from repolicy.checkpoint import RunFolder
     from repolicy.report import write_report
 
     if not result.finished or not speaks():
         return {}
     try:
-        path = write_report(RunFolder(result.folder), say=lambda sentence: print(sentence, file=sys.stderr))
+        path = write_report(result.folder, say=lambda sentence: print(sentence, file=sys.stderr))
     except RepolicyError as error:
         print(f"no report: {error}", file=sys.stderr)
         return {}

@@ -215,12 +215,6 @@ def in_gymnasium(name: str) -> bool:
     return ":" in plain or plain in gymnasium.registry
 
 
-def clear_name(name: str) -> None:
-    """Raise, with the nearest names, unless `name` is an environment that can be made."""
-    if parsed(name)[0] not in envpool_names():
-        maker(name)
-
-
 @cache
 def envpool_names() -> frozenset[str]:
     try:

@@ -60,7 +60,7 @@ def films(shots: Sequence[Shot]) -> list[bytes]:
     with tempfile.TemporaryDirectory(prefix="repolicy-film-") as folder:
         ready = [asdict(replace(shot, policy=str(find_policy(shot.policy).resolve()))) for shot in shots]
         Path(folder, "shots.json").write_text(json.dumps(ready))
-        for library in _libraries():
+        for library in libraries():
             code, said = _in_its_own_process(folder, library)
             if code == 0:
                 return [Path(folder, str(index)).read_bytes() for index in range(len(shots))]
@@ -84,7 +84,8 @@ def _check(shot: Shot) -> None:
             raise UsageError(f"{name} is {getattr(shot, name)}; it must lie between 16 and 4096")
 
 
-def _libraries() -> tuple[str, ...]:
+def libraries() -> tuple[str, ...]:
+    """What may draw here, in the order in which it is tried."""
     wanted = os.environ.get("MUJOCO_GL", "")
     return (wanted,) if wanted in LIBRARIES else LIBRARIES
 

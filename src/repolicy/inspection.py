@@ -10,6 +10,7 @@ from rich.text import Text
 from repolicy import checkpoint
 from repolicy.checkpoint import RunFolder
 from repolicy.errors import FileError
+from repolicy.film import libraries
 from repolicy.request import versions
 from repolicy.settings import physical_cores
 from repolicy.terminal import Terminal
@@ -20,12 +21,10 @@ def inspect(path: Path) -> dict[str, Any]:
     if path.is_dir():
         return _inspect_folder(path)
     path = checkpoint.find_policy(path)
-    try:
-        saved = checkpoint.read_policy(path)
-    except FileError as error:
-        if "is a checkpoint" not in str(error):
-            raise
-        return _inspect_checkpoint(path)
+    kind = checkpoint.kind_of(path)
+    if kind != "policy":
+        return _inspect_other(path, kind)
+    saved = checkpoint.read_policy(path)
     spec, card = saved.policy.spec, saved.card
     request = card.get("request", {})
     story = {
@@ -54,8 +53,9 @@ def inspect(path: Path) -> dict[str, Any]:
     return story | {"card": card}
 
 
-def _inspect_checkpoint(path: Path) -> dict[str, Any]:
-    tensors, story = checkpoint.read(path, "checkpoint")
+def _inspect_other(path: Path, kind: str) -> dict[str, Any]:
+    """A checkpoint, or the batch that a run failed on."""
+    tensors, story = checkpoint.read(path, kind)
     story |= {"file": str(path), "tensors": {name: list(tensor.shape) for name, tensor in tensors.items()}}
     _show({key: str(value) for key, value in story.items()})
     return story
@@ -121,7 +121,7 @@ EXTRAS = {
     "llm": ["trl", "peft"],
     "ray": ["ray"],
     "wandb": ["wandb"],
-    "onnx": ["onnx", "onnxruntime"],
+    "onnx": ["onnx", "onnxruntime", "onnxscript"],
 }
 
 
@@ -140,7 +140,7 @@ def _environments() -> str:
 
 def _rendering() -> str:
     """Try it: one frame of a small scene, off-screen."""
-    for backend in filter(None, [os.environ.get("MUJOCO_GL"), "egl", "osmesa"]):
+    for backend in libraries():
         if _renders(backend):
             return f"works off-screen with MUJOCO_GL={backend}"
     return "does not work: install libegl1 or libosmesa6 for films"

@@ -52,9 +52,10 @@ def _import_module(name: str) -> Any:
 def _import_file(path: Path) -> Any:
     if not path.is_file():
         raise UsageError(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(str(path.resolve()), path)  # a name that is no other module's
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there for what they are in
     spec.loader.exec_module(module)
     return module

@@ -128,6 +128,20 @@ def named(name: str, *, omega: float | None = None, alpha: float | None = None) 
     return OBJECTIVES[name](**given)
 
 
+def name_of(objective: Objective) -> tuple[str, dict[str, float]] | None:
+    """What `named` makes it from, or None: not every objective has a name.
+
+    >>> name_of(Objective("addon", omega=0.1, alpha=0.1))
+    ('kl', {'alpha': 0.1})
+    """
+    given = {"omega": objective.omega, "alpha": objective.alpha or objective.bonus}
+    for name, function in OBJECTIVES.items():
+        coefficients = {key: given[key] for key in inspect.signature(function).parameters}
+        if function(**coefficients) == objective:
+            return name, coefficients
+    return None
+
+
 def _takes(names: list[str]) -> str:
     return f"it takes {' and '.join(names)}" if names else "it takes no coefficient"
 

@@ -20,8 +20,13 @@ for (const chart of document.querySelectorAll("svg[data-points]")) {
 }
 for (const button of document.querySelectorAll("button.copy")) {
   button.addEventListener("click", () => {
-    navigator.clipboard?.writeText(button.parentElement.querySelector("code").textContent);
-    button.textContent = "copied";
+    const code = button.parentElement.querySelector("code");
+    const chosen = () => { // where a page may not copy, the words are chosen and the reader does it
+      getSelection().selectAllChildren(code);
+      button.textContent = "chosen";
+    };
+    const copied = () => (button.textContent = "copied");
+    navigator.clipboard ? navigator.clipboard.writeText(code.textContent).then(copied, chosen) : chosen();
   });
 }
 for (const video of document.querySelectorAll("video"))

@@ -20,7 +20,8 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from repolicy.errors import RepolicyError
+from repolicy.errors import RepolicyError, UsageError
+from repolicy.settings import shares_memory
 
 CAPACITY = 1 << 20  # bytes that one rank can put up for addition at a time; more goes in pieces
 _LINE = 64  # bytes of a cache line: each rank counts in one of its own
@@ -54,7 +55,10 @@ class Distributed:
         self.count = torch.distributed.get_world_size()
 
     def sum(self, tensor: Tensor) -> Tensor:
-        torch.distributed.all_reduce(tensor)
+        try:
+            torch.distributed.all_reduce(tensor)
+        except RuntimeError as error:
+            raise RepolicyError(f"another rank ended, or cannot be reached: {str(error).splitlines()[0]}") from None
         return tensor
 
     def close(self) -> None:
@@ -126,16 +130,21 @@ class Siblings:
         return lines[-1] if lines else "it said nothing"
 
 
+def check_count(count: int) -> None:
+    """Raise where `launched` cannot start so many."""
+    if count > 1 and not shares_memory():
+        raise UsageError(
+            f"on {platform.machine()} several ranks need torchrun: torchrun --nproc-per-node {count} -m repolicy ...; "
+            "or do with --ranks 1"
+        )
+
+
 @contextlib.contextmanager
 def launched(count: int, program: list[str]) -> Iterator[Ranks]:
     """This process as rank 0, and `count − 1` more that run `python -c PROGRAM… INDEX COUNT DESCRIPTOR`."""
     if count == 1:
         yield Alone()
         return
-    if not shares_memory():
-        raise RepolicyError(
-            f"on {platform.machine()} several ranks need torchrun: torchrun --nproc-per-node {count} -m repolicy ..."
-        )
     with _anonymous_file(SharedMemory.size(count)) as file, _anonymous_file(0) as complaints:
         children = [
             subprocess.Popen(
@@ -167,15 +176,16 @@ def under_torchrun() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "MASTER_ADDR" in os.environ
 
 
-def shares_memory() -> bool:
-    """The barrier relies on stores becoming visible in order, which x86-64 promises and others do not."""
-    return platform.machine() in ("x86_64", "AMD64") and hasattr(os, "sched_yield")
-
-
-def use_one_thread() -> None:
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
     """A rank is one core's worth of work; threads of their own would only fight the other ranks."""
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
-    threadpool_limits(1, user_api="blas")  # of NumPy
+    try:
+        with threadpool_limits(1, user_api="blas"):  # of NumPy
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _anonymous_file(size: int) -> IO[bytes]:

@@ -14,11 +14,10 @@ from repolicy import page, ranks
 from repolicy.addons import Addon, combined
 from repolicy.checkpoint import RunFolder, SavedPolicy, read_policy, write_bytes
 from repolicy.errors import FileError, RepolicyError
-from repolicy.evaluation import Evaluation, evaluate
+from repolicy.evaluation import AFTERWARDS, Evaluation, evaluate
 from repolicy.film import Shot, films
-from repolicy.objective import OBJECTIVES, Objective, named
+from repolicy.objective import Objective, name_of
 from repolicy.settings import Settings, customizing, defaults
-from repolicy.watch import read_metrics
 
 FILM_SECONDS = 6.0
 EPISODES = 50
@@ -39,8 +38,9 @@ CURVES = [
 ]
 
 
-def write_report(folder: RunFolder, episodes: int = EPISODES, say: Callable[[str], None] = lambda _: None) -> Path:
-    """Evaluate the run's best policy, and its prior where there is one, film both, and write `report.html`."""
+def write_report(out: str | Path, episodes: int = EPISODES, say: Callable[[str], None] = lambda _: None) -> Path:
+    """Evaluate the best policy of the run in `out`, and its prior if it has one, film both, and write `report.html`."""
+    folder = RunFolder(out)
     request = folder.request()
     if request is None:
         raise FileError(f"{folder.path} holds no run: it has no run.json")
@@ -48,9 +48,9 @@ def write_report(folder: RunFolder, episodes: int = EPISODES, say: Callable[[str
         raise FileError(f"{folder.path} has no policy yet: its first segment is not done")
     saved = read_policy(folder.best_policy)
     addon = combined(request["addons"]) if request["addons"] else None
-    ranks.use_one_thread()
     say(f"report: {episodes} episodes of evaluation")
-    found = evaluations(saved, request, addon, episodes)
+    with ranks.one_thread():
+        found = evaluations(saved, request, addon, episodes)
     say(as_text(*rewards(found, addon)))
     say("report: films")
     pictures, complaint = filmed([(str(folder.best_policy), name) for name in found], request["env"])
@@ -68,13 +68,10 @@ def evaluations(
     return {
         name: evaluate(
             policy, request["env"], episodes,
-            addon=addon, prior=saved.prior, seed=EVALUATION_SEED, backend=request["settings"]["backend"],
+            addon=addon, prior=saved.prior, seed=AFTERWARDS, backend=request["settings"]["backend"],
         )
         for name, policy in who.items()
     }  # fmt: skip
-
-
-EVALUATION_SEED = 10_000  # away from the small seeds that runs are trained with
 
 
 def filmed(whom: Sequence[tuple[str, str]], env: str) -> tuple[list[bytes | None], str]:
@@ -100,10 +97,12 @@ def _html(
     env, customised = request["env"], "customised" in found
     wanted = " + ".join(request["addons"])
     episodes = len(next(iter(found.values())).basic)
+    again = repeat(folder, request)
+    budget = request["settings"].get("kl_budget") is not None
+    shown = "last policy" if budget else "best policy by the run's own objective"
     steps = saved.card.get("steps", 0)
-    lead = (
-        f"{escape(_recipe(request))}. Shown is the best policy by the run's own objective, after "
-        f"{steps:,} environment steps" + (", beside the prior that it was made from." if customised else ".")
+    lead = f"{escape(_recipe(request))}. Shown is the {shown}, after {steps:,} environment steps" + (
+        ", beside the prior that it was made from." if customised else "."
     )
     figures = [
         page.film(picture, caption(name, evaluation, addon), "prior" if name == "prior" else "customised")
@@ -122,7 +121,7 @@ def _html(
         _curves(folder),
         page.section(
             "The same again",
-            page.command(repeat(folder, request)),
+            page.command(again) if again else "",
             page.settings(request["settings"] | {f"objective: {key}": v for key, v in request["objective"].items()}),
             page.settings(saved.card.get("versions", {})).replace("settings</summary>", "versions</summary>"),
         ),
@@ -224,7 +223,7 @@ def _distribution(found: dict[str, Evaluation], addon: Addon | None) -> str:
 
 
 def _curves(folder: RunFolder) -> str:
-    columns = read_metrics(folder.metrics) if folder.metrics.exists() else {}
+    columns = folder.logged()
     drawn = []
     for name, title in CURVES:
         values = columns.get(name, [])
@@ -241,33 +240,24 @@ def _curves(folder: RunFolder) -> str:
 
 
 def _recipe(request: dict[str, Any]) -> str:
-    objective = request["objective"]
-    name, options = words(Objective(**objective))
+    objective = Objective(**request["objective"])
     if request["settings"].get("kl_budget") is not None:
         return f"Residual PPO, ω′ adapted to hold {request['settings']['kl_budget']:g} nats a step to the prior"
-    numbers = ", ".join(f"{'ω′' if key == 'omega' else 'α̂' if request['prior'] else 'α'} {v:g}" for key, v in options)
+    name, coefficients = name_of(objective) or ("an unnamed", {"omega": objective.omega, "alpha": objective.alpha})
+    letters = {"omega": "ω′", "alpha": "α̂" if request["prior"] else "α"}
+    numbers = ", ".join(f"{letters[key]} {value:g}" for key, value in coefficients.items())
     return f"{name.replace('_', '-').capitalize()} objective{f' ({numbers})' if numbers else ''}"
 
 
-def words(objective: Objective) -> tuple[str, list[tuple[str, float]]]:
-    """The objective's name and the coefficients that it is named with."""
-    given = [("omega", objective.omega), ("alpha", objective.alpha or objective.bonus)]
-    for name in OBJECTIVES:
-        for options in (given, given[1:], []):
-            try:
-                if named(name, **dict(options)) == objective:
-                    return name, options
-            except RepolicyError:
-                continue
-    return "residual", given
-
-
 def repeat(folder: RunFolder, request: dict[str, Any]) -> str:
-    """The command that makes the run again, to the bit."""
+    """The command that makes the run again, to the bit; empty where only Python can say what was asked for."""
     customised = bool(request["prior"])
-    settings = Settings(**request["settings"] | {"hidden": tuple(request["settings"]["hidden"])})
+    settings = Settings(**request["settings"])
     usual = (customizing if customised else defaults)(request["env"])
-    objective, coefficients = words(Objective(**request["objective"]))
+    found = name_of(Objective(**request["objective"]))
+    if found is None:
+        return ""
+    objective, coefficients = found
     parts = (
         ["repolicy", "customize", str(_prior_of(folder, request))]
         if customised
@@ -275,14 +265,14 @@ def repeat(folder: RunFolder, request: dict[str, Any]) -> str:
     )
     for name in request["addons"]:
         parts += ["--addon", name]
-    parts += ["--objective", objective]
-    if settings.kl_budget is not None:
-        coefficients = [("alpha", coefficients[-1][1])]
-        parts[-1:] = ["residual", "--omega", "auto"]
-    for key, value in coefficients:
+    if settings.kl_budget is None:
+        parts += ["--objective", objective]
+    else:
+        parts += ["--omega", "auto"]
+    for key, value in coefficients.items():
         parts += [f"--{key}", f"{value!r}"]
     if customised:
-        parts += ["--env", request["env"]]
+        parts += ["--env", request["env"], *(["--sparse"] if "sparse" in request else [])]
     for field in dataclasses.fields(Settings):
         value = getattr(settings, field.name)
         if value == getattr(usual, field.name):

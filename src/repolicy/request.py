@@ -21,6 +21,7 @@ class Request:
     settings: Settings
     addons: tuple[str, ...] = ()
     prior: str = ""  # the checksum of the prior's file, a copy of which lies in the run's folder
+    sparse: bool = False  # whether an add-on may be constant over a trial
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -29,17 +30,17 @@ class Request:
             "settings": self.settings.as_dict(),
             "addons": list(self.addons),
             "prior": self.prior,
-        }
+        } | ({"sparse": True} if self.sparse else {})
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Request":
-        settings = values["settings"] | {"hidden": tuple(values["settings"]["hidden"])}
         return cls(
             values["env"],
             Objective(**values["objective"]),
-            Settings(**settings),
+            Settings(**values["settings"]),
             tuple(values["addons"]),
             values["prior"],
+            values.get("sparse", False),
         )
 
 

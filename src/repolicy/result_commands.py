@@ -1,15 +1,15 @@
 """The commands that come after training: a film, a file for other programs, and a sweep over ω′."""
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
-from repolicy.commands import alpha_of
+from repolicy.commands import alpha_of, env_of, starting_settings
 from repolicy.errors import UsageError
-from repolicy.settings import Settings
+from repolicy.settings import Settings, customizing
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,8 @@ class Sweep:
     """How many points are trained at a time, each on one core; 0 means one a physical core."""
     ray: bool = False
     """Train the points as Ray tasks, in the cluster that RAY_ADDRESS names (all of it must see the folder)."""
+    sparse: bool = False
+    """Accept an add-on that is constant over some thousand trial steps."""
     episodes: int = 50
     """Episodes of each evaluation afterwards."""
     out: Path | None = None
@@ -113,6 +115,24 @@ class Sweep:
     """Print one JSON object on stdout."""
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
 
+    @property
+    def folder(self) -> Path:
+        return self.out or Path("runs") / f"{Path(self.prior).stem}-sweep"
+
+    def beginning(self) -> "Sweep":
+        """What the options are options of: the environment's own settings, or the sweep that is resumed."""
+        from repolicy.sweep import claimed
+
+        found = claimed(self.folder) if self.resume else None
+        before = found["request"] if found else None
+        start = Sweep(self.prior, settings=starting_settings(self, before, customizing(env_of(self))))
+        if found is None or before is None:
+            return start
+        return replace(
+            start, env=before["env"], alpha=before["alpha"], omega=tuple(found["omegas"]),
+            sparse=before.get("sparse", False), addon=() if self.addon else tuple(before["addons"]),
+        )  # fmt: skip
+
     def run(self) -> dict[str, Any]:
         from rich.table import Table
 
@@ -124,13 +144,12 @@ class Sweep:
 
         omegas = checked(self.omega)
         alpha = self.alpha if self.alpha is not None else alpha_of(self.prior)
-        out = self.out or Path("runs") / f"{Path(self.prior).stem}-sweep"
         terminal = Terminal()
         with terminal.status("training") as status:
             found = sweep(
-                self.prior, self.addon, omegas, alpha, out, self.settings,
-                env=self.env, jobs=self.jobs, on_ray=self.ray, resume=self.resume, episodes=self.episodes,
-                say=terminal.say,
+                self.prior, self.addon, omegas, alpha, self.folder, self.settings,
+                env=self.env, sparse=self.sparse, jobs=self.jobs, on_ray=self.ray, resume=self.resume,
+                episodes=self.episodes, say=terminal.say,
                 progress=lambda shares: status.update(
                     "trained: " + " · ".join(f"ω′ {omega:g} {share:.0%}" for omega, share in shares.items())
                 ),
@@ -141,24 +160,19 @@ class Sweep:
         for row in rows(found, shown=lambda values: number(float(values.mean()))):
             table.add_row(*row)
         terminal.print(table)
-        if found.knee is None:
-            terminal.say("no value of ω′ gains on the prior")
-        else:
+        terminal.say(found.verdict)
+        if found.knee is not None:
             point = found.points[found.knee]
-            longer = found.longer(point)
-            terminal.say(f"the knee is at ω′ {point.omega:g}: {point.best}; to train it for longer: {longer}")
+            terminal.say(f"its policy: {point.best}; to train it for longer: {found.longer(point)}")
         terminal.say(f"report: {report}")
-        return as_dict(found) | {"folder": str(out), "report": str(report)}
+        return as_dict(found) | {"folder": str(self.folder), "report": str(report)}
 
 
 def _policy_and_env(reference: str, env: str | None) -> tuple[Path, str]:
-    from repolicy.checkpoint import find_policy, read_card
+    from repolicy.checkpoint import env_of, find_policy, read_card
 
     path = find_policy(reference)
-    env = env or read_card(path).get("request", {}).get("env")
-    if env is None:
-        raise UsageError(f"{path} does not say which environment it is for; add --env")
-    return path, env
+    return path, env or env_of(read_card(path), path)
 
 
 def _beside(path: Path, suffix: str) -> Path:

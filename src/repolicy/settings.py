@@ -3,9 +3,11 @@
 import json
 import math
 import os
+import platform
 import types
 import typing
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +24,7 @@ class Settings:
     seed: int = 0
     """Seed of everything: environments, networks, sampling, shuffling."""
     ranks: int = 0
-    """Processes that share the work, each on one core; 0 means one a physical core."""
+    """Processes that share the work, each on one core; 0 means one a physical core (on x86-64; elsewhere one)."""
     envs: int = 64
     """Environments, over all ranks."""
     horizon: int = 64
@@ -64,7 +66,7 @@ class Settings:
     family: Literal["auto", "gaussian", "state_gaussian", "squashed", "state_squashed", "categorical"] = "auto"
     """Distribution over actions; auto: gaussian with one std for all states, or categorical for discrete actions."""
     hidden: tuple[int, ...] = (64, 64)
-    """Sizes of the hidden layers, of actor and critic alike."""
+    """Sizes of the hidden layers, of actor and critic; while customising, of the critic (the actor is the prior)."""
     activation: Literal["tanh", "relu", "elu"] = "tanh"
     """Activation of the hidden layers."""
     initial_std: float = 1.0
@@ -82,16 +84,12 @@ class Settings:
     """Whose environments: EnvPool's where it knows the name, or one of the two."""
 
     def __post_init__(self) -> None:
+        for name, value in checked({name: getattr(self, name) for name in _hints()}, "settings").items():
+            object.__setattr__(self, name, value)  # 3e6 steps are a whole number of them
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and not (low <= value <= high):
                 raise UsageError(f"{name} is {value}; it must lie between {low:g} and {high:g}")
-
-        if self.surrogate == "vanilla" and self.epochs != 1:
-            raise UsageError(
-                f"epochs is {self.epochs}, but the vanilla policy gradient holds for the policy that acted, for one "
-                "pass: add --epochs 1"
-            )
 
     @property
     def iteration_steps(self) -> int:
@@ -103,8 +101,13 @@ class Settings:
         return max(1, math.ceil(self.steps / self.iteration_steps))
 
     def resolved(self) -> "Settings":
-        """With `ranks` counted out, and checked against the number of environments."""
-        ranks = self.ranks or min(physical_cores(), self.envs)
+        """With `ranks` counted out, and what must fit together checked."""
+        if self.surrogate == "vanilla" and self.epochs != 1:
+            raise UsageError(
+                f"epochs is {self.epochs}, but the vanilla policy gradient holds for the policy that acted, for one "
+                "pass: add --epochs 1"
+            )
+        ranks = self.ranks or (min(physical_cores(), self.envs) if shares_memory() else 1)
         if self.envs % ranks:
             if self.ranks:
                 raise UsageError(
@@ -202,13 +205,17 @@ def read_settings(path: Path, base: Settings) -> Settings:
 
 def checked(values: dict[str, Any], where: str) -> dict[str, Any]:
     """The values as the fields' own types, or one sentence that says which does not fit."""
-    hints = typing.get_type_hints(Settings)
-    result = {}
+    hints, result = _hints(), {}
     for name, value in values.items():
         if name not in hints:
             raise UsageError(f"{where} has an unknown field {name!r}{nearest(name, hints)}")
         result[name] = _converted(value, hints[name], f"{where}, field {name!r}")
     return result
+
+
+@cache
+def _hints() -> dict[str, Any]:
+    return typing.get_type_hints(Settings)
 
 
 def _converted(value: Any, hint: Any, where: str) -> Any:
@@ -246,4 +253,9 @@ def physical_cores() -> int:
     return max(1, min(usable, len(siblings) or usable))
 
 
-FIELDS = tuple(field.name for field in fields(Settings))
+def shares_memory() -> bool:
+    """Whether ranks can add up through memory that they share, which takes stores that become visible in order.
+
+    x86-64 promises that, and others do not.
+    """
+    return platform.machine() in ("x86_64", "AMD64") and hasattr(os, "sched_yield")

@@ -18,17 +18,15 @@ from typing import Any, Protocol
 
 from repolicy import ranks
 from repolicy.addons import Addon, combined
-from repolicy.checkpoint import RunFolder, changed, find_policy, read_policy, write_bytes, write_json
+from repolicy.checkpoint import RunFolder, changed, env_of, find_policy, read_policy, write_bytes, write_json
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.evaluation import Evaluation, evaluate
+from repolicy.evaluation import AFTERWARDS, Evaluation, evaluate
 from repolicy.objective import greedy
 from repolicy.policy import Policy
 from repolicy.request import Request
 from repolicy.settings import Settings, physical_cores
 from repolicy.tradeoff import Found, Point, as_dict
 from repolicy.training import check, try_addon
-
-EVALUATION_SEED = 10_000  # away from the small seeds that runs are trained with
 
 
 def sweep(
@@ -40,6 +38,7 @@ def sweep(
     settings: Settings,
     *,
     env: str | None = None,
+    sparse: bool = False,
     jobs: int = 0,
     on_ray: bool = False,
     resume: bool = False,
@@ -55,14 +54,13 @@ def sweep(
         raise UsageError(f"episodes is {episodes}; it must be 1 or more")
     path, folder = find_policy(prior), Path(out)
     saved = read_policy(path)
-    env = env or saved.card.get("request", {}).get("env")
-    if env is None:
-        raise UsageError(f"{path} does not say which environment it is for; add --env")
+    env = env or env_of(saved.card, path)
     settings = replace(settings, ranks=1)
     request = {"env": env, "addons": list(addon), "alpha": alpha, "settings": settings.as_dict()}
-    trial = Request(env, greedy(alpha), settings, tuple(addon))
+    request |= {"sparse": True} if sparse else {}
+    trial = Request(env, greedy(alpha), settings, tuple(addon), sparse=sparse)
     check(trial)
-    for sentence in try_addon(saved.policy, trial, sparse=False):
+    for sentence in try_addon(saved.policy, trial):
         say(sentence)
     start = _on_ray() if on_ray else _here
     with RunFolder(folder).locked():
@@ -96,17 +94,17 @@ def checked(omegas: Sequence[float]) -> list[float]:
 
 def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: Path, resume: bool) -> list[float]:
     """The folder is this sweep's: a new one, or the same one as before, perhaps with more values of ω′. Returns all."""
-    story = folder / "sweep.json"
-    if story.exists():
+    story, found = folder / "sweep.json", claimed(folder)
+    if found is not None:
         if not resume:
             raise UsageError(f"{folder} holds a sweep already; add --resume to go on with it, or choose another --out")
+        omegas = sorted({*found["omegas"], *omegas})
         try:
-            found = json.loads(story.read_text())
-            before, omegas = dict(found["request"]), sorted({*found["omegas"], *omegas})
             same_prior = (folder / "prior.safetensors").read_bytes() == prior.read_bytes()
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise FileError(f"{story} cannot be read: {error}") from None
-        changes = [*changed(before, json.loads(json.dumps(request))), *([] if same_prior else ["the prior is another"])]
+        except OSError as error:
+            raise FileError(f"{folder / 'prior.safetensors'} cannot be read: {error.strerror}") from None
+        changes = list(changed(found["request"], json.loads(json.dumps(request))))
+        changes += [] if same_prior else ["the prior is another"]
         if changes:
             raise UsageError(f"{folder} cannot be resumed with other settings: {'; '.join(changes)}")
         write_json(story, found | {"omegas": omegas})
@@ -117,6 +115,18 @@ def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: Pa
     write_json(folder / "settings.json", request["settings"])
     write_json(story, {"request": request, "omegas": omegas})
     return omegas
+
+
+def claimed(folder: Path) -> dict[str, Any] | None:
+    """What the sweep in this folder was asked for, and found so far, or None where there is none."""
+    story = folder / "sweep.json"
+    try:
+        found = json.loads(story.read_text())
+        return found | {"request": dict(found["request"]), "omegas": list(found["omegas"])}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FileError(f"{story} cannot be read: {error}") from None
 
 
 # Training -------------------------------------------------------------------------------------------------------------
@@ -171,12 +181,12 @@ def _program(point: Point, folder: Path, request: dict[str, Any]) -> list[str]:
         sys.executable, "-m", "repolicy", "customize", str((folder / "prior.safetensors").resolve()),
         "--env", request["env"], *addons, *objective, "--alpha", repr(request["alpha"]),
         "--settings", str((folder / "settings.json").resolve()), "--out", str(point.folder.resolve()),
-        "--resume", "--no-report",
+        "--resume", "--no-report", *(["--sparse"] if "sparse" in request else []),
     ]  # fmt: skip
 
 
 class _Here:
-    """A process on this machine. Ctrl-C reaches it by itself; it then stops after its iteration."""
+    """A process on this machine. Stopped twice over, by Ctrl-C and by the sweep, it ends at once."""
 
     def __init__(self, program: list[str], log: Path) -> None:
         with open(log, "wb") as file:
@@ -263,14 +273,14 @@ def _evaluated(
     episodes: int,
     say: Callable[[str], None],
 ) -> Found:
-    ranks.use_one_thread()
     addon = combined(request["addons"])
     found = []
     for point in [Point(math.inf, folder / "prior.safetensors"), *trained]:
         name = "the prior" if math.isinf(point.omega) else f"ω′ {point.omega:g}"
         say(f"evaluating {name}: {episodes} episodes with the mean action, {episodes} sampled")
         policy = prior if math.isinf(point.omega) else read_policy(point.best).policy
-        mean, sampled = (_episodes(policy, prior, addon, request, episodes, stochastic) for stochastic in (False, True))
+        with ranks.one_thread():
+            mean, sampled = (_episodes(policy, prior, addon, request, episodes, which) for which in (False, True))
         found.append(replace(point, mean=mean, sampled=sampled))
     return Found(request, folder, found[0], found[1:], failed, addon.metric_name)
 
@@ -280,5 +290,5 @@ def _episodes(
 ) -> Evaluation:
     return evaluate(
         policy, request["env"], episodes,
-        addon=addon, prior=prior, stochastic=stochastic, seed=EVALUATION_SEED, backend=request["settings"]["backend"],
+        addon=addon, prior=prior, stochastic=stochastic, seed=AFTERWARDS, backend=request["settings"]["backend"],
     )  # fmt: skip

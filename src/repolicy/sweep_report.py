@@ -46,7 +46,7 @@ def write_sweep_report(found: Found) -> Path:
     wanted = " + ".join(found.request["addons"])
     lead = (
         f"{len(found.points)} values of ω′, the weight of the prior's log-probability; α̂ {found.request['alpha']:g}; "
-        f"{found.request['settings']['steps']:,} environment steps each. {_advice(found, index)}"
+        f"{found.request['settings']['steps']:,} environment steps each. {found.verdict[0].upper()}{found.verdict[1:]}."
     )
     episodes = len(found.prior.mean.basic) if found.prior.mean is not None else 0
     parts = [
@@ -68,12 +68,6 @@ def write_sweep_report(found: Found) -> Path:
     path = found.folder / "report.html"
     write_bytes(path, page.page(f"{env} with {wanted}: choosing ω′", lead, parts, SCRIPT).encode())
     return path
-
-
-def _advice(found: Found, index: int | None) -> str:
-    if index is None:
-        return "No value gains on the prior: the trade-off has no knee."
-    return f"The trade-off bends at ω′ {found.points[index].omega:g}."
 
 
 def _slider(found: Found, index: int | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.checkpoint import RunFolder
+from repolicy.checkpoint import RunFolder, finite
 from repolicy.errors import UsageError
 from repolicy.evaluation import Evaluation
 from repolicy.page import number, spread
@@ -74,11 +74,22 @@ class Found:
 
     @property
     def knee(self) -> int | None:
-        """Index of the point at the bend of the trade-off, or None where none is better than the prior."""
+        """Index of the point at the bend of the trade-off, or None where it has none: it may be a line, or no gain."""
         everyone = [self.prior, *self.points]
-        costs = [-(point.basic or 0.0) if self.basic_known else point.kl for point in everyone]
+        kept = [point.basic or 0.0 for point in everyone]
+        least = 0.0 if kept[0] > 0 else -math.inf  # who has lost all can lose no more: −10⁶ would dwarf the others
+        costs = [-max(least, basic) for basic in kept] if self.basic_known else [point.kl for point in everyone]
         index = knee(costs, [point.addon for point in everyone])
         return index - 1 if index > 0 else None
+
+    @property
+    def verdict(self) -> str:
+        """Where the bend is, in a sentence."""
+        if self.knee is not None:
+            return f"the trade-off bends at ω′ {self.points[self.knee].omega:g}"
+        if any(point.addon > self.prior.addon for point in self.points):
+            return "the trade-off has no knee: no point lies above the straight line between its ends"
+        return "no value of ω′ gains on the prior"
 
     def longer(self, point: Point) -> str:
         """The command that trains one point for ten times as long."""
@@ -88,6 +99,7 @@ class Found:
             parts += ["--addon", name]
         alpha = f"{self.request['alpha']!r}"
         parts += ["--objective", "greedy"] if point.omega == 0 else ["--omega", f"{point.omega!r}"]
+        parts += ["--sparse"] if "sparse" in self.request else []
         parts += ["--alpha", alpha, "--settings", str(self.folder / "settings.json")]
         parts += ["--steps", str(10 * settings["steps"]), "--ranks", "0", "--out", f"{point.folder}-longer"]
         return shlex.join(parts)
@@ -163,12 +175,4 @@ def as_dict(found: Found) -> dict[str, Any]:
         "failed": [{"omega": point.omega, "error": point.error} for point in found.failed],
         "knee": None if index is None else found.points[index].omega,
     }
-    return dict(_finite(story))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return dict(finite(story))

@@ -5,6 +5,7 @@ environments and every random stream are made anew from (seed, segment, rank), i
 resumed one. So whenever a run is killed, resuming it ends in the bits it would have ended in anyway.
 """
 
+import contextlib
 import hashlib
 import signal
 import threading
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from repolicy import addons, envs, ranks
-from repolicy.checkpoint import RunFolder, find_policy, load_policy, read_policy
+from repolicy.checkpoint import RunFolder, env_of, find_policy, load_policy, read_policy
 from repolicy.errors import NumericError, RepolicyError, UsageError
 from repolicy.evaluation import check_fit
 from repolicy.objective import Objective
@@ -96,31 +97,30 @@ def customize(
     """
     path = find_policy(prior)
     saved = read_policy(path)
-    env = env or saved.card.get("request", {}).get("env")
-    if env is None:
-        raise UsageError(f"{path} does not say which environment it is for; name one with env (--env)")
+    env = env or env_of(saved.card, path)
     if not objective.reads_addon:
         raise UsageError("customising needs an objective whose task is the add-on: residual, kl or greedy")
     settings = (settings or customizing(env)).resolved()
     wanted = (addon,) if isinstance(addon, str) else tuple(addon)
-    request = Request(env, objective, settings, wanted, prior=hashlib.sha256(path.read_bytes()).hexdigest())
+    request = Request(env, objective, settings, wanted, hashlib.sha256(path.read_bytes()).hexdigest(), sparse)
     check(request)
-    for sentence in try_addon(saved.policy, request, sparse):
+    for sentence in try_addon(saved.policy, request):
         for watcher in watchers:
             watcher.say(sentence)
     return run(request, RunFolder(out), resume, watchers, path)
 
 
-def try_addon(prior: Policy, request: Request, sparse: bool) -> list[str]:
-    """Drive the prior for some steps and look at each add-on's reward: its shape, whether it is finite, its range."""
+def try_addon(prior: Policy, request: Request) -> list[str]:
+    """Drive the prior for some steps and look at each add-on: its shape, whether it is finite, its range."""
     batch = envs.make(request.env, 8, request.settings.seed, request.settings.backend)
     check_fit(prior, batch, "the prior")
     rollout = Collector(batch, 256, torch.Generator().manual_seed(0), keep_transitions=True).collect(prior)
     batch.close()
     said = []
     for name in request.addons:
-        reward = addons.combined([name]).reward(*rollout.transitions)
-        if reward.min() == reward.max() and not sparse:
+        addon = addons.combined([name])
+        reward, _ = addon.reward(*rollout.transitions), addon.metric(*rollout.transitions)
+        if reward.min() == reward.max() and not request.sparse:
             raise UsageError(
                 f"add-on {name!r} gave the same reward, {reward.min():g}, in all of {reward.size:,} trial steps; "
                 "if it is meant to be that rare, add --sparse"
@@ -137,6 +137,7 @@ def run(
     """Everything before and after the work itself: the folder, the ranks, Ctrl-C."""
     if ranks.under_torchrun():
         return _run_as_one_of_many(request, folder, resume, watchers, prior)
+    ranks.check_count(request.settings.ranks)
     with folder.locked():
         folder.begin(request.as_dict(), versions(), resume, prior)
         program = ["from repolicy.training import follow; follow()", str(folder.path)]
@@ -155,6 +156,14 @@ def check(request: Request) -> None:
     probe = envs.make(request.env, 1, 0, request.settings.backend)
     probe.close()
     spec_for(probe, request.settings)
+    budget, objective = request.settings.kl_budget, request.objective
+    if budget is not None and not 0 < objective.omega == objective.alpha:
+        raise UsageError(
+            "a KL budget moves omega and alpha together, from one value on: it goes with customize --omega auto, "
+            "or in Python with kl(alpha)"
+        )
+    if request.prior and request.settings.family != "auto":
+        raise UsageError("a policy keeps the family of its prior while it is customised: leave --family out")
 
 
 def follow() -> None:
@@ -177,7 +186,13 @@ def work(
     request: Request, folder: RunFolder, team: ranks.Ranks, watchers: Sequence[Watcher], interrupted: threading.Event
 ) -> Result:
     """All segments that are still to do. Every rank runs this; the first one writes."""
-    ranks.use_one_thread()
+    with ranks.one_thread(), torch.random.fork_rng(devices=[]):
+        return _worked(request, folder, team, watchers, interrupted)
+
+
+def _worked(
+    request: Request, folder: RunFolder, team: ranks.Ranks, watchers: Sequence[Watcher], interrupted: threading.Event
+) -> Result:
     settings = request.settings
     worker = Worker(request, folder, team)
     segment, complaints = worker.restore()
@@ -211,6 +226,8 @@ def _segments(worker: Worker, segment: int, watchers: Sequence[Watcher], interru
             if worker.iteration == end:
                 metrics |= worker.end_segment(segment)
             metrics["seconds"] = time.perf_counter() - started
+            if worker.team.index == 0:
+                folder.log(metrics)
             for watcher in watchers:
                 watcher.write(metrics)
         segment += 1
@@ -245,13 +262,17 @@ def _run_as_one_of_many(
     team = ranks.Distributed()
     request = replace(request, settings=replace(request.settings, ranks=team.count).resolved())
     try:
-        if team.index > 0:
-            team.sum(torch.zeros(1))
-            return work(request, folder, team, (), threading.Event())
-        with folder.locked():
-            folder.begin(request.as_dict(), versions(), resume, prior)
-            team.sum(torch.zeros(1))
-            with _polite_interrupt() as interrupted:
-                return work(request, folder, team, watchers, interrupted)
+        with _polite_interrupt() as interrupted, contextlib.ExitStack() as claim:
+            refusal: RepolicyError | None = None
+            if team.index == 0:
+                try:
+                    claim.enter_context(folder.locked())
+                    folder.begin(request.as_dict(), versions(), resume, prior)
+                except RepolicyError as error:
+                    refusal = error
+            refused = float(team.sum(torch.tensor([0.0 if refusal is None else 1.0])))
+            if refused:
+                raise refusal or UsageError("the first rank could not begin")
+            return work(request, folder, team, watchers if team.index == 0 else (), interrupted)
     finally:
         team.close()

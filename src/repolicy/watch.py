@@ -1,39 +1,13 @@
-"""Who watches a run: a line of JSON an iteration, TensorBoard, Weights & Biases. (The live display is `display.py`.)
+"""Who watches a run: TensorBoard, Weights & Biases. (The live display is `display.py`.)
 
 A watcher is any object with `begin`, `write`, `say` and `close`.
 """
 
-import contextlib
-import json
-from pathlib import Path
-from typing import Any
+import secrets
 
-from repolicy.checkpoint import RunFolder
-from repolicy.errors import FileError, UsageError
+from repolicy.checkpoint import RunFolder, write_bytes
+from repolicy.errors import UsageError
 from repolicy.request import Request
-
-
-class JsonLines:
-    """`metrics.jsonl`: a line an iteration."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._path = folder.metrics
-
-    def begin(self, request: Request, start: int, total: int) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self._path, "a", buffering=1)  # noqa: SIM115
-
-    def write(self, metrics: dict[str, float]) -> None:
-        try:
-            self._file.write(json.dumps(metrics) + "\n")
-        except OSError as error:
-            raise FileError(f"{self._path} cannot be written: {error.strerror}") from None
-
-    def say(self, sentence: str) -> None: ...
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk was complained about when the line was written
-            self._file.close()
 
 
 class TensorBoard:
@@ -70,8 +44,15 @@ class Wandb:
 
     def begin(self, request: Request, start: int, total: int) -> None:
         self._run = self._wandb.init(
-            project=self._project, dir=self._folder, id=_run_id(self._folder), resume="allow", config=request.as_dict()
+            project=self._project, dir=self._folder, id=self._id(), resume="allow", config=request.as_dict()
         )
+
+    def _id(self) -> str:
+        """Drawn once for each run, and kept in its folder."""
+        file = self._folder / "wandb-id"
+        if not file.exists():
+            write_bytes(file, secrets.token_hex(8).encode())
+        return file.read_text()
 
     def write(self, metrics: dict[str, float]) -> None:
         self._run.log({_grouped(name): value for name, value in metrics.items()}, step=int(metrics["steps"]))
@@ -88,16 +69,3 @@ _GROUPS = ("reward", "evaluation", "share")
 def _grouped(name: str) -> str:
     group, _, rest = name.partition("_")
     return f"{group}/{rest}" if group in _GROUPS and rest else f"run/{name}"
-
-
-def _run_id(folder: Path) -> str:
-    import hashlib
-
-    return hashlib.sha256(str(folder).encode()).hexdigest()[:16]
-
-
-def read_metrics(path: Path) -> dict[str, list[Any]]:
-    """`metrics.jsonl` as columns; None where an iteration has no such entry."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    names = {name: None for row in rows for name in row}
-    return {name: [row.get(name) for row in rows] for name in names}

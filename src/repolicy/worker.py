@@ -34,7 +34,9 @@ class Worker:
     def __init__(self, request: Request, folder: RunFolder, team: ranks.Ranks) -> None:
         self.request, self.folder, self.team = request, folder, team
         self.settings, self.objective = request.settings, request.objective
-        self.addon = addons.combined(request.addons) if request.objective.reads_addon else None
+        self.addon = None
+        if request.objective.reads_addon:  # what it reports for people is not needed here
+            self.addon = replace(addons.combined(request.addons), metrics=())
         self.prior = read_policy(folder.prior).policy if request.prior else None
         self.iteration = 0
         self.best = -np.inf
@@ -117,6 +119,7 @@ class Worker:
     def iterate(self, stop: bool) -> dict[str, float]:
         """Collect, score, update. The ranks meet twice, apart from the minibatches."""
         settings, learner = self.settings, self.learner
+        self._evidence = {}
         began = time.perf_counter()
         rollout = self.collector.collect(learner.policy)
         collected = time.perf_counter()
@@ -125,6 +128,7 @@ class Worker:
         if settings.schedule == "linear":
             learner.learning_rate = settings.learning_rate * (1.0 - (self.iteration - 1) / settings.iterations)
         fit_actor = self.iteration > settings.critic_warmup * settings.iterations
+        weights = {"omega": self.objective.omega, "alpha": self.objective.alpha}  # that were in force
         if settings.kl_budget is not None and fit_actor:
             before, self.off_budget = self.off_budget, off_budget(summary.metrics["prior_kl"], settings.kl_budget)
             self.objective = steered(self.objective, before, self.off_budget)
@@ -150,16 +154,23 @@ class Worker:
                 "gradient_norm": report.gradient_norm,
                 "learning_rate": report.learning_rate,
                 "epochs": report.epochs,
-                "omega": self.objective.omega,
             }
+            | weights
             | self.width(batch.inputs)
         )
 
     def prepared(self, rollout: Rollout, stop: bool) -> tuple[ppo.Batch, "Summary"]:
         """From what happened to what the update learns from: scores, the reformulated reward, advantages."""
         settings = self.settings
+        self._evidence = {
+            "observations": torch.from_numpy(rollout.observations),
+            "actions": rollout.actions,
+            "basic": torch.from_numpy(rollout.basic),
+        }
         log_policy, log_prior, values, next_values = self.score(rollout)
+        self._evidence |= {"log_policy": log_policy} | ({} if log_prior is None else {"log_prior": log_prior})
         reward = self.reward(rollout, log_policy, log_prior)
+        self._evidence["rewards"] = reward.total
         terminated = torch.from_numpy(rollout.terminated)
         ended = terminated | torch.from_numpy(rollout.truncated)
         summary = self.exchange(rollout, reward, log_policy, log_prior, ended, stop)
@@ -174,12 +185,6 @@ class Worker:
             self.normalised(gains).flatten(),
             targets.flatten(),
         )
-        self._evidence = {
-            "inputs": batch.inputs,
-            "actions": batch.actions,
-            "log_probs": batch.log_probs,
-            "rewards": reward.total,
-        }
         summary.metrics["explained_variance"] = 1.0 - float((targets - values).var() / targets.var().clamp_min(1e-12))
         return batch, summary
 

@@ -10,7 +10,7 @@ import gymnasium
 import torch
 
 from repolicy.addons import check_env
-from repolicy.checkpoint import find_policy, read_card, read_policy
+from repolicy.checkpoint import env_of, find_policy, read_card, read_policy
 from repolicy.envs import in_gymnasium, maker
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import nearest
@@ -52,9 +52,7 @@ def customize(
     """
     path = _policy_file(prior)
     saved = read_policy(path)
-    env = env or saved.card.get("request", {}).get("env")
-    if env is None:
-        raise UsageError(f"{path} does not say which environment it is for; name one with env (--env)")
+    env = env or env_of(saved.card, path)
     if objective.reads_basic:
         raise UsageError("customising needs an objective whose task is the add-on: residual, kl or greedy")
     return _run(env, objective, saved.policy, Path(out), settings or customizing(env), addon, progress)
