@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_envs import tiny
 
-from repolicy.addons import CHEETAH_JOINTS, REGISTERED, check_env, combined
+from repolicy.addons import CHEETAH_JOINTS, REGISTERED, check_env, combined, names
 from repolicy.errors import NumericError, UsageError
 
 OBSERVATIONS = np.zeros((2, 3, 27), np.float32)
@@ -77,6 +77,23 @@ def test_a_users_own_lies_in_any_folder(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "mine.py").write_text("def first(observations, actions, after, info):\n    return after[:, 0]\n")
     np.testing.assert_allclose(reward(f"{folder}/mine.py:first=2"), 2.0 * NEXT[..., 0])
+
+
+def test_what_one_does_in_place_is_not_seen_by_others(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def rude(observations, actions, after, info):\n    after *= 0\n    return after[:, 0]\n"
+    )
+    before = NEXT.copy()
+    np.testing.assert_allclose(reward(f"{tmp_path}/mine.py:rude", "height"), NEXT[..., 0])
+    np.testing.assert_array_equal(NEXT, before)
+
+
+@pytest.mark.parametrize("wanted", [{"height": 10}, abs, [abs], 3])
+def test_what_is_no_name_is_refused(wanted: object) -> None:
+    with pytest.raises(UsageError, match="give its name"):
+        names(wanted)
+    assert names("height") == names(["height"]) == ("height",)
+    assert names(()) == ()
 
 
 def test_a_metric_is_checked_like_a_reward() -> None:

@@ -251,7 +251,25 @@ def test_a_policy_without_its_normaliser_would_be_another_one(tmp_path: Path) ->
     assert torch.equal(load_policy(tmp_path / "policy")(observations).mode(), policy(observations).mode())
 
 
+@pytest.mark.parametrize("left", [["policy.normaliser.mean"], ["policy_probes.actions"]])
+def test_a_policy_that_lacks_a_part_is_refused(tmp_path: Path, left: list[str]) -> None:
+    save_policy(tmp_path / "whole", trained(), {})
+    tensors, story = read(tmp_path / "whole", "policy")
+    write(tmp_path / "part", "policy", {name: tensors[name] for name in tensors if name not in left}, story)
+    with pytest.raises(FileError, match="part is no whole policy"):
+        read_policy(tmp_path / "part")
+
+
+def test_a_story_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(safetensors.torch.save({}, {"repolicy": "[]"}))
+    with pytest.raises(FileError, match="no object"):
+        read_policy(path)
+
+
 def test_a_policy_that_does_not_ship_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="is a folder without a run"):
+        load_policy(tmp_path)
     with pytest.raises(FileError, match="there is no file .*nowhere.safetensors, and no policy of that name ships"):
         load_policy(tmp_path / "nowhere.safetensors")
 
@@ -305,6 +323,26 @@ def test_when_all_are_damaged_that_is_said(tmp_path: Path) -> None:
 
 
 REQUEST = {"env": "Ant-v4", "settings": {"steps": 100, "hidden": (64, 64)}, "addons": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "name", ["policy.safetensors", "metrics.jsonl", "prior.safetensors", "sweep.json", "report.html"]
+)
+def test_files_of_nobodys_run_are_not_written_over(tmp_path: Path, name: str) -> None:
+    mine, prior = tmp_path / name, tmp_path / "elsewhere"
+    mine.write_text("mine")
+    prior.write_text("a prior")
+    with pytest.raises(UsageError, match=f"{name} is there already, and of no run"):
+        RunFolder(tmp_path).begin({}, {}, False, prior)
+    assert mine.read_text() == "mine"
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_a_run_that_was_killed_as_it_began_may_begin_again(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("a prior")
+    (tmp_path / "prior.safetensors").write_text("a prior")
+    RunFolder(tmp_path).begin({"env": "any"}, {}, True, tmp_path / "elsewhere")
+    assert RunFolder(tmp_path).request() == {"env": "any"}
 
 
 def test_a_folder_belongs_to_one_request(tmp_path: Path) -> None:

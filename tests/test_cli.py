@@ -175,7 +175,7 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
         ("customize halfcheetah --addon hind_leg --omega auto", "needs --kl-budget"),
         (
             "customize halfcheetah --addon hind_leg --omega auto --kl-budget 1 --objective greedy",
-            "objective greedy has no omega",
+            "--kl-budget goes with --omega auto",
         ),
         (
             "customize halfcheetah --addon height --omega 0.1 --env Hopper-v4",

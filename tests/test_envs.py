@@ -1,6 +1,7 @@
 """Batches of environments: EnvPool's physics against Gymnasium's, how episodes end, and what is refused."""
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -252,6 +253,13 @@ def test_other_spaces_are_refused_by_name(name: str, message: str) -> None:
 def test_unknown_names(name: str, backend: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         envs.make(name, 1, 0, backend)
+
+
+def test_an_id_that_a_module_registers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = "import gymnasium\ngymnasium.register('MyOwn-v7', entry_point=lambda: gymnasium.make('Pendulum-v1'))\n"
+    (tmp_path / "registers_my_own.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert envs.make("registers_my_own:MyOwn-v7", 1, 0).observation_size == 3
 
 
 @pytest.mark.parametrize("backend", ["envpool", "gymnasium"])

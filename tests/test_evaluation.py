@@ -10,6 +10,7 @@ from tiny_envs import tiny
 
 from repolicy import evaluation
 from repolicy.addons import combined
+from repolicy.checkpoint import load_policy
 from repolicy.envs import make
 from repolicy.errors import NumericError, UsageError
 from repolicy.evaluation import evaluate, run_episodes
@@ -110,6 +111,12 @@ def test_an_endless_episode_is_cut_so_that_evaluations_end(monkeypatch: pytest.M
     monkeypatch.setattr(evaluation, "LONGEST", 30)
     found = evaluate(policy(1), tiny("Endless"), 5)
     assert found.lengths.tolist() == found.basic.tolist() == [30.0] * 5
+
+
+def test_everything_may_be_named() -> None:
+    by_name = evaluate("hopper", "Hopper-v4", 1, addon="height=2")
+    made = evaluate(load_policy("hopper"), "Hopper-v4", 1, addon=combined(["height=2"]))
+    np.testing.assert_array_equal(by_name.total, made.total)
 
 
 @pytest.mark.parametrize(

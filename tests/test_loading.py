@@ -1,5 +1,6 @@
 """Objects named by text, and the nearest names to one that is unknown."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,13 @@ def test_a_file_may_hold_dataclasses(tmp_path: Path) -> None:
     assert load_object(f"{tmp_path / 'mine.py'}:Pair", "thing")(3).a == 3
 
 
+def test_a_file_finds_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", list(sys.path))
+    (tmp_path / "a_neighbour_of_mine.py").write_text("answer = 42\n")
+    (tmp_path / "mine.py").write_text("from a_neighbour_of_mine import answer\n")
+    assert load_object(f"{tmp_path / 'mine.py'}:answer", "number") == 42
+
+
 def test_from_the_folder_that_one_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a_module_of_my_own.py").write_text("answer = 42\n")
     monkeypatch.chdir(tmp_path)
@@ -48,10 +56,13 @@ def test_what_is_wrong_is_said(reference: str, message: str) -> None:
         load_object(reference, "add-on")
 
 
-@pytest.mark.parametrize("content", ["def f(:\n", "raise RuntimeError('no GPU')\n", "import no_such_module_at_all\n"])
+@pytest.mark.parametrize(
+    "content",
+    ["raise SystemExit(3)\n", "def f(:\n", "raise RuntimeError('no GPU')\n", "import no_such_module_at_all\n"],
+)
 def test_a_file_that_fails_is_one_sentence(tmp_path: Path, content: str) -> None:
     (tmp_path / "mine.py").write_text(content)
-    with pytest.raises(UsageError, match=r"environment .*mine.py:f' cannot be imported: \w+Error"):
+    with pytest.raises(UsageError, match=r"environment .*mine.py:f' cannot be imported: (\w+Error|SystemExit: 3)"):
         load_object(f"{tmp_path}/mine.py:f", "environment")
 
 

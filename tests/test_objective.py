@@ -1,5 +1,7 @@
 """The table of objectives, their identities, and the reformulated reward against literal answers."""
 
+import inspect
+import json
 import math
 from typing import Any
 
@@ -180,6 +182,17 @@ def test_what_is_read() -> None:
 def test_coefficients_are_checked(name: str, bad: Any) -> None:
     with pytest.raises(UsageError, match=f"{name} is .*; it must be a finite number, 0 or greater"):
         Objective(**{name: bad})
+
+
+def test_numpys_numbers_are_numbers() -> None:
+    assert json.dumps(Objective(alpha=np.float32(0.5)).as_dict()) == json.dumps(Objective(alpha=0.5).as_dict())
+
+
+def test_every_named_objective_knows_its_name() -> None:
+    for name, function in objective.OBJECTIVES.items():
+        options = {key: {"omega": OMEGA, "alpha": ALPHA}[key] for key in inspect.signature(function).parameters}
+        assert objective.name_of(objective.named(name, **options)) == (name, options)
+    assert objective.name_of(Objective("both", omega=OMEGA, alpha=ALPHA)) is None
 
 
 def test_the_task_is_checked() -> None:

@@ -161,8 +161,12 @@ def _in_one_row(
 
 def _called(what: str, function: Function, transitions: tuple[np.ndarray, np.ndarray, np.ndarray, Info]) -> np.ndarray:
     """A finite number for each transition, or a sentence about what came instead."""
-    try:
-        found = np.asarray(function(*transitions), np.float64)
+    observations, actions, after, info = transitions
+    try:  # on copies: what a function does in place is its own business
+        found = np.asarray(
+            function(observations.copy(), actions.copy(), after.copy(), {key: info[key].copy() for key in info}),
+            np.float64,
+        )
     except UsageError:
         raise
     except Exception as error:
@@ -184,6 +188,17 @@ def check_env(requests: Sequence[str], env: str) -> None:
                 f"add-on {name!r} reads the numbers of {' and '.join(wanted)}, which mean something else in {env}; "
                 "write your own and name it as file.py:function"
             )
+
+
+def names(wanted: object) -> tuple[str, ...]:
+    """One name or several, as several."""
+    found = (wanted,) if isinstance(wanted, str) else tuple(wanted) if isinstance(wanted, list | tuple) else ()
+    if not all(isinstance(name, str) for name in found) or (wanted and not found):
+        raise UsageError(
+            f"the add-on is {wanted!r}; give its name, such as 'height=0.5' or 'my_rewards.py:quiet' "
+            "(every process of a run imports it by that), or a list of names"
+        )
+    return found
 
 
 def combined(requests: Sequence[str]) -> Addon:

@@ -52,6 +52,8 @@ def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise FileError(f"{path} is a safetensors file, but not one of Repolicy's") from None
     except (safetensors.SafetensorError, ValueError, OSError) as error:
         raise FileError(f"{path} is damaged, or no Repolicy file: {error}") from None
+    if not isinstance(story, dict):
+        raise FileError(f"{path} is damaged, or no Repolicy file: its story is no object")
     if isinstance(story.get("format"), int) and story["format"] > FORMAT:
         raise FileError(f"{path} has format {story['format']}; this version reads up to {FORMAT}: upgrade repolicy")
     if story.pop("sha256", None) != _checksum(tensors, story):
@@ -133,7 +135,10 @@ def save_policy(path: str | Path, policy: Policy, card: dict[str, Any], prior: P
 def read_policy(path: str | Path) -> SavedPolicy:
     """A policy's file; refused unless the policy reproduces the log-probabilities that were stored with it."""
     tensors, story = read(Path(path), "policy")
-    policies = [_rebuilt(Path(path), tensors, story, name) for name in ("policy", "prior") if name in story]
+    try:
+        policies = [_rebuilt(Path(path), tensors, story, name) for name in ("policy", "prior") if name in story]
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise FileError(f"{path} is no whole policy: {str(error).splitlines()[0]}") from None
     return SavedPolicy(policies[0], policies[1] if policies[1:] else None, story["card"])
 
 
@@ -167,6 +172,8 @@ def find_policy(reference: str | Path) -> Path:
         return path
     if str(reference) in shipped():
         return PRIORS / f"{reference}.safetensors"
+    if path.is_dir():
+        raise FileError(f"{path} is a folder without a run; name a policy's file in it")
     raise FileError(
         f"there is no file {path}, and no policy of that name ships with repolicy "
         f"({', '.join(shipped())} do){nearest(str(reference), shipped())}"
@@ -249,6 +256,7 @@ class RunFolder:
         """Claim the folder for this request, with a copy of its prior; refuse where that would lose or mix anything."""
         before = self.request()
         if before is None:
+            self._check_free(prior)
             if prior is not None:
                 write_bytes(self.prior, prior.read_bytes())
             write_json(self.path / "run.json", {"format": FORMAT, "request": request, "versions": versions})
@@ -258,6 +266,15 @@ class RunFolder:
         changes = list(changed(before, json.loads(json.dumps(request))))
         if changes:
             raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}")
+
+    def _check_free(self, prior: Path | None) -> None:
+        """Raise where a run would write over files that are not its own."""
+        mine = [self.metrics, self.last_policy, self.best_policy, self._checkpoints, self.path / "report.html"]
+        found = [path for path in [*mine, self.path / "sweep.json"] if path.exists()]
+        if self.prior.exists() and (prior is None or self.prior.read_bytes() != prior.read_bytes()):
+            found.append(self.prior)
+        if found:
+            raise UsageError(f"{found[0]} is there already, and of no run in {self.path}; choose another --out")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -144,13 +144,13 @@ class Customize:
     def wanted(self) -> Objective:
         """The objective that the options describe."""
         alpha = self.alpha if self.alpha is not None else alpha_of(self.prior)
-        if self.omega != "auto":
-            if self.settings.kl_budget is not None:
-                raise UsageError("--kl-budget goes with --omega auto")
-            return named(self.objective, omega=_number("--omega", self.omega), alpha=alpha)
         if self.settings.kl_budget is None:
-            raise UsageError("--omega auto needs --kl-budget: how far the policy may drift, in nats a step")
-        return named(self.objective, omega=alpha, alpha=alpha)
+            if self.omega == "auto":
+                raise UsageError("--omega auto needs --kl-budget: how far the policy may drift, in nats a step")
+            return named(self.objective, omega=_number("--omega", self.omega), alpha=alpha)
+        if self.objective == "greedy" or self.omega not in ("auto", None if self.objective == "kl" else "auto"):
+            raise UsageError("--kl-budget goes with --omega auto: it moves omega and alpha together")
+        return named("kl", alpha=alpha)  # where they begin
 
 
 @dataclass(frozen=True)

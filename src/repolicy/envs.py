@@ -228,7 +228,13 @@ def maker(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:
     """What makes one such environment of Gymnasium's, or of the user's own; it takes further options."""
     plain, options = parsed(name)
     if ":" in plain:
-        function = load_object(plain, "environment")
+        try:
+            function = load_object(plain, "environment")
+        except UsageError:
+            registered = plain.rpartition(":")[2]
+            if registered not in gymnasium.registry:
+                raise
+            return partial(gymnasium.make, registered, **options)  # module:id, which importing the module registers
         if not callable(function):
             raise UsageError(f"environment {plain!r} is not something that can be called to make one")
         return cast(Callable[..., gymnasium.Env[Any, Any]], partial(function, **options))

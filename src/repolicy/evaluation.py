@@ -1,13 +1,15 @@
 """The paper's protocol: whole episodes, basic / add-on / total return of each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from repolicy.addons import Addon
+from repolicy.addons import Addon, combined, names
+from repolicy.checkpoint import load_policy
 from repolicy.envs import Backend, Envs, make
 from repolicy.errors import UsageError
 from repolicy.policy import Policy, Prior
@@ -68,18 +70,25 @@ class Evaluation:
 
 
 def evaluate(
-    policy: Policy,
+    policy: Policy | str | Path,
     env: str,
     episodes: int = 100,
     *,
-    addon: Addon | None = None,
+    addon: Addon | Sequence[str] | str | None = None,
     prior: Prior | None = None,
     stochastic: bool = False,
     seed: int = 0,
     backend: Backend = "auto",
     progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
-    """Run the policy for whole episodes, with its mean action unless `stochastic`."""
+    """Run the policy for whole episodes, with its mean action unless `stochastic`.
+
+    A policy may be named by its file, its run's folder or as it ships, an add-on as on the command line.
+    """
+    if not isinstance(policy, Policy):
+        policy = load_policy(policy)
+    if addon is not None and not isinstance(addon, Addon):
+        addon = combined(names(addon))
     if episodes < 1:
         raise UsageError(f"episodes is {episodes}; it must be 1 or more")
     envs = make(env, min(episodes, 50), seed, backend)

@@ -21,7 +21,7 @@ def load_object(reference: str, what: str) -> Any:
         module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
     except UsageError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"{what} {reference!r} cannot be imported: {type(error).__name__}: {error}") from error
     try:
         return getattr(module, name)
@@ -57,5 +57,7 @@ def _import_file(path: Path) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look there for what they are in
+    if str(path.resolve().parent) not in sys.path:  # its neighbours
+        sys.path.append(str(path.resolve().parent))
     spec.loader.exec_module(module)
     return module

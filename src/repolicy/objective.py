@@ -13,6 +13,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from repolicy.errors import UsageError
@@ -41,8 +42,9 @@ class Objective:
             raise UsageError(f"task is {self.task!r}; it must be 'basic', 'addon' or 'both'")
         for name in ("omega", "alpha", "bonus"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+            if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value < 0:
                 raise UsageError(f"{name} is {value!r}; it must be a finite number, 0 or greater")
+            object.__setattr__(self, name, float(value))
 
     @property
     def reads_basic(self) -> bool:

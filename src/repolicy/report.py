@@ -246,7 +246,8 @@ def _recipe(request: dict[str, Any]) -> str:
     name, coefficients = name_of(objective) or ("an unnamed", {"omega": objective.omega, "alpha": objective.alpha})
     letters = {"omega": "ω′", "alpha": "α̂" if request["prior"] else "α"}
     numbers = ", ".join(f"{letters[key]} {value:g}" for key, value in coefficients.items())
-    return f"{name.replace('_', '-').capitalize()} objective{f' ({numbers})' if numbers else ''}"
+    name = "KL" if name == "kl" else name.replace("_", "-").capitalize()
+    return f"{name} objective{f' ({numbers})' if numbers else ''}"
 
 
 def repeat(folder: RunFolder, request: dict[str, Any]) -> str:

@@ -64,15 +64,16 @@ def train(
     out: str | Path,
     settings: Settings | None = None,
     *,
-    addon: Sequence[str] = (),
+    addon: Sequence[str] | str = (),
     resume: bool = False,
     watchers: Sequence[Watcher] = (),
 ) -> Result:
     """Train a policy from nothing. The folder `out` holds everything of the run; with `resume` it goes on there."""
     settings = (settings or defaults(env)).resolved()
+    check_objective(objective)
     if objective.reads_prior:
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
-    request = Request(env, objective, settings, tuple(addon))
+    request = Request(env, objective, settings, addons.names(addon))
     check(request)
     return run(request, RunFolder(out), resume, watchers)
 
@@ -98,11 +99,13 @@ def customize(
     path = find_policy(prior)
     saved = read_policy(path)
     env = env or env_of(saved.card, path)
+    check_objective(objective)
     if not objective.reads_addon:
         raise UsageError("customising needs an objective whose task is the add-on: residual, kl or greedy")
     settings = (settings or customizing(env)).resolved()
-    wanted = (addon,) if isinstance(addon, str) else tuple(addon)
-    request = Request(env, objective, settings, wanted, hashlib.sha256(path.read_bytes()).hexdigest(), sparse)
+    request = Request(
+        env, objective, settings, addons.names(addon), hashlib.sha256(path.read_bytes()).hexdigest(), sparse
+    )
     check(request)
     for sentence in try_addon(saved.policy, request):
         for watcher in watchers:
@@ -143,6 +146,11 @@ def run(
         program = ["from repolicy.training import follow; follow()", str(folder.path)]
         with _polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
             return work(request, folder, team, watchers, interrupted)
+
+
+def check_objective(objective: object) -> None:
+    if not isinstance(objective, Objective):
+        raise UsageError(f"the objective is {objective!r}; make one, such as repolicy.objective.residual(0.17, 0.13)")
 
 
 def check(request: Request) -> None:

@@ -40,6 +40,10 @@ class Wandb:
             import wandb
         except ImportError:
             raise UsageError("--wandb needs the package wandb: pip install 'repolicy[wandb]'") from None
+        try:
+            wandb.login()  # before the run's folder is claimed
+        except wandb.Error as error:
+            raise UsageError(f"--wandb: {error}") from None
         self._wandb, self._folder, self._project = wandb, folder.path.resolve(), project
 
     def begin(self, request: Request, start: int, total: int) -> None:
