@@ -96,6 +96,10 @@ def test_a_run_is_resumed_by_its_folder_alone(capsys: pytest.CaptureFixture[str]
     held = ["--omega", "auto", "--alpha", "0.2", "--kl-budget", "1", "--addon", wish, "--no-report", *SMALL]
     answered(capsys, "customize", "prior", *held, "--out", "held")
     assert answered(capsys, "customize", "prior", "--out", "held", "--resume", "--no-report")["finished"]
+    for words in (["--omega", "0.2"], ["--objective", "kl"], ["--objective", "greedy"]):
+        same = ["customize", "prior", *words, "--alpha", "0.2", "--addon", wish, "--no-report", *SMALL, "--resume"]
+        for _ in range(2):  # the second time, it is resumed by the words that began it
+            assert answered(capsys, *same, "--out", f"run{'-'.join(words)}")["finished"]
     answered(capsys, "train", env, "--objective", "end_entropy", "--alpha", "0.1", *SMALL)
     assert answered(capsys, "train", env, "--objective", "end_entropy", "--resume")["finished"]
 

@@ -126,3 +126,11 @@ def test_counts_out_of_range_are_refused(prior: Path, tmp_path: Path, options: d
     with pytest.raises(UsageError, match=said):
         refused(prior, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_sweep_writes_over_nobodys_files(prior: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "settings.json").write_text("mine")
+    with pytest.raises(UsageError, match="settings.json is there already, and of no sweep"):
+        refused(prior, tmp_path / "mine")
+    assert (tmp_path / "mine" / "settings.json").read_text() == "mine"

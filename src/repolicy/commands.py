@@ -119,17 +119,14 @@ class Customize:
         """What the options are options of: the environment's own settings, or the run that is resumed."""
         before = _before(self)
         start = replace(_bare(self), settings=starting_settings(self, before, customizing(env_of(self))))
-        found = name_of(Objective(**before["objective"])) if before else None
-        if before is None or found is None:
+        if before is None:
             return start
-        name, coefficients = found
-        omega = str(coefficients["omega"]) if "omega" in coefficients else None
-        if before["settings"]["kl_budget"] is not None:
-            name, omega = "residual", "auto"
+        made, held = Objective(**before["objective"]), before["settings"]["kl_budget"] is not None
+        name: Any = "greedy" if not made.reads_prior else "kl" if self.objective == "kl" else "residual"
+        omega = "auto" if held else str(made.omega)
         return replace(
-            start, env=before["env"], objective=name, omega=omega,
-            alpha=coefficients["alpha"], sparse=before.get("sparse", False),
-            addon=() if self.addon else tuple(before["addons"]),
+            start, env=before["env"], objective=name, omega=omega if name == self.objective == "residual" else None,
+            alpha=made.alpha, sparse=before.get("sparse", False), addon=() if self.addon else tuple(before["addons"]),
         )  # fmt: skip
 
     def run(self) -> dict[str, Any]:

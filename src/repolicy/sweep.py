@@ -111,6 +111,9 @@ def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: Pa
         return omegas
     if RunFolder(folder).request() is not None:
         raise UsageError(f"{folder} holds a run, not a sweep; choose another --out")
+    for name in ("prior.safetensors", "settings.json", "report.html"):
+        if (folder / name).exists():
+            raise UsageError(f"{folder / name} is there already, and of no sweep; choose another --out")
     write_bytes(folder / "prior.safetensors", prior.read_bytes())
     write_json(folder / "settings.json", request["settings"])
     write_json(story, {"request": request, "omegas": omegas})
