@@ -122,11 +122,10 @@ class Customize:
         if before is None:
             return start
         made, held = Objective(**before["objective"]), before["settings"]["kl_budget"] is not None
-        name: Any = "greedy" if not made.reads_prior else "kl" if self.objective == "kl" else "residual"
-        omega = "auto" if held else str(made.omega)
+        omega = "auto" if held else str(made.omega)  # residual says them all: kl and greedy are values of omega
         return replace(
-            start, env=before["env"], objective=name, omega=omega if name == self.objective == "residual" else None,
-            alpha=made.alpha, sparse=before.get("sparse", False), addon=() if self.addon else tuple(before["addons"]),
+            start, env=before["env"], omega=omega if self.objective == "residual" else None, alpha=made.alpha,
+            sparse=before.get("sparse", False), addon=() if self.addon else tuple(before["addons"]),
         )  # fmt: skip
 
     def run(self) -> dict[str, Any]:
