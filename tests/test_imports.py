@@ -16,7 +16,7 @@ ROOMS = [
     *("errors", "terminal", "loading", "settings", "objective", "network", "distributions", "policy", "envs", "addons"),
     *("rollout", "ppo", "ranks", "checkpoint", "evaluation", "request", "worker", "training"),
     *("watch", "display", "bench", "film", "inspection", "export", "page", "report", "tradeoff", "sweep"),
-    *("sweep_report", "commands", "result_commands", "cli", "__main__"),
+    *("sweep_report", "commands", "run_commands", "cli", "__main__"),
 ]
 # Wings: folders beside the row, whose visitors come through the command line alone.
 WINGS = {
@@ -25,7 +25,7 @@ WINGS = {
     "rql": {"errors", "terminal", "loading", "objective", "network", "distributions", "policy"}
     | {"checkpoint", "envs", "addons"},
 }
-ENTRANCES = {"cli", "commands", "result_commands", "__main__"}
+ENTRANCES = {"cli", "commands", "run_commands", "__main__"}
 
 
 def imports(path: Path) -> set[str]:
@@ -80,7 +80,14 @@ def test_the_parser_sees_imports(tmp_path: Path) -> None:
     assert imports(tmp_path / "x.py") == {"ppo", "envs", "ranks", "exact", "cli"}
 
 
-LIGHT = ["repolicy", "repolicy.settings", "repolicy.objective", "repolicy.commands", "repolicy.cli"]
+LIGHT = [
+    "repolicy",
+    "repolicy.settings",
+    "repolicy.objective",
+    "repolicy.commands",
+    "repolicy.run_commands",
+    "repolicy.cli",
+]
 
 
 @pytest.mark.parametrize("module", [*LIGHT, *(f"repolicy.{group}.commands" for group in GROUPS)])

@@ -9,9 +9,9 @@ from typing import Any
 
 import tyro
 
-from repolicy.commands import Addons, Bench, Customize, Doctor, Evaluate, Inspect, Train, speaks
+from repolicy.commands import Addons, Bench, Doctor, Evaluate, Export, Inspect, Render
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.result_commands import Export, Render, Sweep
+from repolicy.run_commands import Customize, Sweep, Train, speaks
 
 COMMANDS: dict[str, Any] = {
     "customize": Customize,

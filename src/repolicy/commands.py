@@ -1,177 +1,18 @@
-"""The commands. Each is a dataclass whose fields are its options; the docstrings under them are its help.
+"""The commands that look at what there is, and hand it on. (Those that train are in `run_commands.py`.)
 
-Nothing heavy is imported before a command runs, so that `--help` answers at once.
+Each command is a dataclass whose fields are its options; the docstrings under them are its help. Nothing heavy is
+imported before a command runs, so that `--help` answers at once.
 """
 
-import os
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
-from repolicy.errors import RepolicyError, UsageError
-from repolicy.loading import as_file_name
-from repolicy.objective import Objective, name_of, named
-from repolicy.settings import Settings, checked, customizing, defaults, read_settings
-
-if TYPE_CHECKING:
-    from repolicy.training import Result
-
-ObjectiveName = Literal["no_entropy", "end_entropy", "repeat_entropy", "soft", "full"]
-
-
-@dataclass(frozen=True)
-class Train:
-    """Train a policy from nothing, as a prior or a baseline.
-
-    Example: repolicy train HalfCheetah-v4 --objective soft --alpha 0.13472 --steps 3e6 --out runs/cheetah
-    """
-
-    env: Positional[Annotated[str, arg(metavar="ENV")]]
-    """Environment: an id of EnvPool or Gymnasium, or module:callable that makes one; NAME?option=value with options."""
-    objective: ObjectiveName = "soft"
-    """What the return contains (see the docs, "The eight objectives")."""
-    alpha: float | None = None
-    """Weight of the entropy."""
-    addon: UseAppendAction[tuple[str, ...]] = ()
-    """Add-on reward for --objective full: NAME, NAME=WEIGHT, module:function or file.py:function. Repeatable."""
-    out: Path | None = None
-    """The run's folder; by default runs/ENV-OBJECTIVE-SEED."""
-    resume: bool = False
-    """Go on with the run in the folder, if there is one."""
-    settings_file: Annotated[Path | None, arg(name="settings")] = None
-    """A JSON file of settings; options on the command line go before it."""
-    wandb: str | None = None
-    """Log to this Weights & Biases project too."""
-    json: bool = False
-    """Print one JSON object on stdout at the end."""
-    settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
-
-    @property
-    def folder(self) -> Path:
-        return self.out or Path("runs") / f"{as_file_name(self.env)}-{self.objective}-{self.settings.seed}"
-
-    def beginning(self) -> "Train":
-        """What the options are options of: the environment's own settings, or the run that is resumed."""
-        before = _before(self)
-        start = replace(_bare(self), settings=starting_settings(self, before, defaults(self.env)))
-        found = name_of(Objective(**before["objective"])) if before else None
-        if before is None or found is None:
-            return start
-        name, coefficients = found
-        addon = () if self.addon else tuple(before["addons"])
-        return replace(start, objective=name, alpha=coefficients.get("alpha"), addon=addon)
-
-    def run(self) -> dict[str, Any]:
-        from repolicy.training import train
-
-        return _ended(
-            train(
-                self.env, named(self.objective, alpha=self.alpha), self.folder, self.settings,
-                addon=self.addon, resume=self.resume, watchers=_watchers(self.folder, self.wandb),
-            )
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Customize:
-    """Give a trained policy a new requirement, without the reward that trained it.
-
-    Example: repolicy customize halfcheetah --addon hind_leg=10 --omega auto --kl-budget 2
-    """
-
-    prior: Positional[Annotated[str, arg(metavar="PRIOR")]]
-    """The trained policy: a name that ships (halfcheetah, hopper, ant), a policy's file, or a run's folder."""
-    addon: UseAppendAction[tuple[str, ...]] = ()
-    """The new requirement: NAME, NAME=WEIGHT, module:function or file.py:function; repolicy addons lists names.
-    Repeatable."""
-    omega: str | None = None
-    """ω′, the weight of the prior's log-probability; auto: adapt it, and alpha with it, to --kl-budget."""
-    alpha: float | None = None
-    """α̂, the weight of the entropy; by default the prior's own α, where its file tells it."""
-    objective: Literal["residual", "kl", "greedy"] = "residual"
-    """residual: omega and alpha apart; kl: omega equal to alpha; greedy: the add-on alone."""
-    env: str | None = None
-    """Environment; by default the one that the prior was trained in."""
-    out: Path | None = None
-    """The run's folder; by default runs/PRIOR-OBJECTIVE-SEED."""
-    resume: bool = False
-    """Go on with the run in the folder, if there is one."""
-    sparse: bool = False
-    """Accept an add-on that is constant over some thousand trial steps."""
-    settings_file: Annotated[Path | None, arg(name="settings")] = None
-    """A JSON file of settings; options on the command line go before it."""
-    wandb: str | None = None
-    """Log to this Weights & Biases project too."""
-    report: bool = True
-    """At the end, evaluate and film prior and result, and write report.html into the folder."""
-    json: bool = False
-    """Print one JSON object on stdout at the end."""
-    settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
-
-    @property
-    def folder(self) -> Path:
-        return self.out or Path("runs") / f"{Path(self.prior).stem}-{self.objective}-{self.settings.seed}"
-
-    def beginning(self) -> "Customize":
-        """What the options are options of: the environment's own settings, or the run that is resumed."""
-        before = _before(self)
-        start = replace(_bare(self), settings=starting_settings(self, before, customizing(env_of(self))))
-        if before is None:
-            return start
-        made, held = Objective(**before["objective"]), before["settings"]["kl_budget"] is not None
-        omega = "auto" if held else str(made.omega)  # residual says them all: kl and greedy are values of omega
-        return replace(
-            start, env=before["env"], omega=omega if self.objective == "residual" else None, alpha=made.alpha,
-            sparse=before.get("sparse", False), addon=() if self.addon else tuple(before["addons"]),
-        )  # fmt: skip
-
-    def run(self) -> dict[str, Any]:
-        from repolicy.training import customize
-
-        result = customize(
-            self.prior, self.addon, self.wanted(), self.folder, self.settings,
-            env=self.env, sparse=self.sparse, resume=self.resume, watchers=_watchers(self.folder, self.wandb),
-        )  # fmt: skip
-        return _ended(result) | (_reported(result) if self.report else {})
-
-    def wanted(self) -> Objective:
-        """The objective that the options describe."""
-        alpha = self.alpha if self.alpha is not None else alpha_of(self.prior)
-        if self.settings.kl_budget is None:
-            if self.omega == "auto":
-                raise UsageError("--omega auto needs --kl-budget: how far the policy may drift, in nats a step")
-            return named(self.objective, omega=_number("--omega", self.omega), alpha=alpha)
-        if self.objective == "greedy" or self.omega not in ("auto", None if self.objective == "kl" else "auto"):
-            raise UsageError("--kl-budget goes with --omega auto: it moves omega and alpha together")
-        return named("kl", alpha=alpha)  # where they begin
-
-
-@dataclass(frozen=True)
-class Addons:
-    """List the add-on rewards that ship, with what each is for.
-
-    Example: repolicy addons
-    """
-
-    json: bool = False
-    """Print one JSON object on stdout."""
-
-    def run(self) -> dict[str, Any]:
-        from rich.table import Table
-
-        from repolicy.addons import described
-        from repolicy.terminal import Terminal
-
-        table = Table("name", "environment", "what it rewards", "reported as")
-        for row in described():
-            table.add_row(row["name"], row["env"], row["what"], row["metric"])
-        terminal = Terminal()
-        terminal.print(table)
-        terminal.say("your own: --addon module:function or --addon file.py:function")
-        return {"addons": described()}
+from repolicy.errors import UsageError
+from repolicy.settings import Settings, defaults
 
 
 @dataclass(frozen=True)
@@ -243,6 +84,117 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Render:
+    """Film a policy that takes its mean action: an mp4, or a gif.
+
+    Example: repolicy render runs/cheetah --seconds 10 --out cheetah.mp4
+    """
+
+    policy: Positional[Annotated[str, arg(metavar="POLICY")]]
+    """A policy's file, a run's folder (then its best policy), or a name that ships."""
+    env: str | None = None
+    """Environment; by default the one that the policy was trained in."""
+    seed: int = 0
+    """Seed of the environment."""
+    seconds: float = 10.0
+    """How long the film is; after an episode, the next one begins."""
+    width: int = 640
+    """Width of the picture; its height is two thirds of that."""
+    out: Path | None = None
+    """Where the film goes, an .mp4 or a .gif; by default an mp4 beside the policy."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.checkpoint import find_policy, write_bytes
+        from repolicy.film import FORMATS, Shot, films
+
+        path, env = _policy_and_env(self.policy, self.env)
+        out = self.out or _beside(path, ".mp4")
+        format = out.suffix.removeprefix(".").lower()
+        if format not in FORMATS:
+            raise UsageError(f"--out {out} does not end in .mp4 or .gif")
+        shot = Shot(
+            str(find_policy(path)), env, seconds=self.seconds, seed=self.seed, width=self.width,
+            height=round(self.width * 2 / 3), format=format, fine=True,
+        )  # fmt: skip
+        [content] = films([shot])
+        write_bytes(out, content)
+        print(f"film: {out}", file=sys.stderr)
+        return {"file": str(out), "env": env, "seconds": self.seconds}
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a policy for other programs: raw observations in, the mean action out, checked against the original.
+
+    Example: repolicy export runs/cheetah --format onnx --out cheetah.onnx
+    """
+
+    policy: Positional[Annotated[str, arg(metavar="POLICY")]]
+    """A policy's file, a run's folder (then its best policy), or a name that ships."""
+    format: Literal["onnx", "torchscript"] = "onnx"
+    """onnx: for ONNX Runtime and whatever reads ONNX; torchscript: for C++ programs with libtorch."""
+    out: Path | None = None
+    """Where it goes; by default beside the policy."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.checkpoint import find_policy, load_policy
+        from repolicy.export import SUFFIXES, export
+
+        path = find_policy(self.policy)
+        out = self.out or _beside(path, SUFFIXES[self.format])
+        difference = export(load_policy(path), out, self.format)
+        print(f"exported: {out}, equal to the policy within {max(difference, 1e-9):.1g}", file=sys.stderr)
+        return {"file": str(out), "format": self.format, "difference": difference}
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Tell the story of a file: a policy, a checkpoint, or a run's folder.
+
+    Example: repolicy inspect runs/cheetah/best.safetensors
+    """
+
+    file: Positional[Annotated[Path, arg(metavar="FILE")]]
+    """A policy's file, a checkpoint, or a run's folder."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.inspection import inspect
+
+        return inspect(self.file)
+
+
+@dataclass(frozen=True)
+class Addons:
+    """List the add-on rewards that ship, with what each is for.
+
+    Example: repolicy addons
+    """
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def run(self) -> dict[str, Any]:
+        from rich.table import Table
+
+        from repolicy.addons import described
+        from repolicy.terminal import Terminal
+
+        table = Table("name", "environment", "what it rewards", "reported as")
+        for row in described():
+            table.add_row(row["name"], row["env"], row["what"], row["metric"])
+        terminal = Terminal()
+        terminal.print(table)
+        terminal.say("your own: --addon module:function or --addon file.py:function")
+        return {"addons": described()}
+
+
+@dataclass(frozen=True)
 class Bench:
     """Measure, in alternating slices of one run, the physics alone and training end to end, and print the share.
 
@@ -267,24 +219,6 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Inspect:
-    """Tell the story of a file: a policy, a checkpoint, or a run's folder.
-
-    Example: repolicy inspect runs/cheetah/best.safetensors
-    """
-
-    file: Positional[Annotated[Path, arg(metavar="FILE")]]
-    """A policy's file, a checkpoint, or a run's folder."""
-    json: bool = False
-    """Print one JSON object on stdout."""
-
-    def run(self) -> dict[str, Any]:
-        from repolicy.inspection import inspect
-
-        return inspect(self.file)
-
-
-@dataclass(frozen=True)
 class Doctor:
     """Say what this installation can do: versions, backends, rendering, cores.
 
@@ -300,100 +234,15 @@ class Doctor:
         return doctor()
 
 
-def speaks() -> bool:
-    """Whether this process is the one that talks to the user: under torchrun, the first."""
-    return int(os.environ.get("RANK", "0")) == 0
+def _policy_and_env(reference: str, env: str | None) -> tuple[Path, str]:
+    from repolicy.checkpoint import env_of, find_policy, read_card
+
+    path = find_policy(reference)
+    return path, env or env_of(read_card(path), path)
 
 
-# What the options of a run begin from ---------------------------------------------------------------------------------
+def _beside(path: Path, suffix: str) -> Path:
+    """The policy's name with another suffix, beside it; in this folder for a policy that ships."""
+    from repolicy.checkpoint import PRIORS
 
-
-def _bare(command: Any) -> Any:
-    """The command with nothing but its positional argument."""
-    name = next(iter(command.__dataclass_fields__))
-    return type(command)(**{name: getattr(command, name)})
-
-
-def _before(command: Any) -> dict[str, Any] | None:
-    """The request of the run that is to be resumed, where there is one."""
-    if not command.resume:
-        return None
-    from repolicy.checkpoint import RunFolder
-
-    return RunFolder(command.folder).request()
-
-
-def starting_settings(command: Any, before: dict[str, Any] | None, usual: Settings) -> Settings:
-    """Those of the run before, or the usual ones; a file of settings goes before either."""
-    if before is not None:
-        usual = Settings(**checked(before["settings"], f"the run in {command.folder}"))
-    return usual if command.settings_file is None else read_settings(command.settings_file, usual)
-
-
-def env_of(command: Any) -> str:
-    """The environment that a prior is customised for: what is named, or what its file says."""
-    return command.env or str(card_of(command.prior).get("request", {}).get("env", ""))
-
-
-def card_of(prior: str) -> dict[str, Any]:
-    from repolicy.checkpoint import find_policy, read_card
-
-    return read_card(find_policy(prior))
-
-
-def alpha_of(prior: str) -> float:
-    objective = card_of(prior).get("request", {}).get("objective", {})
-    if not objective.get("alpha"):
-        raise UsageError(f"{prior} does not tell the alpha that it was trained with; name one with --alpha")
-    return float(objective["alpha"])
-
-
-def _number(option: str, text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        raise UsageError(f"{option} is {text!r}; it must be a number, or auto") from None
-
-
-def _watchers(out: Path, wandb: str | None) -> list[Any]:
-    """Who watches a run that the command line started; under torchrun, only the first process has any."""
-    from repolicy.checkpoint import RunFolder
-    from repolicy.display import Display
-    from repolicy.watch import TensorBoard, Wandb
-
-    if not speaks():
-        return []
-    folder = RunFolder(out)
-    return [Display(), TensorBoard(folder), *([Wandb(folder, wandb)] if wandb is not None else [])]
-
-
-def _ended(result: "Result") -> dict[str, Any]:
-    from repolicy.checkpoint import RunFolder
-
-    folder = result.folder
-    if result.finished:
-        said = (
-            f"done: {folder / 'best.safetensors'} is the policy to take; policy.safetensors beside it is the last one"
-        )
-    else:
-        kept = RunFolder(folder).latest()
-        steps = f"the checkpoint at {kept[1]['steps']:,}" if kept else "the start: there is no checkpoint yet"
-        said = f"stopped after {result.steps:,} steps in {folder}; --resume goes on from {steps}"
-    if speaks():
-        print(said, file=sys.stderr)
-    return {"folder": str(folder), "steps": result.steps, "finished": result.finished, "metrics": result.metrics}
-
-
-def _reported(result: "Result") -> dict[str, Any]:
-    """The run's page, written once, where the run is done. The run is not lost when the page fails."""
-    from repolicy.report import write_report
-
-    if not result.finished or not speaks():
-        return {}
-    try:
-        path = write_report(result.folder, say=lambda sentence: print(sentence, file=sys.stderr))
-    except RepolicyError as error:
-        print(f"no report: {error}", file=sys.stderr)
-        return {}
-    print(f"report: {path}", file=sys.stderr)
-    return {"report": str(path)}
+    return Path(path.stem + suffix) if path.parent == PRIORS else path.with_suffix(suffix)
