@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from repolicy.policy import Prior as Prior
     from repolicy.report import write_report as write_report
     from repolicy.settings import Settings as Settings
+    from repolicy.settings import customizing as customizing
     from repolicy.settings import defaults as defaults
     from repolicy.training import Result as Result
     from repolicy.training import customize as customize
@@ -35,6 +36,7 @@ _HOMES = {
     "Result": "training",
     "Settings": "settings",
     "customize": "training",
+    "customizing": "settings",
     "defaults": "settings",
     "evaluate": "evaluation",
     "load_policy": "checkpoint",
