@@ -119,7 +119,7 @@ def test_an_add_on_that_lies_elsewhere_by_now_is_left_out(capsys: pytest.Capture
     Path("mine.py").rename("yours.py")
     code, _, said = typed(capsys, "evaluate", "run", "--episodes", "2")
     assert code == 0
-    assert "without the add-on of the policy's own: there is no file mine.py" in said
+    assert "without the add-on of the policy's own: add-on 'mine.py:near': there is no file mine.py" in said
     assert "mine.py" in refused(capsys, 2, "evaluate", "run", "--addon", "mine.py:near")
 
 

@@ -17,10 +17,10 @@ def load_object(reference: str, what: str) -> Any:
     source, _, name = reference.rpartition(":")
     if not source or not name:
         raise UsageError(f"{what} {reference!r} is not of the form module:name or file.py:name")
+    if source.endswith(".py") and not Path(source).is_file():
+        raise UsageError(f"{what} {reference!r}: there is no file {source}")
     try:
         module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
-    except UsageError:
-        raise
     except (Exception, SystemExit) as error:
         raise UsageError(f"{what} {reference!r} cannot be imported: {type(error).__name__}: {error}") from error
     try:
@@ -50,8 +50,6 @@ def _import_module(name: str) -> Any:
 
 
 def _import_file(path: Path) -> Any:
-    if not path.is_file():
-        raise UsageError(f"there is no file {path}")
     spec = importlib.util.spec_from_file_location(str(path.resolve()), path)  # a name that is no other module's
     assert spec is not None
     assert spec.loader is not None
