@@ -17,7 +17,7 @@ from repolicy.errors import FileError, RepolicyError
 from repolicy.evaluation import AFTERWARDS, evaluate
 from repolicy.film import CANNOT_RENDER, Shot
 from repolicy.objective import Objective, residual, soft
-from repolicy.page import curve, number, spread, ticks
+from repolicy.page import curve, labels, number, spread, ticks
 from repolicy.report import write_report
 from repolicy.settings import Settings
 from repolicy.training import customize, train
@@ -139,6 +139,12 @@ def test_a_folder_without_a_run_has_no_page(tmp_path: Path) -> None:
 )
 def test_numbers_have_the_digits_that_a_reader_wants(value: float, said: str) -> None:
     assert number(value) == said
+
+
+def test_ticks_have_labels_of_their_own() -> None:
+    assert labels([3650.0, 3652.5, 3655.0]) == ["3.65k", "3.6525k", "3.655k"]
+    assert labels([-0.5, 0.0, 0.25, 2e6]) == ["−0.5", "0", "0.25", "2M"]
+    assert labels([]) == []
 
 
 def test_ticks_are_round_and_inside() -> None:

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -117,12 +118,20 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
     return [index * step for index in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def short(value: float) -> str:
-    """A tick's label: 1.5M, 200k, 0.25."""
+def short(value: float, digits: int = 3) -> str:
+    """1.5M, 200k, 0.25."""
     for size, letter in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{value / size:.3g}{letter}".replace("-", "−")
-    return f"{value:.3g}".replace("-", "−")
+            return f"{value / size:.{digits}g}{letter}".replace("-", "−")
+    return f"{value:.{digits}g}".replace("-", "−")
+
+
+def labels(values: Sequence[float]) -> list[str]:
+    """Labels of ticks, with as many digits as put them where they are."""
+    near = 0.05 * min((b - a for a, b in pairwise(values)), default=math.inf)
+    enough = (d for d in range(3, 16) if all(abs(float(f"{value:.{d}g}") - value) <= near for value in values))
+    digits = next(enough, 16)
+    return [short(value, digits) for value in values]
 
 
 # Charts ---------------------------------------------------------------------------------------------------------------
@@ -150,11 +159,12 @@ class Axes:
 
     def frame(self, with_y: bool = True) -> str:
         drawn, end = [], self.width - RIGHT
-        for value in ticks(self.y0, self.y1) if with_y else []:
-            y = self.y(value)
-            drawn += [line("grid", LEFT, y, end, y), text("tick", LEFT - 6, y + 4, short(value), "end")]
-        for value in ticks(self.x0, self.x1):
-            drawn.append(text("tick", self.x(value), self.height - 8, short(value), "middle"))
+        marks = ticks(self.y0, self.y1) if with_y else []
+        for y, label in zip(map(self.y, marks), labels(marks), strict=True):
+            drawn += [line("grid", LEFT, y, end, y), text("tick", LEFT - 6, y + 4, label, "end")]
+        marks = ticks(self.x0, self.x1)
+        for x, label in zip(map(self.x, marks), labels(marks), strict=True):
+            drawn.append(text("tick", x, self.height - 8, label, "middle"))
         base = self.height - BOTTOM
         return "".join([*drawn, line("axis", LEFT, base, end, base)])
 
