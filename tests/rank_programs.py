@@ -20,8 +20,7 @@ TIME, ENVS, SIZE = 8, 32, 4
 
 def joined() -> ranks.Ranks:
     torch.set_num_threads(1)
-    index, count, descriptor = map(int, sys.argv[-3:])
-    return ranks.joined(index, count, descriptor)
+    return ranks.joined(*map(int, sys.argv[-4:]))
 
 
 # Sums -----------------------------------------------------------------------------------------------------------------

@@ -97,14 +97,13 @@ def test_the_others_go_when_the_first_one_fails() -> None:
     assert [child.poll() for child in team_of_children] == [-signal.SIGKILL]
 
 
-def test_no_rank_outlives_the_first_one(tmp_path: Path) -> None:
-    """Kill the first rank: the second one, waiting for a sum, must notice and end."""
+@pytest.mark.parametrize("joins", ["before", "after"])
+def test_no_rank_outlives_the_first_one(tmp_path: Path, joins: str) -> None:
+    """Kill the first rank: the second one, waiting for a sum, must notice and end, also where it joins only then."""
     note = tmp_path / "process"
-    waiting = (
-        "import os; from rank_programs import *; team = joined()\n"
-        f"open({str(note)!r}, 'w').write(str(os.getpid()) + ' ')\n"
-        "team.sum(torch.ones(1))"
-    )
+    tell = f"open({str(note)!r}, 'w').write(str(os.getpid()) + ' ')"
+    order = ["team = joined()", tell] if joins == "before" else [tell, "time.sleep(1.0)", "team = joined()"]
+    waiting = "\n".join(["import os, time; from rank_programs import *", *order, "team.sum(torch.ones(1))"])
     code = f"import time; from repolicy import ranks\nwith ranks.launched(2, {program(waiting)!r}): time.sleep(600)"
     first = subprocess.Popen([sys.executable, "-c", code])
     try:

@@ -50,10 +50,10 @@ def bench(env: str, settings: Settings, slices: int) -> dict[str, Any]:
 
 def follow() -> None:
     """What every rank but the first runs."""
-    folder, (slices, index, count, descriptor) = RunFolder(sys.argv[1]), map(int, sys.argv[2:])
+    folder, (slices, *place) = RunFolder(sys.argv[1]), map(int, sys.argv[2:])
     values = folder.request()
     assert values is not None
-    measure(Request.from_dict(values), folder, ranks.joined(index, count, descriptor), slices)
+    measure(Request.from_dict(values), folder, ranks.joined(*place), slices)
 
 
 def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int) -> dict[str, Any]:

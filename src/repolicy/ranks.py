@@ -111,15 +111,16 @@ class SharedMemory:
 class Siblings:
     """Knows whether the other ranks are still there, so that none waits for the dead."""
 
-    def __init__(self, children: list[subprocess.Popen[bytes]], complaints: IO[bytes] | None = None) -> None:
-        self._children, self._complaints = children, complaints
-        self._parent = os.getppid()
+    def __init__(
+        self, children: list[subprocess.Popen[bytes]], complaints: IO[bytes] | None = None, parent: int | None = None
+    ) -> None:
+        self._children, self._complaints, self._parent = children, complaints, parent
 
     def check(self) -> None:
         for index, child in enumerate(self._children, start=1):
             if child.poll() is not None:
                 raise RepolicyError(f"rank {index} ended (exit code {child.returncode}): {self._last_words()}")
-        if not self._children and os.getppid() != self._parent:
+        if self._parent is not None and os.getppid() != self._parent:
             os._exit(1)
 
     def _last_words(self) -> str:
@@ -141,14 +142,14 @@ def check_count(count: int) -> None:
 
 @contextlib.contextmanager
 def launched(count: int, program: list[str]) -> Iterator[Ranks]:
-    """This process as rank 0, and `count − 1` more that run `python -c PROGRAM… INDEX COUNT DESCRIPTOR`."""
+    """This process as rank 0, and `count − 1` more that run `python -c PROGRAM… INDEX COUNT DESCRIPTOR PARENT`."""
     if count == 1:
         yield Alone()
         return
     with _anonymous_file(SharedMemory.size(count)) as file, _anonymous_file(0) as complaints:
         children = [
             subprocess.Popen(
-                [sys.executable, "-c", *program, str(index), str(count), str(file.fileno())],
+                [sys.executable, "-c", *program, str(index), str(count), str(file.fileno()), str(os.getpid())],
                 pass_fds=[file.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -167,9 +168,9 @@ def launched(count: int, program: list[str]) -> Iterator[Ranks]:
                 child.wait()
 
 
-def joined(index: int, count: int, descriptor: int) -> Ranks:
+def joined(index: int, count: int, descriptor: int, parent: int) -> Ranks:
     """What a process that `launched` started calls to become rank `index`."""
-    return SharedMemory(index, count, mmap.mmap(descriptor, 0), Siblings([]))
+    return SharedMemory(index, count, mmap.mmap(descriptor, 0), Siblings([], parent=parent))
 
 
 def under_torchrun() -> bool:

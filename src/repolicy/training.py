@@ -178,11 +178,11 @@ def follow() -> None:
     """What every rank but the first runs: the same work, from the request in the folder."""
     import sys
 
-    folder, index, count, descriptor = RunFolder(sys.argv[1]), *map(int, sys.argv[2:])
+    folder, team = RunFolder(sys.argv[1]), ranks.joined(*map(int, sys.argv[2:]))
     values = folder.request()
     assert values is not None
     try:
-        work(Request.from_dict(values), folder, ranks.joined(index, count, descriptor), (), threading.Event())
+        work(Request.from_dict(values), folder, team, (), threading.Event())
     except RepolicyError as error:
         sys.exit(str(error))
 
