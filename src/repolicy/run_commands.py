@@ -57,7 +57,7 @@ class Train:
     def beginning(self) -> "Train":
         """What the options are options of: the environment's own settings, or the run that is resumed."""
         before = _before(self)
-        start = replace(_bare(self), settings=_settings(self, before, defaults(self.env)))
+        start = Train(self.env, settings=_settings(self, before, defaults(self.env)))
         found = name_of(Objective(**before["objective"])) if before else None
         if before is None or found is None:
             return start
@@ -119,7 +119,7 @@ class Customize:
     def beginning(self) -> "Customize":
         """What the options are options of: the environment's own settings, or the run that is resumed."""
         before = _before(self)
-        start = replace(_bare(self), settings=_settings(self, before, customizing(_env_of(self))))
+        start = Customize(self.prior, settings=_settings(self, before, customizing(_env_of(self))))
         if before is None:
             return start
         made, held = Objective(**before["objective"]), before["settings"]["kl_budget"] is not None
@@ -239,12 +239,6 @@ class Sweep:
 
 
 # What the options of a run begin from ---------------------------------------------------------------------------------
-
-
-def _bare(command: Any) -> Any:
-    """The command with nothing but its positional argument."""
-    name = next(iter(command.__dataclass_fields__))
-    return type(command)(**{name: getattr(command, name)})
 
 
 def _before(command: Any) -> dict[str, Any] | None:
