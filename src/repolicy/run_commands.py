@@ -8,7 +8,7 @@ import os
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
@@ -63,7 +63,7 @@ class Train:
             return start
         name, coefficients = found
         addon = () if self.addon else tuple(before["addons"])
-        return replace(start, objective=name, alpha=coefficients.get("alpha"), addon=addon)
+        return replace(start, objective=cast(ObjectiveName, name), alpha=coefficients.get("alpha"), addon=addon)
 
     def run(self) -> dict[str, Any]:
         from repolicy.training import train
