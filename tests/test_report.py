@@ -14,7 +14,7 @@ from repolicy import cli, report
 from repolicy.addons import combined
 from repolicy.checkpoint import RunFolder, read_policy
 from repolicy.errors import FileError, RepolicyError
-from repolicy.evaluation import AFTERWARDS, evaluate
+from repolicy.evaluation import EVALUATION_SEED, evaluate
 from repolicy.film import CANNOT_RENDER, Shot
 from repolicy.objective import Objective, residual, soft
 from repolicy.page import curve, labels, number, spread, ticks
@@ -67,7 +67,7 @@ def test_the_page_holds_the_numbers_of_the_evaluation_and_asks_nobody(runs: tupl
     saved, addon = read_policy(folder.best_policy), combined([CALM])
     assert saved.prior is not None
     for policy in (saved.policy, saved.prior):
-        found = evaluate(policy, ENV, 4, addon=addon, prior=saved.prior, seed=AFTERWARDS)
+        found = evaluate(policy, ENV, 4, addon=addon, prior=saved.prior, seed=EVALUATION_SEED)
         assert found.metric is not None
         assert found.addon is not None
         for values in (found.total, found.basic, found.addon, found.metric):

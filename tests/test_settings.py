@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from repolicy.errors import UsageError
-from repolicy.settings import TABLE, Settings, checked, customizing, defaults, physical_cores, read_settings
+from repolicy.settings import TABLE, Settings, checked, customizing, defaults, read_settings
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,6 @@ def test_ranks_are_counted_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings(envs=32).resolved().ranks == 8  # the most that share 32 evenly
     assert Settings(envs=5).resolved().ranks == 5
     assert Settings(envs=1).resolved().ranks == 1
-
-
-def test_there_is_a_core() -> None:
-    assert physical_cores() >= 1
 
 
 # Files ----------------------------------------------------------------------------------------------------------------

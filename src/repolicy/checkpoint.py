@@ -39,8 +39,8 @@ def write(path: Path, kind: str, tensors: dict[str, Tensor], story: dict[str, An
     write_bytes(path, safetensors.torch.save(tensors, {"repolicy": json.dumps(story)}))
 
 
-def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write` wrote, or one sentence about what is wrong with the file."""
+def read(path: Path, kind: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `write` wrote, of that kind or of any, or one sentence about what is wrong with the file."""
     if not path.is_file():
         raise FileError(f"there is no file {path}")
     try:
@@ -58,18 +58,9 @@ def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise FileError(f"{path} has format {story['format']}; this version reads up to {FORMAT}: upgrade repolicy")
     if story.pop("sha256", None) != _checksum(tensors, story):
         raise FileError(f"{path} is damaged: its checksum does not match its contents")
-    if story["kind"] != kind:
+    if kind and story["kind"] != kind:
         raise FileError(f"{path} is a {story['kind']}, not a {kind}")
     return tensors, story
-
-
-def kind_of(path: Path) -> str:
-    """`policy`, `checkpoint` or `failure`, as the file itself says; `policy` where it says nothing."""
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            return str(json.loads((file.metadata() or {})["repolicy"])["kind"])
-    except (safetensors.SafetensorError, ValueError, OSError, KeyError, TypeError):
-        return "policy"
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -109,7 +109,7 @@ class Render:
         from repolicy.checkpoint import find_policy, write_bytes
         from repolicy.film import FORMATS, Shot, films
 
-        path, env = _policy_and_env(self.policy, self.env)
+        path, env = policy_and_env(self.policy, self.env)
         out = self.out or _beside(path, ".mp4")
         format = out.suffix.removeprefix(".").lower()
         if format not in FORMATS:
@@ -234,7 +234,8 @@ class Doctor:
         return doctor()
 
 
-def _policy_and_env(reference: str, env: str | None) -> tuple[Path, str]:
+def policy_and_env(reference: str, env: str | None) -> tuple[Path, str]:
+    """A policy's file, and the environment that is named or else the one that it was made for."""
     from repolicy.checkpoint import env_of, find_policy, read_card
 
     path = find_policy(reference)

@@ -16,7 +16,7 @@ from repolicy.policy import Policy, Prior
 from repolicy.rollout import Collector
 
 BLOCK = 20  # steps that are scored together
-AFTERWARDS = 10_000  # a seed away from the small ones that runs are trained with
+EVALUATION_SEED = 10_000  # a seed away from the small ones that runs are trained with
 LONGEST = 10_000  # steps; what an endless episode has brought by then is counted as an episode, so that evaluations end
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
 from repolicy import checkpoint
 from repolicy.checkpoint import RunFolder
@@ -21,9 +22,9 @@ def inspect(path: Path) -> dict[str, Any]:
     if path.is_dir():
         return _inspect_folder(path)
     path = checkpoint.find_policy(path)
-    kind = checkpoint.kind_of(path)
-    if kind != "policy":
-        return _inspect_other(path, kind)
+    tensors, story = checkpoint.read(path)
+    if story["kind"] != "policy":
+        return _inspect_other(path, tensors, story)
     saved = checkpoint.read_policy(path)
     spec, card = saved.policy.spec, saved.card
     request = card.get("request", {})
@@ -53,9 +54,8 @@ def inspect(path: Path) -> dict[str, Any]:
     return story | {"card": card}
 
 
-def _inspect_other(path: Path, kind: str) -> dict[str, Any]:
+def _inspect_other(path: Path, tensors: dict[str, Tensor], story: dict[str, Any]) -> dict[str, Any]:
     """A checkpoint, or the batch that a run failed on."""
-    tensors, story = checkpoint.read(path, kind)
     story |= {"file": str(path), "tensors": {name: list(tensor.shape) for name, tensor in tensors.items()}}
     _show({key: str(value) for key, value in story.items()})
     return story

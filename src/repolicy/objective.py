@@ -120,7 +120,7 @@ def named(name: str, *, omega: float | None = None, alpha: float | None = None) 
     if name not in OBJECTIVES:
         raise UsageError(f"there is no objective {name!r}; choose from {', '.join(OBJECTIVES)}")
     given = {key: value for key, value in (("omega", omega), ("alpha", alpha)) if value is not None}
-    wanted = list(inspect.signature(OBJECTIVES[name]).parameters)
+    wanted = coefficients(name)
     for key in given:
         if key not in wanted:
             raise UsageError(f"objective {name} has no {key}; {_takes(wanted)}")
@@ -128,6 +128,11 @@ def named(name: str, *, omega: float | None = None, alpha: float | None = None) 
         if key not in given:
             raise UsageError(f"objective {name} needs {key}; name one with --{key}")
     return OBJECTIVES[name](**given)
+
+
+def coefficients(name: str) -> list[str]:
+    """The names of those that an objective has."""
+    return list(inspect.signature(OBJECTIVES[name]).parameters)
 
 
 def name_of(objective: Objective) -> tuple[str, dict[str, float]] | None:
@@ -138,9 +143,9 @@ def name_of(objective: Objective) -> tuple[str, dict[str, float]] | None:
     """
     given = {"omega": objective.omega, "alpha": objective.alpha or objective.bonus}
     for name, function in OBJECTIVES.items():
-        coefficients = {key: given[key] for key in inspect.signature(function).parameters}
-        if function(**coefficients) == objective:
-            return name, coefficients
+        values = {key: given[key] for key in coefficients(name)}
+        if function(**values) == objective:
+            return name, values
     return None
 
 

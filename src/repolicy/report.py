@@ -14,7 +14,7 @@ from repolicy import page, ranks
 from repolicy.addons import Addon, combined
 from repolicy.checkpoint import RunFolder, SavedPolicy, read_policy, write_bytes
 from repolicy.errors import FileError, RepolicyError
-from repolicy.evaluation import AFTERWARDS, Evaluation, evaluate
+from repolicy.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.film import Shot, films
 from repolicy.objective import Objective, name_of
 from repolicy.settings import Settings, customizing, defaults
@@ -68,7 +68,7 @@ def evaluations(
     return {
         name: evaluate(
             policy, request["env"], episodes,
-            addon=addon, prior=saved.prior, seed=AFTERWARDS, backend=request["settings"]["backend"],
+            addon=addon, prior=saved.prior, seed=EVALUATION_SEED, backend=request["settings"]["backend"],
         )
         for name, policy in who.items()
     }  # fmt: skip
@@ -243,11 +243,10 @@ def _recipe(request: dict[str, Any]) -> str:
     objective = Objective(**request["objective"])
     if request["settings"].get("kl_budget") is not None:
         return f"Residual PPO, ω′ adapted to hold {request['settings']['kl_budget']:g} nats a step to the prior"
-    name, coefficients = name_of(objective) or ("an unnamed", {"omega": objective.omega, "alpha": objective.alpha})
+    name, coefficients = name_of(objective) or ("unnamed", {"omega": objective.omega, "alpha": objective.alpha})
     letters = {"omega": "ω′", "alpha": "α̂" if request["prior"] else "α"}
     numbers = ", ".join(f"{letters[key]} {value:g}" for key, value in coefficients.items())
-    name = "KL" if name == "kl" else name.replace("_", "-").capitalize()
-    return f"{name} objective{f' ({numbers})' if numbers else ''}"
+    return f"The {name.replace('_', '-')} objective{f' ({numbers})' if numbers else ''}"
 
 
 def repeat(folder: RunFolder, request: dict[str, Any]) -> str:
@@ -273,7 +272,7 @@ def repeat(folder: RunFolder, request: dict[str, Any]) -> str:
     for key, value in coefficients.items():
         parts += [f"--{key}", f"{value!r}"]
     if customised:
-        parts += ["--env", request["env"], *(["--sparse"] if "sparse" in request else [])]
+        parts += ["--env", request["env"], *(["--sparse"] if request["sparse"] else [])]
     for field in dataclasses.fields(Settings):
         value = getattr(settings, field.name)
         if value == getattr(usual, field.name):

@@ -30,7 +30,8 @@ class Request:
             "settings": self.settings.as_dict(),
             "addons": list(self.addons),
             "prior": self.prior,
-        } | ({"sparse": True} if self.sparse else {})
+            "sparse": self.sparse,
+        }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Request":
@@ -40,7 +41,7 @@ class Request:
             Settings(**values["settings"]),
             tuple(values["addons"]),
             values["prior"],
-            values.get("sparse", False),
+            values["sparse"],
         )
 
 

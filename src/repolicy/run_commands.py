@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
+from repolicy.commands import policy_and_env
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import as_file_name
-from repolicy.objective import Objective, name_of, named
+from repolicy.objective import Objective, coefficients, name_of, named
 from repolicy.settings import Settings, checked, customizing, defaults, read_settings
 
 if TYPE_CHECKING:
@@ -61,9 +62,9 @@ class Train:
         found = name_of(Objective(**before["objective"])) if before else None
         if before is None or found is None:
             return start
-        name, coefficients = found
+        name, values = found
         addon = () if self.addon else tuple(before["addons"])
-        return replace(start, objective=cast(ObjectiveName, name), alpha=coefficients.get("alpha"), addon=addon)
+        return replace(start, objective=cast(ObjectiveName, name), alpha=values.get("alpha"), addon=addon)
 
     def run(self) -> dict[str, Any]:
         from repolicy.training import train
@@ -119,14 +120,14 @@ class Customize:
     def beginning(self) -> "Customize":
         """What the options are options of: the environment's own settings, or the run that is resumed."""
         before = _before(self)
-        start = Customize(self.prior, settings=_settings(self, before, customizing(_env_of(self))))
+        start = Customize(self.prior, settings=_customizing(self, before))
         if before is None:
             return start
         made, held = Objective(**before["objective"]), before["settings"]["kl_budget"] is not None
-        omega = "auto" if held else str(made.omega)  # residual says them all: kl and greedy are values of omega
+        omega = "auto" if held else str(made.omega)
         return replace(
-            start, env=before["env"], omega=omega if self.objective == "residual" else None, alpha=made.alpha,
-            sparse=before.get("sparse", False), addon=() if self.addon else tuple(before["addons"]),
+            start, env=before["env"], omega=omega if "omega" in coefficients(self.objective) else None,
+            alpha=made.alpha, sparse=before["sparse"], addon=() if self.addon else tuple(before["addons"]),
         )  # fmt: skip
 
     def run(self) -> dict[str, Any]:
@@ -141,13 +142,13 @@ class Customize:
     def wanted(self) -> Objective:
         """The objective that the options describe."""
         alpha = self.alpha if self.alpha is not None else _alpha_of(self.prior)
-        if self.settings.kl_budget is None:
-            if self.omega == "auto":
-                raise UsageError("--omega auto needs --kl-budget: how far the policy may drift, in nats a step")
-            return named(self.objective, omega=_number("--omega", self.omega), alpha=alpha)
-        if self.objective == "greedy" or self.omega not in ("auto", None if self.objective == "kl" else "auto"):
-            raise UsageError("--kl-budget goes with --omega auto: it moves omega and alpha together")
-        return named("kl", alpha=alpha)  # where they begin
+        held = self.settings.kl_budget is not None
+        if held and self.omega != "auto":
+            raise UsageError("--kl-budget goes with --omega auto and no other --objective than residual")
+        if self.omega == "auto" and not held:
+            raise UsageError("--omega auto needs --kl-budget: how far the policy may drift, in nats a step")
+        omega = alpha if held else _number("--omega", self.omega)  # both begin at the prior's alpha
+        return named(self.objective, omega=omega, alpha=alpha)
 
 
 @dataclass(frozen=True)
@@ -195,12 +196,12 @@ class Sweep:
 
         found = claimed(self.folder) if self.resume else None
         before = found["request"] if found else None
-        start = Sweep(self.prior, settings=_settings(self, before, customizing(_env_of(self))))
+        start = Sweep(self.prior, settings=_customizing(self, before))
         if found is None or before is None:
             return start
         return replace(
             start, env=before["env"], alpha=before["alpha"], omega=tuple(found["omegas"]),
-            sparse=before.get("sparse", False), addon=() if self.addon else tuple(before["addons"]),
+            sparse=before["sparse"], addon=() if self.addon else tuple(before["addons"]),
         )  # fmt: skip
 
     def run(self) -> dict[str, Any]:
@@ -257,19 +258,16 @@ def _settings(command: Any, before: dict[str, Any] | None, usual: Settings) -> S
     return usual if command.settings_file is None else read_settings(command.settings_file, usual)
 
 
-def _env_of(command: Any) -> str:
-    """The environment that a prior is customised for: what is named, or what its file says."""
-    return command.env or str(_card_of(command.prior).get("request", {}).get("env", ""))
-
-
-def _card_of(prior: str) -> dict[str, Any]:
-    from repolicy.checkpoint import find_policy, read_card
-
-    return read_card(find_policy(prior))
+def _customizing(command: Any, before: dict[str, Any] | None) -> Settings:
+    """The same for a command that customises."""
+    env = before["env"] if before else policy_and_env(command.prior, command.env)[1]
+    return _settings(command, before, customizing(env))
 
 
 def _alpha_of(prior: str) -> float:
-    objective = _card_of(prior).get("request", {}).get("objective", {})
+    from repolicy.checkpoint import find_policy, read_card
+
+    objective = read_card(find_policy(prior)).get("request", {}).get("objective", {})
     if not objective.get("alpha"):
         raise UsageError(f"{prior} does not tell the alpha that it was trained with; name one with --alpha")
     return float(objective["alpha"])

@@ -20,7 +20,7 @@ from repolicy import ranks
 from repolicy.addons import Addon, combined
 from repolicy.checkpoint import RunFolder, changed, env_of, find_policy, read_policy, write_bytes, write_json
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.evaluation import AFTERWARDS, Evaluation, evaluate
+from repolicy.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.objective import greedy
 from repolicy.policy import Policy
 from repolicy.request import Request
@@ -56,8 +56,7 @@ def sweep(
     saved = read_policy(path)
     env = env or env_of(saved.card, path)
     settings = replace(settings, ranks=1)
-    request = {"env": env, "addons": list(addon), "alpha": alpha, "settings": settings.as_dict()}
-    request |= {"sparse": True} if sparse else {}
+    request = {"env": env, "addons": list(addon), "alpha": alpha, "settings": settings.as_dict(), "sparse": sparse}
     trial = Request(env, greedy(alpha), settings, tuple(addon), sparse=sparse)
     check(trial)
     for sentence in try_addon(saved.policy, trial):
@@ -178,13 +177,12 @@ def _train(
 
 
 def _program(point: Point, folder: Path, request: dict[str, Any]) -> list[str]:
-    objective = ["--objective", "greedy"] if point.omega == 0 else ["--omega", repr(point.omega)]
     addons = [word for name in request["addons"] for word in ("--addon", name)]
     return [
         sys.executable, "-m", "repolicy", "customize", str((folder / "prior.safetensors").resolve()),
-        "--env", request["env"], *addons, *objective, "--alpha", repr(request["alpha"]),
+        "--env", request["env"], *addons, "--omega", repr(point.omega), "--alpha", repr(request["alpha"]),
         "--settings", str((folder / "settings.json").resolve()), "--out", str(point.folder.resolve()),
-        "--resume", "--no-report", *(["--sparse"] if "sparse" in request else []),
+        "--resume", "--no-report", *(["--sparse"] if request["sparse"] else []),
     ]  # fmt: skip
 
 
@@ -293,5 +291,5 @@ def _episodes(
 ) -> Evaluation:
     return evaluate(
         policy, request["env"], episodes,
-        addon=addon, prior=prior, stochastic=stochastic, seed=AFTERWARDS, backend=request["settings"]["backend"],
+        addon=addon, prior=prior, stochastic=stochastic, seed=EVALUATION_SEED, backend=request["settings"]["backend"],
     )  # fmt: skip

@@ -98,9 +98,8 @@ class Found:
         for name in self.request["addons"]:
             parts += ["--addon", name]
         alpha = f"{self.request['alpha']!r}"
-        parts += ["--objective", "greedy"] if point.omega == 0 else ["--omega", f"{point.omega!r}"]
-        parts += ["--sparse"] if "sparse" in self.request else []
-        parts += ["--alpha", alpha, "--settings", str(self.folder / "settings.json")]
+        parts += ["--sparse"] if self.request["sparse"] else []
+        parts += ["--omega", f"{point.omega!r}", "--alpha", alpha, "--settings", str(self.folder / "settings.json")]
         parts += ["--steps", str(10 * settings["steps"]), "--ranks", "0", "--out", f"{point.folder}-longer"]
         return shlex.join(parts)
 
