@@ -12,7 +12,7 @@ import imageio.v2 as imageio
 import matplotlib.pyplot as plt
 from ledger import repolicy
 
-from repolicy.film import Shot, films
+from repolicy.report.film import Shot, films
 
 
 def main() -> None:

@@ -16,12 +16,13 @@ from typing import Any
 
 from customising import TASKS, Task
 
-from repolicy.checkpoint import RunFolder, find_policy
+from repolicy.engine.defaults import customizing
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.ranks import Alone, one_thread
+from repolicy.engine.request import Request
+from repolicy.engine.worker import Worker
 from repolicy.objective import Objective, greedy, residual
-from repolicy.ranks import Alone, one_thread
-from repolicy.request import Request
-from repolicy.settings import customizing
-from repolicy.worker import Worker
+from repolicy.policies.file import find_policy
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from learning import VARIED
 from ledger import rows_of
 
-from repolicy.checkpoint import PRIORS, read_policy, save_policy
 from repolicy.loading import as_file_name
+from repolicy.policies.file import PRIORS, read_policy, save_policy
 
 NAMES = {VARIED: "halfcheetah", "Hopper-v4": "hopper", "Ant-v4": "ant"}
 

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy import ppo, ranks
-from repolicy.network import Mlp
-from repolicy.policy import ActionSpace, Policy, PolicySpec, moments
-from repolicy.settings import Settings
-from repolicy.worker import Worker
+from repolicy.engine import ppo, ranks
+from repolicy.engine.settings import Settings
+from repolicy.engine.worker import Worker
+from repolicy.policies.network import Mlp
+from repolicy.policies.normalizer import moments
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.spaces import ActionSpace
 
 TIME, ENVS, SIZE = 8, 32, 4
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from tiny_envs import tiny
 
-from repolicy.addons import CHEETAH_JOINTS, REGISTERED, check_env, combined, names
+from repolicy.envs.addons import check_env, combined, names
+from repolicy.envs.registered import CHEETAH_JOINTS, REGISTERED
 from repolicy.errors import NumericError, UsageError
 
 OBSERVATIONS = np.zeros((2, 3, 27), np.float32)

@@ -3,8 +3,9 @@
 import pytest
 from tiny_envs import tiny
 
-from repolicy.bench import PARTS, bench
-from repolicy.settings import Settings, shares_memory
+from repolicy.engine.bench import PARTS, bench
+from repolicy.engine.machine import shares_memory
+from repolicy.engine.settings import Settings
 
 SMALL = Settings(envs=8, horizon=8, minibatch=32, segment=2 * PARTS, evaluation_episodes=2, hidden=(8,))
 

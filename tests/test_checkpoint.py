@@ -19,10 +19,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from repolicy import checkpoint
-from repolicy.checkpoint import RunFolder, load_policy, read, read_policy, save_policy, write, write_bytes
+from repolicy.engine.folder import RunFolder
 from repolicy.errors import FileError, UsageError
-from repolicy.policy import ActionSpace, Policy, PolicySpec, frozen, moments
+from repolicy.policies import storage
+from repolicy.policies.file import check_fingerprint, load_policy, read_policy, save_policy
+from repolicy.policies.normalizer import moments
+from repolicy.policies.policy import Policy, PolicySpec, frozen
+from repolicy.policies.spaces import ActionSpace
+from repolicy.policies.storage import FORMAT, read, write, write_bytes
 
 BOX = ActionSpace("continuous", (2,), (-1.0, -1.0), (1.0, 1.0))
 SPECS = {
@@ -59,7 +63,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     story = {"words": "ω′ and α̂", "numbers": [1, 2.5, None, math.inf], "nested": {"yes": True}}
     write(tmp_path / "deep" / "file", "checkpoint", TENSORS, story)
     tensors, found = read(tmp_path / "deep" / "file", "checkpoint")
-    assert found == {"format": checkpoint.FORMAT, "kind": "checkpoint"} | story
+    assert found == {"format": FORMAT, "kind": "checkpoint"} | story
     assert tensors.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
         torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=0, equal_nan=True)
@@ -116,7 +120,7 @@ def test_other_files_are_told_apart(whole: Path, tmp_path: Path) -> None:
 
 
 def test_a_format_of_the_future_asks_for_an_upgrade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "FORMAT", 99)
+    monkeypatch.setattr(storage, "FORMAT", 99)
     write(tmp_path / "file", "policy", {}, {})
     monkeypatch.undo()
     with pytest.raises(FileError, match="has format 99; this version reads up to 1: upgrade repolicy"):
@@ -236,9 +240,9 @@ def test_the_std_is_suspected_where_only_it_can_be() -> None:
     observations = torch.randn(64, 3)
     actions = policy(observations).sample()
     probes = {"observations": observations, "actions": actions, "log_probs": policy.log_prob(observations, actions)}
-    checkpoint.check_fingerprint(policy, probes, "it")
+    check_fingerprint(policy, probes, "it")
     with pytest.raises(FileError, match="likely cause is the std or the scale of actions"):
-        checkpoint.check_fingerprint(policy, probes | {"log_probs": probes["log_probs"] + 0.5}, "it")
+        check_fingerprint(policy, probes | {"log_probs": probes["log_probs"] + 0.5}, "it")
 
 
 def test_a_policy_without_its_normaliser_would_be_another_one(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from tiny_envs import tiny
 
-from repolicy import cli, inspection
+from repolicy.cli import inspection
+from repolicy.cli import main as cli
+from repolicy.cli.terminal import Terminal
 from repolicy.objective import residual
-from repolicy.terminal import Terminal
 
 SMALL = ["--steps", "512", "--envs", "8", "--horizon", "16", "--minibatch", "64", "--segment", "2", "--ranks", "1"]
 

@@ -11,14 +11,16 @@ import pytest
 import torch
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
 
-from repolicy.checkpoint import RunFolder, read_policy, save_policy
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.settings import Settings
+from repolicy.engine.training import Result, customize
+from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
-from repolicy.evaluation import evaluate
 from repolicy.exact import LinearGaussian, LinearQuadratic, linear_quadratic_optimal, quadratic_cost
 from repolicy.objective import Objective, greedy, kl, residual
-from repolicy.policy import ActionSpace, Policy, PolicySpec
-from repolicy.settings import Settings
-from repolicy.training import Result, customize
+from repolicy.policies.file import read_policy, save_policy
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.spaces import ActionSpace
 
 DISCOUNT = 0.9
 ALPHA = 0.2  # the prior's temperature

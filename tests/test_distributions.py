@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch import distributions as reference
 
-from repolicy.distributions import Categorical, Gaussian, SquashedGaussian
+from repolicy.policies.distributions import Categorical, Gaussian, SquashedGaussian
 
 BATCH, WIDTH = 5, 3
 

@@ -14,15 +14,17 @@ import torch
 from torch import Tensor
 
 from repolicy import objective as objectives
+from repolicy.engine.ppo import Learner
+from repolicy.engine.ranks import Alone
+from repolicy.engine.scale import ReturnScale
+from repolicy.engine.settings import Settings
+from repolicy.engine.worker import Worker
+from repolicy.envs.rollout import Episodes, Rollout
 from repolicy.exact import MDP, estimator_gradient
-from repolicy.network import Mlp
 from repolicy.objective import Objective
-from repolicy.policy import ActionSpace, Policy, PolicySpec
-from repolicy.ppo import Learner
-from repolicy.ranks import Alone
-from repolicy.rollout import Episodes, Rollout
-from repolicy.settings import Settings
-from repolicy.worker import ReturnScale, Worker
+from repolicy.policies.network import Mlp
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.spaces import ActionSpace
 
 STEPS, GAMMA = 3, 0.8
 PROBABILITIES = torch.tensor([[1, 3], [2, 2]]).double() / 4  # π(a|s)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from tiny_envs import tiny
 
-from repolicy import envs
+from repolicy.envs import making
+from repolicy.envs.making import make_envs
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.policy import ActionSpace
+from repolicy.policies.spaces import ActionSpace
 
 envpool = pytest.importorskip("envpool")
 
@@ -35,7 +36,7 @@ def test_envpool_agrees_with_gymnasium(name: str, scale: float, steps: int) -> N
     referee.reset(seed=0)
     compared = 0
     for seed in range(200):
-        batch = envs.make(name, 1, seed, "envpool")
+        batch = make_envs(name, 1, seed, "envpool")
         start = exact_start(name, seed)
         np.testing.assert_allclose(batch.reset()[0], start, rtol=1e-6)
         begin(referee, start, hidden=2 if name == "Ant-v4" else 1)
@@ -75,7 +76,7 @@ def begin(referee: Any, start: np.ndarray, hidden: int) -> None:
 
 def test_the_same_seed_and_actions_are_the_same_bits() -> None:
     def run(seed: int) -> Any:
-        batch = envs.make("Hopper-v4", 3, seed)
+        batch = make_envs("Hopper-v4", 3, seed)
         generator = np.random.default_rng(0)
         seen = [batch.reset()]
         for _ in range(60):
@@ -94,7 +95,7 @@ def test_the_same_seed_and_actions_are_the_same_bits() -> None:
 @pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
 def test_no_step_is_spent_on_resetting(backend: Any) -> None:
     """Hopper with wild actions: every step moves the body, from the first of an episode to the last."""
-    batch = envs.make("Hopper-v4", 4, 0, backend)
+    batch = make_envs("Hopper-v4", 4, 0, backend)
     generator = np.random.default_rng(0)
     current, ends = batch.reset(), 0
     for _ in range(150):
@@ -116,7 +117,7 @@ def test_no_step_is_spent_on_resetting(backend: Any) -> None:
 
 
 def test_envpool_counts_the_steps_that_we_count() -> None:
-    batch = envs.make("Hopper-v4", 4, 0, "envpool")
+    batch = make_envs("Hopper-v4", 4, 0, "envpool")
     batch.reset()
     generator, age = np.random.default_rng(0), np.zeros(4, int)
     for _ in range(100):
@@ -130,7 +131,7 @@ def test_envpool_counts_the_steps_that_we_count() -> None:
 
 @pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
 def test_a_time_limit_is_no_termination(backend: Any) -> None:
-    batch = envs.make("Pendulum-v1", 2, 0, backend)
+    batch = make_envs("Pendulum-v1", 2, 0, backend)
     batch.reset()
     for age in range(1, 402):
         step = batch.step(np.zeros((2, 1), np.float32))
@@ -140,7 +141,7 @@ def test_a_time_limit_is_no_termination(backend: Any) -> None:
 
 
 def test_terminated_goes_before_truncated() -> None:
-    batch = envs.make(tiny("Both"), 1, 0)
+    batch = make_envs(tiny("Both"), 1, 0)
     batch.reset()
     for _ in range(3):
         step = batch.step(np.zeros((1, 1), np.float32))
@@ -150,7 +151,7 @@ def test_terminated_goes_before_truncated() -> None:
 
 def test_gymnasium_resets_only_what_ended() -> None:
     """Two environments, of which one is an episode ahead of the other."""
-    batch: Any = envs.make(tiny("Counter"), 2, 0)
+    batch: Any = make_envs(tiny("Counter"), 2, 0)
     batch.reset()
     batch._envs.envs[1]._t = 1
     seen = [batch.step(np.zeros((2, 1), np.float32)) for _ in range(3)]
@@ -173,7 +174,7 @@ def test_gymnasium_resets_only_what_ended() -> None:
 @pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
 def test_actions_are_not_clipped(backend: Any) -> None:
     """HalfCheetah's control cost is 0.1·Σu² of the action that it was handed."""
-    batch = envs.make("HalfCheetah-v4", 1, 0, backend)
+    batch = make_envs("HalfCheetah-v4", 1, 0, backend)
     batch.reset()
     step = batch.step(np.full((1, 6), 10.0, np.float32))
     assert float(step.info["reward_ctrl"][0]) == pytest.approx(-0.1 * 6 * 100.0, rel=1e-5)
@@ -181,7 +182,7 @@ def test_actions_are_not_clipped(backend: Any) -> None:
 
 
 def test_dicts_to_see_and_choices_to_make() -> None:
-    batch = envs.make(tiny("Manifold"), 2, 0)
+    batch = make_envs(tiny("Manifold"), 2, 0)
     assert batch.observation_size == 7
     assert batch.actions == ActionSpace("discrete", (2, 3))
     expected = np.float32([0.5, 0.6, 0.7, 0.1, 0.2, 0.3, 0.4])  # in the order of the keys
@@ -192,7 +193,7 @@ def test_dicts_to_see_and_choices_to_make() -> None:
 
 
 def test_envpools_dicts() -> None:
-    batch = envs.make("CheetahRun-v1", 2, 0)
+    batch = make_envs("CheetahRun-v1", 2, 0)
     assert batch.backend == "envpool"
     first = batch.reset()
     assert first.shape == (2, batch.observation_size) == (2, 17)
@@ -204,7 +205,7 @@ def test_envpools_dicts() -> None:
 
 @pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
 def test_one_choice(backend: Any) -> None:
-    batch = envs.make("CartPole-v1", 2, 0, backend)
+    batch = make_envs("CartPole-v1", 2, 0, backend)
     assert batch.actions == ActionSpace("discrete", (2,))
     batch.reset()
     step = batch.step(np.array([[0], [1]]))
@@ -215,10 +216,10 @@ def test_one_choice(backend: Any) -> None:
 
 def test_bounds_are_known() -> None:
     for backend in ("envpool", "gymnasium"):
-        batch = envs.make("Pendulum-v1", 1, 0, backend)  # type: ignore[arg-type]
+        batch = make_envs("Pendulum-v1", 1, 0, backend)  # type: ignore[arg-type]
         assert batch.actions == ActionSpace("continuous", (1,), (-2.0,), (2.0,))
         batch.close()
-    assert envs.make(tiny("Unbounded"), 1, 0).actions.high == (np.inf,)
+    assert make_envs(tiny("Unbounded"), 1, 0).actions.high == (np.inf,)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ def test_bounds_are_known() -> None:
 )
 def test_other_spaces_are_refused_by_name(name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        envs.make(tiny(name), 1, 0)
+        make_envs(tiny(name), 1, 0)
 
 
 # Names ----------------------------------------------------------------------------------------------------------------
@@ -252,20 +253,20 @@ def test_other_spaces_are_refused_by_name(name: str, message: str) -> None:
 )
 def test_unknown_names(name: str, backend: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        envs.make(name, 1, 0, backend)
+        make_envs(name, 1, 0, backend)
 
 
 def test_an_id_that_a_module_registers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = "import gymnasium\ngymnasium.register('MyOwn-v7', entry_point=lambda: gymnasium.make('Pendulum-v1'))\n"
     (tmp_path / "registers_my_own.py").write_text(content)
     monkeypatch.syspath_prepend(tmp_path)
-    assert envs.make("registers_my_own:MyOwn-v7", 1, 0).observation_size == 3
+    assert make_envs("registers_my_own:MyOwn-v7", 1, 0).observation_size == 3
 
 
 @pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
 def test_options_follow_the_name(backend: Any) -> None:
     plain, still = (
-        envs.make(f"HalfCheetah-v4{options}", 8, 0, backend)
+        make_envs(f"HalfCheetah-v4{options}", 8, 0, backend)
         for options in ("", "?reset_noise_scale=0&forward_reward_weight=2")
     )
     assert plain.reset().std(0).min() > 0.01
@@ -294,19 +295,19 @@ def test_options_follow_the_name(backend: Any) -> None:
 def test_wrong_options_are_named(name: str, message: str | None) -> None:
     backend: Any = "gymnasium" if "Inverted" in name else "auto"
     if message is None:
-        envs.make(name, 1, 0).close()
+        make_envs(name, 1, 0).close()
     else:
         with pytest.raises(UsageError, match=message):
-            envs.make(name, 1, 0, backend)
+            make_envs(name, 1, 0, backend)
 
 
 def test_without_envpool_gymnasium_steps_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(envs, "envpool_names", lambda: frozenset())
-    batch = envs.make("CartPole-v1", 1, 0)
+    monkeypatch.setattr(making, "envpool_names", lambda: frozenset())
+    batch = make_envs("CartPole-v1", 1, 0)
     assert batch.backend == "gymnasium"
     batch.close()
     with pytest.raises(UsageError, match="EnvPool is not installed; leave out --backend envpool"):
-        envs.make("CartPole-v1", 1, 0, "envpool")
+        make_envs("CartPole-v1", 1, 0, "envpool")
 
 
 # Broken ones ----------------------------------------------------------------------------------------------------------
@@ -322,11 +323,11 @@ def test_without_envpool_gymnasium_steps_in(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_wrong_shapes_are_named(name: str, message: str) -> None:
     with pytest.raises(RepolicyError, match=f"environment .*{name}' {message}"):
-        envs.make(tiny(name), 2, 0)
+        make_envs(tiny(name), 2, 0)
 
 
 def test_an_environment_that_fails_is_one_sentence() -> None:
-    batch = envs.make(tiny("Raises"), 2, 0)
+    batch = make_envs(tiny("Raises"), 2, 0)
     batch.reset()
     for _ in range(10):
         batch.step(np.zeros((2, 1), np.float32))

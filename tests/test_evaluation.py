@@ -8,13 +8,14 @@ import pytest
 import torch
 from tiny_envs import tiny
 
-from repolicy import evaluation
-from repolicy.addons import combined
-from repolicy.checkpoint import load_policy
-from repolicy.envs import make
+from repolicy.envs import evaluation
+from repolicy.envs.addons import combined
+from repolicy.envs.evaluation import evaluate, run_episodes
+from repolicy.envs.making import make_envs
 from repolicy.errors import NumericError, UsageError
-from repolicy.evaluation import evaluate, run_episodes
-from repolicy.policy import ActionSpace, Policy, PolicySpec, frozen
+from repolicy.policies.file import load_policy
+from repolicy.policies.policy import Policy, PolicySpec, frozen
+from repolicy.policies.spaces import ActionSpace
 
 ONE_NUMBER = ActionSpace("continuous", (1,), (-1.0,), (1.0,))
 
@@ -30,14 +31,14 @@ def counted(episodes: list[int]) -> list[float]:
 
 
 def test_each_environment_runs_its_share_of_episodes_however_short_they_are() -> None:
-    found = run_episodes(policy(), make(tiny("Counter"), 2, 0), 5)
+    found = run_episodes(policy(), make_envs(tiny("Counter"), 2, 0), 5)
     assert sorted(found.lengths) == sorted([3, 4, 5, 3, 4])  # three episodes of the one, two of the other
     assert sorted(found.basic) == sorted(counted([1, 2, 3, 1, 2]))
 
 
 def test_hasty_environments_do_not_run_more_episodes() -> None:
     """One environment's episodes have one step, the other's 3, 4 and 5: each is asked for three."""
-    envs: Any = make(tiny("Counter"), 2, 0)
+    envs: Any = make_envs(tiny("Counter"), 2, 0)
     usual = envs._envs.envs[1].step
     envs._envs.envs[1].step = lambda action: (usual(action)[0], 1.0, True, False, {})
     assert sorted(run_episodes(policy(), envs, 6).lengths) == [1, 1, 1, 3, 4, 5]
@@ -46,7 +47,7 @@ def test_hasty_environments_do_not_run_more_episodes() -> None:
 def test_returns_are_those_of_a_loop_by_hand() -> None:
     addon = combined([f"{tiny('stay_near')}=2"])
     found = evaluate(policy(1), tiny("LinearQuadratic"), 5, addon=addon)
-    envs = make(tiny("LinearQuadratic"), 5, 0)
+    envs = make_envs(tiny("LinearQuadratic"), 5, 0)
     seen, basic, extra = envs.reset(), np.zeros(5), np.zeros(5)
     for _ in range(8):
         with torch.no_grad():
@@ -60,7 +61,7 @@ def test_returns_are_those_of_a_loop_by_hand() -> None:
 
 def test_the_mean_action_is_the_same_whatever_the_seed_and_the_sampled_is_not() -> None:
     def distance(stochastic: bool, sampling: int) -> float:
-        envs = make(tiny("LinearQuadratic"), 2, 0)
+        envs = make_envs(tiny("LinearQuadratic"), 2, 0)
         return float(run_episodes(policy(1), envs, 2, stochastic=stochastic, seed=sampling).basic.sum())
 
     assert distance(False, 0) == distance(False, 1)
@@ -69,10 +70,10 @@ def test_the_mean_action_is_the_same_whatever_the_seed_and_the_sampled_is_not() 
 
 
 def test_log_probabilities_are_summed_over_each_episode() -> None:
-    found = run_episodes(policy(1), make(tiny("LinearQuadratic"), 3, 0), 6, prior=policy(1), stochastic=True)
+    found = run_episodes(policy(1), make_envs(tiny("LinearQuadratic"), 3, 0), 6, prior=policy(1), stochastic=True)
     assert found.log_prior is not None
     np.testing.assert_allclose(found.log_prior, found.log_policy, rtol=1e-5)
-    mode = run_episodes(policy(1), make(tiny("LinearQuadratic"), 3, 0), 6)
+    mode = run_episodes(policy(1), make_envs(tiny("LinearQuadratic"), 3, 0), 6)
     at_mode = float(policy(1)(torch.zeros(1, 1)).log_prob(policy(1)(torch.zeros(1, 1)).mode()))
     np.testing.assert_allclose(mode.log_policy, 8 * at_mode, rtol=1e-4)  # one std for all states, 8 steps
 

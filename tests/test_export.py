@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from repolicy import cli
-from repolicy import export as module
-from repolicy.checkpoint import save_policy
+from repolicy.cli import main as cli
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.export import export
-from repolicy.policy import ActionSpace, Policy, PolicySpec, moments
+from repolicy.policies import export as module
+from repolicy.policies.export import export
+from repolicy.policies.file import save_policy
+from repolicy.policies.normalizer import moments
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.spaces import ActionSpace
 
 BOX = ActionSpace("continuous", (2,), (-1.0, -3.0), (1.0, 2.0))
 SPECS = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from repolicy.network import ACTIVATIONS, Mlp, flatten
+from repolicy.policies.network import ACTIVATIONS, Mlp, flatten
 
 PLAIN = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
 

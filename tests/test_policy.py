@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from repolicy.distributions import Categorical, Gaussian, SquashedGaussian
 from repolicy.errors import UsageError
-from repolicy.policy import ActionSpace, Normaliser, Policy, PolicySpec, frozen, moments
+from repolicy.policies.distributions import Categorical, Gaussian, SquashedGaussian
+from repolicy.policies.normalizer import Normaliser, moments
+from repolicy.policies.policy import Policy, PolicySpec, frozen
+from repolicy.policies.spaces import ActionSpace
 
 BOX = ActionSpace("continuous", (2,), (-1.0, 0.0), (1.0, 10.0))
 CHOICES = ActionSpace("discrete", (2, 3))

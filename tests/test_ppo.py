@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from repolicy.engine.ppo import Batch, Learner, Losses, Sum, adapted, check_first_minibatch, losses, update
+from repolicy.engine.settings import Settings
 from repolicy.errors import NumericError, UsageError
-from repolicy.network import Mlp
-from repolicy.policy import ActionSpace, Policy, PolicySpec, moments
-from repolicy.ppo import Batch, Learner, Losses, Sum, adapted, check_first_minibatch, losses, update
-from repolicy.settings import Settings
+from repolicy.policies.network import Mlp
+from repolicy.policies.normalizer import moments
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.spaces import ActionSpace
 
 # Losses ---------------------------------------------------------------------------------------------------------------
 

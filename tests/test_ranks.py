@@ -13,9 +13,9 @@ import pytest
 import torch
 from rank_programs import add_up_and_compare, one_step, put_up
 
-from repolicy import ranks
+from repolicy.engine import ranks
+from repolicy.engine.machine import shares_memory
 from repolicy.errors import RepolicyError
-from repolicy.settings import shares_memory
 
 pytestmark = pytest.mark.skipif(not shares_memory(), reason="ranks of this machine need torchrun")
 

@@ -10,17 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from repolicy import cli, report
-from repolicy.addons import combined
-from repolicy.checkpoint import RunFolder, read_policy
+from repolicy.cli import main as cli
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.settings import Settings
+from repolicy.engine.training import customize, train
+from repolicy.envs.addons import combined
+from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.errors import FileError, RepolicyError
-from repolicy.evaluation import EVALUATION_SEED, evaluate
-from repolicy.film import CANNOT_RENDER, Shot
 from repolicy.objective import Objective, residual, soft
-from repolicy.page import curve, labels, number, spread, ticks
-from repolicy.report import write_report
-from repolicy.settings import Settings
-from repolicy.training import customize, train
+from repolicy.policies.file import read_policy
+from repolicy.report import run as report
+from repolicy.report.film import CANNOT_RENDER, Shot
+from repolicy.report.page import curve, labels, number, spread, ticks
+from repolicy.report.run import write_report
 
 ENV = "InvertedPendulum-v4"
 SETTINGS = Settings(steps=1024, ranks=1, envs=8, horizon=32, minibatch=256, segment=2, evaluation_episodes=4)

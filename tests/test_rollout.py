@@ -7,16 +7,17 @@ import pytest
 import torch
 from tiny_envs import tiny
 
-from repolicy import envs
+from repolicy.engine.request import spec_for
+from repolicy.engine.settings import Settings
+from repolicy.envs.making import make_envs
+from repolicy.envs.rollout import Collector
 from repolicy.errors import NumericError
-from repolicy.policy import Policy, moments
-from repolicy.request import spec_for
-from repolicy.rollout import Collector
-from repolicy.settings import Settings
+from repolicy.policies.normalizer import moments
+from repolicy.policies.policy import Policy
 
 
 def collector(name: str, horizon: int, count: int = 2, keep: bool = False) -> tuple[Collector, Policy]:
-    batch = envs.make(tiny(name), count, seed=0)
+    batch = make_envs(tiny(name), count, seed=0)
     policy = Policy(spec_for(batch, Settings(hidden=(4,))))
     return Collector(batch, horizon, torch.Generator().manual_seed(0), keep_transitions=keep), policy
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from repolicy.engine.defaults import TABLE, customizing, defaults
+from repolicy.engine.settings import Settings, checked, read_settings
 from repolicy.errors import UsageError
-from repolicy.settings import TABLE, Settings, checked, customizing, defaults, read_settings
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_ranks_must_share_evenly() -> None:
 
 
 def test_ranks_are_counted_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repolicy.settings.physical_cores", lambda: 12)
+    monkeypatch.setattr("repolicy.engine.settings.physical_cores", lambda: 12)
     assert Settings(envs=32).resolved().ranks == 8  # the most that share 32 evenly
     assert Settings(envs=5).resolved().ranks == 5
     assert Settings(envs=1).resolved().ranks == 1

@@ -5,13 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from repolicy.checkpoint import save_policy, write_json
+from repolicy.engine.settings import Settings
+from repolicy.envs.evaluation import Evaluation
 from repolicy.errors import FileError, UsageError
-from repolicy.evaluation import Evaluation
-from repolicy.policy import ActionSpace, Policy, PolicySpec
-from repolicy.settings import Settings
-from repolicy.sweep import checked, sweep
-from repolicy.tradeoff import Found, Point, knee
+from repolicy.many.sweep import checked, sweep
+from repolicy.many.tradeoff import Found, Point, knee
+from repolicy.policies.file import save_policy
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.spaces import ActionSpace
+from repolicy.policies.storage import write_json
 
 XS = np.linspace(0.0, 1.0, 11)
 

@@ -17,17 +17,21 @@ import torch
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
 from torch import Tensor
 
-from repolicy.checkpoint import RunFolder, read
+from repolicy.cli.inspection import inspect
+from repolicy.engine.defaults import defaults
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.machine import shares_memory
+from repolicy.engine.ranks import Alone
+from repolicy.engine.request import Request
+from repolicy.engine.scale import ReturnScale
+from repolicy.engine.settings import Settings
+from repolicy.engine.training import Result, train
+from repolicy.engine.worker import Worker
+from repolicy.envs.evaluation import evaluate
 from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
-from repolicy.evaluation import evaluate
 from repolicy.exact import LinearQuadratic, linear_quadratic_optimal, quadratic_cost
-from repolicy.inspection import inspect
 from repolicy.objective import Objective, greedy, kl, no_entropy, soft
-from repolicy.ranks import Alone
-from repolicy.request import Request
-from repolicy.settings import Settings, defaults, shares_memory
-from repolicy.training import Result, train
-from repolicy.worker import ReturnScale, Worker
+from repolicy.policies.storage import read
 
 SMALL = Settings(
     steps=4_096, ranks=1, envs=8, horizon=16, minibatch=64, segment=4, hidden=(16,), evaluation_episodes=2, gamma=0.9

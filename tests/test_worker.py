@@ -9,14 +9,19 @@ import torch
 from tiny_envs import tiny
 from torch import Tensor
 
-from repolicy import envs, ppo
-from repolicy.checkpoint import RunFolder, save_policy
+from repolicy.engine import ppo
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.ranks import Alone
+from repolicy.engine.request import Request, spec_for
+from repolicy.engine.scale import ReturnScale
+from repolicy.engine.settings import Settings
+from repolicy.engine.steering import off_budget, steered
+from repolicy.engine.worker import Worker, derived_seed
+from repolicy.envs.making import make_envs
 from repolicy.objective import Objective, full, kl, reformulated, residual, soft
-from repolicy.policy import Policy, moments
-from repolicy.ranks import Alone
-from repolicy.request import Request, spec_for
-from repolicy.settings import Settings
-from repolicy.worker import ReturnScale, Worker, derived_seed, off_budget, steered
+from repolicy.policies.file import save_policy
+from repolicy.policies.normalizer import moments
+from repolicy.policies.policy import Policy
 
 SETTINGS = Settings(ranks=1, envs=4, horizon=13, minibatch=16, epochs=2, hidden=(8,), gamma=0.9, steps=10_000)
 
@@ -27,7 +32,7 @@ def worker(
     """A worker at the start of its first segment, whose critic is not flat and whose normaliser has seen something."""
     folder = RunFolder(tmp_path / "run")
     if prior:
-        policy = Policy(spec_for(envs.make(tiny(env), 1, 0), settings))
+        policy = Policy(spec_for(make_envs(tiny(env), 1, 0), settings))
         with torch.no_grad():
             for parameter in policy.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.3)

@@ -7,42 +7,42 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from repolicy.addons import Addon as Addon
-    from repolicy.checkpoint import load_policy as load_policy
-    from repolicy.checkpoint import save_policy as save_policy
+    from repolicy.engine.defaults import customizing as customizing
+    from repolicy.engine.defaults import defaults as defaults
+    from repolicy.engine.settings import Settings as Settings
+    from repolicy.engine.training import Result as Result
+    from repolicy.engine.training import customize as customize
+    from repolicy.engine.training import train as train
+    from repolicy.envs.addons import Addon as Addon
+    from repolicy.envs.evaluation import Evaluation as Evaluation
+    from repolicy.envs.evaluation import evaluate as evaluate
     from repolicy.errors import RepolicyError as RepolicyError
-    from repolicy.evaluation import Evaluation as Evaluation
-    from repolicy.evaluation import evaluate as evaluate
     from repolicy.objective import Objective as Objective
-    from repolicy.policy import Policy as Policy
-    from repolicy.policy import Prior as Prior
-    from repolicy.report import write_report as write_report
-    from repolicy.settings import Settings as Settings
-    from repolicy.settings import customizing as customizing
-    from repolicy.settings import defaults as defaults
-    from repolicy.training import Result as Result
-    from repolicy.training import customize as customize
-    from repolicy.training import train as train
+    from repolicy.policies.file import load_policy as load_policy
+    from repolicy.policies.file import save_policy as save_policy
+    from repolicy.policies.policy import Policy as Policy
+    from repolicy.policies.policy import Prior as Prior
+    from repolicy.report.run import write_report as write_report
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Addon": "addons",
-    "Evaluation": "evaluation",
+    "Addon": "envs.addons",
+    "Evaluation": "envs.evaluation",
     "Objective": "objective",
-    "Policy": "policy",
-    "Prior": "policy",
+    "Policy": "policies.policy",
+    "Prior": "policies.policy",
     "RepolicyError": "errors",
-    "Result": "training",
-    "Settings": "settings",
-    "customize": "training",
-    "customizing": "settings",
-    "defaults": "settings",
-    "evaluate": "evaluation",
-    "load_policy": "checkpoint",
-    "save_policy": "checkpoint",
-    "train": "training",
-    "write_report": "report",
+    "Result": "engine.training",
+    "Settings": "engine.settings",
+    "customize": "engine.training",
+    "customizing": "engine.defaults",
+    "defaults": "engine.defaults",
+    "evaluate": "envs.evaluation",
+    "load_policy": "policies.file",
+    "save_policy": "policies.file",
+    "train": "engine.training",
+    "write_report": "report.run",
 }
 
 __all__ = ["__version__", *_HOMES]

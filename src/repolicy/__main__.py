@@ -1,3 +1,3 @@
-from repolicy.cli import main
+from repolicy.cli.main import main
 
 main()

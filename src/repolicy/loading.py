@@ -35,6 +35,11 @@ def as_file_name(reference: str) -> str:
     return re.sub(r"[^\w.=-]+", ".", reference)
 
 
+def without_version(env: str) -> str:
+    """The name of an environment without its version and options."""
+    return env.partition("?")[0].rsplit("-v", 1)[0]
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean A, B or C?`, or nothing when no known name is near."""
     matches = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)

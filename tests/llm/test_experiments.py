@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("trl", reason="the extra `llm` is not installed")
 
-from repolicy import cli
+from repolicy.cli import main as cli
 from repolicy.errors import FileError, UsageError
 from repolicy.llm import commands, frontier, gradients, labels, overhead, spelling
 from repolicy.llm.records import read_records, run_missing

@@ -11,11 +11,13 @@ import torch
 from known_problems import Double, Table, Walk, WithoutReward
 from torch import Tensor, nn
 
-from repolicy.checkpoint import read_policy, save_policy
-from repolicy.evaluation import evaluate
+from repolicy.envs.evaluation import evaluate
 from repolicy.exact import Solution, soft_optimal, solve_residual
 from repolicy.objective import Objective, full, greedy, residual, soft
-from repolicy.policy import ActionSpace, Policy, PolicySpec, frozen, moments
+from repolicy.policies.file import read_policy, save_policy
+from repolicy.policies.normalizer import moments
+from repolicy.policies.policy import Policy, PolicySpec, frozen
+from repolicy.policies.spaces import ActionSpace
 from repolicy.rql import ResidualDQN, Settings
 
 STATES = torch.eye(3)

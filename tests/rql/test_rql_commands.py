@@ -15,11 +15,11 @@ from known_problems import Bounded, Table, Walk
 from test_dqn import wild_prior
 from test_sac import constant
 
-from repolicy.checkpoint import read_policy, save_policy
-from repolicy.cli import main
+from repolicy.cli.main import main
 from repolicy.errors import UsageError
 from repolicy.objective import full, repeat_entropy, residual, soft
-from repolicy.policy import ActionSpace
+from repolicy.policies.file import read_policy, save_policy
+from repolicy.policies.spaces import ActionSpace
 from repolicy.rql import ResidualDQN, ResidualSAC, Settings, customize, train
 from repolicy.rql.settings import TASKS, customizing, defaults
 

@@ -16,10 +16,12 @@ import torch
 from known_problems import Bounded, Double
 from torch import Tensor, nn
 
-from repolicy.checkpoint import read_policy, save_policy
-from repolicy.evaluation import evaluate
+from repolicy.envs.evaluation import evaluate
 from repolicy.objective import Objective, kl, residual, soft
-from repolicy.policy import ActionSpace, Policy, PolicySpec, frozen, moments
+from repolicy.policies.file import read_policy, save_policy
+from repolicy.policies.normalizer import moments
+from repolicy.policies.policy import Policy, PolicySpec, frozen
+from repolicy.policies.spaces import ActionSpace
 from repolicy.rql import ResidualSAC, Settings
 
 ACTIONS = ActionSpace("continuous", (1,), (-2.0,), (6.0,))

@@ -7,8 +7,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from repolicy import envs
-from repolicy.addons import combined
+from repolicy.envs.addons import combined
+from repolicy.envs.making import make_envs
 from repolicy.errors import UsageError
 from repolicy.rql import tasks
 
@@ -169,7 +169,7 @@ def test_the_lines_are_those_of_the_parking_lot() -> None:
 
 @pytest.mark.parametrize("name", ["CartPole", "MountainCar"])
 def test_the_engine_takes_them_with_their_addon(name: str) -> None:
-    batch = envs.make(f"repolicy.rql.tasks:{name}", 3, seed=0)
+    batch = make_envs(f"repolicy.rql.tasks:{name}", 3, seed=0)
     seen = batch.reset()
     actions = np.full((3, 1), 0 if name == "CartPole" else -0.5, np.float32)
     step = batch.step(actions)

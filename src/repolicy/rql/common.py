@@ -9,10 +9,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from repolicy.addons import combined
+from repolicy.envs.addons import combined
 from repolicy.errors import UsageError
 from repolicy.objective import Objective, task_reward
-from repolicy.policy import ActionSpace, Normaliser, Policy, Prior
+from repolicy.policies.normalizer import Normaliser
+from repolicy.policies.policy import Policy, Prior
+from repolicy.policies.spaces import ActionSpace
 
 try:
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor

@@ -13,11 +13,11 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from repolicy.checkpoint import save_policy
-from repolicy.distributions import Categorical
 from repolicy.errors import UsageError
 from repolicy.objective import Objective
-from repolicy.policy import Policy, PolicySpec, Prior
+from repolicy.policies.distributions import Categorical
+from repolicy.policies.file import save_policy
+from repolicy.policies.policy import Policy, PolicySpec, Prior
 from repolicy.rql.common import Normalised, TaskReward, actions_of, checked, flat, normaliser_for, storable
 from repolicy.rql.settings import Settings
 

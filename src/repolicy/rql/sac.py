@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from repolicy.checkpoint import save_policy
 from repolicy.errors import UsageError
 from repolicy.objective import Objective, reformulated
-from repolicy.policy import Policy, PolicySpec, Prior, frozen
+from repolicy.policies.file import save_policy
+from repolicy.policies.policy import Policy, PolicySpec, Prior, frozen
 from repolicy.rql.common import Normalised, TaskReward, actions_of, checked, flat, normaliser_for, storable
 from repolicy.rql.settings import Settings
 

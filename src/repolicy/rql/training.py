@@ -9,13 +9,13 @@ from typing import Any
 import gymnasium
 import torch
 
-from repolicy.addons import check_env
-from repolicy.checkpoint import env_of, find_policy, read_card, read_policy
-from repolicy.envs import in_gymnasium, maker
+from repolicy.envs.addons import check_env
+from repolicy.envs.names import in_gymnasium, maker
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import nearest
 from repolicy.objective import Objective
-from repolicy.policy import Policy
+from repolicy.policies.file import env_of, find_policy, read_card, read_policy
+from repolicy.policies.policy import Policy
 from repolicy.rql.settings import TASKS, Settings, customizing, defaults
 
 Progress = Callable[[int, float | None], None]

@@ -1,0 +1,96 @@
+"""The commands about what is here: the add-ons that ship, the speed, the installation."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from tyro.conf import OmitArgPrefixes, Positional, arg
+
+from repolicy.engine.defaults import defaults
+from repolicy.engine.settings import Settings
+
+
+@dataclass(frozen=True)
+class Addons:
+    """List the add-on rewards that ship, with what each is for.
+
+    Example: repolicy addons
+    """
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def run(self) -> dict[str, Any]:
+        from rich.table import Table
+
+        from repolicy.cli.terminal import Terminal
+        from repolicy.envs.registered import described
+
+        table = Table("name", "environment", "what it rewards", "reported as")
+        for row in described():
+            table.add_row(row["name"], row["env"], row["what"], row["metric"])
+        terminal = Terminal()
+        terminal.print(table)
+        terminal.say("your own: --addon module:function or --addon file.py:function")
+        return {"addons": described()}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Measure, in alternating slices of one run, the physics alone and training end to end, and print the share.
+
+    Example: repolicy bench HalfCheetah-v4 --ranks 1
+    """
+
+    env: Positional[Annotated[str, arg(metavar="ENV")]]
+    """Environment."""
+    slices: int = 10
+    """Pairs of slices; the figures are those of the median slices."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+    settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+
+    def beginning(self) -> "Bench":
+        return Bench(self.env, settings=defaults(self.env))
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.engine.bench import bench
+
+        figures = bench(self.env, self.settings, self.slices)
+        _show(figures)
+        return figures
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Say what this installation can do: versions, backends, rendering, cores.
+
+    Example: repolicy doctor
+    """
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.cli.inspection import doctor
+
+        return doctor()
+
+
+def _show(figures: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from repolicy.cli.terminal import Terminal
+
+    title = (
+        f"{figures['env']} ({figures['backend']}), {figures['ranks']} rank{'s' * (figures['ranks'] > 1)}, "
+        f"{figures['steps']:,} steps"
+    )
+    table = Table("", "", title=title, title_justify="left", show_header=False)
+    table.add_row("physics alone", f"{figures['physics_steps_per_second']:,.0f} steps a second")
+    table.add_row("training, end to end", f"{figures['training_steps_per_second']:,.0f} steps a second")
+    table.add_row("share of the physics", f"{figures['share']:.3f}")
+    table.add_row("… without evaluation and checkpoint", f"{figures['share_without_evaluation']:.3f}")
+    spread = figures["slice_shares"]
+    table.add_row("… of the slices", f"{spread['min']:.3f} – {spread['max']:.3f}")
+    table.add_row("memory", f"{figures['memory_mb_a_rank']:,.0f} MB a rank")
+    Terminal().print(table)

@@ -1,0 +1,167 @@
+"""What a file tells of itself, and what this installation can do."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from repolicy.cli.terminal import Terminal
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.machine import physical_cores, versions
+from repolicy.errors import FileError
+from repolicy.policies.file import PROBES, find_policy, read_policy
+from repolicy.policies.storage import read
+from repolicy.report.film import libraries
+
+
+def inspect(path: Path) -> dict[str, Any]:
+    """The story of a policy, a checkpoint or a run's folder: printed, and returned."""
+    if path.is_dir():
+        return _inspect_folder(path)
+    path = find_policy(path)
+    tensors, story = read(path)
+    if story["kind"] != "policy":
+        return _inspect_other(path, tensors, story)
+    saved = read_policy(path)
+    spec, card = saved.policy.spec, saved.card
+    request = card.get("request", {})
+    story = {
+        "file": str(path),
+        "kind": "policy",
+        "which": card.get("which", ""),
+        "env": request.get("env", ""),
+        "observations": f"{spec.observation_size} numbers",
+        "actions": str(spec.actions),
+        "family": spec.family,
+        "network": f"{spec.activation}, {' × '.join(map(str, spec.hidden))}",
+        "objective": _sentence(request),
+        "add-ons": ", ".join(request.get("addons", [])) or "none",
+        "prior": "inside this file" if saved.prior is not None else "none",
+        "steps": f"{card.get('steps', 0):,}",
+        "normaliser": f"{float(saved.policy.normaliser.count):,.0f} observations seen",
+        "made with": ", ".join(f"{name} {value}" for name, value in card.get("versions", {}).items()),
+        "probes": f"{PROBES} log-probabilities reproduced",
+    }
+    story |= {name.replace("_", " "): f"{value:,.2f}" for name, value in card.get("evaluation", {}).items()}
+    if "scores" in card:
+        mean, std = card["scores"]["mean action"]
+        story["score"] = f"{mean:,.0f} ± {std:,.0f}, mean action, {card['scores']['episodes']} episodes"
+        story["made by"] = card["command"]
+    _show(story)
+    return story | {"card": card}
+
+
+def _inspect_other(path: Path, tensors: dict[str, Tensor], story: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint, or the batch that a run failed on."""
+    story |= {"file": str(path), "tensors": {name: list(tensor.shape) for name, tensor in tensors.items()}}
+    _show({key: str(value) for key, value in story.items()})
+    return story
+
+
+def _inspect_folder(path: Path) -> dict[str, Any]:
+    folder = RunFolder(path)
+    request = folder.request()
+    if request is None:
+        raise FileError(f"{path} holds no run: it has no run.json")
+    latest = folder.latest()
+    iterations = len(folder.metrics.read_text().splitlines()) if folder.metrics.exists() else 0
+    story = {
+        "folder": str(path),
+        "kind": "run",
+        "env": request["env"],
+        "objective": _sentence(request),
+        "add-ons": ", ".join(request["addons"]) or "none",
+        "steps": f"{latest[1]['steps'] if latest else 0:,} in the last checkpoint, of {request['settings']['steps']:,}",
+        "iterations logged": f"{iterations:,}",
+        "best policy": str(folder.best_policy) if folder.best_policy.exists() else "none yet",
+        "last policy": str(folder.last_policy) if folder.last_policy.exists() else "none yet",
+    }
+    _show(story)
+    return story | {"request": request}
+
+
+def _sentence(request: dict[str, Any]) -> str:
+    """`addon + 0.17 log prior − 0.13472 log policy`."""
+    objective, budget = request.get("objective"), request.get("settings", {}).get("kl_budget")
+    if not objective:
+        return "unknown"
+    parts = [{"both": "basic + addon"}.get(objective["task"], objective["task"])]
+    if objective["omega"]:
+        parts.append(f"+ {objective['omega']:g} log prior")
+    if objective["alpha"]:
+        parts.append(f"− {objective['alpha']:g} log policy")
+    if objective["bonus"]:
+        parts.append(f"(and {objective['bonus']:g} · entropy in the loss)")
+    if budget is not None:
+        parts.append(f"at first; both weights move to hold {budget:g} nats a step to the prior")
+    return " ".join(parts)
+
+
+def doctor() -> dict[str, Any]:
+    """Versions, backends, rendering, cores: printed, and returned."""
+    found: dict[str, Any] = dict(versions())
+    found["cores"] = physical_cores()
+    found["environments"] = _environments()
+    found["rendering"] = _rendering()
+    for extra, packages in EXTRAS.items():
+        missing = [name for name in packages if not _installed(name)]
+        found[f"extra {extra}"] = (
+            f"missing {', '.join(missing)}: pip install 'repolicy[{extra}]'" if missing else "installed"
+        )
+    _show({key: str(value) for key, value in found.items()})
+    return found
+
+
+EXTRAS = {
+    "sb3": ["stable_baselines3", "highway_env"],
+    "rsl-rl": ["rsl_rl"],
+    "llm": ["trl", "peft"],
+    "ray": ["ray"],
+    "wandb": ["wandb"],
+    "onnx": ["onnx", "onnxruntime", "onnxscript"],
+}
+
+
+def _installed(module: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(module) is not None
+
+
+def _environments() -> str:
+    from repolicy.envs.names import envpool_names
+
+    names = envpool_names()
+    return f"EnvPool's {len(names):,}, and Gymnasium's" if names else "Gymnasium's only (no EnvPool here: slower)"
+
+
+def _rendering() -> str:
+    """Try it: one frame of a small scene, off-screen."""
+    for backend in libraries():
+        if _renders(backend):
+            return f"works off-screen with MUJOCO_GL={backend}"
+    return "does not work: install libegl1 or libosmesa6 for films"
+
+
+def _renders(backend: str) -> bool:
+    import subprocess
+    import sys
+
+    code = (
+        "import mujoco; m = mujoco.MjModel.from_xml_string('<mujoco/>'); r = mujoco.Renderer(m, 16, 16); "
+        "r.update_scene(mujoco.MjData(m)); r.render()"
+    )
+    environment = os.environ | {"MUJOCO_GL": backend}
+    return (
+        subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False).returncode == 0
+    )
+
+
+def _show(story: dict[str, str]) -> None:
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    for name, value in story.items():
+        table.add_row(Text(name, "bold"), str(value))
+    Terminal().print(table)

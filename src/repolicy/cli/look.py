@@ -1,0 +1,185 @@
+"""The commands that look at a policy and hand it on: evaluate, render, export, inspect.
+
+Each command is a dataclass whose fields are its options; the docstrings under them are its help. Nothing heavy is
+imported before a command runs, so that `--help` answers at once.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from repolicy.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Run a policy for whole episodes and report its returns: mean ± std, and each episode in a JSON file.
+
+    Example: repolicy evaluate runs/cheetah/best.safetensors --episodes 500
+    """
+
+    policy: Positional[Annotated[Path, arg(metavar="POLICY")]]
+    """A policy's file, or a run's folder (then its best policy)."""
+    env: str | None = None
+    """Environment; by default the one that the policy was trained in."""
+    episodes: int = 100
+    """How many episodes, shared out evenly over the environments."""
+    addon: UseAppendAction[tuple[str, ...]] = ()
+    """Add-on reward to report as well; by default the one that the policy was customised to. Repeatable."""
+    stochastic: bool = False
+    """Sample the actions instead of taking the mean."""
+    seed: int = 0
+    """Seed of environments and sampling."""
+    backend: Literal["auto", "envpool", "gymnasium"] = "auto"
+    """Whose environments; --backend gymnasium is the referee."""
+    out: Path | None = None
+    """Where each episode goes; by default evaluation-….json beside the policy, or here for one that ships."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def run(self) -> dict[str, Any]:
+        from rich.table import Table
+
+        from repolicy.cli.terminal import Terminal
+        from repolicy.engine.ranks import one_thread
+        from repolicy.envs.addons import check_env, combined
+        from repolicy.envs.evaluation import evaluate
+        from repolicy.policies.file import PRIORS, env_of, find_policy, read_policy
+        from repolicy.policies.storage import write_json
+
+        path = find_policy(self.policy)
+        saved = read_policy(path)
+        env, terminal = self.env or env_of(saved.card, path), Terminal()
+        addons = self.addon or tuple(saved.card.get("request", {}).get("addons", ()))
+        check_env(addons, env)
+        try:
+            addon = combined(addons) if addons else None
+        except UsageError as error:
+            if self.addon:
+                raise
+            terminal.say(f"without the add-on of the policy's own: {error}")  # its file may lie elsewhere by now
+            addon = None
+        with one_thread(), terminal.status(f"{env}: running {self.episodes} episodes") as status:
+            found = evaluate(
+                saved.policy, env, self.episodes,
+                addon=addon, prior=saved.prior, stochastic=self.stochastic, seed=self.seed, backend=self.backend,
+                progress=lambda done: status.update(f"{env}: {done} of {self.episodes} episodes"),
+            )  # fmt: skip
+        action = "sampled" if self.stochastic else "mean"
+        terminal.say(f"{path} in {env} ({found.backend}), {self.episodes} episodes, {action} action")
+        table = Table("", "mean", "std")
+        for name, mean, std in found.rows():
+            table.add_row(name.replace("_", " "), f"{mean:,.2f}", f"{std:,.2f}")
+        terminal.print(table)  # before the file, which may turn out not to be writable
+
+        folder = Path() if path.parent == PRIORS else path.parent
+        out = self.out or folder / f"evaluation-{path.stem}-{action}-{found.backend}.json"
+        values = {"policy": str(path), "which": saved.card.get("which", "")} | found.as_dict()
+        write_json(out, values)
+        terminal.say(f"each episode: {out}")
+        return {key: value for key, value in values.items() if key != "each"} | {"file": str(out)}
+
+
+@dataclass(frozen=True)
+class Render:
+    """Film a policy that takes its mean action: an mp4, or a gif.
+
+    Example: repolicy render runs/cheetah --seconds 10 --out cheetah.mp4
+    """
+
+    policy: Positional[Annotated[str, arg(metavar="POLICY")]]
+    """A policy's file, a run's folder (then its best policy), or a name that ships."""
+    env: str | None = None
+    """Environment; by default the one that the policy was trained in."""
+    seed: int = 0
+    """Seed of the environment."""
+    seconds: float = 10.0
+    """How long the film is; after an episode, the next one begins."""
+    width: int = 640
+    """Width of the picture; its height is two thirds of that."""
+    out: Path | None = None
+    """Where the film goes, an .mp4 or a .gif; by default an mp4 beside the policy."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.policies.file import find_policy
+        from repolicy.policies.storage import write_bytes
+        from repolicy.report.film import FORMATS, Shot, films
+
+        path, env = policy_and_env(self.policy, self.env)
+        out = self.out or _beside(path, ".mp4")
+        format = out.suffix.removeprefix(".").lower()
+        if format not in FORMATS:
+            raise UsageError(f"--out {out} does not end in .mp4 or .gif")
+        shot = Shot(
+            str(find_policy(path)), env, seconds=self.seconds, seed=self.seed, width=self.width,
+            height=round(self.width * 2 / 3), format=format, fine=True,
+        )  # fmt: skip
+        [content] = films([shot])
+        write_bytes(out, content)
+        print(f"film: {out}", file=sys.stderr)
+        return {"file": str(out), "env": env, "seconds": self.seconds}
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a policy for other programs: raw observations in, the mean action out, checked against the original.
+
+    Example: repolicy export runs/cheetah --format onnx --out cheetah.onnx
+    """
+
+    policy: Positional[Annotated[str, arg(metavar="POLICY")]]
+    """A policy's file, a run's folder (then its best policy), or a name that ships."""
+    format: Literal["onnx", "torchscript"] = "onnx"
+    """onnx: for ONNX Runtime and whatever reads ONNX; torchscript: for C++ programs with libtorch."""
+    out: Path | None = None
+    """Where it goes; by default beside the policy."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.policies.export import SUFFIXES, export
+        from repolicy.policies.file import find_policy, load_policy
+
+        path = find_policy(self.policy)
+        out = self.out or _beside(path, SUFFIXES[self.format])
+        difference = export(load_policy(path), out, self.format)
+        print(f"exported: {out}, equal to the policy within {max(difference, 1e-9):.1g}", file=sys.stderr)
+        return {"file": str(out), "format": self.format, "difference": difference}
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Tell the story of a file: a policy, a checkpoint, or a run's folder.
+
+    Example: repolicy inspect runs/cheetah/best.safetensors
+    """
+
+    file: Positional[Annotated[Path, arg(metavar="FILE")]]
+    """A policy's file, a checkpoint, or a run's folder."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.cli.inspection import inspect
+
+        return inspect(self.file)
+
+
+def policy_and_env(reference: str, env: str | None) -> tuple[Path, str]:
+    """A policy's file, and the environment that is named or else the one that it was made for."""
+    from repolicy.policies.file import env_of, find_policy, read_card
+
+    path = find_policy(reference)
+    return path, env or env_of(read_card(path), path)
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    """The policy's name with another suffix, beside it; in this folder for a policy that ships."""
+    from repolicy.policies.file import PRIORS
+
+    return Path(path.stem + suffix) if path.parent == PRIORS else path.with_suffix(suffix)

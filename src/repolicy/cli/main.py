@@ -1,0 +1,141 @@
+"""The command line: from words to a command, and from an error to one sentence."""
+
+import importlib
+import json
+import sys
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import tyro
+
+from repolicy.cli.about import Addons, Bench, Doctor
+from repolicy.cli.look import Evaluate, Export, Inspect, Render
+from repolicy.cli.runs import Customize, Train, speaks
+from repolicy.cli.sweep import Sweep
+from repolicy.errors import RepolicyError, UsageError
+
+COMMANDS: dict[str, Any] = {
+    "customize": Customize,
+    "train": Train,
+    "sweep": Sweep,
+    "evaluate": Evaluate,
+    "render": Render,
+    "export": Export,
+    "addons": Addons,
+    "bench": Bench,
+    "inspect": Inspect,
+    "doctor": Doctor,
+}
+
+# repolicy GROUP COMMAND: what a group is for, and the module whose COMMANDS it has.
+GROUPS = {
+    "llm": (
+        "Measure the language-model trainers: trade-off, labels, samples, gradients, cost.",
+        "repolicy.llm.commands",
+    ),
+    "rql": ("Residual Q-learning: train a soft policy, or customise one.", "repolicy.cli.rql"),
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command; exit with 0, 1 for a failure or 2 for a request that cannot be met."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_overview())
+        sys.exit(0 if arguments else 2)
+    if arguments[0] == "--version":
+        from repolicy import __version__
+
+        print(__version__)
+        return
+    try:
+        command = _in_group(*arguments) if arguments[0] in GROUPS else _parsed(arguments[0], arguments[1:])
+        values = command.run()
+    except RepolicyError as error:
+        if speaks():
+            print(f"repolicy: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("repolicy: stopped", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(1)
+    if command.json and speaks():
+        from repolicy.policies.storage import finite
+
+        print(json.dumps(finite(values)))
+    if values.get("finished") is False:
+        sys.exit(130)
+
+
+def _in_group(group: str, name: str = "", *arguments: str) -> Any:
+    """A command of a wing. The wing's table is read only now: nobody else pays for it."""
+    commands: Mapping[str, Any] = importlib.import_module(GROUPS[group][1]).COMMANDS
+    if name in ("", "-h", "--help"):
+        print(_group_overview(group, commands))
+        sys.exit(0 if name else 2)
+    return _parsed(name, list(arguments), commands, f"repolicy {group}")
+
+
+def _parsed(name: str, arguments: list[str], commands: Mapping[str, Any] = COMMANDS, prog: str = "repolicy") -> Any:
+    """The command with its options.
+
+    What an option is by default can depend on other options: on the environment, or on the run that is resumed. So the
+    commands that have a `beginning` are read twice.
+    """
+    if name not in commands:
+        from repolicy.loading import nearest
+
+        names = {**commands, **GROUPS} if commands is COMMANDS else commands
+        raise UsageError(f"there is no command {name!r}{nearest(name, names)}; {prog} --help lists them")
+    command, words = commands[name], _words(arguments)
+
+    def read(words: list[str], **options: Any) -> Any:
+        return tyro.cli(command, args=words, prog=f"{prog} {name}", **options)
+
+    help_wanted = not {"-h", "--help"}.isdisjoint(words)
+    if not hasattr(command, "beginning") or (help_wanted and words[0].startswith("-")):
+        return read(words)
+    first = read([word for word in words if word not in ("-h", "--help")])
+    return read(words, default=first.beginning())
+
+
+def _words(arguments: list[str]) -> list[str]:
+    """`--critic_warmup=0.1` as `--critic-warmup 0.1`, and `3e6` where a whole number is wanted as one."""
+    words: list[str] = []
+    for word in arguments:
+        option, equals, value = word.partition("=")
+        if word.startswith("--"):
+            words += [option.replace("_", "-"), *([value] if equals else [])]
+        else:
+            words.append(word)
+    return [_whole(word, before) for before, word in pairwise(["", *words])]
+
+
+def _whole(word: str, option: str) -> str:
+    """`3e6` is a whole number where one is wanted."""
+    if option in ("--steps", "--segment", "--minibatch", "--episodes") and "e" in word.lower():
+        try:
+            return str(int(float(word)))
+        except (ValueError, OverflowError):
+            return word
+    return word
+
+
+def _overview() -> str:
+    lines = ["usage: repolicy COMMAND ...", "", "Give a trained policy a new requirement, without its old reward.", ""]
+    lines += _listed(COMMANDS)
+    lines += ["", "Groups of commands, each with a --help of its own:", ""]
+    lines += [f"  {name:10s} {what}" for name, (what, _) in GROUPS.items()]
+    lines += ["", "repolicy COMMAND --help lists a command's options. All take --json."]
+    return "\n".join(lines)
+
+
+def _group_overview(group: str, commands: Mapping[str, Any]) -> str:
+    lines = [f"usage: repolicy {group} COMMAND ...", "", GROUPS[group][0], "", *_listed(commands)]
+    return "\n".join([*lines, "", f"repolicy {group} COMMAND --help lists a command's options. All take --json."])
+
+
+def _listed(commands: Mapping[str, Any]) -> list[str]:
+    return [f"  {name:10s} {(command.__doc__ or '').splitlines()[0]}" for name, command in commands.items()]

@@ -1,0 +1,236 @@
+"""The commands that train: from nothing, and from a prior."""
+
+import os
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
+
+from repolicy.cli.look import policy_and_env
+from repolicy.engine.defaults import customizing, defaults
+from repolicy.engine.settings import Settings, checked, read_settings
+from repolicy.errors import RepolicyError, UsageError
+from repolicy.loading import as_file_name
+from repolicy.objective import Objective, coefficients, name_of, named
+
+if TYPE_CHECKING:
+    from repolicy.engine.training import Result
+
+
+ObjectiveName = Literal["no_entropy", "end_entropy", "repeat_entropy", "soft", "full"]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a policy from nothing, as a prior or a baseline.
+
+    Example: repolicy train HalfCheetah-v4 --objective soft --alpha 0.13472 --steps 3e6 --out runs/cheetah
+    """
+
+    env: Positional[Annotated[str, arg(metavar="ENV")]]
+    """Environment: an id of EnvPool or Gymnasium, or module:callable that makes one; NAME?option=value with options."""
+    objective: ObjectiveName = "soft"
+    """What the return contains (see the docs, "The eight objectives")."""
+    alpha: float | None = None
+    """Weight of the entropy."""
+    addon: UseAppendAction[tuple[str, ...]] = ()
+    """Add-on reward for --objective full: NAME, NAME=WEIGHT, module:function or file.py:function. Repeatable."""
+    out: Path | None = None
+    """The run's folder; by default runs/ENV-OBJECTIVE-SEED."""
+    resume: bool = False
+    """Go on with the run in the folder, if there is one."""
+    settings_file: Annotated[Path | None, arg(name="settings")] = None
+    """A JSON file of settings; options on the command line go before it."""
+    wandb: str | None = None
+    """Log to this Weights & Biases project too."""
+    json: bool = False
+    """Print one JSON object on stdout at the end."""
+    settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+
+    @property
+    def folder(self) -> Path:
+        return self.out or Path("runs") / f"{as_file_name(self.env)}-{self.objective}-{self.settings.seed}"
+
+    def beginning(self) -> "Train":
+        """What the options are options of: the environment's own settings, or the run that is resumed."""
+        before = _before(self)
+        start = Train(self.env, settings=_settings(self, before, defaults(self.env)))
+        found = name_of(Objective(**before["objective"])) if before else None
+        if before is None or found is None:
+            return start
+        name, values = found
+        addon = () if self.addon else tuple(before["addons"])
+        return replace(start, objective=cast(ObjectiveName, name), alpha=values.get("alpha"), addon=addon)
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.engine.training import train
+
+        return _ended(
+            train(
+                self.env, named(self.objective, alpha=self.alpha), self.folder, self.settings,
+                addon=self.addon, resume=self.resume, watchers=_watchers(self.folder, self.wandb),
+            )
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Customize:
+    """Give a trained policy a new requirement, without the reward that trained it.
+
+    Example: repolicy customize halfcheetah --addon hind_leg=10 --omega auto --kl-budget 2
+    """
+
+    prior: Positional[Annotated[str, arg(metavar="PRIOR")]]
+    """The trained policy: a name that ships (halfcheetah, hopper, ant), a policy's file, or a run's folder."""
+    addon: UseAppendAction[tuple[str, ...]] = ()
+    """The new requirement: NAME, NAME=WEIGHT, module:function or file.py:function; repolicy addons lists names.
+    Repeatable."""
+    omega: str | None = None
+    """ω′, the weight of the prior's log-probability; auto: adapt it, and alpha with it, to --kl-budget."""
+    alpha: float | None = None
+    """α̂, the weight of the entropy; by default the prior's own α, where its file tells it."""
+    objective: Literal["residual", "kl", "greedy"] = "residual"
+    """residual: omega and alpha apart; kl: omega equal to alpha; greedy: the add-on alone."""
+    env: str | None = None
+    """Environment; by default the one that the prior was trained in."""
+    out: Path | None = None
+    """The run's folder; by default runs/PRIOR-OBJECTIVE-SEED."""
+    resume: bool = False
+    """Go on with the run in the folder, if there is one."""
+    sparse: bool = False
+    """Accept an add-on that is constant over some thousand trial steps."""
+    settings_file: Annotated[Path | None, arg(name="settings")] = None
+    """A JSON file of settings; options on the command line go before it."""
+    wandb: str | None = None
+    """Log to this Weights & Biases project too."""
+    report: bool = True
+    """At the end, evaluate and film prior and result, and write report.html into the folder."""
+    json: bool = False
+    """Print one JSON object on stdout at the end."""
+    settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+
+    @property
+    def folder(self) -> Path:
+        return self.out or Path("runs") / f"{Path(self.prior).stem}-{self.objective}-{self.settings.seed}"
+
+    def beginning(self) -> "Customize":
+        """What the options are options of: the environment's own settings, or the run that is resumed."""
+        before = _before(self)
+        start = Customize(self.prior, settings=_customizing(self, before))
+        if before is None:
+            return start
+        made, held = Objective(**before["objective"]), before["settings"]["kl_budget"] is not None
+        omega = "auto" if held else str(made.omega)
+        return replace(
+            start, env=before["env"], omega=omega if "omega" in coefficients(self.objective) else None,
+            alpha=made.alpha, sparse=before["sparse"], addon=() if self.addon else tuple(before["addons"]),
+        )  # fmt: skip
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.engine.training import customize
+
+        result = customize(
+            self.prior, self.addon, self.wanted(), self.folder, self.settings,
+            env=self.env, sparse=self.sparse, resume=self.resume, watchers=_watchers(self.folder, self.wandb),
+        )  # fmt: skip
+        return _ended(result) | (_reported(result) if self.report else {})
+
+    def wanted(self) -> Objective:
+        """The objective that the options describe."""
+        alpha = self.alpha if self.alpha is not None else _alpha_of(self.prior)
+        held = self.settings.kl_budget is not None
+        if held and self.omega != "auto":
+            raise UsageError("--kl-budget goes with --omega auto and no other --objective than residual")
+        if self.omega == "auto" and not held:
+            raise UsageError("--omega auto needs --kl-budget: how far the policy may drift, in nats a step")
+        omega = alpha if held else _number("--omega", self.omega)  # both begin at the prior's alpha
+        return named(self.objective, omega=omega, alpha=alpha)
+
+
+def _before(command: Any) -> dict[str, Any] | None:
+    """The request of the run that is to be resumed, where there is one."""
+    if not command.resume:
+        return None
+    from repolicy.engine.folder import RunFolder
+
+    return RunFolder(command.folder).request()
+
+
+def _settings(command: Any, before: dict[str, Any] | None, usual: Settings) -> Settings:
+    """Those of the run before, or the usual ones; a file of settings goes before either."""
+    if before is not None:
+        usual = Settings(**checked(before["settings"], f"the run in {command.folder}"))
+    return usual if command.settings_file is None else read_settings(command.settings_file, usual)
+
+
+def _customizing(command: Any, before: dict[str, Any] | None) -> Settings:
+    """The same for a command that customises."""
+    env = before["env"] if before else policy_and_env(command.prior, command.env)[1]
+    return _settings(command, before, customizing(env))
+
+
+def _alpha_of(prior: str) -> float:
+    from repolicy.policies.file import find_policy, read_card
+
+    objective = read_card(find_policy(prior)).get("request", {}).get("objective", {})
+    if not objective.get("alpha"):
+        raise UsageError(f"{prior} does not tell the alpha that it was trained with; name one with --alpha")
+    return float(objective["alpha"])
+
+
+def _number(option: str, text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise UsageError(f"{option} is {text!r}; it must be a number, or auto") from None
+
+
+def speaks() -> bool:
+    """Whether this process is the one that talks to the user: under torchrun, the first."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def _watchers(out: Path, wandb: str | None) -> list[Any]:
+    """Who watches a run that the command line started; under torchrun, only the first process has any."""
+    from repolicy.cli.display import Display
+    from repolicy.engine.folder import RunFolder
+    from repolicy.engine.watch import TensorBoard, Wandb
+
+    if not speaks():
+        return []
+    folder = RunFolder(out)
+    return [Display(), TensorBoard(folder), *([Wandb(folder, wandb)] if wandb is not None else [])]
+
+
+def _ended(result: "Result") -> dict[str, Any]:
+    from repolicy.engine.folder import RunFolder
+
+    folder = result.folder
+    if result.finished:
+        said = (
+            f"done: {folder / 'best.safetensors'} is the policy to take; policy.safetensors beside it is the last one"
+        )
+    else:
+        kept = RunFolder(folder).latest()
+        steps = f"the checkpoint at {kept[1]['steps']:,}" if kept else "the start: there is no checkpoint yet"
+        said = f"stopped after {result.steps:,} steps in {folder}; --resume goes on from {steps}"
+    if speaks():
+        print(said, file=sys.stderr)
+    return {"folder": str(folder), "steps": result.steps, "finished": result.finished, "metrics": result.metrics}
+
+
+def _reported(result: "Result") -> dict[str, Any]:
+    """The run's page, written once, where the run is done. The run is not lost when the page fails."""
+    from repolicy.report.run import write_report
+
+    if not result.finished or not speaks():
+        return {}
+    try:
+        path = write_report(result.folder, say=lambda sentence: print(sentence, file=sys.stderr))
+    except RepolicyError as error:
+        print(f"no report: {error}", file=sys.stderr)
+        return {}
+    print(f"report: {path}", file=sys.stderr)
+    return {"report": str(path)}

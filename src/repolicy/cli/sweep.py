@@ -1,0 +1,98 @@
+"""The command that customises at several ω′."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
+
+from repolicy.cli.runs import _alpha_of, _customizing
+from repolicy.engine.settings import Settings
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Choose ω′: customise at several values side by side, and see what each keeps and gains.
+
+    Example: repolicy sweep halfcheetah --addon hind_leg=10 --omega 0.1 0.3 0.6 1 --steps 1e6 --out runs/sweep
+    """
+
+    prior: Positional[Annotated[str, arg(metavar="PRIOR")]]
+    """The trained policy: a name that ships (halfcheetah, hopper, ant), a policy's file, or a run's folder."""
+    addon: UseAppendAction[tuple[str, ...]] = ()
+    """The new requirement: NAME, NAME=WEIGHT, module:function or file.py:function. Repeatable."""
+    omega: tuple[float, ...] = ()
+    """The values of ω′; 0 is the add-on alone."""
+    alpha: float | None = None
+    """α̂, the weight of the entropy; by default the prior's own α, where its file tells it."""
+    env: str | None = None
+    """Environment; by default the one that the prior was trained in."""
+    jobs: int = 0
+    """How many points are trained at a time, each on one core; 0 means one a physical core."""
+    ray: bool = False
+    """Train the points as Ray tasks, in the cluster that RAY_ADDRESS names (all of it must see the folder)."""
+    sparse: bool = False
+    """Accept an add-on that is constant over some thousand trial steps."""
+    episodes: int = 50
+    """Episodes of each evaluation afterwards."""
+    out: Path | None = None
+    """The sweep's folder; by default runs/PRIOR-sweep."""
+    resume: bool = False
+    """Go on with the sweep in the folder; values of --omega that are new are added to it."""
+    settings_file: Annotated[Path | None, arg(name="settings")] = None
+    """A JSON file of settings; options on the command line go before it."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+    settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+
+    @property
+    def folder(self) -> Path:
+        return self.out or Path("runs") / f"{Path(self.prior).stem}-sweep"
+
+    def beginning(self) -> "Sweep":
+        """What the options are options of: the environment's own settings, or the sweep that is resumed."""
+        from repolicy.many.sweep import claimed
+
+        found = claimed(self.folder) if self.resume else None
+        before = found["request"] if found else None
+        start = Sweep(self.prior, settings=_customizing(self, before))
+        if found is None or before is None:
+            return start
+        return replace(
+            start, env=before["env"], alpha=before["alpha"], omega=tuple(found["omegas"]),
+            sparse=before["sparse"], addon=() if self.addon else tuple(before["addons"]),
+        )  # fmt: skip
+
+    def run(self) -> dict[str, Any]:
+        from rich.table import Table
+
+        from repolicy.cli.terminal import Terminal
+        from repolicy.many.sweep import checked, sweep
+        from repolicy.many.tradeoff import as_dict, headings, rows
+        from repolicy.report.page import number
+        from repolicy.report.sweep import write_sweep_report
+
+        omegas = checked(self.omega)
+        alpha = self.alpha if self.alpha is not None else _alpha_of(self.prior)
+        terminal = Terminal()
+        with terminal.status("training") as status:
+            found = sweep(
+                self.prior, self.addon, omegas, alpha, self.folder, self.settings,
+                env=self.env, sparse=self.sparse, jobs=self.jobs, on_ray=self.ray, resume=self.resume,
+                episodes=self.episodes, say=terminal.say,
+                progress=lambda shares: status.update(
+                    "trained: " + " · ".join(f"ω′ {omega:g} {share:.0%}" for omega, share in shares.items())
+                ),
+            )  # fmt: skip
+            status.update("films")
+            report = write_sweep_report(found)
+        table = Table(*headings(found), title=f"{found.request['env']}: what each ω′ keeps and gains")
+        for row in rows(found, shown=lambda values: number(float(values.mean()))):
+            table.add_row(*row)
+        terminal.print(table)
+        terminal.say(found.verdict)
+        if found.knee is not None:
+            point = found.points[found.knee]
+            terminal.say(f"its policy: {point.best}; to train it for longer: {found.longer(point)}")
+        terminal.say(f"report: {report}")
+        return as_dict(found) | {"folder": str(self.folder), "report": str(report)}

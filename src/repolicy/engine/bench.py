@@ -1,0 +1,144 @@
+"""How near training is to the physics alone, both measured in one run.
+
+The speed of a shared machine drifts, so slices of physics alone and slices of training alternate, on the same ranks,
+and the figures are those of the median slices. A slice of training is a twentieth of a segment, and bears a twentieth
+of what a segment costs besides: its evaluation, its checkpoint and the making of its environments.
+"""
+
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from repolicy.engine import ranks
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.request import Request
+from repolicy.engine.settings import Settings
+from repolicy.engine.training import check
+from repolicy.engine.worker import Worker, derived_seed
+from repolicy.envs.making import make_envs
+from repolicy.errors import UsageError
+from repolicy.objective import soft
+
+PARTS = 20  # slices in a segment
+
+
+def bench(env: str, settings: Settings, slices: int) -> dict[str, Any]:
+    """Measure, and return the figures."""
+    if slices < 1:
+        raise UsageError(f"slices is {slices}; it must be 1 or more")
+    settings = settings.resolved()
+    ranks.check_count(settings.ranks)
+    rounds = max(1, round(settings.segment / PARTS))
+    settings = replace(settings, segment=PARTS * rounds, steps=10 * PARTS * rounds * settings.iteration_steps)
+    request = Request(env, soft(0.01), settings)
+    check(request)
+    with tempfile.TemporaryDirectory() as path:
+        folder = RunFolder(path)
+        folder.begin(request.as_dict(), {}, resume=False)
+        program = ["from repolicy.engine.bench import follow; follow()", path, str(slices)]
+        with ranks.launched(settings.ranks, program) as team:
+            figures = measure(request, folder, team, slices)
+    return figures
+
+
+def follow() -> None:
+    """What every rank but the first runs."""
+    folder, (slices, *place) = RunFolder(sys.argv[1]), map(int, sys.argv[2:])
+    values = folder.request()
+    assert values is not None
+    measure(Request.from_dict(values), folder, ranks.joined(*place), slices)
+
+
+def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int) -> dict[str, Any]:
+    """The slices, in lockstep over the ranks."""
+    with ranks.one_thread():
+        return _measured(request, folder, team, slices)
+
+
+def _measured(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int) -> dict[str, Any]:
+    settings = request.settings
+    worker = Worker(request, folder, team)
+    physics = Physics(request, team)
+    rounds = settings.segment // PARTS
+
+    def timed(work: Any) -> float:
+        team.sum(torch.zeros(1))
+        began = time.perf_counter()
+        work()
+        team.sum(torch.zeros(1))
+        return time.perf_counter() - began
+
+    def train(iterations: int) -> None:
+        for _ in range(iterations):
+            reports.append(worker.iterate(stop=False))
+
+    def finish() -> None:
+        worker.end_segment(0)
+        worker.save(1)
+
+    reports: list[dict[str, float]] = []
+    warm_up = timed(lambda: physics.run(settings.horizon))
+    began = timed(lambda: worker.begin_segment(0))
+    alone, training = [], []
+    for _ in range(slices):
+        alone.append(timed(lambda: physics.run(rounds * settings.horizon)))
+        training.append(timed(lambda: train(rounds)))
+    finished = timed(finish)
+    steps = rounds * settings.iteration_steps
+    physics_slice, training_slice = statistics.median(alone), statistics.median(training)
+    whole_slice = training_slice + (began + finished) / PARTS
+    peak = team.sum(torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024], dtype=torch.float64))
+    shares = [one / other for one, other in zip(alone, training, strict=True)]
+    return {
+        "env": request.env,
+        "backend": worker.envs.backend,
+        "ranks": team.count,
+        "envs": settings.envs,
+        "horizon": settings.horizon,
+        "minibatch": settings.minibatch,
+        "epochs": settings.epochs,
+        "hidden": list(settings.hidden),
+        "steps": steps * slices,
+        "physics_steps_per_second": steps / physics_slice,
+        "training_steps_per_second": steps / whole_slice,
+        "share": physics_slice / whole_slice,
+        "share_without_evaluation": physics_slice / training_slice,
+        "slice_shares": {"min": min(shares), "median": statistics.median(shares), "max": max(shares)},
+        "seconds": {
+            "warm_up": warm_up,
+            "begin": began,
+            "physics": sum(alone),
+            "training": sum(training),
+            "end": finished,
+        },
+        "memory_mb_a_rank": float(peak) / team.count,
+    }
+
+
+class Physics:
+    """The same environments as a rank's, driven by random actions and nothing else."""
+
+    def __init__(self, request: Request, team: ranks.Ranks) -> None:
+        settings = request.settings
+        count = settings.envs // team.count
+        seed = derived_seed(settings.seed, 0, 2000) + team.index * count
+        self._envs = make_envs(request.env, count, seed, settings.backend)
+        self._envs.reset()
+        space, generator = self._envs.actions, np.random.default_rng(seed)
+        shape = (64, count, space.width)
+        self._actions = (
+            generator.standard_normal(shape).astype(np.float32)
+            if space.kind == "continuous"
+            else generator.integers(0, space.sizes, shape)
+        )
+
+    def run(self, steps: int) -> None:
+        for t in range(steps):
+            self._envs.step(self._actions[t % len(self._actions)])

@@ -1,0 +1,254 @@
+"""PPO: advantages, and the clipped update. It knows rewards, not where they come from."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy.engine.settings import Settings
+from repolicy.errors import NumericError
+from repolicy.policies.network import Mlp, flatten
+from repolicy.policies.policy import Policy
+
+Sum = Callable[[Tensor], Tensor]  # adds a tensor up over all ranks, in place
+
+
+def advantages(
+    rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, ended: Tensor, gamma: float, lam: float
+) -> Tensor:
+    """Generalised advantages `[T, N]` of rewards `[T, N]` under values V(s_t) and V(s_{t+1}), both `[T, N]`.
+
+    terminated: nothing follows, so the next value does not count: the discount of that step is 0.
+    ended: the episode ended, by termination or by a time limit; the sum over later steps stops there. At a time limit
+    `next_values` must hold the value of the observation that the episode ended in.
+    """
+    discounts = gamma * (~terminated).to(rewards.dtype)  # γ_t: 0 where nothing follows
+    errors = rewards + discounts * next_values - values  # δ_t = r_t + γ_t V(s_{t+1}) − V(s_t)
+    decays = gamma * lam * (~ended).to(rewards.dtype)
+    result = torch.empty_like(errors)
+    following = torch.zeros_like(errors[0])
+    for t in reversed(range(len(errors))):
+        following = torch.addcmul(errors[t], decays[t], following, out=result[t])  # A_t = δ_t + γλ A_{t+1}
+    return result
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the update learns from: B samples of one rank."""
+
+    inputs: Tensor  # [B, O] normalised observations
+    actions: Tensor  # [B, A]
+    log_probs: Tensor  # [B] under the policy that acted
+    advantages: Tensor  # [B]
+    returns: Tensor  # [B] what the critic is to predict
+
+    def minibatches(self, size: int, generator: torch.Generator) -> Iterator["Batch"]:
+        for rows in torch.randperm(len(self.inputs), generator=generator).split(size):
+            yield Batch(
+                self.inputs.index_select(0, rows),
+                self.actions.index_select(0, rows),
+                self.log_probs.index_select(0, rows),
+                self.advantages.index_select(0, rows),
+                self.returns.index_select(0, rows),
+            )
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What one minibatch says, and the gradient of `policy + value_coefficient · value` in what it was told."""
+
+    policy: float
+    value: float
+    divergence: float
+    clipped: float
+    log_ratios: np.ndarray  # [B]
+    by_log_prob: np.ndarray  # [B]
+    by_value: np.ndarray  # [B]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Means over an update's minibatches and ranks."""
+
+    policy_loss: float
+    value_loss: float
+    kl: float
+    clipped: float
+    gradient_norm: float
+    learning_rate: float
+    epochs: int
+
+
+class Learner:
+    """A policy, a critic, and one Adam over all their parameters, which live in one flat tensor.
+
+    (Adam is four lines for a flat tensor, while torch's own imports a compiler first, for a second and a half.)
+    """
+
+    def __init__(self, policy: Policy, critic: Mlp, learning_rate: float) -> None:
+        self.policy = policy
+        self.critic = critic
+        self.learning_rate = learning_rate
+        self.actor_size = sum(parameter.numel() for parameter in policy.parameters())
+        # Behind the gradient there is room for the losses' report, which thereby travels for nothing.
+        self.parameters, self._sums = flatten([*policy.parameters(), *critic.parameters()], extra=4)
+        self.gradient, self._report = self._sums.split([len(self.parameters), 4])
+        self._mean, self._var = torch.zeros_like(self.parameters), torch.zeros_like(self.parameters)
+        self._steps = {"actor": 0, "critic": 0}  # of Adam: the critic may be fitted alone for a while
+
+    def values(self, inputs: Tensor) -> Tensor:
+        """V of normalised observations `[..., O]`."""
+        return self.critic(inputs).squeeze(-1)
+
+    def differentiate(self, batch: Batch, settings: Settings, bonus: float) -> Losses:
+        """The losses of a minibatch; their gradient, less `bonus` · entropy's, is left in `self.gradient`."""
+        self._sums.zero_()
+        outputs, backward = self.policy.network.vjp(batch.inputs)
+        values, backward_critic = self.critic.vjp(batch.inputs)
+        distribution = self.policy.head(outputs.requires_grad_())
+        log_probs = distribution.log_prob(batch.actions)
+        found = losses(log_probs.detach().numpy(), values.squeeze(-1).numpy(), batch, settings)
+        roots, gradients = [log_probs], [torch.from_numpy(found.by_log_prob)]
+        if bonus:
+            roots.append(distribution.entropy().mean())
+            gradients.append(torch.tensor(-bonus))
+        torch.autograd.backward(roots, gradients)
+        backward(outputs.grad)  # type: ignore[arg-type]
+        backward_critic(torch.from_numpy(found.by_value).unsqueeze(-1))
+        self._report.copy_(torch.tensor([found.policy, found.value, found.divergence, found.clipped]))
+        return found
+
+    def step(self, max_norm: float, sum_over_ranks: Sum, ranks: int, fit_actor: bool) -> list[float]:
+        """One step of Adam on the gradient averaged over ranks; returns the averaged report and, last, its norm."""
+        if not fit_actor:
+            self.gradient[: self.actor_size].zero_()
+        if ranks > 1:
+            sum_over_ranks(self._sums).div_(ranks)
+        norm = float(self.gradient.norm())
+        if not math.isfinite(norm):
+            raise NumericError("the gradient is not finite")
+        if norm > max_norm:
+            self.gradient.mul_(max_norm / norm)
+        self._adam(fit_actor)
+        return [*self._report.tolist(), norm]
+
+    def _adam(self, fit_actor: bool) -> None:
+        """Each part counts its own steps: with the critic's count, an actor that joins later would leap."""
+        moved = ["actor", "critic"] if fit_actor else ["critic"]
+        for name in moved:
+            self._steps[name] += 1
+        if len(set(self._steps.values())) == 1:
+            self._adam_part(slice(None), self._steps["critic"])
+            return
+        parts = {"actor": slice(0, self.actor_size), "critic": slice(self.actor_size, None)}
+        for name in moved:
+            self._adam_part(parts[name], self._steps[name])
+
+    def _adam_part(self, part: slice, steps: int, beta_mean: float = 0.9, beta_var: float = 0.999) -> None:
+        gradient, mean, var = self.gradient[part], self._mean[part], self._var[part]
+        mean.lerp_(gradient, 1.0 - beta_mean)
+        var.mul_(beta_var).addcmul_(gradient, gradient, value=1.0 - beta_var)
+        scale = (var / (1.0 - beta_var**steps)).sqrt_().add_(1e-5)
+        self.parameters[part].addcdiv_(mean, scale, value=-self.learning_rate / (1.0 - beta_mean**steps))
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that the next update depends on."""
+        return {
+            "parameters": self.parameters,
+            "adam_mean": self._mean,
+            "adam_var": self._var,
+            "adam_steps": torch.tensor(list(self._steps.values())),
+            "learning_rate": torch.tensor(self.learning_rate, dtype=torch.float64),
+        }
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        self.parameters.copy_(state["parameters"])
+        self._mean.copy_(state["adam_mean"])
+        self._var.copy_(state["adam_var"])
+        self._steps = dict(zip(self._steps, state["adam_steps"].tolist(), strict=True))
+        self.learning_rate = float(state["learning_rate"])
+
+
+def losses(log_probs: np.ndarray, values: np.ndarray, batch: Batch, settings: Settings) -> Losses:
+    """PPO's loss (Eq. 2) without its entropy: the surrogate and the critic's squared error.
+
+    In NumPy, by hand: on a few hundred numbers, that is much quicker than torch and autograd.
+    """
+    advantages, count = batch.advantages.numpy(), len(values)
+    with np.errstate(over="ignore", invalid="ignore"):  # whoever calls looks whether the loss is finite
+        log_ratios = log_probs - batch.log_probs.numpy()
+        ratios = np.exp(log_ratios)
+        clipped_ratios = np.clip(ratios, 1.0 - settings.clip, 1.0 + settings.clip)
+        if settings.surrogate == "vanilla":  # Eq. 6, with the baseline of Eq. 11
+            policy = -(log_probs * advantages).mean()
+            by_log_prob = advantages / -count
+        else:
+            gains, clipped_gains = ratios * advantages, clipped_ratios * advantages
+            policy = -np.minimum(gains, clipped_gains).mean()
+            # dρ/d log ρ = ρ, so the gradient of ρA is ρA itself; where the clipped gain is the smaller one, it is 0
+            by_log_prob = np.where(gains <= clipped_gains, gains, 0.0) / -count
+        errors = values - batch.returns.numpy()
+        return Losses(
+            policy=float(policy),
+            value=float(0.5 * np.square(errors).mean()),
+            divergence=float((ratios - 1.0 - log_ratios).mean()),  # KL(old ‖ new), from samples of the old
+            clipped=float((ratios != clipped_ratios).mean()),
+            log_ratios=log_ratios,
+            by_log_prob=by_log_prob,
+            by_value=errors * (settings.value_coefficient / count),
+        )
+
+
+def update(
+    learner: Learner,
+    batch: Batch,
+    settings: Settings,
+    generator: torch.Generator,
+    sum_over_ranks: Sum = lambda tensor: tensor,
+    ranks: int = 1,
+    bonus: float = 0.0,
+    fit_actor: bool = True,
+) -> Report:
+    """Several epochs over the batch, in shuffled minibatches of `settings.minibatch` over all ranks together."""
+    reports: list[list[float]] = []
+    epochs = 0
+    size = max(1, min(settings.minibatch // ranks, len(batch.inputs)))
+    for _ in range(settings.epochs):
+        epochs += 1
+        for minibatch in batch.minibatches(size, generator):
+            found = learner.differentiate(minibatch, settings, bonus)
+            if not reports:
+                check_first_minibatch(found, minibatch)
+            report = learner.step(settings.max_gradient_norm, sum_over_ranks, ranks, fit_actor)
+            reports.append(report)
+            if settings.schedule == "adaptive":
+                learner.learning_rate = adapted(learner.learning_rate, report[2], settings.desired_kl)
+        if settings.target_kl is not None and reports[-1][2] > settings.target_kl:
+            break
+    policy, value, kl, clipped, norm = torch.tensor(reports, dtype=torch.float64).mean(0).tolist()
+    return Report(policy, value, kl, clipped, norm, learner.learning_rate, epochs)
+
+
+def check_first_minibatch(found: Losses, batch: Batch) -> None:
+    """Before the first step the policy is the one that acted: every ratio is 1, and every number finite."""
+    if not math.isfinite(found.policy + found.value):
+        raise NumericError("the loss is not finite")
+    worst = float((np.abs(found.log_ratios) / (1.0 + np.abs(batch.log_probs.numpy()))).max())
+    if not worst < 1e-3:
+        raise NumericError(
+            "in the first minibatch the policy's log-probabilities differ from those recorded while acting "
+            f"(by {worst:.2g}): the normaliser moved, the log-probabilities are stale, or the policy is not a function "
+            "of the observation"
+        )
+
+
+def adapted(learning_rate: float, kl: float, desired: float) -> float:
+    """The KL-adaptive schedule: slower when a step moved the policy too far, faster when too little."""
+    if kl > 2.0 * desired:
+        return max(learning_rate / 1.5, 1e-5)
+    if 0.0 < kl < 0.5 * desired:
+        return min(learning_rate * 1.5, 1e-2)
+    return learning_rate

@@ -1,0 +1,198 @@
+"""One process a core: start them, and add up tensors across them.
+
+A rank is this program once more, on one core, with its own share of the environments. All that ranks ever exchange is
+sums. Three ways to add, behind one small interface: alone (nothing to do), through memory that the processes of one
+machine share, and through torch.distributed under `torchrun`.
+"""
+
+import contextlib
+import mmap
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import IO, Protocol
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from repolicy.engine.machine import shares_memory
+from repolicy.errors import RepolicyError, UsageError
+
+CAPACITY = 1 << 20  # bytes that one rank can put up for addition at a time; more goes in pieces
+_LINE = 64  # bytes of a cache line: each rank counts in one of its own
+
+
+class Ranks(Protocol):
+    """This process among those that share a run."""
+
+    index: int
+    count: int
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Add the tensor up over all ranks, in place; every rank gets the same bits."""
+
+
+class Alone:
+    index = 0
+    count = 1
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+
+class Distributed:
+    """Ranks that `torchrun` started, on one machine or several."""
+
+    def __init__(self) -> None:
+        if not torch.distributed.is_initialized():
+            torch.distributed.init_process_group("gloo")
+        self.index = torch.distributed.get_rank()
+        self.count = torch.distributed.get_world_size()
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        try:
+            torch.distributed.all_reduce(tensor)
+        except RuntimeError as error:
+            raise RepolicyError(f"another rank ended, or cannot be reached: {str(error).splitlines()[0]}") from None
+        return tensor
+
+    def close(self) -> None:
+        """To be called before Python ends: the group's threads do not survive the interpreter."""
+        torch.distributed.destroy_process_group()
+
+
+class SharedMemory:
+    """Ranks of one machine, adding through a shared buffer with a spinning barrier.
+
+    Each rank has two slots, used in turn: whoever has reached sum k + 1 is done reading the slots of sum k, so the slot
+    may be written again for sum k + 2, and one barrier a sum is enough. Everyone adds in the order of ranks.
+    """
+
+    def __init__(self, index: int, count: int, buffer: mmap.mmap, watch: "Siblings") -> None:
+        self.index, self.count, self._watch = index, count, watch
+        memory = np.frombuffer(buffer, np.uint8)
+        self._done = memory[: count * _LINE].view(np.int64)[:: _LINE // 8]
+        self._slots = memory[count * _LINE :].reshape(2, count, CAPACITY)
+        self._sums = 0
+
+    @staticmethod
+    def size(count: int) -> int:
+        return count * _LINE + 2 * count * CAPACITY
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        flat = tensor.view(-1)
+        for piece in flat.split(CAPACITY // tensor.element_size()):
+            self._sum_piece(piece.numpy())
+        return tensor
+
+    def _sum_piece(self, values: np.ndarray) -> None:
+        slots = self._slots[self._sums % 2, :, : values.nbytes].view(values.dtype)
+        slots[self.index] = values
+        self._sums += 1
+        self._done[self.index] = self._sums
+        self._wait()
+        np.sum(slots, axis=0, out=values)
+
+    def _wait(self) -> None:
+        spins = 0
+        while self._done.min() < self._sums:
+            spins += 1
+            if spins % 64 == 0:
+                os.sched_yield()
+            if spins % 65536 == 0:
+                self._watch.check()
+
+
+class Siblings:
+    """Knows whether the other ranks are still there, so that none waits for the dead."""
+
+    def __init__(
+        self, children: list[subprocess.Popen[bytes]], complaints: IO[bytes] | None = None, parent: int | None = None
+    ) -> None:
+        self._children, self._complaints, self._parent = children, complaints, parent
+
+    def check(self) -> None:
+        for index, child in enumerate(self._children, start=1):
+            if child.poll() is not None:
+                raise RepolicyError(f"rank {index} ended (exit code {child.returncode}): {self._last_words()}")
+        if self._parent is not None and os.getppid() != self._parent:
+            os._exit(1)
+
+    def _last_words(self) -> str:
+        if self._complaints is None:
+            return ""
+        self._complaints.seek(0)
+        lines = self._complaints.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+def check_count(count: int) -> None:
+    """Raise where `launched` cannot start so many."""
+    if count > 1 and not shares_memory():
+        raise UsageError(
+            f"on {platform.machine()} several ranks need torchrun: torchrun --nproc-per-node {count} -m repolicy ...; "
+            "or do with --ranks 1"
+        )
+
+
+@contextlib.contextmanager
+def launched(count: int, program: list[str]) -> Iterator[Ranks]:
+    """This process as rank 0, and `count − 1` more that run `python -c PROGRAM… INDEX COUNT DESCRIPTOR PARENT`."""
+    if count == 1:
+        yield Alone()
+        return
+    with _anonymous_file(SharedMemory.size(count)) as file, _anonymous_file(0) as complaints:
+        children = [
+            subprocess.Popen(
+                [sys.executable, "-c", *program, str(index), str(count), str(file.fileno()), str(os.getpid())],
+                pass_fds=[file.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=complaints,
+                process_group=0,  # Ctrl-C is for the first rank, which tells the others
+            )
+            for index in range(1, count)
+        ]
+        try:
+            yield SharedMemory(0, count, mmap.mmap(file.fileno(), 0), Siblings(children, complaints))
+            for child in children:
+                child.wait(timeout=60)
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
+
+
+def joined(index: int, count: int, descriptor: int, parent: int) -> Ranks:
+    """What a process that `launched` started calls to become rank `index`."""
+    return SharedMemory(index, count, mmap.mmap(descriptor, 0), Siblings([], parent=parent))
+
+
+def under_torchrun() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "MASTER_ADDR" in os.environ
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """A rank is one core's worth of work; threads of their own would only fight the other ranks."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1, user_api="blas"):  # of NumPy
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _anonymous_file(size: int) -> IO[bytes]:
+    """A file without a name, in memory where the system has a place for that: it goes when its last user does."""
+    file = tempfile.TemporaryFile(  # noqa: SIM115
+        dir="/dev/shm" if os.path.isdir("/dev/shm") else None
+    )
+    file.truncate(size)
+    return file

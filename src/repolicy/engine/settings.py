@@ -1,0 +1,193 @@
+"""Every option of a run. (Without torch, so that `--help` is quick.)"""
+
+import json
+import math
+import types
+import typing
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from repolicy.engine.machine import physical_cores, shares_memory
+from repolicy.errors import UsageError
+from repolicy.loading import nearest
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train. Two runs with the same settings, objective and environment end in the same bits."""
+
+    steps: int = 1_000_000
+    """Environment steps of the whole run, over all ranks."""
+    seed: int = 0
+    """Seed of everything: environments, networks, sampling, shuffling."""
+    ranks: int = 0
+    """Processes that share the work, each on one core; 0 means one a physical core (on x86-64; elsewhere one)."""
+    envs: int = 64
+    """Environments, over all ranks."""
+    horizon: int = 64
+    """Steps of each environment between two updates."""
+    segment: int = 100
+    """Iterations between two checkpoints; each segment starts its environments anew."""
+
+    epochs: int = 5
+    """Passes over a rollout in one update."""
+    minibatch: int = 1024
+    """Samples in one gradient step, over all ranks."""
+    learning_rate: float = 3e-4
+    """Adam's step size at the start."""
+    schedule: Literal["linear", "adaptive", "constant"] = "linear"
+    """Learning rate over the run: linearly to 0, adapted to the KL of each step, or constant."""
+    desired_kl: float = 0.01
+    """The KL that the adaptive schedule steers for."""
+    target_kl: float | None = None
+    """End an update early once the policy has moved this far from the one that acted."""
+    gamma: float = 0.99
+    """Discount."""
+    lam: float = 0.95
+    """λ of the generalised advantages."""
+    surrogate: Literal["clipped", "vanilla"] = "clipped"
+    """PPO's clipped ratio; or the plain policy gradient, without ratio and clip, in one pass."""
+    clip: float = 0.2
+    """How far from 1 the ratio of probabilities may go before the loss flattens."""
+    value_coefficient: float = 0.5
+    """Weight of the critic's loss."""
+    max_gradient_norm: float = 0.5
+    """Longer gradients are shortened to this norm."""
+    normalise_advantages: bool = True
+    """Shift and scale the advantages of a rollout to mean 0 and variance 1."""
+    normalise_observations: bool = True
+    """Shift and scale observations by their running mean and variance."""
+    scale_rewards: bool = True
+    """Divide the reformulated reward by the running std of its discounted return."""
+
+    family: Literal["auto", "gaussian", "state_gaussian", "squashed", "state_squashed", "categorical"] = "auto"
+    """Distribution over actions; auto: gaussian with one std for all states, or categorical for discrete actions."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Sizes of the hidden layers, of actor and critic; while customising, of the critic (the actor is the prior)."""
+    activation: Literal["tanh", "relu", "elu"] = "tanh"
+    """Activation of the hidden layers."""
+    initial_std: float = 1.0
+    """Std of a new policy's actions."""
+    min_std: float = 1e-3
+    """Lower bound of the std."""
+
+    evaluation_episodes: int = 8
+    """Episodes of the short evaluation at the end of every segment."""
+    critic_warmup: float = 0.0
+    """Share of the steps that fit the critic alone, before the actor moves."""
+    kl_budget: float | None = None
+    """Adapt omega and alpha together so that the policy stays this far from its prior, in nats a step."""
+    backend: Literal["auto", "envpool", "gymnasium"] = "auto"
+    """Whose environments: EnvPool's where it knows the name, or one of the two."""
+
+    def __post_init__(self) -> None:
+        for name, value in checked({name: getattr(self, name) for name in _hints()}, "settings").items():
+            object.__setattr__(self, name, value)  # 3e6 steps are a whole number of them
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not (low <= value <= high):
+                raise UsageError(f"{name} is {value}; it must lie between {low:g} and {high:g}")
+
+    @property
+    def iteration_steps(self) -> int:
+        """Environment steps of one iteration, over all ranks."""
+        return self.envs * self.horizon
+
+    @property
+    def iterations(self) -> int:
+        return max(1, math.ceil(self.steps / self.iteration_steps))
+
+    def resolved(self) -> "Settings":
+        """With `ranks` counted out, and what must fit together checked."""
+        if self.surrogate == "vanilla" and self.epochs != 1:
+            raise UsageError(
+                f"epochs is {self.epochs}, but the vanilla policy gradient holds for the policy that acted, for one "
+                "pass: add --epochs 1"
+            )
+        ranks = self.ranks or (min(physical_cores(), self.envs) if shares_memory() else 1)
+        if self.envs % ranks:
+            if self.ranks:
+                raise UsageError(
+                    f"envs is {self.envs}, which {ranks} ranks cannot share evenly; choose a multiple of {ranks}"
+                )
+            ranks = max(count for count in range(1, ranks + 1) if self.envs % count == 0)
+        return replace(self, ranks=ranks)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+_RANGES: list[tuple[str, float, float]] = [
+    ("steps", 1, 1e15),
+    ("seed", 0, 2**31 - 1),
+    ("ranks", 0, 4096),
+    ("envs", 1, 1e6),
+    ("horizon", 1, 1e6),
+    ("segment", 1, 1e9),
+    ("epochs", 1, 1000),
+    ("minibatch", 1, 1e9),
+    ("learning_rate", 0, 10),
+    ("desired_kl", 1e-9, 10),
+    ("target_kl", 1e-9, 10),
+    ("gamma", 0, 1),
+    ("lam", 0, 1),
+    ("clip", 1e-6, 1e6),
+    ("value_coefficient", 0, 1e6),
+    ("max_gradient_norm", 1e-9, 1e9),
+    ("evaluation_episodes", 1, 1e6),
+    ("critic_warmup", 0, 1),
+    ("kl_budget", 1e-9, 1e6),
+]
+
+
+def read_settings(path: Path, base: Settings) -> Settings:
+    """`base` with the fields of a JSON file in place of its own. An unknown or ill-typed field is refused by name."""
+    try:
+        values = json.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"settings file {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"settings file {path} is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"settings file {path} must hold an object of fields, not a {type(values).__name__}")
+    return replace(base, **checked(values, f"settings file {path}"))
+
+
+def checked(values: dict[str, Any], where: str) -> dict[str, Any]:
+    """The values as the fields' own types, or one sentence that says which does not fit."""
+    hints, result = _hints(), {}
+    for name, value in values.items():
+        if name not in hints:
+            raise UsageError(f"{where} has an unknown field {name!r}{nearest(name, hints)}")
+        result[name] = _converted(value, hints[name], f"{where}, field {name!r}")
+    return result
+
+
+@cache
+def _hints() -> dict[str, Any]:
+    return typing.get_type_hints(Settings)
+
+
+def _converted(value: Any, hint: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        if value not in arguments:
+            raise UsageError(f"{where} is {value!r}; choose from {', '.join(arguments)}")
+        return value
+    if origin is types.UnionType:
+        return None if value is None else _converted(value, arguments[0], where)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise UsageError(f"{where} is {value!r}; it must be a list of whole numbers")
+        return tuple(_converted(item, int, where) for item in value)
+    if hint is bool and isinstance(value, bool):
+        return value
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if hint in (int, float) and number and hint(value) == value:
+        return hint(value)
+    raise UsageError(f"{where} is {value!r}; it must be {_WORDS[hint]}")
+
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number"}

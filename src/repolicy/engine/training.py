@@ -1,0 +1,291 @@
+"""The loop, and the two ways into it: `train()` from nothing and `customize()` from a prior.
+
+A run is a chain of segments, and each segment is a pure function of the checkpoint before it: at a segment's start the
+environments and every random stream are made anew from (seed, segment, rank), in an uninterrupted run as much as in a
+resumed one. So whenever a run is killed, resuming it ends in the bits it would have ended in anyway.
+"""
+
+import contextlib
+import hashlib
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from repolicy.engine import ranks
+from repolicy.engine.defaults import customizing, defaults
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.machine import versions
+from repolicy.engine.request import Request, spec_for
+from repolicy.engine.settings import Settings
+from repolicy.engine.worker import Worker
+from repolicy.envs import addons
+from repolicy.envs.evaluation import check_fit
+from repolicy.envs.making import make_envs
+from repolicy.envs.rollout import Collector
+from repolicy.errors import NumericError, RepolicyError, UsageError
+from repolicy.objective import Objective
+from repolicy.policies.file import env_of, find_policy, load_policy, read_policy
+from repolicy.policies.policy import Policy
+
+
+class Watcher(Protocol):
+    """Whoever wants to know how a run is doing."""
+
+    def begin(self, request: "Request", start: int, total: int) -> None: ...
+    def write(self, metrics: dict[str, float]) -> None: ...
+    def say(self, sentence: str) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run ended in."""
+
+    folder: Path
+    steps: int
+    finished: bool
+    metrics: dict[str, float]  # of the last iteration
+
+    @property
+    def policy(self) -> Policy:
+        """The policy at the end of the last segment."""
+        return load_policy(RunFolder(self.folder).last_policy)
+
+    @property
+    def best(self) -> Policy:
+        """The policy of the segment with the highest return of the run's own objective."""
+        return load_policy(RunFolder(self.folder).best_policy)
+
+
+def train(
+    env: str,
+    objective: Objective,
+    out: str | Path,
+    settings: Settings | None = None,
+    *,
+    addon: Sequence[str] | str = (),
+    resume: bool = False,
+    watchers: Sequence[Watcher] = (),
+) -> Result:
+    """Train a policy from nothing. The folder `out` holds everything of the run; with `resume` it goes on there."""
+    settings = (settings or defaults(env)).resolved()
+    check_objective(objective)
+    if objective.reads_prior:
+        raise UsageError("an objective with omega above 0 needs a prior: use customize")
+    request = Request(env, objective, settings, addons.names(addon))
+    check(request)
+    return run(request, RunFolder(out), resume, watchers)
+
+
+def customize(
+    prior: str | Path,
+    addon: Sequence[str] | str,
+    objective: Objective,
+    out: str | Path,
+    settings: Settings | None = None,
+    *,
+    env: str | None = None,
+    sparse: bool = False,
+    resume: bool = False,
+    watchers: Sequence[Watcher] = (),
+) -> Result:
+    """Give a trained policy a new requirement, without the reward that trained it.
+
+    The actor starts as the prior, with the prior's observation statistics, frozen; the critic starts fresh and is
+    fitted alone for the first `settings.critic_warmup` of the steps. `prior` is a policy's file, a run's folder, or the
+    name of a policy that ships. `sparse` accepts an add-on that is constant over a trial of some thousand steps.
+    """
+    path = find_policy(prior)
+    saved = read_policy(path)
+    env = env or env_of(saved.card, path)
+    check_objective(objective)
+    if not objective.reads_addon:
+        raise UsageError("customising needs an objective whose task is the add-on: residual, kl or greedy")
+    settings = (settings or customizing(env)).resolved()
+    request = Request(
+        env, objective, settings, addons.names(addon), hashlib.sha256(path.read_bytes()).hexdigest(), sparse
+    )
+    check(request)
+    for sentence in try_addon(saved.policy, request):
+        for watcher in watchers:
+            watcher.say(sentence)
+    return run(request, RunFolder(out), resume, watchers, path)
+
+
+def try_addon(prior: Policy, request: Request) -> list[str]:
+    """Drive the prior for some steps and look at each add-on: its shape, whether it is finite, its range."""
+    batch = make_envs(request.env, 8, request.settings.seed, request.settings.backend)
+    check_fit(prior, batch, "the prior")
+    rollout = Collector(batch, 256, torch.Generator().manual_seed(0), keep_transitions=True).collect(prior)
+    batch.close()
+    said = []
+    for name in request.addons:
+        addon = addons.combined([name])
+        reward, _ = addon.reward(*rollout.transitions), addon.metric(*rollout.transitions)
+        if reward.min() == reward.max() and not request.sparse:
+            raise UsageError(
+                f"add-on {name!r} gave the same reward, {reward.min():g}, in all of {reward.size:,} trial steps; "
+                "if it is meant to be that rare, add --sparse"
+            )
+        said.append(
+            f"add-on {name}: {reward.min():.3g} to {reward.max():.3g}, mean {reward.mean():.3g} a step under the prior"
+        )
+    return said
+
+
+def run(
+    request: Request, folder: RunFolder, resume: bool, watchers: Sequence[Watcher], prior: Path | None = None
+) -> Result:
+    """Everything before and after the work itself: the folder, the ranks, Ctrl-C."""
+    if ranks.under_torchrun():
+        return _run_as_one_of_many(request, folder, resume, watchers, prior)
+    ranks.check_count(request.settings.ranks)
+    with folder.locked():
+        folder.begin(request.as_dict(), versions(), resume, prior)
+        program = ["from repolicy.engine.training import follow; follow()", str(folder.path)]
+        with _polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
+            return work(request, folder, team, watchers, interrupted)
+
+
+def check_objective(objective: object) -> None:
+    if not isinstance(objective, Objective):
+        raise UsageError(f"the objective is {objective!r}; make one, such as repolicy.objective.residual(0.17, 0.13)")
+
+
+def check(request: Request) -> None:
+    """Refuse early what cannot work, before anything is written."""
+    if request.objective.reads_addon and not request.addons:
+        raise UsageError(f"an objective whose task is {request.objective.task!r} needs an add-on: --addon NAME")
+    if request.addons and not request.objective.reads_addon:
+        raise UsageError("this objective's task is the basic reward alone, so an add-on has no effect: leave it out")
+    addons.combined(request.addons)
+    addons.check_env(request.addons, request.env)
+    probe = make_envs(request.env, 1, 0, request.settings.backend)
+    probe.close()
+    spec_for(probe, request.settings)
+    budget, objective = request.settings.kl_budget, request.objective
+    if budget is not None and not 0 < objective.omega == objective.alpha:
+        raise UsageError(
+            "a KL budget moves omega and alpha together, from one value on: it goes with customize --omega auto, "
+            "or in Python with kl(alpha)"
+        )
+    if request.prior and request.settings.family != "auto":
+        raise UsageError("a policy keeps the family of its prior while it is customised: leave --family out")
+
+
+def follow() -> None:
+    """What every rank but the first runs: the same work, from the request in the folder."""
+    import sys
+
+    folder, team = RunFolder(sys.argv[1]), ranks.joined(*map(int, sys.argv[2:]))
+    values = folder.request()
+    assert values is not None
+    try:
+        work(Request.from_dict(values), folder, team, (), threading.Event())
+    except RepolicyError as error:
+        sys.exit(str(error))
+
+
+# The work of one rank -------------------------------------------------------------------------------------------------
+
+
+def work(
+    request: Request, folder: RunFolder, team: ranks.Ranks, watchers: Sequence[Watcher], interrupted: threading.Event
+) -> Result:
+    """All segments that are still to do. Every rank runs this; the first one writes."""
+    with ranks.one_thread(), torch.random.fork_rng(devices=[]):
+        return _worked(request, folder, team, watchers, interrupted)
+
+
+def _worked(
+    request: Request, folder: RunFolder, team: ranks.Ranks, watchers: Sequence[Watcher], interrupted: threading.Event
+) -> Result:
+    settings = request.settings
+    worker = Worker(request, folder, team)
+    segment, complaints = worker.restore()
+    if team.index == 0:
+        folder.forget_after(worker.iteration)
+    for watcher in watchers:
+        watcher.begin(request, worker.iteration, settings.iterations)
+        for complaint in complaints:
+            watcher.say(complaint)
+    try:
+        return _segments(worker, segment, watchers, interrupted)
+    finally:
+        for watcher in watchers:
+            watcher.close()
+
+
+def _segments(worker: Worker, segment: int, watchers: Sequence[Watcher], interrupted: threading.Event) -> Result:
+    settings, folder, started = worker.settings, worker.folder, time.perf_counter()
+    metrics: dict[str, float] = {}
+    while worker.iteration < settings.iterations:
+        worker.begin_segment(segment)
+        end = min(worker.iteration + settings.segment, settings.iterations)
+        while worker.iteration < end:
+            try:
+                metrics = worker.iterate(interrupted.is_set())
+            except NumericError as error:
+                raise NumericError(f"{error}; {worker.leave_evidence()}") from None
+            if metrics.pop("stop"):
+                worker.envs.close()
+                return Result(folder.path, worker.steps, False, metrics)
+            if worker.iteration == end:
+                metrics |= worker.end_segment(segment)
+            metrics["seconds"] = time.perf_counter() - started
+            if worker.team.index == 0:
+                folder.log(metrics)
+            for watcher in watchers:
+                watcher.write(metrics)
+        segment += 1
+        worker.save(segment)
+    return Result(folder.path, worker.steps, True, metrics)
+
+
+class _polite_interrupt:  # noqa: N801
+    """The first Ctrl-C asks the run to stop after its iteration; the second one stops it at once."""
+
+    def __enter__(self) -> threading.Event:
+        self._event = threading.Event()
+        self._before: Any = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._handle)
+        return self._event
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, *_: object) -> None:
+        if self._event.is_set():
+            raise KeyboardInterrupt
+        self._event.set()
+
+
+def _run_as_one_of_many(
+    request: Request, folder: RunFolder, resume: bool, watchers: Sequence[Watcher], prior: Path | None
+) -> Result:
+    """Under torchrun: every process comes here with the same request; the first one claims the folder."""
+    team = ranks.Distributed()
+    request = replace(request, settings=replace(request.settings, ranks=team.count).resolved())
+    try:
+        with _polite_interrupt() as interrupted, contextlib.ExitStack() as claim:
+            refusal: RepolicyError | None = None
+            if team.index == 0:
+                try:
+                    claim.enter_context(folder.locked())
+                    folder.begin(request.as_dict(), versions(), resume, prior)
+                except RepolicyError as error:
+                    refusal = error
+            refused = float(team.sum(torch.tensor([0.0 if refusal is None else 1.0])))
+            if refused:
+                raise refusal or UsageError("the first rank could not begin")
+            return work(request, folder, team, watchers if team.index == 0 else (), interrupted)
+    finally:
+        team.close()

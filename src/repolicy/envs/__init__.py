@@ -1,0 +1,1 @@
+"""Environments in batches, add-on rewards, rollouts and evaluations."""

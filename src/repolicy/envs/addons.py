@@ -1,0 +1,174 @@
+"""Add-on rewards: functions of whole batches, `(observations, actions, next_observations, info) -> rewards [B]`.
+
+    repolicy customize halfcheetah --addon hind_leg
+    repolicy customize hopper --addon height=1.0 --addon my_rewards.py:quiet=0.1
+
+The registered ones are below, a function each. A user's own is named by `module:function` or `file.py:function`.
+Add-ons are added up with weights. One that has an attribute `metric`, a function of the same arguments, reports that
+for people.
+"""
+
+import inspect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from repolicy.envs.registered import REGISTERED, Function, Registered
+from repolicy.envs.step import Info
+from repolicy.errors import NumericError, UsageError
+from repolicy.loading import load_object, nearest, without_version
+
+
+@dataclass(frozen=True)
+class Addon:
+    """A weighted sum of add-on functions."""
+
+    names: tuple[str, ...]
+    functions: tuple[Function, ...]
+    weights: tuple[float, ...]
+    metrics: tuple[tuple[str, Function], ...] = ()
+
+    @property
+    def has_metric(self) -> bool:
+        return bool(self.metrics)
+
+    @property
+    def metric_name(self) -> str:
+        return self.metrics[0][0] if self.metrics else ""
+
+    def reward(
+        self, observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
+    ) -> np.ndarray:
+        """The rewards `[...]` of transitions with observations `[..., O]`, each function's shape checked."""
+        transitions = _in_one_row(observations, actions, next_observations, info)
+        total = np.zeros(len(transitions[0]))
+        for name, function, weight in zip(self.names, self.functions, self.weights, strict=True):
+            total += weight * _called(f"add-on {name!r}", function, transitions)
+        return total.reshape(observations.shape[:-1])
+
+    def metric(
+        self, observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
+    ) -> np.ndarray:
+        """What the first add-on that reports something for people reports, else zeros."""
+        if not self.metrics:
+            return np.zeros(observations.shape[:-1])
+        transitions = _in_one_row(observations, actions, next_observations, info)
+        name, function = self.metrics[0]
+        return _called(f"the add-on's metric {name!r}", function, transitions).reshape(observations.shape[:-1])
+
+
+def _in_one_row(
+    observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, Info]:
+    """Arrays `[T, N, ...]` as `[T·N, ...]`, so that who writes an add-on need think of one dimension only."""
+    count = observations.ndim - 1
+
+    def flat(array: np.ndarray) -> np.ndarray:
+        return array.reshape(-1, *array.shape[count:])
+
+    return (
+        flat(observations), flat(actions), flat(next_observations), {key: flat(value) for key, value in info.items()}
+    )  # fmt: skip
+
+
+def _called(what: str, function: Function, transitions: tuple[np.ndarray, np.ndarray, np.ndarray, Info]) -> np.ndarray:
+    """A finite number for each transition, or a sentence about what came instead."""
+    observations, actions, after, info = transitions
+    try:  # on copies: what a function does in place is its own business
+        found = np.asarray(
+            function(observations.copy(), actions.copy(), after.copy(), {key: info[key].copy() for key in info}),
+            np.float64,
+        )
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{what} failed: {type(error).__name__}: {error}") from error
+    count = len(transitions[0])
+    if found.shape != (count,):
+        raise UsageError(f"{what} returned shape {found.shape} for {count} transitions, not one number each")
+    if not np.isfinite(found).all():
+        raise NumericError(f"{what} returned a number that is not finite")
+    return found
+
+
+def check_env(requests: Sequence[str], env: str) -> None:
+    """Raise where a registered add-on would take another environment's numbers for its own."""
+    for name in (request.partition("=")[0].partition("(")[0] for request in requests):
+        wanted = REGISTERED[name].envs if name in REGISTERED else ()
+        if wanted and ":" not in env and without_version(env) not in wanted:
+            raise UsageError(
+                f"add-on {name!r} reads the numbers of {' and '.join(wanted)}, which mean something else in {env}; "
+                "write your own and name it as file.py:function"
+            )
+
+
+def names(wanted: object) -> tuple[str, ...]:
+    """One name or several, as several."""
+    found = (wanted,) if isinstance(wanted, str) else tuple(wanted) if isinstance(wanted, list | tuple) else ()
+    if not all(isinstance(name, str) for name in found) or (wanted and not found):
+        raise UsageError(
+            f"the add-on is {wanted!r}; give its name, such as 'height=0.5' or 'my_rewards.py:quiet' "
+            "(every process of a run imports it by that), or a list of names"
+        )
+    return found
+
+
+def combined(requests: Sequence[str]) -> Addon:
+    """One add-on from requests such as `height`, `height=0.5`, `hind_leg(joint=bshin)=2` or `my.py:quiet=0.1`."""
+    parsed = [parse(request) for request in requests]
+    metrics = tuple(metric for _, _, _, metric in parsed if metric is not None)
+    return Addon(
+        tuple(name for name, *_ in parsed),
+        tuple(function for _, function, *_ in parsed),
+        tuple(weight for _, _, weight, _ in parsed),
+        metrics,
+    )
+
+
+def parse(request: str) -> tuple[str, Function, float, tuple[str, Function] | None]:
+    """(name, function, weight, metric) of one request."""
+    place, colon, name = request.rpartition(":")  # a folder may have a name with = or ( in it
+    head, equals, tail = name.rpartition("=")
+    weight = 1.0
+    if equals and not tail.endswith(")"):
+        name = head
+        try:
+            weight = float(tail)
+        except ValueError:
+            weight = math.nan
+        if not math.isfinite(weight):
+            raise UsageError(f"add-on {request!r}: {tail!r} is not a weight; write NAME=0.5")
+    bare, bracket, options = name.partition("(")
+    if colon:
+        if bracket:
+            raise UsageError(f"add-on {request!r}: a function of your own has no options in brackets; leave them out")
+        own = f"{place}:{name}"
+        function = load_object(own, "add-on")
+        if not callable(function):
+            raise UsageError(f"add-on {own!r} is not a function")
+        reported = getattr(function, "metric", None)
+        metric = None if reported is None else (f"mean {getattr(reported, '__name__', 'metric')}", reported)
+        return own, function, weight, metric
+    if bare not in REGISTERED:
+        raise UsageError(
+            f"there is no add-on {bare!r}{nearest(bare, REGISTERED)}; "
+            "name your own as module:function or file.py:function"
+        )
+    entry = REGISTERED[bare]
+    function = _configured(bare, entry, options.removesuffix(")"))
+    measure = entry.measure
+    return name, function, weight, (entry.metric, lambda *arguments: measure(function(*arguments)))
+
+
+def _configured(name: str, entry: Registered, options: str) -> Function:
+    parts = [part.strip() for part in options.split(",") if part.strip()]
+    if not all("=" in part for part in parts):
+        raise UsageError(f"add-on {name!r}: {options!r} does not say which option; write NAME(OPTION=VALUE)")
+    given = dict(part.split("=", 1) for part in parts)
+    known = inspect.signature(entry.make).parameters
+    for key in given:
+        if key not in known:
+            raise UsageError(f"add-on {name!r} has no option {key!r}; it has {', '.join(known) or 'none'}")
+    return entry.make(**given)

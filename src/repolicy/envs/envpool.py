@@ -1,0 +1,63 @@
+"""EnvPool behind the `Step` contract."""
+
+import warnings
+
+import numpy as np
+
+from repolicy.envs.names import parsed
+from repolicy.envs.spaces import action_space, flat, native, numeric, observation_size
+from repolicy.envs.step import Step
+from repolicy.errors import UsageError
+from repolicy.loading import nearest
+
+
+class EnvPoolEnvs:
+    """EnvPool: physics batches in C++, one thread."""
+
+    backend = "envpool"
+
+    def __init__(self, name: str, count: int, seed: int) -> None:
+        import envpool
+
+        self.name, self.count = name, count
+        plain, options = parsed(name)
+        try:
+            self._pool = envpool.make(
+                plain, env_type="gymnasium", num_envs=count, num_threads=1, seed=seed % 2**31, **options
+            )
+        except TypeError:  # its own message is the whole signature
+            known = envpool.make_spec(plain).config._asdict()
+            wrong = next((key for key in options if key not in known), None)
+            raise UsageError(
+                f"environment {plain!r} has no option {wrong!r}{nearest(wrong, known)}"
+                if wrong
+                else f"environment {plain!r} does not take {options}: a value is of the wrong kind"
+            ) from None
+        with warnings.catch_warnings(action="ignore"):  # EnvPool rounds the bounds of its spaces to float32, loudly
+            self.observation_size = observation_size(self._pool.observation_space, name)
+            self.actions = action_space(self._pool.action_space, name)
+        self._dtype = self._pool.action_space.dtype
+
+    def reset(self) -> np.ndarray:
+        return flat(self._pool.reset()[0], self.count)
+
+    def step(self, actions: np.ndarray) -> Step:
+        observations, rewards, terminated, truncated, info = self._pool.step(native(actions, self.actions, self._dtype))
+        final = observations = flat(observations, self.count)
+        ended = terminated | truncated
+        if ended.any():
+            # Without this, EnvPool would spend the environment's next step on resetting it.
+            fresh, fresh_info = self._pool.reset(np.flatnonzero(ended).astype(np.int32))
+            observations = final.copy()
+            observations[fresh_info["env_id"]] = flat(fresh, int(ended.sum()))
+        return Step(
+            observations,
+            rewards.astype(np.float64),
+            terminated,
+            truncated & ~terminated,
+            final,
+            numeric(info, self.count),
+        )
+
+    def close(self) -> None:
+        self._pool.close()

@@ -1,0 +1,174 @@
+"""The paper's protocol: whole episodes, basic / add-on / total return of each."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from repolicy.envs.addons import Addon, combined, names
+from repolicy.envs.making import make_envs
+from repolicy.envs.rollout import Collector
+from repolicy.envs.step import Backend, Envs
+from repolicy.errors import UsageError
+from repolicy.policies.file import load_policy
+from repolicy.policies.policy import Policy, Prior
+
+BLOCK = 20  # steps that are scored together
+EVALUATION_SEED = 10_000  # a seed away from the small ones that runs are trained with
+LONGEST = 10_000  # steps; what an endless episode has brought by then is counted as an episode, so that evaluations end
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Sums over each of E episodes, in arrays `[E]`."""
+
+    env: str
+    backend: str
+    stochastic: bool
+    seed: int
+    basic: np.ndarray
+    addon: np.ndarray | None
+    metric: np.ndarray | None  # what the add-on reports for people, as the mean over each episode
+    lengths: np.ndarray
+    log_policy: np.ndarray
+    log_prior: np.ndarray | None
+
+    @property
+    def total(self) -> np.ndarray:
+        return self.basic if self.addon is None else self.basic + self.addon
+
+    def rows(self) -> list[tuple[str, float, float]]:
+        """(name, mean, std) of every quantity there is."""
+        found = [("basic_reward", self.basic)]
+        if self.addon is not None:
+            found += [("addon_reward", self.addon), ("total_reward", self.total)]
+        if self.metric is not None:
+            found += [("metric", self.metric)]
+        found += [("length", self.lengths)]
+        if self.log_prior is not None:
+            found += [("log_prior_a_step", self.log_prior / self.lengths)]
+        return [(name, float(np.mean(values)), float(np.std(values))) for name, values in found]
+
+    def as_dict(self) -> dict[str, Any]:
+        summary = {name: {"mean": mean, "std": std} for name, mean, std in self.rows()}
+        each = {"basic_reward": self.basic.tolist(), "length": self.lengths.tolist()}
+        if self.addon is not None:
+            each |= {"addon_reward": self.addon.tolist(), "total_reward": self.total.tolist()}
+        if self.metric is not None:
+            each |= {"metric": self.metric.tolist()}
+        return {
+            "env": self.env,
+            "backend": self.backend,
+            "action": "sampled" if self.stochastic else "mean",
+            "seed": self.seed,
+            "episodes": len(self.basic),
+            "summary": summary,
+            "each": each,
+        }
+
+
+def evaluate(
+    policy: Policy | str | Path,
+    env: str,
+    episodes: int = 100,
+    *,
+    addon: Addon | Sequence[str] | str | None = None,
+    prior: Prior | None = None,
+    stochastic: bool = False,
+    seed: int = 0,
+    backend: Backend = "auto",
+    progress: Callable[[int], None] | None = None,
+) -> Evaluation:
+    """Run the policy for whole episodes, with its mean action unless `stochastic`.
+
+    A policy may be named by its file, its run's folder or as it ships, an add-on as on the command line.
+    """
+    if not isinstance(policy, Policy):
+        policy = load_policy(policy)
+    if addon is not None and not isinstance(addon, Addon):
+        addon = combined(names(addon))
+    if episodes < 1:
+        raise UsageError(f"episodes is {episodes}; it must be 1 or more")
+    envs = make_envs(env, min(episodes, 50), seed, backend)
+    check_fit(policy, envs)
+    try:
+        return run_episodes(
+            policy, envs, episodes, addon=addon, prior=prior, stochastic=stochastic, seed=seed, progress=progress
+        )
+    finally:
+        envs.close()
+
+
+def check_fit(policy: Policy, envs: Envs, what: str = "the policy") -> None:
+    """Raise unless the policy's observations and actions are the environment's, with both sizes named."""
+    spec = policy.spec
+    if spec.observation_size != envs.observation_size:
+        raise UsageError(
+            f"{what} takes observations of {spec.observation_size} numbers, "
+            f"but {envs.name!r} gives {envs.observation_size}"
+        )
+    if (spec.actions.kind, spec.actions.sizes) != (envs.actions.kind, envs.actions.sizes):
+        raise UsageError(f"{what} acts with {spec.actions}, but {envs.name!r} takes {envs.actions}")
+
+
+@torch.no_grad()
+def run_episodes(
+    policy: Policy,
+    envs: Envs,
+    episodes: int,
+    *,
+    addon: Addon | None = None,
+    prior: Prior | None = None,
+    stochastic: bool = False,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Evaluation:
+    """Run the episodes, shared out evenly beforehand: environments with short episodes do not run more of them.
+
+    The environments act in blocks of steps, and each block is scored at once.
+    """
+    quota = np.full(envs.count, episodes // envs.count)
+    quota[: episodes % envs.count] += 1
+    collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=addon is not None)
+    wanted = ["basic", "length", "log_policy"]
+    wanted += ["addon", "metric"] * (addon is not None) + ["log_prior"] * (prior is not None)
+    sums = {name: np.zeros(envs.count) for name in wanted}
+    done: dict[str, list[float]] = {name: [] for name in sums}
+    while quota.max() > 0:
+        rollout = collector.collect(policy, stochastic)
+        block = {"basic": rollout.basic, "length": np.ones_like(rollout.basic)}
+        block["log_policy"] = policy.distribution(rollout.inputs[:-1]).log_prob(rollout.actions).numpy()
+        if prior is not None:
+            block["log_prior"] = prior.log_prob(torch.from_numpy(rollout.observations[:-1]), rollout.actions).numpy()
+        if addon is not None:
+            block["addon"] = addon.reward(*rollout.transitions)
+            block["metric"] = addon.metric(*rollout.transitions)
+        for t in range(BLOCK):
+            for name, values in sums.items():
+                values += block[name][t]
+            ended = rollout.terminated[t] | rollout.truncated[t] | (sums["length"] >= LONGEST)
+            for n in np.flatnonzero(ended & (quota > 0)):
+                quota[n] -= 1
+                for name, values in sums.items():
+                    done[name].append(float(values[n]))
+                if progress is not None:
+                    progress(len(done["basic"]))
+            if ended.any():
+                for values in sums.values():
+                    values[ended] = 0.0
+    each = {name: np.array(values) for name, values in done.items()}
+    return Evaluation(
+        env=envs.name,
+        backend=envs.backend,
+        stochastic=stochastic,
+        seed=seed,
+        basic=each["basic"],
+        addon=each["addon"] if addon is not None else None,
+        metric=each["metric"] / each["length"] if addon is not None and addon.has_metric else None,
+        lengths=each["length"],
+        log_policy=each["log_policy"],
+        log_prior=each["log_prior"] if prior is not None else None,
+    )

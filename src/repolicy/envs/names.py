@@ -1,0 +1,63 @@
+"""Environments by name: an id of EnvPool's or Gymnasium's, or the user's own, with options behind a `?`."""
+
+import json
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, cast
+
+import gymnasium
+
+from repolicy.errors import UsageError
+from repolicy.loading import load_object, nearest
+
+
+def parsed(name: str) -> tuple[str, dict[str, Any]]:
+    """`HalfCheetah-v4?reset_noise_scale=0.2` as the name alone, and the options."""
+    plain, _, query = name.partition("?")
+    options = {}
+    for part in query.split("&") if query else []:
+        key, equals, value = part.partition("=")
+        if not (key.isidentifier() and equals):
+            raise UsageError(
+                f"environment {name!r}: {part!r} is no option; write them as NAME?option=value&option=value"
+            )
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return plain, options
+
+
+def in_gymnasium(name: str) -> bool:
+    """Whether Gymnasium can make it: an id that it knows, or the user's own."""
+    plain, _ = parsed(name)
+    return ":" in plain or plain in gymnasium.registry
+
+
+@cache
+def envpool_names() -> frozenset[str]:
+    try:
+        import envpool
+    except ImportError:
+        return frozenset()
+    return frozenset(envpool.list_all_envs())
+
+
+def maker(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:
+    """What makes one such environment of Gymnasium's, or of the user's own; it takes further options."""
+    plain, options = parsed(name)
+    if ":" in plain:
+        try:
+            function = load_object(plain, "environment")
+        except UsageError:
+            registered = plain.rpartition(":")[2]
+            if registered not in gymnasium.registry:
+                raise
+            return partial(gymnasium.make, registered, **options)  # module:id, which importing the module registers
+        if not callable(function):
+            raise UsageError(f"environment {plain!r} is not something that can be called to make one")
+        return cast(Callable[..., gymnasium.Env[Any, Any]], partial(function, **options))
+    if not in_gymnasium(name):
+        known = set(gymnasium.registry) | envpool_names()
+        raise UsageError(f"there is no environment {plain!r}{nearest(plain, known)}")
+    return partial(gymnasium.make, plain, **options)

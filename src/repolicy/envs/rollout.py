@@ -1,0 +1,132 @@
+"""Act T times in N environments, into one buffer.
+
+The loop holds the physics, the actor and nothing else. What can be computed for the whole rollout at once (values,
+log-probabilities, add-on rewards) is left to those who come after.
+"""
+
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy.envs.step import Envs, Info
+from repolicy.errors import NumericError
+from repolicy.policies.policy import Policy
+
+
+@dataclass
+class Episodes:
+    """Returns and lengths of the episodes that ended in a rollout."""
+
+    returns: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Rollout:
+    """What happened in T steps of N environments."""
+
+    observations: np.ndarray  # [T + 1, N, O] raw; the last row is what to act on next
+    inputs: Tensor  # [T + 1, N, O] the same, normalised as the policy saw it
+    actions: Tensor  # [T, N, A] as sampled
+    basic: np.ndarray  # [T, N] the environment's own reward
+    terminated: np.ndarray  # [T, N]
+    truncated: np.ndarray  # [T, N]
+    cut: np.ndarray  # [K, 2] (t, n) of the episodes that a time limit cut
+    cut_observations: np.ndarray  # [K, O] what they ended in
+    next_observations: np.ndarray | None  # [T, N, O] true next observations, kept for add-ons only
+    infos: list[Info]  # T of them, kept for add-ons only
+    episodes: Episodes
+    physics_seconds: float
+    policy_seconds: float
+
+    @property
+    def transitions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, Info]:
+        """What an add-on is asked about: observations, actions, true next observations, info, all `[T, N, ...]`."""
+        assert self.next_observations is not None
+        return self.observations[:-1], self.actions.numpy(), self.next_observations, self.info
+
+    @property
+    def info(self) -> Info:
+        """The infos as arrays `[T, N]`: entries that every step has."""
+        keys = set.intersection(*(set(info) for info in self.infos)) if self.infos else set()
+        return {key: np.stack([info[key] for info in self.infos]) for key in sorted(keys)}
+
+
+class Collector:
+    """N environments and where they stand. `collect` goes on where the last call stopped."""
+
+    def __init__(self, envs: Envs, horizon: int, generator: torch.Generator, keep_transitions: bool = False) -> None:
+        self.envs = envs
+        self.horizon = horizon
+        self.generator = generator
+        self.keep_transitions = keep_transitions
+        self._current = envs.reset()
+        self._returns = np.zeros(envs.count)
+        self._lengths = np.zeros(envs.count, np.int64)
+
+    @torch.no_grad()
+    def collect(self, policy: Policy, stochastic: bool = True) -> Rollout:
+        """T steps with sampled actions, or with the mode of each distribution."""
+        steps, count, size = self.horizon, self.envs.count, self.envs.observation_size
+        act = policy.actor(steps, count, self.generator if stochastic else None)
+        observations = np.empty((steps + 1, count, size), np.float32)
+        basic = np.empty((steps, count))
+        terminated, truncated = np.zeros((steps, count), bool), np.zeros((steps, count), bool)
+        next_observations = np.empty((steps, count, size), np.float32) if self.keep_transitions else None
+        inputs: list[np.ndarray] = []
+        actions: list[np.ndarray] = []
+        cut: list[tuple[int, int]] = []
+        cut_observations: list[np.ndarray] = []
+        infos: list[Info] = []
+        episodes = Episodes()
+        physics_seconds, started = 0.0, perf_counter()
+
+        observations[0] = self._current
+        for t in range(steps):
+            seen, taken = act(observations[t])
+            inputs.append(seen)
+            actions.append(taken)
+            before = perf_counter()
+            step = self.envs.step(policy.to_environment(taken))
+            physics_seconds += perf_counter() - before
+            observations[t + 1], basic[t] = step.observations, step.rewards
+            self._returns += step.rewards
+            self._lengths += 1
+            ended = step.terminated | step.truncated
+            if ended.any():
+                terminated[t], truncated[t] = step.terminated, step.truncated
+                for n in np.flatnonzero(ended):
+                    episodes.returns.append(float(self._returns[n]))
+                    episodes.lengths.append(int(self._lengths[n]))
+                    if step.truncated[n]:
+                        cut.append((t, int(n)))
+                        cut_observations.append(step.final[n])
+                self._returns[ended], self._lengths[ended] = 0.0, 0
+            if next_observations is not None:
+                next_observations[t] = step.final
+                infos.append(step.info)
+        self._current = observations[steps].copy()
+        inputs.append(policy.normaliser(torch.from_numpy(observations[steps])).numpy())
+        if not np.isfinite(observations).all():
+            t, n = np.argwhere(~np.isfinite(observations).all(-1))[0]
+            raise NumericError(
+                f"environment {n} of {self.envs.name!r} returned an observation that is not finite (rollout step {t})"
+            )
+        return Rollout(
+            observations=observations,
+            inputs=torch.from_numpy(np.stack(inputs)),
+            actions=torch.from_numpy(np.stack(actions)),
+            basic=basic,
+            terminated=terminated,
+            truncated=truncated,
+            cut=np.array(cut, np.int64).reshape(-1, 2),
+            cut_observations=np.array(cut_observations, np.float32).reshape(-1, size),
+            next_observations=next_observations,
+            infos=infos,
+            episodes=episodes,
+            physics_seconds=physics_seconds,
+            policy_seconds=perf_counter() - started - physics_seconds,
+        )

@@ -1,0 +1,41 @@
+"""The `Step` contract: what a batch of environments answers.
+
+`step.observations` is always what to act on next: an environment whose episode ended has been reset already. What the
+episode ended *in* is in `step.final`. There is no step whose action is ignored.
+"""
+
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from repolicy.policies.spaces import ActionSpace
+
+Backend = Literal["auto", "envpool", "gymnasium"]
+
+
+Info = dict[str, np.ndarray]
+
+
+class Step(NamedTuple):
+    """What N environments answer to N actions."""
+
+    observations: np.ndarray  # [N, O] float32: to act on next
+    rewards: np.ndarray  # [N] float64: the basic reward
+    terminated: np.ndarray  # [N] bool: the task ended the episode; nothing follows
+    truncated: np.ndarray  # [N] bool: a time limit cut the episode; its value goes on
+    final: np.ndarray  # [N, O] float32: true next observations, also where an episode ended
+    info: Info  # numeric entries of shape [N], as they were at the end of the step
+
+
+class Envs(Protocol):
+    """N environments of one kind, stepped together."""
+
+    name: str
+    backend: str
+    count: int
+    observation_size: int
+    actions: ActionSpace
+
+    def reset(self) -> np.ndarray: ...
+    def step(self, actions: np.ndarray) -> Step: ...
+    def close(self) -> None: ...

@@ -1,0 +1,298 @@
+"""Choosing ω′: the same customisation at several values, side by side, and the trade-off that comes out.
+
+Each point is a run of its own, on one core, in `OUT/omega-VALUE`. A sweep that is stopped goes on where it was.
+"""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from repolicy.engine import ranks
+from repolicy.engine.folder import RunFolder, changed
+from repolicy.engine.machine import physical_cores
+from repolicy.engine.request import Request
+from repolicy.engine.settings import Settings
+from repolicy.engine.training import check, try_addon
+from repolicy.envs.addons import Addon, combined
+from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.errors import FileError, RepolicyError, UsageError
+from repolicy.many.tradeoff import Found, Point, as_dict
+from repolicy.objective import greedy
+from repolicy.policies.file import env_of, find_policy, read_policy
+from repolicy.policies.policy import Policy
+from repolicy.policies.storage import write_bytes, write_json
+
+
+def sweep(
+    prior: str | Path,
+    addon: Sequence[str],
+    omegas: Sequence[float],
+    alpha: float,
+    out: str | Path,
+    settings: Settings,
+    *,
+    env: str | None = None,
+    sparse: bool = False,
+    jobs: int = 0,
+    on_ray: bool = False,
+    resume: bool = False,
+    episodes: int = 50,
+    say: Callable[[str], None] = lambda _: None,
+    progress: Callable[[dict[float, float]], None] = lambda _: None,
+) -> Found:
+    """Train every point, evaluate prior and points, and write `sweep.json` into the folder `out`."""
+    omegas = checked(omegas)
+    if jobs < 0:
+        raise UsageError(f"jobs is {jobs}; it must be 1 or more, or 0 for one a core")
+    if episodes < 1:
+        raise UsageError(f"episodes is {episodes}; it must be 1 or more")
+    path, folder = find_policy(prior), Path(out)
+    saved = read_policy(path)
+    env = env or env_of(saved.card, path)
+    settings = replace(settings, ranks=1)
+    request = {"env": env, "addons": list(addon), "alpha": alpha, "settings": settings.as_dict(), "sparse": sparse}
+    trial = Request(env, greedy(alpha), settings, tuple(addon), sparse=sparse)
+    check(trial)
+    for sentence in try_addon(saved.policy, trial):
+        say(sentence)
+    start = _on_ray() if on_ray else _here
+    with RunFolder(folder).locked():
+        omegas = _claim(folder, request, omegas, path, resume)
+        points = [Point(omega, folder / f"omega-{omega:.12g}") for omega in omegas]
+        count = len(points) if on_ray else jobs or physical_cores()
+        errors = _train(points, folder, request, start, count, say, progress)
+        trained = [point for point in points if not errors[point.omega]]
+        failed = [replace(point, error=errors[point.omega]) for point in points if errors[point.omega]]
+        for point in failed:
+            say(f"ω′ {point.omega:g} failed: {point.error}")
+        if not trained:
+            raise RepolicyError(f"no point of the sweep could be trained: {failed[0].error}")
+        found = _evaluated(folder, request, saved.policy, trained, failed, episodes, say)
+        write_json(folder / "sweep.json", as_dict(found))
+    return found
+
+
+def checked(omegas: Sequence[float]) -> list[float]:
+    """The values in order; refused where one is no weight or comes twice."""
+    if not omegas:
+        raise UsageError("a sweep needs values: --omega 0 0.05 0.1 0.2 0.4")
+    for omega in omegas:
+        if not math.isfinite(omega) or omega < 0:
+            raise UsageError(f"omega is {omega:g}; it must be a finite number, 0 or greater")
+    twice = sorted({omega for omega in omegas if list(omegas).count(omega) > 1})
+    if twice:
+        raise UsageError(f"--omega has {' and '.join(f'{omega:g}' for omega in twice)} more than once")
+    return sorted(float(omega) for omega in omegas)
+
+
+def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: Path, resume: bool) -> list[float]:
+    """The folder is this sweep's: a new one, or the same one as before, perhaps with more values of ω′. Returns all."""
+    story, found = folder / "sweep.json", claimed(folder)
+    if found is not None:
+        if not resume:
+            raise UsageError(f"{folder} holds a sweep already; add --resume to go on with it, or choose another --out")
+        omegas = sorted({*found["omegas"], *omegas})
+        try:
+            same_prior = (folder / "prior.safetensors").read_bytes() == prior.read_bytes()
+        except OSError as error:
+            raise FileError(f"{folder / 'prior.safetensors'} cannot be read: {error.strerror}") from None
+        changes = list(changed(found["request"], json.loads(json.dumps(request))))
+        changes += [] if same_prior else ["the prior is another"]
+        if changes:
+            raise UsageError(f"{folder} cannot be resumed with other settings: {'; '.join(changes)}")
+        write_json(story, found | {"omegas": omegas})
+        return omegas
+    if RunFolder(folder).request() is not None:
+        raise UsageError(f"{folder} holds a run, not a sweep; choose another --out")
+    for name in ("prior.safetensors", "settings.json", "report.html"):
+        if (folder / name).exists():
+            raise UsageError(f"{folder / name} is there already, and of no sweep; choose another --out")
+    write_bytes(folder / "prior.safetensors", prior.read_bytes())
+    write_json(folder / "settings.json", request["settings"])
+    write_json(story, {"request": request, "omegas": omegas})
+    return omegas
+
+
+def claimed(folder: Path) -> dict[str, Any] | None:
+    """What the sweep in this folder was asked for, and found so far, or None where there is none."""
+    story = folder / "sweep.json"
+    try:
+        found = json.loads(story.read_text())
+        return found | {"request": dict(found["request"]), "omegas": list(found["omegas"])}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FileError(f"{story} cannot be read: {error}") from None
+
+
+# Training -------------------------------------------------------------------------------------------------------------
+
+
+class Started(Protocol):
+    """A point at work, here or elsewhere."""
+
+    def poll(self) -> int | None: ...
+    def stop(self) -> None: ...
+
+
+Start = Callable[[list[str], Path], Started]
+
+
+def _train(
+    points: Sequence[Point],
+    folder: Path,
+    request: dict[str, Any],
+    start: Start,
+    jobs: int,
+    say: Callable[[str], None],
+    progress: Callable[[dict[float, float]], None],
+) -> dict[float, str]:
+    """All points, `jobs` at a time. Returns what went wrong with each, in a sentence, or nothing."""
+    waiting, running, errors = list(points), dict[float, tuple[Point, Started]](), dict[float, str]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                point = waiting.pop(0)
+                running[point.omega] = (point, start(_program(point, folder, request), _log(point)))
+            time.sleep(0.2)
+            for point, at_work in list(running.values()):
+                code = at_work.poll()
+                if code is not None:
+                    del running[point.omega]
+                    errors[point.omega] = "" if code == 0 else _last_words(_log(point), code)
+                    if not code:
+                        say(f"ω′ {point.omega:g} is trained")
+            progress({point.omega: _share(point, request) for point in points})
+    except BaseException:
+        for _, at_work in running.values():
+            at_work.stop()
+        raise
+    return errors
+
+
+def _program(point: Point, folder: Path, request: dict[str, Any]) -> list[str]:
+    addons = [word for name in request["addons"] for word in ("--addon", name)]
+    return [
+        sys.executable, "-m", "repolicy", "customize", str((folder / "prior.safetensors").resolve()),
+        "--env", request["env"], *addons, "--omega", repr(point.omega), "--alpha", repr(request["alpha"]),
+        "--settings", str((folder / "settings.json").resolve()), "--out", str(point.folder.resolve()),
+        "--resume", "--no-report", *(["--sparse"] if request["sparse"] else []),
+    ]  # fmt: skip
+
+
+class _Here:
+    """A process on this machine. Stopped twice over, by Ctrl-C and by the sweep, it ends at once."""
+
+    def __init__(self, program: list[str], log: Path) -> None:
+        with open(log, "wb") as file:
+            self._process = subprocess.Popen(program, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def stop(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _here(program: list[str], log: Path) -> Started:
+    return _Here(program, log)
+
+
+def _on_ray() -> Start:
+    """Points as Ray tasks of one core each, in the cluster that RAY_ADDRESS names or on this machine."""
+    try:
+        import ray
+    except ImportError:
+        raise UsageError("--ray needs the package ray: pip install 'repolicy[ray]'") from None
+    ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="ERROR")
+    place = os.getcwd()
+
+    def work(program: list[str], log: str) -> int:
+        with open(log, "wb") as file:
+            return subprocess.run(program, stdout=file, stderr=subprocess.STDOUT, cwd=place, check=False).returncode
+
+    task = ray.remote(num_cpus=1)(work)
+
+    class OnRay:
+        def __init__(self, program: list[str], log: Path) -> None:
+            self._reference = task.remote(program, str(log.resolve()))
+
+        def poll(self) -> int | None:
+            done, _ = ray.wait([self._reference], timeout=0)
+            return int(ray.get(done[0])) if done else None
+
+        def stop(self) -> None:
+            ray.cancel(self._reference, force=True)
+
+    return OnRay
+
+
+def _log(point: Point) -> Path:
+    return point.folder.with_name(point.folder.name + ".log")
+
+
+def _last_words(log: Path, code: int) -> str:
+    """What a run that failed said at the end."""
+    said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    sentences = [line.removeprefix("repolicy: ") for line in said if line.startswith("repolicy: ")]
+    return (sentences or said or [f"it ended with exit code {code}"])[-1]
+
+
+def _share(point: Point, request: dict[str, Any]) -> float:
+    """How much of a point is done, from the last line that it logged."""
+    settings = Settings(**request["settings"])
+    try:
+        with open(RunFolder(point.folder).metrics, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+            last = file.read().splitlines()[-1]
+        return float(json.loads(last)["iteration"]) / settings.iterations
+    except (OSError, ValueError, IndexError, KeyError):
+        return 0.0
+
+
+# Evaluation -----------------------------------------------------------------------------------------------------------
+
+
+def _evaluated(
+    folder: Path,
+    request: dict[str, Any],
+    prior: Policy,
+    trained: Sequence[Point],
+    failed: list[Point],
+    episodes: int,
+    say: Callable[[str], None],
+) -> Found:
+    addon = combined(request["addons"])
+    found = []
+    for point in [Point(math.inf, folder / "prior.safetensors"), *trained]:
+        name = "the prior" if math.isinf(point.omega) else f"ω′ {point.omega:g}"
+        say(f"evaluating {name}: {episodes} episodes with the mean action, {episodes} sampled")
+        policy = prior if math.isinf(point.omega) else read_policy(point.best).policy
+        with ranks.one_thread():
+            mean, sampled = (_episodes(policy, prior, addon, request, episodes, which) for which in (False, True))
+        found.append(replace(point, mean=mean, sampled=sampled))
+    return Found(request, folder, found[0], found[1:], failed, addon.metric_name)
+
+
+def _episodes(
+    policy: Policy, prior: Policy, addon: Addon, request: dict[str, Any], episodes: int, stochastic: bool
+) -> Evaluation:
+    return evaluate(
+        policy, request["env"], episodes,
+        addon=addon, prior=prior, stochastic=stochastic, seed=EVALUATION_SEED, backend=request["settings"]["backend"],
+    )  # fmt: skip

@@ -1,0 +1,178 @@
+"""What a sweep over ω′ found: what each point keeps of the basic reward, what it gains, and where the bend is."""
+
+import math
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repolicy.engine.folder import RunFolder
+from repolicy.envs.evaluation import Evaluation
+from repolicy.errors import UsageError
+from repolicy.policies.storage import finite
+from repolicy.report.page import number, spread
+
+
+@dataclass(frozen=True)
+class Point:
+    """One ω′ of the sweep, and what came of it."""
+
+    omega: float
+    folder: Path
+    error: str = ""
+    mean: Evaluation | None = None  # mean action
+    sampled: Evaluation | None = None
+
+    @property
+    def kl(self) -> float:
+        """KL(policy ‖ prior), nats a step, over the states that the policy itself visits."""
+        found = self.sampled
+        assert found is not None
+        assert found.log_prior is not None
+        return float((found.log_policy - found.log_prior).sum() / found.lengths.sum())
+
+    @property
+    def log_prior(self) -> float:
+        """The prior's log-probability of the policy's sampled actions, a step."""
+        assert self.sampled is not None
+        assert self.sampled.log_prior is not None
+        return float(self.sampled.log_prior.sum() / self.sampled.lengths.sum())
+
+    @property
+    def addon(self) -> float:
+        assert self.mean is not None
+        assert self.mean.addon is not None
+        return float(self.mean.addon.mean())
+
+    @property
+    def basic(self) -> float | None:
+        """None where the environment does not tell its basic reward."""
+        assert self.mean is not None
+        return float(self.mean.basic.mean()) if np.isfinite(self.mean.basic).all() else None
+
+    @property
+    def best(self) -> Path:
+        return RunFolder(self.folder).best_policy
+
+
+@dataclass(frozen=True)
+class Found:
+    """The prior, the points that could be trained, and where the bend is."""
+
+    request: dict[str, Any]
+    folder: Path
+    prior: Point
+    points: list[Point]
+    failed: list[Point]
+    metric_name: str
+
+    @property
+    def basic_known(self) -> bool:
+        return all(point.basic is not None for point in [self.prior, *self.points])
+
+    @property
+    def knee(self) -> int | None:
+        """Index of the point at the bend of the trade-off, or None where it has none: it may be a line, or no gain."""
+        everyone = [self.prior, *self.points]
+        kept = [point.basic or 0.0 for point in everyone]
+        least = 0.0 if kept[0] > 0 else -math.inf  # who has lost all can lose no more: −10⁶ would dwarf the others
+        costs = [-max(least, basic) for basic in kept] if self.basic_known else [point.kl for point in everyone]
+        index = knee(costs, [point.addon for point in everyone])
+        return index - 1 if index > 0 else None
+
+    @property
+    def verdict(self) -> str:
+        """Where the bend is, in a sentence."""
+        if self.knee is not None:
+            return f"the trade-off bends at ω′ {self.points[self.knee].omega:g}"
+        if any(point.addon > self.prior.addon for point in self.points):
+            return "the trade-off has no knee: no point lies above the straight line between its ends"
+        return "no value of ω′ gains on the prior"
+
+    def longer(self, point: Point) -> str:
+        """The command that trains one point for ten times as long."""
+        settings = self.request["settings"]
+        parts = ["repolicy", "customize", str(self.folder / "prior.safetensors"), "--env", self.request["env"]]
+        for name in self.request["addons"]:
+            parts += ["--addon", name]
+        alpha = f"{self.request['alpha']!r}"
+        parts += ["--sparse"] if self.request["sparse"] else []
+        parts += ["--omega", f"{point.omega!r}", "--alpha", alpha, "--settings", str(self.folder / "settings.json")]
+        parts += ["--steps", str(10 * settings["steps"]), "--ranks", "0", "--out", f"{point.folder}-longer"]
+        return shlex.join(parts)
+
+
+def knee(costs: Sequence[float], gains: Sequence[float]) -> int:
+    """Where a trade-off bends: the index of the point farthest above the straight line between its ends.
+
+    Both are scaled to [0, 1] first, so the distance is gain − cost up to a factor (the "kneedle" of Satopää et al.).
+    """
+    if len(costs) != len(gains) or not costs:
+        raise UsageError(f"a knee needs as many costs as gains, and at least one; got {len(costs)} and {len(gains)}")
+    return int(np.argmax(_scaled(gains) - _scaled(costs)))
+
+
+def _scaled(values: Sequence[float]) -> np.ndarray:
+    found = np.asarray(values, np.float64)
+    span = float(found.max() - found.min())
+    return (found - found.min()) / span if span > 0 else np.zeros_like(found)
+
+
+# In words and numbers -------------------------------------------------------------------------------------------------
+
+
+def headings(found: Found) -> list[str]:
+    basic = ["basic reward", "kept"] if found.basic_known else []
+    metric = [found.metric_name] if found.metric_name else []
+    return ["ω′", *basic, *metric, "add-on reward", "gained", "log prior a step", "KL a step", ""]
+
+
+def rows(found: Found, shown: Callable[[np.ndarray], str] = spread) -> list[list[str]]:
+    """The trade-off, the prior first: what is kept of the basic reward, what the add-on gains, how far it is."""
+    lines = []
+    for index, point in enumerate([found.prior, *found.points]):
+        assert point.mean is not None
+        assert point.mean.addon is not None
+        line = ["prior" if index == 0 else f"{point.omega:g}"]
+        if found.basic_known:
+            share = (point.basic or 0.0) / found.prior.basic if found.prior.basic else math.nan
+            sensible = (found.prior.basic or 0.0) > 0  # of a negative reward, no share is kept
+            line += [shown(point.mean.basic), f"{share:.0%}" if sensible else "–"]
+        if point.mean.metric is not None:
+            line.append(shown(point.mean.metric))
+        gained = point.addon - found.prior.addon
+        plus = "+" if gained >= 0 else ""
+        line += [shown(point.mean.addon), "–" if index == 0 else plus + number(gained, like=point.addon)]
+        line += [number(point.log_prior), number(point.kl), "knee" if index - 1 == found.knee and index else ""]
+        lines.append(line)
+    return lines
+
+
+def as_dict(found: Found) -> dict[str, Any]:
+    """What `sweep.json` holds; numbers that are not finite become null."""
+
+    def described(point: Point) -> dict[str, Any]:
+        assert point.mean is not None
+        assert point.sampled is not None
+        return {
+            "omega": point.omega,
+            "policy": str(point.best if math.isfinite(point.omega) else point.folder),
+            "kl": point.kl,
+            "log_prior": point.log_prior,
+            "mean_action": point.mean.as_dict(),
+            "sampled_action": point.sampled.as_dict(),
+        }
+
+    index = found.knee
+    story = {
+        "request": found.request,
+        "omegas": sorted(point.omega for point in [*found.points, *found.failed]),
+        "prior": described(found.prior),
+        "points": [described(point) for point in found.points],
+        "failed": [{"omega": point.omega, "error": point.error} for point in found.failed],
+        "knee": None if index is None else found.points[index].omega,
+    }
+    return dict(finite(story))

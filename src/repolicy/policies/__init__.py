@@ -1,0 +1,1 @@
+"""Policies: observations to a distribution over actions, and their files."""

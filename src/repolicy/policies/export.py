@@ -1,0 +1,172 @@
+"""A policy for other programs: raw observations to the mean action, in one ONNX or TorchScript file.
+
+What the environment takes comes out: the normaliser is inside, squashed actions are squashed and scaled, and of
+discrete actions the most probable is chosen. The file that was written is read back and must agree with the policy.
+"""
+
+import contextlib
+import io
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from repolicy.errors import RepolicyError, UsageError
+from repolicy.policies.network import Mlp
+from repolicy.policies.policy import Policy
+from repolicy.policies.storage import write_bytes
+
+Format = Literal["onnx", "torchscript"]
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
+SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt"}
+TOLERANCE = 1e-5
+
+
+class Acting(nn.Module):
+    """Raw observations `[N, O]` to the mean action as the environment takes it: `[N, A]`, or `[N]` for one choice."""
+
+    mean: Tensor
+    scale: Tensor
+    low: Tensor
+    span: Tensor
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        space = policy.spec.actions
+        self.family, self.sizes = policy.spec.family, list(space.sizes)
+        self.network = _plain(policy.network)
+        self.register_buffer("mean", policy.normaliser.mean.float())
+        self.register_buffer("scale", (policy.normaliser.var + 1e-8).rsqrt().float())
+        if policy.spec.squashes:
+            low, high = torch.tensor(space.low), torch.tensor(space.high)
+            self.register_buffer("low", low)
+            self.register_buffer("span", high - low)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        outputs = self.network(((observations - self.mean) * self.scale).clamp(-10.0, 10.0))
+        if self.family == "categorical":
+            choices = torch.stack([head.argmax(-1) for head in outputs.split(self.sizes, dim=-1)], dim=-1)
+            return choices.squeeze(-1) if len(self.sizes) == 1 else choices
+        if self.family in ("state_gaussian", "state_squashed"):
+            outputs = outputs.chunk(2, dim=-1)[0]
+        if self.family in ("squashed", "state_squashed"):
+            return self.low + (torch.tanh(outputs) + 1.0) * 0.5 * self.span
+        return outputs
+
+
+def export(policy: Policy, path: str | Path, format: Format) -> float:
+    """Write the policy for other programs. Returns the largest difference found between the file and the policy."""
+    if format not in SUFFIXES:
+        raise UsageError(f"there is no format {format!r}; choose from {', '.join(SUFFIXES)}")
+    module = Acting(policy).eval().requires_grad_(False)
+    content = (_onnx if format == "onnx" else _torchscript)(module, policy.spec.observation_size)
+    worst = difference(policy, (_onnx_reader if format == "onnx" else _torchscript_reader)(content))
+    if not worst <= TOLERANCE:
+        raise RepolicyError(f"the exported policy differs from the original by {worst:.3g}; {path} was not written")
+    write_bytes(Path(path), content)
+    return worst
+
+
+def difference(policy: Policy, act: Callable[[np.ndarray], np.ndarray]) -> float:
+    """How far `act` is from the policy's mean action at worst, relative to its size where that is above 1.
+
+    It is tried on observations like those that the policy was trained on, and on some that the normaliser clips.
+    """
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.cat([torch.ones(256), torch.full((64,), 30.0)])[:, None]
+    noise = spread * torch.randn(len(spread), policy.spec.observation_size, generator=generator)
+    observations = (policy.normaliser.mean + policy.normaliser.var.sqrt() * noise).float()
+    with torch.no_grad():
+        wanted = policy.to_environment(policy(observations).mode().numpy())
+    found = act(observations.numpy())
+    if policy.spec.family == "categorical" and len(policy.spec.actions.sizes) == 1:
+        wanted = wanted[:, 0]
+    if found.shape != wanted.shape:
+        raise RepolicyError(f"the exported policy gives actions of shape {found.shape}, not {wanted.shape}")
+    return float((np.abs(found - wanted) / np.maximum(1.0, np.abs(wanted))).max())
+
+
+def _plain(network: Mlp) -> nn.Sequential:
+    """The network in PyTorch's ordinary layers, which every exporter knows."""
+    layers: list[nn.Module] = []
+    for weight, bias in zip(network.weights, network.biases, strict=True):
+        if layers:
+            layers.append(ACTIVATIONS[network.activation]())
+        layer = nn.Linear(weight.shape[1], weight.shape[0])
+        layer.load_state_dict({"weight": weight.detach(), "bias": bias.detach()})
+        layers.append(layer)
+    return nn.Sequential(*layers)
+
+
+# ONNX -----------------------------------------------------------------------------------------------------------------
+
+
+def _onnx(module: Acting, size: int) -> bytes:
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"--format onnx needs the package {error.name}: pip install 'repolicy[onnx]'") from None
+    with _quiet():
+        program = torch.onnx.export(
+            module,
+            (torch.zeros(2, size),),
+            input_names=["observations"],
+            output_names=["actions"],
+            dynamic_shapes={"observations": {0: torch.export.Dim("batch")}},
+            dynamo=True,
+            verbose=False,
+        )
+        assert program is not None
+        with tempfile.TemporaryDirectory(prefix="repolicy-export-") as folder:
+            path = Path(folder, "policy.onnx")
+            program.save(str(path), external_data=False)
+            return path.read_bytes()
+
+
+def _onnx_reader(content: bytes) -> Callable[[np.ndarray], np.ndarray]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    return lambda observations: np.asarray(session.run(["actions"], {"observations": observations})[0])
+
+
+# TorchScript ----------------------------------------------------------------------------------------------------------
+
+
+def _torchscript(module: Acting, size: int) -> bytes:
+    with _quiet():
+        traced = torch.jit.trace(module, torch.zeros(2, size))
+        buffer = io.BytesIO()
+        torch.jit.save(torch.jit.freeze(traced), buffer)
+    return buffer.getvalue()
+
+
+def _torchscript_reader(content: bytes) -> Callable[[np.ndarray], np.ndarray]:
+    with _quiet():
+        loaded = torch.jit.load(io.BytesIO(content))
+    return lambda observations: np.asarray(loaded(torch.from_numpy(observations)).numpy())
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without PyTorch's notices about itself, and that TorchScript is deprecated: people ask for it by name."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is", DeprecationWarning)
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,124 @@
+"""A policy's file: the policy, the prior that it was customised from, and what it tells of its training."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from repolicy.errors import FileError, UsageError
+from repolicy.loading import nearest
+from repolicy.policies.policy import Policy, PolicySpec, frozen
+from repolicy.policies.storage import read, write
+
+PRIORS = Path(__file__).parent / "shipped"
+
+
+PROBES = 64
+
+
+class SavedPolicy(NamedTuple):
+    """A policy's file: the policy, the prior that it was customised from, and its story."""
+
+    policy: Policy
+    prior: Policy | None
+    card: dict[str, Any]
+
+
+def save_policy(path: str | Path, policy: Policy, card: dict[str, Any], prior: Policy | None = None) -> None:
+    """One self-contained file: weights, normaliser, probes to recognise the policy by, and the same of its prior."""
+    tensors = _policy_tensors(policy, "policy")
+    story = {"policy": policy.spec.as_dict(), "card": card}
+    if prior is not None:
+        tensors |= _policy_tensors(prior, "prior")
+        story["prior"] = prior.spec.as_dict()
+    write(Path(path), "policy", tensors, story)
+
+
+def read_policy(path: str | Path) -> SavedPolicy:
+    """A policy's file; refused unless the policy reproduces the log-probabilities that were stored with it."""
+    tensors, story = read(Path(path), "policy")
+    try:
+        policies = [_rebuilt(Path(path), tensors, story, name) for name in ("policy", "prior") if name in story]
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise FileError(f"{path} is no whole policy: {str(error).splitlines()[0]}") from None
+    return SavedPolicy(policies[0], policies[1] if policies[1:] else None, story["card"])
+
+
+def load_policy(reference: str | Path) -> Policy:
+    """The policy in a file, in a run's folder (its best), or that ships under a name."""
+    return read_policy(find_policy(reference)).policy
+
+
+def read_card(path: Path) -> dict[str, Any]:
+    """The story that a policy's file tells, and nothing else of it."""
+    return dict(read(path, "policy")[1]["card"])
+
+
+def env_of(card: dict[str, Any], path: Path) -> str:
+    """The environment that the policy in a file was made for."""
+    found = card.get("request", {}).get("env")
+    if found is None:
+        raise UsageError(f"{path} does not say which environment it is for; name one with --env")
+    return str(found)
+
+
+def find_policy(reference: str | Path) -> Path:
+    """A file as it is; of a run's folder, its best policy; of a name, the prior that ships under it."""
+    path = Path(reference)
+    if path.is_dir() and (path / "run.json").exists():
+        best = path / "best.safetensors"
+        if not best.exists():
+            raise FileError(f"{path} has no policy yet: its first segment is not done")
+        return best
+    if path.is_file():
+        return path
+    if str(reference) in shipped():
+        return PRIORS / f"{reference}.safetensors"
+    if path.is_dir():
+        raise FileError(f"{path} is a folder without a run; name a policy's file in it")
+    raise FileError(
+        f"there is no file {path}, and no policy of that name ships with repolicy "
+        f"({', '.join(shipped())} do){nearest(str(reference), shipped())}"
+    )
+
+
+def shipped() -> list[str]:
+    """The names of the priors that ship."""
+    return sorted(path.stem for path in PRIORS.glob("*.safetensors"))
+
+
+def _policy_tensors(policy: Policy, name: str) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(PROBES, policy.spec.observation_size, generator=generator)
+    observations = (policy.normaliser.mean + policy.normaliser.var.sqrt() * noise).float()
+    with torch.no_grad():
+        actions = policy(observations).sample(generator)
+    probes = {"observations": observations, "actions": actions, "log_probs": policy.log_prob(observations, actions)}
+    return {f"{name}.{key}": value for key, value in policy.state_dict().items()} | {
+        f"{name}_probes.{key}": value for key, value in probes.items()
+    }
+
+
+def _rebuilt(path: Path, tensors: dict[str, Tensor], story: dict[str, Any], name: str) -> Policy:
+    policy = Policy(PolicySpec.from_dict(story[name]))
+    policy.load_state_dict(
+        {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
+    )
+    probes = {key: tensors[f"{name}_probes.{key}"] for key in ("observations", "actions", "log_probs")}
+    check_fingerprint(policy, probes, f"the {name} in {path}")
+    return frozen(policy)
+
+
+def check_fingerprint(policy: Policy, probes: dict[str, Tensor], who: str) -> None:
+    """A policy that was loaded must give the log-probabilities that it gave when it was saved."""
+    found, stored = policy.log_prob(probes["observations"], probes["actions"]), probes["log_probs"]
+    worst = float((found - stored).abs().max())
+    if worst <= 1e-3 * (1.0 + float(stored.abs().max())):
+        return
+    offset = (found - stored).mean()
+    constant = float((found - stored - offset).abs().max()) < 0.01 * worst
+    cause = "the std or the scale of actions" if constant else "the observation normaliser or the weights"
+    raise FileError(
+        f"{who} does not reproduce its own log-probabilities (off by {worst:.3g}); the likely cause is {cause}"
+    )

@@ -1,0 +1,93 @@
+"""Any file of Repolicy's: atomic to write, safe to read.
+
+Every file is safetensors: numbers as tensors, everything else as JSON in the header, with a checksum over both. It is
+written beside its place and renamed into it, so at any instant there is either the old file or the new one.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from repolicy.errors import FileError
+
+FORMAT = 1
+
+
+def write(path: Path, kind: str, tensors: dict[str, Tensor], story: dict[str, Any]) -> None:
+    """Tensors and a JSON story in one file, atomically."""
+    tensors = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
+    story = {"format": FORMAT, "kind": kind} | story
+    story["sha256"] = _checksum(tensors, story)
+    write_bytes(path, safetensors.torch.save(tensors, {"repolicy": json.dumps(story)}))
+
+
+def read(path: Path, kind: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `write` wrote, of that kind or of any, or one sentence about what is wrong with the file."""
+    if not path.is_file():
+        raise FileError(f"there is no file {path}")
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        story = json.loads(metadata["repolicy"])
+    except KeyError:
+        raise FileError(f"{path} is a safetensors file, but not one of Repolicy's") from None
+    except (safetensors.SafetensorError, ValueError, OSError) as error:
+        raise FileError(f"{path} is damaged, or no Repolicy file: {error}") from None
+    if not isinstance(story, dict):
+        raise FileError(f"{path} is damaged, or no Repolicy file: its story is no object")
+    if isinstance(story.get("format"), int) and story["format"] > FORMAT:
+        raise FileError(f"{path} has format {story['format']}; this version reads up to {FORMAT}: upgrade repolicy")
+    if story.pop("sha256", None) != _checksum(tensors, story):
+        raise FileError(f"{path} is damaged: its checksum does not match its contents")
+    if kind and story["kind"] != kind:
+        raise FileError(f"{path} is a {story['kind']}, not a {kind}")
+    return tensors, story
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Beside its place, flushed to the disk, and renamed into it."""
+    if path.exists() and not path.is_file():  # a rename would put a file in the place of /dev/null
+        raise FileError(f"{path} is no file that could be written; choose another name")
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(beside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise FileError(f"{path} cannot be written: {error.strerror}; what was there before is untouched") from None
+
+
+def write_json(path: Path, values: Any) -> None:
+    write_bytes(path, (json.dumps(finite(values), indent=2) + "\n").encode())
+
+
+def finite(value: Any) -> Any:
+    """The same with null for numbers that are not finite, which JSON does not know."""
+    if isinstance(value, dict):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _checksum(tensors: dict[str, Tensor], story: dict[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(story, sort_keys=True).encode())
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
+        digest.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Pages that people look at: films, a run's report, a sweep's."""

@@ -1,0 +1,241 @@
+"""Films of policies, rendered off-screen.
+
+    films([Shot(policy_file, "HalfCheetah-v4")])        # [the bytes of an mp4]
+
+A process of its own renders: the graphics library is chosen before MuJoCo is imported, whatever was imported here, and
+a driver that crashes takes nothing with it.
+"""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repolicy.envs.evaluation import check_fit
+from repolicy.envs.gymnasium import GymnasiumEnvs
+from repolicy.envs.names import in_gymnasium, maker
+from repolicy.errors import RepolicyError, UsageError
+from repolicy.policies.file import find_policy, read_policy
+from repolicy.policies.policy import Policy
+
+CANNOT_RENDER = (
+    "this machine cannot render off-screen: install Debian's package libegl1 (or libosmesa6, for rendering in software)"
+)
+NO_RENDERER = 3  # the exit code of a process that found its graphics library unusable
+LIBRARIES = ("egl", "osmesa")
+FRAMES_A_SECOND = 25
+FORMATS = ("mp4", "gif")
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One film to make: who acts, where, for how long, and how it looks."""
+
+    policy: str
+    """A policy's file."""
+    env: str
+    """The environment, as Gymnasium knows it."""
+    which: str = "policy"
+    """Whom of the file to film: the policy, or the prior in it."""
+    seconds: float = 6.0
+    seed: int = 0
+    width: int = 480
+    height: int = 320
+    format: str = "mp4"
+    fine: bool = False
+    """With shadows and smooth edges, at ten times the work."""
+
+
+def films(shots: Sequence[Shot]) -> list[bytes]:
+    """Make the films; raise CANNOT_RENDER where there is nothing to render with."""
+    for shot in shots:
+        _check(shot)
+    with tempfile.TemporaryDirectory(prefix="repolicy-film-") as folder:
+        ready = [asdict(replace(shot, policy=str(find_policy(shot.policy).resolve()))) for shot in shots]
+        Path(folder, "shots.json").write_text(json.dumps(ready))
+        for library in libraries():
+            code, said = _in_its_own_process(folder, library)
+            if code == 0:
+                return [Path(folder, str(index)).read_bytes() for index in range(len(shots))]
+            sentence = said.removeprefix("repolicy: ")
+            if code == UsageError.exit_code:
+                raise UsageError(sentence)
+            if code > 0 and code != NO_RENDERER:  # below 0: the driver crashed
+                raise RepolicyError(sentence if said.startswith("repolicy: ") else f"filming failed: {said}")
+    raise RepolicyError(CANNOT_RENDER)
+
+
+def _check(shot: Shot) -> None:
+    if not in_gymnasium(shot.env):
+        raise UsageError(f"{shot.env!r} cannot be filmed: Gymnasium, which renders, has no environment of that name")
+    if shot.format not in FORMATS:
+        raise UsageError(f"a film cannot be a {shot.format!r}; choose one of {', '.join(FORMATS)}")
+    if not 0 < shot.seconds <= 3600:
+        raise UsageError(f"seconds is {shot.seconds:g}; a film must last more than 0 and at most 3600")
+    for name in ("width", "height"):
+        if not 16 <= getattr(shot, name) <= 4096:
+            raise UsageError(f"{name} is {getattr(shot, name)}; it must lie between 16 and 4096")
+
+
+def libraries() -> tuple[str, ...]:
+    """What may draw here, in the order in which it is tried."""
+    wanted = os.environ.get("MUJOCO_GL", "")
+    return (wanted,) if wanted in LIBRARIES else LIBRARIES
+
+
+def _in_its_own_process(folder: str, library: str) -> tuple[int, str]:
+    """(exit code, last line that it said)."""
+    environment = os.environ | {"MUJOCO_GL": library, "PYOPENGL_PLATFORM": library, "SDL_VIDEODRIVER": "dummy"}
+    program = [sys.executable, "-W", "ignore", "-c", "from repolicy.film import main; main()", folder]
+    done = subprocess.run(program, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return done.returncode, lines[-1] if lines else ""
+
+
+# In the process that renders ------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Make every film that `shots.json` in a folder asks for."""
+    import torch
+
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    try:
+        for index, values in enumerate(json.loads((folder / "shots.json").read_text())):
+            shot = Shot(**values)
+            (folder / str(index)).write_bytes(encoded(*frames(shot), shot.format))
+            gc.collect()  # a renderer that is collected later takes the next film's picture with it
+    except RepolicyError as error:
+        print(f"repolicy: {error}", file=sys.stderr)
+        code = error.exit_code
+    except _NoRendererError:
+        code = NO_RENDERER
+    else:
+        code = 0
+    sys.stderr.flush()
+    os._exit(code)  # some drivers crash while Python takes itself apart
+
+
+class _NoRendererError(Exception):
+    """The graphics library cannot be loaded, or gives no picture."""
+
+
+def frames(shot: Shot) -> tuple[list[np.ndarray], float]:
+    """The pictures `[H, W, 3]` of a policy that takes its mean action, and how many make a second."""
+    import torch
+
+    saved = read_policy(shot.policy)
+    policy = saved.prior if shot.which == "prior" else saved.policy
+    assert isinstance(policy, Policy)
+    env, batch = _stage(shot)
+    check_fit(policy, batch)
+    native = float(env.metadata.get("render_fps") or 30)
+    stride = max(1, round(native / FRAMES_A_SECOND))
+    rate = native / stride
+    observations = batch.reset()
+    pictures = [_picture(env, shot)]
+    while len(pictures) < max(2, round(shot.seconds * rate)):
+        for _ in range(stride):
+            with torch.no_grad():
+                actions = policy(torch.from_numpy(observations)).mode().numpy()
+            observations = batch.step(policy.to_environment(actions)).observations
+        pictures.append(_picture(env, shot))
+    batch.close()
+    if all(picture.min() == picture.max() for picture in pictures):
+        raise _NoRendererError
+    return pictures, rate
+
+
+def _stage(shot: Shot) -> tuple[Any, GymnasiumEnvs]:
+    """The environment that renders, and the same one behind the contract that policies act in."""
+    env = _made(maker(shot.env), shot)
+    if getattr(env, "render_mode", None) != "rgb_array":
+        raise UsageError(f"environment {shot.env!r} cannot be filmed: it takes no render_mode='rgb_array'")
+    if getattr(env.unwrapped, "mujoco_renderer", None) is not None:
+        _prepare(env.unwrapped, shot.fine)
+    return env, GymnasiumEnvs(shot.env, 1, shot.seed, lambda: env)
+
+
+def _made(make: Any, shot: Shot) -> Any:
+    """The environment at the wanted size, where it has a say in that."""
+    attempts: list[dict[str, Any]] = [
+        {"render_mode": "rgb_array", "width": shot.width, "height": shot.height},
+        {"render_mode": "rgb_array"},
+        {},
+    ]
+    for options in attempts:
+        try:
+            return make(**options)
+        except TypeError:
+            continue
+        except Exception as error:
+            _need_mujoco()
+            raise UsageError(f"environment {shot.env!r} cannot be filmed: {type(error).__name__}: {error}") from error
+    raise UsageError(f"environment {shot.env!r} cannot be filmed: it takes no render_mode='rgb_array'")
+
+
+def _need_mujoco() -> None:
+    """MuJoCo cannot so much as be imported where the graphics library that it is to use is missing."""
+    try:
+        import mujoco  # noqa: F401
+    except Exception as error:
+        raise _NoRendererError from error
+
+
+def _prepare(task: Any, fine: bool) -> None:
+    """Look through the camera that follows, and without what costs most where the processor draws."""
+    import mujoco
+
+    camera = mujoco.mj_name2id(task.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
+    if camera >= 0:  # else Gymnasium's own choice, which in its version 1.4 stays where it is
+        task.mujoco_renderer.camera_id = camera
+    if fine:
+        return
+    task.model.vis.quality.offsamples = 0
+    try:
+        task.render()  # makes the scene
+    except Exception as error:
+        raise _NoRendererError from error
+    task.mujoco_renderer.viewer.scn.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
+    task.mujoco_renderer.viewer.scn.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
+
+
+def _picture(env: Any, shot: Shot) -> np.ndarray:
+    try:
+        picture = env.render()
+    except Exception as error:
+        if hasattr(env.unwrapped, "mujoco_renderer"):
+            raise _NoRendererError from error
+        raise UsageError(f"environment {shot.env!r} cannot be filmed: {type(error).__name__}: {error}") from error
+    picture = np.asarray(picture)
+    if picture.ndim != 3 or picture.shape[2] != 3:
+        raise UsageError(f"environment {shot.env!r} cannot be filmed: it renders pictures of shape {picture.shape}")
+    return picture[: picture.shape[0] // 2 * 2, : picture.shape[1] // 2 * 2].astype(np.uint8)  # H.264 wants even sizes
+
+
+def encoded(pictures: list[np.ndarray], rate: float, format: str) -> bytes:
+    """An mp4 that every browser plays, or a gif that goes round and round."""
+    import imageio.v2 as imageio
+
+    options: dict[str, Any] = {"duration": 1000.0 / rate, "loop": 0}
+    if format == "mp4":
+        options = {
+            "fps": rate,
+            "codec": "libx264",
+            "pixelformat": "yuv420p",
+            "macro_block_size": 2,
+            "output_params": ["-crf", "28", "-preset", "veryfast", "-movflags", "+faststart"],
+        }
+    with tempfile.TemporaryDirectory(prefix="repolicy-film-") as folder:
+        path = Path(folder, f"film.{format}")
+        imageio.mimsave(path, pictures, **options)  # type: ignore[arg-type]
+        return path.read_bytes()

@@ -1,0 +1,299 @@
+"""report.html: what a run changed, for a person to see, in one file that needs no other and no network."""
+
+import dataclasses
+import hashlib
+import shlex
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repolicy.engine import ranks
+from repolicy.engine.defaults import customizing, defaults
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.settings import Settings
+from repolicy.envs.addons import Addon, combined
+from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.errors import FileError, RepolicyError
+from repolicy.objective import Objective, name_of
+from repolicy.policies.file import SavedPolicy, read_policy
+from repolicy.policies.storage import write_bytes
+from repolicy.report import page
+from repolicy.report.film import Shot, films
+
+FILM_SECONDS = 6.0
+EPISODES = 50
+
+CURVES = [
+    ("evaluation_objective", "Objective of an episode, short evaluations"),
+    ("basic_return", "Basic reward of an episode"),
+    ("evaluation_addon", "Add-on reward of an episode, short evaluations"),
+    ("reward_task", "Task's reward a step"),
+    ("prior_kl", "KL to the prior, nats a step"),
+    ("log_prior", "Log-likelihood under the prior, a step"),
+    ("omega", "ω′"),
+    ("entropy", "Entropy of the policy"),
+    ("std", "Mean std of the actions"),
+    ("episode_length", "Length of an episode"),
+    ("explained_variance", "Share of the returns that the critic explains"),
+    ("kl", "KL of an update"),
+]
+
+
+def write_report(out: str | Path, episodes: int = EPISODES, say: Callable[[str], None] = lambda _: None) -> Path:
+    """Evaluate the best policy of the run in `out`, and its prior if it has one, film both, and write `report.html`."""
+    folder = RunFolder(out)
+    request = folder.request()
+    if request is None:
+        raise FileError(f"{folder.path} holds no run: it has no run.json")
+    if not folder.best_policy.exists():
+        raise FileError(f"{folder.path} has no policy yet: its first segment is not done")
+    saved = read_policy(folder.best_policy)
+    addon = combined(request["addons"]) if request["addons"] else None
+    say(f"report: {episodes} episodes of evaluation")
+    with ranks.one_thread():
+        found = evaluations(saved, request, addon, episodes)
+    say(as_text(*rewards(found, addon)))
+    say("report: films")
+    pictures, complaint = filmed([(str(folder.best_policy), name) for name in found], request["env"])
+    path = folder.path / "report.html"
+    html = _html(folder, request, addon, saved, found, pictures, complaint)
+    write_bytes(path, html.encode())
+    return path
+
+
+def evaluations(
+    saved: SavedPolicy, request: dict[str, Any], addon: Addon | None, episodes: int
+) -> dict[str, Evaluation]:
+    """Mean action, the same seeds for all: prior and customised, or the policy alone."""
+    who = {"policy": saved.policy} if saved.prior is None else {"prior": saved.prior, "customised": saved.policy}
+    return {
+        name: evaluate(
+            policy, request["env"], episodes,
+            addon=addon, prior=saved.prior, seed=EVALUATION_SEED, backend=request["settings"]["backend"],
+        )
+        for name, policy in who.items()
+    }  # fmt: skip
+
+
+def filmed(whom: Sequence[tuple[str, str]], env: str) -> tuple[list[bytes | None], str]:
+    """A film of each (file, prior or another name), all None with a sentence where that cannot be."""
+    shots = [
+        Shot(file, env, which="prior" if name == "prior" else "policy", seconds=FILM_SECONDS) for file, name in whom
+    ]
+    try:
+        return list(films(shots)), ""
+    except RepolicyError as error:
+        return [None] * len(shots), str(error)
+
+
+def _html(
+    folder: RunFolder,
+    request: dict[str, Any],
+    addon: Addon | None,
+    saved: SavedPolicy,
+    found: dict[str, Evaluation],
+    pictures: Sequence[bytes | None],
+    complaint: str,
+) -> str:
+    env, customised = request["env"], "customised" in found
+    wanted = " + ".join(request["addons"])
+    episodes = len(next(iter(found.values())).basic)
+    again = repeat(folder, request)
+    budget = request["settings"].get("kl_budget") is not None
+    shown = "last policy" if budget else "best policy by the run's own objective"
+    steps = saved.card.get("steps", 0)
+    lead = f"{escape(_recipe(request))}. Shown is the {shown}, after {steps:,} environment steps" + (
+        ", beside the prior that it was made from." if customised else "."
+    )
+    figures = [
+        page.film(picture, caption(name, evaluation, addon), "prior" if name == "prior" else "customised")
+        for (name, evaluation), picture in zip(found.items(), pictures, strict=True)
+    ]
+    parts = [
+        page.tiles(summary(found, addon)),
+        page.section("How it moves", page.films(figures, complaint), note="Mean action, in real time, the same start."),
+        page.section(
+            "What it earns",
+            page.table(*rewards(found, addon)),
+            note=f"Mean ± std over {episodes} episodes with the mean action, in {escape(env)}."
+            + (" “log prior” is the prior's log-probability of the actions that were taken." if customised else ""),
+        ),
+        _distribution(found, addon),
+        _curves(folder),
+        page.section(
+            "The same again",
+            page.command(again) if again else "",
+            page.settings(request["settings"] | {f"objective: {key}": v for key, v in request["objective"].items()}),
+            page.settings(saved.card.get("versions", {})).replace("settings</summary>", "versions</summary>"),
+        ),
+    ]
+    return page.page(f"{env}{f' with {wanted}' if wanted else ''}", lead, parts)
+
+
+# What both kinds of report say ----------------------------------------------------------------------------------------
+
+
+def known(values: np.ndarray) -> bool:
+    """A basic reward is shown only where the environment has one."""
+    return bool(np.isfinite(values).all())
+
+
+def rewards(found: dict[str, Evaluation], addon: Addon | None) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows as in the paper's Table 2: total, basic, the add-on's metric, the add-on."""
+    first = next(iter(found.values()))
+    basic = all(known(evaluation.basic) for evaluation in found.values())
+    columns: list[tuple[str, Callable[[Evaluation], np.ndarray | None]]] = []
+    if basic and addon is not None:
+        columns.append(("total reward", lambda evaluation: evaluation.total))
+    if basic:
+        columns.append(("basic reward", lambda evaluation: evaluation.basic))
+    if first.metric is not None and addon is not None:
+        columns.append((addon.metric_name, lambda evaluation: evaluation.metric))
+    if addon is not None:
+        columns.append(("add-on reward", lambda evaluation: evaluation.addon))
+    columns.append(("length", lambda evaluation: evaluation.lengths))
+    if first.log_prior is not None:
+        columns.append(("log prior a step", _likelihood))
+    rows = []
+    for name, evaluation in found.items():
+        values = [column(evaluation) for _, column in columns]
+        rows.append([name, *(page.spread(value) for value in values if value is not None)])
+    return ["", *(heading for heading, _ in columns)], rows
+
+
+def as_text(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in plain text, its columns aligned."""
+    lines = [list(headings), *map(list, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+
+
+def summary(found: dict[str, Evaluation], addon: Addon | None) -> list[tuple[str, str, str]]:
+    """The few numbers that a reader looks for first."""
+    *before, after = found.values()
+    columns: list[tuple[str, Callable[[Evaluation], np.ndarray | None]]] = [
+        ("total reward", lambda evaluation: evaluation.total if addon is not None else None),
+        ("basic reward", lambda evaluation: evaluation.basic),
+        ("add-on reward", lambda evaluation: evaluation.addon),
+        (addon.metric_name if addon else "", lambda evaluation: evaluation.metric),
+        ("log prior a step", _likelihood),
+        ("length of an episode", lambda evaluation: evaluation.lengths if not before else None),
+    ]
+    tiles = []
+    for name, column in columns:
+        value, old = column(after), column(before[0]) if before else None
+        if value is None or not known(value) or (old is not None and not known(old)):
+            continue
+        beside = "" if old is None else f"prior {page.number(float(old.mean()))}"
+        tiles.append((name, page.number(float(value.mean())), beside))
+    return tiles
+
+
+def caption(name: str, evaluation: Evaluation, addon: Addon | None) -> str:
+    """`customised: total 5,488, mean |θ| 0.36`."""
+    parts = []
+    if known(evaluation.basic):
+        parts.append(f"{'total' if addon else 'basic'} {page.number(float(evaluation.total.mean()))}")
+    if evaluation.metric is not None and addon is not None:
+        parts.append(f"{addon.metric_name} {page.number(float(evaluation.metric.mean()))}")
+    elif evaluation.addon is not None:
+        parts.append(f"add-on {page.number(float(evaluation.addon.mean()))}")
+    return f"{name}: {', '.join(parts)}" if parts else name
+
+
+def _likelihood(evaluation: Evaluation) -> np.ndarray | None:
+    return None if evaluation.log_prior is None else np.asarray(evaluation.log_prior / evaluation.lengths)
+
+
+def _distribution(found: dict[str, Evaluation], addon: Addon | None) -> str:
+    named_values: list[tuple[str, dict[str, np.ndarray]]] = []
+    if addon is not None and all(evaluation.metric is not None for evaluation in found.values()):
+        metrics = {name: np.asarray(evaluation.metric) for name, evaluation in found.items()}
+        named_values.append((f"{addon.metric_name} of an episode", metrics))
+    elif addon is not None:
+        values = {name: np.asarray(evaluation.addon) for name, evaluation in found.items()}
+        named_values.append(("add-on reward of an episode", values))
+    if all(known(evaluation.basic) for evaluation in found.values()):
+        totals = {name: evaluation.total for name, evaluation in found.items()}
+        named_values.append((f"{'total' if addon else 'basic'} reward of an episode", totals))
+    return page.section(
+        "Episode by episode",
+        '<div class="charts pair">' + "".join(page.histogram(values, what) for what, values in named_values) + "</div>",
+        note="How many of the evaluation's episodes came out how.",
+    )
+
+
+def _curves(folder: RunFolder) -> str:
+    columns = folder.logged()
+    drawn = []
+    for name, title in CURVES:
+        values = columns.get(name, [])
+        if name == "omega" and len(set(values)) < 2:
+            continue  # it is drawn where a KL budget moves it
+        drawn.append(page.curve(title, columns.get("steps", []), values) if values else "")
+    if not any(drawn):
+        return page.section("While it learnt", note="The run logged no metrics.")
+    note = "Over environment steps, with sampled actions; the number is the last value, or the one under the pointer."
+    return page.section("While it learnt", page.charts([chart for chart in drawn if chart]), note=note)
+
+
+# Recipe and command ---------------------------------------------------------------------------------------------------
+
+
+def _recipe(request: dict[str, Any]) -> str:
+    objective = Objective(**request["objective"])
+    if request["settings"].get("kl_budget") is not None:
+        return f"Residual PPO, ω′ adapted to hold {request['settings']['kl_budget']:g} nats a step to the prior"
+    name, coefficients = name_of(objective) or ("unnamed", {"omega": objective.omega, "alpha": objective.alpha})
+    letters = {"omega": "ω′", "alpha": "α̂" if request["prior"] else "α"}
+    numbers = ", ".join(f"{letters[key]} {value:g}" for key, value in coefficients.items())
+    return f"The {name.replace('_', '-')} objective{f' ({numbers})' if numbers else ''}"
+
+
+def repeat(folder: RunFolder, request: dict[str, Any]) -> str:
+    """The command that makes the run again, to the bit; empty where only Python can say what was asked for."""
+    customised = bool(request["prior"])
+    settings = Settings(**request["settings"])
+    usual = (customizing if customised else defaults)(request["env"])
+    found = name_of(Objective(**request["objective"]))
+    if found is None:
+        return ""
+    objective, coefficients = found
+    parts = (
+        ["repolicy", "customize", str(_prior_of(folder, request))]
+        if customised
+        else ["repolicy", "train", request["env"]]
+    )
+    for name in request["addons"]:
+        parts += ["--addon", name]
+    if settings.kl_budget is None:
+        parts += ["--objective", objective]
+    else:
+        parts += ["--omega", "auto"]
+    for key, value in coefficients.items():
+        parts += [f"--{key}", f"{value!r}"]
+    if customised:
+        parts += ["--env", request["env"], *(["--sparse"] if request["sparse"] else [])]
+    for field in dataclasses.fields(Settings):
+        value = getattr(settings, field.name)
+        if value == getattr(usual, field.name):
+            continue
+        option = "--" + field.name.replace("_", "-")
+        if isinstance(value, bool):
+            parts.append(option if value else f"--no-{option[2:]}")
+        else:
+            parts += [option, *(map(str, value) if isinstance(value, tuple) else [str(value)])]
+    return shlex.join([*parts, "--out", f"{folder.path}-again"])
+
+
+def _prior_of(folder: RunFolder, request: dict[str, Any]) -> Path | str:
+    """The shipped prior's name where it is one, else the copy in the folder."""
+    from repolicy.policies.file import PRIORS, shipped
+
+    for name in shipped():
+        if hashlib.sha256((PRIORS / f"{name}.safetensors").read_bytes()).hexdigest() == request["prior"]:
+            return name
+    return folder.prior

@@ -1,0 +1,132 @@
+"""The page of a sweep: the trade-off curve, and a slider over ω′ that switches table and film."""
+
+from html import escape
+from pathlib import Path
+
+from repolicy.envs.addons import combined
+from repolicy.many.tradeoff import Found, Point, headings, rows
+from repolicy.policies.storage import write_bytes
+from repolicy.report import page
+from repolicy.report.run import caption, filmed, rewards
+
+SCRIPT = """
+// The slider: one ω′ is shown at a time.
+const slider = document.querySelector("#omega");
+function show(index) {
+  slider.value = index;
+  document.querySelector("#chosen").textContent = slider.dataset.names.split("|")[index];
+  for (const part of document.querySelectorAll("[data-shown]")) part.hidden = part.dataset.shown !== String(index);
+  for (const mark of document.querySelectorAll("[data-point]"))
+    mark.classList.toggle("chosen", mark.dataset.point === String(index));
+  for (const video of document.querySelectorAll("figure:not([hidden]) > video")) {
+    video.currentTime = 0;
+    video.play().catch(() => {});
+  }
+}
+slider.addEventListener("input", () => show(slider.value));
+for (const mark of document.querySelectorAll("[data-point]"))
+  mark.addEventListener("click", () => show(mark.dataset.point));
+show(slider.value);
+"""
+
+
+def write_sweep_report(found: Found) -> Path:
+    """Film the prior and every point, and write `report.html` into the sweep's folder."""
+    addon = combined(found.request["addons"])
+    env = found.request["env"]
+    files = [found.prior.folder, *(point.best for point in found.points)]
+    pictures, complaint = filmed([(str(file), "policy") for file in files], env)
+    index = found.knee
+    figures = []
+    for position, (point, picture) in enumerate(zip([found.prior, *found.points], pictures, strict=True)):
+        assert point.mean is not None
+        words = caption("prior" if position == 0 else f"ω′ {point.omega:g}", point.mean, addon)
+        shown = "" if position == 0 else f'data-shown="{position - 1}"'
+        figures.append(page.film(picture, words, "prior" if position == 0 else "customised", shown))
+    wanted = " + ".join(found.request["addons"])
+    lead = (
+        f"{len(found.points)} values of ω′, the weight of the prior's log-probability; α̂ {found.request['alpha']:g}; "
+        f"{found.request['settings']['steps']:,} environment steps each. {found.verdict[0].upper()}{found.verdict[1:]}."
+    )
+    episodes = len(found.prior.mean.basic) if found.prior.mean is not None else 0
+    parts = [
+        page.section("Choose ω′", _slider(found, index), page.films(figures, complaint), *_tables(found)),
+        page.section("The trade-off", _tradeoff(found), note=_legend(found)),
+        page.section(
+            "Every point",
+            page.table(headings(found), rows(found), ["", *(f'data-point="{i}"' for i in range(len(found.points)))]),
+            *(f'<p class="complaint">ω′ {p.omega:g} failed: {escape(p.error)}</p>' for p in found.failed),
+            note=f"Mean ± std over {episodes} episodes with the mean action; log prior and KL(policy ‖ prior) over "
+            f"{episodes} with sampled ones, at the states that the policy itself visits.",
+        ),
+        page.section(
+            "Train one for longer",
+            "" if index is None else page.command(found.longer(found.points[index])),
+            page.settings(found.request["settings"]),
+        ),
+    ]
+    path = found.folder / "report.html"
+    write_bytes(path, page.page(f"{env} with {wanted}: choosing ω′", lead, parts, SCRIPT).encode())
+    return path
+
+
+def _slider(found: Found, index: int | None) -> str:
+    names = [f"ω′ {point.omega:g}{' (knee)' if i == index else ''}" for i, point in enumerate(found.points)]
+    first = index or 0
+    return (
+        f'<div class="slider"><label for="omega">add-on first</label>'
+        f'<input type="range" id="omega" min="0" max="{len(names) - 1}" step="1" value="{first}" aria-label="ω′" '
+        f'data-names="{escape("|".join(names))}"><label for="omega">prior first</label>'
+        f'<output id="chosen">{escape(names[first])}</output></div>'
+    )
+
+
+def _tables(found: Found) -> list[str]:
+    """Prior and one point, as in the paper's Table 2, for each point."""
+    addon = combined(found.request["addons"])
+    drawn = []
+    for index, point in enumerate(found.points):
+        assert point.mean is not None
+        assert found.prior.mean is not None
+        both = {"prior": found.prior.mean, f"ω′ {point.omega:g}": point.mean}
+        drawn.append(f'<div class="beneath" data-shown="{index}">{page.table(*rewards(both, addon))}</div>')
+    return drawn
+
+
+def _legend(found: Found) -> str:
+    cost = "the basic reward" if found.basic_known else "the KL to the prior"
+    return (
+        f"Up: the add-on reward of an episode. Across: {cost}{'' if found.basic_known else ', nats a step'}. "
+        "The grey dot is the prior; the dotted ring marks the knee. A click on a point chooses it."
+    )
+
+
+def _tradeoff(found: Found) -> str:
+    everyone = [found.prior, *found.points]
+    xs, ys = [_across(found, point) for point in everyone], [point.addon for point in everyone]
+    axes = page.Axes(xs, ys, 560, 300).widened(0.08)
+    drawn = axes.frame()
+    order = "L".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in [*zip(xs[1:], ys[1:], strict=True), (xs[0], ys[0])])
+    drawn += f'<path class="path" d="M{order}"/>'
+    labels: list[tuple[float, float]] = []
+    for index, (point, x, y) in enumerate(zip(everyone, xs, ys, strict=True)):
+        px, py = axes.x(x), axes.y(y)
+        where = f'cx="{px:.1f}" cy="{py:.1f}"'
+        name = "prior" if index == 0 else f"ω′ {point.omega:g}"
+        if index and index - 1 == found.knee:
+            drawn += f'<circle class="knee" {where} r="13"/>'
+        kind = 'class="prior"' if index == 0 else f'class="point" data-point="{index - 1}"'
+        drawn += f'<circle {kind} {where} r="6.5"><title>{name}: {x:,.2f}, {y:,.2f}</title></circle>'
+        away = next((away for away in (-18, 26, -32, 40) if py + away > 14 and not _taken(px, py + away, labels)), -18)
+        labels.append((px, py + away))
+        drawn += page.text("label", px, py + away, name, "middle")
+    return f'<figure class="chart tradeoff">{axes.svg(drawn, "the trade-off")}</figure>'
+
+
+def _taken(x: float, y: float, labels: list[tuple[float, float]]) -> bool:
+    """A label there would lie on another one."""
+    return any(abs(x - other_x) < 52 and abs(y - other_y) < 14 for other_x, other_y in labels)
+
+
+def _across(found: Found, point: Point) -> float:
+    return (point.basic or 0.0) if found.basic_known else point.kl
