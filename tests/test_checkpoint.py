@@ -167,7 +167,7 @@ def test_a_process_that_dies_while_writing_leaves_what_was_there(tmp_path: Path)
     path = tmp_path / "file"
     write_bytes(path, b"before")
     code = (
-        "import os, sys; from pathlib import Path; from repolicy.checkpoint import write_bytes\n"
+        "import os, sys; from pathlib import Path; from repolicy.policies.storage import write_bytes\n"
         "os.fsync = lambda descriptor: os.kill(os.getpid(), 9)\n"
         "write_bytes(Path(sys.argv[1]), b'after')"
     )

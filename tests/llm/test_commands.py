@@ -15,7 +15,7 @@ from repolicy.llm import commands, requirements
 
 def test_help_needs_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom repolicy.cli import main\nfrom repolicy.llm.commands import COMMANDS\n"
+        "import sys\nfrom repolicy.cli.main import main\nfrom repolicy.llm.commands import COMMANDS\n"
         "for words in (['--help'], *([name, '--help'] for name in COMMANDS)):\n"
         "    try:\n        main(['llm', *words])\n    except SystemExit as end:\n        assert end.code == 0\n"
         "heavy = {'torch', 'trl', 'transformers', 'matplotlib'} & set(sys.modules)\n"

@@ -141,7 +141,7 @@ class Customize:
         """The objective that the options describe."""
         alpha = self.alpha if self.alpha is not None else _alpha_of(self.prior)
         held = self.settings.kl_budget is not None
-        if held and self.omega != "auto":
+        if held and (self.omega != "auto" or self.objective != "residual"):
             raise UsageError("--kl-budget goes with --omega auto and no other --objective than residual")
         if self.omega == "auto" and not held:
             raise UsageError("--omega auto needs --kl-budget: how far the policy may drift, in nats a step")
