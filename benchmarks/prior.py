@@ -20,6 +20,7 @@ from repolicy.engine.defaults import customizing
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.ranks import Alone, one_thread
 from repolicy.engine.request import Request
+from repolicy.engine.segments import Segments
 from repolicy.engine.worker import Worker
 from repolicy.objective import Objective, greedy, residual
 from repolicy.policies.file import find_policy
@@ -69,11 +70,11 @@ def worker(task: Task, objective: Objective, path: Path) -> Worker:
     prior = find_policy(task.prior)
     request = Request(task.env, objective, settings, (task.addon,), prior="shipped")
     folder.begin(request.as_dict(), {}, resume=False, prior=prior)
-    made = Worker(request, folder, Alone())
+    segments = Segments(request, folder, Alone())
     if not objective.reads_prior:
-        made.prior = None
-    made.begin_segment(0)
-    return made
+        segments.worker.prior = None
+    segments.begin()
+    return segments.worker
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from repolicy.engine.folder import RunFolder
 from repolicy.errors import FileError, UsageError
 from repolicy.policies import storage
 from repolicy.policies.file import check_fingerprint, load_policy, read_policy, save_policy
-from repolicy.policies.normalizer import moments
+from repolicy.policies.moments import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.spaces import ActionSpace
 from repolicy.policies.storage import FORMAT, read, write, write_bytes
@@ -45,7 +45,7 @@ def trained(family: str = "gaussian", seed: int = 0) -> Policy:
         for parameter in policy.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
     seen = np.random.default_rng(seed).normal(5.0, 3.0, (100, 3))
-    policy.normaliser.update(moments(seen.astype(np.float32)))
+    policy.normaliser.update(sums(seen.astype(np.float32)))
     return policy
 
 
