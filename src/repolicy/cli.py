@@ -28,7 +28,6 @@ COMMANDS: dict[str, Any] = {
 
 # Commands of their own in each wing's `commands.COMMANDS`: repolicy GROUP COMMAND.
 GROUPS = {
-    "llm": "Measure the language-model trainers: trade-off, labels, samples, gradients, cost.",
     "rql": "Residual Q-learning: train a soft policy, or customise one.",
 }
 

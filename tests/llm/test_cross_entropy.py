@@ -137,7 +137,7 @@ def test_alpha_zero_is_refused(trainer: Callable[..., Any]) -> None:
 
 def test_model_without_a_path(trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
 
-    from repolicy.llm.toy import new_model
+    from experiments.llm.toy import new_model
 
     built = new_model("abe", 3, 32, 1)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda _: built)

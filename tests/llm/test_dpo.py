@@ -167,7 +167,7 @@ class TestRefused:
             trainer(objective, **more)
 
     def test_model_without_a_path(self, trainer: Callable[..., Any], toy: Any) -> None:
-        from repolicy.llm.toy import new_model
+        from experiments.llm.toy import new_model
 
         with pytest.raises(UsageError, match="built in memory"):
             trainer(kl(0.1), model=new_model(toy.letters, toy.length, 32, 1), reference=False)

@@ -15,10 +15,10 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import RLOOConfig, RLOOTrainer
 
+from experiments.llm.toy import Toy, measure, policy_log_probs
 from repolicy.errors import UsageError
 from repolicy.llm import ResidualGRPOConfig, ResidualGRPOTrainer, losses, prior_reward, rloo_settings
 from repolicy.llm.rloo import response_log_probs
-from repolicy.llm.toy import Toy, measure, policy_log_probs
 from repolicy.objective import Objective, greedy, kl, residual, soft
 
 PROMPTS = [{"prompt": "."}] * 8
@@ -229,7 +229,7 @@ class TestRefused:
             trainer(residual(0.3, 0.2), **more)
 
     def test_model_without_a_path(self, trainer: Callable[..., Any], toy: Toy) -> None:
-        from repolicy.llm.toy import new_model
+        from experiments.llm.toy import new_model
 
         with pytest.raises(UsageError, match="built in memory"):
             trainer(residual(0.3, 0.2), model=new_model(toy.letters, toy.length, 32, 1))

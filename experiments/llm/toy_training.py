@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
+from experiments.llm.toy import END, Toy, policy_log_probs, reward
 from repolicy.llm.requirements import require_trl
-from repolicy.llm.toy import END, Toy, policy_log_probs, reward
 from repolicy.objective import Objective
 
 require_trl()
