@@ -116,7 +116,7 @@ def make_trainer(name: str, ours: bool, tokens: int, folder: Path, shared: dict[
         shared["beta"] = 0.1
     if name == "GRPO":
         shared |= {"num_generations": 16, "max_completion_length": tokens}
-        shared |= {"generation_kwargs": {"min_new_tokens": tokens}}
+        shared |= {"generation_kwargs": {"eos_token_id": -1}}  # every response has all its tokens
         settings = {"scale_rewards": "none", "loss_type": "dr_grpo"}
         trainer, config = (
             (grpo.ResidualGRPOTrainer, grpo.ResidualGRPOConfig(**shared))

@@ -189,7 +189,7 @@ def test_rloo_recipe_is_the_same_reward(prior: Path, settings: dict[str, Any]) -
     online = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 4}
     trainer = RLOOTrainer(
         model,
-        [addon, prior_reward(frozen, tokenizer, batch_size=3)],
+        [addon, prior_reward(frozen, tokenizer)],
         RLOOConfig(**{**settings, **online, **rloo_settings(objective)}),
         Dataset.from_list(PROMPTS),
         processing_class=tokenizer,

@@ -8,11 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from repolicy.errors import UsageError
+from repolicy.llm.identity import ObjectiveSettings, WithObjective
 from repolicy.llm.requirements import (
+    MOVING_PRIOR,
+    own_settings,
     require_columns,
     require_no_columns,
+    require_no_other_beta,
     require_positive_alpha,
     require_saved_path,
+    require_settings,
     require_trl,
     resolve_objective,
 )
@@ -25,22 +30,25 @@ from trl import DPOConfig, DPOTrainer  # noqa: E402
 
 # The losses of TRL that read the margin of Eq. 33, or (bco_pair) the two rewards in it, and nothing besides.
 COVERED_LOSSES = ("sigmoid", "hinge", "robust", "bco_pair", "sft")
+NEEDED: dict[str, tuple[Any, str]] = {
+    "sync_ref_model": MOVING_PRIOR,
+    "ld_alpha": (None, "every token of a response counts"),
+    "use_weighting": (False, "a weighted pair is another objective"),
+}
 REFERENCE_COLUMNS = ("ref_chosen_logps", "ref_rejected_logps")
 
 
 @dataclass
-class DecomposedDPOConfig(DPOConfig):  # type: ignore[misc]
+class DecomposedDPOConfig(ObjectiveSettings, DPOConfig):  # type: ignore[misc]
     """TRL's DPOConfig, with `omega` and `alpha` where it has `beta`.
 
-    omega: weight of the prior's log-probability; ω′ in the paper. omega = alpha is stock DPO with beta = alpha.
-    alpha: weight of the policy's own log-probability; α̂ in the paper.
+    omega = alpha is stock DPO with beta = alpha.
     """
 
-    omega: float | None = field(default=None, metadata={"help": "Weight of the prior's log-probability."})
-    alpha: float | None = field(default=None, metadata={"help": "Weight of the policy's entropy."})
+    beta: float | None = field(default=None, metadata={"help": "Leave it out: omega and alpha stand in its place."})
 
 
-class DecomposedDPOTrainer(DPOTrainer):  # type: ignore[misc]
+class DecomposedDPOTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
     """`DPOTrainer` on the loss of Eq. 33. Say the objective once: `objective=residual(omega, alpha)`, or in `args`.
 
     The reference may be a model in memory, TRL's own copy, precomputed log-probabilities, or (with PEFT) the model with
@@ -54,23 +62,29 @@ class DecomposedDPOTrainer(DPOTrainer):  # type: ignore[misc]
         self,
         model: Any,
         ref_model: Any = None,
-        args: DPOConfig | None = None,
+        args: DecomposedDPOConfig | None = None,
         train_dataset: Any = None,
         *,
         objective: Objective | None = None,
         **others: Any,
     ) -> None:
-        args = args or DecomposedDPOConfig()
-        self.objective = resolve_objective(objective, getattr(args, "omega", None), getattr(args, "alpha", None))
+        args = own_settings(args, DecomposedDPOConfig)
+        self.objective = resolve_objective(objective, args.omega, args.alpha)
         check_dpo(self.objective, args)
         for dataset in (train_dataset, others.get("eval_dataset")):
             if dataset is not None or dataset is train_dataset:
                 require_columns(dataset, [("chosen",), ("rejected",)], "Decomposed-DPO")
                 require_no_columns(dataset, REFERENCE_COLUMNS)
+        if not self.objective.reads_prior:
+            ref_model, args.precompute_ref_log_probs = None, True  # nothing is loaded, and nothing is computed
         if ref_model is None and others.get("peft_config") is None and not args.precompute_ref_log_probs:
             require_saved_path(model, "DPO")
         args.beta = self.objective.alpha
         super().__init__(model, ref_model, args, train_dataset=train_dataset, **others)
+        self.introduce(reference_given=ref_model is not None)
+
+    def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
+        return super()._precompute_ref_logps(dataset, name, batch_size) if self.objective.reads_prior else dataset
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -93,12 +107,18 @@ class DecomposedDPOTrainer(DPOTrainer):  # type: ignore[misc]
             chosen, rejected = (inputs[name] for name in REFERENCE_COLUMNS)
         else:
             chosen, rejected = self.compute_ref_log_probs(model if self.ref_model is None else self.ref_model, inputs)
+        for side, log_prior in (("chosen", chosen), ("rejected", rejected)):
+            self._metrics["train" if self.model.training else "eval"][f"prior_logps/{side}"].append(
+                self.accelerator.gather_for_metrics(log_prior).mean().item()
+            )
         return ratio * chosen, ratio * rejected
 
 
-def check_dpo(objective: Objective, args: DPOConfig) -> None:
+def check_dpo(objective: Objective, args: DecomposedDPOConfig) -> None:
     """What of DPO's settings the decomposition does not cover."""
     require_positive_alpha(objective, "the loss is a function of alpha · log policy")
+    require_no_other_beta(args, objective)
+    require_settings(args, NEEDED)
     if args.f_divergence_type != "reverse_kl":
         raise UsageError(
             f"f_divergence_type is {args.f_divergence_type!r}; omega and alpha come apart only in the KL divergence, "

@@ -12,8 +12,18 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
+from repolicy.llm.identity import ObjectiveSettings, WithObjective
 from repolicy.llm.losses import leave_one_out, returns_to_go, token_rewards, whole_returns
-from repolicy.llm.requirements import require_columns, require_saved_path, require_trl, resolve_objective
+from repolicy.llm.requirements import (
+    MOVING_PRIOR,
+    own_settings,
+    require_columns,
+    require_enough_prompts,
+    require_saved_path,
+    require_settings,
+    require_trl,
+    resolve_objective,
+)
 from repolicy.objective import Objective
 
 require_trl()
@@ -33,7 +43,22 @@ NEEDED: dict[str, tuple[Any, str]] = {
     "entropy_coef": (0.0, "the entropy is in the reward, weighted alpha, and not in the loss"),
     "use_adaptive_entropy": (False, "the entropy is in the reward, weighted alpha, and not in the loss"),
     "top_entropy_quantile": (1.0, "every token has a part in the return"),
+    "mask_truncated_completions": (False, "a response that was cut off has a reward like any other"),
+    "off_policy_mask_threshold": (None, "a masked response is missing from the objective"),
+    "vllm_structured_outputs_regex": (None, "log-probabilities must be those that were sampled from"),
+    "sync_ref_model": MOVING_PRIOR,
     "beta": (0.0, "the prior is in the reward, weighted omega, and not in the loss"),
+}
+# What generation must not do, by name, with the values that do nothing (None does nothing anywhere).
+NEUTRAL: dict[str, Any] = {
+    **{"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "top_h": None, "typical_p": 1.0},
+    **{"epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0},
+    **{"no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "bad_words_ids": None, "min_length": 0},
+    **{"min_new_tokens": 0, "forced_bos_token_id": None, "forced_eos_token_id": None, "sequence_bias": None},
+    **{"exponential_decay_length_penalty": None, "begin_suppress_tokens": None, "guidance_scale": 1.0},
+    **{"watermarking_config": None, "num_beams": 1, "penalty_alpha": None, "prefix_allowed_tokens_fn": None},
+    **{"presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None, "allowed_token_ids": None},  # vLLM's
+    **{"min_tokens": 0, "bad_words": None, "structured_outputs": None},
 }
 IMAGE_INPUTS = (
     *("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes", "image_position_ids", "num_images"),
@@ -43,25 +68,21 @@ COMMON_DIVISOR_LOSSES = ("dr_grpo", "bnpo", "dapo")
 
 
 @dataclass
-class ResidualGRPOConfig(GRPOConfig):  # type: ignore[misc]
+class ResidualGRPOConfig(ObjectiveSettings, GRPOConfig):  # type: ignore[misc]
     """TRL's GRPOConfig, with `omega`, `alpha` and `gamma` where it has `beta`.
 
-    omega: weight of the prior's log-probability in the reward; ω′ in the paper.
-    alpha: weight of the policy's own −log-probability in the reward; α̂ in the paper.
     gamma: discount of the return; 1 for a response that is judged as a whole.
     returns: what a token is credited with: the `whole` response's rewards, or (the paper's) those from it `onward`.
         In expectation the gradient is the same. Without a critic the whole is far less noisy: see `whole_returns`.
     """
 
-    omega: float | None = field(default=None, metadata={"help": "Weight of the prior's log-probability."})
-    alpha: float | None = field(default=None, metadata={"help": "Weight of the policy's entropy."})
     gamma: float = field(default=1.0, metadata={"help": "Discount of the return."})
     returns: str = field(default="whole", metadata={"help": "Credit a token with the `whole`, or what is `onward`."})
     scale_rewards: str = field(default="none", metadata={"help": "Leave as it is: rewards are not scaled."})
     loss_type: str = field(default="dr_grpo", metadata={"help": f"One of {', '.join(COMMON_DIVISOR_LOSSES)}."})
 
 
-class ResidualGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
+class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
     """`GRPOTrainer` with the reward of Eq. 27 at every token. Say the objective once: `objective=`, or in `args`.
 
     The reference is TRL's own: loaded once more from the model's path, or (with PEFT) the model with its adapter off.
@@ -77,7 +98,7 @@ class ResidualGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         objective: Objective | None = None,
         **others: Any,
     ) -> None:
-        args = args or ResidualGRPOConfig()
+        args = own_settings(args, ResidualGRPOConfig)
         self.objective = resolve_objective(objective, args.omega, args.alpha)
         self._rewards = torch.empty(0)
         self._waiting: dict[str, Any] | None = None
@@ -91,6 +112,9 @@ class ResidualGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         finally:
             args.beta = 0.0
         self.beta = 0.0  # ... and adds no KL to the loss where it is
+        check_sampling(self)
+        require_enough_prompts(train_dataset, args)
+        self.introduce(reference_given=False, returns=args.returns, gamma=args.gamma)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         """As in TRL; the rewards of all ranks `[N, functions]` are kept for the advantages."""
@@ -177,6 +201,9 @@ class ResidualGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         parts = self.accelerator.gather(torch.stack([prior.to(entropy), entropy], 1)).mean(0).tolist()
         for name, value in zip(("addon", "prior", "entropy"), [rewards.mean().item(), *parts], strict=True):
             self._metrics[mode][f"residual/{name}"].append(value)
+        if log_prior is not None:
+            distance = self.accelerator.gather(((log_policy - log_prior) * mask).sum(1)).mean()
+            self._metrics[mode]["residual/kl"].append(distance.item())
 
 
 def _mask(batch: dict[str, Any]) -> Tensor:
@@ -185,11 +212,23 @@ def _mask(batch: dict[str, Any]) -> Tensor:
     return mask
 
 
+def check_sampling(trainer: Any) -> None:
+    """What TRL and transformers end up with, from settings, `generation_kwargs` and the model's own file together."""
+    final = dict(trainer.args.generation_kwargs or {})
+    if not trainer.use_vllm:
+        final |= trainer.model._prepare_generation_config(trainer.generation_config)[0].to_dict()
+    for name, neutral in NEUTRAL.items():
+        value = final.get(name)
+        if value is not None and value != neutral:
+            raise UsageError(
+                f"responses would be generated with {name} {value!r}, from generation_kwargs or the model's generation "
+                f"config; it must be {neutral!r}, because log-probabilities must be those that were sampled from"
+            )
+
+
 def check_grpo(args: ResidualGRPOConfig) -> None:
     """Settings under which the update would not be the gradient of the objective."""
-    for name, (needed, why) in NEEDED.items():
-        if getattr(args, name) != needed:
-            raise UsageError(f"{name} is {getattr(args, name)!r}; it must be {needed!r}, because {why}")
+    require_settings(args, NEEDED)
     if args.loss_type not in COMMON_DIVISOR_LOSSES:
         raise UsageError(
             f"loss_type is {args.loss_type!r}; choose from {', '.join(COMMON_DIVISOR_LOSSES)}, "
