@@ -10,11 +10,12 @@ from experiments.llm.frontier import Frontier
 from experiments.llm.gradients import Gradients
 from experiments.llm.labels import Labels
 from experiments.llm.overhead import Overhead
+from experiments.llm.sharp import Sharp
 from experiments.llm.spelling import Spelling
 from repolicy.errors import RepolicyError
 
 COMMANDS: dict[str, Any] = {
-    command.__name__.lower(): command for command in (Frontier, Labels, Spelling, Gradients, Overhead)
+    command.__name__.lower(): command for command in (Frontier, Sharp, Labels, Spelling, Gradients, Overhead)
 }
 
 

@@ -94,8 +94,9 @@ def online(
     samples: int = 64,
     seed: int = 0,
     rate: float = ONLINE_RATE,
+    **mends: float,
 ) -> Tensor:
-    """Online, by one of four methods.
+    """Online, by one of four methods; `mends` are `omega_schedule` and `prior_share`.
 
     method: `whole` (returns of the whole response), `onward` (from each token on), `rloo` (the recipe on TRL's RLOO)
     or `grpo` (stock, beta = alpha).
@@ -114,7 +115,7 @@ def online(
         data = {"train_dataset": Dataset.from_list([{"prompt": END}] * 8), "processing_class": tokenizer}
         trainer: Any
         if method in ("whole", "onward"):
-            settings = ResidualGRPOConfig(**shared, returns=method)
+            settings = ResidualGRPOConfig(**shared, returns=method, **mends)
             trainer = ResidualGRPOTrainer(model, addon_reward, settings, objective=objective, **data)
         elif method == "rloo":
             second = prior_reward(load(prior)[0].eval(), tokenizer)

@@ -16,6 +16,8 @@ HOMES = {
     "QAdapterLogits": "q_adapter",
     "ResidualGRPOConfig": "grpo",
     "ResidualGRPOTrainer": "grpo",
+    "Dial": "mixing",
+    "dial": "mixing",
     "prior_reward": "rloo",
     "rloo_settings": "rloo",
 }

@@ -5,7 +5,9 @@ return of `add-on + omega · log prior − alpha · log policy`, minus what the 
 still being written at that token return. TRL takes advantages `[B, T]` from subclasses; nothing else of it changes.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ from repolicy.objective import Objective
 require_trl()
 
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+from trl.trainer.utils import use_adapter  # noqa: E402
 
 # Settings at any other value of which the update would not be the gradient of the objective.
 NEEDED: dict[str, tuple[Any, str]] = {
@@ -74,10 +77,15 @@ class ResidualGRPOConfig(ObjectiveSettings, GRPOConfig):  # type: ignore[misc]
     gamma: discount of the return; 1 for a response that is judged as a whole.
     returns: what a token is credited with: the `whole` response's rewards, or (the paper's) those from it `onward`.
         In expectation the gradient is the same. Without a critic the whole is far less noisy: see `whole_returns`.
+    omega_schedule: the share of the run in which omega goes from alpha to its value; 0 is at once. For sharp targets.
+    prior_share: the share of every group that the prior writes. With returns of the whole, the update then descends
+        the variance of the returns, whoever wrote the responses, and the optimum stays. For sharp targets.
     """
 
     gamma: float = field(default=1.0, metadata={"help": "Discount of the return."})
     returns: str = field(default="whole", metadata={"help": "Credit a token with the `whole`, or what is `onward`."})
+    omega_schedule: float = field(default=0.0, metadata={"help": "Share of the run in which omega leaves alpha."})
+    prior_share: float = field(default=0.0, metadata={"help": "Share of every group that the prior writes."})
     scale_rewards: str = field(default="none", metadata={"help": "Leave as it is: rewards are not scaled."})
     loss_type: str = field(default="dr_grpo", metadata={"help": f"One of {', '.join(COMMON_DIVISOR_LOSSES)}."})
 
@@ -103,6 +111,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         self._rewards = torch.empty(0)
         self._waiting: dict[str, Any] | None = None
         check_grpo(args)
+        check_sharpening(self.objective, args)
         require_columns(train_dataset, [("prompt",)], "an online method")
         if self.objective.reads_prior and others.get("peft_config") is None:
             require_saved_path(model, "GRPO")
@@ -114,7 +123,61 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         self.beta = 0.0  # ... and adds no KL to the loss where it is
         check_sampling(self)
         require_enough_prompts(train_dataset, args)
-        self.introduce(reference_given=False, returns=args.returns, gamma=args.gamma)
+        self.introduce(
+            reference_given=False,
+            **{name: getattr(args, name) for name in ("returns", "gamma", "omega_schedule", "prior_share")},
+        )
+
+    @property
+    def present_objective(self) -> Objective:
+        """The objective of this step: omega may still be on its way from alpha."""
+        share = self.args.omega_schedule * max(self.state.max_steps, 1)
+        if not self.model.training or self.state.global_step >= share:
+            return self.objective
+        done = self.state.global_step / share
+        return replace(
+            self.objective, omega=self.objective.alpha + done * (self.objective.omega - self.objective.alpha)
+        )
+
+    def _generate_single_turn(
+        self, prompt_ids: Any, images: Any, multimodal_fields: Any, num_generations: int, *others: Any, **named: Any
+    ) -> Any:
+        """As in TRL; with a `prior_share`, the first rows of every group are written by the prior."""
+
+        def write(rows: list[int]) -> Any:
+            chosen = [prompt_ids[row] for row in rows]
+            return super(ResidualGRPOTrainer, self)._generate_single_turn(
+                chosen, images, multimodal_fields, num_generations, *others, **named
+            )[0]
+
+        everyone, first = range(len(prompt_ids)), self.accelerator.process_index * len(prompt_ids)
+        if not self.args.prior_share or not self.model.training:
+            return super()._generate_single_turn(
+                prompt_ids, images, multimodal_fields, num_generations, *others, **named
+            )
+        if multimodal_fields or self.tools:
+            raise UsageError("prior_share is for text alone, without images or tools")
+        priors = round(self.args.prior_share * self.num_generations)
+        mine = [row for row in everyone if (first + row) % self.num_generations >= priors]
+        written = dict(zip(mine, write(mine), strict=True)) if mine else {}
+        rest = [row for row in everyone if row not in written]
+        with self._as_prior():
+            written |= dict(zip(rest, write(rest), strict=True)) if rest else {}
+        return [written[row] for row in everyone], None
+
+    @contextmanager
+    def _as_prior(self) -> Iterator[None]:
+        """What TRL generates with is the prior."""
+        if self.ref_model is None:
+            model = self.accelerator.unwrap_model(self.model)
+            with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
+                yield
+            return
+        policy, self.model_wrapped = self.model_wrapped, self.ref_model
+        try:
+            yield
+        finally:
+            self.model_wrapped = policy
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         """As in TRL; the rewards of all ranks `[N, functions]` are kept for the advantages."""
@@ -169,7 +232,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         rank, rows = self.accelerator.process_index, len(mask)
         mine = slice(rank * rows, (rank + 1) * rows)
         mask = mask * judged[mine].unsqueeze(1)
-        each = token_rewards(self.objective, rewards[mine], log_policy, log_prior, mask)
+        each = token_rewards(self.present_objective, rewards[mine], log_policy, log_prior, mask)
         returns = whole_returns(each) if self.args.returns == "whole" else returns_to_go(each, self.args.gamma)
         self._record(rewards, log_policy, log_prior, mask, "train" if training else "eval")
         if group < 2:  # evaluation with a single response: nothing to compare it with
@@ -196,11 +259,16 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
 
     def _record(self, rewards: Tensor, log_policy: Tensor, log_prior: Tensor | None, mask: Tensor, mode: str) -> None:
         """The parts of the reward apart: what the add-on, the prior and the entropy each contributed to a response."""
-        prior = self.objective.omega * (log_prior * mask).sum(1) if log_prior is not None else torch.zeros(len(mask))
+        prior = (
+            self.present_objective.omega * (log_prior * mask).sum(1)
+            if log_prior is not None
+            else torch.zeros(len(mask))
+        )
         entropy = -self.objective.alpha * (log_policy * mask).sum(1)
         parts = self.accelerator.gather(torch.stack([prior.to(entropy), entropy], 1)).mean(0).tolist()
         for name, value in zip(("addon", "prior", "entropy"), [rewards.mean().item(), *parts], strict=True):
             self._metrics[mode][f"residual/{name}"].append(value)
+        self._metrics[mode]["residual/omega"].append(self.present_objective.omega)
         if log_prior is not None:
             distance = self.accelerator.gather(((log_policy - log_prior) * mask).sum(1)).mean()
             self._metrics[mode]["residual/kl"].append(distance.item())
@@ -224,6 +292,28 @@ def check_sampling(trainer: Any) -> None:
                 f"responses would be generated with {name} {value!r}, from generation_kwargs or the model's generation "
                 f"config; it must be {neutral!r}, because log-probabilities must be those that were sampled from"
             )
+
+
+def check_sharpening(objective: Objective, args: ResidualGRPOConfig) -> None:
+    """The two mends for sharp targets, where they would do something else."""
+    for name in ("omega_schedule", "prior_share"):
+        if not 0 <= getattr(args, name) < 1:
+            raise UsageError(f"{name} is {getattr(args, name)}; it is a share, 0 or greater and below 1")
+        if getattr(args, name) and not objective.reads_prior:
+            raise UsageError(f"{name} needs a prior, and omega is 0")
+    if not args.prior_share:
+        return
+    if args.returns != "whole":
+        raise UsageError(
+            "prior_share needs returns='whole': those of the prior's responses onward are another objective"
+        )
+    if args.use_vllm or args.use_transformers_continuous_batching:
+        raise UsageError("prior_share needs generation by transformers itself: no use_vllm, no continuous batching")
+    if not 1 <= round(args.prior_share * args.num_generations) < args.num_generations:
+        raise UsageError(
+            f"prior_share is {args.prior_share}: of a group of {args.num_generations} neither none nor all must be the "
+            "prior's"
+        )
 
 
 def check_grpo(args: ResidualGRPOConfig) -> None:

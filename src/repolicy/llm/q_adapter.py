@@ -18,6 +18,7 @@ from torch import Tensor
 from repolicy.errors import UsageError
 from repolicy.llm.identity import ObjectiveSettings, WithObjective
 from repolicy.llm.losses import implicit_reward, q_adapter_log_probs, q_adapter_loss
+from repolicy.llm.mixing import Beside
 from repolicy.llm.requirements import (
     own_settings,
     require_columns,
@@ -125,27 +126,11 @@ class QAdapterLogits(LogitsProcessor):  # type: ignore[misc]
         if not isinstance(model, PeftModel):
             raise UsageError("QAdapterLogits needs a PEFT model: its adapter is Q_R, and without it there is the prior")
         require_positive_alpha(objective, "the policy's logits are divided by it")
-        self.model, self.objective, self.attention_mask = model, objective, attention_mask
-        self.seen, self.cache = torch.empty(0, 0, dtype=torch.long), None
+        self.objective, self.attention_mask = objective, attention_mask
+        self.prior = Beside(model, model.disable_adapter)
 
     @torch.no_grad()
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """`[B, T]` and `[B, V]` to `[B, V]`."""
-        follows = torch.equal(self.seen.to(input_ids.device), input_ids[:, :-1])  # not so when beams changed places
-        fresh = self.cache is None or not follows
-        attention = torch.ones_like(input_ids)
-        if self.attention_mask is not None:
-            repeats = len(input_ids) // len(self.attention_mask)
-            attention[:, : self.attention_mask.shape[1]] = self.attention_mask.repeat_interleave(repeats, 0)
-        positions = (attention.cumsum(1) - 1).clamp(min=0)
-        with self.model.disable_adapter():
-            outputs = self.model(
-                input_ids=input_ids if fresh else input_ids[:, -1:],
-                attention_mask=attention,
-                position_ids=positions if fresh else positions[:, -1:],
-                past_key_values=None if fresh else self.cache,
-                use_cache=True,
-            )
-        self.seen, self.cache = input_ids, outputs.past_key_values
-        prior = outputs.logits[:, -1].float()
+        prior = self.prior.logits(input_ids, self.attention_mask)
         return q_adapter_log_probs(self.objective, scores.float() - prior, prior.log_softmax(-1))
