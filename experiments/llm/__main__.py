@@ -12,10 +12,11 @@ from experiments.llm.labels import Labels
 from experiments.llm.overhead import Overhead
 from experiments.llm.sharp import Sharp
 from experiments.llm.spelling import Spelling
+from experiments.llm.turning import Dial
 from repolicy.errors import RepolicyError
 
 COMMANDS: dict[str, Any] = {
-    command.__name__.lower(): command for command in (Frontier, Sharp, Labels, Spelling, Gradients, Overhead)
+    command.__name__.lower(): command for command in (Frontier, Sharp, Dial, Labels, Spelling, Gradients, Overhead)
 }
 
 

@@ -85,7 +85,12 @@ def scratch() -> Iterator[dict[str, Any]]:
         }
 
 
-def online(
+def online(toy: Toy, prior: Path, objective: Objective, *arguments: Any, **settings: Any) -> Tensor:
+    """log p(response) `[N]` of what `online_model` trains."""
+    return policy_log_probs(toy, online_model(toy, prior, objective, *arguments, **settings))
+
+
+def online_model(
     toy: Toy,
     prior: Path,
     objective: Objective,
@@ -95,7 +100,7 @@ def online(
     seed: int = 0,
     rate: float = ONLINE_RATE,
     **mends: float,
-) -> Tensor:
+) -> Any:
     """Online, by one of four methods; `mends` are `omega_schedule` and `prior_share`.
 
     method: `whole` (returns of the whole response), `onward` (from each token on), `rloo` (the recipe on TRL's RLOO)
@@ -126,7 +131,7 @@ def online(
             settings = GRPOConfig(**shared, beta=objective.alpha, scale_rewards="none", loss_type="dr_grpo")
             trainer = GRPOTrainer(model, addon_reward, settings, **data)
         run_quietly(trainer)
-    return policy_log_probs(toy, trainer.model)
+    return trainer.model
 
 
 def offline(
