@@ -21,7 +21,7 @@ ROOMS = [
 # Wings: folders beside the row, whose visitors come through the command line alone.
 WINGS = {
     "exact": {"errors", "objective"},
-    "llm": {"errors", "loading", "objective"},
+    "llm": {"errors", "loading", "objective", "page", "terminal"},
     "rql": {"errors", "terminal", "loading", "objective", "network", "distributions", "policy"}
     | {"checkpoint", "envs", "addons"},
 }

@@ -16,13 +16,12 @@ MENDS: dict[str, dict[str, float]] = {
     "none": {},
     "omega_schedule 0.6": {"omega_schedule": 0.6},
     "prior_share 0.25": {"prior_share": 0.25},
-    "both": {"omega_schedule": 0.6, "prior_share": 0.25},
 }
 
 
 @dataclass(frozen=True)
 class Sharp:
-    """Omega on a schedule, a share of the responses from the prior, both, or neither, at several omegas.
+    """Omega on a schedule, a share of the responses from the prior, or neither, at several omegas.
 
     Example: python -m experiments.llm sharp --omegas 0.6 --seeds 1
     """
@@ -63,8 +62,8 @@ def sharp(options: Sharp) -> list[dict[str, Any]]:
     size = {"steps": options.steps, "samples": options.samples}
     jobs: list[Job] = [
         {"mend": mend, "omega": omega, "alpha": options.alpha, "seed": seed, **size}
-        for omega in options.omegas
         for seed in range(options.seeds)
+        for omega in options.omegas
         for mend in MENDS
     ]
     records = run_missing(

@@ -28,6 +28,7 @@ COMMANDS: dict[str, Any] = {
 
 # Commands of their own in each wing's `commands.COMMANDS`: repolicy GROUP COMMAND.
 GROUPS = {
+    "llm": "Language models: text with the dial turned, and what models are worth beside their prior.",
     "rql": "Residual Q-learning: train a soft policy, or customise one.",
 }
 

@@ -5,6 +5,7 @@ prior's checksum, and to resume it with others is refused.
 """
 
 import hashlib
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,14 @@ class WithObjective:
         )
         self.add_callback(self.memory)  # type: ignore[attr-defined]  # transformers'
         self.add_callback(_Resume(self))  # type: ignore[attr-defined]
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """transformers' own, and beside the weights what they were trained for."""
+        super().save_model(output_dir, _internal_call)  # type: ignore[misc]  # transformers'
+        folder = Path(output_dir or self.args.output_dir)
+        if self.args.should_save and folder.is_dir():
+            known = {name: getattr(self.args, name) for name in ("omega", "alpha", "prior", "prior_checksum")}
+            (folder / "repolicy.json").write_text(json.dumps(known) + "\n")
 
     def create_model_card(self, *arguments: Any, **named: Any) -> None:
         """TRL's card, and what this model was trained for."""

@@ -140,11 +140,11 @@ def dial(prior: Any, *tuned: tuple[Any, Objective], omega: float, alpha: float |
         raise UsageError("dial needs one or two tuned models, each with its objective: (model, residual(0.1, 0.2))")
     anchors = [objective for _, objective in tuned]
     coefficients = mixture(residual(omega, anchors[0].alpha if alpha is None else alpha), anchors)
-    models = [_beside(prior, model) for model, _ in tuned]
-    return Dial(models[0], [_beside(prior, None), *models[1:]], coefficients)
+    models = [beside(prior, model) for model, _ in tuned]
+    return Dial(models[0], [beside(prior, None), *models[1:]], coefficients)
 
 
-def _beside(prior: Any, model: Any) -> Beside:
+def beside(prior: Any, model: Any) -> Beside:
     """A model, or an adapter of the prior by name, or (None) the prior: a PEFT model with its adapters off."""
     if isinstance(prior, PeftModel) and (model is None or isinstance(model, str)):
         if model is not None and model not in prior.peft_config:

@@ -51,7 +51,7 @@ def prior_reward(
                 f"the trainer writes prompts with chat_template_kwargs {used!r}, and prior_reward was given "
                 f"{template!r}; give prior_reward the same"
             )
-        ids = [_prompt_ids(tokenizer, prompt, template) for prompt in prompts]
+        ids = [prompt_ids(tokenizer, prompt, template) for prompt in prompts]
         return response_log_probs(prior, list(zip(ids, map(list, completion_ids), strict=True)))
 
     return log_prior
@@ -85,11 +85,11 @@ def _one_pass(model: Any, rows: list[tuple[list[int], list[int]]]) -> list[float
     return values
 
 
-def _prompt_ids(tokenizer: Any, prompt: Any, template: dict[str, Any]) -> list[int]:
+def prompt_ids(tokenizer: Any, prompt: Any, template: dict[str, Any] | None = None) -> list[int]:
     """As TRL makes them: a chat template for messages, plain tokens for text."""
     if isinstance(prompt, str):
         ids: list[int] = tokenizer(prompt)["input_ids"]
         return ids
-    chat = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True, **template)
+    chat = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True, **(template or {}))
     tokens: list[int] = chat["input_ids"]
     return tokens

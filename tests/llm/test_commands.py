@@ -1,0 +1,139 @@
+"""`repolicy llm`: text with the dial turned, and what models are worth."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("trl", reason="the extra `llm` is not installed")
+
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from experiments.llm.toy import Toy, measure, policy_log_probs
+from repolicy import cli
+from repolicy.llm import DecomposedDPOConfig, DecomposedDPOTrainer
+from repolicy.llm.identity import checksum
+from repolicy.objective import residual
+
+REWARD = f"{Path(__file__).parent / 'toy_reward.py'}:addon"
+
+
+@pytest.fixture(scope="session")
+def tuned(prior: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two models that differ from the prior, one of them an adapter."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("low", "high")}
+    tokenizer, known = AutoTokenizer.from_pretrained(prior), AutoModelForCausalLM.from_pretrained(prior)
+    identity = {"alpha": 0.2, "prior": "/etc/passwd", "prior_checksum": checksum(known)}
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in known.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    known.save_pretrained(folders["low"])
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
+    get_peft_model(AutoModelForCausalLM.from_pretrained(prior), adapter).save_pretrained(folders["high"])
+    for name, omega in (("low", 0.1), ("high", 0.4)):
+        tokenizer.save_pretrained(folders[name])
+        (folders[name] / "repolicy.json").write_text(json.dumps({"omega": omega, **identity}))
+    return folders
+
+
+def run(words: list[Any], capsys: pytest.CaptureFixture[str]) -> Any:
+    cli.main(["llm", *map(str, words), "--json"])
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_a_person_turns_the_dial(prior: Path, tuned: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["generate", *tuned.values(), "--prior", prior, "--omega", 0.25, "--prompt", ".", ".a", "--count", 3]
+    found = run([*words, "--tokens", 4], capsys)
+    assert [response["prompt"] for response in found["responses"]] == ["."] * 3 + [".a"] * 3
+    assert {len(response["text"]) <= 4 for response in found["responses"]} == {True}
+    assert found == run([*words, "--tokens", 4], capsys)
+    assert found != run([*words, "--tokens", 4, "--seed", 1], capsys)
+    cli.main(["llm", *map(str, words), "--tokens", "4"])
+    assert capsys.readouterr().out.count("\n") == 6
+
+
+def test_a_trained_model_says_what_it_was_trained_for(
+    prior: Path, tmp_path: Path, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from datasets import Dataset
+
+    trainer = DecomposedDPOTrainer(
+        AutoModelForCausalLM.from_pretrained(prior),
+        args=DecomposedDPOConfig(**settings, max_steps=1),
+        train_dataset=Dataset.from_list([{"prompt": ".", "chosen": "e", "rejected": "a"}] * 8),
+        processing_class=AutoTokenizer.from_pretrained(prior),
+        objective=residual(0.1, 0.3),
+    )
+    trainer.train()
+    trainer.save_model(str(tmp_path / "tuned"))
+    words = ["generate", tmp_path / "tuned", "--omega", 0.1, "--prompt", ".", "--tokens", 3]
+    assert len(run([*words, "--prior", prior], capsys)["responses"]) == 1
+    other = AutoModelForCausalLM.from_pretrained(prior)
+    with torch.no_grad():
+        other.lm_head.weight += 0.1
+    other.save_pretrained(tmp_path / "other")
+    AutoTokenizer.from_pretrained(prior).save_pretrained(tmp_path / "other")
+    with pytest.raises(SystemExit):
+        cli.main(["llm", *map(str, words), "--prior", str(tmp_path / "other")])
+    assert "was tuned from another prior" in capsys.readouterr().err
+
+
+def test_estimates_are_near_the_exact_values(
+    toy: Toy, prior: Path, tuned: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Within two and a half standard errors (the toy has one prompt, so a bootstrap over responses)."""
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "."}) + "\n")
+    words = ["evaluate", *tuned.values(), "--prior", prior, "--prompts", tmp_path / "p.jsonl", "--reward", REWARD]
+    page = tmp_path / "page.html"
+    found = run([*words, "--responses", 1000, "--tokens", 4, "--output", page], capsys)["models"]
+    log_prior = policy_log_probs(toy, AutoModelForCausalLM.from_pretrained(prior))
+    low = policy_log_probs(toy, AutoModelForCausalLM.from_pretrained(tuned["low"]))
+    for each, policy in zip(found, (log_prior, low), strict=False):
+        exact = measure(toy, residual(0.1, 0.2), policy, log_prior)
+        kl = float((policy.exp() * (policy - log_prior)).sum())
+        pairs = {"addon": exact.addon, "log_prior": exact.log_prior, "entropy": exact.entropy, "kl": kl}
+        for name, value in pairs.items():
+            error = (each[name]["high"] - each[name]["low"]) / (2 * 1.96)
+            assert abs(each[name]["mean"] - value) <= 2.5 * error + 1e-5, name
+    assert [each.get("omega") for each in found] == [None, 0.1, 0.4]
+    text = page.read_text()
+    assert "Side by side" in text
+    assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("generate {low} --omega 0.1 --prompt . --prior {missing}", "cannot be read as a language model"),
+        ("generate {low} --omega 0.1 --prompt . --prior {prior} --trained-at 0.1", "not of the form omega,alpha"),
+        ("generate {prior} --omega 0.1 --prompt . --prior {prior}", "has no repolicy.json"),
+        ("generate {low} {low} --omega 0.1 --prompt . --prior {prior}", "omega must differ"),
+        ("generate {low} {low} {low} --omega 0.1 --prompt . --prior {prior}", "with one or two"),
+        ("generate {low} --omega 0.1 --prompt . --prior {prior} --tokens 0", "must be 1 or more"),
+        ("generate {broken} --omega 0.1 --prompt . --prior {prior}", "is damaged"),
+        ("evaluate {low} --prior {prior} --prompts {missing} --reward {reward}", "cannot be read as prompts"),
+        ("evaluate {low} --prior {prior} --prompts {empty} --reward {reward}", "has no prompt"),
+        ("evaluate {low} --prior {prior} --prompts {odd} --reward {reward}", "row 1 of"),
+        ("evaluate {low} --prior {prior} --prompts {good} --reward x", "not of the form module:name"),
+        ("generat", "did you mean generate?"),
+    ],
+)
+def test_refused(
+    prior: Path, tuned: dict[str, Path], tmp_path: Path, words: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in (("empty", ""), ("odd", '{"question": 1}\n'), ("good", '{"prompt": "."}\n')):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "repolicy.json").write_text('{"omega": "x"}')
+    names = {name: tmp_path / name for name in ("empty", "odd", "good", "missing", "broken")}
+    filled = words.format(**names, low=tuned["low"], prior=prior, reward=REWARD).split()
+    with pytest.raises(SystemExit) as end:
+        cli.main(["llm", *filled])
+    assert end.value.code in (1, 2)
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert "Traceback" not in said
