@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from repolicy.errors import UsageError
+from repolicy.llm.before import warn_of_margins
 from repolicy.llm.identity import ObjectiveSettings, WithObjective
 from repolicy.llm.requirements import (
     MOVING_PRIOR,
@@ -25,9 +26,12 @@ from repolicy.objective import Objective
 
 require_trl()
 
+import torch  # noqa: E402
+from datasets import Dataset  # noqa: E402
 from torch import Tensor  # noqa: E402
 from trl import DPOConfig, DPOTrainer  # noqa: E402
 
+LOOKED_AT = 128  # pairs, for a warning before the first step
 # The losses of TRL that read the margin of Eq. 33, or (bco_pair) the two rewards in it, and nothing besides.
 COVERED_LOSSES = ("sigmoid", "hinge", "robust", "bco_pair", "sft")
 NEEDED: dict[str, tuple[Any, str]] = {
@@ -83,6 +87,19 @@ class DecomposedDPOTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
         super().__init__(model, ref_model, args, train_dataset=train_dataset, **others)
         self.introduce(reference_given=ref_model is not None)
 
+    def look_before_the_first_step(self) -> None:
+        """Warn of pairs whose gradients would vanish, from the first of them."""
+        if self.objective.omega == self.objective.alpha or not isinstance(self.train_dataset, Dataset):
+            return
+        rows = range(min(LOOKED_AT, len(self.train_dataset)))
+        size, found = self.args.per_device_train_batch_size, []
+        for start in rows[::size]:
+            chunk = [self.train_dataset[i] for i in rows[start : start + size]]
+            batch = self._prepare_inputs(self.data_collator(chunk))
+            with torch.no_grad(), self.compute_loss_context_manager():
+                found.append(torch.sub(*self._log_prior(self.model, batch)))
+        warn_of_margins(self.objective, torch.cat(found))
+
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
         return super()._precompute_ref_logps(dataset, name, batch_size) if self.objective.reads_prior else dataset
 
@@ -103,15 +120,20 @@ class DecomposedDPOTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
         if not self.objective.reads_prior:
             zeros = inputs["input_ids"].new_zeros(len(inputs["input_ids"]) // 2, dtype=self.model.dtype)
             return zeros, zeros
-        if self.precompute_ref_logps:
-            chosen, rejected = (inputs[name] for name in REFERENCE_COLUMNS)
-        else:
-            chosen, rejected = self.compute_ref_log_probs(model if self.ref_model is None else self.ref_model, inputs)
+        chosen, rejected = self._log_prior(model, inputs)
         for side, log_prior in (("chosen", chosen), ("rejected", rejected)):
             self._metrics["train" if self.model.training else "eval"][f"prior_logps/{side}"].append(
                 self.accelerator.gather_for_metrics(log_prior).mean().item()
             )
         return ratio * chosen, ratio * rejected
+
+    def _log_prior(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """The prior's log-probability of the chosen and of the rejected responses `[B]`."""
+        if "ref_chosen_logps" in inputs:  # precomputed, unscaled
+            chosen, rejected = (inputs[name] for name in REFERENCE_COLUMNS)
+            return chosen, rejected
+        chosen, rejected = self.compute_ref_log_probs(model if self.ref_model is None else self.ref_model, inputs)
+        return chosen, rejected
 
 
 def check_dpo(objective: Objective, args: DecomposedDPOConfig) -> None:

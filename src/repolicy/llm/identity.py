@@ -108,6 +108,15 @@ class WithObjective:
         self.add_callback(self.memory)  # type: ignore[attr-defined]  # transformers'
         self.add_callback(_Resume(self))  # type: ignore[attr-defined]
 
+    def look_before_the_first_step(self) -> None:
+        """What a trainer checks when all is loaded."""
+
+    def dry_run(self) -> dict[str, float]:
+        """One batch of training, printed, and no step: `before.dry_run`."""
+        from repolicy.llm.before import dry_run
+
+        return dry_run(self)
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """transformers' own, and beside the weights what they were trained for."""
         super().save_model(output_dir, _internal_call)  # type: ignore[misc]  # transformers'
@@ -149,6 +158,7 @@ class _Resume(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.trainer.memory.resume(state)
+        self.trainer.look_before_the_first_step()
 
 
 @torch.no_grad()

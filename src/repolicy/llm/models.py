@@ -68,9 +68,7 @@ def read_identity(name: str) -> dict[str, Any]:
         checksum = found.get("prior_checksum")
         numbers = {key: float(found[key]) for key in ("omega", "alpha")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FileError(
-            f"{file} is damaged: it does not say with which omega and alpha the model was trained"
-        ) from error
+        raise FileError(f"{file} is damaged: it does not say omega and alpha") from error
     if not all(math.isfinite(value) and value >= 0 for value in numbers.values()):
         raise FileError(f"{file} is damaged: omega and alpha must be finite numbers, 0 or greater")
     return {**numbers, "prior_checksum": checksum if isinstance(checksum, str) else None}
