@@ -6,6 +6,7 @@ from typing import Any
 
 import tyro
 
+from experiments.llm.budgets import Budget
 from experiments.llm.frontier import Frontier
 from experiments.llm.gradients import Gradients
 from experiments.llm.labels import Labels
@@ -16,7 +17,8 @@ from experiments.llm.turning import Dial
 from repolicy.errors import RepolicyError
 
 COMMANDS: dict[str, Any] = {
-    command.__name__.lower(): command for command in (Frontier, Sharp, Dial, Labels, Spelling, Gradients, Overhead)
+    command.__name__.lower(): command
+    for command in (Frontier, Sharp, Dial, Budget, Labels, Spelling, Gradients, Overhead)
 }
 
 

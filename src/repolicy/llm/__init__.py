@@ -18,6 +18,7 @@ HOMES = {
     "ResidualGRPOTrainer": "grpo",
     "Dial": "mixing",
     "dial": "mixing",
+    "PriorBudget": "budget",
     "prior_reward": "rloo",
     "rloo_settings": "rloo",
 }

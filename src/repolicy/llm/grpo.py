@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
+from repolicy.llm.budget import check_budget, moved, own_log_prior
 from repolicy.llm.identity import ObjectiveSettings, WithObjective
 from repolicy.llm.losses import leave_one_out, returns_to_go, token_rewards, whole_returns
+from repolicy.llm.mixing import Beside
 from repolicy.llm.requirements import (
     MOVING_PRIOR,
     own_settings,
@@ -80,12 +82,19 @@ class ResidualGRPOConfig(ObjectiveSettings, GRPOConfig):  # type: ignore[misc]
     omega_schedule: the share of the run in which omega goes from alpha to its value; 0 is at once. For sharp targets.
     prior_share: the share of every group that the prior writes. With returns of the whole, the update then descends
         the variance of the returns, whoever wrote the responses, and the optimum stays. For sharp targets.
+    budget: omega is moved so that a response is, on average, this many nats less likely to the prior than the prior's
+        own (`repolicy.llm.budget`); `omega` is then where the search starts.
+    budget_rate: the share of a Newton step by which omega moves; it falls to 0 in a line.
+    budget_samples: how many responses of the prior are drawn, before the first step, to know its own.
     """
 
     gamma: float = field(default=1.0, metadata={"help": "Discount of the return."})
     returns: str = field(default="whole", metadata={"help": "Credit a token with the `whole`, or what is `onward`."})
     omega_schedule: float = field(default=0.0, metadata={"help": "Share of the run in which omega leaves alpha."})
     prior_share: float = field(default=0.0, metadata={"help": "Share of every group that the prior writes."})
+    budget: float | None = field(default=None, metadata={"help": "Nats below the prior's own log-probability."})
+    budget_rate: float = field(default=0.02, metadata={"help": "The share of a Newton step that omega takes."})
+    budget_samples: int = field(default=1024, metadata={"help": "Responses that tell the prior's own."})
     scale_rewards: str = field(default="none", metadata={"help": "Leave as it is: rewards are not scaled."})
     loss_type: str = field(default="dr_grpo", metadata={"help": f"One of {', '.join(COMMON_DIVISOR_LOSSES)}."})
 
@@ -112,6 +121,8 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         self._waiting: dict[str, Any] | None = None
         check_grpo(args)
         check_sharpening(self.objective, args)
+        if args.budget is not None:
+            check_budget(args.budget, args.budget_rate, self.objective)
         require_columns(train_dataset, [("prompt",)], "an online method")
         if self.objective.reads_prior and others.get("peft_config") is None:
             require_saved_path(model, "GRPO")
@@ -125,12 +136,14 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         require_enough_prompts(train_dataset, args)
         self.introduce(
             reference_given=False,
-            **{name: getattr(args, name) for name in ("returns", "gamma", "omega_schedule", "prior_share")},
+            **{name: getattr(args, name) for name in ("returns", "gamma", "omega_schedule", "prior_share", "budget")},
         )
 
     @property
     def present_objective(self) -> Objective:
-        """The objective of this step: omega may still be on its way from alpha."""
+        """The objective of this step: omega may still be on its way from alpha, or follow a budget."""
+        if "omega" in self.memory.values:
+            return replace(self.objective, omega=self.memory.values["omega"])
         share = self.args.omega_schedule * max(self.state.max_steps, 1)
         if not self.model.training or self.state.global_step >= share:
             return self.objective
@@ -138,6 +151,24 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         return replace(
             self.objective, omega=self.objective.alpha + done * (self.objective.omega - self.objective.alpha)
         )
+
+    def look_before_the_first_step(self) -> None:
+        """With a budget: what the prior thinks of its own responses."""
+        if self.args.budget is None or "own" in self.memory.values:
+            return
+        model = self.accelerator.unwrap_model(self.model)
+        prior = Beside(model, self._as_prior) if self.ref_model is None else Beside(self.ref_model)
+        prompts = list(self.train_dataset["prompt"])
+        own = own_log_prior(prior, self._tokenizer, prompts, self.args.budget_samples, self.args.max_completion_length)
+        self.memory.values |= {"own": own, "omega": self.objective.omega}
+
+    def _move_omega(self, log_prior: Tensor, group: int) -> None:
+        """From log prior of all responses `[N]` of a generation; those that the prior wrote say nothing here."""
+        values, priors = self.memory.values, round(self.args.prior_share * group)
+        policys = log_prior.view(-1, group)[:, priors:]
+        rate = self.args.budget_rate * (1 - self.state.global_step / max(self.state.max_steps, 1))
+        self._metrics["train"]["residual/spent"].append(values["own"] - policys.mean().item())
+        values["omega"] = moved(values["omega"], self.objective.alpha, policys, values["own"] - self.args.budget, rate)
 
     def _generate_single_turn(
         self, prompt_ids: Any, images: Any, multimodal_fields: Any, num_generations: int, *others: Any, **named: Any
@@ -235,6 +266,9 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         each = token_rewards(self.present_objective, rewards[mine], log_policy, log_prior, mask)
         returns = whole_returns(each) if self.args.returns == "whole" else returns_to_go(each, self.args.gamma)
         self._record(rewards, log_policy, log_prior, mask, "train" if training else "eval")
+        if training and self.args.budget is not None:
+            assert log_prior is not None
+            self._move_omega(self.accelerator.gather((log_prior * mask).sum(1)), group)
         if group < 2:  # evaluation with a single response: nothing to compare it with
             return torch.zeros_like(returns)
         returns, everyone = (self.accelerator.pad_across_processes(x, dim=1) for x in (returns, mask))
@@ -296,6 +330,8 @@ def check_sampling(trainer: Any) -> None:
 
 def check_sharpening(objective: Objective, args: ResidualGRPOConfig) -> None:
     """The two mends for sharp targets, where they would do something else."""
+    if args.budget is not None and args.omega_schedule:
+        raise UsageError("both omega_schedule and budget move omega; leave out the one or the other")
     for name in ("omega_schedule", "prior_share"):
         if not 0 <= getattr(args, name) < 1:
             raise UsageError(f"{name} is {getattr(args, name)}; it is a share, 0 or greater and below 1")

@@ -53,7 +53,7 @@ class Remembered(TrainerCallback, ExportableState):  # type: ignore[misc]
     """What a checkpoint holds beside weights: `fixed` must be the same when it is resumed, `values` come back.
 
     As a callback it is saved with the trainer's state. transformers restores callbacks only on request, and then as
-    new objects, so this one reads the state itself, and both dictionaries are the same objects all along.
+    new objects, so the state is read here.
     """
 
     def __init__(self, fixed: dict[str, Any] | None = None, values: dict[str, float] | None = None) -> None:
@@ -123,6 +123,7 @@ class WithObjective:
         folder = Path(output_dir or self.args.output_dir)
         if self.args.should_save and folder.is_dir():
             known = {name: getattr(self.args, name) for name in ("omega", "alpha", "prior", "prior_checksum")}
+            known["omega"] = self.memory.values.get("omega", known["omega"])  # where a budget has moved it
             (folder / "repolicy.json").write_text(json.dumps(known) + "\n")
 
     def create_model_card(self, *arguments: Any, **named: Any) -> None:
@@ -139,12 +140,13 @@ class WithObjective:
         distance = (
             f"{values[-1]:.4g} nats a response, at the last logged step" if values else "not measured in training"
         )
+        omega = self.memory.values.get("omega", self.objective.omega)
         checksum = self.args.prior_checksum or "not computed"
         prior = f"{self.args.prior} (sha256 of its weights: {checksum})" if self.args.prior else "none, as omega is 0"
         return (
             "\n## Objective\n\n"
             "This model was trained to maximize `add-on + omega * log prior - alpha * log policy`"
-            f" with omega = {self.objective.omega:g} and alpha = {self.objective.alpha:g}, "
+            f" with omega = {omega:g} and alpha = {self.objective.alpha:g}, "
             f"by Repolicy {__version__}.\n\n"
             f"- Prior: {prior}\n- KL from the prior: {distance}\n"
         )
@@ -157,7 +159,11 @@ class _Resume(TrainerCallback):  # type: ignore[misc]
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer.memory.resume(state)
+        memory = self.trainer.memory
+        memory.resume(state)
+        for callback in self.trainer.callback_handler.callbacks:  # type: ignore[attr-defined]  # transformers'
+            if type(callback) is Remembered:  # transformers may have put a new one in its place
+                callback.fixed, callback.values = memory.fixed, memory.values
         self.trainer.look_before_the_first_step()
 
 

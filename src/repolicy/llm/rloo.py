@@ -20,15 +20,18 @@ from repolicy.errors import UsageError
 from repolicy.objective import Objective
 
 
-def rloo_settings(objective: Objective, addons: int = 1) -> dict[str, Any]:
-    """Settings of RLOOConfig that make its reward this objective's, for `addons` reward functions and the prior's."""
+def rloo_settings(objective: Objective, addons: int = 1, budget: bool = False) -> dict[str, Any]:
+    """Settings of RLOOConfig that make its reward this objective's, for `addons` reward functions and the prior's.
+
+    With a `budget`, the last reward function is a `PriorBudget`, which weights the prior itself.
+    """
     if objective.task != "addon" or objective.bonus:
         raise UsageError("RLOO's reward can be the add-on with a prior and an entropy; use greedy, kl or residual")
     if addons < 1:
         raise UsageError(f"addons is {addons}; there must be a reward function beside the prior's")
     return {
         "beta": objective.alpha,
-        "reward_weights": [1.0] * addons + [objective.omega - objective.alpha],
+        "reward_weights": [1.0] * addons + [1.0 if budget else objective.omega - objective.alpha],
         "normalize_advantages": False,
         "temperature": 1.0,
     }
