@@ -100,7 +100,7 @@ def online_model(
     samples: int = 64,
     seed: int = 0,
     rate: float = ONLINE_RATE,
-    **mends: float,
+    **mends: Any,
 ) -> Any:
     """Online, by one of four methods; `mends` are `omega_schedule` and `prior_share`.
 

@@ -118,12 +118,12 @@ def cost(tokens: int = 64, rows: int = 16, rounds: int = 5) -> dict[str, float]:
 
     models = [new_model("abcde", tokens + 2, hidden=128, layers=3, seed=seed).eval() for seed in range(3)]
     one, two = (models[1], residual(0.1, 0.2)), (models[2], residual(0.4, 0.2))
-    kinds = {
+    ids = torch.zeros(rows, 1, dtype=torch.long)
+    kinds: dict[str, Any] = {
         "no dial": lambda settings: models[1].generate(ids, do_sample=True, **settings),
         "one anchor and the prior": lambda settings: dial(models[0], one, omega=0.2).generate(ids, **settings),
         "two anchors": lambda settings: dial(models[0], one, two, omega=0.2).generate(ids, **settings),
     }
-    ids = torch.zeros(rows, 1, dtype=torch.long)
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(rounds):
         for kind, generate in kinds.items():

@@ -105,6 +105,8 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
     The reference is TRL's own: loaded once more from the model's path, or (with PEFT) the model with its adapter off.
     """
 
+    model_wrapped: Any  # transformers': what is trained, and what TRL generates with
+
     def __init__(
         self,
         model: Any,

@@ -8,7 +8,7 @@ omegas the prior's coefficient is 0, and it is not even asked.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -70,7 +70,7 @@ def mixed_log_probs(coefficients: Sequence[float], log_probs: Sequence[Tensor]) 
 class Beside:
     """A model that is asked for its next token beside the one that generates, with a key-value cache of its own."""
 
-    def __init__(self, model: Any, adapter: AbstractContextManager[Any] | Any = nullcontext) -> None:
+    def __init__(self, model: Any, adapter: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
         self.model, self.adapter = model, adapter
         self.forget()
 
