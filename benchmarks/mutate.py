@@ -105,7 +105,7 @@ MUTANTS = [
     Mutant("llm/cross_entropy.py", "self.args.offset_rate * slope", "-self.args.offset_rate * slope", LLM["cross_entropy"], "the offset moves the wrong way"),
     Mutant("llm/grpo.py", "self.beta = 0.0  # ... and", "self.beta = 1.0  # ... and", LLM["grpo"], "TRL's KL in the loss as well"),
     Mutant("llm/grpo.py", 'waiting["row"].argsort()', 'torch.arange(len(waiting["row"]))', LLM["grpo"], "groups mixed by TRL's shuffle"),
-    Mutant("llm/rloo.py", "[objective.omega - objective.alpha]", "[objective.omega]", LLM["grpo"], "the recipe counts the prior twice"),
+    Mutant("llm/rloo.py", "objective.omega - objective.alpha]", "objective.omega]", LLM["grpo"], "the recipe counts the prior twice"),
     Mutant("llm/q_adapter.py", "logits.float() - prior_logits", "logits.float()", LLM["q_adapter"], "Q_R is the adapter's whole logits"),
     Mutant("rql/dqn.py", "q = q + self.objective.omega", "q = q - self.objective.omega", DQN, "sign of the prior beside Q_R"),
     Mutant("rql/dqn.py", "return q / self.objective.alpha", "return q", DQN, "temperature dropped"),

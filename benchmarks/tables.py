@@ -214,6 +214,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "llm_distance": llm_distance,
     "llm_controls": llm_controls,
     **{f"llm_{name}": written(name) for name in ("labels", "spelling", "gradients", "overhead")},
+    **{f"llm_{name}": written(name) for name in ("sharp", "dial", "budget")},
 }
 PICTURES = ("frontier", "labels")  # of results/llm, which pages show
 

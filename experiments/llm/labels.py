@@ -1,19 +1,18 @@
-"""Cross-Entropy-DPO against DPO on the toy, from few preferences to many: `repolicy llm labels`.
+"""Cross-Entropy-DPO against DPO on the toy, from few preferences to many: `python -m experiments.llm labels`.
 
 A comparison must say what it holds equal. N pairs are 2N responses and N judgements, so there are two of them:
 `responses`: cross-entropy sees the same 2N responses, each with a label of its own (2N judgements); `judgements`: it
 sees N of them. One judge rules all: σ of the difference of two rewards for a pair, σ(reward − 0.5) for a label.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from repolicy.llm.commands import Labels, command_line
-from repolicy.llm.records import Job, mean_and_spread, run_missing
-from repolicy.llm.toy import (
+from experiments.llm.records import Job, command_line, done, mean_and_spread, prepare, run_missing
+from experiments.llm.toy import (
     Toy,
     labelled_pairs,
     labelled_responses,
@@ -22,10 +21,48 @@ from repolicy.llm.toy import (
     policy_log_probs,
     sample_responses,
 )
+from repolicy.errors import UsageError
 from repolicy.objective import residual
 
 TOY = Toy()
 METHODS = ("dpo", "responses", "judgements", "responses, no offset")
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Cross-Entropy-DPO on labels against DPO on pairs, from few preferences to many, on the toy.
+
+    Example: python -m experiments.llm labels --pairs 64 256 --seeds 2
+    """
+
+    pairs: tuple[int, ...] = (64, 256, 1024, 4096)
+    """Sizes of the preference set."""
+    seeds: int = 5
+    """How often every run is repeated, with other data."""
+    omega: float = 0.2
+    """Weight of the prior's log-probability."""
+    alpha: float = 0.2
+    """Weight of the policy's entropy."""
+    rate: float = 3e-4
+    """Learning rate; it falls to 0 in a line."""
+    train: bool = True
+    """Run what is missing. Without it, only the table and the picture are made anew."""
+    output: Path = Path("results/llm")
+    """Folder of labels.jsonl, its table and its picture. Runs that have a line there are not run again."""
+    priors: Path = Path("runs/llm-toy")
+    """Folder of the prior, which is made where it is missing."""
+    json: bool = False
+    """Print one JSON object on stdout at the end."""
+
+    def __post_init__(self) -> None:
+        if not self.pairs or min(self.pairs) < 8 or self.seeds < 1:
+            raise UsageError("pairs must be 8 or more, and seeds 1 or more")
+        if self.alpha <= 0 or self.omega < 0 or self.rate <= 0:
+            raise UsageError("alpha and rate must be greater than 0, and omega 0 or greater")
+
+    def run(self) -> dict[str, Any]:
+        prepare(self.output)
+        return done(labels(self), self.output / "labels.md")
 
 
 def labels(options: Labels) -> list[dict[str, Any]]:
@@ -47,7 +84,7 @@ def labels(options: Labels) -> list[dict[str, Any]]:
 
 def run_job(job: Job, options: Labels) -> dict[str, Any]:
     """Train once, with as many steps as DPO takes in two passes over its pairs, and as many responses in each."""
-    from repolicy.llm import toy_training
+    from experiments.llm import toy_training
 
     toy, count = TOY, job["pairs"]
     folder = options.priors / "standard"
@@ -81,7 +118,7 @@ def run_job(job: Job, options: Labels) -> dict[str, Any]:
 def table(records: list[dict[str, Any]]) -> str:
     """KL to the exact optimum: a row for each size, a column for each method."""
     lines = [
-        "Made by `repolicy llm labels`. KL to the exact optimum, in nats; smaller is better.\n",
+        "Made by `python -m experiments.llm labels`. KL to the exact optimum, in nats; smaller is better.\n",
         f"| pairs | runs | before | {' | '.join(METHODS)} |",
         "|---|---|---|" + "---|" * len(METHODS),
     ]

@@ -5,16 +5,16 @@ Each function takes the prior's folder and gives log p(response) `[N]` of what i
 
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from experiments.llm.toy import END, Toy, policy_log_probs, reward
 from repolicy.llm.requirements import require_trl
-from repolicy.llm.toy import END, Toy, policy_log_probs, reward
-from repolicy.objective import Objective
+from repolicy.objective import Objective, residual
 
 require_trl()
 
@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback  #
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer  # noqa: E402
 
+from repolicy.llm.budget import PriorBudget  # noqa: E402
 from repolicy.llm.cross_entropy import CrossEntropyDPOConfig, CrossEntropyDPOTrainer  # noqa: E402
 from repolicy.llm.dpo import DecomposedDPOConfig, DecomposedDPOTrainer  # noqa: E402
 from repolicy.llm.grpo import ResidualGRPOConfig, ResidualGRPOTrainer  # noqa: E402
@@ -85,7 +86,12 @@ def scratch() -> Iterator[dict[str, Any]]:
         }
 
 
-def online(
+def online(toy: Toy, prior: Path, objective: Objective, *arguments: Any, **settings: Any) -> Tensor:
+    """log p(response) `[N]` of what `online_model` trains."""
+    return policy_log_probs(toy, online_model(toy, prior, objective, *arguments, **settings))
+
+
+def online_model(
     toy: Toy,
     prior: Path,
     objective: Objective,
@@ -94,8 +100,9 @@ def online(
     samples: int = 64,
     seed: int = 0,
     rate: float = ONLINE_RATE,
-) -> Tensor:
-    """Online, by one of four methods.
+    **mends: Any,
+) -> Any:
+    """Online, by one of four methods; `mends` are `omega_schedule` and `prior_share`.
 
     method: `whole` (returns of the whole response), `onward` (from each token on), `rloo` (the recipe on TRL's RLOO)
     or `grpo` (stock, beta = alpha).
@@ -114,7 +121,7 @@ def online(
         data = {"train_dataset": Dataset.from_list([{"prompt": END}] * 8), "processing_class": tokenizer}
         trainer: Any
         if method in ("whole", "onward"):
-            settings = ResidualGRPOConfig(**shared, returns=method)
+            settings = ResidualGRPOConfig(**shared, returns=method, **mends)
             trainer = ResidualGRPOTrainer(model, addon_reward, settings, objective=objective, **data)
         elif method == "rloo":
             second = prior_reward(load(prior)[0].eval(), tokenizer)
@@ -125,7 +132,38 @@ def online(
             settings = GRPOConfig(**shared, beta=objective.alpha, scale_rewards="none", loss_type="dr_grpo")
             trainer = GRPOTrainer(model, addon_reward, settings, **data)
         run_quietly(trainer)
-    return policy_log_probs(toy, trainer.model)
+    return trainer.model
+
+
+def budgeted(toy: Toy, prior: Path, job: Mapping[str, Any]) -> tuple[Tensor, dict[str, float]]:
+    """Online with omega from a budget: log p(response) `[N]`, and what the budget ended with."""
+    model, tokenizer = load(prior)
+    objective = residual(job["start"], job["alpha"])
+    with scratch() as shared:
+        shared |= {
+            "per_device_train_batch_size": job["samples"],
+            "num_generations": job["samples"],
+            "max_completion_length": toy.length + 1,
+            "max_steps": job["steps"],
+            "learning_rate": ONLINE_RATE,
+            "lr_scheduler_type": "linear",
+            "seed": job["seed"],
+        }
+        data = {"train_dataset": Dataset.from_list([{"prompt": END}] * 8), "processing_class": tokenizer}
+        trainer: Any
+        if job["method"] == "rloo":
+            held = PriorBudget(load(prior)[0].eval(), tokenizer, objective, job["nats"], job["rate"], job["drawn"])
+            settings = RLOOConfig(**shared, **rloo_settings(objective, budget=True))
+            trainer = RLOOTrainer(model, [addon_reward, held], settings, callbacks=held.callbacks, **data)
+            memory = held.memory
+        else:
+            own = {"budget": job["nats"], "budget_rate": job["rate"], "budget_samples": job["drawn"]}
+            trainer = ResidualGRPOTrainer(
+                model, addon_reward, ResidualGRPOConfig(**shared, **own), objective=objective, **data
+            )
+            memory = trainer.memory
+        run_quietly(trainer)
+    return policy_log_probs(toy, trainer.model), dict(memory.values)
 
 
 def offline(

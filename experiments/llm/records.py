@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from repolicy.errors import FileError, UsageError
+from repolicy.llm.requirements import require_trl
 
 Job = Mapping[str, Any]
 
@@ -75,3 +77,39 @@ def mean_and_spread(values: list[float]) -> str:
     tensor = torch.tensor(values, dtype=torch.float64)
     spread = f" ± {tensor.std():.3f}" if len(values) > 1 else ""
     return f"{tensor.mean():.3f}{spread}"
+
+
+# What every command needs ---------------------------------------------------------------------------------------------
+
+
+def prepare(folder: Path, *packages: str) -> None:
+    """The extra is there, and so is the folder: better found out before the work than after it."""
+    require_trl(*packages)
+    make_folder(folder)
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"{folder} cannot be made a folder for the results: {error.strerror}") from error
+
+
+def done(records: list[dict[str, Any]], page: Path) -> dict[str, Any]:
+    print(f"table: {page}", file=sys.stderr)
+    return {"table": str(page), "records": records}
+
+
+def command_line(options: Any) -> str:
+    """The command that these options came from: those that change a result, where they are not the usual ones."""
+    words = ["python -m experiments.llm", type(options).__name__.lower()]
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if isinstance(value, Path) or field.name in ("train", "json") or value == field.default:
+            continue
+        name = field.name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            words += [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])]
+    return " ".join(words)

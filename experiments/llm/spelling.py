@@ -1,10 +1,11 @@
-"""The dial, to be seen: a model of people's names is asked for doubled letters: `repolicy llm spelling`.
+"""The dial, to be seen: a model of people's names is asked for doubled letters: `python -m experiments.llm spelling`.
 
 The names are those of the census, which the package `names` carries. The prior is a small transformer over letters. The
 add-on reward counts doubled letters, up to two. At a small omega the model pays for them with what makes a name a
 name; at a large one it finds names that have them; larger still, it says the commonest names and little else.
 """
 
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -13,11 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.llm.records import Job, command_line, done, prepare, run_missing
+from experiments.llm.toy import END, new_model, new_tokenizer
 from repolicy.errors import UsageError
-from repolicy.llm.commands import Spelling, command_line
-from repolicy.llm.records import Job, run_missing
 from repolicy.llm.rloo import response_log_probs
-from repolicy.llm.toy import END, new_model, new_tokenizer
 from repolicy.objective import Objective, residual
 
 LETTERS, LONGEST = "abcdefghijklmnopqrstuvwxyz", 11
@@ -36,7 +36,7 @@ def read_names() -> list[str]:
     """Census names in lower case: the 20,000 commonest surnames and every first name, each once."""
     found = find_spec("names")
     if found is None or found.origin is None:
-        raise UsageError("the names come with the package `names`, which is not installed: pip install 'repolicy[llm]'")
+        raise UsageError("the names come with the package `names`, which is not installed: pip install names")
     folder, names = Path(found.origin).parent, set()
     for file, most in (("dist.all.last", 20_000), ("dist.female.first", None), ("dist.male.first", None)):
         names |= {line.split()[0].lower() for line in (folder / file).read_text().splitlines()[:most]}
@@ -70,6 +70,49 @@ def _tokens(name: str) -> list[int]:
     return [0, *(LETTERS.index(letter) + 1 for letter in name), 0] + [-1] * (LONGEST - len(name))
 
 
+@dataclass(frozen=True)
+class Spelling:
+    """Sampled names before and after a model of them is asked for doubled letters, at three omegas.
+
+    Example: python -m experiments.llm spelling --omegas 0.02 0.1 0.2
+    """
+
+    omegas: tuple[float, ...] = (0.02, 0.1, 0.2)
+    """Weights of the prior's log-probability."""
+    alpha: float = 0.1
+    """Weight of the policy's entropy."""
+    seed: int = 0
+    """Seed of the training."""
+    steps: int = 150
+    """Online steps."""
+    samples: int = 64
+    """Responses in an online step."""
+    rate: float = 1e-3
+    """Learning rate; it falls to 0 in a line."""
+    pretraining: int = 1000
+    """Steps in which the prior learns names."""
+    train: bool = True
+    """Run what is missing. Without it, only the samples are made anew."""
+    output: Path = Path("results/llm")
+    """Folder of spelling.jsonl and the samples. Runs that have a line there are not run again."""
+    prior: Path = Path("runs/llm-names")
+    """Folder of the prior, which is made where it is missing."""
+    json: bool = False
+    """Print one JSON object on stdout at the end."""
+
+    def __post_init__(self) -> None:
+        if self.alpha <= 0:
+            raise UsageError(f"alpha is {self.alpha}; the optimum divides by it, so it must be greater than 0")
+        if not self.omegas or min(self.omegas) < 0:
+            raise UsageError("omegas must name one or more numbers, each 0 or greater")
+        if min(self.steps, self.samples - 1, self.pretraining) < 1 or self.rate <= 0:
+            raise UsageError("steps and pretraining must be 1 or more, samples 2 or more, rate greater than 0")
+
+    def run(self) -> dict[str, Any]:
+        prepare(self.output, "names")
+        return done(spelling(self), self.output / "spelling.md")
+
+
 def spelling(options: Spelling) -> list[dict[str, Any]]:
     """Run what is missing, write the samples, and return the records."""
     torch.set_num_threads(1)
@@ -86,7 +129,7 @@ def spelling(options: Spelling) -> list[dict[str, Any]]:
 
 def run_job(job: Job, options: Spelling) -> dict[str, Any]:
     """The prior itself, or what became of it at one omega: 500 sampled names, and what they are worth."""
-    from repolicy.llm import toy_training
+    from experiments.llm import toy_training
 
     pretrain_names(options.prior, options.pretraining)
     prior, tokenizer = toy_training.load(options.prior)
@@ -110,7 +153,7 @@ def run_job(job: Job, options: Spelling) -> dict[str, Any]:
 def train(options: Spelling, objective: Objective, tokenizer: Any) -> Any:
     from datasets import Dataset
 
-    from repolicy.llm import toy_training
+    from experiments.llm import toy_training
     from repolicy.llm.grpo import ResidualGRPOConfig, ResidualGRPOTrainer
 
     model, _ = toy_training.load(options.prior)
@@ -152,7 +195,7 @@ def decode(row: list[int]) -> str:
 def table(records: list[dict[str, Any]]) -> str:
     """The measures, and 24 names as they came, at each omega."""
     lines = [
-        "Made by `repolicy llm spelling`. 500 sampled names a row; `real`: the share of census names.\n",
+        "Made by `python -m experiments.llm spelling`. 500 sampled names a row; `real`: the share of census names.\n",
         "| omega | add-on | log prior | letters | entropy | different | real |",
         "|---|---|---|---|---|---|---|",
     ]

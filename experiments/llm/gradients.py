@@ -1,4 +1,4 @@
-"""GRPO's KL and entropy against the exact gradient, by listing every response: `repolicy llm gradients`.
+"""GRPO's KL and entropy against the exact gradient, by listing every response: `python -m experiments.llm gradients`.
 
 The paper's reward makes log policy and log prior part of the return, so a token answers for what comes after it. GRPO
 puts them into the loss, where a token answers for itself alone (the δ(t′, t) of Eq. 8). What that changes is a number:
@@ -7,16 +7,48 @@ the expected gradient of each, compared with the gradient of the objective, for 
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from repolicy.llm.commands import Gradients, command_line
+from experiments.llm.records import command_line, done, make_folder
+from repolicy.errors import UsageError
 from repolicy.llm.losses import returns_to_go, token_rewards, whole_returns
 from repolicy.objective import greedy, kl
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Direction and length of GRPO's KL and entropy terms beside the exact gradient, every response listed.
+
+    Example: python -m experiments.llm gradients --draws 50
+    """
+
+    vocabulary: int = 4
+    """Tokens, of which the first ends a response."""
+    length: int = 4
+    """The most tokens in a response."""
+    draws: int = 20
+    """Random pairs of a policy and a reference."""
+    output: Path = Path("results/llm")
+    """Folder of gradients.jsonl and its table."""
+    json: bool = False
+    """Print one JSON object on stdout at the end."""
+
+    def __post_init__(self) -> None:
+        if self.vocabulary < 2 or self.length < 1 or self.draws < 1:
+            raise UsageError("vocabulary must be 2 or more, length and draws 1 or more")
+        if self.vocabulary**self.length > 10**6:
+            raise UsageError(f"{self.vocabulary} tokens at length {self.length} make too many responses to list")
+
+    def run(self) -> dict[str, Any]:
+        make_folder(self.output)
+        return done([gradients(self)], self.output / "gradients.md")
 
 
 def gradients(options: Gradients) -> dict[str, Any]:

@@ -1,19 +1,18 @@
-"""The trade-off that omega buys on the toy, against the exact optimum: `repolicy llm frontier`.
+"""The trade-off that omega buys on the toy, against the exact optimum: `python -m experiments.llm frontier`.
 
 For every omega, method and seed: train, list every response, and measure the distance from the optimum, both rewards,
 length and entropy. Controls: stock GRPO, RLOO, stock DPO (omega = alpha), a prior that was stopped early, and a
 language in which all human text has one length.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from repolicy.llm.commands import Frontier, command_line
-from repolicy.llm.records import Job, mean_and_spread, run_missing
-from repolicy.llm.toy import (
+from experiments.llm.records import Job, command_line, done, mean_and_spread, prepare, run_missing
+from experiments.llm.toy import (
     Measures,
     Toy,
     labelled_pairs,
@@ -23,9 +22,55 @@ from repolicy.llm.toy import (
     policy_log_probs,
     sample_responses,
 )
+from repolicy.errors import UsageError
 from repolicy.objective import residual
 
 WORLDS = {"standard": (Toy(), 500), "early": (Toy(), 40), "fixed": (Toy(fixed=True), 500)}  # and steps of pretraining
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Trade-off that omega buys on a toy whose best policy is known: trained against exact, over seeds.
+
+    Example: python -m experiments.llm frontier --seeds 1 --omegas 0.1 0.2 0.3
+    """
+
+    omegas: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.6)
+    """Weights of the prior's log-probability."""
+    alpha: float = 0.2
+    """Weight of the policy's entropy."""
+    seeds: int = 3
+    """How often every main run is repeated."""
+    steps: int = 300
+    """Online steps."""
+    samples: int = 64
+    """Responses in an online step."""
+    rate: float = 1e-3
+    """Learning rate online; it falls to 0 in a line."""
+    pairs: int = 8192
+    """Preferences for the offline method."""
+    controls: bool = True
+    """Run the controls as well."""
+    train: bool = True
+    """Run what is missing. Without it, only the table and the picture are made anew."""
+    output: Path = Path("results/llm")
+    """Folder of frontier.jsonl, its table and its picture. Runs that have a line there are not run again."""
+    priors: Path = Path("runs/llm-toy")
+    """Folder of the priors, which are made where they are missing."""
+    json: bool = False
+    """Print one JSON object on stdout at the end."""
+
+    def __post_init__(self) -> None:
+        if self.alpha <= 0:
+            raise UsageError(f"alpha is {self.alpha}; the optimum divides by it, so it must be greater than 0")
+        if not self.omegas or min(self.omegas) < 0:
+            raise UsageError("omegas must name one or more numbers, each 0 or greater")
+        if min(self.seeds, self.steps, self.samples - 1, self.pairs) < 1 or self.rate <= 0:
+            raise UsageError("seeds, steps and pairs must be 1 or more, samples 2 or more, rate greater than 0")
+
+    def run(self) -> dict[str, Any]:
+        prepare(self.output)
+        return done(frontier(self), self.output / "frontier.md")
 
 
 def frontier(options: Frontier) -> list[dict[str, Any]]:
@@ -69,7 +114,7 @@ def _size(method: str, options: Frontier) -> dict[str, Any]:
 
 def run_job(job: Job, options: Frontier) -> dict[str, Any]:
     """Train once; the measures of the prior (before) and of what came out, against the exact optimum."""
-    from repolicy.llm import toy_training
+    from experiments.llm import toy_training
 
     toy, pretraining = WORLDS[job["world"]]
     folder = options.priors / job["world"]
@@ -96,7 +141,7 @@ def table(records: list[dict[str, Any]]) -> str:
     """One row for each world, method and omega: what came out, and the exact optimum beside it."""
     columns = ["kl", "addon", "log_prior", "length", "entropy"]
     lines = [
-        "Made by `repolicy llm frontier`. After the slash: the exact optimum. KL, in nats, is to that.",
+        "Made by `python -m experiments.llm frontier`. After the slash: the exact optimum. KL, in nats, is to that.",
         "`whole` and `onward`: ResidualGRPOTrainer with returns of the whole response, and from each token onward;",
         "`decomposed`: Decomposed-DPO; `grpo` and `rloo`: TRL's own, the latter with the recipe.\n",
         "| world | method | omega | runs | KL before | KL | add-on | log prior | letters | entropy |",
@@ -121,7 +166,7 @@ def draw(records: list[dict[str, Any]], options: Frontier, file: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from repolicy.llm import toy_training
+    from experiments.llm import toy_training
 
     standard = [record for record in records if record["job"]["world"] == "standard"]
     toy, pretraining = WORLDS["standard"]

@@ -135,14 +135,19 @@ def measure(toy: Toy, objective: Objective, log_policy: Tensor, log_prior: Tenso
 
 
 @torch.no_grad()
-def policy_log_probs(toy: Toy, model: Any) -> Tensor:
-    """log p(response) of a causal language model, for every response `[N]`, in double precision."""
+def tables(toy: Toy, model: Any) -> Tensor:
+    """log p(next token) of a causal language model after each prefix of each sentence, in double precision."""
     ids = torch.cat([torch.zeros(len(toy.sentences), 1, dtype=torch.long), toy.sentences], dim=1).to(model.device)
     training = model.training
     model.eval()
     table = torch.cat([model(input_ids=part).logits.double().log_softmax(-1) for part in torch.split(ids, 1024)])
     model.train(training)
-    return toy.response_log_probs(table.cpu())
+    return table.cpu()
+
+
+def policy_log_probs(toy: Toy, model: Any) -> Tensor:
+    """log p(response) of a causal language model, for every response `[N]`."""
+    return toy.response_log_probs(tables(toy, model))
 
 
 def new_model(letters: str, length: int, hidden: int = 64, layers: int = 2, seed: int = 0) -> Any:

@@ -1,4 +1,4 @@
-"""What a step of each trainer costs beside its TRL parent's: `repolicy llm overhead`.
+"""What a step of each trainer costs beside its TRL parent's: `python -m experiments.llm overhead`.
 
 The same model, data and settings; CPU time of whole training steps, the two trainers taking turns; medians. Online, the
 model writes 6 and 64 tokens.
@@ -9,17 +9,44 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from repolicy.llm.commands import Overhead, command_line
-from repolicy.llm.toy import END, new_model, new_tokenizer
+from experiments.llm.records import command_line, done, prepare
+from experiments.llm.toy import END, new_model, new_tokenizer
+from repolicy.errors import UsageError
 from repolicy.objective import kl
 
 LETTERS = "abcde"
 TRAINERS = {"DPO": "DecomposedDPOTrainer", "KTO": "CrossEntropyDPOTrainer", "GRPO": "ResidualGRPOTrainer"}
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Time of a training step of each trainer beside its TRL parent's.
+
+    Example: python -m experiments.llm overhead --turns 6
+    """
+
+    steps: int = 12
+    """Steps of a run; the first two are not counted."""
+    turns: int = 6
+    """How often each trainer runs."""
+    output: Path = Path("results/llm")
+    """Folder of overhead.jsonl and its table, which are written anew."""
+    json: bool = False
+    """Print one JSON object on stdout at the end."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 3 or self.turns < 1:
+            raise UsageError("steps must be 3 or more, because two are not counted, and turns 1 or more")
+
+    def run(self) -> dict[str, Any]:
+        prepare(self.output)
+        return done(overhead(self), self.output / "overhead.md")
 
 
 def overhead(options: Overhead) -> list[dict[str, Any]]:
@@ -54,7 +81,7 @@ def step_times(name: str, ours: bool, tokens: int, folder: Path, steps: int) -> 
     """CPU seconds of each step after the second."""
     from transformers import TrainerCallback
 
-    from repolicy.llm import toy_training
+    from experiments.llm import toy_training
 
     class Clock(TrainerCallback):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -77,7 +104,8 @@ def make_trainer(name: str, ours: bool, tokens: int, folder: Path, shared: dict[
     import trl
     from datasets import Dataset
 
-    from repolicy.llm import cross_entropy, dpo, grpo, toy_training
+    from experiments.llm import toy_training
+    from repolicy.llm import cross_entropy, dpo, grpo
 
     model, tokenizer = toy_training.load(folder)
     text = "abcde" * (tokens // 5)
@@ -88,7 +116,7 @@ def make_trainer(name: str, ours: bool, tokens: int, folder: Path, shared: dict[
         shared["beta"] = 0.1
     if name == "GRPO":
         shared |= {"num_generations": 16, "max_completion_length": tokens}
-        shared |= {"generation_kwargs": {"min_new_tokens": tokens}}
+        shared |= {"generation_kwargs": {"eos_token_id": -1}}  # every response has all its tokens
         settings = {"scale_rewards": "none", "loss_type": "dr_grpo"}
         trainer, config = (
             (grpo.ResidualGRPOTrainer, grpo.ResidualGRPOConfig(**shared))
