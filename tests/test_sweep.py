@@ -8,10 +8,10 @@ import pytest
 from repolicy.checkpoint import save_policy, write_json
 from repolicy.errors import FileError, UsageError
 from repolicy.evaluation import Evaluation
+from repolicy.many.sweep import checked, sweep
+from repolicy.many.tradeoff import Found, Point, knee
 from repolicy.policy import ActionSpace, Policy, PolicySpec
 from repolicy.settings import Settings
-from repolicy.sweep import checked, sweep
-from repolicy.tradeoff import Found, Point, knee
 
 XS = np.linspace(0.0, 1.0, 11)
 

@@ -192,7 +192,7 @@ class Sweep:
 
     def beginning(self) -> "Sweep":
         """What the options are options of: the environment's own settings, or the sweep that is resumed."""
-        from repolicy.sweep import claimed
+        from repolicy.many.sweep import claimed
 
         found = claimed(self.folder) if self.resume else None
         before = found["request"] if found else None
@@ -207,11 +207,11 @@ class Sweep:
     def run(self) -> dict[str, Any]:
         from rich.table import Table
 
+        from repolicy.many.sweep import checked, sweep
+        from repolicy.many.tradeoff import as_dict
         from repolicy.page import number
-        from repolicy.sweep import checked, sweep
-        from repolicy.sweep_report import write_sweep_report
+        from repolicy.sweep_report import headings, rows, write_sweep_report
         from repolicy.terminal import Terminal
-        from repolicy.tradeoff import as_dict, headings, rows
 
         omegas = checked(self.omega)
         alpha = self.alpha if self.alpha is not None else _alpha_of(self.prior)
