@@ -1,13 +1,15 @@
 """The runs of the paper's Tables 1, 2 and 5, as data: three environments, nine variants, five seeds."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+from experiments.one import Run
 from repolicy.errors import UsageError
+from repolicy.evaluation import EVALUATION_SEED
 from repolicy.loading import nearest
 
 STEPS = "5e6"
-EPISODES = 100  # a seed, with the mean action, and again with sampled ones
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ CUSTOMIZING = "--gamma 0.99 --critic-warmup 0.05 --no-report"
 
 
 @dataclass(frozen=True)
-class Run:
+class Planned:
     """One policy to be made, or, for `prior`, to be evaluated."""
 
     task: str
@@ -71,41 +73,26 @@ class Run:
         return f"{self.task}/{self.variant}/{self.seed}"
 
     @property
-    def folder(self) -> str:
-        return self.key.replace("/", "-")
-
-    @property
-    def env(self) -> str:
-        return TASKS[self.task].env
-
-    @property
-    def addon(self) -> str:
-        return TASKS[self.task].addon
-
-    @property
     def needs_prior(self) -> bool:
         return VARIANTS[self.variant].command != "train"
 
-    def words(self, prior: str) -> list[str]:
-        """The command that makes the policy, but for its folder."""
+    def run(self, prior: Path) -> Run:
+        """The same with the words of its command; `prior` is where the task's prior is, or will be."""
         task, variant = TASKS[self.task], VARIANTS[self.variant]
-        if variant.command == "train":
-            words = ["train", task.env]
-        else:
-            words = ["customize", prior, "--env", task.env, *CUSTOMIZING.split()]
+        if variant.command == "evaluate":  # on other episodes than those that it was chosen by
+            later = EVALUATION_SEED + 1 + self.seed
+            return Run(self.key, (), task.env, task.addon, policy=str(prior), evaluation_seed=later)
+        words = ["train", task.env]
+        if variant.command == "customize":
+            words = ["customize", str(prior), "--env", task.env, *CUSTOMIZING.split()]
         words += ["--objective", variant.objective, *variant.more.split()]
         for name in variant.coefficients:
             words += [f"--{name.removeprefix('end_')}", getattr(task, name)]
-        return [*words, "--steps", STEPS, "--ranks", "1", "--seed", str(self.seed)]
+        words += ["--steps", STEPS, "--ranks", "1", "--seed", str(self.seed)]
+        return Run(self.key, tuple(words), task.env, task.addon)
 
 
-def named(key: str) -> Run:
-    """The run of that key."""
-    task, variant, seed = key.split("/")
-    return Run(task, variant, int(seed))
-
-
-def campaign(only: tuple[str, ...] = (), seeds: int = 5) -> list[Run]:
+def planned(only: tuple[str, ...] = (), seeds: int = 5) -> list[Planned]:
     """All runs, in the order of work.
 
     An environment at a time, the quick ones first, so that whole tables are done early. In it first all seeds of
@@ -125,7 +112,7 @@ def campaign(only: tuple[str, ...] = (), seeds: int = 5) -> list[Run]:
     asked = [name for name, variant in VARIANTS.items() if {name, variant.table} & set(only)] or list(VARIANTS)
     found = []
     for task in tasks:
-        if any(Run(task, variant, 0).needs_prior for variant in asked) or "soft" in asked:
-            found += [Run(task, "soft", seed) for seed in range(seeds)]
-        found += [Run(task, variant, seed) for seed in range(seeds) for variant in asked if variant != "soft"]
+        if any(Planned(task, variant, 0).needs_prior for variant in asked) or "soft" in asked or "table5" in only:
+            found += [Planned(task, "soft", seed) for seed in range(seeds)]
+        found += [Planned(task, variant, seed) for seed in range(seeds) for variant in asked if variant != "soft"]
     return found
