@@ -25,7 +25,16 @@ RUNS = {
     "gaussian, 2 ranks": ["train", "Hopper-v4", "--alpha", "0.001", "--ranks", "2", "--activation", "elu"],
     "state_gaussian": ["train", "Hopper-v4", "--alpha", "0.001", "--ranks", "1", "--family", "state_gaussian"],
     "squashed": ["train", "Pendulum-v1", "--alpha", "0.01", "--ranks", "1", "--family", "squashed"],
-    "state_squashed, 2 ranks": ["train", "Pendulum-v1", "--alpha", "0.01", "--ranks", "2", "--family", "state_squashed"],
+    "state_squashed, 2 ranks": [
+        "train",
+        "Pendulum-v1",
+        "--alpha",
+        "0.01",
+        "--ranks",
+        "2",
+        "--family",
+        "state_squashed",
+    ],
     "categorical, relu": ["train", "CartPole-v1", "--alpha", "0.01", "--ranks", "1", "--activation", "relu"],
     "customize, 1 rank": ["customize", "halfcheetah", "--addon", "hind_leg", "--omega", "0.17", "--ranks", "1"],
     "customize, budget, 2 ranks": [

@@ -18,9 +18,9 @@ def filled(text: str, tables: Tables) -> str:
     """The page with each of the tables written anew; tables of other names stay as they are."""
 
     def fresh(match: re.Match[str]) -> str:
-        return match[1] + (tables[match[2]]() if match[2] in tables else match[3].rstrip("\n")) + "\n" + match[4]
+        return f"{match[1]}{tables[match[2]]()}\n{match[3]}" if match[2] in tables else match[0]
 
-    return re.sub(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end -->)", fresh, text, flags=re.DOTALL)
+    return re.sub(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", fresh, text, flags=re.DOTALL)
 
 
 def fill(path: Path, tables: Tables, check: bool = False) -> bool:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from experiments.paper import printed
 from experiments.paper.results import Results, Scores
 from experiments.statistics import improvement, interval, mean
 
@@ -69,6 +70,7 @@ class Finding:
     claim: Claim
     task: str
     verdict: str
+    printed: float  # left − right in the paper
     figure: float | None = None  # left − right
     low: float | None = None
     high: float | None = None
@@ -83,9 +85,11 @@ def findings(results: Results, claims: Sequence[Claim] = CLAIMS) -> list[Finding
 def examined(results: Results, claim: Claim, task: str) -> Finding:
     """Holds here, does not, or cannot tell."""
     left, right = (results.scores(task, name, claim.part) for name in (claim.left, claim.right))
+    theirs = (printed.value(task, name, claim.part, claim.whose == "best seed") for name in (claim.left, claim.right))
+    paper = next(theirs) - next(theirs)
     seeds = (count(left), count(right))
     if left is None or right is None or min(seeds) < ENOUGH:
-        return Finding(claim, task, f"cannot tell: {seeds[0]} and {seeds[1]} seeds", seeds=seeds)
+        return Finding(claim, task, f"cannot tell: {seeds[0]} and {seeds[1]} seeds", paper, seeds=seeds)
     if claim.whose == "average":
         figure = float(left.means.mean() - right.means.mean())
         low, high = interval(lambda x, y: mean(x) - mean(y), left.column, right.column)
@@ -95,7 +99,7 @@ def examined(results: Results, claim: Claim, task: str) -> Finding:
         least = -claim.margin * abs(right.best[0])
     verdict = "holds here" if low > least else "does not" if high < least else "cannot tell"
     better = float(improvement(left.column, right.column))
-    return Finding(claim, task, verdict, figure, low, high, better, seeds)
+    return Finding(claim, task, verdict, paper, figure, low, high, better, seeds)
 
 
 def count(scores: Scores | None) -> int:

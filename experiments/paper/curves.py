@@ -43,21 +43,23 @@ def _path(axes: page.Axes, points: list[tuple[float, float]]) -> str:
 
 def curve_of(results: Results, task: str, variant: str, total: bool) -> Curve | None:
     """Over environment steps, with the sampled actions of training: the interquartile mean and its interval."""
-    rows = results.of(task, variant)
-    if not rows or "curve" not in rows[0]:
+    known = [found for row in results.of(task, variant) if len((found := returns(row, total))[0])]
+    if not known:
         return None
-    last = min(row["curve"]["steps"][-1] for row in rows)
+    last = min(steps[-1] for steps, _ in known)
     grid = np.linspace(last / GRID, last, GRID)
-    lines = np.stack([np.interp(grid, *returns(row, total)) for row in rows])  # [S, GRID]
+    lines = np.stack([np.interp(grid, *found) for found in known])  # [S, GRID]
     middle = np.array([iqm(lines[:, [i]]) for i in range(GRID)])
-    if len(rows) == 1:
+    if len(known) == 1:
         return grid, middle, middle, middle
     band = np.array([interval(iqm, lines[:, [i]], resamples=RESAMPLES) for i in range(GRID)])
     return grid, middle, band[:, 0], band[:, 1]
 
 
 def returns(row: Row, total: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and returns of an episode, where episodes ended."""
+    """Steps and returns of an episode, where episodes ended; nothing where none did."""
+    if not {"basic_return", "episode_length"} <= row.get("curve", {}).keys():
+        return np.empty(0), np.empty(0)
     curve = {name: np.array(values, np.float64) for name, values in row["curve"].items()}
     task = curve["reward_task"] * curve["episode_length"]  # of an episode
     customized = row["request"]["objective"]["task"] == "addon"

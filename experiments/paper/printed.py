@@ -75,3 +75,10 @@ CUSTOMIZED: dict[str, dict[str, tuple[Pair, Pair, Pair, Pair]]] = {
         "full": ((6185.1, 1142.0), (3543.0, 621.2), (2.70, 0.41), (2641.6, 542.8)),
     },
 }
+
+
+def value(task: str, variant: str, part: str, best: bool = False) -> float:
+    """What the paper prints for it: of Tables 1 and 5 where these have it, else of Table 2."""
+    if part == "basic_reward" and variant in AVERAGE[task]:
+        return (BEST if best else AVERAGE)[task][variant][0]
+    return CUSTOMIZED[task][variant][PARTS.index(part)][0]

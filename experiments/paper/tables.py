@@ -81,14 +81,24 @@ def ways(results: Results) -> Rows:
 
 
 def claims(results: Results) -> Rows:
-    headings = ["the paper says", "environment", "here", "difference", "95 % interval", "a seed is better", "seeds"]
+    headings = [
+        "the paper says",
+        "environment",
+        "here",
+        "difference",
+        "95 % interval",
+        "the paper's difference",
+        "a seed is better",
+        "seeds",
+    ]
     rows = []
     for found in findings(results):
         row = [found.claim.said, ENVIRONMENTS[found.task], found.verdict.partition(":")[0]]
         if found.figure is None or found.low is None or found.high is None or found.better is None:
-            row += [NOT_YET] * 3
+            row += [NOT_YET, NOT_YET, number(found.printed), NOT_YET]
         else:
-            row += [f"{number(found.figure)}", f"{number(found.low)} to {number(found.high)}", f"{found.better:.0%}"]
+            row += [number(found.figure), f"{number(found.low)} to {number(found.high)}", number(found.printed)]
+            row.append(f"{found.better:.0%}")
         rows.append([*row, f"{found.seeds[0]}, {found.seeds[1]}"])
     return headings, rows
 
@@ -100,8 +110,7 @@ def aims(results: Results) -> Rows:
     for task in TASKS:
         for variant, name in NAMES.items():
             part = "total_reward" if VARIANTS[variant].table == "table2" else "basic_reward"
-            theirs = (printed.CUSTOMIZED if part == "total_reward" else printed.AVERAGE)[task][variant]
-            paper = theirs[0][0] if isinstance(theirs[0], tuple) else theirs[0]
+            paper = printed.value(task, variant, part)
             ours = results.scores(task, variant, part)
             if ours is not None:
                 mean = float(ours.means.mean())
@@ -154,10 +163,12 @@ def missing(results: Results) -> str:
     said = [f"{total - count} of {total} runs are in the ledger."]
     for task in TASKS:
         parts = [
-            f"{NAMES[variant]} (seed{'s' * (len(found) > 1)} {', '.join(map(str, found))})"
+            NAMES[variant] + ("" if len(found) == results.seeds else f" (seeds {', '.join(map(str, found))})")
             for variant in NAMES
             if (found := absent.get(f"{task}/{variant}"))
         ]
+        if len(parts) == len(NAMES) and not any("(" in part for part in parts):
+            parts = ["everything"]
         if parts:
             said.append(f"Missing of {ENVIRONMENTS[task]}: {'; '.join(parts)}.")
     said += [f"{key} failed: {error}." for key, error in results.failed.items()]

@@ -142,7 +142,7 @@ _RANGES: list[tuple[str, float, float]] = [
     ("kl_budget", 1e-9, 1e6),
 ]
 
-# One row an environment (of any version), used by every objective alike. `benchmarks/learning.py` measures all but
+# One row an environment (of any version), used by every objective alike. `experiments/learning.py` measures all but
 # Walker2d and Swimmer, whose rows are guesses from their relatives.
 TABLE: dict[str, dict[str, Any]] = {
     "HalfCheetah": {
