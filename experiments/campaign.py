@@ -16,6 +16,7 @@ from repolicy.many.pool import Here, Job, work
 from repolicy.many.ray import on_ray
 
 Rows = dict[str, Row]
+PAUSE = 1.0  # seconds between two looks at the runs
 
 
 def parser(name: str, description: str | None) -> argparse.ArgumentParser:
@@ -74,7 +75,7 @@ def fill(
 
         start = on_ray(options.ray) if options.ray else Here
         left = work(
-            list(jobs), start, options.jobs, ended=ended, ready=lambda job: ready(jobs[job], rows), pause=1.0
+            list(jobs), start, options.jobs, ended=ended, ready=lambda job: ready(jobs[job], rows), pause=PAUSE
         ) if jobs else []  # fmt: skip
     for job in left:
         print(f"{jobs[job].key} was not begun: {needs}")

@@ -15,19 +15,7 @@ from repolicy.cli import _parsed
 from repolicy.errors import FileError, UsageError
 from repolicy.many.ledger import Ledger
 from repolicy.objective import named
-
-
-def row(key: str, value: float, addon: float = -10.0, **more: Any) -> dict[str, Any]:
-    """As the campaign writes one; the seed's mean is `value`."""
-    parts = {"basic_reward": [value, 3.0], "addon_reward": [addon, 1.0], "total_reward": [value + addon, 3.0]}
-    ways = {action: parts | {"metric": [0.5, 0.1], "length": [1000.0, 0.0]} for action in ("mean", "sampled")}
-    curve = {"steps": [1.0, 2.0, 3.0], "basic_return": [None, value / 2, value]}
-    curve |= {"episode_length": [None, 10.0, 10.0], "reward_task": [0.1, 0.1, 0.1]}
-    return {
-        "key": key, "episodes": 100, "last": ways, "best": ways, "curve": curve, "steps": 5_000_000, "seconds": 500.0,
-        "steps_per_cpu_second": 20_000, "request": {"objective": {"task": "basic"}}, "commit": "c" * 40,
-        "versions": {"torch": "2.13"}, "machine": {"processor": "one"},
-    } | more  # fmt: skip
+from tests.experiments.rows import row
 
 
 def results(**values: list[float]) -> Results:
@@ -44,7 +32,9 @@ def test_every_run_is_the_papers() -> None:
     plans = planned()
     assert len({plan.key for plan in plans}) == len(plans) == 3 * 10 * 5
     usual: dict[str, dict[str, Any]] = {}
-    for plan in [plan for plan in plans if plan.seed == 3 and plan.variant != "prior"]:
+    once = ("residual", "end_entropy")  # whose coefficients no other variant has
+    wanted_plans = [plan for plan in plans if plan.seed == 3 and (plan.task == "hopper" or plan.variant in once)]
+    for plan in [plan for plan in wanted_plans if plan.variant != "prior"]:
         words = plan.run(Path("halfcheetah")).words
         command = _parsed(words[0], list(words[1:]))
         alpha = ends[plan.task] if plan.variant == "end_entropy" else alphas[plan.task]
