@@ -36,6 +36,7 @@ def page_tables(results: Results) -> Tables:
         "paper_table5": lambda: markdown(*tables.learning(results, "table5")),
         "paper_table2": lambda: markdown(*tables.customizing(results)),
         "paper_ways": lambda: markdown(*tables.ways(results)),
+        "paper_beyond": lambda: markdown(*tables.beyond(results)),
         "paper_expense": lambda: markdown(*tables.expense(results)),
         "paper_settings": lambda: markdown(*tables.settings()),
     }
@@ -61,6 +62,7 @@ def document(results: Results) -> str:
         ),
         page.section("Beside the paper's averages", page.table(*tables.aims(results))),
         page.section("Last and best policy, mean and sampled actions", page.table(*tables.ways(results))),
+        page.section("What the paper does not have", page.table(*tables.beyond(results))),
         page.section("What it took", page.table(*tables.expense(results))),
         page.section("Settings", page.table(*tables.settings())),
     ]

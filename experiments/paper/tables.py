@@ -5,7 +5,7 @@ from collections.abc import Callable
 from experiments.paper import printed
 from experiments.paper.claims import findings
 from experiments.paper.results import Results, Scores, cost, mixed
-from experiments.paper.runs import TASKS, VARIANTS
+from experiments.paper.runs import BEYOND, EVERY, OWN, TASKS, VARIANTS
 from experiments.statistics import interval, iqm
 from repolicy.settings import defaults
 
@@ -116,6 +116,20 @@ def aims(results: Results) -> Rows:
                 mean = float(ours.means.mean())
                 row = [ENVIRONMENTS[task], name, PARTS[part], number(paper), number(mean), number(mean - paper)]
                 rows.append([*row, bounds(ours, lambda scores: scores.mean(axis=(-2, -1)))])
+    return headings, rows
+
+
+def beyond(results: Results) -> Rows:
+    """What the paper has not: whatever else is in the ledger."""
+    headings = ["environment", "what", "seeds", "total", "basic", "metric", "add-on", "total, sampled actions"]
+    rows = []
+    for task, entry in (TASKS | OWN).items():
+        for variant in EVERY if task in OWN else BEYOND:
+            found = [results.scores(task, variant, part) for part in PARTS]
+            if found[0] is not None:
+                sampled = results.scores(task, variant, "total_reward", "last", "sampled")
+                name = NAMES.get(variant, variant.replace("_", " "))
+                rows.append([entry.env, name, seeds(results, found[0]), *map(pooled, [*found, sampled])])
     return headings, rows
 
 

@@ -50,6 +50,18 @@ def test_every_run_is_the_papers() -> None:
         assert settings == usual.setdefault(plan.task, settings), f"{plan} has settings of its own"
 
 
+def test_what_is_beyond_the_paper_is_made_only_where_it_is_named() -> None:
+    assert {plan.variant for plan in planned(("recommended", "ant"), 1)} == {"shipped", "ours", "ours_budget"}
+    assert planned(("joints",), 1)[-1].run(Path("prior")).addon == "hind_leg(joint=ffoot)"
+    assert {plan.task for plan in planned(("joints",), 1)} == {"halfcheetah"}
+    words = planned(("sensitivity", "hopper"), 1)[-1].run(Path("prior")).words
+    assert " ".join(words).endswith("--omega 0.01 --alpha 0.003 --addon height --steps 5e6 --ranks 1 --seed 0")
+    for plan in [plan for plan in planned(("recommended", "swimmer", "full", "ant"), 1) if plan.variant != "shipped"]:
+        words = plan.run(Path("halfcheetah")).words
+        assert _parsed(words[0], list(words[1:])).settings.ranks == 1
+    assert {plan.task for plan in planned(("walker2d",), 1)} == {"walker2d"}
+
+
 def test_soft_comes_first_and_then_a_seed_at_a_time() -> None:
     keys = [plan.key for plan in planned(("hopper", "table2"), 2)]
     assert keys[:4] == ["hopper/soft/0", "hopper/soft/1", "hopper/prior/0", "hopper/residual/0"]
