@@ -92,7 +92,7 @@ MUTANTS = [
     Mutant("rollout.py", "next_observations[t] = step.final", "next_observations[t] = step.observations", "tests/test_rollout.py", "add-ons see the next episode's start"),
     Mutant("policy.py", "* self._scale).clamp_", "/ self._scale).clamp_", "tests/test_policy.py", "normaliser multiplies"),
     Mutant("policy.py", "delta.square() * self.count * count / total", "delta.square() * 0.0", "tests/test_policy.py", "variance between batches dropped"),
-    Mutant("tradeoff.py", "-max(least, basic)", "-basic", "tests/test_sweep.py", "a point that lost everything flattens the others"),
+    Mutant("many/tradeoff.py", "-max(least, basic)", "-basic", "tests/test_sweep.py", "a point that lost everything flattens the others"),
     Mutant("evaluation.py", "ended & (quota > 0)", "ended", "tests/test_evaluation.py", "short episodes counted more often"),
     Mutant("evaluation.py", "self.basic + self.addon", "self.addon", "tests/test_evaluation.py", "total without the basic reward"),
     Mutant("llm/losses.py", "reward - objective.omega * log_prior", "reward + objective.omega * log_prior", LLM["losses"], "sign of the prior in the implicit reward"),

@@ -1,6 +1,6 @@
-"""The table and the picture of docs/rql.md, from results/rql, so that no figure is typed by hand.
+"""The table and the picture of docs/rql.md, from results/rql.jsonl, so that no figure is typed by hand.
 
-python benchmarks/rql_report.py
+python -m experiments.rql_report
 """
 
 import re
@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import mean, pstdev
 
 import matplotlib.pyplot as plt
-from ledger import Row, rows_of
+
+from repolicy.many.ledger import Ledger, Row
 
 ROOT = Path(__file__).parent.parent
 PAGE, PICTURE = ROOT / "docs" / "rql.md", ROOT / "docs" / "images" / "rql.png"
@@ -23,11 +24,9 @@ Rows = list[Row]
 
 
 def main() -> None:
-    found = {
-        name: rows_of(ROOT / "results" / "rql" / f"{name}.jsonl")
-        for name in ("cartpole", "mountain_car", "highway", "parking")
-    }
-    tasks = {name: rows for name, rows in found.items() if rows}
+    tasks: dict[str, Rows] = {}
+    for row in Ledger(ROOT / "results" / "rql.jsonl").rows():
+        tasks.setdefault(row["key"].partition("/")[0], []).append(row)
     page = re.sub(
         r"(<!-- results -->\n).*?(<!-- end -->)",
         lambda match: match[1] + table(tasks) + "\n" + match[2],
@@ -46,11 +45,11 @@ def table(tasks: dict[str, Rows]) -> str:
     ]
     for task, rows in tasks.items():
         for method, (label, *_) in LOOKS.items():
-            own = values(rows, method, "mode", "basic")
+            own = values(rows, method, "mean", "basic")
             if own:
                 cells = [str(len(own))]
                 for part in ("basic", "addon", "total"):
-                    found = values(rows, method, "mode", part)
+                    found = values(rows, method, "mean", part)
                     cells.append(f"{mean(found):,.1f} ± {pstdev(found):,.1f}")
                 cells += [share(rows, method, "prior", "basic"), share(rows, method, "full", "total")]
                 sampled = values(rows, method, "sampled", "total")
@@ -61,12 +60,13 @@ def table(tasks: dict[str, Rows]) -> str:
 
 def values(rows: Rows, method: str, action: str, part: str) -> list[float]:
     """The mean over episodes of each seed."""
-    return [row[action][part][0] for row in rows if row["method"] == method and action in row]
+    mine = [row["last"] for row in rows if row["key"].split("/")[1] == method]
+    return [found[action][f"{part}_reward"][0] for found in mine if action in found]
 
 
 def share(rows: Rows, method: str, reference: str, part: str) -> str:
     """What part of the reference's return this is, where that is a positive number."""
-    found, wanted = values(rows, method, "mode", part), values(rows, reference, "mode", part)
+    found, wanted = values(rows, method, "mean", part), values(rows, reference, "mean", part)
     return f"{mean(found) / mean(wanted):.1%}" if wanted and mean(wanted) > 0 else ""
 
 
@@ -74,7 +74,7 @@ def draw(tasks: dict[str, Rows]) -> None:
     figure, axes = plt.subplots(1, len(tasks), figsize=(4.5 * len(tasks), 4), squeeze=False)
     for axis, (task, rows) in zip(axes[0], tasks.items(), strict=True):
         for method, (label, colour, marker) in LOOKS.items():
-            basic, addon = (values(rows, method, "mode", part) for part in ("basic", "addon"))
+            basic, addon = (values(rows, method, "mean", part) for part in ("basic", "addon"))
             if basic:
                 axis.scatter(basic, addon, s=60, color=colour, marker=marker, label=label)
         axis.set(title=task, xlabel="basic return", ylabel="add-on return")

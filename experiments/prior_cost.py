@@ -1,6 +1,6 @@
 """What the prior's forward pass costs while customising: residual beside greedy, iteration by iteration in turns.
 
-    python benchmarks/prior.py --out results/prior.jsonl
+    python -m experiments.prior_cost --out results/prior.jsonl
 
 Both read the same add-on in the same environment; only residual asks the prior for its log-probabilities.
 """
@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from customising import TASKS, Task
-
+from experiments.customizing import TASKS, Task
 from repolicy.engine.defaults import customizing
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.ranks import Alone, one_thread
@@ -56,7 +55,7 @@ def measure(task: Task, rounds: int) -> dict[str, Any]:
     medians = {name: statistics.median(found[1:]) for name, found in seconds.items()}
     ratios = [a / b for a, b in zip(seconds["residual"][1:], seconds["greedy"][1:], strict=True)]
     return {
-        "command": "python benchmarks/prior.py",
+        "command": "python -m experiments.prior_cost",
         "task": task.prior,
         "seconds_an_iteration": medians,
         "overhead": statistics.median(ratios) - 1.0,

@@ -1,6 +1,6 @@
-"""Make the priors that ship from the runs of `benchmarks/learning.py`: for each task the best seed's best policy.
+"""Make the priors that ship from the runs of `python -m experiments.learning`: the best seed's best.
 
-    python benchmarks/priors.py --runs runs/learning
+    python -m experiments.priors --runs runs/learning
 
 The file is the run's own, with the scores that `results/learning.jsonl` holds added to its card.
 """
@@ -8,10 +8,8 @@ The file is the run's own, with the scores that `results/learning.jsonl` holds a
 import argparse
 from pathlib import Path
 
-from learning import VARIED
-from ledger import rows_of
-
-from repolicy.loading import as_file_name
+from experiments.learning import VARIED, run
+from repolicy.many.ledger import Ledger
 from repolicy.policies.file import PRIORS, read_policy, save_policy
 
 NAMES = {VARIED: "halfcheetah", "Hopper-v4": "hopper", "Ant-v4": "ant"}
@@ -22,14 +20,19 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"))
     parser.add_argument("--results", type=Path, default=Path("results/learning.jsonl"))
     options = parser.parse_args()
-    rows = rows_of(options.results)
+    rows = Ledger(options.results).rows()
     for env, name in NAMES.items():
-        candidates = [row for row in rows if row["env"] == env]
+        candidates = [row for row in rows if row["key"].rpartition("/")[0] == env]
         if not candidates:
             continue
-        row = max(candidates, key=lambda row: row["best_mean"][0])
-        saved = read_policy(options.runs / as_file_name(f"{env}-{row['seed']}") / "best.safetensors")
-        scores = {"episodes": 100, "mean action": row["best_mean"], "sampled": row["best_sampled"]}
+        row = max(candidates, key=lambda row: row["best"]["mean"]["basic_reward"][0])
+        best = row["best"]
+        saved = read_policy(options.runs / run(env, int(row["key"].rpartition("/")[2])).folder / "best.safetensors")
+        scores = {
+            "episodes": 100,
+            "mean action": best["mean"]["basic_reward"],
+            "sampled": best["sampled"]["basic_reward"],
+        }
         request = saved.card["request"] | {"env": env.partition("?")[0]}  # what it is for, wherever it learnt
         card = saved.card | {"name": name, "request": request, "command": row["command"], "scores": scores}
         path = PRIORS / f"{name}.safetensors"

@@ -1,25 +1,32 @@
 """Write the tables (and pictures) of README and docs from `results/`: no figure is typed by hand.
 
-python benchmarks/tables.py            # write
-python benchmarks/tables.py --check    # exit 1 if a table is not what the results say
+python -m experiments.tables            # write
+python -m experiments.tables --check    # exit 1 if a table is not what the results say
 """
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 
-from customising import METHODS, TASKS
-from ledger import Row, rows_of
+from experiments.customizing import GAMMAS, METHODS, TASKS
+from experiments.pages import Tables, fill
+from repolicy.many.ledger import Ledger, Row
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 
 
 def rows(name: str) -> list[Row]:
-    return rows_of(RESULTS / name)
+    path = RESULTS / name
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def ledger(name: str) -> dict[str, Row]:
+    return Ledger(RESULTS / name).by_key()
 
 
 def learning() -> str:
@@ -27,14 +34,16 @@ def learning() -> str:
         "| environment | seeds | mean action, last | best | sampled, last | command |",
         "|---|---|---|---|---|---|",
     ]
-    for env in dict.fromkeys(row["env"] for row in rows("learning.jsonl")):
-        found = sorted((row for row in rows("learning.jsonl") if row["env"] == env), key=lambda row: row["seed"])
-        cells = [
-            f"**{mean(row[key][0] for row in found):,.0f}** ({', '.join(f'{row[key][0]:,.0f}' for row in found)})"
-            for key in ("last_mean", "best_mean", "last_sampled")
-        ]
-        command = re.sub(r" --seed \d+", " --seed S", found[0]["command"])
-        lines.append(f"| {env} | {len(found)} | {' | '.join(cells)} | `{command}` |")
+    found: dict[str, list[Row]] = {}
+    for key, row in sorted(ledger("learning.jsonl").items(), key=lambda item: item[0].rpartition("/")[2]):
+        found.setdefault(key.rpartition("/")[0], []).append(row)
+    for env, runs in found.items():
+        cells = []
+        for which, action in (("last", "mean"), ("best", "mean"), ("last", "sampled")):
+            scores = [run[which][action]["basic_reward"][0] for run in runs]
+            cells.append(f"**{mean(scores):,.0f}** ({', '.join(f'{score:,.0f}' for score in scores)})")
+        command = re.sub(r" --seed \d+", " --seed S", runs[0]["command"])
+        lines.append(f"| {env} | {len(runs)} | {' | '.join(cells)} | `{command}` |")
     return "\n".join(lines)
 
 
@@ -65,7 +74,9 @@ def peers() -> str:
 
 def horizon() -> str:
     lines = ["| γ | basic | add-on | metric | **total** | total, sampled |", "|---|---|---|---|---|---|"]
-    for row in rows("horizon.jsonl"):
+    found = ledger("customizing.jsonl")
+    for gamma in GAMMAS:
+        row = found[f"halfcheetah_10_gamma_{gamma}/residual/0"]["last"]
 
         def cell(action: str, part: str, row: Row = row) -> str:
             average, spread = row[action][f"{part}_reward"]
@@ -73,24 +84,26 @@ def horizon() -> str:
 
         cells = [cell("mean", "basic"), cell("mean", "addon"), f"{row['mean']['metric'][0]:.3f}"]
         cells += [f"**{cell('mean', 'total')}**", cell("sampled", "total")]
-        lines.append(f"| {row['gamma']} | {' | '.join(cells)} |")
+        lines.append(f"| {gamma} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def customising(detailed: bool = True) -> str:
+def customizing(detailed: bool = True) -> str:
     """Means over seeds, of the last policies; in detail, each seed's total, and the best policies' too."""
     headings = ["prior, add-on", "method", "basic", "add-on", "metric", "**total**", "total, sampled"]
     headings += ["each seed's total", "best policy's total"] * detailed
     lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
     found: dict[tuple[str, str], list[Row]] = {}
-    for row in sorted(rows("customising.jsonl"), key=lambda row: row["seed"]):
-        found.setdefault((row["task"], row["method"]), []).append(row)
+    for key, row in sorted(ledger("customizing.jsonl").items(), key=lambda item: item[0].rpartition("/")[2]):
+        task_name, method, _ = key.split("/")
+        found.setdefault((task_name, method), []).append(row)
     for name, task in TASKS.items():
         for method in [method for method in ("prior", *METHODS) if (name, method) in found]:
             runs = found[name, method]
 
             def average(which: str, part: str, digits: int = 0, runs: list[Row] = runs) -> str:
-                return f"{mean(run[which][part][0] for run in runs):,.{digits}f}"
+                name, action = which.split("_")
+                return f"{mean(run[name][action][part][0] for run in runs):,.{digits}f}"
 
             cells = [
                 f"{task.prior}, {task.addon}" if method == "prior" else "",
@@ -102,7 +115,7 @@ def customising(detailed: bool = True) -> str:
                 average("last_sampled", "total_reward"),
             ]
             if detailed:
-                cells.append(", ".join(f"{run['last_mean']['total_reward'][0]:,.0f}" for run in runs))
+                cells.append(", ".join(f"{run['last']['mean']['total_reward'][0]:,.0f}" for run in runs))
                 cells.append(average("best_mean", "total_reward"))
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -114,7 +127,7 @@ def sweeps() -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     before = ""
-    for row in rows("sweeps.jsonl"):
+    for row in ledger("sweeps.jsonl").values():
         first, before = row["task"] != before, row["task"]
         parts = [row["mean"]["basic_reward"], row["mean"]["addon_reward"], row["mean"]["total_reward"]]
         cells = [
@@ -196,17 +209,12 @@ def written(name: str) -> Callable[[], str]:
     return lambda: page.read_text().partition("\n\n")[2].strip() if page.exists() else ""
 
 
-def table(name: str) -> str:
-    measured = name.startswith("llm") or rows(f"{name.removesuffix('_short')}.jsonl")
-    return TABLES[name]() if measured else "Not measured yet."
-
-
-TABLES: dict[str, Callable[[], str]] = {
+TABLES: Tables = {
     "learning": learning,
     "speed": speed,
     "peers": peers,
-    "customising": customising,
-    "customising_short": lambda: customising(detailed=False),
+    "customising": customizing,
+    "customising_short": lambda: customizing(detailed=False),
     "horizon": horizon,
     "prior": prior,
     "sweeps": sweeps,
@@ -225,17 +233,8 @@ def main() -> None:
     options = parser.parse_args()
     stale = []
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        text = path.read_text()
-        fresh = re.sub(
-            r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)",
-            lambda match: match[1] + table(match[2]) + "\n" + match[3],
-            text,
-            flags=re.DOTALL,
-        )
-        if fresh != text:
+        if fill(path, TABLES, options.check):
             stale.append(path.name)
-            if not options.check:
-                path.write_text(fresh)
     for name in PICTURES:
         made, shown = RESULTS / "llm" / f"{name}.png", ROOT / "docs" / "images" / f"llm-{name}.png"
         if made.exists() and not (shown.exists() and shown.read_bytes() == made.read_bytes()):

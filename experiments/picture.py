@@ -1,7 +1,7 @@
 """The picture of the README: a prior, and what became of it in a customising run, as strips of film.
 
 make demo
-python benchmarks/picture.py --run runs/demo --out docs/images/customised.png
+python -m experiments.picture --run runs/demo --out docs/images/customised.png
 """
 
 import argparse
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import imageio.v2 as imageio
 import matplotlib.pyplot as plt
-from ledger import repolicy
 
+from repolicy.envs.evaluation import evaluate
 from repolicy.report.film import Shot, films
 
 
@@ -28,8 +28,7 @@ def main() -> None:
     figure, rows = plt.subplots(2, options.columns, figsize=(2 * options.columns, 3.3))
     figure.subplots_adjust(0.002, 0.002, 0.998, 0.92, wspace=0.02, hspace=0.18)
     for (name, file), film, row in zip(files.items(), films(shots), rows, strict=True):
-        words = ["evaluate", str(file), "--env", env, "--addon", addon, "--episodes", "100"]
-        found = repolicy(words)["summary"]
+        found = evaluate(file, env, 100, addon=addon).as_dict()["summary"]
         scores = f"basic return {found['basic_reward']['mean']:,.0f}, mean |angle| {found['metric']['mean']:.2f}"
         row[0].set_title(f"{name}: {scores}", loc="left", fontsize=12)
         pictures = imageio.mimread(film, format="mp4", memtest=False)

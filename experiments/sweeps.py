@@ -1,18 +1,20 @@
-"""The trade-off over ω′ on the shipped priors: `repolicy sweep`, a JSON line a point, and the picture of the docs.
+"""The trade-off over ω′ on the shipped priors: `repolicy sweep`, a line of the ledger a point, and the docs' picture.
 
-    python benchmarks/sweeps.py --out results/sweeps.jsonl
+    python -m experiments.sweeps
 
-A sweep that is in the file is not repeated; one that was interrupted goes on.
+A sweep that is in the ledger is not repeated; one that was interrupted goes on.
 """
 
-import argparse
 import json
 import shlex
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from customising import TASKS
-from ledger import Row, repolicy, rows_of
+
+from experiments import campaign
+from experiments.customizing import TASKS
+from repolicy.cli.main import main as command_line
+from repolicy.many.ledger import Ledger, Row
 
 SWEEPS = {  # the add-on with a weight that makes it worth something beside the old task, and the values of ω′
     "halfcheetah": ("hind_leg=10", "0.1 0.17 0.3 0.6 1 3"),
@@ -22,29 +24,29 @@ STEPS = "1e6"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=Path("results/sweeps.jsonl"))
-    parser.add_argument("--runs", type=Path, default=Path("runs/sweeps"))
+    parser = campaign.parser("sweeps", __doc__)
     parser.add_argument("--picture", type=Path, default=Path("docs/images/omega.png"))
     parser.add_argument("--tasks", nargs="*", default=list(SWEEPS), choices=list(SWEEPS))
     options = parser.parse_args()
-    rows = rows_of(options.out)
-    for task in options.tasks:
-        if task not in {row["task"] for row in rows}:
-            rows += run(task, options.runs / task)
-            options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    draw(rows, options.picture)
+    ledger = Ledger(options.ledger)
+    with ledger.claimed():
+        known = {row["task"] for row in ledger.rows()}
+        for task in options.tasks:
+            for row in [] if task in known else run(task, options.runs / task, options.jobs):
+                ledger.add(row)
+    draw(ledger.rows(), options.picture)
 
 
-def run(task: str, folder: Path) -> list[Row]:
+def run(task: str, folder: Path, jobs: int) -> list[Row]:
     addon, omegas = SWEEPS[task]
     words = ["sweep", task, "--addon", addon, "--omega", *omegas.split(), "--alpha", TASKS[task].alpha]
     words += ["--steps", STEPS]
-    repolicy([*words, "--out", str(folder), "--resume"])
+    command_line([*words, "--out", str(folder), "--resume", "--jobs", str(jobs)])
     found = json.loads((folder / "sweep.json").read_text())
     rows = []
     for point in [found["prior"], *found["points"]]:
-        row: Row = {"task": task, "addon": addon, "command": shlex.join(["repolicy", *words])}
+        name = "prior" if point["omega"] is None else f"{point['omega']:g}"
+        row: Row = {"key": f"{task}/{name}", "task": task, "addon": addon, "command": shlex.join(["repolicy", *words])}
         row |= {"omega": point["omega"], "kl": point["kl"]}
         for action in ("mean", "sampled"):
             summary = point[f"{action}_action"]["summary"]
@@ -76,4 +78,4 @@ def draw(rows: list[Row], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    campaign.run_main(main)
