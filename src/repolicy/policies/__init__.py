@@ -1,0 +1,1 @@
+"""Policies: what acts, and the files in which policies are kept."""
