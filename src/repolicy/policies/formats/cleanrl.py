@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.errors import UsageError
+
 from repolicy.policies.formats import vecnormalize
 from repolicy.policies.formats.described import Array, Described, Hidden, Linear, Options, Perceptron, Std
 from repolicy.policies.formats.layers import (
@@ -17,7 +17,6 @@ from repolicy.policies.formats.layers import (
     numbers,
     perceptron,
     sequence,
-    some,
     tensors_of,
 )
 from repolicy.policies.formats.sb3 import _given, _tempered, _without_std

@@ -17,7 +17,6 @@ from repolicy.policies.formats.described import (
     Array,
     CannotCopy,
     Described,
-    Hidden,
     Linear,
     Normalizer,
     Options,
@@ -49,7 +48,7 @@ class Layout(NamedTuple):
     state: str
     actor: str
     normalizer: str
-    critic: tuple[str, str]  # its state dict, and its layers there
+    critic: tuple[str, str, str]  # its state dict, and there its layers and its normalizer
     stds: dict[str, str]  # a tensor's name, and what links it to the std
 
 
@@ -59,7 +58,7 @@ LAYOUTS = (
         "actor_state_dict",
         "mlp",
         "obs_normalizer",
-        ("critic_state_dict", "mlp"),
+        ("critic_state_dict", "mlp", "obs_normalizer"),
         {
             "distribution.std_param": "identity",
             "distribution.log_std_param": "exp",
@@ -72,7 +71,7 @@ LAYOUTS = (
         "model_state_dict",
         "actor",
         "actor_obs_normalizer",
-        ("model_state_dict", "critic"),
+        ("model_state_dict", "critic", "critic_obs_normalizer"),
         {"std": "identity", "log_std": "exp"},
     ),
     Layout(
@@ -80,7 +79,7 @@ LAYOUTS = (
         "model_state_dict",
         "student",
         "student_obs_normalizer",
-        ("", ""),
+        ("", "", ""),
         {"std": "identity", "log_std": "exp"},
     ),
     Layout(
@@ -88,7 +87,7 @@ LAYOUTS = (
         "student_state_dict",
         "mlp",
         "obs_normalizer",
-        ("", ""),
+        ("", "", ""),
         {"distribution.std_param": "identity", "distribution.log_std_param": "exp"},
     ),
 )
@@ -110,7 +109,7 @@ def read(path: Path, kept: dict[str, Any], options: Options) -> Described:
     found, told = _normalizer(kept, tensors, layout, options, where)
     check_width(_width(actor), found, where)
     actions = ActionSpace("continuous", (len(actor.output.bias),))
-    critic = _critic(kept, layout, activation, found, where)
+    critic = _critic(kept, layout, activation, found, _width(actor), where)
     return Described(
         LIBRARY,
         layout.version,
@@ -187,21 +186,24 @@ def _normalizer(
 
 
 def _critic(
-    kept: dict[str, Any], layout: Layout, activation: str, found: Normalizer | None, where: str
+    kept: dict[str, Any], layout: Layout, activation: str, found: Normalizer | None, width: int, where: str
 ) -> Perceptron | None:
     """Where it takes what the actor takes, normalized alike; an asymmetric critic is of no use here."""
-    state, prefix = layout.critic
-    if not isinstance(kept.get(state), dict):
-        return None
-    tensors = tensors_of(kept[state], where)
+    state, prefix, inside = layout.critic
+    tensors = tensors_of(kept.get(state) or {}, where)
     if not below(tensors, prefix):
         return None
-    own = below(tensors, "critic_obs_normalizer") or below(tensors, "obs_normalizer")
-    theirs = own.get("_mean") if state != "actor_state_dict" else None
-    if found is not None and (theirs is None or not np.allclose(theirs.reshape(-1), found.shift)):
-        return None
-    layers: list[Hidden] = sequence(tensors, prefix, where)
-    return perceptron(layers, None, activation, where)
+    own = below(tensors, inside)
+    for name in ("critic_obs_norm_state_dict", "privileged_obs_norm_state_dict"):
+        own = own or tensors_of(kept.get(name) or {}, where)
+    mean = own.get("_mean")
+    alike = mean is None if found is None else mean is not None and _equal(mean.reshape(-1), found.shift)
+    critic = perceptron(sequence(tensors, prefix, where), None, activation, where)
+    return critic if alike and _width(critic) == width and len(critic.output.bias) == 1 else None
+
+
+def _equal(first: Array, second: Array) -> bool:
+    return first.shape == second.shape and np.allclose(first, second)
 
 
 def _width(network: Perceptron) -> int:

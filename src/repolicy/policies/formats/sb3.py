@@ -370,35 +370,27 @@ def _normalizer(path: Path, kept: Zip, options: Options) -> tuple[Normalizer | N
     needed = _was_normalized(kept)
     if options.normalizer == "none":
         return None, ("observations are not normalized, as you asked for",)
-    found = Path(options.normalizer) if options.normalizer else vecnormalize.beside(path) if needed is not False else None
+    found = Path(options.normalizer) if options.normalizer else None
+    if found is None and needed is not False:
+        found = vecnormalize.beside(path)
     if found is not None:
-        return vecnormalize.read(found, kept.observations if kept.observations[0][0] else ()), (
-            f"observations are normalized by {found.name}",
-        )
+        told = f"observations are normalized by {found.name}"
+        return vecnormalize.read(found, kept.observations if kept.observations[0][0] else ()), (told,)
     if needed:
         raise UsageError(
             f"{path} was trained with VecNormalize, and its statistics are not beside it: name their file with "
             "--normalizer (or say none, and it will act badly)"
         )
+    if needed is None:
+        return None, ("the file does not tell whether VecNormalize was used, and no file of its is beside it",)
     return None, ()
 
 
 def _was_normalized(kept: Zip) -> bool | None:
-    """Whether the last observations before and after VecNormalize, which the zip keeps, differ; None if unknown.
+    """Whether VecNormalize was used: the on-policy algorithms keep the observations before it only if it was.
 
-    Without VecNormalize the on-policy algorithms keep none of the first, and the others keep them equal.
+    The others always keep them, so that their zips do not tell.
     """
-    if "_last_original_obs" not in kept.data or "_last_obs" not in kept.data:
+    if "_last_original_obs" not in kept.data or "n_epochs" not in kept.data and "gae_lambda" not in kept.data:
         return None
-    before, after = (_value(kept.data, name, kept.where) for name in ("_last_original_obs", "_last_obs"))
-    if before is None or after is None:
-        return None if after is None else False
-    pairs = [(before, after)]
-    if isinstance(before, dict) and isinstance(after, dict):
-        pairs = [(before[key], after[key]) for key in before if key in after]
-    return any(
-        isinstance(a, np.ndarray)
-        and isinstance(b, np.ndarray)
-        and (a.shape != b.shape or not np.allclose(a, b, equal_nan=True))
-        for a, b in pairs
-    )
+    return kept.data["_last_original_obs"] is not None
