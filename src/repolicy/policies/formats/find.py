@@ -1,7 +1,5 @@
 """Which format a file has, by looking into it, and the description that its reader gives."""
 
-import io
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ from repolicy.errors import FileError
 from repolicy.policies.formats import brax, cleanrl, onnx, rsl_rl, sb3, skrl, torchscript
 from repolicy.policies.formats.described import Described, Options
 from repolicy.policies.formats.layers import some
-from repolicy.policies.formats.torch_files import LEGACY_START, load, read_bytes
+from repolicy.policies.formats.torch_files import LEGACY_START, load, open_zip, read_bytes
 
 KNOWN = (
     "Stable-Baselines3's and sb3-contrib's zips, checkpoints of rsl_rl, skrl and CleanRL, Brax's parameters, ONNX and "
@@ -46,10 +44,7 @@ def describe(path: str | Path, options: Options | None = None) -> Described:
 
 
 def _zip(content: bytes, where: str) -> str | None:
-    try:
-        names = zipfile.ZipFile(io.BytesIO(content)).namelist()
-    except (zipfile.BadZipFile, ValueError) as error:
-        raise FileError(f"{where} is no whole zip: {error}") from None
+    names = open_zip(content, where).namelist()
     if sb3.recognized(names):
         return "sb3"
     if torchscript.recognized(names):
@@ -74,7 +69,7 @@ def _found(path: Path) -> str:
     content = read_bytes(path)
     if content[:4] != b"PK\x03\x04":
         return f"{len(content):,} bytes that begin with {content[:8]!r}"
-    names = zipfile.ZipFile(io.BytesIO(content)).namelist()
+    names = open_zip(content, str(path)).namelist()
     if not any(name.endswith("data.pkl") for name in names):
         return f"a zip of {some(names)}"
     kept = load(content, str(path))

@@ -51,7 +51,7 @@ def numbers(values: Array, name: str, where: str) -> Array:
     """In single precision, and finite."""
     if not np.all(np.isfinite(values)):
         raise FileError(f"{where} cannot be used: {name} is not finite")
-    return np.ascontiguousarray(values, np.float32)
+    return np.array(values, np.float32, order="C")
 
 
 def sequence(tensors: Tensors, prefix: str, where: str) -> list[Hidden]:

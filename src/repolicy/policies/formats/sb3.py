@@ -47,7 +47,7 @@ LIBRARY = "Stable-Baselines3"
 MARKS = {  # an algorithm by a setting that only it has, the first that fits
     "top_quantiles_to_drop_per_net": "TQC",
     "n_quantiles": "QR-DQN",
-    "delta_std": "ARS",
+    "n_delta": "ARS",
     "cg_damping": "TRPO",
     "target_policy_noise": "TD3 or DDPG",
     "exploration_fraction": "DQN",

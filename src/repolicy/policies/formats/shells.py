@@ -294,7 +294,7 @@ def _tensor(storage: Any, offset: int, size: Any, stride: Any, *_: Any) -> Any:
     view = np.lib.stride_tricks.as_strided(
         storage[offset:], size, [step * storage.itemsize for step in stride], writeable=False
     )
-    return np.ascontiguousarray(view).reshape(size)
+    return np.array(view)
 
 
 MAKERS: dict[str, Callable[..., Any]] = {

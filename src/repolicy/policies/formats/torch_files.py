@@ -29,10 +29,14 @@ BLOAT = 200  # how many times larger than in the zip an entry may become
 
 
 def open_zip(content: bytes, where: str) -> zipfile.ZipFile:
+    """A zip that begins where the file does: the end of one that was cut may be that of a zip inside of it."""
     try:
-        return zipfile.ZipFile(io.BytesIO(content))
+        archive = zipfile.ZipFile(io.BytesIO(content))
     except (zipfile.BadZipFile, ValueError, OSError) as error:
         raise FileError(f"{where} is no whole zip: {error}") from None
+    if not archive.infolist() or min(info.header_offset for info in archive.infolist()):
+        raise FileError(f"{where} is no whole zip: its table of contents does not begin where the file does")
+    return archive
 
 
 def entry(archive: zipfile.ZipFile, name: str, where: str) -> bytes:
