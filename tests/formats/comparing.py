@@ -42,6 +42,6 @@ def assert_equal(found: Any, wanted: Any) -> None:
     """Everywhere equal to 1e-5 (relative, where the numbers are above 1), and no trivial constant."""
     found, wanted = (np.asarray(torch.as_tensor(x).detach()).squeeze() for x in (found, wanted))
     assert found.shape == wanted.shape and len(wanted) == COUNT
-    assert np.std(wanted) > 1e-4
+    assert np.all(np.std(wanted, axis=0) > 1e-4)
     worst = float((np.abs(found - wanted) / np.maximum(1.0, np.abs(wanted))).max())
     assert worst <= TOLERANCE, f"off by {worst:.3g}"

@@ -154,7 +154,9 @@ def _normalizer(
     if isinstance(mean, dict):
         keys = sorted((key for key in mean if np.size(mean[key]) == width), key=lambda key: (key != "state", key))
         if not keys:
-            raise FileError(f"{where} is damaged: the policy takes {width} numbers, and none of {some(mean)} has so many")
+            raise FileError(
+                f"{where} is damaged: the policy takes {width} numbers, and none of {some(mean)} has so many"
+            )
         mean, std, groups = mean[keys[0]], std[keys[0]], ((str(keys[0]), width),)
     if np.size(mean) != width:
         raise FileError(f"{where} is damaged: its statistics are of {np.size(mean)} numbers, the policy takes {width}")

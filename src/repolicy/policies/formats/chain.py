@@ -64,11 +64,19 @@ def joined(first: Chain, second: Chain) -> Chain | None:
     stem, (short, long) = first[:shared], rests
     if not short and [step.name for step in long] == ["sigmoid"]:
         return (*stem, Step("swish"))
-    if [step.name for step in long] == ["affine", "erf", "affine"] and [step.name for step in short] in ([], ["affine"]):
+    if [step.name for step in long] == ["affine", "erf", "affine"] and [step.name for step in short] in (
+        [],
+        ["affine"],
+    ):
         inner, _, outer = long
         factor = _number(short[0].scale) if short else 1.0
         plain = not short or _number(short[0].shift) == 0.0
-        if plain and _close(inner.scale, math.sqrt(0.5)) and _close(inner.shift, 0.0) and _same(outer.scale, outer.shift):
+        if (
+            plain
+            and _close(inner.scale, math.sqrt(0.5))
+            and _close(inner.shift, 0.0)
+            and _same(outer.scale, outer.shift)
+        ):
             return (*stem, Step("gelu"), Step("affine", 2.0 * factor * _number(outer.scale)))
     return None
 
@@ -118,7 +126,9 @@ def _behind(
         steps.pop(0)
         if steps and steps[0].name == "affine":
             step = steps.pop(0)
-            scale, shift = (np.broadcast_to(np.asarray(values, np.float64), rows) for values in (step.scale, step.shift))
+            scale, shift = (
+                np.broadcast_to(np.asarray(values, np.float64), rows) for values in (step.scale, step.shift)
+            )
             low, high = shift - scale, shift + scale
     elif steps and steps[0].name == "argmax":
         argmax = True
@@ -158,14 +168,14 @@ def _take_linear(steps: list[Step], where: str) -> Linear:
         after = steps.pop(0)
         factor = np.broadcast_to(np.asarray(after.scale, np.float64), len(bias))
         weight, bias = weight * factor[:, None], bias * factor + after.shift
-    return Linear(np.ascontiguousarray(weight, np.float32), np.ascontiguousarray(bias, np.float32))
+    return Linear(np.array(weight, np.float32, order="C"), np.array(bias, np.float32))
 
 
 def _take_norm(steps: list[Step], place: Literal["before", "after"]) -> LayerNorm | None:
     if not steps or steps[0].name != "norm":
         return None
     step = steps.pop(0)
-    weight, bias = (np.ascontiguousarray(values, np.float32) for values in (step.scale, step.shift))
+    weight, bias = (np.array(values, np.float32) for values in (step.scale, step.shift))
     return LayerNorm(weight, bias, step.high, place)
 
 

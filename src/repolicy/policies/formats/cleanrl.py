@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-
 from repolicy.policies.formats import vecnormalize
 from repolicy.policies.formats.described import Array, Described, Hidden, Linear, Options, Perceptron, Std
 from repolicy.policies.formats.layers import (
@@ -51,7 +50,9 @@ def _continuous(path: Path, tensors: dict[str, Array], options: Options) -> Desc
     where = str(path)
     activation, _ = chosen_activation(options, "tanh", LIBRARY, "tanh" if options.activation is None else None)
     actor = perceptron(sequence(tensors, "actor_mean", where), None, activation, where)
-    critic = perceptron(sequence(tensors, "critic", where), None, activation, where) if _has(tensors, "critic") else None
+    critic = (
+        perceptron(sequence(tensors, "critic", where), None, activation, where) if _has(tensors, "critic") else None
+    )
     raw = numbers(tensors["actor_logstd"].reshape(-1), "actor_logstd", where)
     space = ActionSpace("continuous", (len(raw),))
     return Described(LIBRARY, "", "PPO", actor, space, std=Std("vector", raw), critic=critic, notes=(UNSEEN,))
@@ -87,7 +88,9 @@ def _squashed(path: Path, tensors: dict[str, Array], options: Options) -> Descri
     bounds = [tuple(float(number) for number in bound) for bound in (shift - scale, shift + scale)]
     space = ActionSpace("continuous", (width,), bounds[0], bounds[1])
     if not soft:
-        return Described(LIBRARY, "", "TD3 or DDPG", actor, space, True, _given(options, width), notes=_without_std(options))
+        return Described(
+            LIBRARY, "", "TD3 or DDPG", actor, space, True, _given(options, width), notes=_without_std(options)
+        )
     head: Linear = linear(tensors, "fc_logstd", where)
     return Described(LIBRARY, "", "SAC", actor, space, True, Std("head", head, "exp_tanh", -5.0, 2.0))
 
@@ -116,5 +119,3 @@ def _kind(kept: Any) -> Reader | None:
 
 def _has(tensors: dict[str, Array], prefix: str) -> bool:
     return bool(below(tensors, prefix))
-
-

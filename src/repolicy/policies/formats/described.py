@@ -207,7 +207,9 @@ def _normalized(described: Described, observations: Tensor) -> Tensor:
     if described.normalizer is None:
         return observations
     normalizer = described.normalizer
-    shift, scale = (torch.as_tensor(values, dtype=observations.dtype) for values in (normalizer.shift, normalizer.scale))
+    shift, scale = (
+        torch.as_tensor(values, dtype=observations.dtype) for values in (normalizer.shift, normalizer.scale)
+    )
     inputs = (observations - shift) * scale
     return inputs if normalizer.clip is None else inputs.clamp(-normalizer.clip, normalizer.clip)
 

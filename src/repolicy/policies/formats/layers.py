@@ -140,9 +140,7 @@ def chosen_activation(options: Options, default: str, library: str, found: str |
     ]
 
 
-def normalizer(
-    mean: Array, deviation: Array, clip: float | None, where: str, count: float = 0.0
-) -> Normalizer:
+def normalizer(mean: Array, deviation: Array, clip: float | None, where: str, count: float = 0.0) -> Normalizer:
     """`(x − mean) / deviation`, clipped; the deviation is what the library divides by, its epsilon included."""
     mean, deviation = (np.asarray(values, np.float64).reshape(-1) for values in (mean, deviation))
     if mean.shape != deviation.shape or not np.all(np.isfinite(mean)) or not np.all(deviation > 0.0):

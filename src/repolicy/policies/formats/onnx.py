@@ -59,11 +59,13 @@ def read(path: Path, options: Options) -> Described:
         note = ("the largest of the graph's outputs is chosen: they are taken as logits",)
         return _described(model, found, ActionSpace("discrete", (size,)), None, options, where, note)
     size = len(found.network.output.bias)
-    std, notes = _std(found, options)
+    std, notes = _std(found, len(graph.output) == 1, options)
     others = [output.name for output in graph.output if output.name != name]
     if others:
         notes = (*notes, f"of the graph's outputs {name} is taken, and not {some(others)}")
-    return _described(model, found, ActionSpace("continuous", (size,), found.low, found.high), std, options, where, notes)
+    return _described(
+        model, found, ActionSpace("continuous", (size,), found.low, found.high), std, options, where, notes
+    )
 
 
 def _described(
@@ -91,12 +93,15 @@ def _described(
     )
 
 
-def _std(found: Recognized, options: Options) -> tuple[Std | None, tuple[str, ...]]:
-    if options.std is None and found.unused is not None and found.squashed:
+def _std(found: Recognized, alone: bool, options: Options) -> tuple[Std | None, tuple[str, ...]]:
+    if options.std is None and found.unused is not None and found.squashed and alone:
         return Std("head", found.unused, "softplus", floor=BRAX_MIN_STD), (
             "the unused half of the last layer is taken as Brax's scale: std = softplus(raw) + 0.001, before tanh",
         )
-    return _given(options, len(found.network.output.bias)), _without_std(options)
+    notes = _without_std(options)
+    if found.unused is not None:
+        notes = (*notes, "half of the last layer is dropped by the graph, which does not tell what it is for")
+    return _given(options, len(found.network.output.bias)), notes
 
 
 def _normalizer(found: Recognized, options: Options, where: str) -> tuple[Normalizer | None, tuple[str, ...]]:
@@ -171,7 +176,9 @@ class _Graph:
         stem = chains[place]
         assert stem is not None
         constants = [self.constants[name] for name in inputs if name in self.constants]
-        if kind in PASSED or (kind == "Reshape" and constants[0].reshape(-1).shape == (2,)):
+        if kind in PASSED or (kind in ("Squeeze", "Unsqueeze") and stem[-1:] and stem[-1].name == "argmax"):
+            return stem
+        if kind == "Reshape" and constants[0].reshape(-1).shape == (2,):
             return stem
         if kind in ELEMENTWISE and place == 0 and not constants:
             return (*stem, *ELEMENTWISE[kind](attributes))
@@ -299,7 +306,9 @@ def _model(path: Path) -> Any:
     try:
         import onnx
     except ImportError:
-        raise UsageError(f"{path} is an ONNX graph, which needs the package onnx: pip install 'repolicy[onnx]'") from None
+        raise UsageError(
+            f"{path} is an ONNX graph, which needs the package onnx: pip install 'repolicy[onnx]'"
+        ) from None
     try:
         return onnx.load_model_from_string(read_bytes(path))
     except FileError:
@@ -318,7 +327,9 @@ def _input(graph: Any, where: str) -> tuple[int, str]:
         )
     sizes = [dimension.dim_value for dimension in inputs[0].type.tensor_type.shape.dim]
     if len(sizes) not in (1, 2) or sizes[-1] < 1:
-        raise CannotCopy(f"{where} cannot be copied: its input {inputs[0].name} has the shape {sizes}, no row of numbers")
+        raise CannotCopy(
+            f"{where} cannot be copied: its input {inputs[0].name} has the shape {sizes}, no row of numbers"
+        )
     return int(sizes[-1]), str(inputs[0].name)
 
 

@@ -391,6 +391,6 @@ def _was_normalized(kept: Zip) -> bool | None:
 
     The others always keep them, so that their zips do not tell.
     """
-    if "_last_original_obs" not in kept.data or "n_epochs" not in kept.data and "gae_lambda" not in kept.data:
+    if "_last_original_obs" not in kept.data or ("n_epochs" not in kept.data and "gae_lambda" not in kept.data):
         return None
     return kept.data["_last_original_obs"] is not None

@@ -17,6 +17,7 @@ import numpy as np
 from repolicy.errors import FileError
 
 Storages = Callable[[Any], np.ndarray]
+PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 PLAIN = "biuf"  # kinds of NumPy's types: whether, integers, and real numbers
 DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, struct.error, RecursionError)
 
@@ -141,8 +142,14 @@ class _Reader:
         self.stack.append(self.storages(key))
 
 
+def _named(argument: str) -> Name:
+    """A name as it is today: older protocols write that of Python 2."""
+    module, _, name = argument.partition(" ")
+    return Name(f"{PYTHON_2.get(module, module)}.{name}")
+
+
 def _instance(reader: _Reader, argument: str) -> None:
-    reader.call(Name(argument.replace(" ", ".")), reader.above())
+    reader.call(_named(argument), reader.above())
 
 
 def _object(reader: _Reader, _: Any) -> None:
@@ -162,7 +169,7 @@ def _new_with_keywords(reader: _Reader, _: Any) -> None:
 
 def _stack_global(reader: _Reader, _: Any) -> None:
     name, module = reader.stack.pop(), reader.stack.pop()
-    reader.stack.append(Name(f"{module}.{name}"))
+    reader.stack.append(_named(f"{module} {name}"))
 
 
 def _tuple(count: int) -> Callable[[_Reader, Any], None]:
@@ -187,8 +194,7 @@ _CONSTANTS: dict[str, Callable[[], Any]] = {
     "EMPTY_DICT": dict,
     "EMPTY_SET": set,
 } | dict.fromkeys(
-    "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE "
-    "SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8".split(),
+    ["INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"],
     lambda: None,
 )
 
@@ -209,7 +215,7 @@ _STEPS: dict[str, Callable[[_Reader, Any], Any]] = {
     "ADDITEMS": lambda reader, _: reader.extend(reader.above()),
     "SETITEM": lambda reader, _: reader.assign([reader.stack.pop(-2), reader.stack.pop()]),
     "SETITEMS": lambda reader, _: reader.assign(reader.above()),
-    "GLOBAL": lambda reader, argument: reader.stack.append(Name(argument.replace(" ", "."))),
+    "GLOBAL": lambda reader, argument: reader.stack.append(_named(argument)),
     "STACK_GLOBAL": _stack_global,
     "INST": _instance,
     "OBJ": _object,
@@ -303,10 +309,10 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "builtins.set": lambda entries=(): set(entries),
     "builtins.frozenset": lambda entries=(): frozenset(entries),
     "builtins.list": lambda entries=(): list(entries) if isinstance(entries, list | tuple) else NotImplemented,
+    "builtins.bytes": lambda content=b"", *_: content if isinstance(content, bytes) else NotImplemented,
     "builtins.bytearray": lambda content=b"", *_: bytes(content) if isinstance(content, bytes) else NotImplemented,
     "_codecs.encode": _bytes,
     "copyreg._reconstructor": lambda kind, *_: Shell(kind),
-    "copy_reg._reconstructor": lambda kind, *_: Shell(kind),
     "torch.Size": lambda size=(): tuple(size),
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,

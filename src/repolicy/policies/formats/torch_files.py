@@ -44,7 +44,9 @@ def entry(archive: zipfile.ZipFile, name: str, where: str) -> bytes:
     try:
         info = archive.getinfo(name)
         if info.file_size > BLOAT * info.compress_size + 2**20:
-            raise FileError(f"{where} is refused: {name} would unpack to {info.file_size:,} bytes out of all proportion")
+            raise FileError(
+                f"{where} is refused: {name} would unpack to {info.file_size:,} bytes out of all proportion"
+            )
         return archive.read(info)
     except KeyError:
         raise FileError(f"{where} is not whole: {name} is missing in it") from None

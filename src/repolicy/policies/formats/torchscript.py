@@ -8,8 +8,9 @@ is something else is a program, and only PyTorch itself can run it.
 import ast
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,8 +28,9 @@ MEMORIES = ("LSTM", "GRU", "RNN")
 BUDGET = 20_000  # statements and expressions that are looked at
 
 
-class Moving(NamedTuple):
-    """A value that depends on the observations."""
+@dataclass(eq=False)
+class Moving:
+    """A value that depends on the observations. What works in place changes its chain."""
 
     chain: Chain
 
@@ -230,11 +232,23 @@ class _Code:
             return args[1]
         if name.text.startswith("__torch__."):
             return self.function(name.text, args)
-        operation = OPERATIONS.get(name.text.removeprefix("torch.").removesuffix("_"))
-        found = operation(args, named) if operation and name.text.startswith("torch.") else None
+        kind = name.text.removeprefix("torch.")
+        operation = OPERATIONS.get(kind.removesuffix("_")) if kind != name.text else None
+        found = operation(args, named) if operation else None
         if found is None:
             raise self.refuse(name.text)
-        return found
+        return self.in_place(args[0], found, name.text) if kind.endswith("_") else found
+
+    def in_place(self, target: Any, found: Any, name: str) -> Moving:
+        """The same value, changed for all who hold it; a part of another value would change that one too."""
+        if not isinstance(target, Moving) or not isinstance(found, Moving) or _is_part(target):
+            raise self.refuse(f"{name} in place")
+        target.chain = found.chain
+        return target
+
+
+def _is_part(value: Moving) -> bool:
+    return any(step.name in ("slice", "unflatten") for step in value.chain[-1:])
 
 
 def _function(body: list[ast.stmt], name: str) -> ast.FunctionDef:
@@ -292,11 +306,25 @@ def _clamp(args: Args, _: Named) -> Moving | None:
 def _slice(args: Args, _: Named) -> Any:
     """`slice(x, dim, start, end, step)`: of columns, from the first axis all."""
     moving, dim, start, end, step = (args + [0, None, None, 1][len(args) - 1 :])[:5]
-    if dim == 0 and start in (None, 0) and (end is None or end > 2**60) and step == 1:
-        return moving
+    if start in (None, 0) and (end is None or end > 2**60) and step == 1:
+        return moving  # all of it
     if dim not in (-1, 1) or step != 1 or (start or 0) < 0 or (end is not None and end < 0):
         return None
     return _with(moving, Step("slice", low=float(start or 0), high=float("inf") if end is None else float(end)))
+
+
+def _unflatten(args: Args, _: Named) -> Moving | None:
+    """The last axis as two rows, of which `select` takes one."""
+    moving, dim, sizes = args
+    return _with(moving, Step("unflatten", low=sizes[0], high=sizes[1])) if dim == -1 and len(sizes) == 2 else None
+
+
+def _select(args: Args, _: Named) -> Moving | None:
+    moving, dim, index = args
+    if not isinstance(moving, Moving) or dim != -2 or not moving.chain or moving.chain[-1].name != "unflatten":
+        return None
+    size = moving.chain[-1].high
+    return Moving((*moving.chain[:-1], Step("slice", low=index * size, high=(index + 1) * size)))
 
 
 def _chunk(args: Args, _: Named) -> list[Moving] | None:
@@ -386,6 +414,8 @@ OPERATIONS: dict[str, Operation] = {
     "hardtanh": _clamp,
     "slice": _slice,
     "chunk": _chunk,
+    "unflatten": _unflatten,
+    "select": _select,
     "argmax": _argmax,
     "add": _arithmetic("add", np.add),
     "sub": _arithmetic("sub", np.subtract),

@@ -22,7 +22,7 @@ def read(path: Path, groups: Groups = ()) -> Normalizer | None:
     if content[:4] == b"PK\x03\x04":
         return _read_arrays(content, str(path))
     kept = read_pickle(content, str(path))
-    if not isinstance(kept, Shell) or "obs_rms" not in kept.state and "norm_obs" not in kept.state:
+    if not isinstance(kept, Shell) or ("obs_rms" not in kept.state and "norm_obs" not in kept.state):
         raise FileError(f"{path} holds no VecNormalize and no arrays mean and var: {kept!r:.60}")
     if not kept.state.get("norm_obs", True):
         return None
