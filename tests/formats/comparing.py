@@ -1,4 +1,4 @@
-"""What the tests of formats share: a description evaluated in double precision, against the host library's own numbers."""
+"""What the tests of formats share: descriptions in double precision, against the host library's own numbers."""
 
 from typing import Any
 
@@ -41,7 +41,8 @@ def values(described: Described, obs: Tensor) -> np.ndarray:
 def assert_equal(found: Any, wanted: Any) -> None:
     """Everywhere equal to 1e-5 (relative, where the numbers are above 1), and no trivial constant."""
     found, wanted = (np.asarray(torch.as_tensor(x).detach()).squeeze() for x in (found, wanted))
-    assert found.shape == wanted.shape and len(wanted) == COUNT
+    assert found.shape == wanted.shape
+    assert len(wanted) == COUNT
     assert np.all(np.std(wanted, axis=0) > 1e-4)
     worst = float((np.abs(found - wanted) / np.maximum(1.0, np.abs(wanted))).max())
     assert worst <= TOLERANCE, f"off by {worst:.3g}"

@@ -15,12 +15,12 @@ from comparing import COUNT, assert_equal, log_prob, mean, observations, stirred
 from torch import nn
 
 from repolicy.errors import FileError, UsageError
-from repolicy.policies.formats import CannotCopy, Options, describe, recognized
+from repolicy.policies.formats import CannotCopyError, Options, describe, recognized
 
 
 def mlp(sizes: tuple[int, ...], activation: type[nn.Module]) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in itertools.pairwise(sizes):
         layers += [nn.Linear(a, b), activation()]
     return nn.Sequential(*layers[:-1])
 
@@ -59,7 +59,8 @@ def test_rsl_rl_5(std_type: str, kind: str, tmp_path: Path) -> None:
     assert recognized(path) == "rsl_rl"
     described = describe(path)
     assert described.family == ("gaussian" if kind == "GaussianDistribution" else "state_gaussian")
-    assert described.normalizer is not None and described.normalizer.count == COUNT
+    assert described.normalizer is not None
+    assert described.normalizer.count == COUNT
     with torch.no_grad():
         actions = actor(groups, stochastic_output=True)
         assert_equal(log_prob(described, obs, actions), actor.get_output_log_prob(actions))
@@ -129,7 +130,7 @@ def test_an_asymmetric_critic_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "kind", "sentence"),
     [
-        ({"memory_a.rnn.weight_ih_l0": torch.ones(4, 5), "std": torch.ones(2)}, CannotCopy, "has a memory"),
+        ({"memory_a.rnn.weight_ih_l0": torch.ones(4, 5), "std": torch.ones(2)}, CannotCopyError, "has a memory"),
         ({"backbone.0.weight": torch.ones(4, 5)}, FileError, r"holds no actor: backbone.0.weight; known are actor"),
         ({"actor.0.weight": torch.ones(4, 5), "std": torch.ones(3)}, FileError, "3 stds do not fit 4 actions"),
         (
@@ -139,7 +140,7 @@ def test_an_asymmetric_critic_is_left_out(tmp_path: Path) -> None:
         ),
         (
             {"actor.0.weight": torch.ones(4, 5), "actor.3.weight": torch.ones(2, 4), "std": torch.ones(2)},
-            CannotCopy,
+            CannotCopyError,
             "there is not one activation",
         ),
         ({"actor.0.weight": torch.full((2, 5), torch.nan), "std": torch.ones(2)}, FileError, "is not finite"),
@@ -188,8 +189,9 @@ def test_skrls_own_modules(tmp_path: Path) -> None:
         network=network,
         output="ACTIONS",
     )
-    stirred(model)
     obs = observations(5, 6.0)
+    model.act({"observations": obs}, role="policy")  # only now its layers have sizes
+    stirred(model)
     scaler(obs + 1.0, train=True)
     kept = {"policy": model.state_dict(), "value": {}, "observation_preprocessor": scaler.state_dict()}
     described = describe(saved(tmp_path / "agent.pt", kept))
@@ -293,7 +295,7 @@ def test_brax_parameters(dict_observations: bool, norm: bool, tmp_path: Path, mo
     """As `brax.io.model.save_params` pickles them; evaluated by Brax's formulas, in PyTorch."""
     generator = np.random.default_rng(0)
     sizes, layers = (5, 9, 8, 6), {}
-    for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for i, (a, b) in enumerate(itertools.pairwise(sizes)):
         layers[f"hidden_{i}"] = {
             "kernel": generator.normal(size=(a, b)).astype("f4") / 2,
             "bias": generator.normal(size=b),
@@ -314,7 +316,8 @@ def test_brax_parameters(dict_observations: bool, norm: bool, tmp_path: Path, mo
     assert recognized(path) == "brax"
     described = describe(path)
     assert described.groups == ((("state", 5),) if dict_observations else ())
-    assert described.normalizer is not None and described.normalizer.count == 1e4
+    assert described.normalizer is not None
+    assert described.normalizer.count == 1e4
     obs = observations(5)
     hidden = (obs.double() - torch.as_tensor(mu)) / torch.as_tensor(std)
     for i in range(3):

@@ -12,7 +12,7 @@ import numpy as np
 from repolicy.errors import FileError
 from repolicy.policies.formats import vecnormalize
 from repolicy.policies.formats.described import (
-    CannotCopy,
+    CannotCopyError,
     Described,
     Hidden,
     LayerNorm,
@@ -81,7 +81,9 @@ def _policy(module: dict[str, Any], activation: str, where: str) -> tuple[Percep
     *hidden, last = _hidden(module, where)
     output, size = last.linear, len(last.linear.bias) // 2
     if len(output.bias) % 2:
-        raise CannotCopy(f"{where} cannot be copied: its last layer has {len(output.bias)} outputs, not means and stds")
+        raise CannotCopyError(
+            f"{where} cannot be copied: its last layer has {len(output.bias)} outputs, not means and stds"
+        )
     mean, head = Linear(output.weight[:size], output.bias[:size]), Linear(output.weight[size:], output.bias[size:])
     return perceptron(hidden, mean, activation, where), Std("head", head, "softplus", floor=MIN_STD), True
 
@@ -91,13 +93,15 @@ def _plain_gaussian(module: dict[str, Any], activation: str, where: str) -> tupl
     hidden = _hidden(module["MLP_0"], where)
     dense = [name for name in ("Dense_0", "Dense_1") if name in module]
     if not dense:
-        raise CannotCopy(f"{where} cannot be copied: its policy holds {some(module)}")
+        raise CannotCopyError(f"{where} cannot be copied: its policy holds {some(module)}")
     actor = perceptron(hidden, _dense(module[dense[0]], dense[0], where), activation, where)
     for name, link in (("std_logparam", "exp"), ("std_param", "identity")):
         if name in module:
             (raw,) = module[name].values() if isinstance(module[name], dict) else (module[name],)
             return actor, Std("vector", numbers(raw.reshape(-1), name, where), link)
-    raise CannotCopy(f"{where} cannot be copied: its std depends on the state in a way that the file does not tell")
+    raise CannotCopyError(
+        f"{where} cannot be copied: its std depends on the state in a way that the file does not tell"
+    )
 
 
 def _hidden(module: dict[str, Any], where: str) -> list[Hidden]:
@@ -109,7 +113,7 @@ def _hidden(module: dict[str, Any], where: str) -> list[Hidden]:
         norm = module.get(f"LayerNorm_{index}")
         layers.append(Hidden(layer, None if norm is None else _norm(norm, where)))
     if any(name for name in module if not name.startswith(("hidden_", "LayerNorm_"))):
-        raise CannotCopy(f"{where} cannot be copied: its network holds {some(module)}")
+        raise CannotCopyError(f"{where} cannot be copied: its network holds {some(module)}")
     return layers
 
 

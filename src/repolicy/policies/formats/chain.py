@@ -13,7 +13,7 @@ import numpy as np
 from repolicy.policies.formats.described import (
     ACTIVATIONS,
     Array,
-    CannotCopy,
+    CannotCopyError,
     Hidden,
     LayerNorm,
     Linear,
@@ -91,10 +91,10 @@ def recognize(chain: Chain, width: int, where: str) -> Recognized:
     while steps and (steps[0].name == "norm" or steps[0].name in ACTIVATIONS) and _has_linear(steps):
         before = _take_norm(steps, "before")
         if not steps or steps[0].name not in ACTIVATIONS:
-            raise CannotCopy(f"{where} cannot be copied: {_told(steps)} stands where an activation belongs")
+            raise CannotCopyError(f"{where} cannot be copied: {_told(steps)} stands where an activation belongs")
         step = steps.pop(0)
         if activation is not None and (step.name, step.high) != (activation.name, activation.high):
-            raise CannotCopy(f"{where} cannot be copied: its layers have different activations")
+            raise CannotCopyError(f"{where} cannot be copied: its layers have different activations")
         activation = step
         norm = before or _take_norm(steps, "after")
         hidden.append(Hidden(output, norm))
@@ -134,7 +134,7 @@ def _behind(
         argmax = True
         steps.pop(0)
     if steps or np.any(low >= high):
-        raise CannotCopy(f"{where} cannot be copied: {_told(steps) or 'a negative scale'} follows its last layer")
+        raise CannotCopyError(f"{where} cannot be copied: {_told(steps) or 'a negative scale'} follows its last layer")
     bounds = [tuple(float(number) for number in bound) if squashed else () for bound in (low, high)]
     network = Perceptron(tuple(hidden), output, activation, slope)
     return Recognized(network, normalizer, unused, mean_clip, squashed, bounds[0], bounds[1], argmax)
@@ -158,7 +158,9 @@ def _take_linear(steps: list[Step], where: str) -> Linear:
     """The next layer, with the elementwise factors and shifts on both of its sides taken into it."""
     before = steps.pop(0) if steps and steps[0].name == "affine" else Step("affine")
     if not steps or steps[0].name != "linear":
-        raise CannotCopy(f"{where} cannot be copied: {_told(steps) or 'nothing'} stands where a linear layer belongs")
+        raise CannotCopyError(
+            f"{where} cannot be copied: {_told(steps) or 'nothing'} stands where a linear layer belongs"
+        )
     step = steps.pop(0)
     weight, bias = np.asarray(step.scale, np.float64), np.asarray(step.shift, np.float64)
     if not _is_identity(before):

@@ -24,7 +24,7 @@ Source = Literal["vector", "head", "features"]
 Place = Literal["before", "after"]
 
 
-class CannotCopy(FileError):
+class CannotCopyError(FileError):
     """The file is whole and its format is known, but its network is none of ours. It may still be run as it is."""
 
 
@@ -77,7 +77,7 @@ class Perceptron:
 
 @dataclass(frozen=True)
 class Normalizer:
-    """`clip((observations − shift) · scale, ±clip)`, all `[observations]`; count is how many were seen, 0 if unknown."""
+    """`clip((observations − shift) · scale, ±clip)`, of `[observations]` each; count is how many were seen, or 0."""
 
     shift: Array
     scale: Array

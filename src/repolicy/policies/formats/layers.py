@@ -1,5 +1,6 @@
 """From the named tensors of a state dict to layers."""
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from repolicy.errors import FileError, UsageError
 from repolicy.policies.formats.described import (
     ACTIVATIONS,
     Array,
-    CannotCopy,
+    CannotCopyError,
     Hidden,
     LayerNorm,
     Linear,
@@ -68,7 +69,7 @@ def sequence(tensors: Tensors, prefix: str, where: str) -> list[Hidden]:
         index, name = _number(module), f"{prefix}.{module}"
         weight = tensors.get(f"{name}.weight")
         if index < 0 or weight is None or f"{name}.running_mean" in tensors or weight.ndim > 2:
-            raise CannotCopy(f"{where} cannot be copied: {name} is neither a linear layer nor a LayerNorm")
+            raise CannotCopyError(f"{where} cannot be copied: {name} is neither a linear layer nor a LayerNorm")
         if weight.ndim == 2:
             found.append((index, Hidden(linear(tensors, name, where))))
         else:
@@ -86,7 +87,7 @@ def _with_norm(
 ) -> list[tuple[int, Hidden]]:
     """The layers, the last of them with its LayerNorm. PyTorch's files do not hold its epsilon, 1e-5 by default."""
     if not found or found[-1][1].norm is not None or index - found[-1][0] > 2 or f"{name}.bias" not in tensors:
-        raise CannotCopy(f"{where} cannot be copied: {name} normalizes where Repolicy's networks do not")
+        raise CannotCopyError(f"{where} cannot be copied: {name} normalizes where Repolicy's networks do not")
     before, hidden = found[-1]
     weight, bias = (numbers(tensors[f"{name}.{part}"], name, where) for part in ("weight", "bias"))
     norm = LayerNorm(weight, bias, 1e-5, "before" if index - before == 1 else "after")
@@ -94,9 +95,9 @@ def _with_norm(
 
 
 def _check_gaps(found: list[tuple[int, Hidden]], prefix: str, where: str) -> None:
-    for (before, hidden), (after, _) in zip(found, found[1:], strict=False):
+    for (before, hidden), (after, _) in itertools.pairwise(found):
         if after - before != (2 if hidden.norm is None else 3):
-            raise CannotCopy(
+            raise CannotCopyError(
                 f"{where} cannot be copied: between {prefix}.{before} and {prefix}.{after} there is not one activation"
             )
 
@@ -107,7 +108,7 @@ def perceptron(layers: Iterable[Hidden], output: Linear | None, activation: str,
     if output is None:
         output = hidden.pop().linear
     chain = [layer.linear for layer in hidden] + [output]
-    for first, second in zip(chain, chain[1:], strict=False):
+    for first, second in itertools.pairwise(chain):
         if first.weight.shape[0] != second.weight.shape[1]:
             raise FileError(
                 f"{where} is damaged: a layer of {first.weight.shape[0]} units goes into one that takes "
@@ -121,7 +122,7 @@ def activation_named(name: str, where: str) -> str:
     plain = name.lower()
     plain = OTHER_NAMES.get(plain, plain)
     if plain not in ACTIVATIONS:
-        raise CannotCopy(f"{where} cannot be copied: its activation is {name}; {', '.join(ACTIVATIONS)} are known")
+        raise CannotCopyError(f"{where} cannot be copied: its activation is {name}; {', '.join(ACTIVATIONS)} are known")
     return plain
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from repolicy.errors import FileError, UsageError
 from repolicy.policies.formats import vecnormalize
 from repolicy.policies.formats.chain import Chain, Recognized, Step, joined, recognize
-from repolicy.policies.formats.described import Array, CannotCopy, Described, Normalizer, Options, Std
+from repolicy.policies.formats.described import Array, CannotCopyError, Described, Normalizer, Options, Std
 from repolicy.policies.formats.layers import check_width, some
 from repolicy.policies.formats.sb3 import _given, _without_std
 from repolicy.policies.formats.torch_files import read_bytes
@@ -46,7 +46,7 @@ def recognized(content: bytes) -> bool:
 
 
 def read(path: Path, options: Options) -> Described:
-    """The perceptron in a graph; CannotCopy where the graph is something else."""
+    """The perceptron in a graph; CannotCopyError where the graph is something else."""
     where = str(path)
     model = _model(path)
     graph = model.graph
@@ -137,7 +137,7 @@ class _Graph:
             if self.chains.get(name):
                 return name, self.chains[name]
         reason = self.refused or f"its outputs ({some(outputs)}) do not depend on its input"
-        raise CannotCopy(f"{self.where} cannot be copied: {reason}")
+        raise CannotCopyError(f"{self.where} cannot be copied: {reason}")
 
     def visit(self, node: Any) -> None:
         """Note what the node's outputs are, or, for an error that comes later, why it was not understood."""
@@ -322,12 +322,12 @@ def _input(graph: Any, where: str) -> tuple[int, str]:
     known = {tensor.name for tensor in graph.initializer}
     inputs = [entry for entry in graph.input if entry.name not in known]
     if len(inputs) != 1:
-        raise CannotCopy(
+        raise CannotCopyError(
             f"{where} cannot be copied: it takes {len(inputs)} inputs ({some(entry.name for entry in inputs)}), not one"
         )
     sizes = [dimension.dim_value for dimension in inputs[0].type.tensor_type.shape.dim]
     if len(sizes) not in (1, 2) or sizes[-1] < 1:
-        raise CannotCopy(
+        raise CannotCopyError(
             f"{where} cannot be copied: its input {inputs[0].name} has the shape {sizes}, no row of numbers"
         )
     return int(sizes[-1]), str(inputs[0].name)

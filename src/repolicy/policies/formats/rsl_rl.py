@@ -15,7 +15,7 @@ from repolicy.errors import FileError
 from repolicy.policies.formats import vecnormalize
 from repolicy.policies.formats.described import (
     Array,
-    CannotCopy,
+    CannotCopyError,
     Described,
     Linear,
     Normalizer,
@@ -131,9 +131,9 @@ def _layout(kept: dict[str, Any], where: str) -> tuple[Layout, dict[str, Array]]
         tensors = tensors_of(kept[layout.state], where)
         names = list(tensors)
         if any(name.startswith(("memory", "rnn")) for name in tensors):
-            raise CannotCopy(f"{where} cannot be copied: the policy has a memory (a recurrent layer)")
+            raise CannotCopyError(f"{where} cannot be copied: the policy has a memory (a recurrent layer)")
         if any(name.startswith(("cnn", "actor_cnn")) for name in tensors):
-            raise CannotCopy(f"{where} cannot be copied: the policy looks at images")
+            raise CannotCopyError(f"{where} cannot be copied: the policy looks at images")
         if below(tensors, layout.actor):
             return layout, tensors
     raise FileError(
@@ -153,7 +153,7 @@ def _std(
                 raise FileError(f"{where} is damaged: {len(raw)} stds do not fit {len(actor.output.bias)} actions")
             return Std("vector", raw, link, *_limits(link)), actor, []
     if "Beta" in agent.get("class_name", "") or len(actor.output.bias) % 2:
-        raise CannotCopy(f"{where} cannot be copied: its distribution is no Gaussian, or it has no std")
+        raise CannotCopyError(f"{where} cannot be copied: its distribution is no Gaussian, or it has no std")
     half = len(actor.output.bias) // 2
     kind = agent.get("std_type", agent.get("noise_std_type"))
     link = "exp" if kind == "log" else "identity"

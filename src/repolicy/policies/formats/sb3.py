@@ -20,7 +20,7 @@ from repolicy.errors import FileError, UsageError
 from repolicy.policies.formats import vecnormalize
 from repolicy.policies.formats.described import (
     Array,
-    CannotCopy,
+    CannotCopyError,
     Described,
     Hidden,
     Linear,
@@ -128,9 +128,11 @@ def _kind(kept: Zip) -> Callable[[Zip, Options], Parts]:
     names = kept.tensors
     foreign = [name for name in names if "features_extractor." in name or "sde_net" in name]
     if any(name.startswith("lstm_") for name in names):
-        raise CannotCopy(f"{kept.where} cannot be copied: the policy has a memory (an LSTM)")
+        raise CannotCopyError(f"{kept.where} cannot be copied: the policy has a memory (an LSTM)")
     if foreign:
-        raise CannotCopy(f"{kept.where} cannot be copied: the policy has layers of its own kind, such as {foreign[0]}")
+        raise CannotCopyError(
+            f"{kept.where} cannot be copied: the policy has layers of its own kind, such as {foreign[0]}"
+        )
     for mark, kind in KINDS.items():
         if any(name.startswith(mark) for name in names):
             return kind
@@ -168,7 +170,7 @@ def _soft(kept: Zip, _: Options) -> Parts:
     """SAC and TQC: squashed, with a std that depends on the state."""
     where, names = kept.where, kept.tensors
     if any("running_mean" in name for name in names if name.startswith("actor.")):
-        raise CannotCopy(f"{where} cannot be copied: the policy has batch normalization (CrossQ)")
+        raise CannotCopyError(f"{where} cannot be copied: the policy has batch normalization (CrossQ)")
     hidden = _maybe(kept, "actor.latent_pi")
     noisy = "actor.log_std" in names
     clip = float(kept.settings.get("clip_mean", 2.0)) if noisy else 0.0
@@ -331,7 +333,7 @@ def _observations(space: Any, where: str) -> tuple[tuple[str, int], ...]:
             raise FileError(f"{where} is damaged: its Dict of observations is empty")
         return tuple((str(key), _observations(part, where)[0][1]) for key, part in parts.items())
     if space.last != "Box":
-        raise CannotCopy(f"{where} cannot be copied: its observations are a {space.last}, and no numbers")
+        raise CannotCopyError(f"{where} cannot be copied: its observations are a {space.last}, and no numbers")
     shape = _shape(space, where)
     return (("", int(np.prod(shape))),)
 
@@ -359,7 +361,7 @@ def _actions(space: Any, where: str) -> tuple[ActionSpace, bool]:
             return ActionSpace("discrete", (2,) * int(np.prod(space.state["n"]))), True
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FileError(f"{where} is damaged: its action space is not whole ({error!r})") from None
-    raise CannotCopy(f"{where} cannot be copied: its actions are a {space.last}")
+    raise CannotCopyError(f"{where} cannot be copied: its actions are a {space.last}")
 
 
 # The normalizer -------------------------------------------------------------------------------------------------------

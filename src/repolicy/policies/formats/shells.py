@@ -16,7 +16,7 @@ import numpy as np
 
 from repolicy.errors import FileError
 
-Storages = Callable[[Any], np.ndarray]
+Storages = Callable[[Any], Any]  # from a key to a flat array, or to something that stays a shell
 PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 PLAIN = "biuf"  # kinds of NumPy's types: whether, integers, and real numbers
 DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, struct.error, RecursionError)
@@ -82,8 +82,10 @@ class _Reader:
         for code, argument, position in pickletools.genops(content):
             if code.name == "STOP":
                 return self.stack.pop(), (position or 0) + 1
-            if code.name in _CONSTANTS:
-                self.stack.append(_CONSTANTS[code.name]() if argument is None else argument)
+            if code.name in _VALUES:
+                self.stack.append(argument)
+            elif code.name in _EMPTY:
+                self.stack.append(_EMPTY[code.name]())
             elif code.name in _STEPS:
                 _STEPS[code.name](self, argument)
             elif code.name not in ("PROTO", "FRAME"):
@@ -185,7 +187,7 @@ def _gathered(kind: Callable[[list[Any]], Any]) -> Callable[[_Reader, Any], None
     return lambda reader, _: reader.stack.append(kind(reader.above()))
 
 
-_CONSTANTS: dict[str, Callable[[], Any]] = {
+_EMPTY: dict[str, Callable[[], Any]] = {
     "NONE": lambda: None,
     "NEWTRUE": lambda: True,
     "NEWFALSE": lambda: False,
@@ -193,10 +195,12 @@ _CONSTANTS: dict[str, Callable[[], Any]] = {
     "EMPTY_TUPLE": tuple,
     "EMPTY_DICT": dict,
     "EMPTY_SET": set,
-} | dict.fromkeys(
-    ["INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"],
-    lambda: None,
-)
+}
+_VALUES = {
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+    *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
+}
 
 _STEPS: dict[str, Callable[[_Reader, Any], Any]] = {
     "MARK": lambda reader, _: reader.stack.append(_MARK),
@@ -265,7 +269,8 @@ def _fill(array: np.ndarray, state: Any) -> None:
     content = content.encode("latin1") if isinstance(content, str) else content
     if int(np.prod([int(size) for size in shape], dtype=object)) * dtype.itemsize != len(content):
         raise ValueError(f"an array of shape {shape} has {len(content)} bytes")
-    array.__setstate__((1, tuple(shape), dtype, bool(fortran), bytes(content)))  # type: ignore[attr-defined]
+    whole: Any = (1, tuple(shape), dtype, bool(fortran), bytes(content))
+    array.__setstate__(whole)
 
 
 def _from_buffer(content: Any, dtype: Any, shape: Any, order: Any = "C") -> Any:
@@ -322,12 +327,8 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "numpy.dtype": _dtype,
     "jax._src.array._reconstruct_array": _from_jax,
     "jax._src.device_array.reconstruct_device_array": _from_jax,
-} | {
-    f"numpy.{core}.{name}": maker
-    for core in ("core", "_core")
-    for name, maker in (
-        ("multiarray._reconstruct", lambda *_: np.empty(0)),
-        ("multiarray.scalar", _scalar),
-        ("numeric._frombuffer", _from_buffer),
-    )
 }
+for _core in ("numpy.core", "numpy._core"):
+    MAKERS[f"{_core}.multiarray._reconstruct"] = lambda *_: np.empty(0)
+    MAKERS[f"{_core}.multiarray.scalar"] = _scalar
+    MAKERS[f"{_core}.numeric._frombuffer"] = _from_buffer

@@ -11,7 +11,7 @@ import numpy as np
 
 from repolicy.errors import FileError
 from repolicy.policies.formats import vecnormalize
-from repolicy.policies.formats.described import Array, CannotCopy, Described, Hidden, Normalizer, Options, Std
+from repolicy.policies.formats.described import Array, CannotCopyError, Described, Hidden, Normalizer, Options, Std
 from repolicy.policies.formats.layers import (
     check_width,
     chosen_activation,
@@ -42,7 +42,9 @@ def read(path: Path, kept: dict[str, Any], options: Options) -> Described:
     names = [name.removesuffix(".weight") for name, values in tensors.items() if name.endswith(".weight")]
     names = [name for name in names if not name.split(".")[0].startswith("value")]
     if any(tensors[f"{name}.weight"].ndim != 2 for name in names) or any("_ih_l" in name for name in tensors):
-        raise CannotCopy(f"{where} cannot be copied: its policy has other layers than linear ones ({some(tensors)})")
+        raise CannotCopyError(
+            f"{where} cannot be copied: its policy has other layers than linear ones ({some(tensors)})"
+        )
     if len(names) < 1 or LOG_STD not in tensors:
         raise FileError(f"{where} holds no Gaussian policy with {LOG_STD}: it holds {some(tensors)}")
     agent = _agent(path)

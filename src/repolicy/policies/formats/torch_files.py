@@ -76,22 +76,22 @@ def find_root(archive: zipfile.ZipFile, where: str) -> str:
 def zip_storages(archive: zipfile.ZipFile, folder: str, where: str) -> Storages:
     """What gives the numbers of a storage, by the key that the pickle has for it."""
     root = folder.rpartition("/")[0].rpartition("/")[0]
-    order = ">" if f"{root}/byteorder" in archive.namelist() and archive.read(f"{root}/byteorder") == b"big" else "<"
+    big = f"{root}/byteorder" in archive.namelist() and entry(archive, f"{root}/byteorder", where) == b"big"
     known: dict[str, np.ndarray] = {}
 
     def storage(key: Any) -> np.ndarray:
         _, kind, name, _, _ = key
         if name not in known:
-            known[name] = _numbers(entry(archive, f"{folder}{name}", where), kind, order)
+            known[name] = _numbers(entry(archive, f"{folder}{name}", where), kind, big)
         return known[name]
 
     return storage
 
 
-def _numbers(content: bytes, kind: Any, order: str = "<") -> np.ndarray:
+def _numbers(content: bytes, kind: Any, big: bool = False) -> np.ndarray:
     if not isinstance(kind, Name) or kind.last not in DTYPES:
         raise ValueError(f"its tensors have numbers of an unknown kind, {getattr(kind, 'text', kind)}")
-    numbers = np.frombuffer(content, np.dtype(DTYPES[kind.last]).newbyteorder(order))
+    numbers = np.frombuffer(content, np.dtype(DTYPES[kind.last]).newbyteorder(">" if big else "<"))
     if kind.last == "BFloat16Storage":
         return (numbers.astype(np.uint32) << 16).view(np.float32)
     return numbers.astype(numbers.dtype.newbyteorder("="))
@@ -112,24 +112,14 @@ def _load_legacy(content: bytes, where: str) -> Any:
         position += read_pickles(content[position:], where)[1]
     kinds: dict[str, Any] = {}
 
-    def note(key: Any) -> np.ndarray:
-        kinds[key[2]] = key[1]
-        return np.empty(0)
-
     start = position
     try:
-        _, length = read_pickles(content[start:], where, lambda key: _Later(note(key)))
+        _, length = read_pickles(content[start:], where, lambda key: kinds.update({key[2]: key[1]}))
         keys, more = read_pickles(content[start + length :], where)
         storages = _legacy_storages(content[start + length + more :], keys, kinds)
         return read_pickle(content[start:], where, lambda key: storages[key[2]])
     except (struct.error, KeyError, TypeError, ValueError) as error:
         raise FileError(f"{where} is damaged: {error}") from None
-
-
-class _Later:
-    """In the place of a storage whose bytes are not known yet: a tensor of it stays a shell."""
-
-    def __init__(self, _: Any) -> None: ...
 
 
 def _legacy_storages(content: bytes, keys: list[str], kinds: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ import numpy as np
 from repolicy.errors import FileError, UsageError
 from repolicy.policies.formats import vecnormalize
 from repolicy.policies.formats.chain import Chain, Recognized, Step, joined, recognize
-from repolicy.policies.formats.described import Array, CannotCopy, Described, Normalizer, Options
+from repolicy.policies.formats.described import Array, CannotCopyError, Described, Normalizer, Options
 from repolicy.policies.formats.layers import check_width
 from repolicy.policies.formats.sb3 import _given, _without_std
 from repolicy.policies.formats.shells import Name, Shell, read_pickle
@@ -41,14 +41,14 @@ def recognized(names: list[str]) -> bool:
 
 
 def read(path: Path, options: Options) -> Described:
-    """The perceptron in a TorchScript file; CannotCopy where it is something else."""
+    """The perceptron in a TorchScript file; CannotCopyError where it is something else."""
     where = str(path)
     archive = open_zip(read_bytes(path), where)
     root = find_root(archive, where)
     module = read_pickle(entry(archive, f"{root}data.pkl", where), where, zip_storages(archive, f"{root}data/", where))
     memory = _memory(module)
     if memory:
-        raise CannotCopy(f"{where} cannot be copied: the policy has a memory ({memory})")
+        raise CannotCopyError(f"{where} cannot be copied: the policy has a memory ({memory})")
     constants = entry(archive, f"{root}constants.pkl", where)
     values = read_pickle(constants, where, zip_storages(archive, f"{root}constants/", where))
     result = _followed(_Code(archive, root, where, values), module, where)
@@ -60,11 +60,11 @@ def _followed(code: "_Code", module: Any, where: str) -> Moving:
     try:
         result = code.method(module, "forward", [Moving(())])
     except RecursionError:
-        raise CannotCopy(f"{where} cannot be copied: its code calls itself") from None
+        raise CannotCopyError(f"{where} cannot be copied: its code calls itself") from None
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, SyntaxError) as error:
-        raise CannotCopy(f"{where} cannot be copied: its code is none of a perceptron ({error!r:.80})") from None
+        raise CannotCopyError(f"{where} cannot be copied: its code is none of a perceptron ({error!r:.80})") from None
     if not isinstance(result, Moving):
-        raise CannotCopy(f"{where} cannot be copied: its code does not return one array of actions")
+        raise CannotCopyError(f"{where} cannot be copied: its code does not return one array of actions")
     return result
 
 
@@ -112,7 +112,7 @@ def _memory(module: Any, depth: int = 0) -> str:
 def _width(chain: Chain, where: str) -> int:
     first = next((step for step in chain if step.name == "linear"), None)
     if first is None:
-        raise CannotCopy(f"{where} cannot be copied: it has no linear layer")
+        raise CannotCopyError(f"{where} cannot be copied: it has no linear layer")
     return int(np.asarray(first.scale).shape[1])
 
 
@@ -127,8 +127,8 @@ class _Code:
         self.files: dict[str, ast.Module] = {}
         self.left = BUDGET
 
-    def refuse(self, what: str) -> CannotCopy:
-        return CannotCopy(f"{self.where} cannot be copied: its code has {what}, which no perceptron of ours has")
+    def refuse(self, what: str) -> CannotCopyError:
+        return CannotCopyError(f"{self.where} cannot be copied: its code has {what}, which no perceptron of ours has")
 
     def tree(self, module: str) -> ast.Module:
         """A file of code; `__torch__.a.b` is in code/__torch__/a/b.py."""
@@ -260,7 +260,8 @@ def _function(body: list[ast.stmt], name: str) -> ast.FunctionDef:
 
 # The operations -------------------------------------------------------------------------------------------------------
 
-Args, Named = list[Any], dict[str, Any]
+Args = list[Any]
+Named = dict[str, Any]
 Operation = Callable[[Args, Named], Any]
 
 
@@ -299,7 +300,7 @@ def _layer_norm(args: Args, _: Named) -> Moving | None:
 
 
 def _clamp(args: Args, _: Named) -> Moving | None:
-    low, high = (float("nan") if bound is None else float(bound) for bound in (args[1:3] + [None, None])[:2])
+    low, high = (float("nan") if bound is None else float(bound) for bound in ([*args[1:3], None, None])[:2])
     return _with(args[0], Step("clip", low=low, high=high))
 
 
@@ -328,7 +329,7 @@ def _select(args: Args, _: Named) -> Moving | None:
 
 
 def _chunk(args: Args, _: Named) -> list[Moving] | None:
-    moving, count, dim = (args + [0])[:3]
+    moving, count, dim = ([*args, 0])[:3]
     last = next((step for step in reversed(moving.chain) if step.name == "linear"), None)
     if dim not in (-1, 1) or last is None or len(np.asarray(last.shift)) % count:
         return None

@@ -17,7 +17,7 @@ Groups = tuple[tuple[str, int], ...]
 
 
 def read(path: Path, groups: Groups = ()) -> Normalizer | None:
-    """The normalizer in a VecNormalize's pickle, or in an .npz with `mean` and `var`; None if it leaves observations alone."""
+    """The normalizer in a VecNormalize's pickle, or in an .npz with `mean` and `var`; None if it has none of those."""
     content = read_bytes(path)
     if content[:4] == b"PK\x03\x04":
         return _read_arrays(content, str(path))
