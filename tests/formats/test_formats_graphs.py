@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import sys
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -331,6 +332,13 @@ def test_a_graph_that_normalizes_takes_no_other_statistics(tmp_path: Path) -> No
     np.savez(tmp_path / "n.npz", mean=np.zeros(5), var=np.ones(5))
     with pytest.raises(UsageError, match="normalizes observations itself"):
         describe(path, Options(normalizer=str(tmp_path / "n.npz")))
+
+
+def test_without_the_package_one_sentence_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = graph(tmp_path / "policy.onnx", [node("Gemm", "obs w", "out")], {"w": random(5, 3)})
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(UsageError, match=r"pip install 'repolicy\[onnx\]'"):
+        describe(path)
 
 
 def test_a_constant_larger_than_its_bytes_is_refused(tmp_path: Path) -> None:

@@ -150,6 +150,13 @@ def with_entry(archive: zipfile.ZipFile, ending: str, change: Any, compress: int
             lambda content: content.replace(b"K\x02K\x03\x86", b"J\xff\xff\xff\x7fK\x03\x86"),
             "does not fit into",
         ),
+        (
+            "data.pkl",
+            lambda content: content.replace(b"K\x02K\x03\x86", b"K\xffK\xff\x86").replace(
+                b"K\x03K\x01\x86", b"K\x00K\x00\x86"
+            ),
+            r"shape \(255, 255\) does not fit into the 6 numbers",
+        ),
         ("data.pkl", lambda content: content[:40], "damaged"),
         ("data.pkl", lambda content: content.replace(b"FloatStorage", b"CloudStorage"), "unknown kind"),
         ("data.pkl", lambda content: content.replace(b"X\x01\x00\x00\x000", b"X\x01\x00\x00\x009"), "9 is missing"),
