@@ -54,6 +54,12 @@ class Recognized:
     high: tuple[float, ...]
     argmax: bool
 
+    @property
+    def width(self) -> int:
+        """How many observations it takes."""
+        first = self.network.hidden[0].linear if self.network.hidden else self.network.output
+        return int(first.weight.shape[1])
+
 
 def joined(first: Chain, second: Chain) -> Chain | None:
     """The chain whose value is the product of two chains' values, where that is swish or gelu; else None."""

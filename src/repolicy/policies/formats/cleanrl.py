@@ -8,6 +8,7 @@ import numpy as np
 
 from repolicy.policies.formats import vecnormalize
 from repolicy.policies.formats.described import Array, Described, Hidden, Linear, Options, Perceptron, Std
+from repolicy.policies.formats.given import given_std, tempered, without_std
 from repolicy.policies.formats.layers import (
     below,
     check_width,
@@ -18,7 +19,6 @@ from repolicy.policies.formats.layers import (
     sequence,
     tensors_of,
 )
-from repolicy.policies.formats.sb3 import _given, _tempered, _without_std
 from repolicy.policy import ActionSpace
 
 LIBRARY = "CleanRL"
@@ -72,7 +72,7 @@ def _values(path: Path, tensors: dict[str, Array], options: Options) -> Describe
     where = str(path)
     activation, _ = chosen_activation(options, "relu", LIBRARY, "relu" if options.activation is None else None)
     network = perceptron(sequence(tensors, "network", where), None, activation, where)
-    actor = _tempered(network, options, where)
+    actor = tempered(network, options, where)
     return Described(LIBRARY, "", "DQN", actor, ActionSpace("discrete", (len(actor.output.bias),)))
 
 
@@ -89,7 +89,7 @@ def _squashed(path: Path, tensors: dict[str, Array], options: Options) -> Descri
     space = ActionSpace("continuous", (width,), bounds[0], bounds[1])
     if not soft:
         return Described(
-            LIBRARY, "", "TD3 or DDPG", actor, space, True, _given(options, width), notes=_without_std(options)
+            LIBRARY, "", "TD3 or DDPG", actor, space, True, given_std(options, width), notes=without_std(options)
         )
     head: Linear = linear(tensors, "fc_logstd", where)
     return Described(LIBRARY, "", "SAC", actor, space, True, Std("head", head, "exp_tanh", -5.0, 2.0))

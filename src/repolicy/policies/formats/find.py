@@ -8,6 +8,7 @@ from repolicy.errors import FileError
 from repolicy.policies.formats import brax, cleanrl, onnx, rsl_rl, sb3, skrl, torchscript
 from repolicy.policies.formats.described import Described, Options
 from repolicy.policies.formats.layers import some
+from repolicy.policies.formats.shells import read_pickle
 from repolicy.policies.formats.torch_files import LEGACY_START, load, open_zip, read_bytes
 
 KNOWN = (
@@ -67,6 +68,8 @@ def _pickle(content: bytes, where: str) -> str | None:
 def _found(path: Path) -> str:
     """What is in a file that nobody knows, for a sentence."""
     content = read_bytes(path)
+    if content[:1] == b"\x80" and LEGACY_START not in content[:32]:
+        return f"a pickle of {read_pickle(content, str(path))!r:.80}"
     if content[:4] != b"PK\x03\x04":
         return f"{len(content):,} bytes that begin with {content[:8]!r}"
     names = open_zip(content, str(path)).namelist()

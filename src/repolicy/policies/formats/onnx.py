@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from repolicy.errors import FileError, UsageError
-from repolicy.policies.formats import vecnormalize
 from repolicy.policies.formats.chain import Chain, Recognized, Step, joined, recognize
-from repolicy.policies.formats.described import Array, CannotCopyError, Described, Normalizer, Options, Std
-from repolicy.policies.formats.layers import check_width, some
-from repolicy.policies.formats.sb3 import _given, _without_std
+from repolicy.policies.formats.described import Array, CannotCopyError, Described, Options, Std
+from repolicy.policies.formats.given import given_std, statistics, without_std
+from repolicy.policies.formats.layers import some
 from repolicy.policies.formats.torch_files import read_bytes
 from repolicy.policy import ActionSpace
 
@@ -77,7 +76,8 @@ def _described(
     where: str,
     notes: tuple[str, ...],
 ) -> Described:
-    normalizer, more = _normalizer(found, options, where)
+    normalizer = statistics(found.normalizer, found.width, options, where)
+    more = () if normalizer else ("the graph does not normalize observations",)
     producer = f"{model.producer_name} {model.producer_version}".strip()
     return Described(
         "ONNX",
@@ -98,21 +98,10 @@ def _std(found: Recognized, alone: bool, options: Options) -> tuple[Std | None, 
         return Std("head", found.unused, "softplus", floor=BRAX_MIN_STD), (
             "the unused half of the last layer is taken as Brax's scale: std = softplus(raw) + 0.001, before tanh",
         )
-    notes = _without_std(options)
+    notes = without_std(options)
     if found.unused is not None:
         notes = (*notes, "half of the last layer is dropped by the graph, which does not tell what it is for")
-    return _given(options, len(found.network.output.bias)), notes
-
-
-def _normalizer(found: Recognized, options: Options, where: str) -> tuple[Normalizer | None, tuple[str, ...]]:
-    width = (found.network.hidden[0].linear if found.network.hidden else found.network.output).weight.shape[1]
-    if options.normalizer in (None, "none"):
-        return found.normalizer, () if found.normalizer else ("the graph does not normalize observations",)
-    if found.normalizer is not None:
-        raise UsageError(f"{where} normalizes observations itself; leave --normalizer out")
-    given = vecnormalize.read(Path(options.normalizer))
-    check_width(width, given, where)
-    return given, ()
+    return given_std(options, len(found.network.output.bias)), notes
 
 
 # The graph ------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ activation is not in them; `params/agent.yaml`, which Isaac Lab and mjlab write 
 """
 
 import math
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from repolicy.policies.formats.described import (
     Perceptron,
     Std,
 )
+from repolicy.policies.formats.given import agent_settings
 from repolicy.policies.formats.layers import (
     below,
     check_width,
@@ -101,7 +101,7 @@ def recognized(kept: Any) -> bool:
 def read(path: Path, kept: dict[str, Any], options: Options) -> Described:
     where = str(path)
     layout, tensors = _layout(kept, where)
-    agent = _agent(path)
+    agent = agent_settings(path)
     activation, notes = chosen_activation(options, "elu", LIBRARY, agent.get("activation"))
     layers = sequence(tensors, layout.actor, where)
     actor = perceptron(layers, None, activation, where)
@@ -209,13 +209,3 @@ def _equal(first: Array, second: Array) -> bool:
 def _width(network: Perceptron) -> int:
     layers = [hidden.linear for hidden in network.hidden] + [network.output]
     return int(layers[0].weight.shape[1])
-
-
-def _agent(path: Path) -> dict[str, str]:
-    """The plain settings of the policy in `params/agent.yaml`, the first of each name: a line `name: word`."""
-    for folder in (path.parent, path.parent.parent):
-        file = folder / "params" / "agent.yaml"
-        if file.is_file() and file.stat().st_size < 1_000_000:
-            lines = re.findall(r"^\s+(\w+): *['\"]?([\w.:]+)['\"]?\s*$", file.read_text(errors="replace"), re.M)
-            return {name: word for name, word in reversed(lines) if word not in ("null", "None")}
-    return {}

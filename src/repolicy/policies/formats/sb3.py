@@ -8,7 +8,6 @@ which are read through shells.
 import base64
 import binascii
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from repolicy.policies.formats.described import (
     Perceptron,
     Std,
 )
+from repolicy.policies.formats.given import given_std, tempered, without_std
 from repolicy.policies.formats.layers import (
     activation_named,
     check_width,
@@ -187,7 +187,7 @@ def _soft(kept: Zip, _: Options) -> Parts:
 def _deterministic(kept: Zip, options: Options) -> Parts:
     """TD3 and DDPG: the mean ends in tanh, and the std is the user's (of the action before tanh)."""
     actor = perceptron(_maybe(kept, "actor.mu"), None, kept.activation("relu"), kept.where)
-    return Parts(actor, _given(options, kept.actions.width), True, notes=_without_std(options))
+    return Parts(actor, given_std(options, kept.actions.width), True, notes=without_std(options))
 
 
 def _searched(kept: Zip, options: Options) -> Parts:
@@ -195,13 +195,13 @@ def _searched(kept: Zip, options: Options) -> Parts:
     squashed = bool(kept.settings.get("squash_output", not kept.policy_class.endswith("ARSLinearPolicy")))
     actor = perceptron(_maybe(kept, "action_net"), None, kept.activation("relu"), kept.where)
     if kept.actions.kind == "discrete":
-        return Parts(_tempered(actor, options, kept.where))
-    return Parts(actor, _given(options, kept.actions.width), squashed, notes=_without_std(options))
+        return Parts(tempered(actor, options, kept.where))
+    return Parts(actor, given_std(options, kept.actions.width), squashed, notes=without_std(options))
 
 
 def _values(kept: Zip, options: Options) -> Parts:
     network = perceptron(_maybe(kept, "q_net.q_net"), None, kept.activation("relu"), kept.where)
-    return Parts(_tempered(network, options, kept.where))
+    return Parts(tempered(network, options, kept.where))
 
 
 def _quantiles(kept: Zip, options: Options) -> Parts:
@@ -213,7 +213,7 @@ def _quantiles(kept: Zip, options: Options) -> Parts:
     weight = network.output.weight.reshape(-1, choices, network.output.weight.shape[1]).mean(0, np.float64)
     bias = network.output.bias.reshape(-1, choices).mean(0, np.float64)
     output = Linear(weight.astype(np.float32), bias.astype(np.float32))
-    return Parts(_tempered(Perceptron(network.hidden, output, network.activation), options, kept.where))
+    return Parts(tempered(Perceptron(network.hidden, output, network.activation), options, kept.where))
 
 
 KINDS: dict[str, Callable[[Zip, Options], Parts]] = {  # by how the names of tensors begin; the order matters
@@ -225,34 +225,6 @@ KINDS: dict[str, Callable[[Zip, Options], Parts]] = {  # by how the names of ten
     "action_net.weight": _actor_critic,
     "action_net.": _searched,
 }
-
-
-def _tempered(network: Perceptron, options: Options, where: str) -> Perceptron:
-    """Values of actions as logits: a Boltzmann policy at the user's temperature."""
-    if options.temperature is None:
-        raise UsageError(
-            f"{where} holds values of actions and no probabilities: give the temperature of its Boltzmann policy with "
-            "--temperature, in units of the return"
-        )
-    if not (0.0 < options.temperature < math.inf):
-        raise UsageError(f"--temperature is {options.temperature}; it must be above 0")
-    factor = np.float32(1.0 / options.temperature)
-    output = Linear(network.output.weight * factor, network.output.bias * factor)
-    return Perceptron(network.hidden, output, network.activation)
-
-
-def _given(options: Options, width: int) -> Std | None:
-    if options.std is None:
-        return None
-    if not (0.0 < options.std < math.inf):
-        raise UsageError(f"--std is {options.std}; it must be above 0")
-    return Std("vector", np.full(width, options.std, np.float32), "identity")
-
-
-def _without_std(options: Options) -> tuple[str, ...]:
-    if options.std is None:
-        return ("the policy has no std: give one with --std",)
-    return (f"the std {options.std} is yours; the file has none",)
 
 
 def _noise(kept: Zip, raw: Array) -> Std:

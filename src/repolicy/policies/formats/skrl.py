@@ -12,6 +12,7 @@ import numpy as np
 from repolicy.errors import FileError
 from repolicy.policies.formats import vecnormalize
 from repolicy.policies.formats.described import Array, CannotCopyError, Described, Hidden, Normalizer, Options, Std
+from repolicy.policies.formats.given import agent_settings
 from repolicy.policies.formats.layers import (
     check_width,
     chosen_activation,
@@ -22,7 +23,6 @@ from repolicy.policies.formats.layers import (
     some,
     tensors_of,
 )
-from repolicy.policies.formats.rsl_rl import _agent
 from repolicy.policy import ActionSpace
 
 LIBRARY = "skrl"
@@ -47,7 +47,7 @@ def read(path: Path, kept: dict[str, Any], options: Options) -> Described:
         )
     if len(names) < 1 or LOG_STD not in tensors:
         raise FileError(f"{where} holds no Gaussian policy with {LOG_STD}: it holds {some(tensors)}")
-    agent = _agent(path)
+    agent = agent_settings(path)
     activation, notes = chosen_activation(options, "elu", LIBRARY, agent.get("activations"))
     layers = [Hidden(linear(tensors, name, where)) for name in names]
     actor = perceptron(layers, None, activation, where)
