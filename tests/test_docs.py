@@ -12,6 +12,7 @@ import torch
 from experiments import campaign
 from experiments.pages import fill
 from experiments.paper import __main__ as paper
+from experiments.paper.report import page_tables, results_of
 from experiments.paper.runs import EVERY, OWN, TASKS, planned
 from experiments.tables import TABLES
 from repolicy import load_policy
@@ -88,3 +89,7 @@ def test_the_commands_of_the_paper_page_run(
 def test_tables_are_what_the_results_say() -> None:
     pages = [DOCS.parent / "README.md", *DOCS.glob("*.md")]
     assert not [page.name for page in pages if fill(page, TABLES, check=True)]
+    measured = DOCS.parent / "results" / "paper.jsonl"
+    assert not fill(DOCS / "paper.md", page_tables(results_of(measured, 5)), check=True), (
+        "python -m experiments.paper report"
+    )
