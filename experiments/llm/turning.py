@@ -155,7 +155,9 @@ def table(records: list[dict[str, Any]]) -> str:
         "|---|" + "---|" * len(names),
     ]
     for i, omega in enumerate(first["job"]["omegas"]):
-        cells = [", ".join(f"{run['after'][i]['kl']:.3f}" for run in found) for found in runs.values() if found]
+        cells = [
+            ", ".join(f"{max(run['after'][i]['kl'], 0.0):.3f}" for run in found) for found in runs.values() if found
+        ]
         lines.append(f"| {omega:g} | {' | '.join(cells)} |")
     for r in records:
         if r["job"]["kind"] == "cost":
