@@ -207,7 +207,7 @@ def distances(runs: list[Row]) -> str:
 def written(name: str) -> Callable[[], str]:
     """A page that a command wrote beside its results, without the sentence at its top."""
     page = RESULTS / "llm" / f"{name}.md"
-    return lambda: page.read_text().partition("\n\n")[2].strip() if page.exists() else ""
+    return lambda: page.read_text().partition("\n\n")[2].strip() if page.exists() else "Not measured yet."
 
 
 TABLES: Tables = {
