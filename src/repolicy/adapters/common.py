@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from repolicy.checkpoint import load_policy
 from repolicy.errors import NumericError, UsageError
@@ -142,9 +142,26 @@ def check_finite(parts: Mapping[str, float]) -> None:
             raise NumericError(f"the {name} of this iteration's rewards is not finite; no update was made from it")
 
 
+def fill(module: nn.Module, weights: Mapping[str, Tensor], what: str) -> None:
+    """Load the weights, or say which does not fit, and both sizes."""
+    wanted = module.state_dict()
+    for name in wanted:
+        if name not in weights:
+            raise UsageError(f"{what} has no {name}, which the actor has: the networks must be the same")
+        if weights[name].shape != wanted[name].shape:
+            raise UsageError(
+                f"{what} has {name} of {list(weights[name].shape)}, and the actor of "
+                f"{list(wanted[name].shape)}: observations, actions and networks must be the same"
+            )
+    for name in weights:
+        if name not in wanted:
+            raise UsageError(f"{what} has {name}, which the actor has not: the networks must be the same")
+    module.load_state_dict(dict(weights))
+
+
 @contextmanager
 def held(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """The parameters take no gradient meanwhile, so that an optimiser passes them by."""
+    """The parameters take no gradient meanwhile, so that an optimizer passes them by."""
     moving = [parameter for parameter in parameters if parameter.requires_grad]
     for parameter in moving:
         parameter.requires_grad_(False)

@@ -28,6 +28,7 @@ from repolicy.adapters.common import (
     check_sizes,
     check_version,
     chosen_objective,
+    fill,
     held,
     read_prior,
 )
@@ -87,7 +88,9 @@ class ResidualPPO(PPO):
             raise UsageError(
                 "the task 'both' needs two rewards: name the entry of extras that holds the add-on, addon="
             )
-        self.prior = None if prior is None else _prior_for(prior, self.get_policy(), storage, copy_prior).to(self.device)
+        self.prior = (
+            None if prior is None else _prior_for(prior, self.get_policy(), storage, copy_prior).to(self.device)
+        )
         self._sums = torch.zeros(len(PARTS), device=self.device)
 
     def act(self, obs: Any) -> Tensor:
@@ -135,7 +138,7 @@ class ResidualPPO(PPO):
         if goes_on and "residual" in loaded_dict:
             self.dial.resume(loaded_dict["residual"])
             if self.prior is not None:
-                _fill(self.prior, loaded_dict.get("prior_state_dict", {}), "the checkpoint's prior")
+                fill(self.prior, loaded_dict.get("prior_state_dict", {}), "the checkpoint's prior")
         return bool(goes_on)
 
     @staticmethod
@@ -179,7 +182,7 @@ class RunnersPrior(nn.Module):
         self.model = copy.deepcopy(actor)
         if any(name.startswith("rnn.") for name in weights) and not actor.is_recurrent:
             raise UsageError(f"the prior {path} is recurrent, and this runner's actor has no memory: use an RNNModel")
-        _fill(self.model, weights, f"the prior {path}")
+        fill(self.model, weights, f"the prior {path}")
         self.requires_grad_(False).eval()
 
     @torch.no_grad()
@@ -239,23 +242,6 @@ def _read_checkpoint(path: Path) -> dict[str, Tensor] | None:
         raise FileError(f"{path} is damaged, or no checkpoint of rsl_rl: {str(error).splitlines()[0]}") from None
     found = loaded.get("actor_state_dict") if isinstance(loaded, dict) else None
     return found if isinstance(found, dict) else None
-
-
-def _fill(module: nn.Module, weights: Mapping[str, Tensor], what: str) -> None:
-    """Load the weights, or say which does not fit, and both sizes."""
-    wanted = module.state_dict()
-    for name in wanted:
-        if name not in weights:
-            raise UsageError(f"{what} has no {name}, which this runner's actor has: the networks must be the same")
-        if weights[name].shape != wanted[name].shape:
-            raise UsageError(
-                f"{what} has {name} of {list(weights[name].shape)}, and this runner's actor of "
-                f"{list(wanted[name].shape)}: observations, actions and networks must be the same"
-            )
-    for name in weights:
-        if name not in wanted:
-            raise UsageError(f"{what} has {name}, which this runner's actor has not: the networks must be the same")
-    module.load_state_dict(dict(weights))
 
 
 def _keep_statistics(actor: Any) -> None:
