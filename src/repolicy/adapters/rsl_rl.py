@@ -63,6 +63,8 @@ class ResidualPPO(PPO):
     host: everything that rsl_rl's PPO takes.
     """
 
+    schedule: str
+
     def __init__(
         self,
         actor: Any,
@@ -180,6 +182,7 @@ class RunnersPrior(nn.Module):
     def __init__(self, actor: Any, weights: Mapping[str, Tensor], path: Path) -> None:
         super().__init__()
         self.model = copy.deepcopy(actor)
+        self.model.reset()
         if any(name.startswith("rnn.") for name in weights) and not actor.is_recurrent:
             raise UsageError(f"the prior {path} is recurrent, and this runner's actor has no memory: use an RNNModel")
         fill(self.model, weights, f"the prior {path}")

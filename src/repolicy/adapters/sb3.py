@@ -65,7 +65,7 @@ class Weights(dict[str, Tensor]):
     """A policy of Stable-Baselines3 as its tensors."""
 
 
-class ResidualPPO(PPO):  # type: ignore[misc]
+class ResidualPPO(PPO):
     """PPO whose rollout buffer holds task + omega · log prior − alpha · log policy. The rest is Stable-Baselines3's.
 
     objective: an `Objective`, or its fields as a mapping; or `omega` and `alpha` by themselves.
@@ -76,6 +76,8 @@ class ResidualPPO(PPO):  # type: ignore[misc]
     kl_budget: adapt omega and alpha so that the policy stays this far from its prior, in nats a step.
     host: everything that Stable-Baselines3's PPO takes.
     """
+
+    rollout_buffer_class: Any
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ except ImportError:
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
 
 
-class Standardized(BaseFeaturesExtractor):  # type: ignore[misc]
+class Standardized(BaseFeaturesExtractor):
     """Observations `[B, ...]` by fixed means and variances, as a policy of Repolicy takes them."""
 
     def __init__(self, observation_space: spaces.Box, mean: list[float], var: list[float], count: float) -> None:
