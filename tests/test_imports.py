@@ -20,6 +20,7 @@ ROOMS = [
 ]
 # Wings: folders beside the row, whose visitors come through the command line alone.
 WINGS = {
+    "adapters": {"errors", "objective", "network", "policy", "checkpoint", "worker"},
     "exact": {"errors", "objective"},
     "llm": {"errors", "loading", "objective"},
     "rql": {"errors", "terminal", "loading", "objective", "network", "distributions", "policy"}
