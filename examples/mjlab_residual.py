@@ -30,8 +30,8 @@ class ResidualCfg(RslRlPpoAlgorithmCfg):  # type: ignore[misc]
     entropy_coef: float = 0.0  # alpha pays for the entropy of every step
     learning_rate: float = 1e-4  # a trained policy has a small std: begin slowly, the adaptive schedule speeds up
     prior: str = ""
-    omega: float = 0.003
-    alpha: float = 0.003
+    omega: float = 0.0003
+    alpha: float = 0.0003
     critic_warmup: int = 5
     kl_budget: float | None = None
 

@@ -175,11 +175,13 @@ def test_the_actor_begins_as_its_prior_and_waits_for_the_critic(tmp_path: Path, 
     prior = ours.alg.prior.model.state_dict().values()
     assert all(torch.equal(a, b) for a, b in zip(start, prior, strict=True))
     rate = ours.alg.learning_rate
+    ours.alg.actor.get_kl_divergence = lambda old, new: torch.full(new[0].shape[:-1], 1e-9)  # of rounding alone
     ours.learn(2)
     assert all(torch.equal(a, b) for a, b in zip(start, ours.alg.actor.state_dict().values(), strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(critic, ours.alg.critic.state_dict().values(), strict=True))
-    assert ours.alg.learning_rate == rate, "an actor that stands still has a KL of 0, which would speed up its learning"
+    assert ours.alg.learning_rate == rate, "the KL of an actor that stands still would speed up its learning"
     ours.learn(1)
+    assert ours.alg.learning_rate > rate
     assert not all(torch.equal(a, b) for a, b in zip(start, ours.alg.actor.state_dict().values(), strict=True))
     assert ours.alg.schedule == "adaptive"
 
@@ -362,11 +364,11 @@ def test_a_reward_that_is_not_finite_is_not_learnt_from() -> None:
             return actions.sum(-1) * math.nan
 
     ours = runner(algorithm=residual(Broken()))
-    before = [tensor.clone() for tensor in tensors(ours.alg)]
+    before = [parameter.detach().clone() for parameter in ours.alg.actor.parameters()]
     collected(ours)
     with pytest.raises(NumericError, match="the reward_prior of this iteration's rewards is not finite"):
         ours.alg.update()
-    assert all(torch.equal(a, b) for a, b in zip(before, tensors(ours.alg), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, ours.alg.actor.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("found", ["5.3.9", "6.0.0", "4.1"])
