@@ -176,16 +176,15 @@ def test_brax() -> None:
         observations, raw = jax.random.normal(keys[2], (4, 5, 3)), jax.random.normal(keys[3], (4, 5, 2))
         log_prob = prior.log_prob(observations, raw)
         ones = np.ones((4, 5), np.float32)
+        logits = built.policy_network.apply(None, policy, observations)
+        scored = {"raw_action": raw, "log_prob": log_prob, "distribution_params": logits}
         data = types.Transition(
             observation=observations,
             action=np.tanh(raw),
             reward=ones,
             discount=ones,
             next_observation=observations,
-            extras={
-                "policy_extras": {"raw_action": raw, "log_prob": log_prob},
-                "state_extras": {"truncation": 0 * ones},
-            },
+            extras={"policy_extras": scored, "state_extras": {"truncation": 0 * ones}},
         )
         params = losses.PPONetworkParams(policy=policy, value=value)
         changed, _ = jax.jit(lambda each: losses.compute_ppo_loss(params, None, each, keys[0], built))(data)
