@@ -4,8 +4,8 @@
 
 All contenders live in one process with one torch thread, and take turns: the machine's speed drifts, and a slice is
 compared only with the one beside it: the median and quartiles of the ratios. On a machine with other work the
-processor's own time is the steadier of the two. HalfCheetah-v4 on EnvPool, 64 environments, networks of 64 and 64, minibatches of
-1024, 5 epochs; the prior is the shipped one.
+processor's own time is the steadier of the two. HalfCheetah-v4 on EnvPool, 64 environments, networks of 64 and 64,
+minibatches of 1024, 5 epochs; the prior is the shipped one.
 """
 
 import argparse

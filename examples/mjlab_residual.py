@@ -2,7 +2,7 @@
 
     train Mjlab-Cartpole-Balance --env.scene.num-envs 256 --agent.max-iterations 150 \
         --agent.logger tensorboard --gpu-ids None                                    # mjlab's own command: the prior
-    python examples/mjlab_residual.py logs/rsl_rl/cartpole/<run>/model_100.pt
+    python examples/mjlab_residual.py logs/rsl_rl/cartpole/<run>/model_50.pt
 
 The task's own reward terms get the weight 0, the wish is a term like any other, and the algorithm is a class name.
 """
@@ -28,10 +28,10 @@ class ResidualCfg(RslRlPpoAlgorithmCfg):  # type: ignore[misc]
 
     class_name: str = "repolicy.adapters.rsl_rl:ResidualPPO"
     entropy_coef: float = 0.0  # alpha pays for the entropy of every step
-    learning_rate: float = 1e-4  # a trained policy has a small std: begin slowly, the adaptive schedule speeds up
+    learning_rate: float = 1e-3  # less where the prior's std is small
     prior: str = ""
-    omega: float = 0.0003
-    alpha: float = 0.0003
+    omega: float = 0.003
+    alpha: float = 0.003
     critic_warmup: int = 5
     kl_budget: float | None = None
 
