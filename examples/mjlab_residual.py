@@ -72,7 +72,7 @@ def shown(checkpoint: str, config: TrainConfig, steps: int = 400) -> dict[str, f
     return dict(zip(manager.active_terms, (sums / (steps - steps // 2)).tolist(), strict=True))
 
 
-def main(prior: str, envs: int = 256, iterations: int = 60) -> None:
+def main(prior: str, envs: int = 128, iterations: int = 60) -> None:
     assert mjlab.tasks  # importing it registers the tasks
     launch_training(TASK, wished(prior, envs, iterations))
     runs = Path("logs/rsl_rl/cartpole").glob(f"*_residual/model_{iterations - 1}.pt")
