@@ -1,6 +1,5 @@
 """The commands that train: from nothing, and from a prior."""
 
-import os
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from repolicy.cli.look import policy_and_env
 from repolicy.engine.defaults import customizing, defaults
+from repolicy.engine.machine import torchrun_place
 from repolicy.engine.settings import Settings, checked, read_settings
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import as_file_name
@@ -189,7 +189,8 @@ def _number(option: str, text: str | None) -> float | None:
 
 def speaks() -> bool:
     """Whether this process is the one that talks to the user: under torchrun, the first."""
-    return int(os.environ.get("RANK", "0")) == 0
+    place = torchrun_place()
+    return place is None or place[0] == 0
 
 
 def _watchers(out: Path, wandb: str | None) -> list[Any]:

@@ -13,14 +13,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import IO, Protocol
+from typing import IO, NoReturn, Protocol
 
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from repolicy.engine.machine import shares_memory
+from repolicy.engine.machine import shares_memory, torchrun_place
 from repolicy.errors import RepolicyError, UsageError
 
 CAPACITY = 1 << 20  # bytes that one rank can put up for addition at a time; more goes in pieces
@@ -49,8 +49,11 @@ class Distributed:
     """Ranks that `torchrun` started, on one machine or several."""
 
     def __init__(self) -> None:
-        if not torch.distributed.is_initialized():
-            torch.distributed.init_process_group("gloo")
+        try:
+            if not torch.distributed.is_initialized():
+                torch.distributed.init_process_group("gloo")
+        except (RuntimeError, ValueError) as error:
+            raise RepolicyError(f"the other ranks cannot be reached: {str(error).splitlines()[0]}") from None
         self.index = torch.distributed.get_rank()
         self.count = torch.distributed.get_world_size()
 
@@ -119,16 +122,31 @@ class Siblings:
     def check(self) -> None:
         for index, child in enumerate(self._children, start=1):
             if child.poll() is not None:
-                raise RepolicyError(f"rank {index} ended (exit code {child.returncode}): {self._last_words()}")
+                self._miss(index, child)
         if self._parent is not None and os.getppid() != self._parent:
             os._exit(1)
 
-    def _last_words(self) -> str:
+    def end(self) -> None:
+        """Wait until all have ended, as they do after the last sum."""
+        for index, child in enumerate(self._children, start=1):
+            try:
+                failed = child.wait(timeout=60) != 0
+            except subprocess.TimeoutExpired:
+                raise RepolicyError(f"rank {index} did not end within a minute of the others") from None
+            if failed:
+                self._miss(index, child)
+
+    def _miss(self, index: int, child: "subprocess.Popen[bytes]") -> NoReturn:
+        lines = self._said().strip().splitlines()
+        words = lines[-1] if lines else "it said nothing"
+        raise RepolicyError(f"rank {index} ended (exit code {child.returncode}): {words}")
+
+    def _said(self) -> str:
+        """What the others wrote to stderr, read without moving the place at which they write."""
         if self._complaints is None:
             return ""
-        self._complaints.seek(0)
-        lines = self._complaints.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        descriptor = self._complaints.fileno()
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
 
 
 def check_count(count: int) -> None:
@@ -140,6 +158,10 @@ def check_count(count: int) -> None:
         )
 
 
+# What another rank does before anything else, and before it imports what takes seconds.
+_FIRST = "from repolicy.engine import machine as m; m.die_with({parent}); m.leave_signals_to_the_parent()\n"
+
+
 @contextlib.contextmanager
 def launched(count: int, program: list[str]) -> Iterator[Ranks]:
     """This process as rank 0, and `count − 1` more that run `python -c PROGRAM… INDEX COUNT DESCRIPTOR PARENT`."""
@@ -147,9 +169,11 @@ def launched(count: int, program: list[str]) -> Iterator[Ranks]:
         yield Alone()
         return
     with _anonymous_file(SharedMemory.size(count)) as file, _anonymous_file(0) as complaints:
+        code = _FIRST.format(parent=os.getpid()) + program[0]
+        place = [str(count), str(file.fileno()), str(os.getpid())]
         children = [
             subprocess.Popen(
-                [sys.executable, "-c", *program, str(index), str(count), str(file.fileno()), str(os.getpid())],
+                [sys.executable, "-c", code, *program[1:], str(index), *place],
                 pass_fds=[file.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -158,10 +182,10 @@ def launched(count: int, program: list[str]) -> Iterator[Ranks]:
             )
             for index in range(1, count)
         ]
+        watch = Siblings(children, complaints)
         try:
-            yield SharedMemory(0, count, mmap.mmap(file.fileno(), 0), Siblings(children, complaints))
-            for child in children:
-                child.wait(timeout=60)
+            yield SharedMemory(0, count, mmap.mmap(file.fileno(), 0), watch)
+            watch.end()
         finally:
             for child in children:
                 child.kill()
@@ -174,7 +198,7 @@ def joined(index: int, count: int, descriptor: int, parent: int) -> Ranks:
 
 
 def under_torchrun() -> bool:
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "MASTER_ADDR" in os.environ
+    return torchrun_place() is not None
 
 
 @contextlib.contextmanager

@@ -142,7 +142,7 @@ def try_addon(prior: Policy, request: Request) -> list[str]:
 def run(
     request: Request, folder: RunFolder, resume: bool, watchers: Sequence[Watcher], prior: Path | None = None
 ) -> Result:
-    """Everything before and after the work itself: the folder, the ranks, Ctrl-C."""
+    """Everything before and after the work itself: the folder, the ranks, Ctrl-C and SIGTERM."""
     if ranks.under_torchrun():
         return _run_as_one_of_many(request, folder, resume, watchers, prior)
     ranks.check_count(request.settings.ranks)
@@ -249,18 +249,18 @@ def _segments(worker: Worker, segment: int, watchers: Sequence[Watcher], interru
 
 
 class _polite_interrupt:  # noqa: N801
-    """The first Ctrl-C asks the run to stop after its iteration; the second one stops it at once."""
+    """The first Ctrl-C or SIGTERM asks the run to stop after its iteration; the second one stops it at once."""
 
     def __enter__(self) -> threading.Event:
         self._event = threading.Event()
-        self._before: Any = None
+        self._before: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._handle)
+            self._before = {each: signal.signal(each, self._handle) for each in (signal.SIGINT, signal.SIGTERM)}
         return self._event
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for each, before in self._before.items():
+            signal.signal(each, before)
 
     def _handle(self, *_: object) -> None:
         if self._event.is_set():
