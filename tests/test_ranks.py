@@ -94,6 +94,15 @@ def test_a_rank_that_fails_after_the_last_sum_is_missed() -> None:
         sum_with("from rank_programs import *; joined().sum(torch.ones(3)); sys.exit('the end is bad')")
 
 
+def test_what_another_rank_wants_to_be_said_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    say = "print('only a warning', file=sys.stderr); print('repolicy: it hängs', file=sys.stderr)"
+    with ranks.launched(2, program(f"from rank_programs import *; {say}; joined().sum(torch.ones(1))")) as team:
+        team.sum(torch.ones(1))
+        for _ in range(2):
+            team._watch._pass_on()  # type: ignore[attr-defined]
+    assert capsys.readouterr().err == "repolicy: it hängs\n"
+
+
 def test_signals_are_for_the_first_rank() -> None:
     """A batch system sends SIGTERM to every process of a job; programs that an environment starts obey it."""
     code = """

@@ -1,6 +1,7 @@
 """Environments small enough to know everything about, and add-ons for them. Tests name them by `tiny("Name")`."""
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -357,3 +358,16 @@ def was_told(observations: Any, actions: Any, next_observations: Any, info: Any)
     """Refuses actions other than those which the environment got."""
     np.testing.assert_allclose(actions.sum(-1), info["sum"], rtol=1e-5, atol=1e-5)
     return next_observations[:, 0]
+
+
+class HangsInRank(Endless):
+    """Hangs in its fifth step where the process is rank 1 of a run, or wherever `anywhere`."""
+
+    def __init__(self, anywhere: bool = False) -> None:
+        self._hangs, self._steps = anywhere or "follow()" in " ".join(sys.orig_argv), 0
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        if self._steps > 4 and self._hangs:
+            time.sleep(600)
+        return super().step(action)

@@ -43,6 +43,8 @@ class Train:
     """Go on with the run in the folder, if there is one."""
     settings_file: Annotated[Path | None, arg(name="settings")] = None
     """A JSON file of settings; options on the command line go before it."""
+    patience: float | None = None
+    """End the run when one step of an environment takes longer than these seconds; a minute is reported in any case."""
     wandb: str | None = None
     """Log to this Weights & Biases project too."""
     json: bool = False
@@ -71,6 +73,7 @@ class Train:
             train(
                 self.env, named(self.objective, alpha=self.alpha), self.folder, self.settings,
                 addon=self.addon, resume=self.resume, watchers=_watchers(self.folder, self.wandb),
+                patience=self.patience,
             )
         )  # fmt: skip
 
@@ -103,6 +106,8 @@ class Customize:
     """Accept an add-on that is constant over some thousand trial steps."""
     settings_file: Annotated[Path | None, arg(name="settings")] = None
     """A JSON file of settings; options on the command line go before it."""
+    patience: float | None = None
+    """End the run when one step of an environment takes longer than these seconds; a minute is reported in any case."""
     wandb: str | None = None
     """Log to this Weights & Biases project too."""
     report: bool = True
@@ -134,6 +139,7 @@ class Customize:
         result = customize(
             self.prior, self.addon, self.wanted(), self.folder, self.settings,
             env=self.env, sparse=self.sparse, resume=self.resume, watchers=_watchers(self.folder, self.wandb),
+            patience=self.patience,
         )  # fmt: skip
         return _ended(result) | (_reported(result) if self.report else {})
 

@@ -118,11 +118,13 @@ class Siblings:
         self, children: list[subprocess.Popen[bytes]], complaints: IO[bytes] | None = None, parent: int | None = None
     ) -> None:
         self._children, self._complaints, self._parent = children, complaints, parent
+        self._read = 0  # bytes of the complaints that were passed on
 
     def check(self) -> None:
         for index, child in enumerate(self._children, start=1):
             if child.poll() is not None:
                 self._miss(index, child)
+        self._pass_on()
         if self._parent is not None and os.getppid() != self._parent:
             os._exit(1)
 
@@ -141,12 +143,21 @@ class Siblings:
         words = lines[-1] if lines else "it said nothing"
         raise RepolicyError(f"rank {index} ended (exit code {child.returncode}): {words}")
 
-    def _said(self) -> str:
+    def _pass_on(self) -> None:
+        """Say what the others want to be said, such as that an environment hangs: their stderr is read here only."""
+        lines = self._said(self._read).splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith("\n")]
+        self._read += sum(len(line.encode()) for line in whole)
+        for line in whole:
+            if line.startswith("repolicy: "):
+                print(line, end="", file=sys.stderr, flush=True)
+
+    def _said(self, since: int = 0) -> str:
         """What the others wrote to stderr, read without moving the place at which they write."""
         if self._complaints is None:
             return ""
         descriptor = self._complaints.fileno()
-        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
+        return os.pread(descriptor, os.fstat(descriptor).st_size - since, since).decode(errors="replace")
 
 
 def check_count(count: int) -> None:

@@ -1,10 +1,13 @@
 """EnvPool behind the `Step` contract."""
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from repolicy.envs.names import parsed
+from repolicy.envs.patience import NOTE
 from repolicy.envs.spaces import action_space, flat, native, numeric, observation_size
 from repolicy.envs.step import Step, check_last
 from repolicy.errors import UsageError
@@ -39,16 +42,17 @@ class EnvPoolEnvs:
             self.actions = action_space(self._own, name)
 
     def reset(self) -> np.ndarray:
-        return flat(self._pool.reset()[0], self.count)
+        return flat(self._call(self._pool.reset)[0], self.count)
 
     def step(self, actions: np.ndarray) -> Step:
-        observations, rewards, terminated, truncated, info = self._pool.step(native(actions, self.actions, self._own))
+        sent = native(actions, self.actions, self._own)
+        observations, rewards, terminated, truncated, info = self._call(self._pool.step, sent)
         final = observations = flat(observations, self.count)
         ended = terminated | truncated
         if ended.any():
             check_last(final, ended, self.name)
             # Without this, EnvPool would spend the environment's next step on resetting it.
-            fresh, fresh_info = self._pool.reset(np.flatnonzero(ended).astype(np.int32))
+            fresh, fresh_info = self._call(self._pool.reset, np.flatnonzero(ended).astype(np.int32))
             observations = final.copy()
             observations[fresh_info["env_id"]] = flat(fresh, int(ended.sum()))
         return Step(
@@ -62,3 +66,10 @@ class EnvPoolEnvs:
 
     def close(self) -> None:
         self._pool.close()
+
+    def _call(self, function: Callable[..., Any], *arguments: np.ndarray) -> Any:
+        NOTE.begin(self.name)
+        try:
+            return function(*arguments)
+        finally:
+            NOTE.end()

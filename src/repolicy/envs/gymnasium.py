@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from repolicy.envs.names import maker
+from repolicy.envs.patience import NOTE
 from repolicy.envs.spaces import action_space, flat, native, numeric, observation_size, shapes, space_shapes
 from repolicy.envs.step import Step, check_last
 from repolicy.errors import RepolicyError, UsageError, in_one_sentence
@@ -24,7 +25,7 @@ class GymnasiumEnvs:
         self, name: str, count: int, seed: int, make_one: Callable[[], gymnasium.Env[Any, Any]] | None = None
     ) -> None:
         self.name, self.count, self._seed = name, count, seed
-        makers: list[Callable[[], Any]] = [partial(_One, name, make_one or maker(name)) for _ in range(count)]
+        makers: list[Callable[[], Any]] = [partial(_One, name, n, make_one or maker(name)) for n in range(count)]
         with (
             in_one_sentence(f"environment {name!r} cannot be made", UsageError),
             warnings.catch_warnings(action="ignore"),  # "out of date": a task's version is part of the task
@@ -59,8 +60,12 @@ class GymnasiumEnvs:
         self._call(self._envs.close)
 
     def _call(self, function: Callable[[], Any]) -> Any:
-        with in_one_sentence(f"environment {self.name!r} failed"):
-            return function()
+        NOTE.begin(self.name)
+        try:
+            with in_one_sentence(f"environment {self.name!r} failed"):
+                return function()
+        finally:
+            NOTE.end()
 
     def _check_one_step(self, space: spaces.Space[Any]) -> None:
         """A vector environment would broadcast an observation of the wrong shape; so look at one before it can."""
@@ -81,13 +86,14 @@ class GymnasiumEnvs:
 class _One:
     """One environment of a batch, whose answers are looked at before NumPy makes numbers of whatever they are."""
 
-    def __init__(self, name: str, make: Callable[[], Any]) -> None:
-        self.name, self.env = name, make()
+    def __init__(self, name: str, index: int, make: Callable[[], Any]) -> None:
+        self.name, self.index, self.env = name, index, make()
 
     def __getattr__(self, attribute: str) -> Any:
         return getattr(self.env, attribute)
 
     def reset(self, **options: Any) -> Any:
+        NOTE.index = self.index
         answer = self.env.reset(**options)
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
             raise RepolicyError(
@@ -97,6 +103,7 @@ class _One:
         return answer
 
     def step(self, action: Any) -> Any:
+        NOTE.index = self.index
         answer = self.env.step(action)
         if not (isinstance(answer, tuple) and len(answer) == 5):
             raise RepolicyError(
