@@ -74,12 +74,23 @@ def without_a_box(command: str) -> Iterator[None]:
     except SystemExit as ended:
         if not ended.code:
             raise
-        lines = [line.strip("| ") for line in said.getvalue().splitlines() if not line.startswith("+")]
-        rules = [index for index, line in enumerate(lines) if not line.strip("-")] or [len(lines)]
-        what = " ".join(lines[: rules[0]]).rstrip(".")
-        near = [line.split()[0].rstrip(",") for line in lines[rules[0] :] if line.startswith("--")]
-        guess = f"; did you mean {' or '.join(near[:3])}?" if "Perhaps you meant:" in lines else ""
-        raise UsageError(f"{what}{guess}; {command} --help lists the options") from None
+        first, *others = _paragraphs(said.getvalue())
+        near = [line.split()[0] for lines in others for line in lines[1:] if lines[0] == "Perhaps you meant:"]
+        near = [word.rstrip(",") for word in near if word.startswith("--")][:3]
+        guess = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise UsageError(f"{' '.join(first).rstrip('.')}{guess}; {command} --help lists the options") from None
+
+
+def _paragraphs(text: str) -> list[list[str]]:
+    """The lines between the rules of a box of tyro's, which has UTF-8 edges with its title in them, or no edges."""
+    found: list[list[str]] = [[]]
+    for line in re.sub(r"\x1b\[[\d;]*m", "", text).splitlines():
+        words = line.strip("│ ")
+        if words and not words.strip("─-"):
+            found.append([])
+        elif words and words[0] not in "╭╰":
+            found[-1].append(words)
+    return found if "╭" in text else found[1:]
 
 
 def answer(text: str) -> None:
