@@ -12,6 +12,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import IO, NoReturn, Protocol
 
@@ -24,6 +25,8 @@ from repolicy.engine.machine import shares_memory, torchrun_place
 from repolicy.errors import RepolicyError, UsageError
 
 CAPACITY = 1 << 20  # bytes that one rank can put up for addition at a time; more goes in pieces
+SPINS = 32  # how often a rank looks whether the others have come, before it sleeps between its looks
+SHORTEST_PAUSE, LONGEST_PAUSE = 20e-6, 200e-6  # seconds
 _LINE = 64  # bytes of a cache line: each rank counts in one of its own
 
 
@@ -70,7 +73,7 @@ class Distributed:
 
 
 class SharedMemory:
-    """Ranks of one machine, adding through a shared buffer with a spinning barrier.
+    """Ranks of one machine, adding through a shared buffer with a barrier that spins for a moment.
 
     Each rank has two slots, used in turn: whoever has reached sum k + 1 is done reading the slots of sum k, so the slot
     may be written again for sum k + 2, and one barrier a sum is enough. Everyone adds in the order of ranks.
@@ -102,12 +105,19 @@ class SharedMemory:
         np.sum(slots, axis=0, out=values)
 
     def _wait(self) -> None:
-        spins = 0
+        """Look without a pause while the others may come any moment; then sleep between looks, ever longer.
+
+        On a busy machine the rank that is late may be waiting for the very core that this one spins on. `sched_yield` is
+        no way to leave it: Linux takes whoever yields for somebody who can wait for a whole turn of all other programs.
+        """
+        looks, pause = 0, SHORTEST_PAUSE
         while self._done.min() < self._sums:
-            spins += 1
-            if spins % 64 == 0:
-                os.sched_yield()
-            if spins % 65536 == 0:
+            looks += 1
+            if looks <= SPINS:
+                continue
+            time.sleep(pause)
+            pause = min(1.5 * pause, LONGEST_PAUSE)
+            if looks % 256 == 0:
                 self._watch.check()
 
 
