@@ -3,9 +3,10 @@
     python benchmarks/barrier.py --work 4 --busy 3
 
 Two ranks work and add up in turns, as in the minibatches of an update, in slices: with the barrier as it is, with one
-that only spins (as it was before), and one rank alone that does the work of both. `--work` is how much they do in a turn, and `--busy` starts so many programs
-beside them that do nothing but take processor time. The figures are medians of the ratios of neighboring slices. Under
-`chrt -f 1`, as root and for some seconds, no other program disturbs: what a quiet machine would do.
+that only spins (as it was before), and one rank alone that does the work of both. `--work` is how much they do in a
+turn, and `--busy` starts so many programs beside them that do nothing but take processor time. The figures are medians
+of the ratios of neighboring slices. Under `chrt -f 1`, as root and for some seconds, no other program disturbs: that is
+what a quiet machine would do.
 """
 
 import argparse

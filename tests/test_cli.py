@@ -223,7 +223,11 @@ def test_a_failure_is_one_sentence_and_1(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        ("train Pendulum-v1 --step 3", 2, "Unrecognized options: --step, 3; did you mean --steps?; repolicy train --help"),
+        (
+            "train Pendulum-v1 --step 3",
+            2,
+            "Unrecognized options: --step, 3; did you mean --steps?; repolicy train --help",
+        ),
         ("train Pendulum-v1 --steps x", 2, "Error parsing --steps: invalid literal"),
         ("train", 2, "Missing from repolicy train: ENV"),
         ("evaluate {long}", 1, "File name too long: 'xxx"),

@@ -34,7 +34,10 @@ INFINITE = float("inf")
 def test_the_processor_time_that_a_container_may_use(
     tmp_path: Path, groups: str, files: dict[str, str], cores: float
 ) -> None:
-    for name, content in {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{name}": files[name] for name in files}}.items():
+    for name, content in {
+        "proc/self/cgroup": groups,
+        **{f"sys/fs/cgroup/{name}": files[name] for name in files},
+    }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     assert cpu_quota(tmp_path) == cores

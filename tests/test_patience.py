@@ -40,7 +40,9 @@ def test_patience_ends_a_run_that_hangs_and_says_where(tmp_path: Path) -> None:
 def test_another_rank_that_hangs_is_reported_by_the_first(tmp_path: Path) -> None:
     code, said = ended(tmp_path, tiny("HangsInRank"), "--ranks", "2", "--patience", "1")
     assert code == 1
-    assert re.search(r"repolicy: rank 1 ended \(exit code 1\): environment 0 of '.*HangsInRank' in rank 1 has not", said)
+    assert re.search(
+        r"repolicy: rank 1 ended \(exit code 1\): environment 0 of '.*HangsInRank' in rank 1 has not", said
+    )
 
 
 def test_a_long_call_is_reported_once_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:

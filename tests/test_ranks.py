@@ -130,7 +130,7 @@ def test_the_others_go_when_the_first_one_fails() -> None:
 
 @pytest.mark.parametrize("waits", ["before it joins", "for a sum", "for ever"])
 def test_no_rank_outlives_the_first_one(tmp_path: Path, waits: str) -> None:
-    """Kill the first rank: the second one must end, whatever it is doing: importing, adding up, in a step that hangs."""
+    """Kill the first rank: the second one must end, whatever it is doing: importing, adding up, or hanging."""
     note = tmp_path / "process"
     tell = f"open({str(note)!r}, 'w').write(str(os.getpid()) + ' ')"
     order = {
@@ -139,7 +139,9 @@ def test_no_rank_outlives_the_first_one(tmp_path: Path, waits: str) -> None:
         "for ever": ["joined()", tell, "time.sleep(600)"],
     }
     waiting = "\n".join(["import os, time; from rank_programs import *", *order[waits]])
-    code = f"import time; from repolicy.engine import ranks\nwith ranks.launched(2, {program(waiting)!r}): time.sleep(600)"
+    code = (
+        f"import time; from repolicy.engine import ranks\nwith ranks.launched(2, {program(waiting)!r}): time.sleep(600)"
+    )
     first = subprocess.Popen([sys.executable, "-c", code])
     try:
         eventually(lambda: note.exists() and note.read_text().endswith(" "), "the second rank did not begin")

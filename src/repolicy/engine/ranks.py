@@ -107,8 +107,8 @@ class SharedMemory:
     def _wait(self) -> None:
         """Look without a pause while the others may come any moment; then sleep between looks, ever longer.
 
-        On a busy machine the rank that is late may be waiting for the very core that this one spins on. `sched_yield` is
-        no way to leave it: Linux takes whoever yields for somebody who can wait for a whole turn of all other programs.
+        On a busy machine the rank that is late may be waiting for the very core that this one spins on. `sched_yield`
+        is no way to leave it: whoever yields too often waits for a whole turn of all other programs.
         """
         looks, pause = 0, SHORTEST_PAUSE
         while self._done.min() < self._sums:

@@ -108,8 +108,8 @@ class Settings:
             )
         if self.iteration_steps < 2:
             raise UsageError(
-                "envs and horizon are 1: from one step there is nothing to learn, because its advantage is compared with "
-                "the mean of a rollout's; raise --horizon or --envs"
+                "envs and horizon are 1: from one step there is nothing to learn, because advantages are compared with "
+                "their mean over a rollout; raise --horizon or --envs"
             )
         ranks = self.ranks or (min(physical_cores(), self.envs) if shares_memory() else 1)
         if self.envs % ranks:

@@ -99,12 +99,14 @@ def check_env(requests: Sequence[str], env: str) -> None:
         wanted = REGISTERED[name].envs
         if without_version(env) not in wanted:
             raise UsageError(
-                f"add-on {name!r} reads the numbers of {' and '.join(wanted)}, which mean something else in {env}; {own}"
+                f"add-on {name!r} reads the numbers of {' and '.join(wanted)}, "
+                f"which mean something else in {env}; {own}"
             )
         moved = [key for key, value in parsed(env)[1].items() if value != STANDS.get(key, value)]
         if moved and REGISTERED[name].reads == "observation":
             raise UsageError(
-                f"add-on {name!r} reads a place in the observation that {moved[0]} moves; leave that option out, or {own}"
+                f"add-on {name!r} reads a place in the observation that {moved[0]} moves; "
+                f"leave that option out, or {own}"
             )
 
 

@@ -30,9 +30,7 @@ class GymnasiumEnvs:
             in_one_sentence(f"environment {name!r} cannot be made", UsageError),
             warnings.catch_warnings(action="ignore"),  # "out of date": a task's version is part of the task
         ):
-            self._envs = gymnasium.vector.SyncVectorEnv(
-                makers, autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED
-            )
+            self._envs = gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED)
         space = self._envs.single_observation_space
         self.observation_size = observation_size(space, name)
         self._own = self._envs.single_action_space

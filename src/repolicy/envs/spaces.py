@@ -29,7 +29,7 @@ def _size(space: Any, name: str) -> int:
 
 
 def action_space(space: Any, name: str) -> ActionSpace:
-    """The space laid out flat. `low` is the lower bound of each number or, unless all are 0, each head's first choice."""
+    """The space laid out flat. `low` are the lower bounds or, unless all are 0, the first choice of each head."""
     if 0 in (space.shape or ()):
         raise UsageError(f"environment {name!r} has an empty action ({space}): there is nothing to choose")
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
