@@ -9,10 +9,10 @@ import torch
 
 pytest.importorskip("stable_baselines3")
 pytest.importorskip("rsl_rl")
-from fine_tuning import WAYS, NearPrior
 from stable_baselines3 import PPO
 
 from experiments.batches import ForRslRl, ForSb3, Paid
+from experiments.fine_tuning import WAYS, NearPrior
 from repolicy.envs.addons import combined
 
 ENV, ADDON = "HalfCheetah-v4", "hind_leg=10"

@@ -9,11 +9,12 @@ from typing import Any
 
 import tyro
 
+from repolicy.cli import nets
 from repolicy.cli.about import Addons, Bench, Doctor
 from repolicy.cli.look import Evaluate, Export, Inspect, Render
 from repolicy.cli.runs import Customize, Train, speaks
 from repolicy.cli.sweep import Sweep
-from repolicy.errors import RepolicyError, UsageError
+from repolicy.errors import UsageError
 
 COMMANDS: dict[str, Any] = {
     "customize": Customize,
@@ -39,32 +40,27 @@ GROUPS = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command; exit with 0, 1 for a failure or 2 for a request that cannot be met."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    """Run one command; exit with 0, 1 for a failure, 2 for a request that cannot be met, or 130 when it was stopped."""
+    with nets.caught(), nets.terminated_as_interrupted():
+        _run(list(sys.argv[1:] if arguments is None else arguments))
+
+
+def _run(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_overview())
+        nets.answer(_overview())
         sys.exit(0 if arguments else 2)
     if arguments[0] == "--version":
         from repolicy import __version__
 
-        print(__version__)
+        nets.answer(__version__)
         return
-    try:
-        command = _in_group(*arguments) if arguments[0] in GROUPS else _parsed(arguments[0], arguments[1:])
+    command = _in_group(*arguments) if arguments[0] in GROUPS else _parsed(arguments[0], arguments[1:])
+    with nets.not_ended_from_within():
         values = command.run()
-    except RepolicyError as error:
-        if speaks():
-            print(f"repolicy: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("repolicy: stopped", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(1)
     if command.json and speaks():
         from repolicy.policies.storage import finite
 
-        print(json.dumps(finite(values)))
+        nets.answer(json.dumps(finite(values)))
     if values.get("finished") is False:
         sys.exit(130)
 
@@ -73,7 +69,7 @@ def _in_group(group: str, name: str = "", *arguments: str) -> Any:
     """A command of a wing. The wing's table is read only now: nobody else pays for it."""
     commands: Mapping[str, Any] = importlib.import_module(GROUPS[group][1]).COMMANDS
     if name in ("", "-h", "--help"):
-        print(_group_overview(group, commands))
+        nets.answer(_group_overview(group, commands))
         sys.exit(0 if name else 2)
     return _parsed(name, list(arguments), commands, f"repolicy {group}")
 
@@ -92,7 +88,8 @@ def _parsed(name: str, arguments: list[str], commands: Mapping[str, Any] = COMMA
     command, words = commands[name], _words(arguments)
 
     def read(words: list[str], **options: Any) -> Any:
-        return tyro.cli(command, args=words, prog=f"{prog} {name}", **options)
+        with nets.without_a_box(f"{prog} {name}"):
+            return tyro.cli(command, args=words, prog=f"{prog} {name}", **options)
 
     help_wanted = not {"-h", "--help"}.isdisjoint(words)
     if not hasattr(command, "beginning") or (help_wanted and words[0].startswith("-")):
