@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from repolicy.engine.settings import Settings
+from repolicy.engine.settings import Settings, checked
 from repolicy.envs.step import Envs
 from repolicy.objective import Objective
 from repolicy.policies.policy import Family, PolicySpec
@@ -35,7 +35,7 @@ class Request:
         return cls(
             values["env"],
             Objective(**values["objective"]),
-            Settings(**values["settings"]),
+            Settings(**checked(values["settings"], "the run")),
             tuple(values["addons"]),
             values["prior"],
             values["sparse"],

@@ -147,10 +147,18 @@ def run(
         return _run_as_one_of_many(request, folder, resume, watchers, prior)
     ranks.check_count(request.settings.ranks)
     with folder.locked():
-        folder.begin(request.as_dict(), versions(), resume, prior)
+        _begin(request, folder, resume, watchers, prior)
         program = ["from repolicy.engine.training import follow; follow()", str(folder.path)]
         with _polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
             return work(request, folder, team, watchers, interrupted)
+
+
+def _begin(
+    request: Request, folder: RunFolder, resume: bool, watchers: Sequence[Watcher], prior: Path | None
+) -> None:
+    for sentence in folder.begin(request.as_dict(), versions(), resume, prior):
+        for watcher in watchers:
+            watcher.say(sentence)
 
 
 def check_objective(objective: object) -> None:
@@ -280,7 +288,7 @@ def _run_as_one_of_many(
             if team.index == 0:
                 try:
                     claim.enter_context(folder.locked())
-                    folder.begin(request.as_dict(), versions(), resume, prior)
+                    _begin(request, folder, resume, watchers, prior)
                 except RepolicyError as error:
                     refusal = error
             refused = float(team.sum(torch.tensor([0.0 if refusal is None else 1.0])))
