@@ -1,7 +1,7 @@
 """Text from outside: objects that it names (`module:name`, `file.py:name`), JSON, and what a terminal may be shown.
 
-A name comes from the user, who typed it or wrote it in Python, or out of a file. What the user names is imported. What a
-file names is imported only where it is registered, or where the user says that they trust the file: `confirm` is that
+A name comes from the user, who typed it or wrote it in Python, or out of a file. What the user names is imported. What
+a file names is imported only where it is registered, or where the user says that they trust the file: `confirm` is that
 rule, and whatever takes a name out of a file asks it first.
 """
 
@@ -41,12 +41,15 @@ OWN = frozenset(f"repolicy.rql.tasks:{name}" for name in ("CartPole", "MountainC
 
 
 def confirm(names: Iterable[str], path: Path | str, option: str, trust: bool = False) -> None:
-    """Refuse names out of the file `path` that stand for code, unless the user trusts the file."""
+    """Refuse names out of the file `path` that stand for code, unless the user trusts the file.
+
+    `option` is where the user may name them instead.
+    """
     code = [] if trust else [name for name in names if _may_run_code(name)]
     if code:
         raise UsageError(
-            f"{path} names code that would be run, {' and '.join(map(printable, code))}; type it yourself with "
-            f"{option} (in Python, give it as an argument), or add --trust if you trust the file"
+            f"{path} names code that would be run: {' and '.join(printable(name, 200) for name in code)}; "
+            f"if you trust it, add --trust, or type the name yourself with --{option} (in Python, {option}=...)"
         )
 
 

@@ -13,7 +13,9 @@ from repolicy.cli.about import Addons, Bench, Doctor
 from repolicy.cli.look import Evaluate, Export, Inspect, Render
 from repolicy.cli.runs import Customize, Train, speaks
 from repolicy.cli.sweep import Sweep
+from repolicy.cli.terminal import full_stdout_is_an_error, silent_stdout
 from repolicy.errors import RepolicyError, UsageError
+from repolicy.loading import printable
 
 COMMANDS: dict[str, Any] = {
     "customize": Customize,
@@ -40,6 +42,11 @@ GROUPS = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; exit with 0, 1 for a failure or 2 for a request that cannot be met."""
+    with full_stdout_is_an_error():
+        _run(arguments)
+
+
+def _run(arguments: list[str] | None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
@@ -51,20 +58,21 @@ def main(arguments: list[str] | None = None) -> None:
         return
     try:
         command = _in_group(*arguments) if arguments[0] in GROUPS else _parsed(arguments[0], arguments[1:])
-        values = command.run()
+        with silent_stdout():
+            values = command.run()
+        if command.json and speaks():
+            from repolicy.policies.storage import finite
+
+            print(json.dumps(finite(values)))
     except RepolicyError as error:
         if speaks():
-            print(f"repolicy: {error}", file=sys.stderr)
+            print(f"repolicy: {printable(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("repolicy: stopped", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)
-    if command.json and speaks():
-        from repolicy.policies.storage import finite
-
-        print(json.dumps(finite(values)))
     if values.get("finished") is False:
         sys.exit(130)
 

@@ -12,7 +12,7 @@ from repolicy.cli.look import policy_and_env
 from repolicy.engine.defaults import customizing, defaults
 from repolicy.engine.settings import Settings, checked, read_settings
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.loading import as_file_name
+from repolicy.loading import as_file_name, confirm
 from repolicy.objective import Objective, coefficients, name_of, named
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class Train:
     """A JSON file of settings; options on the command line go before it."""
     wandb: str | None = None
     """Log to this Weights & Biases project too."""
+    trust: bool = False
+    """Run code that the file of the prior, or the run that is resumed, names as its environment or add-on."""
     json: bool = False
     """Print one JSON object on stdout at the end."""
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
@@ -105,6 +107,8 @@ class Customize:
     """A JSON file of settings; options on the command line go before it."""
     wandb: str | None = None
     """Log to this Weights & Biases project too."""
+    trust: bool = False
+    """Run code that the file of the prior, or the run that is resumed, names as its environment or add-on."""
     report: bool = True
     """At the end, evaluate and film prior and result, and write report.html into the folder."""
     json: bool = False
@@ -133,7 +137,8 @@ class Customize:
 
         result = customize(
             self.prior, self.addon, self.wanted(), self.folder, self.settings,
-            env=self.env, sparse=self.sparse, resume=self.resume, watchers=_watchers(self.folder, self.wandb),
+            env=policy_and_env(self.prior, self.env, self.trust)[1], sparse=self.sparse, resume=self.resume,
+            watchers=_watchers(self.folder, self.wandb),
         )  # fmt: skip
         return _ended(result) | (_reported(result) if self.report else {})
 
@@ -141,7 +146,7 @@ class Customize:
         """The objective that the options describe."""
         alpha = self.alpha if self.alpha is not None else _alpha_of(self.prior)
         held = self.settings.kl_budget is not None
-        if held and self.omega != "auto":
+        if held and (self.omega != "auto" or self.objective != "residual"):
             raise UsageError("--kl-budget goes with --omega auto and no other --objective than residual")
         if self.omega == "auto" and not held:
             raise UsageError("--omega auto needs --kl-budget: how far the policy may drift, in nats a step")
@@ -155,7 +160,18 @@ def _before(command: Any) -> dict[str, Any] | None:
         return None
     from repolicy.engine.folder import RunFolder
 
-    return RunFolder(command.folder).request()
+    before = RunFolder(command.folder).request()
+    if before is not None:
+        confirm_names(command, before, command.folder / "run.json")
+    return before
+
+
+def confirm_names(command: Any, before: dict[str, Any], path: Path) -> None:
+    """What is resumed may name code only where the same is typed again, or where the file is trusted."""
+    if command.env is None:
+        confirm([before["env"]], path, "env", command.trust)
+    if not command.addon:
+        confirm(before["addons"], path, "addon", command.trust)
 
 
 def _settings(command: Any, before: dict[str, Any] | None, usual: Settings) -> Settings:
@@ -167,7 +183,7 @@ def _settings(command: Any, before: dict[str, Any] | None, usual: Settings) -> S
 
 def _customizing(command: Any, before: dict[str, Any] | None) -> Settings:
     """The same for a command that customises."""
-    env = before["env"] if before else policy_and_env(command.prior, command.env)[1]
+    env = before["env"] if before else policy_and_env(command.prior, command.env, command.trust)[1]
     return _settings(command, before, customizing(env))
 
 
@@ -228,7 +244,7 @@ def _reported(result: "Result") -> dict[str, Any]:
     if not result.finished or not speaks():
         return {}
     try:
-        path = write_report(result.folder, say=lambda sentence: print(sentence, file=sys.stderr))
+        path = write_report(result.folder, trust=True, say=lambda sentence: print(sentence, file=sys.stderr))
     except RepolicyError as error:
         print(f"no report: {error}", file=sys.stderr)
         return {}

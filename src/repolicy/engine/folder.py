@@ -46,10 +46,10 @@ class RunFolder:
         story = read_json(path)
         check_shape(story, {"request": REQUEST}, f"{path} cannot be used: its story")
         try:
-            Request.from_dict(story["request"])
+            request = Request.from_dict(story["request"])
         except (UsageError, TypeError, ValueError) as error:
             raise FileError(f"{path} cannot be used: {error}") from None
-        return dict(story["request"])
+        return dict(json.loads(json.dumps(request.as_dict())))
 
     def begin(
         self, request: dict[str, Any], versions: dict[str, str], resume: bool, prior: Path | None = None

@@ -153,9 +153,7 @@ def run(
             return work(request, folder, team, watchers, interrupted)
 
 
-def _begin(
-    request: Request, folder: RunFolder, resume: bool, watchers: Sequence[Watcher], prior: Path | None
-) -> None:
+def _begin(request: Request, folder: RunFolder, resume: bool, watchers: Sequence[Watcher], prior: Path | None) -> None:
     for sentence in folder.begin(request.as_dict(), versions(), resume, prior):
         for watcher in watchers:
             watcher.say(sentence)

@@ -83,14 +83,14 @@ def env_of(card: dict[str, Any], path: Path, trust: bool = False) -> str:
     found = card.get("request", {}).get("env")
     if found is None:
         raise UsageError(f"{path} does not say which environment it is for; name one with --env")
-    confirm([found], path, "--env", trust)
+    confirm([found], path, "env", trust)
     return str(found)
 
 
 def addons_of(card: dict[str, Any], path: Path, trust: bool = False) -> tuple[str, ...]:
     """The add-ons that the policy in a file was customised to; refused in the same way."""
     found = tuple(card.get("request", {}).get("addons", ()))
-    confirm(found, path, "--addon", trust)
+    confirm(found, path, "addon", trust)
     return found
 
 
