@@ -14,13 +14,14 @@ from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import physical_cores, versions
 from repolicy.errors import FileError
 from repolicy.loading import printable
-from repolicy.policies.file import PROBES, find_policy, read_policy
+from repolicy.policies.file import PROBES, check_reachable, find_policy, read_policy
 from repolicy.policies.storage import read
 from repolicy.report.film import libraries
 
 
 def inspect(path: Path) -> dict[str, Any]:
     """The story of a policy, a checkpoint or a run's folder: printed, and returned."""
+    check_reachable(path)
     if path.is_dir():
         return _inspect_folder(path)
     path = find_policy(path)

@@ -4,6 +4,7 @@ Standard output is for the result alone.
 """
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -41,14 +42,24 @@ def silent_stdout() -> Iterator[None]:
         yield
 
 
+class _Held(io.StringIO):
+    def __init__(self, before: Any) -> None:
+        super().__init__()
+        self.isatty = before.isatty  # help is in color where it can be
+
+
 @contextlib.contextmanager
 def full_stdout_is_an_error() -> Iterator[None]:
-    """What was printed is on its way before Python ends; a disk or a pipe that takes no more is said in a sentence."""
+    """What is printed goes out at once at the end; a disk that is full then is said in a sentence."""
+    out = sys.stdout
+    held = _Held(out)
     try:
-        yield
+        with contextlib.redirect_stdout(held):
+            yield
     finally:
         try:
-            sys.stdout.flush()
+            out.write(held.getvalue())
+            out.flush()
         except OSError as error:
             with contextlib.suppress(OSError):  # Python would try again as it ends
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -97,12 +97,7 @@ def addons_of(card: dict[str, Any], path: Path, trust: bool = False) -> tuple[st
 def find_policy(reference: str | Path) -> Path:
     """A file as it is; of a run's folder, its best policy; of a name, the prior that ships under it."""
     path = Path(reference)
-    try:
-        path.stat()
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:  # a name that is too long, or a folder that may not be read
-        raise FileError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from None
+    check_reachable(path)
     if path.is_dir() and (path / "run.json").exists():
         best = path / "best.safetensors"
         if not best.exists():
@@ -118,6 +113,16 @@ def find_policy(reference: str | Path) -> Path:
         f"there is no file {path}, and no policy of that name ships with repolicy "
         f"({', '.join(shipped())} do){nearest(str(reference), shipped())}"
     )
+
+
+def check_reachable(path: Path) -> None:
+    """Raise where it cannot be said what is there: the name is too long, or a folder may not be read."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from None
 
 
 def shipped() -> list[str]:

@@ -83,10 +83,12 @@ Shape = Any  # a type; [shape] for a list; {name: shape} for an object, {str: sh
 def check_shape(value: Any, shape: Shape, where: str) -> None:
     """Raise unless JSON out of a file has the shape that its readers rely on. A name with a `?` may be missing."""
     kind: Any = type(shape) if isinstance(shape, list | dict) else shape
-    if not isinstance(value, int | float if kind is float else kind) or isinstance(value, bool) != (kind is bool):
+    kinds: Any = (int, float) if kind is float else kind
+    if not isinstance(value, kinds) or isinstance(value, bool) != (kind is bool):
         raise FileError(f"{where} is {_short(value)}, not {_WORDS[kind]}")
-    number: Any = value
-    if isinstance(number, int) and abs(number) > 1e300:  # in JSON it may have thousands of digits
+    if (
+        kind in (int, float) and not -1e300 < value < 1e300 and isinstance(value, int)
+    ):  # in JSON it may have thousands of digits
         raise FileError(f"{where} is too large")
     if kind is list:
         for index, entry in enumerate(value):
