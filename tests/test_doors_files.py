@@ -1,5 +1,6 @@
 """What lies on a disk may be somebody else's, damaged or forged: no code of it runs, nothing is taken on trust."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -264,7 +265,7 @@ def test_metrics_that_are_damaged_are_read_as_far_as_they_go(capsys: pytest.Capt
     assert folder.metrics.read_bytes() == good[0] + b"\n"
     folder.metrics.unlink()
     folder.metrics.mkdir()
-    with pytest.raises(FileError, match="metrics.jsonl cannot be read: Is a directory"):
+    with pytest.raises(FileError, match="metrics.jsonl cannot be read: it is no file"):
         folder.logged()
     refused(capsys, 1, "inspect", "run")
 
@@ -432,3 +433,16 @@ def test_a_budget_that_can_be_measured_is_steered_by_what_was_measured() -> None
     for measured in (-1.0, 0.5, 3.0):
         assert off_budget(measured, 2.0, -2.0, 4096) == off_budget(measured, 2.0)
     assert off_budget(1e-9, 1e-9) == 0.0
+
+
+def test_damaged_files_and_odd_command_lines() -> None:
+    """A share of `make fuzz`."""
+    spec = importlib.util.spec_from_file_location("fuzz", Path(__file__).parents[1] / "benchmarks" / "fuzz.py")
+    assert spec is not None
+    assert spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    faults, codes = program.fuzz(files=60, lines=60)
+    assert not faults, "\n".join(faults)
+    assert sum(codes.values()) == 120
+    assert {kind.partition(",")[0] for kind in codes} == {"damaged", "odd"}

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import json
 import re
+import stat
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -40,7 +41,10 @@ def load_object(reference: str, what: str) -> Any:
 OWN = frozenset(f"repolicy.rql.tasks:{name}" for name in ("CartPole", "MountainCar", "Highway", "Parking", "addon"))
 
 
-def confirm(names: Iterable[str], path: Path | str, option: str, trust: bool = False) -> None:
+TYPE_IT = "if you trust it, add --trust, or type the name yourself with --{option} (in Python, {option}=...)"
+
+
+def confirm(names: Iterable[str], path: Path | str, option: str, trust: bool = False, remedy: str = TYPE_IT) -> None:
     """Refuse names out of the file `path` that stand for code, unless the user trusts the file.
 
     `option` is where the user may name them instead.
@@ -49,7 +53,7 @@ def confirm(names: Iterable[str], path: Path | str, option: str, trust: bool = F
     if code:
         raise UsageError(
             f"{path} names code that would be run: {' and '.join(printable(name, 200) for name in code)}; "
-            f"if you trust it, add --trust, or type the name yourself with --{option} (in Python, {option}=...)"
+            f"{remedy.format(option=option)}"
         )
 
 
@@ -79,13 +83,21 @@ def _escaped(character: str) -> str:
 def read_json(path: Path) -> Any:
     """What a JSON file holds; a file that is none, or is nested too deep to be read, is one sentence."""
     try:
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror}") from None
+        return json.loads(content(path))
     except RecursionError:
         raise FileError(f"{path} cannot be read: it is nested too deep") from None
     except ValueError as error:
         raise FileError(f"{path} cannot be read: it is not JSON: {error}") from None
+
+
+def content(path: Path) -> bytes:
+    """What a regular file holds. (A pipe could be waited for without end, and /dev/zero read.)"""
+    try:
+        if stat.S_ISREG(path.stat().st_mode):
+            return path.read_bytes()
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from None
+    raise FileError(f"{path} cannot be read: it is no file")
 
 
 def as_file_name(reference: str) -> str:

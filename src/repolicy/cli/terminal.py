@@ -43,16 +43,14 @@ def silent_stdout() -> Iterator[None]:
 
 
 class _Held(io.StringIO):
-    def __init__(self, before: Any) -> None:
-        super().__init__()
-        self.isatty = before.isatty  # help is in color where it can be
+    def isatty(self) -> bool:
+        return sys.__stdout__ is not None and sys.__stdout__.isatty()  # help is in color where it can be
 
 
 @contextlib.contextmanager
 def full_stdout_is_an_error() -> Iterator[None]:
     """What is printed goes out at once at the end; a disk that is full then is said in a sentence."""
-    out = sys.stdout
-    held = _Held(out)
+    out, held = sys.stdout, _Held()
     try:
         with contextlib.redirect_stdout(held):
             yield

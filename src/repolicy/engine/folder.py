@@ -14,7 +14,7 @@ from torch import Tensor
 
 from repolicy.engine.request import Request
 from repolicy.errors import FileError, UsageError
-from repolicy.loading import read_json
+from repolicy.loading import content, read_json
 from repolicy.policies.storage import FORMAT, check_shape, finite, read, write, write_bytes, write_json
 
 
@@ -184,12 +184,7 @@ class RunFolder:
 
         Others are left out: one may have been under way when the run was killed.
         """
-        try:
-            lines = self.metrics.read_bytes().splitlines()
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise FileError(f"{self.metrics} cannot be read: {error.strerror}") from None
+        lines = content(self.metrics).splitlines() if os.path.lexists(self.metrics) else []
         found = []
         for line in lines:
             try:
@@ -227,10 +222,7 @@ CHECKPOINT = {
 
 
 def _checksum(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror}") from None
+    return hashlib.sha256(content(path)).hexdigest()
 
 
 def changed(before: Any, after: Any, name: str = "") -> Iterator[str]:

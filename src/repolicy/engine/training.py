@@ -28,7 +28,7 @@ from repolicy.envs import addons
 from repolicy.envs.evaluation import check_fit
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
-from repolicy.errors import NumericError, RepolicyError, UsageError
+from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
 from repolicy.objective import Objective
 from repolicy.policies.file import env_of, find_policy, load_policy, read_policy
 from repolicy.policies.policy import Policy
@@ -214,7 +214,10 @@ def _worked(
 ) -> Result:
     settings = request.settings
     worker = Worker(request, folder, team)
-    segment, complaints = worker.restore()
+    try:
+        segment, complaints = worker.restore()
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise FileError(f"the last checkpoint in {folder.path} is none of this run's: {error}") from None
     if team.index == 0:
         folder.forget_after(worker.iteration)
     for watcher in watchers:

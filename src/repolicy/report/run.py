@@ -54,7 +54,8 @@ def write_report(
     request = folder.request()
     if request is None:
         raise FileError(f"{folder.path} holds no run: it has no run.json")
-    confirm([request["env"], *request["addons"]], folder.path, "trust", trust)
+    names = [request["env"], *request["addons"]]
+    confirm(names, folder.path, "trust", trust, remedy="if you trust it, give trust=True")
     if not folder.best_policy.exists():
         raise FileError(f"{folder.path} has no policy yet: its first segment is not done")
     saved = read_policy(folder.best_policy)
