@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 EXTRAS = dev,sb3,rsl-rl,llm,onnx
 
-.PHONY: demo test lint bench mutate fuzz docs results clean
+.PHONY: demo test lint bench mutate fuzz paper docs results clean
 
 demo: .venv/base  ## customise a shipped HalfCheetah: prior and result in a table, and in a report with films
 	$(BIN)/repolicy customize halfcheetah --addon hind_leg=10 --omega auto --kl-budget 2 --steps 3e5 --out runs/demo --resume
@@ -26,6 +26,10 @@ mutate: .venv/full  ## break the mathematics on purpose: each break must be noti
 
 fuzz: .venv/full  ## damaged files and odd command lines: no traceback, no hang, no silently other policy
 	$(BIN)/python benchmarks/fuzz.py
+
+paper: .venv/full  ## the paper's tables, measured again: days; stop it at any time, and go on
+	nice -n 19 $(BIN)/python -m experiments.paper run --jobs 2
+	$(BIN)/python -m experiments.paper report
 
 docs: .venv/docs
 	$(BIN)/mkdocs build --strict

@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import copy
 import dataclasses
-import importlib
 import io
 import json
 import os
@@ -97,8 +96,8 @@ class Case:
 def reaching(reached: list[Any]) -> Iterator[None]:
     """The long parts of every command, replaced by a note that they were reached, and with what."""
 
-    def segments(worker: Any, *_: Any) -> Any:
-        reached.append((worker.request, worker.learner.parameters))
+    def remaining(segments: Any, *_: Any) -> Any:
+        reached.append((segments.worker.request, segments.worker.learner.parameters))
         raise RepolicyError("as far as training")
 
     def note(what: str) -> Callable[..., Any]:
@@ -113,15 +112,14 @@ def reaching(reached: list[Any]) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for place, function in (
-            ("engine.training._segments", segments), ("engine.training.try_addon", lambda *_: []),
+            ("engine.segments.Segments.remaining", remaining), ("engine.training.try_addon", lambda *_: []),
             ("engine.ranks.launched", alone), ("engine.bench.bench", note("a benchmark")),
             ("envs.evaluation.run_episodes", note("episodes")), ("report.film._in_its_own_process", note("films")),
             ("many.sweep._train", note("a sweep's points")), ("many.sweep.try_addon", lambda *_: []),
-            ("many.sweep._on_ray", note("Ray")), ("cli.inspection._renders", lambda *_: True),
+            ("many.ray.on_ray", note("Ray")), ("cli.inspection._renders", lambda *_: True),
             ("rql.training._algorithm", note("Q-learning")),
         ):  # fmt: skip
-            module, name = place.rsplit(".", 1)
-            stack.enter_context(mock.patch.object(importlib.import_module(f"repolicy.{module}"), name, function))
+            stack.enter_context(mock.patch(f"repolicy.{place}", function))
         yield
 
 

@@ -6,9 +6,9 @@ python benchmarks/speed.py --out results/speed.jsonl --envs Ant-v4 --ranks 1  # 
 
 import argparse
 import json
+import subprocess
+import sys
 from pathlib import Path
-
-from ledger import repolicy, rows_of
 
 ENVS = ["HalfCheetah-v4", "Hopper-v4", "Ant-v4"]
 
@@ -19,11 +19,12 @@ def main() -> None:
     parser.add_argument("--envs", nargs="+", default=ENVS)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     options = parser.parse_args()
-    rows = rows_of(options.out)
+    rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     for env in options.envs:
         for ranks in options.ranks:
             words = ["bench", env, "--ranks", str(ranks), "--slices", "12"]
-            found = repolicy(words)
+            program = [sys.executable, "-m", "repolicy", *words, "--json"]
+            found = json.loads(subprocess.run(program, capture_output=True, text=True, check=True).stdout)
             rows = [row for row in rows if (row["env"], row["ranks"]) != (env, ranks)]
             rows.append({"command": " ".join(["repolicy", *words])} | found)
             options.out.parent.mkdir(exist_ok=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 # The command line's own start, with the first step of the run's environments announced on stdout.
 PROGRAM = """
 import os, sys, time
-from repolicy.cli import main
+from repolicy.cli.main import main
 from repolicy.rollout import Collector
 def first(self, policy):
     self.envs.step(policy.to_environment(policy.distribution(policy.normaliser(

@@ -12,8 +12,8 @@ from torch import Tensor
 from repolicy.engine import ppo, ranks
 from repolicy.engine.settings import Settings
 from repolicy.engine.worker import Worker
+from repolicy.policies.moments import sums
 from repolicy.policies.network import Mlp
-from repolicy.policies.normalizer import moments
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.spaces import ActionSpace
 
@@ -88,7 +88,7 @@ def one_step(team: ranks.Ranks) -> dict[str, Any]:
     )
     learner.differentiate(batch, settings, bonus=0.05)
     report = learner.step(settings.max_gradient_norm, team.sum, team.count, fit_actor=True)
-    seen = team.sum(moments(np.ascontiguousarray(observations[:, mine].numpy())))
+    seen = team.sum(sums(np.ascontiguousarray(observations[:, mine].numpy())))
     return {
         "gradient": learner.gradient[: len(learner.parameters)].clone(),
         "parameters": learner.parameters.detach().clone(),

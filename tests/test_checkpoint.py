@@ -26,7 +26,7 @@ from repolicy.errors import FileError, UsageError
 from repolicy.objective import soft
 from repolicy.policies import storage
 from repolicy.policies.file import check_fingerprint, load_policy, read_policy, save_policy
-from repolicy.policies.normalizer import moments
+from repolicy.policies.moments import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.spaces import ActionSpace
 from repolicy.policies.storage import FORMAT, read, write, write_bytes
@@ -48,7 +48,7 @@ def trained(family: str = "gaussian", seed: int = 0) -> Policy:
         for parameter in policy.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
     seen = np.random.default_rng(seed).normal(5.0, 3.0, (100, 3))
-    policy.normaliser.update(moments(seen.astype(np.float32)))
+    policy.normaliser.update(sums(seen.astype(np.float32)))
     return policy
 
 
@@ -170,7 +170,7 @@ def test_a_process_that_dies_while_writing_leaves_what_was_there(tmp_path: Path)
     path = tmp_path / "file"
     write_bytes(path, b"before")
     code = (
-        "import os, sys; from pathlib import Path; from repolicy.checkpoint import write_bytes\n"
+        "import os, sys; from pathlib import Path; from repolicy.policies.storage import write_bytes\n"
         "os.fsync = lambda descriptor: os.kill(os.getpid(), 9)\n"
         "write_bytes(Path(sys.argv[1]), b'after')"
     )

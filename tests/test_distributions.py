@@ -175,3 +175,9 @@ def test_categorical_takes_actions_that_were_stored_as_floats() -> None:
     made = Categorical(random(BATCH, 5), (2, 3))
     drawn = made.sample()
     assert torch.equal(made.log_prob(drawn), made.log_prob(drawn.float()))
+
+
+@pytest.mark.parametrize("kind", [Gaussian, SquashedGaussian])
+def test_log_prob_can_be_differentiated_twice(kind: type[Gaussian]) -> None:
+    mean, log_std, actions = (torch.randn(4, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    assert torch.autograd.gradgradcheck(lambda *inputs: kind(*inputs[:2]).log_prob(inputs[2]), (mean, log_std, actions))

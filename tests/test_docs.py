@@ -1,5 +1,7 @@
 """The pages' code does what the pages say."""
 
+import re
+import sys
 from pathlib import Path
 
 import gymnasium
@@ -7,7 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from experiments import campaign
+from experiments.pages import fill
+from experiments.paper import __main__ as paper
+from experiments.paper.runs import EVERY, OWN, TASKS, planned
+from experiments.tables import TABLES
 from repolicy import load_policy
+from repolicy.many.ledger import Ledger
+from tests.experiments.rows import row
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -29,3 +38,44 @@ def test_a_policy_of_stable_baselines3_is_copied_whole(tmp_path: Path, monkeypat
     with torch.no_grad():
         _, expected, _ = theirs.policy.evaluate_actions(observations, actions)
     torch.testing.assert_close(ours.log_prob(observations, actions), expected, rtol=1e-4, atol=1e-4)
+
+
+PROGRAMS = re.compile(r"python -m (experiments\.\w+)|python (benchmarks/\w+\.py)")
+PAGES = [*DOCS.glob("*.md"), *(DOCS.parent / name for name in ("README.md", "CONTRIBUTING.md", "Makefile"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_programs_that_pages_name_are_there(page: Path) -> None:
+    for module, file in PROGRAMS.findall(page.read_text()):
+        path = DOCS.parent / (file or module.replace(".", "/"))
+        assert path.exists() or path.with_suffix(".py").exists() or module == "experiments.NAME", f"{page.name}: {path}"
+
+
+def commands(page: str) -> list[str]:
+    """The command lines of a page that call an experiment, without what is said beside them."""
+    lines = (line.partition("#")[0].strip() for line in (DOCS / page).read_text().splitlines())
+    return [line for line in lines if line.startswith("python -m experiments.")]
+
+
+@pytest.mark.parametrize("line", commands("paper.md"))
+def test_the_commands_of_the_paper_page_run(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a ledger that has every run already, so that there is nothing to train."""
+    ledger, page = Ledger(tmp_path / "ledger.jsonl"), tmp_path / "paper.md"
+    everything = [*planned(), *planned((*EVERY, *OWN, *TASKS))]
+    for plan in {plan.key: plan for plan in everything}.values():
+        ledger.add(row(plan.key, 100.0 + plan.seed))
+        (tmp_path / f"{plan.task}.safetensors").touch()
+    page.write_text((DOCS / "paper.md").read_text())
+    places = ["--ledger", str(ledger.path), "--page", str(page), "--html", str(tmp_path / "paper.html")]
+    places += ["--runs", str(tmp_path / "runs"), "--priors", str(tmp_path)]
+    monkeypatch.setattr(campaign, "work", lambda *jobs, **options: pytest.fail("there is nothing to train"))
+    before = len(ledger.rows())
+    monkeypatch.setattr(sys, "argv", ["paper", *line.split()[3:], *places])
+    paper.main()
+    assert len(ledger.rows()) == before
+    assert ("| HalfCheetah | Prior | 5 of 5 |" in page.read_text()) == ("report" in line)
+
+
+def test_tables_are_what_the_results_say() -> None:
+    pages = [DOCS.parent / "README.md", *DOCS.glob("*.md")]
+    assert not [page.name for page in pages if fill(page, TABLES, check=True)]

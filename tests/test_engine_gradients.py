@@ -88,8 +88,9 @@ def rollout(policy: Policy) -> Rollout:
     last[-1] = True
     return Rollout(
         observations=observations,
-        inputs=policy.normaliser(torch.from_numpy(observations)),
         actions=torch.from_numpy(actions)[..., None],
+        sent=actions[..., None],
+        log_probs=policy.log_prob(torch.from_numpy(observations[:-1]), torch.from_numpy(actions)[..., None]),
         basic=MDP_.reward.numpy()[states, actions],
         terminated=last,
         truncated=ends,

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from tiny_envs import tiny
 
-from repolicy.envs import making
-from repolicy.envs.making import make_envs
+from repolicy.envs.making import make_envs, making
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.policies.spaces import ActionSpace
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from repolicy.cli import main as cli
+from repolicy.cli.main import main as cli
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.policies import export as module
 from repolicy.policies.export import export
 from repolicy.policies.file import save_policy
-from repolicy.policies.normalizer import moments
+from repolicy.policies.moments import sums
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.spaces import ActionSpace
 
@@ -33,7 +33,7 @@ def experienced(name: str) -> Policy:
     policy = Policy(SPECS[name])
     with torch.no_grad():
         policy.network.weights[-1].mul_(100.0)
-    policy.normaliser.update(moments(np.random.default_rng(0).normal(7.0, 3.0, (1000, 5))))
+    policy.normaliser.update(sums(np.random.default_rng(0).normal(7.0, 3.0, (1000, 5))))
     return policy
 
 

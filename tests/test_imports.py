@@ -17,7 +17,7 @@ ROW = ["errors", "loading", "objective", "policies", "envs", "engine", "many", "
 # Wings: folders beside the row, and what they may know of it. Their visitors come through the command line alone.
 WINGS = {
     "exact": ["errors", "objective"],
-    "llm": ["errors", "loading", "objective"],
+    "llm": ["errors", "loading", "objective", "report"],
     "rql": ["errors", "loading", "objective", "policies", "envs"],
 }
 

@@ -104,7 +104,9 @@ def test_no_rank_outlives_the_first_one(tmp_path: Path, joins: str) -> None:
     tell = f"open({str(note)!r}, 'w').write(str(os.getpid()) + ' ')"
     order = ["team = joined()", tell] if joins == "before" else [tell, "time.sleep(1.0)", "team = joined()"]
     waiting = "\n".join(["import os, time; from rank_programs import *", *order, "team.sum(torch.ones(1))"])
-    code = f"import time; from repolicy import ranks\nwith ranks.launched(2, {program(waiting)!r}): time.sleep(600)"
+    code = (
+        f"import time; from repolicy.engine import ranks\nwith ranks.launched(2, {program(waiting)!r}): time.sleep(600)"
+    )
     first = subprocess.Popen([sys.executable, "-c", code])
     try:
         eventually(lambda: note.exists() and note.read_text().endswith(" "), "the second rank did not begin")

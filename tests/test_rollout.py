@@ -12,7 +12,7 @@ from repolicy.engine.settings import Settings
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
 from repolicy.errors import NumericError
-from repolicy.policies.normalizer import moments
+from repolicy.policies.moments import sums
 from repolicy.policies.policy import Policy
 
 
@@ -67,9 +67,10 @@ def test_actions_reach_the_environment_as_they_were_sampled() -> None:
 
 def test_actions_are_the_policys_at_normalised_observations() -> None:
     collect, policy = collector("LinearQuadratic", horizon=50, count=8)
-    policy.normaliser.update(moments(np.random.default_rng(0).normal(1.0, 3.0, (100, 1)).astype(np.float32)))
+    policy.normaliser.update(sums(np.random.default_rng(0).normal(1.0, 3.0, (100, 1)).astype(np.float32)))
     rollout = collect.collect(policy)
-    assert torch.equal(rollout.inputs, policy.normaliser(torch.from_numpy(rollout.observations)))
+    expected = policy.log_prob(torch.from_numpy(rollout.observations[:-1]), rollout.actions)
+    torch.testing.assert_close(rollout.log_probs, expected)
     with torch.no_grad():
         noise = rollout.actions - policy(torch.from_numpy(rollout.observations[:-1])).mode()
     assert abs(float(noise.mean())) < 0.15

@@ -24,9 +24,9 @@ from repolicy.engine.machine import shares_memory
 from repolicy.engine.ranks import Alone
 from repolicy.engine.request import Request
 from repolicy.engine.scale import ReturnScale
+from repolicy.engine.segments import Segments
 from repolicy.engine.settings import Settings
 from repolicy.engine.training import Result, train
-from repolicy.engine.worker import Worker
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
 from repolicy.exact import LinearQuadratic, linear_quadratic_optimal, quadratic_cost
@@ -91,9 +91,9 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     small(tmp_path / "run")
     newest = max((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
     newest.write_bytes(newest.read_bytes()[:-100])
-    worker = Worker(Request(tiny("LinearQuadratic"), soft(0.1), SMALL), RunFolder(tmp_path / "run"), Alone())
-    segment, complaints = worker.restore()
-    assert segment == int(newest.stem) - 1
+    segments = Segments(Request(tiny("LinearQuadratic"), soft(0.1), SMALL), RunFolder(tmp_path / "run"), Alone())
+    complaints = segments.restore()
+    assert segments.segment == int(newest.stem) - 1
     assert "damaged" in complaints[0]
     small(tmp_path / "run", resume=True)
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
@@ -199,9 +199,9 @@ def test_the_critic_finds_the_value_of_one_a_step(tmp_path: Path, env: str, valu
         SMALL, steps=40_000, learning_rate=3e-3, scale_rewards=False, normalise_observations=False, segment=400
     )
     train(tiny(env), no_entropy(), tmp_path / "run", settings)
-    worker = Worker(Request(tiny(env), no_entropy(), settings), RunFolder(tmp_path / "run"), Alone())
-    worker.restore()
-    assert float(worker.learner.values(torch.zeros(1, 1)).detach()) == pytest.approx(value, rel=0.05)
+    segments = Segments(Request(tiny(env), no_entropy(), settings), RunFolder(tmp_path / "run"), Alone())
+    segments.restore()
+    assert float(segments.worker.learner.values(torch.zeros(1, 1)).detach()) == pytest.approx(value, rel=0.05)
 
 
 def test_soft_ppo_finds_the_optimum_of_linear_quadratic_control(tmp_path: Path) -> None:

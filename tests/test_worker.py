@@ -14,13 +14,18 @@ from repolicy.engine.folder import RunFolder
 from repolicy.engine.ranks import Alone
 from repolicy.engine.request import Request, spec_for
 from repolicy.engine.scale import ReturnScale
+from repolicy.engine.segments import Segments, derived_seed
 from repolicy.engine.settings import Settings
 from repolicy.engine.steering import off_budget, steered
-from repolicy.engine.worker import Worker, derived_seed
+from repolicy.engine.worker import Worker
 from repolicy.envs.making import make_envs
+from repolicy.envs.rollout import Rollout
+from repolicy.errors import NumericError
 from repolicy.objective import Objective, full, kl, reformulated, residual, soft
 from repolicy.policies.file import save_policy
-from repolicy.policies.normalizer import moments
+from repolicy.policies.moments import sums
+from repolicy.policies.network import Mlp
+from repolicy.policies.normalizer import Normaliser
 from repolicy.policies.policy import Policy
 
 SETTINGS = Settings(ranks=1, envs=4, horizon=13, minibatch=16, epochs=2, hidden=(8,), gamma=0.9, steps=10_000)
@@ -29,6 +34,12 @@ SETTINGS = Settings(ranks=1, envs=4, horizon=13, minibatch=16, epochs=2, hidden=
 def worker(
     tmp_path: Path, env: str, objective: Objective, prior: bool = False, settings: Settings = SETTINGS
 ) -> Worker:
+    return segments(tmp_path, env, objective, prior, settings).worker
+
+
+def segments(
+    tmp_path: Path, env: str, objective: Objective, prior: bool = False, settings: Settings = SETTINGS
+) -> Segments:
     """A worker at the start of its first segment, whose critic is not flat and whose normaliser has seen something."""
     folder = RunFolder(tmp_path / "run")
     if prior:
@@ -39,16 +50,20 @@ def worker(
         policy.normaliser.update(seen(policy.spec.observation_size))
         save_policy(folder.prior, policy, {})
     addons = (tiny("stay_near"),) if objective.reads_addon else ()
-    made = Worker(Request(tiny(env), objective, settings, addons, "a checksum" if prior else ""), folder, Alone())
+    made = Segments(Request(tiny(env), objective, settings, addons, "a checksum" if prior else ""), folder, Alone())
     if not prior:
-        made.learner.policy.normaliser.update(seen(made.learner.policy.spec.observation_size))
-    made.begin_segment(0)
-    made.collector.keep_transitions = True
+        made.worker.learner.policy.normaliser.update(seen(made.worker.learner.policy.spec.observation_size))
+    made.begin()
+    made.worker.collector.keep_transitions = True
     return made
 
 
+def seen_by(made: Worker, rollout: Rollout) -> Tensor:
+    return made.learner.policy.normaliser(torch.from_numpy(rollout.observations))  # type: ignore[no-any-return]
+
+
 def seen(size: int) -> Tensor:
-    return moments(np.random.default_rng(0).normal(1.0, 3.0, (100, size)).astype(np.float32))
+    return sums(np.random.default_rng(0).normal(1.0, 3.0, (100, size)).astype(np.float32))
 
 
 # Scores ---------------------------------------------------------------------------------------------------------------
@@ -58,7 +73,7 @@ def test_values_are_those_of_the_observations_before_and_after_each_step(tmp_pat
     """Also where a time limit cut the episode, and the next observation to act on is another episode's."""
     made = worker(tmp_path, "Counter", soft(0.1))
     rollout = made.collector.collect(made.learner.policy)
-    log_policy, log_prior, values, next_values = made.score(rollout)
+    log_prior, values, next_values = made.score(rollout, seen_by(made, rollout))
     assert log_prior is None
     assert rollout.next_observations is not None
     normaliser, alive = made.learner.policy.normaliser, ~torch.from_numpy(rollout.terminated)
@@ -70,18 +85,18 @@ def test_values_are_those_of_the_observations_before_and_after_each_step(tmp_pat
     torch.testing.assert_close(values, before)
     torch.testing.assert_close(next_values[alive], after[alive])
     at_once = made.learner.policy.log_prob(torch.from_numpy(rollout.observations[:-1]), rollout.actions)
-    torch.testing.assert_close(log_policy, at_once)
+    torch.testing.assert_close(rollout.log_probs, at_once)
 
 
 def test_the_actor_begins_as_its_prior(tmp_path: Path) -> None:
     """So both give the same log-probabilities, and the kl objective pays for nothing but the task."""
     made = worker(tmp_path, "LinearQuadratic", kl(0.5), prior=True)
     rollout = made.collector.collect(made.learner.policy)
-    log_policy, log_prior, *_ = made.score(rollout)
+    log_prior, *_ = made.score(rollout, seen_by(made, rollout))
     assert log_prior is not None
-    assert float(log_policy.std()) > 0.1
-    torch.testing.assert_close(log_prior, log_policy)
-    reward = made.reward(rollout, log_policy, log_prior)
+    assert float(rollout.log_probs.std()) > 0.1
+    torch.testing.assert_close(log_prior, rollout.log_probs)
+    reward = made.reward(rollout, log_prior)
     torch.testing.assert_close(reward.total, reward.task, atol=1e-5, rtol=1e-5)
 
 
@@ -114,13 +129,13 @@ def test_without_a_prior_the_statistics_follow_what_was_seen(tmp_path: Path) -> 
 def test_the_reward_is_made_of_its_parts(tmp_path: Path, objective: Objective) -> None:
     made = worker(tmp_path, "LinearQuadratic", objective, prior=objective.reads_prior)
     rollout = made.collector.collect(made.learner.policy)
-    log_policy, log_prior, *_ = made.score(rollout)
-    reward = made.reward(rollout, log_policy, log_prior)
+    log_prior, *_ = made.score(rollout, seen_by(made, rollout))
+    reward = made.reward(rollout, log_prior)
     assert rollout.next_observations is not None
     addon = -np.square(rollout.next_observations[..., 0].astype(np.float64))
     task = {"basic": rollout.basic, "addon": addon, "both": rollout.basic + addon}[objective.task]
     np.testing.assert_allclose(reward.task, task, rtol=1e-6)
-    expected = reformulated(objective, torch.from_numpy(task), log_prior, log_policy.double())
+    expected = reformulated(objective, torch.from_numpy(task), log_prior, rollout.log_probs.double())
     torch.testing.assert_close(reward.total, expected.total)
 
 
@@ -154,8 +169,8 @@ def test_a_time_limit_is_followed_by_a_value_and_an_end_by_nothing(tmp_path: Pat
     made = worker(tmp_path, "Counter", soft(0.1))
     rollout = made.collector.collect(made.learner.policy)
     batch, _ = made.prepared(rollout, stop=False)
-    log_policy, log_prior, _, next_values = made.score(rollout)
-    scaled = made.reward(rollout, log_policy, log_prior).total / made.returns.std
+    log_prior, _, next_values = made.score(rollout, seen_by(made, rollout))
+    scaled = made.reward(rollout, log_prior).total / made.returns.std
     for mask, worth in ((rollout.terminated, 0.0), (rollout.truncated, made.settings.gamma * next_values)):
         assert mask.any()
         expected = (scaled + worth).float()[torch.from_numpy(mask)]
@@ -166,10 +181,12 @@ def test_a_time_limit_is_followed_by_a_value_and_an_end_by_nothing(tmp_path: Pat
 
 
 def test_segments_have_random_numbers_of_their_own(tmp_path: Path) -> None:
-    made = worker(tmp_path, "LinearQuadratic", soft(0.1))
+    chain = segments(tmp_path, "LinearQuadratic", soft(0.1))
+    made = chain.worker
 
     def segment(number: int) -> tuple[Tensor, np.ndarray]:
-        made.begin_segment(number)
+        chain.segment = number
+        chain.begin()
         rollout = made.collector.collect(made.learner.policy)
         noise = rollout.actions - made.learner.policy(torch.from_numpy(rollout.observations[:-1])).mode()
         return noise, rollout.observations[0]
@@ -220,10 +237,29 @@ def test_the_budget_answers_to_a_drift_on_its_way() -> None:
 
 @pytest.mark.parametrize("budget", [None, 0.1])
 def test_the_best_is_the_last_where_a_budget_moves_the_objective(tmp_path: Path, budget: float | None) -> None:
-    made = worker(
+    made = segments(
         tmp_path, "LinearQuadratic", residual(0.2, 0.1), prior=True, settings=replace(SETTINGS, kl_budget=budget)
     )
     made.best = 1e9  # a segment before, by weights that may be others
-    told = made.end_segment(0)
+    told = made.end()
     assert made.folder.best_policy.exists() == (budget is not None)
     assert (told["best"] == told["evaluation_objective"]) == (budget is not None)
+
+
+def test_a_snapshot_that_is_not_the_policy_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What acted is compared with what learns: log-probabilities are recorded from what the actor itself computed."""
+    made = worker(tmp_path, "LinearQuadratic", soft(0.1))
+    snapshot = Mlp.snapshot
+    monkeypatch.setattr(Mlp, "snapshot", lambda network: lambda inputs: snapshot(network)(inputs) + np.float32(0.1))
+    with pytest.raises(NumericError, match="differ from those recorded while acting"):
+        made.iterate(stop=False)
+
+
+def test_a_normaliser_that_acts_otherwise_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = worker(tmp_path, "LinearQuadratic", soft(0.1))
+    with torch.no_grad():
+        made.learner.policy.network.weights[0].mul_(3.0)
+        made.learner.policy.network.weights[-1].mul_(300.0)
+    monkeypatch.setattr(Normaliser, "snapshot", lambda _: lambda observations: observations)
+    with pytest.raises(NumericError, match="differ from those recorded while acting"):
+        made.iterate(stop=False)

@@ -43,7 +43,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def toy() -> Any:
-    from repolicy.llm.toy import Toy
+    from experiments.llm.toy import Toy
 
     return Toy(letters="abe", length=3)
 
@@ -52,7 +52,7 @@ def toy() -> Any:
 def prior(toy: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model that speaks the toy's language."""
     pytest.importorskip("trl", reason="the extra `llm` is not installed")
-    from repolicy.llm.toy import make_prior
+    from experiments.llm.toy import make_prior
 
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("prior")

@@ -76,7 +76,7 @@ def main(prior: str, data: str, out: str, rows: str) -> None:
     labels = CrossEntropyDPOTrainer(model(), model(), by_label, Dataset.from_list(labelled), **common)
     labels.train()
     labels.save_model(f"{out}/labels")
-    Path(f"{out}/labels/offset.txt").write_text(str(labels.offset.value))
+    Path(f"{out}/labels/offset.txt").write_text(str(labels.offset))
 
 
 if __name__ == "__main__":

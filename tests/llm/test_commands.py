@@ -1,103 +1,139 @@
-"""`repolicy llm`: found, listed, refused in one sentence, and JSON on stdout."""
+"""`repolicy llm`: text with the dial turned, and what models are worth."""
 
-import importlib.util
 import json
-import subprocess
-import sys
-from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from repolicy.cli import main as cli
-from repolicy.llm import commands, requirements
+pytest.importorskip("trl", reason="the extra `llm` is not installed")
+
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from experiments.llm.toy import Toy, measure, policy_log_probs
+from repolicy.cli.main import main as cli
+from repolicy.llm import DecomposedDPOConfig, DecomposedDPOTrainer
+from repolicy.llm.identity import checksum
+from repolicy.objective import residual
+
+REWARD = f"{Path(__file__).parent / 'toy_reward.py'}:addon"
 
 
-def test_help_needs_nothing_heavy() -> None:
-    code = (
-        "import sys\nfrom repolicy.cli import main\nfrom repolicy.llm.commands import COMMANDS\n"
-        "for words in (['--help'], *([name, '--help'] for name in COMMANDS)):\n"
-        "    try:\n        main(['llm', *words])\n    except SystemExit as end:\n        assert end.code == 0\n"
-        "heavy = {'torch', 'trl', 'transformers', 'matplotlib'} & set(sys.modules)\n"
-        "sys.exit(f'it imports {heavy}' if heavy else 0)"
+@pytest.fixture(scope="session")
+def tuned(prior: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two models that differ from the prior, one of them an adapter."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("low", "high")}
+    tokenizer, known = AutoTokenizer.from_pretrained(prior), AutoModelForCausalLM.from_pretrained(prior)
+    identity = {"alpha": 0.2, "prior": "/etc/passwd", "prior_checksum": checksum(known)}
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in known.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    known.save_pretrained(folders["low"])
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
+    get_peft_model(AutoModelForCausalLM.from_pretrained(prior), adapter).save_pretrained(folders["high"])
+    for name, omega in (("low", 0.1), ("high", 0.4)):
+        tokenizer.save_pretrained(folders[name])
+        (folders[name] / "repolicy.json").write_text(json.dumps({"omega": omega, **identity}))
+    return folders
+
+
+def run(words: list[Any], capsys: pytest.CaptureFixture[str]) -> Any:
+    cli.main(["llm", *map(str, words), "--json"])
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_a_person_turns_the_dial(prior: Path, tuned: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["generate", *tuned.values(), "--prior", prior, "--omega", 0.25, "--prompt", ".", ".a", "--count", 3]
+    found = run([*words, "--tokens", 4], capsys)
+    assert [response["prompt"] for response in found["responses"]] == ["."] * 3 + [".a"] * 3
+    assert {len(response["text"]) <= 4 for response in found["responses"]} == {True}
+    assert found == run([*words, "--tokens", 4], capsys)
+    assert found != run([*words, "--tokens", 4, "--seed", 1], capsys)
+    cli.main(["llm", *map(str, words), "--tokens", "4"])
+    assert capsys.readouterr().out.count("\n") == 6
+
+
+def test_a_trained_model_says_what_it_was_trained_for(
+    prior: Path, tmp_path: Path, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from datasets import Dataset
+
+    trainer = DecomposedDPOTrainer(
+        AutoModelForCausalLM.from_pretrained(prior),
+        args=DecomposedDPOConfig(**settings, max_steps=1),
+        train_dataset=Dataset.from_list([{"prompt": ".", "chosen": "e", "rejected": "a"}] * 8),
+        processing_class=AutoTokenizer.from_pretrained(prior),
+        objective=residual(0.1, 0.3),
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    for words in ("COMMAND", *commands.COMMANDS):
-        assert f"usage: repolicy llm {words} " in done.stdout
-
-
-def test_overviews_list_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer.train()
+    trainer.save_model(str(tmp_path / "tuned"))
+    words = ["generate", tmp_path / "tuned", "--omega", 0.1, "--prompt", ".", "--tokens", 3]
+    assert len(run([*words, "--prior", prior], capsys)["responses"]) == 1
+    other = AutoModelForCausalLM.from_pretrained(prior)
+    with torch.no_grad():
+        other.lm_head.weight += 0.1
+    other.save_pretrained(tmp_path / "other")
+    AutoTokenizer.from_pretrained(prior).save_pretrained(tmp_path / "other")
     with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    overview = capsys.readouterr().out
-    assert all(f"\n  {name}" in overview for name in (*cli.COMMANDS, *cli.GROUPS))
-    with pytest.raises(SystemExit) as without:
-        cli.main(["llm"])
-    assert without.value.code == 2
-    listed = capsys.readouterr().out
-    assert all(f"\n  {name}" in listed for name in commands.COMMANDS)
+        cli.main(["llm", *map(str, words), "--prior", str(tmp_path / "other")])
+    assert "was tuned from another prior" in capsys.readouterr().err
+
+
+def test_estimates_are_near_the_exact_values(
+    toy: Toy, prior: Path, tuned: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Within two and a half standard errors (the toy has one prompt, so a bootstrap over responses)."""
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "."}) + "\n")
+    words = ["evaluate", *tuned.values(), "--prior", prior, "--prompts", tmp_path / "p.jsonl", "--reward", REWARD]
+    page = tmp_path / "page.html"
+    found = run([*words, "--responses", 1000, "--tokens", 4, "--output", page], capsys)["models"]
+    log_prior = policy_log_probs(toy, AutoModelForCausalLM.from_pretrained(prior))
+    low = policy_log_probs(toy, AutoModelForCausalLM.from_pretrained(tuned["low"]))
+    for each, policy in zip(found, (log_prior, low), strict=False):
+        exact = measure(toy, residual(0.1, 0.2), policy, log_prior)
+        kl = float((policy.exp() * (policy - log_prior)).sum())
+        pairs = {"addon": exact.addon, "log_prior": exact.log_prior, "entropy": exact.entropy, "kl": kl}
+        for name, value in pairs.items():
+            error = (each[name]["high"] - each[name]["low"]) / (2 * 1.96)
+            assert abs(each[name]["mean"] - value) <= 2.5 * error + 1e-5, name
+    assert [each.get("omega") for each in found] == [None, 0.1, 0.4]
+    text = page.read_text()
+    assert "Side by side" in text
+    assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org", "")
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("llm fronteir", "there is no command 'fronteir'; did you mean frontier?; repolicy llm --help lists them"),
-        ("lmm", "there is no command 'lmm'; did you mean llm?; repolicy --help lists them"),
-        ("llm frontier --alpha 0", "alpha is 0.0; the optimum divides by it, so it must be greater than 0"),
-        ("llm frontier --omegas -0.1", "omegas must name one or more numbers, each 0 or greater"),
-        ("llm labels --pairs 4", "pairs must be 8 or more, and seeds 1 or more"),
-        ("llm spelling --samples 1", "steps and pretraining must be 1 or more, samples 2 or more"),
-        ("llm gradients --vocabulary 20 --length 9", "20 tokens at length 9 make too many responses to list"),
-        ("llm overhead --steps 2", "steps must be 3 or more, because two are not counted"),
+        ("generate {low} --omega 0.1 --prompt . --prior {missing}", "cannot be read as a language model"),
+        ("generate {low} --omega 0.1 --prompt . --prior {prior} --trained-at 0.1", "not of the form omega,alpha"),
+        ("generate {prior} --omega 0.1 --prompt . --prior {prior}", "has no repolicy.json"),
+        ("generate {low} {low} --omega 0.1 --prompt . --prior {prior}", "omega must differ"),
+        ("generate {low} {low} {low} --omega 0.1 --prompt . --prior {prior}", "with one or two"),
+        ("generate {low} --omega 0.1 --prompt . --prior {prior} --tokens 0", "must be 1 or more"),
+        ("generate {broken} --omega 0.1 --prompt . --prior {prior}", "is damaged"),
+        ("evaluate {low} --prior {prior} --prompts {missing} --reward {reward}", "cannot be read as prompts"),
+        ("evaluate {low} --prior {prior} --prompts {empty} --reward {reward}", "has no prompt"),
+        ("evaluate {low} --prior {prior} --prompts {odd} --reward {reward}", "row 1 of"),
+        ("evaluate {low} --prior {prior} --prompts {good} --reward x", "not of the form module:name"),
+        ("generat", "did you mean generate?"),
     ],
 )
-def test_a_request_that_cannot_be_met(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        cli.main(words.split())
-    assert end.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"repolicy: {sentence}")
-    assert said.count("\n") == 1
-
-
-@pytest.mark.parametrize(("command", "absent"), [("frontier", "peft"), ("overhead", "trl"), ("spelling", "names")])
-def test_missing_extra_is_named(
-    command: str, absent: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_refused(
+    prior: Path, tuned: dict[str, Path], tmp_path: Path, words: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(requirements, "find_spec", lambda name: None if name == absent else ModuleSpec(name, None))
+    for name, text in (("empty", ""), ("odd", '{"question": 1}\n'), ("good", '{"prompt": "."}\n')):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "repolicy.json").write_text('{"omega": "x"}')
+    names = {name: tmp_path / name for name in ("empty", "odd", "good", "missing", "broken")}
+    filled = words.format(**names, low=tuned["low"], prior=prior, reward=REWARD).split()
     with pytest.raises(SystemExit) as end:
-        cli.main(["llm", command])
-    assert end.value.code == 2
-    assert capsys.readouterr().err == (
-        f"repolicy: this needs {absent}, not installed here: pip install 'repolicy[llm]'\n"
-    )
-
-
-def test_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit) as end:
-        cli.main(["llm", "gradients", "--output", str(tmp_path / "file" / "x")])
-    assert end.value.code == 1
-    assert "cannot be made a folder for the results" in capsys.readouterr().err
-
-
-def test_json_alone_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["llm", "gradients", "--vocabulary", "3", "--length", "2", "--draws", "1", "--output", str(tmp_path)]
-    cli.main([*words, "--json"])
-    captured = capsys.readouterr()
-    found = json.loads(captured.out)
-    assert found["records"][0]["command"] == "repolicy llm gradients --vocabulary 3 --length 2 --draws 1"
-    assert found["table"] == str(tmp_path / "gradients.md")
-    cli.main(words)
-    assert capsys.readouterr().out == ""
-
-
-def test_command_line_says_what_is_unusual() -> None:
-    assert commands.command_line(commands.Frontier()) == "repolicy llm frontier"
-    options = commands.Frontier(omegas=(0.1, 0.2), controls=False, train=False, output=Path("elsewhere"))
-    assert commands.command_line(options) == "repolicy llm frontier --omegas 0.1 0.2 --no-controls"
-
-
-def test_every_group_can_be_found() -> None:
-    assert all(importlib.util.find_spec(module) for _, module in cli.GROUPS.values())
+        cli.main(["llm", *filled])
+    assert end.value.code in (1, 2)
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert "Traceback" not in said

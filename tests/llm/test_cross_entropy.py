@@ -54,7 +54,7 @@ def first_batch(trainer: Any, rows: int = 6) -> Any:
 @pytest.mark.parametrize("objective", [residual(0.3, 0.2), kl(0.4), greedy(0.2)])
 def test_loss_is_the_formula(trainer: Callable[..., Any], prior: Path, objective: Objective) -> None:
     ours = trainer(objective)
-    ours.offset.value = 0.7
+    ours.offset = 0.7
     ours.args.offset_rate = 1e-12
     tokenizer = AutoTokenizer.from_pretrained(prior)
     rows = [([0], tokenizer(row["completion"] + ".")["input_ids"]) for row in LABELLED[:6]]
@@ -86,14 +86,14 @@ def test_offset_finds_the_balance(trainer: Callable[..., Any]) -> None:
     rows = [ours.train_dataset[i] for i in range(len(LABELLED))]
     batch = ours.data_collator(rows)
     reward = 0.2 * (ours._log_policy(ours.model, batch)[0] - ours._log_prior(ours.model, batch)).detach()
-    assert torch.sigmoid(reward + ours.offset.value).mean().item() == pytest.approx(0.5, abs=1e-3)
-    assert ours.offset.state()["args"]["value"] == ours.offset.value
+    assert torch.sigmoid(reward + ours.offset).mean().item() == pytest.approx(0.5, abs=1e-3)
+    assert ours.memory.state()["args"]["values"]["offset"] == ours.offset
 
 
 def test_no_offset_stays_zero(trainer: Callable[..., Any]) -> None:
     ours = trainer(residual(0.2, 0.2), offset=False, max_steps=2)
     ours.train()
-    assert ours.offset.value == 0
+    assert ours.offset == 0
 
 
 def test_pairs_become_labels(trainer: Callable[..., Any]) -> None:
@@ -137,7 +137,7 @@ def test_alpha_zero_is_refused(trainer: Callable[..., Any]) -> None:
 
 def test_model_without_a_path(trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
 
-    from repolicy.llm.toy import new_model
+    from experiments.llm.toy import new_model
 
     built = new_model("abe", 3, 32, 1)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda _: built)

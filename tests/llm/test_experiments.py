@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import torch
 
 pytest.importorskip("trl", reason="the extra `llm` is not installed")
 
-from repolicy.cli import main as cli
+from experiments.llm import frontier, gradients, labels, overhead, spelling
+from experiments.llm.__main__ import main
+from experiments.llm.records import command_line, read_records, run_missing
 from repolicy.errors import FileError, UsageError
-from repolicy.llm import commands, frontier, gradients, labels, overhead, spelling
-from repolicy.llm.records import read_records, run_missing
+from repolicy.llm import requirements
 
 
 def test_a_stopped_experiment_goes_on(tmp_path: Path) -> None:
@@ -49,7 +51,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 
 
 def test_gradients_tell_the_reward_from_the_loss(tmp_path: Path) -> None:
-    record = gradients.gradients(commands.Gradients(vocabulary=3, length=3, draws=3, output=tmp_path))
+    record = gradients.gradients(gradients.Gradients(vocabulary=3, length=3, draws=3, output=tmp_path))
     cosine = record["cosine"]
     for name in ("KL: in the reward, returns onward", "entropy: in the reward, returns onward"):
         assert cosine[name] == pytest.approx(1, abs=1e-12)
@@ -60,7 +62,7 @@ def test_gradients_tell_the_reward_from_the_loss(tmp_path: Path) -> None:
 
 
 def test_frontier_jobs_are_all_different() -> None:
-    jobs = [tuple(job.values()) for job in frontier.frontier_jobs(commands.Frontier())]
+    jobs = [tuple(job.values()) for job in frontier.frontier_jobs(frontier.Frontier())]
     assert len(jobs) == len(set(jobs))
     assert {method for _, method, *_ in jobs} == {"onward", "decomposed", "grpo", "rloo", "whole"}
     assert {world for world, *_ in jobs} == set(frontier.WORLDS)
@@ -82,7 +84,7 @@ def test_doubled_letters(name: str, worth: float) -> None:
 
 
 def test_sampled_names_end_once() -> None:
-    from repolicy.llm.toy import new_model
+    from experiments.llm.toy import new_model
 
     model = new_model(spelling.LETTERS, spelling.LONGEST, hidden=32, layers=1)
     rows = spelling.sample(model, 20, seed=0)
@@ -106,13 +108,13 @@ def test_whole_experiments_in_little(
         (["labels", *toys, "--pairs", "8"], 4),
         (["spelling", *folders, *little, "--pretraining", "2", "--omegas", "0.1", "--prior", str(tmp_path / "n")], 2),
     ):
-        cli.main(["llm", *words])
+        main(words)
         first = capsys.readouterr()
         found = json.loads(first.out)
         assert len(found["records"]) == runs
         assert f"{runs}/{runs}  " in first.err
         assert all(torch.tensor(r["after"]["kl"]).isfinite() for r in found["records"] if "after" in r)
-        cli.main(["llm", *words])
+        main(words)
         again = capsys.readouterr()
         assert json.loads(again.out) == found
         assert "/" not in again.err.replace(str(tmp_path), "").removeprefix("table: /out/")
@@ -124,7 +126,7 @@ def test_whole_experiments_in_little(
 
 
 def test_another_setting_is_another_run() -> None:
-    usual, shorter = (frontier.frontier_jobs(commands.Frontier(steps=steps))[0] for steps in (300, 30))
+    usual, shorter = (frontier.frontier_jobs(frontier.Frontier(steps=steps))[0] for steps in (300, 30))
     assert usual != shorter
 
 
@@ -134,3 +136,58 @@ def test_time_of_steps(prior: Path) -> None:
             times = overhead.step_times(name, ours, 5, prior, steps=3)
             assert len(times) == 1
             assert times[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("frontier --alpha 0", "alpha is 0.0; the optimum divides by it, so it must be greater than 0"),
+        ("frontier --omegas -0.1", "omegas must name one or more numbers, each 0 or greater"),
+        ("labels --pairs 4", "pairs must be 8 or more, and seeds 1 or more"),
+        ("spelling --samples 1", "steps and pretraining must be 1 or more, samples 2 or more"),
+        ("gradients --vocabulary 20 --length 9", "20 tokens at length 9 make too many responses to list"),
+        ("overhead --steps 2", "steps must be 3 or more, because two are not counted"),
+    ],
+)
+def test_a_request_that_cannot_be_met(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words.split())
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"experiments.llm: {sentence}")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(("command", "absent"), [("frontier", "peft"), ("overhead", "trl"), ("spelling", "names")])
+def test_missing_extra_is_named(
+    command: str, absent: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(requirements, "find_spec", lambda name: None if name == absent else ModuleSpec(name, None))
+    with pytest.raises(SystemExit) as end:
+        main([command])
+    assert end.value.code == 2
+    assert f"this needs {absent}, not installed here: pip install" in capsys.readouterr().err
+
+
+def test_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as end:
+        main(["gradients", "--output", str(tmp_path / "file" / "x")])
+    assert end.value.code == 1
+    assert "cannot be made a folder for the results" in capsys.readouterr().err
+
+
+def test_json_alone_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["gradients", "--vocabulary", "3", "--length", "2", "--draws", "1", "--output", str(tmp_path)]
+    main([*words, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["records"][0]["command"] == "python -m experiments.llm gradients --vocabulary 3 --length 2 --draws 1"
+    assert found["table"] == str(tmp_path / "gradients.md")
+    main(words)
+    assert capsys.readouterr().out == ""
+
+
+def test_command_line_says_what_is_unusual() -> None:
+    assert command_line(frontier.Frontier()) == "python -m experiments.llm frontier"
+    options = frontier.Frontier(omegas=(0.1, 0.2), controls=False, train=False, output=Path("elsewhere"))
+    assert command_line(options) == "python -m experiments.llm frontier --omegas 0.1 0.2 --no-controls"

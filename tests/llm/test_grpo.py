@@ -15,10 +15,10 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import RLOOConfig, RLOOTrainer
 
+from experiments.llm.toy import Toy, measure, policy_log_probs
 from repolicy.errors import UsageError
 from repolicy.llm import ResidualGRPOConfig, ResidualGRPOTrainer, losses, prior_reward, rloo_settings
 from repolicy.llm.rloo import response_log_probs
-from repolicy.llm.toy import Toy, measure, policy_log_probs
 from repolicy.objective import Objective, greedy, kl, residual, soft
 
 PROMPTS = [{"prompt": "."}] * 8
@@ -77,6 +77,7 @@ def perturb(model: Any) -> None:
         (greedy(0.2), {}),
         (residual(0.3, 0.2), {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}),
         (residual(0.3, 0.2), {"num_iterations": 2}),
+        (residual(0.3, 0.2), {"prior_share": 0.5}),
     ],
 )
 def test_advantages_are_the_pure_function(
@@ -152,6 +153,45 @@ def test_adapter_off_is_the_prior(trainer: Callable[..., Any]) -> None:
     assert output["advantages"].abs().max() < 1e-5  # a fresh adapter is its own prior, so the reward is 0
 
 
+def test_a_share_of_every_group_is_the_priors(trainer: Callable[..., Any]) -> None:
+    """The policy has come to write nothing but `b`; the first row of every four is the prior's, which never does."""
+
+    def only_b(_: Any, __: Any, output: Any) -> Any:
+        output.logits = output.logits.clone()
+        output.logits[..., 3] += 100
+        return output
+
+    ours = trainer(residual(0.6, 0.2), prior_share=0.25, per_device_train_batch_size=32)
+    ours.model.register_forward_hook(only_b)
+    ours.model.train()
+    written, _ = ours._generate_single_turn([[0]] * 32, None, {}, 4)
+    assert [set(row) == {3} for row in written] == [False, True, True, True] * 8
+    assert ours.model_wrapped is ours.model
+    ours.model.eval()
+    assert all(set(row) == {3} for row in ours._generate_single_turn([[0]] * 4, None, {}, 4)[0])
+
+
+def test_with_an_adapter_the_priors_share_is_written_without_it(trainer: Callable[..., Any]) -> None:
+    adapter = LoraConfig(r=2, target_modules=["q_proj"])
+    ours = trainer(residual(0.6, 0.2), prior_share=0.25, peft_config=adapter)
+    layer = ours.model.base_model.model.model.layers[0].self_attn.q_proj
+    seen: list[tuple[int, bool]] = []
+    layer.register_forward_hook(lambda _, given, __: seen.append((len(given[0]), layer.disable_adapters)))
+    ours.model.train()
+    ours._generate_single_turn([[0]] * 8, None, {}, 4)
+    assert set(seen) == {(6, False), (2, True)}
+
+
+def test_omega_leaves_alpha_on_schedule(trainer: Callable[..., Any]) -> None:
+    ours = trainer(residual(0.6, 0.2), omega_schedule=0.5, max_steps=8, logging_steps=1, logging_strategy="steps")
+    ours.train()
+    logged = [entry["residual/omega"] for entry in ours.state.log_history if "residual/omega" in entry]
+    assert logged == pytest.approx([0.2, 0.3, 0.4, 0.5, 0.6, 0.6, 0.6, 0.6])
+    ours.model.eval()
+    ours.state.global_step = 0
+    assert ours.present_objective == residual(0.6, 0.2)
+
+
 def test_unscorable_responses_teach_nothing(trainer: Callable[..., Any]) -> None:
     def partly(completions: list[str], **_: Any) -> list[float | None]:
         return [None, *addon(completions[1:])]
@@ -189,7 +229,7 @@ def test_rloo_recipe_is_the_same_reward(prior: Path, settings: dict[str, Any]) -
     online = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 4}
     trainer = RLOOTrainer(
         model,
-        [addon, prior_reward(frozen, tokenizer, batch_size=3)],
+        [addon, prior_reward(frozen, tokenizer)],
         RLOOConfig(**{**settings, **online, **rloo_settings(objective)}),
         Dataset.from_list(PROMPTS),
         processing_class=tokenizer,
@@ -221,6 +261,11 @@ class TestRefused:
             ({"gamma": 1.5, "returns": "onward"}, "between 0 and 1"),
             ({"returns": "both"}, "'onward' or 'whole'"),
             ({"gamma": 0.9}, "set returns='onward'"),
+            ({"omega_schedule": 1.0}, "it is a share"),
+            ({"prior_share": -0.1}, "it is a share"),
+            ({"prior_share": 0.05}, "neither none nor all"),
+            ({"prior_share": 0.25, "returns": "onward"}, "needs returns='whole'"),
+            ({"prior_share": 0.25, "use_transformers_continuous_batching": True}, "transformers itself"),
             ({"train_dataset": Dataset.from_list([{"question": "."}])}, "no column prompt"),
         ],
     )
@@ -229,7 +274,7 @@ class TestRefused:
             trainer(residual(0.3, 0.2), **more)
 
     def test_model_without_a_path(self, trainer: Callable[..., Any], toy: Toy) -> None:
-        from repolicy.llm.toy import new_model
+        from experiments.llm.toy import new_model
 
         with pytest.raises(UsageError, match="built in memory"):
             trainer(residual(0.3, 0.2), model=new_model(toy.letters, toy.length, 32, 1))

@@ -7,9 +7,9 @@ pytest.importorskip("trl", reason="the extra `llm` is not installed")
 
 from pathlib import Path
 
+from experiments.llm import toy as toys
+from experiments.llm.toy import Toy
 from repolicy.errors import UsageError
-from repolicy.llm import toy as toys
-from repolicy.llm.toy import Toy
 from repolicy.objective import kl, residual
 
 

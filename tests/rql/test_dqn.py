@@ -15,7 +15,7 @@ from repolicy.envs.evaluation import evaluate
 from repolicy.exact import Solution, soft_optimal, solve_residual
 from repolicy.objective import Objective, full, greedy, residual, soft
 from repolicy.policies.file import read_policy, save_policy
-from repolicy.policies.normalizer import moments
+from repolicy.policies.moments import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.spaces import ActionSpace
 from repolicy.rql import ResidualDQN, Settings
@@ -61,7 +61,7 @@ def wild_prior(**changes: Any) -> Policy:
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.5)
-    policy.normaliser.update(moments(np.random.default_rng(0).normal(0.5, 0.4, (100, 3)).astype(np.float32)))
+    policy.normaliser.update(sums(np.random.default_rng(0).normal(0.5, 0.4, (100, 3)).astype(np.float32)))
     return policy
 
 

@@ -135,7 +135,7 @@ def test_a_deterministic_policy_is_no_prior(tmp_path: Path, capsys: pytest.Captu
 def test_without_stable_baselines3_one_sentence_names_the_extra() -> None:
     program = (
         "import sys; sys.modules['stable_baselines3'] = None\n"
-        "from repolicy.cli import main; main(['rql', 'train', 'cartpole', '--steps', '1'])"
+        "from repolicy.cli.main import main; main(['rql', 'train', 'cartpole', '--steps', '1'])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from repolicy.envs.evaluation import evaluate
 from repolicy.objective import Objective, kl, residual, soft
 from repolicy.policies.file import read_policy, save_policy
-from repolicy.policies.normalizer import moments
+from repolicy.policies.moments import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.spaces import ActionSpace
 from repolicy.rql import ResidualSAC, Settings
@@ -141,7 +141,7 @@ def test_without_a_prior_it_is_sac() -> None:
 
 def test_the_prior_and_its_normaliser_do_not_move() -> None:
     prior = constant(MEAN, STD)
-    prior.normaliser.update(moments(np.random.default_rng(0).normal(0.5, 0.4, (100, 1)).astype(np.float32)))
+    prior.normaliser.update(sums(np.random.default_rng(0).normal(0.5, 0.4, (100, 1)).astype(np.float32)))
     before = frozen(prior).state_dict()
     model = ResidualSAC(Bounded(), residual(0.5, 0.3), prior, Settings(steps=200, warmup=50, minibatch=32))
     model.learn(200)

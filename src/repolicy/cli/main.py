@@ -33,8 +33,8 @@ COMMANDS: dict[str, Any] = {
 # repolicy GROUP COMMAND: what a group is for, and the module whose COMMANDS it has.
 GROUPS = {
     "llm": (
-        "Measure the language-model trainers: trade-off, labels, samples, gradients, cost.",
-        "repolicy.llm.commands",
+        "Language models: text with the dial turned, and what models are worth beside their prior.",
+        "repolicy.cli.llm",
     ),
     "rql": ("Residual Q-learning: train a soft policy, or customise one.", "repolicy.cli.rql"),
 }

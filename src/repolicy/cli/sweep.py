@@ -81,9 +81,9 @@ class Sweep:
 
         from repolicy.cli.terminal import Terminal
         from repolicy.many.sweep import checked, sweep
-        from repolicy.many.tradeoff import as_dict, headings, rows
+        from repolicy.many.tradeoff import as_dict
         from repolicy.report.page import number
-        from repolicy.report.sweep import write_sweep_report
+        from repolicy.report.sweep import headings, rows, write_sweep_report
 
         omegas = checked(self.omega)
         alpha = self.alpha if self.alpha is not None else _alpha_of(self.prior)

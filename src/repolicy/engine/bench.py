@@ -19,9 +19,9 @@ import torch
 from repolicy.engine import ranks
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.request import Request
+from repolicy.engine.segments import Segments, derived_seed
 from repolicy.engine.settings import Settings
 from repolicy.engine.training import check
-from repolicy.engine.worker import Worker, derived_seed
 from repolicy.envs.making import make_envs
 from repolicy.errors import UsageError
 from repolicy.objective import soft
@@ -64,7 +64,7 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
 
 def _measured(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int) -> dict[str, Any]:
     settings = request.settings
-    worker = Worker(request, folder, team)
+    segments = Segments(request, folder, team)
     physics = Physics(request, team)
     rounds = settings.segment // PARTS
 
@@ -77,15 +77,15 @@ def _measured(request: Request, folder: RunFolder, team: ranks.Ranks, slices: in
 
     def train(iterations: int) -> None:
         for _ in range(iterations):
-            reports.append(worker.iterate(stop=False))
+            reports.append(segments.worker.iterate(stop=False))
 
     def finish() -> None:
-        worker.end_segment(0)
-        worker.save(1)
+        segments.end()
+        segments.save()
 
     reports: list[dict[str, float]] = []
     warm_up = timed(lambda: physics.run(settings.horizon))
-    began = timed(lambda: worker.begin_segment(0))
+    began = timed(segments.begin)
     alone, training = [], []
     for _ in range(slices):
         alone.append(timed(lambda: physics.run(rounds * settings.horizon)))
@@ -98,7 +98,7 @@ def _measured(request: Request, folder: RunFolder, team: ranks.Ranks, slices: in
     shares = [one / other for one, other in zip(alone, training, strict=True)]
     return {
         "env": request.env,
-        "backend": worker.envs.backend,
+        "backend": segments.worker.collector.envs.backend,
         "ranks": team.count,
         "envs": settings.envs,
         "horizon": settings.horizon,

@@ -6,7 +6,7 @@ from typing import Any
 from repolicy.engine.settings import Settings
 from repolicy.loading import without_version
 
-# One row an environment (of any version), used by every objective alike. `benchmarks/learning.py` measures all but
+# One row an environment (of any version), used by every objective alike. `experiments/learning.py` measures all but
 # Walker2d and Swimmer, whose rows are guesses from their relatives.
 TABLE: dict[str, dict[str, Any]] = {
     "HalfCheetah": {

@@ -25,6 +25,9 @@ def advantages(
     ended: the episode ended, by termination or by a time limit; the sum over later steps stops there. At a time limit
     `next_values` must hold the value of the observation that the episode ended in.
     """
+    shapes = {name: tuple(array.shape) for name, array in locals().items() if isinstance(array, Tensor)}
+    if len(set(shapes.values())) > 1 or rewards.dim() != 2:
+        raise ValueError(f"advantages are of arrays of one shape [T, N], not of {shapes}")
     discounts = gamma * (~terminated).to(rewards.dtype)  # γ_t: 0 where nothing follows
     errors = rewards + discounts * next_values - values  # δ_t = r_t + γ_t V(s_{t+1}) − V(s_t)
     decays = gamma * lam * (~ended).to(rewards.dtype)
@@ -46,7 +49,9 @@ class Batch:
     returns: Tensor  # [B] what the critic is to predict
 
     def minibatches(self, size: int, generator: torch.Generator) -> Iterator["Batch"]:
-        for rows in torch.randperm(len(self.inputs), generator=generator).split(size):
+        """Of about `size` samples each: what is left over is spread, as a step on a few samples is mostly noise."""
+        count = max(1, round(len(self.inputs) / size))
+        for rows in torch.randperm(len(self.inputs), generator=generator).tensor_split(count):
             yield Batch(
                 self.inputs.index_select(0, rows),
                 self.actions.index_select(0, rows),

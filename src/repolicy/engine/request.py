@@ -6,7 +6,7 @@ from typing import Any
 from repolicy.engine.settings import Settings, checked
 from repolicy.envs.step import Envs
 from repolicy.objective import Objective
-from repolicy.policies.policy import Family, PolicySpec
+from repolicy.policies.policy import PolicySpec
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Request:
 
 def spec_for(batch: Envs, settings: Settings) -> PolicySpec:
     """The shape of a new policy for these environments."""
-    family: Family = "categorical" if batch.actions.kind == "discrete" else "gaussian"
+    family = "categorical" if batch.actions.kind == "discrete" else "gaussian"
     return PolicySpec(
         observation_size=batch.observation_size,
         actions=batch.actions,

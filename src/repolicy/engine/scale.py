@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from repolicy.policies.moments import merged, sums
+
 
 class ReturnScale:
     """The running std of the discounted return of the reformulated reward."""
@@ -19,7 +21,7 @@ class ReturnScale:
         self._running = torch.zeros(count, dtype=torch.float64)
 
     def follow(self, rewards: Tensor, ended: Tensor) -> Tensor:
-        """Run the discounted returns on over rewards `[T, N]`. Returns (count, sum, sum of squares) of all of them."""
+        """Run the discounted returns on over rewards `[T, N]`. Returns the `moments.sums` of all of them, `[3]`."""
         kept = self.gamma * (~ended).double()
         seen = torch.empty_like(rewards)
         running = self._running
@@ -27,12 +29,7 @@ class ReturnScale:
             seen[t] = running + rewards[t]
             running = seen[t] * kept[t]
         self._running = running
-        return torch.stack([torch.tensor(float(seen.numel()), dtype=torch.float64), seen.sum(), seen.square().sum()])
+        return sums(seen.unsqueeze(-1))[:, 0]
 
-    def update(self, sums: Tensor) -> None:
-        count, mean, var = self.statistics
-        new_mean = sums[1] / sums[0]
-        new_var = (sums[2] / sums[0] - new_mean.square()).clamp_min(0.0)
-        total, delta = count + sums[0], new_mean - mean
-        var = (var * count + new_var * sums[0] + delta.square() * count * sums[0] / total) / total
-        self.statistics = torch.stack([total, mean + delta * sums[0] / total, var])
+    def update(self, added: Tensor) -> None:
+        self.statistics = merged(self.statistics, added)

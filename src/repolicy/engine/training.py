@@ -1,15 +1,9 @@
-"""The loop, and the two ways into it: `train()` from nothing and `customize()` from a prior.
-
-A run is a chain of segments, and each segment is a pure function of the checkpoint before it: at a segment's start the
-environments and every random stream are made anew from (seed, segment, rank), in an uninterrupted run as much as in a
-resumed one. So whenever a run is killed, resuming it ends in the bits it would have ended in anyway.
-"""
+"""A run, and the two ways into it: `train()` from nothing and `customize()` from a prior."""
 
 import contextlib
 import hashlib
 import signal
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,13 +16,13 @@ from repolicy.engine.defaults import customizing, defaults
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import versions
 from repolicy.engine.request import Request, spec_for
+from repolicy.engine.segments import Segments
 from repolicy.engine.settings import Settings
-from repolicy.engine.worker import Worker
 from repolicy.envs import addons
 from repolicy.envs.evaluation import check_fit
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
-from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
+from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.objective import Objective
 from repolicy.policies.file import env_of, find_policy, load_policy, read_policy
 from repolicy.policies.policy import Policy
@@ -212,49 +206,28 @@ def work(
 def _worked(
     request: Request, folder: RunFolder, team: ranks.Ranks, watchers: Sequence[Watcher], interrupted: threading.Event
 ) -> Result:
-    settings = request.settings
-    worker = Worker(request, folder, team)
+    segments = Segments(request, folder, team)
     try:
-        segment, complaints = worker.restore()
+        complaints, worker = segments.restore(), segments.worker
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise FileError(f"the last checkpoint in {folder.path} is none of this run's: {error}") from None
     if team.index == 0:
         folder.forget_after(worker.iteration)
     for watcher in watchers:
-        watcher.begin(request, worker.iteration, settings.iterations)
+        watcher.begin(request, worker.iteration, request.settings.iterations)
         for complaint in complaints:
             watcher.say(complaint)
-    try:
-        return _segments(worker, segment, watchers, interrupted)
-    finally:
-        for watcher in watchers:
-            watcher.close()
-
-
-def _segments(worker: Worker, segment: int, watchers: Sequence[Watcher], interrupted: threading.Event) -> Result:
-    settings, folder, started = worker.settings, worker.folder, time.perf_counter()
     metrics: dict[str, float] = {}
-    while worker.iteration < settings.iterations:
-        worker.begin_segment(segment)
-        end = min(worker.iteration + settings.segment, settings.iterations)
-        while worker.iteration < end:
-            try:
-                metrics = worker.iterate(interrupted.is_set())
-            except NumericError as error:
-                raise NumericError(f"{error}; {worker.leave_evidence()}") from None
-            if metrics.pop("stop"):
-                worker.envs.close()
-                return Result(folder.path, worker.steps, False, metrics)
-            if worker.iteration == end:
-                metrics |= worker.end_segment(segment)
-            metrics["seconds"] = time.perf_counter() - started
-            if worker.team.index == 0:
+    try:
+        for metrics in segments.remaining(interrupted.is_set):
+            if team.index == 0:
                 folder.log(metrics)
             for watcher in watchers:
                 watcher.write(metrics)
-        segment += 1
-        worker.save(segment)
-    return Result(folder.path, worker.steps, True, metrics)
+    finally:
+        for watcher in watchers:
+            watcher.close()
+    return Result(folder.path, worker.steps, worker.iteration == request.settings.iterations, metrics)
 
 
 class _polite_interrupt:  # noqa: N801

@@ -14,7 +14,7 @@ from repolicy.envs.rollout import Collector
 from repolicy.envs.step import Backend, Envs
 from repolicy.errors import UsageError
 from repolicy.policies.file import load_policy
-from repolicy.policies.policy import Policy, Prior
+from repolicy.policies.policy import Agent, Prior
 
 BLOCK = 20  # steps that are scored together
 EVALUATION_SEED = 10_000  # a seed away from the small ones that runs are trained with
@@ -71,7 +71,7 @@ class Evaluation:
 
 
 def evaluate(
-    policy: Policy | str | Path,
+    agent: Agent | str | Path,
     env: str,
     episodes: int = 100,
     *,
@@ -86,37 +86,36 @@ def evaluate(
 
     A policy may be named by its file, its run's folder or as it ships, an add-on as on the command line.
     """
-    if not isinstance(policy, Policy):
-        policy = load_policy(policy)
+    if isinstance(agent, str | Path):
+        agent = load_policy(agent)
     if addon is not None and not isinstance(addon, Addon):
         addon = combined(names(addon))
     if episodes < 1:
         raise UsageError(f"episodes is {episodes}; it must be 1 or more")
     envs = make_envs(env, min(episodes, 50), seed, backend)
-    check_fit(policy, envs)
+    check_fit(agent, envs)
     try:
         return run_episodes(
-            policy, envs, episodes, addon=addon, prior=prior, stochastic=stochastic, seed=seed, progress=progress
+            agent, envs, episodes, addon=addon, prior=prior, stochastic=stochastic, seed=seed, progress=progress
         )
     finally:
         envs.close()
 
 
-def check_fit(policy: Policy, envs: Envs, what: str = "the policy") -> None:
-    """Raise unless the policy's observations and actions are the environment's, with both sizes named."""
-    spec = policy.spec
-    if spec.observation_size != envs.observation_size:
+def check_fit(agent: Agent, envs: Envs, what: str = "the policy") -> None:
+    """Raise unless the agent's observations and actions are the environment's, with both sizes named."""
+    if agent.observation_size != envs.observation_size:
         raise UsageError(
-            f"{what} takes observations of {spec.observation_size} numbers, "
+            f"{what} takes observations of {agent.observation_size} numbers, "
             f"but {envs.name!r} gives {envs.observation_size}"
         )
-    if (spec.actions.kind, spec.actions.sizes) != (envs.actions.kind, envs.actions.sizes):
-        raise UsageError(f"{what} acts with {spec.actions}, but {envs.name!r} takes {envs.actions}")
+    if (agent.actions.kind, agent.actions.sizes) != (envs.actions.kind, envs.actions.sizes):
+        raise UsageError(f"{what} acts with {agent.actions}, but {envs.name!r} takes {envs.actions}")
 
 
 @torch.no_grad()
 def run_episodes(
-    policy: Policy,
+    agent: Agent,
     envs: Envs,
     episodes: int,
     *,
@@ -138,9 +137,8 @@ def run_episodes(
     sums = {name: np.zeros(envs.count) for name in wanted}
     done: dict[str, list[float]] = {name: [] for name in sums}
     while quota.max() > 0:
-        rollout = collector.collect(policy, stochastic)
-        block = {"basic": rollout.basic, "length": np.ones_like(rollout.basic)}
-        block["log_policy"] = policy.distribution(rollout.inputs[:-1]).log_prob(rollout.actions).numpy()
+        rollout = collector.collect(agent, stochastic)
+        block = {"basic": rollout.basic, "length": np.ones_like(rollout.basic), "log_policy": rollout.log_probs.numpy()}
         if prior is not None:
             block["log_prior"] = prior.log_prob(torch.from_numpy(rollout.observations[:-1]), rollout.actions).numpy()
         if addon is not None:

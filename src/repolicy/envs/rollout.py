@@ -13,7 +13,7 @@ from torch import Tensor
 
 from repolicy.envs.step import Envs, Info
 from repolicy.errors import NumericError
-from repolicy.policies.policy import Policy
+from repolicy.policies.policy import Agent
 
 
 @dataclass
@@ -29,8 +29,9 @@ class Rollout:
     """What happened in T steps of N environments."""
 
     observations: np.ndarray  # [T + 1, N, O] raw; the last row is what to act on next
-    inputs: Tensor  # [T + 1, N, O] the same, normalised as the policy saw it
     actions: Tensor  # [T, N, A] as sampled
+    sent: np.ndarray  # [T, N, A] the same as the environment got them
+    log_probs: Tensor  # [T, N] log π of the actions, as it was when they were taken
     basic: np.ndarray  # [T, N] the environment's own reward
     terminated: np.ndarray  # [T, N]
     truncated: np.ndarray  # [T, N]
@@ -46,7 +47,7 @@ class Rollout:
     def transitions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, Info]:
         """What an add-on is asked about: observations, actions, true next observations, info, all `[T, N, ...]`."""
         assert self.next_observations is not None
-        return self.observations[:-1], self.actions.numpy(), self.next_observations, self.info
+        return self.observations[:-1], self.sent, self.next_observations, self.info
 
     @property
     def info(self) -> Info:
@@ -68,16 +69,16 @@ class Collector:
         self._lengths = np.zeros(envs.count, np.int64)
 
     @torch.no_grad()
-    def collect(self, policy: Policy, stochastic: bool = True) -> Rollout:
+    def collect(self, agent: Agent, stochastic: bool = True) -> Rollout:
         """T steps with sampled actions, or with the mode of each distribution."""
         steps, count, size = self.horizon, self.envs.count, self.envs.observation_size
-        act = policy.actor(steps, count, self.generator if stochastic else None)
+        act = agent.actor(steps, count, self.generator if stochastic else None)
         observations = np.empty((steps + 1, count, size), np.float32)
         basic = np.empty((steps, count))
         terminated, truncated = np.zeros((steps, count), bool), np.zeros((steps, count), bool)
         next_observations = np.empty((steps, count, size), np.float32) if self.keep_transitions else None
-        inputs: list[np.ndarray] = []
         actions: list[np.ndarray] = []
+        sent: list[np.ndarray] = []
         cut: list[tuple[int, int]] = []
         cut_observations: list[np.ndarray] = []
         infos: list[Info] = []
@@ -86,11 +87,10 @@ class Collector:
 
         observations[0] = self._current
         for t in range(steps):
-            seen, taken = act(observations[t])
-            inputs.append(seen)
-            actions.append(taken)
+            actions.append(act(observations[t]))
+            sent.append(agent.to_environment(actions[t]))
             before = perf_counter()
-            step = self.envs.step(policy.to_environment(taken))
+            step = self.envs.step(sent[t])
             physics_seconds += perf_counter() - before
             observations[t + 1], basic[t] = step.observations, step.rewards
             self._returns += step.rewards
@@ -109,16 +109,17 @@ class Collector:
                 next_observations[t] = step.final
                 infos.append(step.info)
         self._current = observations[steps].copy()
-        inputs.append(policy.normaliser(torch.from_numpy(observations[steps])).numpy())
         if not np.isfinite(observations).all():
             t, n = np.argwhere(~np.isfinite(observations).all(-1))[0]
             raise NumericError(
                 f"environment {n} of {self.envs.name!r} returned an observation that is not finite (rollout step {t})"
             )
+        taken = torch.from_numpy(np.stack(actions))
         return Rollout(
             observations=observations,
-            inputs=torch.from_numpy(np.stack(inputs)),
-            actions=torch.from_numpy(np.stack(actions)),
+            actions=taken,
+            sent=np.stack(sent),
+            log_probs=act.log_probs(taken),
             basic=basic,
             terminated=terminated,
             truncated=truncated,

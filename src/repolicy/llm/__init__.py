@@ -16,6 +16,9 @@ HOMES = {
     "QAdapterLogits": "q_adapter",
     "ResidualGRPOConfig": "grpo",
     "ResidualGRPOTrainer": "grpo",
+    "Dial": "mixing",
+    "dial": "mixing",
+    "PriorBudget": "budget",
     "prior_reward": "rloo",
     "rloo_settings": "rloo",
 }

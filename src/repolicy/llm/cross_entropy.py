@@ -14,13 +14,18 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
+from repolicy.llm.identity import ObjectiveSettings, WithObjective
 from repolicy.llm.losses import cross_entropy_dpo_loss, implicit_reward
 from repolicy.llm.requirements import (
+    MOVING_PRIOR,
+    own_settings,
     require_columns,
     require_labels,
     require_no_columns,
+    require_no_other_beta,
     require_positive_alpha,
     require_saved_path,
+    require_settings,
     require_trl,
     resolve_objective,
 )
@@ -28,42 +33,27 @@ from repolicy.objective import Objective
 
 require_trl()
 
-from transformers import TrainerCallback  # noqa: E402
-from transformers.trainer_callback import ExportableState  # noqa: E402
 from trl import KTOConfig, KTOTrainer  # noqa: E402
 
 NOT_FOR_THE_MODEL = ("completion_mask", "label", "ref_logps")
 
 
 @dataclass
-class CrossEntropyDPOConfig(KTOConfig):  # type: ignore[misc]
+class CrossEntropyDPOConfig(ObjectiveSettings, KTOConfig):  # type: ignore[misc]
     """TRL's KTOConfig, with `omega` and `alpha` where it has `beta`.
 
-    omega: weight of the prior's log-probability; ω′ in the paper.
-    alpha: weight of the policy's own log-probability; α̂ in the paper.
     offset: learn one number beside the policy, for alpha · log Z and the threshold between good and bad.
-    offset_rate: the share of a Newton step by which that number moves at each batch.
+    offset_rate: the share of a Newton step by which that number moves at each step of the optimizer.
     """
 
-    omega: float | None = field(default=None, metadata={"help": "Weight of the prior's log-probability."})
-    alpha: float | None = field(default=None, metadata={"help": "Weight of the policy's entropy."})
+    beta: float | None = field(default=None, metadata={"help": "Leave it out: omega and alpha stand in its place."})
     offset: bool = field(default=True, metadata={"help": "Learn one number for alpha times log Z."})
     offset_rate: float = field(default=0.1, metadata={"help": "The share of a Newton step that the offset takes."})
     train_sampling_strategy: str = field(default="random", metadata={"help": "KTO keeps the file's order; we do not."})
     loss_type: str = field(default="apo_zero_unpaired", metadata={"help": "Leave as it is: it spares KTO's KL pass."})
 
 
-class Offset(TrainerCallback, ExportableState):  # type: ignore[misc]
-    """One learned number. As a callback it is saved with the trainer's state and comes back when a run is resumed."""
-
-    def __init__(self, value: float = 0.0) -> None:
-        self.value = value
-
-    def state(self) -> dict[str, Any]:
-        return {"args": {"value": self.value}, "attributes": {}}
-
-
-class CrossEntropyDPOTrainer(KTOTrainer):  # type: ignore[misc]
+class CrossEntropyDPOTrainer(WithObjective, KTOTrainer):  # type: ignore[misc]
     """`KTOTrainer` on the loss of Eq. 32. Say the objective once: `objective=residual(omega, alpha)`, or in `args`."""
 
     def __init__(
@@ -76,19 +66,33 @@ class CrossEntropyDPOTrainer(KTOTrainer):  # type: ignore[misc]
         objective: Objective | None = None,
         **others: Any,
     ) -> None:
-        args = args or CrossEntropyDPOConfig()
+        args = own_settings(args, CrossEntropyDPOConfig)
         self.objective = resolve_objective(objective, args.omega, args.alpha)
         check_cross_entropy(self.objective, args)
         for dataset in (train_dataset, others.get("eval_dataset")):
             if dataset is not None or dataset is train_dataset:
                 check_labelled(dataset)
+        if not self.objective.reads_prior:
+            ref_model, args.precompute_ref_log_probs = None, True  # nothing is loaded, and nothing is computed
         if ref_model is None and others.get("peft_config") is None and not args.precompute_ref_log_probs:
             require_saved_path(model, "Cross-Entropy-DPO")
         args.beta = self.objective.alpha
         with _without_advice_on_weights():
             super().__init__(model, ref_model, args, train_dataset=train_dataset, **others)
-        self.offset = Offset()
-        self.add_callback(self.offset)
+        self.introduce(reference_given=ref_model is not None, offset_learned=args.offset)
+        self._sums = torch.zeros(3)
+
+    def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
+        return super()._precompute_ref_logps(dataset, name, batch_size) if self.objective.reads_prior else dataset
+
+    @property
+    def offset(self) -> float:
+        """The learned number; it is saved with the trainer's state and comes back when a run is resumed."""
+        return self.memory.values.get("offset", 0.0)
+
+    @offset.setter
+    def offset(self, value: float) -> None:
+        self.memory.values["offset"] = value
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -96,9 +100,9 @@ class CrossEntropyDPOTrainer(KTOTrainer):  # type: ignore[misc]
         label = inputs["label"].to(inputs["input_ids"].device).float()
         log_policy, outputs = self._log_policy(model, inputs)
         log_prior = self._log_prior(model, inputs)
-        losses = cross_entropy_dpo_loss(self.objective, log_policy, log_prior, label, self._offset())
+        losses = cross_entropy_dpo_loss(self.objective, log_policy, log_prior, label, self.offset)
         reward = implicit_reward(self.objective, log_policy.detach(), log_prior)
-        self._record(label, reward, log_policy.detach())
+        self._record(label, reward, log_policy.detach(), log_prior)
         if self.args.offset and self.model.training:
             self._move_offset(label, reward)
         loss = losses.mean()
@@ -124,29 +128,34 @@ class CrossEntropyDPOTrainer(KTOTrainer):  # type: ignore[misc]
         log_prior: Tensor = self.compute_ref_log_probs(model if self.ref_model is None else self.ref_model, inputs)[0]
         return log_prior
 
-    def _offset(self) -> float:
-        return self.offset.value if self.args.offset else 0.0
-
     def _move_offset(self, label: Tensor, reward: Tensor) -> None:
-        """A share of a Newton step of the same loss in the offset alone, the same on every rank."""
-        probability = torch.sigmoid(reward + self.offset.value)
-        sums = torch.stack(
+        """A share of a Newton step of the same loss in the offset alone, the same on every rank.
+
+        Sums are kept until the optimizer's step: all its micro-batches see one offset, however they were cut.
+        """
+        probability = torch.sigmoid(reward + self.offset)
+        self._sums = self._sums.to(reward) + torch.stack(
             [(label - probability).sum(), (probability * (1 - probability)).sum(), label.new_tensor(len(label))]
         )
-        slope, curvature, count = self.accelerator.reduce(sums, reduction="sum").tolist()
-        self.offset.value += self.args.offset_rate * slope / max(curvature, 0.05 * count)
+        if not self.accelerator.sync_gradients:
+            return
+        slope, curvature, count = self.accelerator.reduce(self._sums, reduction="sum").tolist()
+        self._sums = torch.zeros(3)
+        self.offset += self.args.offset_rate * slope / max(curvature, 0.05 * count)
 
-    def _record(self, label: Tensor, reward: Tensor, log_policy: Tensor) -> None:
+    def _record(self, label: Tensor, reward: Tensor, log_policy: Tensor, log_prior: Tensor | None) -> None:
         """Rewards and log-probabilities of good and bad apart, over all ranks."""
-        label, reward, log_policy = self.accelerator.gather_for_metrics((label, reward, log_policy))
+        values = {"rewards": reward, "logps": log_policy} | ({} if log_prior is None else {"prior_logps": log_prior})
+        label, reward = self.accelerator.gather_for_metrics((label, reward))
         metrics = self._metrics["train" if self.model.training else "eval"]
-        for name, chosen in (("chosen", label == 1), ("rejected", label == 0)):
-            if chosen.any():
-                metrics[f"rewards/{name}"].append(reward[chosen].mean().item())
-                metrics[f"logps/{name}"].append(log_policy[chosen].mean().item())
-        right = (reward + self._offset() > 0) == (label == 1)
+        for what, each in values.items():
+            everyone = reward if what == "rewards" else self.accelerator.gather_for_metrics(each)
+            for name, chosen in (("chosen", label == 1), ("rejected", label == 0)):
+                if chosen.any():
+                    metrics[f"{what}/{name}"].append(everyone[chosen].mean().item())
+        right = (reward + self.offset > 0) == (label == 1)
         metrics["rewards/accuracies"].append(right.float().mean().item())
-        metrics["offset"].append(self._offset())
+        metrics["offset"].append(self.offset)
 
 
 @contextmanager
@@ -166,6 +175,8 @@ def _without_advice_on_weights() -> Iterator[None]:
 
 def check_cross_entropy(objective: Objective, args: CrossEntropyDPOConfig) -> None:
     require_positive_alpha(objective, "the loss is a function of alpha · log policy")
+    require_no_other_beta(args, objective)
+    require_settings(args, {"sync_ref_model": MOVING_PRIOR})
     if args.loss_type != "apo_zero_unpaired":
         raise UsageError(f"loss_type is {args.loss_type!r}; the loss here is Eq. 32 and no other, so leave it out")
     if (args.desirable_weight, args.undesirable_weight) != (1.0, 1.0):

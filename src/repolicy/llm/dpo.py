@@ -8,11 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from repolicy.errors import UsageError
+from repolicy.llm.before import warn_of_margins
+from repolicy.llm.identity import ObjectiveSettings, WithObjective
 from repolicy.llm.requirements import (
+    MOVING_PRIOR,
+    own_settings,
     require_columns,
     require_no_columns,
+    require_no_other_beta,
     require_positive_alpha,
     require_saved_path,
+    require_settings,
     require_trl,
     resolve_objective,
 )
@@ -20,27 +26,33 @@ from repolicy.objective import Objective
 
 require_trl()
 
+import torch  # noqa: E402
+from datasets import Dataset  # noqa: E402
 from torch import Tensor  # noqa: E402
 from trl import DPOConfig, DPOTrainer  # noqa: E402
 
+LOOKED_AT = 128  # pairs, for a warning before the first step
 # The losses of TRL that read the margin of Eq. 33, or (bco_pair) the two rewards in it, and nothing besides.
 COVERED_LOSSES = ("sigmoid", "hinge", "robust", "bco_pair", "sft")
+NEEDED: dict[str, tuple[Any, str]] = {
+    "sync_ref_model": MOVING_PRIOR,
+    "ld_alpha": (None, "every token of a response counts"),
+    "use_weighting": (False, "a weighted pair is another objective"),
+}
 REFERENCE_COLUMNS = ("ref_chosen_logps", "ref_rejected_logps")
 
 
 @dataclass
-class DecomposedDPOConfig(DPOConfig):  # type: ignore[misc]
+class DecomposedDPOConfig(ObjectiveSettings, DPOConfig):  # type: ignore[misc]
     """TRL's DPOConfig, with `omega` and `alpha` where it has `beta`.
 
-    omega: weight of the prior's log-probability; ω′ in the paper. omega = alpha is stock DPO with beta = alpha.
-    alpha: weight of the policy's own log-probability; α̂ in the paper.
+    omega = alpha is stock DPO with beta = alpha.
     """
 
-    omega: float | None = field(default=None, metadata={"help": "Weight of the prior's log-probability."})
-    alpha: float | None = field(default=None, metadata={"help": "Weight of the policy's entropy."})
+    beta: float | None = field(default=None, metadata={"help": "Leave it out: omega and alpha stand in its place."})
 
 
-class DecomposedDPOTrainer(DPOTrainer):  # type: ignore[misc]
+class DecomposedDPOTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
     """`DPOTrainer` on the loss of Eq. 33. Say the objective once: `objective=residual(omega, alpha)`, or in `args`.
 
     The reference may be a model in memory, TRL's own copy, precomputed log-probabilities, or (with PEFT) the model with
@@ -54,23 +66,42 @@ class DecomposedDPOTrainer(DPOTrainer):  # type: ignore[misc]
         self,
         model: Any,
         ref_model: Any = None,
-        args: DPOConfig | None = None,
+        args: DecomposedDPOConfig | None = None,
         train_dataset: Any = None,
         *,
         objective: Objective | None = None,
         **others: Any,
     ) -> None:
-        args = args or DecomposedDPOConfig()
-        self.objective = resolve_objective(objective, getattr(args, "omega", None), getattr(args, "alpha", None))
+        args = own_settings(args, DecomposedDPOConfig)
+        self.objective = resolve_objective(objective, args.omega, args.alpha)
         check_dpo(self.objective, args)
         for dataset in (train_dataset, others.get("eval_dataset")):
             if dataset is not None or dataset is train_dataset:
                 require_columns(dataset, [("chosen",), ("rejected",)], "Decomposed-DPO")
                 require_no_columns(dataset, REFERENCE_COLUMNS)
+        if not self.objective.reads_prior:
+            ref_model, args.precompute_ref_log_probs = None, True  # nothing is loaded, and nothing is computed
         if ref_model is None and others.get("peft_config") is None and not args.precompute_ref_log_probs:
             require_saved_path(model, "DPO")
         args.beta = self.objective.alpha
         super().__init__(model, ref_model, args, train_dataset=train_dataset, **others)
+        self.introduce(reference_given=ref_model is not None)
+
+    def look_before_the_first_step(self) -> None:
+        """Warn of pairs whose gradients would vanish, from the first of them."""
+        if self.objective.omega == self.objective.alpha or not isinstance(self.train_dataset, Dataset):
+            return
+        rows = range(min(LOOKED_AT, len(self.train_dataset)))
+        size, found = self.args.per_device_train_batch_size, []
+        for start in rows[::size]:
+            chunk = [self.train_dataset[i] for i in rows[start : start + size]]
+            batch = self._prepare_inputs(self.data_collator(chunk))
+            with torch.no_grad(), self.compute_loss_context_manager():
+                found.append(torch.sub(*self._log_prior(self.model, batch)))
+        warn_of_margins(self.objective, torch.cat(found))
+
+    def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
+        return super()._precompute_ref_logps(dataset, name, batch_size) if self.objective.reads_prior else dataset
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -89,16 +120,27 @@ class DecomposedDPOTrainer(DPOTrainer):  # type: ignore[misc]
         if not self.objective.reads_prior:
             zeros = inputs["input_ids"].new_zeros(len(inputs["input_ids"]) // 2, dtype=self.model.dtype)
             return zeros, zeros
-        if self.precompute_ref_logps:
-            chosen, rejected = (inputs[name] for name in REFERENCE_COLUMNS)
-        else:
-            chosen, rejected = self.compute_ref_log_probs(model if self.ref_model is None else self.ref_model, inputs)
+        chosen, rejected = self._log_prior(model, inputs)
+        for side, log_prior in (("chosen", chosen), ("rejected", rejected)):
+            self._metrics["train" if self.model.training else "eval"][f"prior_logps/{side}"].append(
+                self.accelerator.gather_for_metrics(log_prior).mean().item()
+            )
         return ratio * chosen, ratio * rejected
 
+    def _log_prior(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """The prior's log-probability of the chosen and of the rejected responses `[B]`."""
+        if "ref_chosen_logps" in inputs:  # precomputed, unscaled
+            chosen, rejected = (inputs[name] for name in REFERENCE_COLUMNS)
+            return chosen, rejected
+        chosen, rejected = self.compute_ref_log_probs(model if self.ref_model is None else self.ref_model, inputs)
+        return chosen, rejected
 
-def check_dpo(objective: Objective, args: DPOConfig) -> None:
+
+def check_dpo(objective: Objective, args: DecomposedDPOConfig) -> None:
     """What of DPO's settings the decomposition does not cover."""
     require_positive_alpha(objective, "the loss is a function of alpha · log policy")
+    require_no_other_beta(args, objective)
+    require_settings(args, NEEDED)
     if args.f_divergence_type != "reverse_kl":
         raise UsageError(
             f"f_divergence_type is {args.f_divergence_type!r}; omega and alpha come apart only in the KL divergence, "

@@ -5,20 +5,35 @@ return of `add-on + omega · log prior − alpha · log policy`, minus what the 
 still being written at that token return. TRL takes advantages `[B, T]` from subclasses; nothing else of it changes.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
+from repolicy.llm.budget import check_budget, moved, own_log_prior
+from repolicy.llm.identity import ObjectiveSettings, WithObjective
 from repolicy.llm.losses import leave_one_out, returns_to_go, token_rewards, whole_returns
-from repolicy.llm.requirements import require_columns, require_saved_path, require_trl, resolve_objective
+from repolicy.llm.mixing import Beside
+from repolicy.llm.requirements import (
+    MOVING_PRIOR,
+    own_settings,
+    require_columns,
+    require_enough_prompts,
+    require_saved_path,
+    require_settings,
+    require_trl,
+    resolve_objective,
+)
 from repolicy.objective import Objective
 
 require_trl()
 
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+from trl.trainer.utils import use_adapter  # noqa: E402
 
 # Settings at any other value of which the update would not be the gradient of the objective.
 NEEDED: dict[str, tuple[Any, str]] = {
@@ -33,7 +48,22 @@ NEEDED: dict[str, tuple[Any, str]] = {
     "entropy_coef": (0.0, "the entropy is in the reward, weighted alpha, and not in the loss"),
     "use_adaptive_entropy": (False, "the entropy is in the reward, weighted alpha, and not in the loss"),
     "top_entropy_quantile": (1.0, "every token has a part in the return"),
+    "mask_truncated_completions": (False, "a response that was cut off has a reward like any other"),
+    "off_policy_mask_threshold": (None, "a masked response is missing from the objective"),
+    "vllm_structured_outputs_regex": (None, "log-probabilities must be those that were sampled from"),
+    "sync_ref_model": MOVING_PRIOR,
     "beta": (0.0, "the prior is in the reward, weighted omega, and not in the loss"),
+}
+# What generation must not do, by name, with the values that do nothing (None does nothing anywhere).
+NEUTRAL: dict[str, Any] = {
+    **{"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "top_h": None, "typical_p": 1.0},
+    **{"epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0},
+    **{"no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "bad_words_ids": None, "min_length": 0},
+    **{"min_new_tokens": 0, "forced_bos_token_id": None, "forced_eos_token_id": None, "sequence_bias": None},
+    **{"exponential_decay_length_penalty": None, "begin_suppress_tokens": None, "guidance_scale": 1.0},
+    **{"watermarking_config": None, "num_beams": 1, "penalty_alpha": None, "prefix_allowed_tokens_fn": None},
+    **{"presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None, "allowed_token_ids": None},  # vLLM's
+    **{"min_tokens": 0, "bad_words": None, "structured_outputs": None},
 }
 IMAGE_INPUTS = (
     *("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes", "image_position_ids", "num_images"),
@@ -43,29 +73,39 @@ COMMON_DIVISOR_LOSSES = ("dr_grpo", "bnpo", "dapo")
 
 
 @dataclass
-class ResidualGRPOConfig(GRPOConfig):  # type: ignore[misc]
+class ResidualGRPOConfig(ObjectiveSettings, GRPOConfig):  # type: ignore[misc]
     """TRL's GRPOConfig, with `omega`, `alpha` and `gamma` where it has `beta`.
 
-    omega: weight of the prior's log-probability in the reward; ω′ in the paper.
-    alpha: weight of the policy's own −log-probability in the reward; α̂ in the paper.
     gamma: discount of the return; 1 for a response that is judged as a whole.
     returns: what a token is credited with: the `whole` response's rewards, or (the paper's) those from it `onward`.
         In expectation the gradient is the same. Without a critic the whole is far less noisy: see `whole_returns`.
+    omega_schedule: the share of the run in which omega goes from alpha to its value; 0 is at once. For sharp targets.
+    prior_share: the share of every group that the prior writes. With returns of the whole, the update then descends
+        the variance of the returns, whoever wrote the responses, and the optimum stays. For sharp targets.
+    budget: omega is moved so that a response is, on average, this many nats less likely to the prior than the prior's
+        own (`repolicy.llm.budget`); `omega` is then where the search starts.
+    budget_rate: the share of a Newton step by which omega moves; it falls to 0 in a line.
+    budget_samples: how many responses of the prior are drawn, before the first step, to know its own.
     """
 
-    omega: float | None = field(default=None, metadata={"help": "Weight of the prior's log-probability."})
-    alpha: float | None = field(default=None, metadata={"help": "Weight of the policy's entropy."})
     gamma: float = field(default=1.0, metadata={"help": "Discount of the return."})
     returns: str = field(default="whole", metadata={"help": "Credit a token with the `whole`, or what is `onward`."})
+    omega_schedule: float = field(default=0.0, metadata={"help": "Share of the run in which omega leaves alpha."})
+    prior_share: float = field(default=0.0, metadata={"help": "Share of every group that the prior writes."})
+    budget: float | None = field(default=None, metadata={"help": "Nats below the prior's own log-probability."})
+    budget_rate: float = field(default=0.02, metadata={"help": "The share of a Newton step that omega takes."})
+    budget_samples: int = field(default=1024, metadata={"help": "Responses that tell the prior's own."})
     scale_rewards: str = field(default="none", metadata={"help": "Leave as it is: rewards are not scaled."})
     loss_type: str = field(default="dr_grpo", metadata={"help": f"One of {', '.join(COMMON_DIVISOR_LOSSES)}."})
 
 
-class ResidualGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
+class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
     """`GRPOTrainer` with the reward of Eq. 27 at every token. Say the objective once: `objective=`, or in `args`.
 
     The reference is TRL's own: loaded once more from the model's path, or (with PEFT) the model with its adapter off.
     """
+
+    model_wrapped: Any  # transformers': what is trained, and what TRL generates with
 
     def __init__(
         self,
@@ -77,11 +117,14 @@ class ResidualGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         objective: Objective | None = None,
         **others: Any,
     ) -> None:
-        args = args or ResidualGRPOConfig()
+        args = own_settings(args, ResidualGRPOConfig)
         self.objective = resolve_objective(objective, args.omega, args.alpha)
         self._rewards = torch.empty(0)
         self._waiting: dict[str, Any] | None = None
         check_grpo(args)
+        check_sharpening(self.objective, args)
+        if args.budget is not None:
+            check_budget(args.budget, args.budget_rate, self.objective)
         require_columns(train_dataset, [("prompt",)], "an online method")
         if self.objective.reads_prior and others.get("peft_config") is None:
             require_saved_path(model, "GRPO")
@@ -91,6 +134,83 @@ class ResidualGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         finally:
             args.beta = 0.0
         self.beta = 0.0  # ... and adds no KL to the loss where it is
+        check_sampling(self)
+        require_enough_prompts(train_dataset, args)
+        self.introduce(
+            reference_given=False,
+            **{name: getattr(args, name) for name in ("returns", "gamma", "omega_schedule", "prior_share", "budget")},
+        )
+
+    @property
+    def present_objective(self) -> Objective:
+        """The objective of this step: omega may still be on its way from alpha, or follow a budget."""
+        if "omega" in self.memory.values:
+            return replace(self.objective, omega=self.memory.values["omega"])
+        share = self.args.omega_schedule * max(self.state.max_steps, 1)
+        if not self.model.training or self.state.global_step >= share:
+            return self.objective
+        done = self.state.global_step / share
+        return replace(
+            self.objective, omega=self.objective.alpha + done * (self.objective.omega - self.objective.alpha)
+        )
+
+    def look_before_the_first_step(self) -> None:
+        """With a budget: what the prior thinks of its own responses."""
+        if self.args.budget is None or "own" in self.memory.values:
+            return
+        model = self.accelerator.unwrap_model(self.model)
+        prior = Beside(model, self._as_prior) if self.ref_model is None else Beside(self.ref_model)
+        prompts = list(self.train_dataset["prompt"])
+        own = own_log_prior(prior, self._tokenizer, prompts, self.args.budget_samples, self.args.max_completion_length)
+        self.memory.values |= {"own": own, "omega": self.objective.omega}
+
+    def _move_omega(self, log_prior: Tensor, group: int) -> None:
+        """From log prior of all responses `[N]` of a generation; those that the prior wrote say nothing here."""
+        values, priors = self.memory.values, round(self.args.prior_share * group)
+        policys = log_prior.view(-1, group)[:, priors:]
+        rate = self.args.budget_rate * (1 - self.state.global_step / max(self.state.max_steps, 1))
+        self._metrics["train"]["residual/spent"].append(values["own"] - policys.mean().item())
+        values["omega"] = moved(values["omega"], self.objective.alpha, policys, values["own"] - self.args.budget, rate)
+
+    def _generate_single_turn(
+        self, prompt_ids: Any, images: Any, multimodal_fields: Any, num_generations: int, *others: Any, **named: Any
+    ) -> Any:
+        """As in TRL; with a `prior_share`, the first rows of every group are written by the prior."""
+
+        def write(rows: list[int]) -> Any:
+            chosen = [prompt_ids[row] for row in rows]
+            return super(ResidualGRPOTrainer, self)._generate_single_turn(
+                chosen, images, multimodal_fields, num_generations, *others, **named
+            )[0]
+
+        everyone, first = range(len(prompt_ids)), self.accelerator.process_index * len(prompt_ids)
+        if not self.args.prior_share or not self.model.training:
+            return super()._generate_single_turn(
+                prompt_ids, images, multimodal_fields, num_generations, *others, **named
+            )
+        if multimodal_fields or self.tools:
+            raise UsageError("prior_share is for text alone, without images or tools")
+        priors = round(self.args.prior_share * self.num_generations)
+        mine = [row for row in everyone if (first + row) % self.num_generations >= priors]
+        written = dict(zip(mine, write(mine), strict=True)) if mine else {}
+        rest = [row for row in everyone if row not in written]
+        with self._as_prior():
+            written |= dict(zip(rest, write(rest), strict=True)) if rest else {}
+        return [written[row] for row in everyone], None
+
+    @contextmanager
+    def _as_prior(self) -> Iterator[None]:
+        """What TRL generates with is the prior."""
+        if self.ref_model is None:
+            model = self.accelerator.unwrap_model(self.model)
+            with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
+                yield
+            return
+        policy, self.model_wrapped = self.model_wrapped, self.ref_model
+        try:
+            yield
+        finally:
+            self.model_wrapped = policy
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         """As in TRL; the rewards of all ranks `[N, functions]` are kept for the advantages."""
@@ -145,9 +265,12 @@ class ResidualGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         rank, rows = self.accelerator.process_index, len(mask)
         mine = slice(rank * rows, (rank + 1) * rows)
         mask = mask * judged[mine].unsqueeze(1)
-        each = token_rewards(self.objective, rewards[mine], log_policy, log_prior, mask)
+        each = token_rewards(self.present_objective, rewards[mine], log_policy, log_prior, mask)
         returns = whole_returns(each) if self.args.returns == "whole" else returns_to_go(each, self.args.gamma)
         self._record(rewards, log_policy, log_prior, mask, "train" if training else "eval")
+        if training and self.args.budget is not None:
+            assert log_prior is not None
+            self._move_omega(self.accelerator.gather((log_prior * mask).sum(1)), group)
         if group < 2:  # evaluation with a single response: nothing to compare it with
             return torch.zeros_like(returns)
         returns, everyone = (self.accelerator.pad_across_processes(x, dim=1) for x in (returns, mask))
@@ -172,11 +295,19 @@ class ResidualGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _record(self, rewards: Tensor, log_policy: Tensor, log_prior: Tensor | None, mask: Tensor, mode: str) -> None:
         """The parts of the reward apart: what the add-on, the prior and the entropy each contributed to a response."""
-        prior = self.objective.omega * (log_prior * mask).sum(1) if log_prior is not None else torch.zeros(len(mask))
+        prior = (
+            self.present_objective.omega * (log_prior * mask).sum(1)
+            if log_prior is not None
+            else torch.zeros(len(mask))
+        )
         entropy = -self.objective.alpha * (log_policy * mask).sum(1)
         parts = self.accelerator.gather(torch.stack([prior.to(entropy), entropy], 1)).mean(0).tolist()
         for name, value in zip(("addon", "prior", "entropy"), [rewards.mean().item(), *parts], strict=True):
             self._metrics[mode][f"residual/{name}"].append(value)
+        self._metrics[mode]["residual/omega"].append(self.present_objective.omega)
+        if log_prior is not None:
+            distance = self.accelerator.gather(((log_policy - log_prior) * mask).sum(1)).mean()
+            self._metrics[mode]["residual/kl"].append(distance.item())
 
 
 def _mask(batch: dict[str, Any]) -> Tensor:
@@ -185,11 +316,47 @@ def _mask(batch: dict[str, Any]) -> Tensor:
     return mask
 
 
+def check_sampling(trainer: Any) -> None:
+    """What TRL and transformers end up with, from settings, `generation_kwargs` and the model's own file together."""
+    final = dict(trainer.args.generation_kwargs or {})
+    if not trainer.use_vllm:
+        final |= trainer.model._prepare_generation_config(trainer.generation_config)[0].to_dict()
+    for name, neutral in NEUTRAL.items():
+        value = final.get(name)
+        if value is not None and value != neutral:
+            raise UsageError(
+                f"responses would be generated with {name} {value!r}, from generation_kwargs or the model's generation "
+                f"config; it must be {neutral!r}, because log-probabilities must be those that were sampled from"
+            )
+
+
+def check_sharpening(objective: Objective, args: ResidualGRPOConfig) -> None:
+    """The two mends for sharp targets, where they would do something else."""
+    if args.budget is not None and args.omega_schedule:
+        raise UsageError("both omega_schedule and budget move omega; leave out the one or the other")
+    for name in ("omega_schedule", "prior_share"):
+        if not 0 <= getattr(args, name) < 1:
+            raise UsageError(f"{name} is {getattr(args, name)}; it is a share, 0 or greater and below 1")
+        if getattr(args, name) and not objective.reads_prior:
+            raise UsageError(f"{name} needs a prior, and omega is 0")
+    if not args.prior_share:
+        return
+    if args.returns != "whole":
+        raise UsageError(
+            "prior_share needs returns='whole': those of the prior's responses onward are another objective"
+        )
+    if args.use_vllm or args.use_transformers_continuous_batching:
+        raise UsageError("prior_share needs generation by transformers itself: no use_vllm, no continuous batching")
+    if not 1 <= round(args.prior_share * args.num_generations) < args.num_generations:
+        raise UsageError(
+            f"prior_share is {args.prior_share}: of a group of {args.num_generations} neither none nor all must be the "
+            "prior's"
+        )
+
+
 def check_grpo(args: ResidualGRPOConfig) -> None:
     """Settings under which the update would not be the gradient of the objective."""
-    for name, (needed, why) in NEEDED.items():
-        if getattr(args, name) != needed:
-            raise UsageError(f"{name} is {getattr(args, name)!r}; it must be {needed!r}, because {why}")
+    require_settings(args, NEEDED)
     if args.loss_type not in COMMON_DIVISOR_LOSSES:
         raise UsageError(
             f"loss_type is {args.loss_type!r}; choose from {', '.join(COMMON_DIVISOR_LOSSES)}, "

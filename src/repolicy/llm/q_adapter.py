@@ -16,8 +16,17 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
+from repolicy.llm.identity import ObjectiveSettings, WithObjective
 from repolicy.llm.losses import implicit_reward, q_adapter_log_probs, q_adapter_loss
-from repolicy.llm.requirements import require_columns, require_positive_alpha, require_trl, resolve_objective
+from repolicy.llm.mixing import Beside
+from repolicy.llm.requirements import (
+    own_settings,
+    require_columns,
+    require_no_other_beta,
+    require_positive_alpha,
+    require_trl,
+    resolve_objective,
+)
 from repolicy.objective import Objective
 
 require_trl()
@@ -28,7 +37,7 @@ from trl import DPOConfig, DPOTrainer  # noqa: E402
 
 
 @dataclass
-class QAdapterConfig(DPOConfig):  # type: ignore[misc]
+class QAdapterConfig(ObjectiveSettings, DPOConfig):  # type: ignore[misc]
     """TRL's DPOConfig, with `omega`, `alpha` and `chi`.
 
     omega: weight of the prior's log-probability; ω′ in the paper (α₀ in Q-Adapter's).
@@ -36,12 +45,11 @@ class QAdapterConfig(DPOConfig):  # type: ignore[misc]
     chi: weight of the mean squared token reward, which keeps Q_R from growing without end.
     """
 
-    omega: float | None = field(default=None, metadata={"help": "Weight of the prior's log-probability."})
-    alpha: float | None = field(default=None, metadata={"help": "Weight of the policy's entropy."})
+    beta: float | None = field(default=None, metadata={"help": "Leave it out: omega and alpha stand in its place."})
     chi: float = field(default=0.1, metadata={"help": "Weight of the mean squared token reward."})
 
 
-class QAdapterTrainer(DPOTrainer):  # type: ignore[misc]
+class QAdapterTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
     """`DPOTrainer`'s data and loop with Q-Adapter's loss. Needs a `peft_config`: the adapter is what is trained."""
 
     def __init__(
@@ -54,7 +62,7 @@ class QAdapterTrainer(DPOTrainer):  # type: ignore[misc]
         objective: Objective | None = None,
         **others: Any,
     ) -> None:
-        args = args or QAdapterConfig()
+        args = own_settings(args, QAdapterConfig)
         self.objective = resolve_objective(objective, args.omega, args.alpha)
         require_positive_alpha(self.objective, "the policy's logits are divided by it")
         require_columns(train_dataset, [("chosen",), ("rejected",)], "Q-Adapter")
@@ -68,7 +76,10 @@ class QAdapterTrainer(DPOTrainer):  # type: ignore[misc]
             )
         if args.chi < 0:
             raise UsageError(f"chi is {args.chi}; it must be 0 or greater")
+        require_no_other_beta(args, self.objective)
+        args.beta = self.objective.alpha
         super().__init__(model, None, args, train_dataset=train_dataset, peft_config=peft_config, **others)
+        self.introduce(reference_given=False, chi=args.chi)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -115,27 +126,11 @@ class QAdapterLogits(LogitsProcessor):  # type: ignore[misc]
         if not isinstance(model, PeftModel):
             raise UsageError("QAdapterLogits needs a PEFT model: its adapter is Q_R, and without it there is the prior")
         require_positive_alpha(objective, "the policy's logits are divided by it")
-        self.model, self.objective, self.attention_mask = model, objective, attention_mask
-        self.seen, self.cache = torch.empty(0, 0, dtype=torch.long), None
+        self.objective, self.attention_mask = objective, attention_mask
+        self.prior = Beside(model, model.disable_adapter)
 
     @torch.no_grad()
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """`[B, T]` and `[B, V]` to `[B, V]`."""
-        follows = torch.equal(self.seen.to(input_ids.device), input_ids[:, :-1])  # not so when beams changed places
-        fresh = self.cache is None or not follows
-        attention = torch.ones_like(input_ids)
-        if self.attention_mask is not None:
-            repeats = len(input_ids) // len(self.attention_mask)
-            attention[:, : self.attention_mask.shape[1]] = self.attention_mask.repeat_interleave(repeats, 0)
-        positions = (attention.cumsum(1) - 1).clamp(min=0)
-        with self.model.disable_adapter():
-            outputs = self.model(
-                input_ids=input_ids if fresh else input_ids[:, -1:],
-                attention_mask=attention,
-                position_ids=positions if fresh else positions[:, -1:],
-                past_key_values=None if fresh else self.cache,
-                use_cache=True,
-            )
-        self.seen, self.cache = input_ids, outputs.past_key_values
-        prior = outputs.logits[:, -1].float()
+        prior = self.prior.logits(input_ids, self.attention_mask)
         return q_adapter_log_probs(self.objective, scores.float() - prior, prior.log_softmax(-1))

@@ -1,6 +1,7 @@
 """What must hold before a trainer starts, and the sentence that says so when it does not."""
 
 from collections.abc import Iterable
+from copy import copy
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +11,8 @@ from packaging.version import Version
 
 from repolicy.errors import UsageError
 from repolicy.objective import Objective, residual
+
+MOVING_PRIOR = (False, "the prior must stay what it is; with True it follows the policy")
 
 TRL_FROM, TRL_BELOW = "1.16", "1.17"
 EXTRA = ("trl", "peft", "datasets")
@@ -46,6 +49,41 @@ def resolve_objective(given: Objective | None, omega: float | None, alpha: float
     if given.bonus:
         raise UsageError(f"bonus is {given.bonus}; the entropy of a language model is in its reward, so it must be 0")
     return given
+
+
+def own_settings(args: Any, kind: type[Any]) -> Any:
+    """A copy of the settings, which the trainer completes: those of the caller can serve another run."""
+    if args is None:
+        return kind()
+    if not isinstance(args, kind):
+        raise UsageError(
+            f"args is a {type(args).__name__}; it must be a {kind.__name__}, which has the same settings and more"
+        )
+    return copy(args)
+
+
+def require_settings(args: Any, needed: dict[str, tuple[Any, str]]) -> None:
+    """Settings at any other value of which something else than the objective would be optimized: value and reason."""
+    for name, (value, why) in needed.items():
+        if getattr(args, name) != value:
+            raise UsageError(f"{name} is {getattr(args, name)!r}; it must be {value!r}, because {why}")
+
+
+def require_no_other_beta(args: Any, objective: Objective) -> None:
+    """`beta` is alpha here; another one would be overwritten."""
+    if args.beta not in (None, objective.alpha):
+        raise UsageError(f"beta is {args.beta}; here omega and alpha stand in its place, so leave it out")
+
+
+def require_enough_prompts(dataset: Any, args: Any) -> None:
+    """TRL drops prompts that do not fill a batch: with too few of them it would train no step at all, and succeed."""
+    wanted = args.generation_batch_size // args.num_generations
+    if hasattr(dataset, "__len__") and not isinstance(dataset, dict) and len(dataset) < wanted:
+        raise UsageError(
+            f"the dataset has {len(dataset)} prompts, and each generation takes {wanted} ({args.generation_batch_size} "
+            f"responses in groups of {args.num_generations}), so nothing would be trained: make the batch smaller, "
+            "num_generations larger, or give more prompts"
+        )
 
 
 def require_positive_alpha(objective: Objective, why: str) -> None:

@@ -20,39 +20,59 @@ from repolicy.errors import UsageError
 from repolicy.objective import Objective
 
 
-def rloo_settings(objective: Objective, addons: int = 1) -> dict[str, Any]:
-    """Settings of RLOOConfig that make its reward this objective's, for `addons` reward functions and the prior's."""
+def rloo_settings(objective: Objective, addons: int = 1, budget: bool = False) -> dict[str, Any]:
+    """Settings of RLOOConfig that make its reward this objective's, for `addons` reward functions and the prior's.
+
+    With a `budget`, the last reward function is a `PriorBudget`, which weights the prior itself.
+    """
     if objective.task != "addon" or objective.bonus:
         raise UsageError("RLOO's reward can be the add-on with a prior and an entropy; use greedy, kl or residual")
     if addons < 1:
         raise UsageError(f"addons is {addons}; there must be a reward function beside the prior's")
     return {
         "beta": objective.alpha,
-        "reward_weights": [1.0] * addons + [objective.omega - objective.alpha],
+        "reward_weights": [1.0] * addons + [1.0 if budget else objective.omega - objective.alpha],
         "normalize_advantages": False,
         "temperature": 1.0,
     }
 
 
-def prior_reward(prior: Any, tokenizer: Any, batch_size: int = 64) -> Callable[..., list[float]]:
-    """A reward function for TRL: the prior's log-probability of each response, summed over its tokens."""
+def prior_reward(
+    prior: Any, tokenizer: Any, chat_template_kwargs: dict[str, Any] | None = None
+) -> Callable[..., list[float]]:
+    """A reward function for TRL: the prior's log-probability of each response, summed over its tokens.
 
-    def log_prior(prompts: list[Any], completion_ids: list[list[int]], **_: Any) -> list[float]:
-        rows = [
-            (_prompt_ids(tokenizer, prompt), list(ids)) for prompt, ids in zip(prompts, completion_ids, strict=True)
-        ]
-        return [
-            value
-            for start in range(0, len(rows), batch_size)
-            for value in response_log_probs(prior, rows[start : start + batch_size])
-        ]
+    `chat_template_kwargs` must be those of RLOOConfig, or the prior would judge other tokens than the policy read.
+    """
+    template = chat_template_kwargs or {}
+
+    def log_prior(prompts: list[Any], completion_ids: list[list[int]], log_extra: Any = None, **_: Any) -> list[float]:
+        trainer = getattr(log_extra, "__self__", None)  # TRL hands its reward functions a method of the trainer
+        used = getattr(trainer, "chat_template_kwargs", template) or {}
+        if used != template:
+            raise UsageError(
+                f"the trainer writes prompts with chat_template_kwargs {used!r}, and prior_reward was given "
+                f"{template!r}; give prior_reward the same"
+            )
+        ids = [prompt_ids(tokenizer, prompt, template) for prompt in prompts]
+        return response_log_probs(prior, list(zip(ids, map(list, completion_ids), strict=True)))
 
     return log_prior
 
 
 @torch.no_grad()
-def response_log_probs(model: Any, rows: list[tuple[list[int], list[int]]]) -> list[float]:
-    """log model(response | prompt) for rows of token ids (prompt, response). Padded on the right, so positions hold."""
+def response_log_probs(model: Any, rows: list[tuple[list[int], list[int]]], at_once: int = 2**27) -> list[float]:
+    """log model(response | prompt) for rows of token ids (prompt, response).
+
+    A pass has at most `at_once` logits, or one row: 64 rows of 1,024 tokens of 152,000 would take 40 GB.
+    """
+    longest = max((len(prompt) + len(response) for prompt, response in rows), default=1)
+    size = max(1, at_once // (longest * model.config.get_text_config().vocab_size))
+    return [value for start in range(0, len(rows), size) for value in _one_pass(model, rows[start : start + size])]
+
+
+def _one_pass(model: Any, rows: list[tuple[list[int], list[int]]]) -> list[float]:
+    """Padded on the right, so positions hold."""
     length = max(len(prompt) + len(response) for prompt, response in rows)
     ids = torch.zeros(len(rows), length, dtype=torch.long)
     attention, scored = torch.zeros_like(ids), torch.zeros_like(ids)
@@ -62,16 +82,17 @@ def response_log_probs(model: Any, rows: list[tuple[list[int], list[int]]]) -> l
         attention[i, :end] = 1
         scored[i, len(prompt) : end] = 1
     ids, attention, scored = (x.to(model.device) for x in (ids, attention, scored))
-    log_probs = model(input_ids=ids, attention_mask=attention).logits[:, :-1].float().log_softmax(-1)
-    chosen = log_probs.gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1)
+    logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits[:, :-1].float()
+    chosen = logits.gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
     values: list[float] = torch.where(scored[:, 1:] > 0, chosen, 0.0).sum(1).tolist()
     return values
 
 
-def _prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
+def prompt_ids(tokenizer: Any, prompt: Any, template: dict[str, Any] | None = None) -> list[int]:
     """As TRL makes them: a chat template for messages, plain tokens for text."""
     if isinstance(prompt, str):
         ids: list[int] = tokenizer(prompt)["input_ids"]
         return ids
-    chat: list[int] = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
-    return chat
+    chat = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True, **(template or {}))
+    tokens: list[int] = chat["input_ids"]
+    return tokens

@@ -6,15 +6,11 @@ Each point is a run of its own, on one core, in `OUT/omega-VALUE`. A sweep that 
 import json
 import math
 import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from repolicy.engine import ranks
 from repolicy.engine.folder import RunFolder, changed
@@ -25,6 +21,9 @@ from repolicy.engine.training import check, try_addon
 from repolicy.envs.addons import Addon, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.errors import FileError, RepolicyError, UsageError
+from repolicy.loading import read_json
+from repolicy.many import ray
+from repolicy.many.pool import Here, Job, Start, work
 from repolicy.many.tradeoff import Found, Point, as_dict
 from repolicy.objective import greedy
 from repolicy.policies.file import env_of, find_policy, read_policy
@@ -64,7 +63,7 @@ def sweep(
     check(trial)
     for sentence in try_addon(saved.policy, trial):
         say(sentence)
-    start = _on_ray() if on_ray else _here
+    start = ray.on_ray() if on_ray else Here
     with RunFolder(folder).locked():
         omegas = _claim(folder, request, omegas, path, resume)
         points = [Point(omega, folder / f"omega-{omega:.12g}") for omega in omegas]
@@ -126,25 +125,15 @@ def claimed(folder: Path) -> dict[str, Any] | None:
     """What the sweep in this folder was asked for, and found so far, or None where there is none."""
     story = folder / "sweep.json"
     try:
-        found = json.loads(story.read_text())
+        found = read_json(story) if os.path.lexists(story) else None
+        if found is None:
+            return None
         return found | {"request": dict(found["request"]), "omegas": list(found["omegas"])}
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise FileError(f"{story} cannot be read: {error}") from None
 
 
 # Training -------------------------------------------------------------------------------------------------------------
-
-
-class Started(Protocol):
-    """A point at work, here or elsewhere."""
-
-    def poll(self) -> int | None: ...
-    def stop(self) -> None: ...
-
-
-Start = Callable[[list[str], Path], Started]
 
 
 def _train(
@@ -152,105 +141,38 @@ def _train(
     folder: Path,
     request: dict[str, Any],
     start: Start,
-    jobs: int,
+    at_once: int,
     say: Callable[[str], None],
     progress: Callable[[dict[float, float]], None],
 ) -> dict[float, str]:
     """All points, `jobs` at a time. Returns what went wrong with each, in a sentence, or nothing."""
-    waiting, running, errors = list(points), dict[float, tuple[Point, Started]](), dict[float, str]()
-    try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                point = waiting.pop(0)
-                running[point.omega] = (point, start(_program(point, folder, request), _log(point)))
-            time.sleep(0.2)
-            for point, at_work in list(running.values()):
-                code = at_work.poll()
-                if code is not None:
-                    del running[point.omega]
-                    errors[point.omega] = "" if code == 0 else _last_words(_log(point), code)
-                    if not code:
-                        say(f"ω′ {point.omega:g} is trained")
-            progress({point.omega: _share(point, request) for point in points})
-    except BaseException:
-        for _, at_work in running.values():
-            at_work.stop()
-        raise
+    jobs = {Job(f"ω′ {point.omega:g}", _program(point, folder, request), _log(point)): point for point in points}
+    errors: dict[float, str] = {}
+
+    def ended(job: Job, error: str) -> None:
+        errors[jobs[job].omega] = error
+        if not error:
+            say(f"{job.name} is trained")
+
+    def watch(_: list[Job]) -> None:
+        progress({point.omega: _share(point, request) for point in points})
+
+    work(list(jobs), start, at_once, ended=ended, watch=watch)
     return errors
 
 
-def _program(point: Point, folder: Path, request: dict[str, Any]) -> list[str]:
+def _program(point: Point, folder: Path, request: dict[str, Any]) -> tuple[str, ...]:
     addons = [word for name in request["addons"] for word in ("--addon", name)]
-    return [
+    return (
         sys.executable, "-m", "repolicy", "customize", str((folder / "prior.safetensors").resolve()),
         "--env", request["env"], *addons, "--omega", repr(point.omega), "--alpha", repr(request["alpha"]),
         "--settings", str((folder / "settings.json").resolve()), "--out", str(point.folder.resolve()),
         "--resume", "--no-report", *(["--sparse"] if request["sparse"] else []),
-    ]  # fmt: skip
-
-
-class _Here:
-    """A process on this machine. Stopped twice over, by Ctrl-C and by the sweep, it ends at once."""
-
-    def __init__(self, program: list[str], log: Path) -> None:
-        with open(log, "wb") as file:
-            self._process = subprocess.Popen(program, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
-
-    def poll(self) -> int | None:
-        return self._process.poll()
-
-    def stop(self) -> None:
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGINT)
-        try:
-            self._process.wait(10.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
-def _here(program: list[str], log: Path) -> Started:
-    return _Here(program, log)
-
-
-def _on_ray() -> Start:
-    """Points as Ray tasks of one core each, in the cluster that RAY_ADDRESS names or on this machine."""
-    try:
-        import ray
-    except ImportError:
-        raise UsageError("--ray needs the package ray: pip install 'repolicy[ray]'") from None
-    ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="ERROR")
-    place = os.getcwd()
-
-    def work(program: list[str], log: str) -> int:
-        with open(log, "wb") as file:
-            return subprocess.run(program, stdout=file, stderr=subprocess.STDOUT, cwd=place, check=False).returncode
-
-    task = ray.remote(num_cpus=1)(work)
-
-    class OnRay:
-        def __init__(self, program: list[str], log: Path) -> None:
-            self._reference = task.remote(program, str(log.resolve()))
-
-        def poll(self) -> int | None:
-            done, _ = ray.wait([self._reference], timeout=0)
-            return int(ray.get(done[0])) if done else None
-
-        def stop(self) -> None:
-            ray.cancel(self._reference, force=True)
-
-    return OnRay
+    )  # fmt: skip
 
 
 def _log(point: Point) -> Path:
     return point.folder.with_name(point.folder.name + ".log")
-
-
-def _last_words(log: Path, code: int) -> str:
-    """What a run that failed said at the end."""
-    said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    sentences = [line.removeprefix("repolicy: ") for line in said if line.startswith("repolicy: ")]
-    return (sentences or said or [f"it ended with exit code {code}"])[-1]
 
 
 def _share(point: Point, request: dict[str, Any]) -> float:

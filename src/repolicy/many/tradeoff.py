@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from repolicy.engine.folder import RunFolder
 from repolicy.envs.evaluation import Evaluation
 from repolicy.errors import UsageError
 from repolicy.policies.storage import finite
-from repolicy.report.page import number, spread
 
 
 @dataclass(frozen=True)
@@ -121,34 +120,7 @@ def _scaled(values: Sequence[float]) -> np.ndarray:
     return (found - found.min()) / span if span > 0 else np.zeros_like(found)
 
 
-# In words and numbers -------------------------------------------------------------------------------------------------
-
-
-def headings(found: Found) -> list[str]:
-    basic = ["basic reward", "kept"] if found.basic_known else []
-    metric = [found.metric_name] if found.metric_name else []
-    return ["ω′", *basic, *metric, "add-on reward", "gained", "log prior a step", "KL a step", ""]
-
-
-def rows(found: Found, shown: Callable[[np.ndarray], str] = spread) -> list[list[str]]:
-    """The trade-off, the prior first: what is kept of the basic reward, what the add-on gains, how far it is."""
-    lines = []
-    for index, point in enumerate([found.prior, *found.points]):
-        assert point.mean is not None
-        assert point.mean.addon is not None
-        line = ["prior" if index == 0 else f"{point.omega:g}"]
-        if found.basic_known:
-            share = (point.basic or 0.0) / found.prior.basic if found.prior.basic else math.nan
-            sensible = (found.prior.basic or 0.0) > 0  # of a negative reward, no share is kept
-            line += [shown(point.mean.basic), f"{share:.0%}" if sensible else "–"]
-        if point.mean.metric is not None:
-            line.append(shown(point.mean.metric))
-        gained = point.addon - found.prior.addon
-        plus = "+" if gained >= 0 else ""
-        line += [shown(point.mean.addon), "–" if index == 0 else plus + number(gained, like=point.addon)]
-        line += [number(point.log_prior), number(point.kl), "knee" if index - 1 == found.knee and index else ""]
-        lines.append(line)
-    return lines
+# On disk --------------------------------------------------------------------------------------------------------------
 
 
 def as_dict(found: Found) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class Gaussian:
         self.log_std = log_std
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        noise = torch.randn(self.mean.shape, generator=generator)
+        noise = torch.randn(self.mean.shape, generator=generator, device=self.mean.device)
         return self.mean + self.log_std.exp() * noise
 
     def mode(self) -> Tensor:
@@ -63,10 +63,8 @@ class SquashedGaussian(Gaussian):
     def entropy(self) -> Tensor:
         """The Gaussian's entropy plus E[log tanh′], by quadrature: exact to 1e-5 for stds up to 2."""
         nodes, weights = np.polynomial.hermite_e.hermegauss(32)
-        points = self.mean + self.log_std.exp() * torch.tensor(nodes, dtype=self.mean.dtype).view(
-            -1, *[1] * self.mean.dim()
-        )
-        shares = torch.tensor(weights / weights.sum(), dtype=self.mean.dtype)
+        points = self.mean + self.log_std.exp() * self.mean.new_tensor(nodes).view(-1, *[1] * self.mean.dim())
+        shares = self.mean.new_tensor(weights / weights.sum())
         return super().entropy() + torch.tensordot(shares, _log_tanh_slope(points).sum(-1), dims=1)
 
 
@@ -75,22 +73,21 @@ class _NormalLogDensity(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:
-        precision = torch.exp(-log_std)
-        scaled = (actions - mean) * precision
-        ctx.save_for_backward(scaled, precision)
-        ctx.shapes = mean.shape, log_std.shape, actions.shape
+        ctx.save_for_backward(mean, log_std, actions)
+        scaled = (actions - mean) * torch.exp(-log_std)
         return -0.5 * (scaled * scaled).sum(-1) - log_std.sum(-1) - HALF_LOG_TWO_PI * actions.shape[-1]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        scaled, precision = ctx.saved_tensors
-        grad = grad.unsqueeze(-1)
+        mean, log_std, actions = ctx.saved_tensors  # the inputs themselves, so that it can be differentiated again
+        precision = torch.exp(-log_std)
+        scaled, grad = (actions - mean) * precision, grad.unsqueeze(-1)
         weighted = grad * scaled
         by_mean, by_log_std = weighted * precision, weighted * scaled - grad
         by_actions = -by_mean if ctx.needs_input_grad[2] else None
-        grads = by_mean, by_log_std, by_actions
+        grads, shapes = (by_mean, by_log_std, by_actions), (mean.shape, log_std.shape, actions.shape)
         return tuple(
-            None if each is None else each.sum_to_size(shape) for each, shape in zip(grads, ctx.shapes, strict=True)
+            None if each is None else each.sum_to_size(shape) for each, shape in zip(grads, shapes, strict=True)
         )
 
 

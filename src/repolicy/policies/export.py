@@ -34,30 +34,23 @@ class Acting(nn.Module):
     mean: Tensor
     scale: Tensor
     low: Tensor
-    span: Tensor
+    high: Tensor
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
         space = policy.spec.actions
-        self.family, self.sizes = policy.spec.family, list(space.sizes)
+        self.family, self.sizes, self.bound = policy.family, space.sizes, policy.normaliser.bound
+        self.one_choice = space.kind == "discrete" and len(space.sizes) == 1
         self.network = _plain(policy.network)
-        self.register_buffer("mean", policy.normaliser.mean.float())
-        self.register_buffer("scale", (policy.normaliser.var + 1e-8).rsqrt().float())
-        if policy.spec.squashes:
-            low, high = torch.tensor(space.low), torch.tensor(space.high)
-            self.register_buffer("low", low)
-            self.register_buffer("span", high - low)
+        self.register_buffer("mean", policy.normaliser.shift)
+        self.register_buffer("scale", policy.normaliser.scale)
+        self.register_buffer("low", torch.tensor(space.low))
+        self.register_buffer("high", torch.tensor(space.high))
 
     def forward(self, observations: Tensor) -> Tensor:
-        outputs = self.network(((observations - self.mean) * self.scale).clamp(-10.0, 10.0))
-        if self.family == "categorical":
-            choices = torch.stack([head.argmax(-1) for head in outputs.split(self.sizes, dim=-1)], dim=-1)
-            return choices.squeeze(-1) if len(self.sizes) == 1 else choices
-        if self.family in ("state_gaussian", "state_squashed"):
-            outputs = outputs.chunk(2, dim=-1)[0]
-        if self.family in ("squashed", "state_squashed"):
-            return self.low + (torch.tanh(outputs) + 1.0) * 0.5 * self.span
-        return outputs
+        outputs = self.network(((observations - self.mean) * self.scale).clamp(-self.bound, self.bound))
+        mode = self.family.to_environment(self.family.mode(outputs, self.sizes), self.low, self.high)
+        return mode.squeeze(-1) if self.one_choice else mode  # type: ignore[no-any-return]
 
 
 def export(policy: Policy, path: str | Path, format: Format) -> float:
@@ -85,7 +78,7 @@ def difference(policy: Policy, act: Callable[[np.ndarray], np.ndarray]) -> float
     with torch.no_grad():
         wanted = policy.to_environment(policy(observations).mode().numpy())
     found = act(observations.numpy())
-    if policy.spec.family == "categorical" and len(policy.spec.actions.sizes) == 1:
+    if policy.actions.kind == "discrete" and len(policy.actions.sizes) == 1:
         wanted = wanted[:, 0]
     if found.shape != wanted.shape:
         raise RepolicyError(f"the exported policy gives actions of shape {found.shape}, not {wanted.shape}")

@@ -1,14 +1,14 @@
 """A policy's file: the policy, the prior that it was customised from, and what it tells of its training."""
 
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import confirm, nearest, printable
-from repolicy.policies.policy import Family, Policy, PolicySpec, frozen
+from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.storage import check_shape, read, write
 
 PRIORS = Path(__file__).parent / "shipped"
@@ -39,6 +39,8 @@ SPEC = {
     "activation": str,
     "initial_std": float,
     "min_std": float,
+    "std?": str,
+    "observation_bound?": float,
 }
 
 
@@ -148,7 +150,10 @@ def _card(path: str | Path, story: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rebuilt(path: Path, tensors: dict[str, Tensor], story: dict[str, Any], name: str) -> Policy:
-    check_shape(story, {name: SPEC}, f"{path} is no whole policy: its story")
+    spec = story.get(name)
+    if isinstance(spec, dict) and spec.get("observation_bound", 0) is None:
+        spec = spec | {"observation_bound": 0.0}
+    check_shape({name: spec}, {name: SPEC}, f"{path} is no whole policy: its story")
     state = {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
     try:
         spec = PolicySpec.from_dict(story[name])
@@ -168,8 +173,8 @@ def _check_sizes(spec: PolicySpec, state: dict[str, Tensor]) -> None:
     """Raise unless the tensors are those of such a policy, before memory is set aside for what a file claims."""
     actions = spec.actions
     bounds = {len(actions.low), len(actions.high)} <= {0, actions.width if actions.kind == "continuous" else 0}
-    if spec.family not in get_args(Family) or actions.kind not in ("continuous", "discrete") or not bounds:
-        raise ValueError(f"there is no {spec.family} policy with {actions.kind} actions of such bounds")
+    if not bounds:
+        raise ValueError(f"its bounds are not those of {actions}")
     if len(spec.hidden) >= len(state):
         raise ValueError(f"it says {len(spec.hidden)} hidden layers and has {len(state)} tensors")
     with torch.device("meta"):

@@ -6,11 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-BOUND = 10.0  # of normalised observations
+from repolicy.policies.moments import merged
+
+BOUND = 10.0  # of normalised observations, unless the policy says otherwise
 
 
 class Normaliser(nn.Module):
-    """Observations to zero mean and unit variance, by running statistics; the result is clipped to ±10.
+    """Observations to zero mean and unit variance, by running statistics; the result is clipped to ±`bound`.
 
     The statistics change only in `update`, between rollouts, so that what a policy saw while acting is what it sees
     while learning.
@@ -19,49 +21,42 @@ class Normaliser(nn.Module):
     mean: Tensor
     var: Tensor
     count: Tensor
+    shift: Tensor
+    scale: Tensor
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, bound: float | None = BOUND) -> None:
         super().__init__()
+        self.bound = float("inf") if bound is None else bound
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("var", torch.ones(size, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("shift", torch.zeros(size), persistent=False)
+        self.register_buffer("scale", torch.ones(size), persistent=False)
         self._refresh()
         self.register_load_state_dict_post_hook(lambda module, _: module._refresh())
 
     def forward(self, observations: Tensor) -> Tensor:
-        return ((observations - self._shift) * self._scale).clamp_(-BOUND, BOUND)
+        return ((observations - self.shift) * self.scale).clamp_(-self.bound, self.bound)
 
     def snapshot(self) -> Callable[[np.ndarray], np.ndarray]:
         """The normaliser as it is now, in NumPy; it gives the same bits."""
-        shift, scale = self._shift.numpy(), self._scale.numpy()
+        shift, scale, bound = self.shift.cpu().numpy(), self.scale.cpu().numpy(), self.bound
 
         def normalise(observations: np.ndarray) -> np.ndarray:
             inputs: np.ndarray = observations - shift
             inputs *= scale
-            np.minimum(inputs, BOUND, out=inputs)
-            return np.maximum(inputs, -BOUND, out=inputs)
+            np.minimum(inputs, bound, out=inputs)
+            return np.maximum(inputs, -bound, out=inputs)
 
         return normalise
 
-    def update(self, moments: Tensor) -> None:
-        """Take in `moments = [1, O] + [2, O]`-packed sums: row 0 the count, rows 1 and 2 sums of x and of x²."""
-        count, mean = moments[0, 0], moments[1] / moments[0, 0]
-        var = (moments[2] / count - mean.square()).clamp_min_(0.0)
-        total = self.count + count
-        delta = mean - self.mean
-        self.var = (self.var * self.count + var * count + delta.square() * self.count * count / total) / total
-        self.mean = self.mean + delta * count / total
-        self.count = total
+    def update(self, added: Tensor) -> None:
+        """Take in the `moments.sums` of observations, `[3, O]`."""
+        count = self.count.expand_as(self.mean)
+        statistics = merged(torch.stack([count, self.mean, self.var]), added.to(self.mean.device))
+        self.count, self.mean, self.var = statistics[0, 0].clone(), statistics[1].clone(), statistics[2].clone()
         self._refresh()
 
     def _refresh(self) -> None:
-        self._shift = self.mean.float()
-        self._scale = (self.var + 1e-8).rsqrt().float()
-
-
-def moments(observations: np.ndarray) -> Tensor:
-    """The sums that `Normaliser.update` takes in, `[3, O]` in float64: they add up across ranks."""
-    flat = torch.from_numpy(observations).reshape(-1, observations.shape[-1]).double()
-    return torch.stack(
-        [torch.full((flat.shape[1],), float(flat.shape[0]), dtype=torch.float64), flat.sum(0), flat.square().sum(0)]
-    )
+        self.shift = self.mean.float()
+        self.scale = (self.var + 1e-8).rsqrt().float()

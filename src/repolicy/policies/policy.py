@@ -1,24 +1,23 @@
 """Policies: observations to a distribution over actions.
 
-A `Policy` is a network, a distribution family and its own observation normaliser, in one module. The distributions are
-in `distributions.py`, the network in `network.py`. A *prior* is anything with `log_prob(observations, actions)`.
+A `Policy` is a network, a family of distributions and its own observation normaliser, in one module. Whatever else acts
+(a mixture, a planner, a network of another library) is an `Agent`; a *prior* is anything with
+`log_prob(observations, actions)`.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from repolicy.errors import UsageError
-from repolicy.policies.distributions import Categorical, Distribution, Gaussian, SquashedGaussian
+from repolicy.policies.distributions import Distribution
+from repolicy.policies.families import FAMILIES, STDS, Draw
 from repolicy.policies.network import ACTIVATIONS, Mlp
-from repolicy.policies.normalizer import Normaliser
+from repolicy.policies.normalizer import BOUND, Normaliser
 from repolicy.policies.spaces import ActionSpace
-
-Family = Literal["gaussian", "state_gaussian", "squashed", "state_squashed", "categorical"]
 
 
 class Prior(Protocol):
@@ -28,40 +27,59 @@ class Prior(Protocol):
         """log π(a|s) of raw observations `[..., O]` and stored actions `[..., A]`, without gradient."""
 
 
+class Actor(Protocol):
+    """An agent at work in N environments for one rollout."""
+
+    def __call__(self, observations: np.ndarray) -> np.ndarray:
+        """Stored actions `[N, A]` for raw observations `[N, O]`."""
+
+    def log_probs(self, actions: Tensor) -> Tensor:
+        """log π of all the actions that it took, `[T, N]` for `[T, N, A]`, as it was when it took them."""
+
+
+class Agent(Prior, Protocol):
+    """Whatever acts: collectors, evaluations and films ask for no more than this."""
+
+    observation_size: int
+    actions: ActionSpace
+
+    def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> Actor:
+        """What acts up to `steps` times in `count` environments: sampling or, without a generator, by its mode."""
+
+    def to_environment(self, actions: np.ndarray) -> np.ndarray:
+        """Actions as stored and scored `[N, A]`, in the form in which the environment takes them."""
+
+
 @dataclass(frozen=True)
 class PolicySpec:
     """Everything that is needed to build a policy of the same shape."""
 
     observation_size: int
     actions: ActionSpace
-    family: Family = "gaussian"
+    family: str = "gaussian"
     hidden: tuple[int, ...] = (64, 64)
     activation: str = "tanh"
     initial_std: float = 1.0
     min_std: float = 1e-3
+    std: str = "exp"
+    observation_bound: float | None = BOUND
 
     def __post_init__(self) -> None:
-        if (self.family == "categorical") != (self.actions.kind == "discrete"):
+        for what, name, table in (
+            ("family", self.family, FAMILIES),
+            ("activation", self.activation, ACTIVATIONS),
+            ("form of a std", self.std, STDS),
+        ):
+            if name not in table:
+                raise UsageError(f"there is no {what} {name!r}; choose from {', '.join(table)}")
+        if FAMILIES[self.family].kind != self.actions.kind:
             raise UsageError(f"a {self.family} policy cannot act with {self.actions.kind} actions ({self.actions})")
-        if self.squashes and not np.all(np.isfinite(self.actions.low + self.actions.high)):
+        if FAMILIES[self.family].squashes and not np.all(np.isfinite(self.actions.low + self.actions.high)):
             raise UsageError("a squashed policy needs bounded actions; this environment's have no bounds")
-        if self.activation not in ACTIVATIONS:
-            raise UsageError(f"there is no activation {self.activation!r}; choose from {', '.join(ACTIVATIONS)}")
         if not self.hidden or any(size < 1 for size in self.hidden):
             raise UsageError(f"hidden is {self.hidden}; it must be one or more layer sizes, such as 64 64")
         if not 0 <= self.min_std < self.initial_std:
             raise UsageError(f"stds must satisfy 0 <= min_std < initial_std, not {self.min_std} and {self.initial_std}")
-
-    @property
-    def squashes(self) -> bool:
-        """Whether actions are stored before tanh, and the environment gets them after it."""
-        return self.family in ("squashed", "state_squashed")
-
-    @property
-    def outputs(self) -> int:
-        """How many numbers the network gives for one observation: choices, means, or means and then log-stds."""
-        count = sum(self.actions.sizes)
-        return 2 * count if self.family in ("state_gaussian", "state_squashed") else count
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -77,14 +95,19 @@ class PolicySpec:
 class Policy(nn.Module):
     """Observations to a distribution over actions."""
 
+    log_std: nn.Parameter | None
+
     def __init__(self, spec: PolicySpec) -> None:
         super().__init__()
-        self.spec = spec
-        self.normaliser = Normaliser(spec.observation_size)
-        self.network = Mlp(spec.observation_size, spec.hidden, spec.outputs, spec.activation, last_gain=0.01)
-        if spec.family in ("gaussian", "squashed"):
-            self.log_std = nn.Parameter(torch.full((spec.actions.width,), float(np.log(spec.initial_std))))
-        self._log_min_std = torch.tensor(float(np.log(max(spec.min_std, 1e-30))))
+        self.spec, self.family = spec, FAMILIES[spec.family]
+        self.observation_size, self.actions = spec.observation_size, spec.actions
+        self.normaliser = Normaliser(spec.observation_size, spec.observation_bound)
+        outputs = self.family.outputs(spec.actions.sizes)
+        self.network = Mlp(spec.observation_size, spec.hidden, outputs, spec.activation, last_gain=0.01)
+        self.register_parameter("log_std", None)
+        if self.family.shared_std:
+            raw = STDS[spec.std].inverse(spec.initial_std)
+            self.log_std = nn.Parameter(torch.full((spec.actions.width,), raw))
 
     def forward(self, observations: Tensor) -> Distribution:
         """The distribution over actions at raw observations `[..., O]`."""
@@ -96,41 +119,14 @@ class Policy(nn.Module):
 
     def head(self, outputs: Tensor) -> Distribution:
         """The distribution that the network's outputs `[..., outputs]` stand for."""
-        match self.spec.family:
-            case "categorical":
-                return Categorical(outputs, self.spec.actions.sizes)
-            case "gaussian" | "squashed":
-                mean, log_std = outputs, self._bounded(self.log_std)
-            case _:
-                mean, shift = outputs.chunk(2, dim=-1)
-                log_std = self._bounded(shift + float(np.log(self.spec.initial_std)))
-        return (SquashedGaussian if self.spec.squashes else Gaussian)(mean, log_std)
+        return self.family.distribution(outputs, self.spec, self.log_std)
 
     @torch.no_grad()
-    def actor(
-        self, steps: int, count: int, generator: torch.Generator | None = None
-    ) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """What acts, up to `steps` times, in `count` environments, with the parameters as they are now.
-
-        It takes observations `[N, O]` to normalised ones and to actions, sampled or, without a generator, the mode. All
-        in NumPy, as far as it goes: after the physics has had the caches to itself, a call into torch costs several
-        times what it costs in a loop of its own, and acting is nothing but a dozen calls.
-        """
-        normalise, network = self.normaliser.snapshot(), self.network.snapshot()
-        gaussian = self.spec.family in ("gaussian", "squashed")
-        if gaussian and generator is not None:
-            std = self._bounded(self.log_std).exp()
-            noise = iter((torch.randn(steps, count, self.spec.actions.width, generator=generator) * std).numpy())
-
-        def act(observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            inputs = normalise(observations)
-            outputs = network(inputs)
-            if not gaussian:
-                distribution = self.head(torch.from_numpy(outputs))
-                return inputs, (distribution.mode() if generator is None else distribution.sample(generator)).numpy()
-            return inputs, outputs if generator is None else outputs + next(noise)
-
-        return act
+    def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> "NetworkActor":
+        """The policy at work, with the parameters as they are now; it samples or, without a generator, takes modes."""
+        if generator is None:
+            return NetworkActor(self, lambda outputs: self._mode(outputs))
+        return NetworkActor(self, self.family.sampler(steps, count, self.spec, self.log_std, generator))
 
     @torch.no_grad()
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
@@ -140,14 +136,34 @@ class Policy(nn.Module):
     def to_environment(self, actions: np.ndarray) -> np.ndarray:
         """Actions as stored and scored `[N, A]`, in the form in which the environment takes them."""
         space = self.spec.actions
-        if self.spec.squashes:
-            low, high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
-            return np.asarray(low + (np.tanh(actions) + 1.0) * 0.5 * (high - low))
-        return actions
+        low, high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
+        return np.asarray(self.family.to_environment(actions, low, high))
 
-    def _bounded(self, log_std: Tensor) -> Tensor:
-        """log(std + min_std): bounded below, and with a gradient everywhere."""
-        return torch.logaddexp(log_std, self._log_min_std)
+    def _mode(self, outputs: np.ndarray) -> np.ndarray:
+        return self.family.mode(torch.from_numpy(outputs), self.spec.actions.sizes).numpy()
+
+
+class NetworkActor:
+    """A policy's snapshot, in NumPy as far as it goes: network, normaliser, and the noise of a whole rollout.
+
+    After the physics has had the caches to itself, a call into torch costs several times what it costs in a loop of its
+    own, and acting is nothing but a dozen calls. What the network said is kept, so that what was done need not be
+    computed again to be scored.
+    """
+
+    def __init__(self, policy: Policy, draw: Draw) -> None:
+        self._normalise, self._network = policy.normaliser.snapshot(), policy.network.snapshot()
+        self._policy, self._draw = policy, draw
+        self._outputs: list[np.ndarray] = []
+
+    def __call__(self, observations: np.ndarray) -> np.ndarray:
+        outputs = self._network(self._normalise(observations))
+        self._outputs.append(outputs)
+        return self._draw(outputs)
+
+    @torch.no_grad()
+    def log_probs(self, actions: Tensor) -> Tensor:
+        return self._policy.head(torch.from_numpy(np.stack(self._outputs))).log_prob(actions)
 
 
 def frozen(policy: Policy) -> Policy:

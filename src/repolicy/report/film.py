@@ -94,7 +94,7 @@ def libraries() -> tuple[str, ...]:
 def _in_its_own_process(folder: str, library: str) -> tuple[int, str]:
     """(exit code, last line that it said)."""
     environment = os.environ | {"MUJOCO_GL": library, "PYOPENGL_PLATFORM": library, "SDL_VIDEODRIVER": "dummy"}
-    program = [sys.executable, "-W", "ignore", "-c", "from repolicy.film import main; main()", folder]
+    program = [sys.executable, "-W", "ignore", "-c", "from repolicy.report.film import main; main()", folder]
     done = subprocess.run(program, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
     lines = done.stderr.decode(errors="replace").strip().splitlines()
     return done.returncode, lines[-1] if lines else ""

@@ -1,10 +1,14 @@
 """The page of a sweep: the trade-off curve, and a slider over ω′ that switches table and film."""
 
+import math
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
+import numpy as np
+
 from repolicy.envs.addons import combined
-from repolicy.many.tradeoff import Found, Point, headings, rows
+from repolicy.many.tradeoff import Found, Point
 from repolicy.policies.storage import write_bytes
 from repolicy.report import page
 from repolicy.report.run import caption, filmed, rewards
@@ -130,3 +134,37 @@ def _taken(x: float, y: float, labels: list[tuple[float, float]]) -> bool:
 
 def _across(found: Found, point: Point) -> float:
     return (point.basic or 0.0) if found.basic_known else point.kl
+
+
+# In words and numbers -------------------------------------------------------------------------------------------------
+
+
+def headings(found: Found) -> list[str]:
+    basic = ["basic reward", "kept"] if found.basic_known else []
+    metric = [found.metric_name] if found.metric_name else []
+    return ["ω′", *basic, *metric, "add-on reward", "gained", "log prior a step", "KL a step", ""]
+
+
+def rows(found: Found, shown: Callable[[np.ndarray], str] = page.spread) -> list[list[str]]:
+    """The trade-off, the prior first: what is kept of the basic reward, what the add-on gains, how far it is."""
+    lines = []
+    for index, point in enumerate([found.prior, *found.points]):
+        assert point.mean is not None
+        assert point.mean.addon is not None
+        line = ["prior" if index == 0 else f"{point.omega:g}"]
+        if found.basic_known:
+            share = (point.basic or 0.0) / found.prior.basic if found.prior.basic else math.nan
+            sensible = (found.prior.basic or 0.0) > 0  # of a negative reward, no share is kept
+            line += [shown(point.mean.basic), f"{share:.0%}" if sensible else "–"]
+        if point.mean.metric is not None:
+            line.append(shown(point.mean.metric))
+        gained = point.addon - found.prior.addon
+        plus = "+" if gained >= 0 else ""
+        line += [shown(point.mean.addon), "–" if index == 0 else plus + page.number(gained, like=point.addon)]
+        line += [
+            page.number(point.log_prior),
+            page.number(point.kl),
+            "knee" if index - 1 == found.knee and index else "",
+        ]
+        lines.append(line)
+    return lines

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from repolicy.errors import UsageError
 from repolicy.objective import Objective, reformulated
+from repolicy.policies.families import FAMILIES
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec, Prior, frozen
 from repolicy.rql.common import Normalised, TaskReward, actions_of, checked, flat, normaliser_for, storable
@@ -93,7 +94,7 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         if not isinstance(self.prior, Policy):
             assert self.prior is not None
             return self.prior.log_prob(observations, actions)
-        if not self.prior.spec.squashes:  # then it scores what the environment gets
+        if not self.prior.family.squashes:  # then it scores what the environment gets
             low, high = torch.tensor(self.action_space.low), torch.tensor(self.action_space.high)
             actions = low + (torch.tanh(actions) + 1) / 2 * (high - low)
         return self.prior(observations).log_prob(actions)  # its method log_prob would stop the gradient
@@ -129,7 +130,7 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         save_policy(path, self.as_policy(), card or {}, storable(self.prior))
 
     def _first_policy(self, settings: Settings) -> Policy:
-        if isinstance(self.prior, Policy) and self.prior.spec.family == "state_squashed":
+        if isinstance(self.prior, Policy) and self.prior.family is FAMILIES["state_squashed"]:
             return frozen(self.prior).requires_grad_(True)
         size, actions = self._normaliser.mean.numel(), actions_of(self.action_space)
         policy = Policy(PolicySpec(size, actions, "state_squashed", settings.hidden, "relu"))

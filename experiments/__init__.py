@@ -1,0 +1,1 @@
+"""Programs that train and tabulate; the library knows nothing of them."""

@@ -1,0 +1,117 @@
+"""Many runs and a ledger: what is in the ledger is not repeated, and what was cut off goes on where it was."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.one import Run
+from repolicy.engine.folder import RunFolder
+from repolicy.errors import RepolicyError, UsageError
+from repolicy.many.ledger import Ledger, Row
+from repolicy.many.pool import Here, Job, work
+from repolicy.many.ray import on_ray
+
+Rows = dict[str, Row]
+PAUSE = 1.0  # seconds between two looks at the runs
+
+
+def parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """The options that all campaigns have."""
+    found = argparse.ArgumentParser(
+        prog=f"python -m experiments.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    found.add_argument("--ledger", type=Path, default=Path(f"results/{name}.jsonl"))
+    found.add_argument("--runs", type=Path, default=Path(f"runs/{name}"), help="a folder for each run")
+    found.add_argument("--jobs", type=int, default=2, help="runs side by side, each on one core")
+    found.add_argument(
+        "--ray", metavar="ADDRESS", help="run on a Ray cluster (auto, HOST:PORT), --jobs tasks at a time"
+    )
+    return found
+
+
+def run_main(main: Callable[[], None]) -> None:
+    """Errors as one sentence, Ctrl-C as one too."""
+    try:
+        main()
+    except RepolicyError as error:
+        print(f"repolicy: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        sys.exit(130)
+
+
+def fill(
+    runs: Sequence[Run],
+    options: argparse.Namespace,
+    *,
+    ready: Callable[[Run, Rows], bool] = lambda run, rows: True,
+    done: Callable[[Run, Rows], None] = lambda run, rows: None,
+    needs: str = "",
+) -> None:
+    """Make the runs that the ledger lacks, in order, each as soon as it is ready; `done` is told of each success."""
+    if options.jobs < 1:
+        raise UsageError(f"jobs is {options.jobs}; it must be 1 or more")
+    ledger = Ledger(options.ledger)
+    with ledger.claimed():
+        rows = finished(ledger)
+        jobs = {job_of(run, options.runs): run for run in runs if run.key not in rows}
+        print(f"{len(runs) - len(jobs)} of {len(runs)} runs are in {ledger.path}", flush=True)
+
+        def ended(job: Job, error: str) -> None:
+            run = jobs[job]
+            row = {"key": run.key, "error": error} if error else json.loads(job.log.with_name("row.json").read_text())
+            ledger.add(row)
+            print(f"{time.strftime('%H:%M:%S')} {run.key}: {said(row)}", flush=True)
+            if not error:
+                rows[run.key] = row
+                done(run, rows)
+
+        start = on_ray(options.ray) if options.ray else Here
+        left = work(
+            list(jobs), start, options.jobs, ended=ended, ready=lambda job: ready(jobs[job], rows), pause=PAUSE
+        ) if jobs else []  # fmt: skip
+    for job in left:
+        print(f"{jobs[job].key} was not begun: {needs}")
+
+
+def finished(ledger: Ledger) -> Rows:
+    """By their keys, the rows of runs that ended well."""
+    return {key: row for key, row in ledger.by_key().items() if "error" not in row}
+
+
+def job_of(run: Run, runs: Path) -> Job:
+    folder = runs / run.folder
+    program = (sys.executable, "-m", "experiments.one", run.as_json(), str(folder))
+    return Job(run.key, program, folder / "log.txt")
+
+
+def status(runs: Sequence[Run], options: argparse.Namespace) -> None:
+    """What is done, at work and missing."""
+    rows = Ledger(options.ledger).by_key()
+    for run in runs:
+        print(f"{run.key:34s} {said(rows[run.key]) if run.key in rows else share(run, options.runs)}")
+
+
+def said(row: Row) -> str:
+    """A run in a line."""
+    if "error" in row:
+        return f"failed: {row['error']}"
+    parts = [f"{name.removesuffix('_reward')} {value[0]:,.2f}" for name, value in row["last"]["mean"].items()]
+    speed = f"{row['steps'] / row['seconds']:,.0f} steps a second" if row.get("seconds") else ""
+    return ", ".join([*parts, speed])
+
+
+def share(run: Run, runs: Path) -> str:
+    """How far a run is that is not done."""
+    try:
+        last: Any = json.loads(RunFolder(runs / run.folder).metrics.read_text().splitlines()[-1])
+        return f"at {last['steps']:,} steps"
+    except (OSError, ValueError, IndexError, KeyError):
+        return "missing"

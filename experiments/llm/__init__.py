@@ -1,0 +1,1 @@
+"""What the language-model trainers are worth, measured on languages whose best policy is known."""

@@ -1,0 +1,184 @@
+"""GRPO's KL and entropy against the exact gradient, by listing every response: `python -m experiments.llm gradients`.
+
+The paper's reward makes log policy and log prior part of the return, so a token answers for what comes after it. GRPO
+puts them into the loss, where a token answers for itself alone (the δ(t′, t) of Eq. 8). What that changes is a number:
+the expected gradient of each, compared with the gradient of the objective, for random policies and references.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.llm.records import command_line, done, make_folder
+from repolicy.errors import UsageError
+from repolicy.llm.losses import returns_to_go, token_rewards, whole_returns
+from repolicy.objective import greedy, kl
+
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Direction and length of GRPO's KL and entropy terms beside the exact gradient, every response listed.
+
+    Example: python -m experiments.llm gradients --draws 50
+    """
+
+    vocabulary: int = 4
+    """Tokens, of which the first ends a response."""
+    length: int = 4
+    """The most tokens in a response."""
+    draws: int = 20
+    """Random pairs of a policy and a reference."""
+    output: Path = Path("results/llm")
+    """Folder of gradients.jsonl and its table."""
+    json: bool = False
+    """Print one JSON object on stdout at the end."""
+
+    def __post_init__(self) -> None:
+        if self.vocabulary < 2 or self.length < 1 or self.draws < 1:
+            raise UsageError("vocabulary must be 2 or more, length and draws 1 or more")
+        if self.vocabulary**self.length > 10**6:
+            raise UsageError(f"{self.vocabulary} tokens at length {self.length} make too many responses to list")
+
+    def run(self) -> dict[str, Any]:
+        make_folder(self.output)
+        return done([gradients(self)], self.output / "gradients.md")
+
+
+def gradients(options: Gradients) -> dict[str, Any]:
+    """Cosine and relative length of each expected gradient, beside the exact one; means over the draws."""
+    rows = list_responses(options.vocabulary, options.length)
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in (*KL_TERMS, *ENTROPY_TERMS)}
+    for draw in range(options.draws):
+        generator = torch.Generator().manual_seed(draw)
+        shape = (2, options.length, options.vocabulary, options.vocabulary)  # by step and last token
+        policy, reference = torch.randn(shape, generator=generator, dtype=torch.float64)
+        for terms, exact in ((KL_TERMS, _kl), (ENTROPY_TERMS, _entropy)):
+            target = _gradient(exact, policy, reference, rows)
+            for name, term in terms.items():
+                found[name].append(_compare(_gradient(term, policy, reference, rows), target))
+    means = {name: torch.tensor(pairs, dtype=torch.float64).mean(0).tolist() for name, pairs in found.items()}
+    record = {
+        "vocabulary": options.vocabulary,
+        "length": options.length,
+        "draws": options.draws,
+        "cosine": {name: pair[0] for name, pair in means.items()},
+        "relative_norm": {name: pair[1] for name, pair in means.items()},
+        "command": command_line(options),
+    }
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "gradients.jsonl").write_text(json.dumps(record) + "\n")
+    (options.output / "gradients.md").write_text(table(record))
+    return record
+
+
+def list_responses(vocabulary: int, length: int) -> list[list[int]]:
+    """Every response: up to the end token 0, or cut off at the length."""
+    ended: list[list[int]] = []
+    going: list[list[int]] = [[]]
+    for _ in range(length):
+        grown = [[*row, token] for row in going for token in range(vocabulary)]
+        ended += [row for row in grown if row[-1] == 0]
+        going = [row for row in grown if row[-1] != 0]
+    return ended + going
+
+
+def token_log_probs(scores: Tensor, rows: list[list[int]]) -> tuple[Tensor, Tensor, Tensor]:
+    """log p(token) `[N, T]`, the entropy of its whole distribution `[N, T]`, and the mask `[N, T]`."""
+    table, (count, length) = scores.log_softmax(-1), (len(rows), scores.shape[0])
+    tokens = torch.tensor([row + [0] * (length - len(row)) for row in rows])
+    mask = torch.tensor([[1.0] * len(row) + [0.0] * (length - len(row)) for row in rows], dtype=scores.dtype)
+    last = torch.cat([torch.zeros(count, 1, dtype=torch.long), tokens[:, :-1]], dim=1)
+    following = table[torch.arange(length), last]  # [N, T, vocabulary]
+    log_probs = following.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) * mask
+    return log_probs, -(following.exp() * following).sum(-1) * mask, mask
+
+
+# The objectives, of a policy's token log-probabilities, the reference's, token entropies and mask --------------------
+
+
+def _kl(policy: Tensor, reference: Tensor, _: Tensor, mask: Tensor) -> Tensor:
+    """−KL of whole responses: the exact sum, through which a gradient flows in every way that it can."""
+    return (policy.sum(1).exp() * (reference - policy).sum(1)).sum()
+
+
+def _entropy(policy: Tensor, reference: Tensor, _: Tensor, mask: Tensor) -> Tensor:
+    return -(policy.sum(1).exp() * policy.sum(1)).sum()
+
+
+# What is added up over samples; each is an expectation over responses of the present policy ---------------------------
+
+
+def _k3(corrected: bool) -> Loss:
+    """GRPO's KL in the loss, with or without `use_bias_correction_kl`."""
+
+    def term(policy: Tensor, reference: Tensor, _: Tensor, mask: Tensor) -> Tensor:
+        k3 = (reference - policy).exp() - (reference - policy) - 1
+        ratio = (policy - policy.detach()).exp() if corrected else 1.0
+        return -(_chances(policy) * k3 * ratio * mask).sum()
+
+    return term
+
+
+def _returns(entropy_only: bool, whole: bool = False) -> Loss:
+    """The paper's: the same terms in the reward, and each token credited with what follows (or with all)."""
+
+    def term(policy: Tensor, reference: Tensor, _: Tensor, mask: Tensor) -> Tensor:
+        objective, nothing = greedy(1.0) if entropy_only else kl(1.0), torch.zeros(len(policy), dtype=policy.dtype)
+        rewards = token_rewards(objective, nothing, policy.detach(), reference, mask)
+        credit = whole_returns(rewards) if whole else returns_to_go(rewards)
+        return (_chances(policy) * credit * policy * mask).sum()
+
+    return term
+
+
+def _entropy_bonus(policy: Tensor, reference: Tensor, entropies: Tensor, mask: Tensor) -> Tensor:
+    """GRPO's `entropy_coef`: the mean entropy of the tokens in the batch, which responses of all lengths share."""
+    return (_chances(policy) * entropies * mask).sum() / (_chances(policy) * mask).sum()
+
+
+def _chances(policy: Tensor) -> Tensor:
+    """How often each response is sampled `[N, 1]`; sampling passes no gradient."""
+    return policy.detach().sum(1, keepdim=True).exp()
+
+
+KL_TERMS: dict[str, Loss] = {
+    "KL: k3 in the loss": _k3(corrected=False),
+    "KL: k3 in the loss, bias corrected": _k3(corrected=True),
+    "KL: in the reward, returns onward": _returns(entropy_only=False),
+    "KL: in the reward, returns of the whole": _returns(entropy_only=False, whole=True),
+}
+ENTROPY_TERMS: dict[str, Loss] = {
+    "entropy: entropy_coef in the loss": _entropy_bonus,
+    "entropy: in the reward, returns onward": _returns(entropy_only=True),
+}
+
+
+def _gradient(term: Loss, policy: Tensor, reference: Tensor, rows: list[list[int]]) -> Tensor:
+    scores = policy.clone().requires_grad_()
+    log_policy, entropies, mask = token_log_probs(scores, rows)
+    log_reference, _, _ = token_log_probs(reference, rows)
+    return torch.autograd.grad(term(log_policy, log_reference, entropies, mask), scores)[0].flatten()
+
+
+def _compare(found: Tensor, exact: Tensor) -> tuple[float, float]:
+    """Cosine, and length relative to the exact gradient's."""
+    lengths = found.norm(), exact.norm()
+    return float(found @ exact / (lengths[0] * lengths[1])), float(lengths[0] / lengths[1])
+
+
+def table(record: dict[str, Any]) -> str:
+    lines = [
+        f"Made by `{record['command']}`: means over {record['draws']} random policies and references, "
+        f"{record['vocabulary']} tokens, up to {record['length']} a response, every response listed.\n",
+        "| expected gradient of | cosine with the exact one | relative length |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {n} | {record['cosine'][n]:.4f} | {record['relative_norm'][n]:.3f} |" for n in record["cosine"]]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,170 @@
+"""One run of a campaign: make its policies, evaluate them, and leave `row.json` in the run's folder.
+
+    python -m experiments.one RUN FOLDER
+
+A campaign starts this program for each of its runs; RUN is JSON.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repolicy.cli.main import main as command_line
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.machine import versions
+from repolicy.engine.ranks import one_thread
+from repolicy.envs.addons import combined
+from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
+from repolicy.errors import RepolicyError
+from repolicy.many.ledger import Row
+from repolicy.policies.file import find_policy, read_policy
+from repolicy.policies.storage import write_json
+
+POINTS = 100  # of a learning curve
+CURVE = ("steps", "basic_return", "episode_length", "reward_task", "entropy", "prior_kl")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A command that makes policies, and how they are evaluated."""
+
+    key: str  # names apart by /, the last one the seed
+    words: tuple[str, ...]  # of `repolicy`, but for the folder of train and customize; none: `policy` is there already
+    env: str  # that they are evaluated in
+    addon: str = ""
+    policy: str = ""  # the policy's file, where it is not the last and best of a run's folder
+    episodes: int = 100
+    evaluation_seed: int = EVALUATION_SEED
+    sampled: bool = True  # whether sampled actions are evaluated too: some simulators are slow
+
+    @property
+    def folder(self) -> str:
+        return self.key.replace("/", "-").replace("?", "-")
+
+    @property
+    def trains(self) -> bool:
+        return self.words[:1] in (("train",), ("customize",))
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def main() -> None:
+    values = json.loads(sys.argv[1])
+    run, folder = Run(**values | {"words": tuple(values["words"])}), Path(sys.argv[2])
+    try:
+        write_json(folder / "row.json", measured(run, folder))
+    except RepolicyError as error:
+        print(f"repolicy: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def measured(run: Run, folder: Path) -> Row:
+    """The whole of one run; goes on where it was."""
+    row: Row = {"key": run.key, "env": run.env}
+    if "customize" in run.words[:2]:
+        row["prior"] = file_sum(find_policy(run.words[run.words.index("customize") + 1]))
+    if run.trains:
+        row |= trained(run, folder)
+        files = {"last": RunFolder(folder).last_policy, "best": RunFolder(folder).best_policy}
+    else:
+        if run.words and not Path(run.policy).exists():
+            command_line([*run.words, "--out", run.policy])
+        row |= {"command": shlex.join(["repolicy", *run.words])} if run.words else {}
+        files = {"last": find_policy(run.policy)}
+    row |= {"episodes": run.episodes, "policies": {which: file_sum(path) for which, path in files.items()}}
+    row |= {which: evaluated(run, path) for which, path in files.items()}
+    return row | {"versions": versions(), "machine": machine(), "commit": commit()}
+
+
+def trained(run: Run, folder: Path) -> Row:
+    """What the training was, and what it took."""
+    before, began = steps_done(folder), time.process_time()
+    try:
+        command_line([*run.words, "--out", str(folder), "--resume"])
+    except SystemExit as error:
+        if error.code:
+            raise
+    spent, logged, request = time.process_time() - began, RunFolder(folder).logged(), RunFolder(folder).request()
+    done = logged["steps"][-1] - before
+    return {
+        "command": shlex.join(["repolicy", *run.words]),
+        "request": request,
+        "steps": logged["steps"][-1],
+        "seconds": round(clock(logged["seconds"]), 1),
+        "steps_per_cpu_second": round(done / spent) if done else None,  # of the last attempt, if it was interrupted
+        "curve": thinned(logged),
+    }
+
+
+def steps_done(folder: Path) -> int:
+    found = RunFolder(folder).latest() if folder.exists() else None
+    return found[1]["steps"] if found else 0
+
+
+def clock(column: list[float]) -> float:
+    """Seconds of all attempts together: each counts from 0."""
+    return sum(now - before if now >= before else now for before, now in zip([0.0, *column], column, strict=False))
+
+
+def thinned(logged: dict[str, list[Any]], points: int = POINTS) -> dict[str, list[float | None]]:
+    """The learning curve: means over equal stretches of the run; None where nothing was logged."""
+    stretches = np.array_split(np.arange(len(logged["steps"])), min(points, len(logged["steps"])))
+    curve = {}
+    for name in CURVE:
+        if name in logged:
+            column = np.array([np.nan if value is None else value for value in logged[name]], np.float64)
+            parts = [column[stretch][np.isfinite(column[stretch])] for stretch in stretches]
+            curve[name] = [float(f"{part.mean():.6g}") if len(part) else None for part in parts]
+    return curve
+
+
+def evaluated(run: Run, path: Path) -> dict[str, dict[str, list[float]]]:
+    """Mean and std of every quantity over the episodes, with the mean action and with sampled ones."""
+    saved, found = read_policy(path), {}
+    for action in ("mean", "sampled")[: 1 + run.sampled]:
+        with one_thread():
+            result = evaluate(
+                saved.policy, run.env, run.episodes,
+                addon=combined([run.addon]) if run.addon else None, prior=saved.prior,
+                stochastic=action == "sampled", seed=run.evaluation_seed,
+            )  # fmt: skip
+        found[action] = {name: [float(f"{part:.6g}") for part in parts] for name, *parts in result.rows()}
+    return found
+
+
+def file_sum(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def machine() -> dict[str, Any]:
+    model = platform.processor()
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return {"processor": model, "cores": os.cpu_count(), "system": platform.system()}
+
+
+def commit() -> str:
+    """Of the code, with a + where files differ from it; empty where it is no clone."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
+        return done.stdout.strip()
+
+    return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", ":/src", ":/experiments") else "")
+
+
+if __name__ == "__main__":
+    main()

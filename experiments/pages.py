@@ -1,0 +1,32 @@
+"""Tables that programs write into pages, between `<!-- table: NAME -->` and `<!-- end -->`."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from repolicy.policies.storage import write_bytes
+
+Tables = dict[str, Callable[[], str]]
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def filled(text: str, tables: Tables) -> str:
+    """The page with each of the tables written anew; tables of other names stay as they are."""
+
+    def fresh(match: re.Match[str]) -> str:
+        return f"{match[1]}{tables[match[2]]()}\n{match[3]}" if match[2] in tables else match[0]
+
+    return re.sub(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", fresh, text, flags=re.DOTALL)
+
+
+def fill(path: Path, tables: Tables, check: bool = False) -> bool:
+    """Write the page's tables anew, or only look. Returns whether they were stale."""
+    text = path.read_text()
+    fresh = filled(text, tables)
+    if fresh != text and not check:
+        write_bytes(path, fresh.encode())
+    return fresh != text

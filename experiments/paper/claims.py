@@ -1,0 +1,113 @@
+"""What the paper's text says of its tables, as rows that our own runs can hold up or not."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from experiments.paper import printed
+from experiments.paper.results import Results, Scores
+from experiments.statistics import improvement, interval, mean
+
+ENOUGH = 3  # seeds on each side, for an interval that means anything
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`left` − `right` is above −margin·|right|, in each of the tasks."""
+
+    said: str
+    left: str  # variants
+    right: str
+    part: str
+    tasks: tuple[str, ...]
+    margin: float = 0.0  # 0: better; 0.1: as good, up to a tenth
+    whose: Literal["average", "best seed"] = "average"
+
+
+ALL = ("halfcheetah", "hopper", "ant")
+SOFT = "Soft is as good as {}, or better (up to 5 %)"
+CLAIMS = (
+    *(
+        Claim(SOFT.format(name), "soft", variant, "basic_reward", ALL, margin=0.05)
+        for name, variant in (
+            ("No-Entropy", "no_entropy"),
+            ("End-Entropy", "end_entropy"),
+            ("Repeat-Entropy", "repeat_entropy"),
+        )
+    ),
+    Claim("Repeat-Entropy fails where Soft learns", "soft", "repeat_entropy", "basic_reward", ("halfcheetah",)),
+    Claim(
+        "the best seed without entropy comes near Soft's best (up to 10 %)",
+        "no_entropy", "soft", "basic_reward", ALL, margin=0.1, whose="best seed",
+    ),
+    Claim(
+        "the best seed of End-Entropy comes near Soft's best (up to 10 %)",
+        "end_entropy", "soft", "basic_reward", ALL, margin=0.1, whose="best seed",
+    ),
+    Claim("a global std beats one that depends on the state", "soft", "soft_state_std", "basic_reward", ALL),
+    Claim(
+        "the same of the best seeds", "soft", "soft_state_std", "basic_reward", ALL, whose="best seed"
+    ),
+    Claim("Residual gains on the prior's add-on reward", "residual", "prior", "addon_reward", ALL),
+    Claim(
+        "Residual's total is comparable with Full's (up to 10 %)",
+        "residual", "full", "total_reward", ("halfcheetah", "ant"), margin=0.1,
+    ),
+    Claim("Greedy's total is below Residual's", "residual", "greedy", "total_reward", ALL),
+    Claim("Greedy loses the basic task", "prior", "greedy", "basic_reward", ALL),
+    Claim("KL's total is below Residual's", "residual", "kl", "total_reward", ALL),
+    Claim("KL's total is below Greedy's", "greedy", "kl", "total_reward", ("ant",)),
+    Claim("customizing costs total: Residual is below its prior", "prior", "residual", "total_reward", ("hopper",)),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim in one environment."""
+
+    claim: Claim
+    task: str
+    verdict: str
+    printed: float  # left − right in the paper
+    figure: float | None = None  # left − right
+    low: float | None = None
+    high: float | None = None
+    better: float | None = None  # the probability that a seed of left is above one of right
+    seeds: tuple[int, int] = (0, 0)
+
+
+def findings(results: Results, claims: Sequence[Claim] = CLAIMS) -> list[Finding]:
+    return [examined(results, claim, task) for claim in claims for task in claim.tasks]
+
+
+def examined(results: Results, claim: Claim, task: str) -> Finding:
+    """Holds here, does not, or cannot tell."""
+    left, right = (results.scores(task, name, claim.part) for name in (claim.left, claim.right))
+    theirs = (printed.value(task, name, claim.part, claim.whose == "best seed") for name in (claim.left, claim.right))
+    paper = next(theirs) - next(theirs)
+    seeds = (count(left), count(right))
+    if left is None or right is None or min(seeds) < ENOUGH:
+        return Finding(claim, task, f"cannot tell: {seeds[0]} and {seeds[1]} seeds", paper, seeds=seeds)
+    if claim.whose == "average":
+        figure = float(left.means.mean() - right.means.mean())
+        low, high = interval(lambda x, y: mean(x) - mean(y), left.column, right.column)
+        least = -claim.margin * abs(float(right.means.mean()))
+    else:
+        figure, low, high = best_difference(left, right)
+        least = -claim.margin * abs(right.best[0])
+    verdict = "holds here" if low > least else "does not" if high < least else "cannot tell"
+    better = float(improvement(left.column, right.column))
+    return Finding(claim, task, verdict, paper, figure, low, high, better, seeds)
+
+
+def count(scores: Scores | None) -> int:
+    return 0 if scores is None else len(scores.means)
+
+
+def best_difference(left: Scores, right: Scores) -> tuple[float, float, float]:
+    """Between the best seeds of two, with the interval over their episodes: these two policies are what they are."""
+    figure = left.best[0] - right.best[0]
+    error = 1.96 * float(np.sqrt(left.best[1] ** 2 / left.episodes + right.best[1] ** 2 / right.episodes))
+    return figure, figure - error, figure + error

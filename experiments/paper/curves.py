@@ -1,0 +1,68 @@
+"""Learning curves of many runs in one drawing: a line for the middle of the seeds, a band around it."""
+
+from collections.abc import Mapping
+from html import escape
+
+import numpy as np
+
+from experiments.paper.results import Results
+from experiments.statistics import interval, iqm
+from repolicy.many.ledger import Row
+from repolicy.report import page
+
+COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#64748b")
+GRID = 60  # points across
+RESAMPLES = 500
+Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # steps, middle, low, high
+
+
+def drawing(title: str, curves: Mapping[str, Curve]) -> str:
+    """One chart; the legend stands beneath it."""
+    xs = [x for steps, *_ in curves.values() for x in (steps[0], steps[-1])]
+    ys = np.concatenate([part for _, *parts in curves.values() for part in parts])
+    # a policy that has lost everything would flatten the others
+    axes = page.Axes(xs, [max(float(ys.min()), -float(ys.max())), float(ys.max())], 560, 300)
+    drawn, legend = axes.frame(), ""
+    for colour, (name, (steps, middle, low, high)) in zip(COLOURS, curves.items(), strict=False):
+        edge = [*zip(steps, high, strict=True), *zip(steps[::-1], low[::-1], strict=True)]
+        drawn += f'<path d="{_path(axes, edge)}Z" fill="{colour}" fill-opacity="0.15"/>'
+        line = _path(axes, list(zip(steps, middle, strict=True)))
+        drawn += (
+            f'<path d="{line}" fill="none" stroke="{colour}" stroke-width="1.6"><title>{escape(name)}</title></path>'
+        )
+        legend += f'<span style="color:{colour}">■</span> {escape(name)} &nbsp; '
+    return (
+        f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{axes.svg(drawn, title)}'
+        f'<figcaption class="below"><span>{legend}</span></figcaption></figure>'
+    )
+
+
+def _path(axes: page.Axes, points: list[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{axes.x(x):.1f},{axes.y(min(max(y, axes.y0), axes.y1)):.1f}" for x, y in points)
+
+
+def curve_of(results: Results, task: str, variant: str, total: bool) -> Curve | None:
+    """Over environment steps, with the sampled actions of training: the interquartile mean and its interval."""
+    known = [found for row in results.of(task, variant) if len((found := returns(row, total))[0])]
+    if not known:
+        return None
+    last = min(steps[-1] for steps, _ in known)
+    grid = np.linspace(last / GRID, last, GRID)
+    lines = np.stack([np.interp(grid, *found) for found in known])  # [S, GRID]
+    middle = np.array([iqm(lines[:, [i]]) for i in range(GRID)])
+    if len(known) == 1:
+        return grid, middle, middle, middle
+    band = np.array([interval(iqm, lines[:, [i]], resamples=RESAMPLES) for i in range(GRID)])
+    return grid, middle, band[:, 0], band[:, 1]
+
+
+def returns(row: Row, total: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and returns of an episode, where episodes ended; nothing where none did."""
+    if not {"basic_return", "episode_length"} <= row.get("curve", {}).keys():
+        return np.empty(0), np.empty(0)
+    curve = {name: np.array(values, np.float64) for name, values in row["curve"].items()}
+    task = curve["reward_task"] * curve["episode_length"]  # of an episode
+    customized = row["request"]["objective"]["task"] == "addon"
+    found = curve["basic_return"] + task if customized else task if total else curve["basic_return"]
+    known = np.isfinite(found)
+    return curve["steps"][known], found[known]

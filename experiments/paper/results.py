@@ -1,0 +1,98 @@
+"""From the ledger's rows to arrays."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from experiments.paper.runs import TASKS, VARIANTS, planned
+from repolicy.many.ledger import Row
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of one quantity and one variant: mean and std over each seed's episodes, both `[S]`."""
+
+    means: np.ndarray
+    stds: np.ndarray
+    episodes: int
+
+    @property
+    def pooled(self) -> tuple[float, float]:
+        """Mean and std over all episodes of all seeds, as the paper has them."""
+        mean = float(self.means.mean())
+        return mean, float(np.sqrt(np.mean(self.stds**2 + self.means**2) - mean**2))
+
+    @property
+    def best(self) -> tuple[float, float]:
+        """Mean and std over the episodes of the best seed."""
+        index = int(self.means.argmax())
+        return float(self.means[index]), float(self.stds[index])
+
+    @property
+    def column(self) -> np.ndarray:
+        """`[S, 1]`: seeds of one task."""
+        return self.means[:, None]
+
+
+@dataclass(frozen=True)
+class Results:
+    """The campaign as far as it is."""
+
+    rows: dict[str, Row]  # by key
+    seeds: int
+
+    def of(self, task: str, variant: str) -> list[Row]:
+        found = [self.rows.get(f"{task}/{variant}/{seed}") for seed in range(self.seeds)]
+        return [row for row in found if row is not None and "error" not in row]
+
+    def scores(self, task: str, variant: str, part: str, which: str = "last", action: str = "mean") -> Scores | None:
+        rows = self.of(task, variant)
+        if not rows:
+            return None
+        means, stds = np.array([row[which][action][part] for row in rows], np.float64).T
+        return Scores(means, stds, rows[0]["episodes"])
+
+    @property
+    def missing(self) -> dict[str, list[int]]:
+        """`task/variant` and its seeds that are not in the ledger, or failed."""
+        found: dict[str, list[int]] = {}
+        for plan in planned((), self.seeds):
+            if "error" in self.rows.get(plan.key, {"error": ""}):
+                found.setdefault(f"{plan.task}/{plan.variant}", []).append(plan.seed)
+        return found
+
+    @property
+    def failed(self) -> dict[str, str]:
+        return {key: row["error"] for key, row in self.rows.items() if row.get("error")}
+
+    def table(self, name: str) -> list[Row]:
+        """All rows of a table of the paper."""
+        return [row for task in TASKS for key in VARIANTS if VARIANTS[key].table == name for row in self.of(task, key)]
+
+
+def mixed(rows: Sequence[Row]) -> list[str]:
+    """What differs between runs that stand in one table, in sentences: versions, machines, code."""
+    said = []
+    for name in sorted({name for row in rows for name in row["versions"]}):
+        said += _several(name, [row["versions"].get(name, "unknown") for row in rows])
+    said += _several("processor", [row["machine"]["processor"] for row in rows])
+    return said + _several("code", [row["commit"][:10] + row["commit"][40:] for row in rows])
+
+
+def _several(name: str, values: Sequence[Any]) -> list[str]:
+    counts = Counter(values)
+    if len(counts) < 2:
+        return []
+    return [f"{name}: " + ", ".join(f"{value} in {count} runs" for value, count in counts.most_common())]
+
+
+def cost(rows: Sequence[Row]) -> tuple[float, float, float]:
+    """Core-hours by the clock, core-hours of computing, and steps in millions, of runs of one core each."""
+    trained = [row for row in rows if row.get("seconds")]
+    clock = sum(row["seconds"] for row in trained) / 3600.0
+    speeds = [row["steps_per_cpu_second"] for row in trained if row.get("steps_per_cpu_second")]
+    steps = sum(row["steps"] for row in trained)
+    return clock, steps / float(np.mean(speeds)) / 3600.0 if speeds else 0.0, steps / 1e6

@@ -1,0 +1,231 @@
+"""The report's tables, as headings and rows of text: ours beside the paper's, from the ledger alone."""
+
+from collections.abc import Callable
+
+from experiments.paper import printed
+from experiments.paper.claims import findings
+from experiments.paper.results import Results, Scores, cost, mixed
+from experiments.paper.runs import BEYOND, EVERY, OWN, TASKS, VARIANTS
+from experiments.statistics import interval, iqm
+from repolicy.engine.defaults import defaults
+
+Rows = tuple[list[str], list[list[str]]]
+NAMES = {
+    "no_entropy": "No-Entropy",
+    "end_entropy": "End-Entropy",
+    "repeat_entropy": "Repeat-Entropy",
+    "soft": "Soft",
+    "soft_state_std": "Soft, std of the state",
+    "prior": "Prior",
+    "greedy": "Greedy",
+    "kl": "KL",
+    "residual": "Residual",
+    "full": "Full",
+}
+SHOWN = {  # the order of the paper
+    "table1": ("no_entropy", "end_entropy", "repeat_entropy", "soft"),
+    "table5": ("soft", "soft_state_std"),
+    "table2": ("prior", "greedy", "kl", "residual", "full"),
+}
+ENVIRONMENTS = {"halfcheetah": "HalfCheetah", "hopper": "Hopper", "ant": "Ant"}
+PARTS = {"total_reward": "total", "basic_reward": "basic", "metric": "metric", "addon_reward": "add-on"}
+WAYS = (("last", "mean"), ("last", "sampled"), ("best", "mean"), ("best", "sampled"))
+NOT_YET = "–"
+
+
+def learning(results: Results, table: str) -> Rows:
+    """Tables 1 and 5: the basic return."""
+    headings = ["environment", "variant", "seeds", "average: paper", "ours", "interquartile mean"]
+    headings += ["best seed: paper", "ours", "ours, sampled actions"]
+    rows = []
+    for task in TASKS:
+        for variant in SHOWN[table]:
+            last, sampled = (results.scores(task, variant, "basic_reward", "last", a) for a in ("mean", "sampled"))
+            rows.append([
+                ENVIRONMENTS[task] if variant == SHOWN[table][0] else "", NAMES[variant], seeds(results, last),
+                pair(printed.AVERAGE[task][variant]), pooled(last), middle(last),
+                pair(printed.BEST[task][variant]), best(last), pooled(sampled),
+            ])  # fmt: skip
+    return headings, rows
+
+
+def customizing(results: Results) -> Rows:
+    """Table 2: the total with its interval, and the parts."""
+    headings = ["environment", "policy", "seeds", "total: paper", "ours", "interquartile mean", "sampled actions"]
+    headings += ["basic: paper", "ours", "metric: paper", "ours", "add-on: paper", "ours"]
+    rows = []
+    for task in TASKS:
+        for variant in SHOWN["table2"]:
+            found = {part: results.scores(task, variant, part) for part in PARTS}
+            theirs = dict(zip(printed.PARTS, printed.CUSTOMIZED[task][variant], strict=True))
+            total, sampled = found["total_reward"], results.scores(task, variant, "total_reward", "last", "sampled")
+            row = [ENVIRONMENTS[task] if variant == "prior" else "", NAMES[variant], seeds(results, total)]
+            row += [pair(theirs["total_reward"]), pooled(total), middle(total), pooled(sampled)]
+            for part in ("basic_reward", "metric", "addon_reward"):
+                row += [pair(theirs[part]), pooled(found[part])]
+            rows.append(row)
+    return headings, rows
+
+
+def ways(results: Results) -> Rows:
+    """The same runs by last and best policy, mean and sampled actions: the return that the run was to raise."""
+    headings = ["environment", "variant", "return", *(f"{which}, {action} action" for which, action in WAYS)]
+    rows = []
+    for task in TASKS:
+        for variant, name in NAMES.items():
+            part = "total_reward" if VARIANTS[variant].table == "table2" else "basic_reward"
+            cells = [pooled(results.scores(task, variant, part, *way)) for way in WAYS]
+            if cells[0] != NOT_YET:
+                rows.append([ENVIRONMENTS[task], name, PARTS[part], *cells])
+    return headings, rows
+
+
+def claims(results: Results) -> Rows:
+    headings = [
+        "the paper says",
+        "environment",
+        "here",
+        "difference",
+        "95 % interval",
+        "the paper's difference",
+        "a seed is better",
+        "seeds",
+    ]
+    rows = []
+    for found in findings(results):
+        row = [found.claim.said, ENVIRONMENTS[found.task], found.verdict.partition(":")[0]]
+        if found.figure is None or found.low is None or found.high is None or found.better is None:
+            row += [NOT_YET, NOT_YET, number(found.printed), NOT_YET]
+        else:
+            row += [number(found.figure), f"{number(found.low)} to {number(found.high)}", number(found.printed)]
+            row.append(f"{found.better:.0%}")
+        rows.append([*row, f"{found.seeds[0]}, {found.seeds[1]}"])
+    return headings, rows
+
+
+def aims(results: Results) -> Rows:
+    """Our averages less the paper's, of all that the paper prints an average of."""
+    headings = ["environment", "variant", "return", "paper", "ours", "difference", "95 % interval of ours"]
+    rows = []
+    for task in TASKS:
+        for variant, name in NAMES.items():
+            part = "total_reward" if VARIANTS[variant].table == "table2" else "basic_reward"
+            paper = printed.value(task, variant, part)
+            ours = results.scores(task, variant, part)
+            if ours is not None:
+                mean = float(ours.means.mean())
+                row = [ENVIRONMENTS[task], name, PARTS[part], number(paper), number(mean), number(mean - paper)]
+                rows.append([*row, bounds(ours, lambda scores: scores.mean(axis=(-2, -1)))])
+    return headings, rows
+
+
+def beyond(results: Results) -> Rows:
+    """What the paper has not: whatever else is in the ledger."""
+    headings = ["environment", "what", "seeds", "total", "basic", "metric", "add-on", "total, sampled actions"]
+    rows = []
+    for task, entry in (TASKS | OWN).items():
+        for variant in EVERY if task in OWN else BEYOND:
+            found = [results.scores(task, variant, part) for part in PARTS]
+            if found[0] is not None:
+                sampled = results.scores(task, variant, "total_reward", "last", "sampled")
+                name = NAMES.get(variant, variant.replace("_", " "))
+                rows.append([entry.env, name, seeds(results, found[0]), *map(pooled, [*found, sampled])])
+    return headings, rows
+
+
+def expense(results: Results) -> Rows:
+    """What the runs took: one core each."""
+    headings = ["environment", "runs", "steps", "core-hours by the clock", "core-hours of computing"]
+    headings += ["steps a second by the clock", "of computing"]
+    rows = []
+    for task in [*TASKS, "all"]:
+        found = [row for key, row in results.rows.items() if task in ("all", key.split("/")[0]) and row.get("seconds")]
+        if found:
+            clock, computing, steps = cost(found)
+            speeds = [f"{steps * 1e6 / hours / 3600:,.0f}" if hours else NOT_YET for hours in (clock, computing)]
+            row = [ENVIRONMENTS.get(task, task), str(len(found)), f"{steps:,.0f}M", f"{clock:.1f}", f"{computing:.1f}"]
+            rows.append([*row, *speeds])
+    return headings, rows
+
+
+def settings() -> Rows:
+    """One row an environment, for all its variants."""
+    fields: tuple[str, ...] = (
+        "envs",
+        "horizon",
+        "minibatch",
+        "epochs",
+        "learning_rate",
+        "schedule",
+        "gamma",
+        "lam",
+        "clip",
+    )
+    fields += ("hidden", "activation", "initial_std", "segment")
+    rows = []
+    for task, entry in TASKS.items():
+        values = defaults(entry.env).as_dict()
+        rows.append([ENVIRONMENTS[task], entry.env, *(cell(values[field]) for field in fields)])
+    return ["environment", "id", *(field.replace("_", " ") for field in fields)], rows
+
+
+def missing(results: Results) -> str:
+    """What is not in the ledger, and what differs between runs that stand side by side, in words."""
+    absent = results.missing
+    count = sum(map(len, absent.values()))
+    total = count + sum(len(results.of(task, variant)) for task in TASKS for variant in VARIANTS)
+    said = [f"{total - count} of {total} runs are in the ledger."]
+    for task in TASKS:
+        parts = [
+            NAMES[variant] + ("" if len(found) == results.seeds else f" (seeds {', '.join(map(str, found))})")
+            for variant in NAMES
+            if (found := absent.get(f"{task}/{variant}"))
+        ]
+        if len(parts) == len(NAMES) and not any("(" in part for part in parts):
+            parts = ["everything"]
+        if parts:
+            said.append(f"Missing of {ENVIRONMENTS[task]}: {'; '.join(parts)}.")
+    said += [f"{key} failed: {error}." for key, error in results.failed.items()]
+    for table, name in (("table1", "Table 1"), ("table2", "Table 2"), ("table5", "Table 5")):
+        said += [f"Mixed in {name}: {sentence}." for sentence in mixed(results.table(table))]
+    return "\n".join(f"- {sentence}" for sentence in said)
+
+
+# Cells ----------------------------------------------------------------------------------------------------------------
+
+
+def number(value: float) -> str:
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f}".replace("-", "−")
+
+
+def pair(values: tuple[float, float]) -> str:
+    return f"{number(values[0])} ± {number(values[1])}"
+
+
+def cell(value: object) -> str:
+    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def seeds(results: Results, scores: Scores | None) -> str:
+    return f"{0 if scores is None else len(scores.means)} of {results.seeds}"
+
+
+def pooled(scores: Scores | None) -> str:
+    return NOT_YET if scores is None else pair(scores.pooled)
+
+
+def best(scores: Scores | None) -> str:
+    return NOT_YET if scores is None else pair(scores.best)
+
+
+def middle(scores: Scores | None) -> str:
+    """The interquartile mean with its interval."""
+    return NOT_YET if scores is None else f"{number(float(iqm(scores.column)))} [{bounds(scores, iqm)}]"
+
+
+def bounds(scores: Scores, statistic: Callable[..., object]) -> str:
+    if len(scores.means) < 2:
+        return "one seed"
+    low, high = interval(statistic, scores.column)  # type: ignore[arg-type]
+    return f"{number(low)} to {number(high)}"

@@ -1,0 +1,42 @@
+"""The picture of the README: a prior, and what became of it in a customising run, as strips of film.
+
+make demo
+python -m experiments.picture --run runs/demo --out docs/images/customised.png
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import imageio.v2 as imageio
+import matplotlib.pyplot as plt
+
+from repolicy.envs.evaluation import evaluate
+from repolicy.report.film import Shot, films
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--run", type=Path, default=Path("runs/demo"))
+    parser.add_argument("--out", type=Path, default=Path("docs/images/customised.png"))
+    parser.add_argument("--columns", type=int, default=7)
+    options = parser.parse_args()
+    request = json.loads((options.run / "run.json").read_text())["request"]
+    env, addon = request["env"], request["addons"][0]
+    files = {"prior": options.run / "prior.safetensors", f"with {addon}": options.run / "best.safetensors"}
+    shots = [Shot(str(file), env, seconds=4.0, width=480, height=360, fine=True) for file in files.values()]
+    figure, rows = plt.subplots(2, options.columns, figsize=(2 * options.columns, 3.3))
+    figure.subplots_adjust(0.002, 0.002, 0.998, 0.92, wspace=0.02, hspace=0.18)
+    for (name, file), film, row in zip(files.items(), films(shots), rows, strict=True):
+        found = evaluate(file, env, 100, addon=addon).as_dict()["summary"]
+        scores = f"basic return {found['basic_reward']['mean']:,.0f}, mean |angle| {found['metric']['mean']:.2f}"
+        row[0].set_title(f"{name}: {scores}", loc="left", fontsize=12)
+        pictures = imageio.mimread(film, format="mp4", memtest=False)
+        for column, axis in enumerate(row):
+            axis.imshow(pictures[len(pictures) // 2 + 2 * column][140:320, 100:380])
+            axis.set_axis_off()
+    figure.savefig(options.out, dpi=80)
+
+
+if __name__ == "__main__":
+    main()

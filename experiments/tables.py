@@ -1,0 +1,249 @@
+"""Write the tables (and pictures) of README and docs from `results/`: no figure is typed by hand.
+
+python -m experiments.tables            # write
+python -m experiments.tables --check    # exit 1 if a table is not what the results say
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+
+from experiments.customizing import GAMMAS, METHODS, TASKS
+from experiments.pages import Tables, fill
+from repolicy.many.ledger import Ledger, Row
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results"
+
+
+def rows(name: str) -> list[Row]:
+    path = RESULTS / name
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def ledger(name: str) -> dict[str, Row]:
+    return Ledger(RESULTS / name).by_key()
+
+
+def learning() -> str:
+    lines = [
+        "| environment | seeds | mean action, last | best | sampled, last | command |",
+        "|---|---|---|---|---|---|",
+    ]
+    found: dict[str, list[Row]] = {}
+    for key, row in sorted(ledger("learning.jsonl").items(), key=lambda item: item[0].rpartition("/")[2]):
+        found.setdefault(key.rpartition("/")[0], []).append(row)
+    for env, runs in found.items():
+        cells = []
+        for which, action in (("last", "mean"), ("best", "mean"), ("last", "sampled")):
+            scores = [run[which][action]["basic_reward"][0] for run in runs]
+            cells.append(f"**{mean(scores):,.0f}** ({', '.join(f'{score:,.0f}' for score in scores)})")
+        command = re.sub(r" --seed \d+", " --seed S", runs[0]["command"])
+        lines.append(f"| {env} | {len(runs)} | {' | '.join(cells)} | `{command}` |")
+    return "\n".join(lines)
+
+
+def speed() -> str:
+    lines = [
+        "| environment | ranks | physics alone | training, end to end | share | slices | memory a rank |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows("speed.jsonl"):
+        spread = row["slice_shares"]
+        lines.append(
+            f"| {row['env']} | {row['ranks']} | {row['physics_steps_per_second']:,.0f} | "
+            f"{row['training_steps_per_second']:,.0f} | **{row['share']:.2f}** | "
+            f"{spread['min']:.2f} – {spread['max']:.2f} | {row['memory_mb_a_rank']:,.0f} MB |"
+        )
+    return "\n".join(lines)
+
+
+def peers() -> str:
+    lines = ["| | steps a second, median | repolicy is faster by | with minibatches of 1024 |", "|---|---|---|---|"]
+    for row in rows("peers.jsonl"):
+        factors = [row[f"repolicy_{which}faster_by"] for which in ("is_", "with_1024_is_")]
+        lines.append(
+            f"| {row['contender']} | {row['median']:,.0f} | {' | '.join(f'× {each:.1f}' for each in factors)} |"
+        )
+    return "\n".join(lines)
+
+
+def horizon() -> str:
+    lines = ["| γ | basic | add-on | metric | **total** | total, sampled |", "|---|---|---|---|---|---|"]
+    found = ledger("customizing.jsonl")
+    for gamma in GAMMAS:
+        row = found[f"halfcheetah_10_gamma_{gamma}/residual/0"]["last"]
+
+        def cell(action: str, part: str, row: Row = row) -> str:
+            average, spread = row[action][f"{part}_reward"]
+            return f"{average:,.0f} ± {spread:,.0f}"
+
+        cells = [cell("mean", "basic"), cell("mean", "addon"), f"{row['mean']['metric'][0]:.3f}"]
+        cells += [f"**{cell('mean', 'total')}**", cell("sampled", "total")]
+        lines.append(f"| {gamma} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def customizing(detailed: bool = True) -> str:
+    """Means over seeds, of the last policies; in detail, each seed's total, and the best policies' too."""
+    headings = ["prior, add-on", "method", "basic", "add-on", "metric", "**total**", "total, sampled"]
+    headings += ["each seed's total", "best policy's total"] * detailed
+    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
+    found: dict[tuple[str, str], list[Row]] = {}
+    for key, row in sorted(ledger("customizing.jsonl").items(), key=lambda item: item[0].rpartition("/")[2]):
+        task_name, method, _ = key.split("/")
+        found.setdefault((task_name, method), []).append(row)
+    for name, task in TASKS.items():
+        for method in [method for method in ("prior", *METHODS) if (name, method) in found]:
+            runs = found[name, method]
+
+            def average(which: str, part: str, digits: int = 0, runs: list[Row] = runs) -> str:
+                name, action = which.split("_")
+                return f"{mean(run[name][action][part][0] for run in runs):,.{digits}f}"
+
+            cells = [
+                f"{task.prior}, {task.addon}" if method == "prior" else "",
+                f"residual, ω′ {task.omega}" if method == "residual" else method,
+                average("last_mean", "basic_reward"),
+                average("last_mean", "addon_reward"),
+                average("last_mean", "metric", 3),
+                f"**{average('last_mean', 'total_reward')}**",
+                average("last_sampled", "total_reward"),
+            ]
+            if detailed:
+                cells.append(", ".join(f"{run['last']['mean']['total_reward'][0]:,.0f}" for run in runs))
+                cells.append(average("best_mean", "total_reward"))
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def sweeps() -> str:
+    lines = [
+        "| prior, add-on | ω′ | basic | add-on | total | total, sampled | KL to the prior a step | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    before = ""
+    for row in ledger("sweeps.jsonl").values():
+        first, before = row["task"] != before, row["task"]
+        parts = [row["mean"]["basic_reward"], row["mean"]["addon_reward"], row["mean"]["total_reward"]]
+        cells = [
+            f"{row['task']}, {row['addon']}" if first else "",
+            "prior" if row["omega"] is None else f"{row['omega']:g}",
+            *(f"{part[0]:,.0f}" for part in [*parts, row["sampled"]["total_reward"]]),
+            f"{row['kl']:.2f}",
+            "knee" if row["knee"] else "",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def prior() -> str:
+    lines = ["| prior | an iteration without it | with it | costs |", "|---|---|---|---|"]
+    for row in rows("prior.jsonl"):
+        without, with_it = (1000 * row["seconds_an_iteration"][name] for name in ("greedy", "residual"))
+        lines.append(f"| {row['task']} | {without:.0f} ms | {with_it:.0f} ms | {100 * row['overhead']:.1f} % |")
+    return "\n".join(lines)
+
+
+def llm_optimum() -> str:
+    """The exact optimum of the toy at each omega, which every line of the results carries."""
+    lines = ["| omega | add-on | log prior | letters | entropy |", "|---|---|---|---|---|"]
+    for omega, runs in frontier_runs("standard", "whole").items():
+        best = runs[0]["best"]
+        cells = [f"{best[key]:.2f}" for key in ("addon", "log_prior", "length", "entropy")]
+        lines.append(f"| {omega:g} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def llm_distance() -> str:
+    """KL to the optimum: each seed of each method."""
+    methods = ("whole", "onward", "decomposed")
+    found = {method: frontier_runs("standard", method) for method in methods}
+    lines = ["| omega | before | online, whole | online, onward | offline |", "|---|---|---|---|---|"]
+    for omega, runs in found["whole"].items():
+        cells = [distances(found[method].get(omega, [])) for method in methods]
+        lines.append(f"| {omega:g} | {runs[0]['before']['kl']:.2f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def llm_controls() -> str:
+    """KL to the optimum of the controls."""
+    lines = ["| control | omega | before | KL |", "|---|---|---|---|"]
+    for what, world, method in CONTROLS:
+        for omega, runs in frontier_runs(world, method).items():
+            if (world, method) == ("standard", "decomposed") and omega != runs[0]["job"]["alpha"]:
+                continue
+            lines.append(f"| {what} | {omega:g} | {runs[0]['before']['kl']:.2f} | {distances(runs)} |")
+    return "\n".join(lines)
+
+
+CONTROLS = (
+    ("stock GRPO, beta = 0.2", "standard", "grpo"),
+    ("RLOO recipe", "standard", "rloo"),
+    ("stock DPO (omega = alpha)", "standard", "decomposed"),
+    ("prior stopped early, online", "early", "whole"),
+    ("prior stopped early, offline", "early", "decomposed"),
+    ("text of one length, online", "fixed", "whole"),
+)
+
+
+def frontier_runs(world: str, method: str) -> dict[float, list[Row]]:
+    found: dict[float, list[Row]] = {}
+    for row in rows("llm/frontier.jsonl"):
+        if (row["job"]["world"], row["job"]["method"]) == (world, method):
+            found.setdefault(row["job"]["omega"], []).append(row)
+    return found
+
+
+def distances(runs: list[Row]) -> str:
+    return ", ".join(f"{run['after']['kl']:.3f}" for run in sorted(runs, key=lambda run: run["job"]["seed"]))
+
+
+def written(name: str) -> Callable[[], str]:
+    """A page that a command wrote beside its results, without the sentence at its top."""
+    page = RESULTS / "llm" / f"{name}.md"
+    return lambda: page.read_text().partition("\n\n")[2].strip() if page.exists() else ""
+
+
+TABLES: Tables = {
+    "learning": learning,
+    "speed": speed,
+    "peers": peers,
+    "customising": customizing,
+    "customising_short": lambda: customizing(detailed=False),
+    "horizon": horizon,
+    "prior": prior,
+    "sweeps": sweeps,
+    "llm_optimum": llm_optimum,
+    "llm_distance": llm_distance,
+    "llm_controls": llm_controls,
+    **{f"llm_{name}": written(name) for name in ("labels", "spelling", "gradients", "overhead")},
+    **{f"llm_{name}": written(name) for name in ("sharp", "dial", "budget")},
+}
+PICTURES = ("frontier", "labels")  # of results/llm, which pages show
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    stale = []
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        if fill(path, TABLES, options.check):
+            stale.append(path.name)
+    for name in PICTURES:
+        made, shown = RESULTS / "llm" / f"{name}.png", ROOT / "docs" / "images" / f"llm-{name}.png"
+        if made.exists() and not (shown.exists() and shown.read_bytes() == made.read_bytes()):
+            stale.append(shown.name)
+            if not options.check:
+                shown.write_bytes(made.read_bytes())
+    print(f"{'stale' if options.check else 'written'}: {', '.join(stale) or 'none'}")
+    sys.exit(1 if options.check and stale else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""The group `repolicy llm`: text from tuned models with the dial turned, and what the models are worth.
+
+Nothing heavy is imported before a command runs, so that `--help` answers at once.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from repolicy.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Text from one or two tuned models, at an omega between (or beside) those that they were trained at.
+
+    Example: repolicy llm generate runs/low runs/high --prior runs/prior --omega 0.25 --prompt "Once"
+    """
+
+    models: Positional[Annotated[tuple[str, ...], arg(metavar="MODEL")]]
+    """Folders of one or two tuned models, or of their adapters."""
+    prior: str
+    """The model that they were tuned from."""
+    omega: float
+    """Where to turn the dial: the weight of the prior's log-probability."""
+    prompt: tuple[str, ...]
+    """One or more prompts."""
+    alpha: float | None = None
+    """Weight of the entropy; by default that of the first model."""
+    count: int = 1
+    """Responses to every prompt."""
+    tokens: int = 128
+    """The most tokens in a response."""
+    chat: bool = False
+    """Write the prompts with the tokenizer's chat template."""
+    trained_at: tuple[str, ...] = ()
+    """omega,alpha of each model, for models without a repolicy.json; such as 0.1,0.2."""
+    seed: int = 0
+    """Seed of the sampling."""
+    json: bool = False
+    """Print one JSON object on stdout instead of the text."""
+
+    def __post_init__(self) -> None:
+        check_models(self.models, self.trained_at)
+        if len(self.models) > 2:
+            raise UsageError(f"{len(self.models)} models were given; the dial turns with one or two")
+        if min(self.count, self.tokens) < 1 or not self.prompt:
+            raise UsageError("count and tokens must be 1 or more, and there must be a prompt")
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.llm.generation import generate
+
+        responses = generate(self)
+        if not self.json:
+            for response in responses:
+                print(f"{response['prompt']}{response['text']}")
+        return {"omega": self.omega, "responses": responses}
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """What models are worth beside their prior: add-on, log prior, KL, length and entropy, with intervals, on a page.
+
+    Example: repolicy llm evaluate runs/low runs/high --prior runs/prior --prompts p.jsonl --reward my_rewards:brevity
+    """
+
+    models: Positional[Annotated[tuple[str, ...], arg(metavar="MODEL")]]
+    """Folders of tuned models, or of their adapters."""
+    prior: str
+    """The model that they were tuned from; it is evaluated as well."""
+    prompts: Path
+    """A JSON-lines file with a column prompt (text, or a list of messages), and any columns that the reward reads."""
+    reward: str
+    """The add-on reward, as TRL calls it: module:function or file.py:function."""
+    responses: int = 8
+    """Responses of every model to every prompt."""
+    tokens: int = 128
+    """The most tokens in a response."""
+    output: Path = Path("evaluation.html")
+    """The page."""
+    seed: int = 0
+    """Seed of the sampling."""
+    json: bool = False
+    """Print one JSON object on stdout at the end."""
+
+    def __post_init__(self) -> None:
+        check_models(self.models, ())
+        if min(self.responses, self.tokens) < 1:
+            raise UsageError("responses and tokens must be 1 or more")
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.cli.terminal import Terminal
+        from repolicy.llm.evaluation import evaluate
+
+        found = evaluate(self)
+        Terminal().say(f"page: {self.output}")
+        return {"page": str(self.output), "models": found}
+
+
+COMMANDS: dict[str, Any] = {"generate": Generate, "evaluate": Evaluate}
+
+
+def check_models(models: tuple[str, ...], trained_at: tuple[str, ...]) -> None:
+    if not models:
+        raise UsageError("there is no model; name one or more folders")
+    if trained_at and len(trained_at) != len(models):
+        raise UsageError(f"--trained-at has {len(trained_at)} entries, and there are {len(models)} models")

@@ -1,0 +1,149 @@
+"""A run as a chain of segments, each a pure function of the checkpoint before it.
+
+At a segment's start the environments and every random stream are made anew from (seed, segment, rank), in an
+uninterrupted run as much as in a resumed one. So whenever a run is killed, resuming it ends in the bits it would have
+ended in anyway. At a segment's end there are a short evaluation, the policies it leads to, and a checkpoint.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from repolicy.engine import ranks
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.machine import versions
+from repolicy.engine.request import Request
+from repolicy.engine.worker import Worker
+from repolicy.envs.evaluation import check_fit, run_episodes
+from repolicy.envs.making import make_envs
+from repolicy.envs.rollout import Collector
+from repolicy.errors import NumericError
+from repolicy.objective import Objective, reformulated, task_reward
+from repolicy.policies.file import read_policy, save_policy
+from repolicy.policies.storage import write
+
+
+class Segments:
+    """One rank's way through the segments of a run."""
+
+    def __init__(self, request: Request, folder: RunFolder, team: ranks.Ranks) -> None:
+        self.folder, self.team = folder, team
+        self.worker = Worker(request, read_policy(folder.prior).policy if request.prior else None, team)
+        self.segment = 0
+        self.best = -np.inf
+
+    def remaining(self, stop: Callable[[], bool]) -> Iterator[dict[str, float]]:
+        """The metrics of every iteration that is still to do; it ends early where `stop()` says so on any rank."""
+        worker, settings, started = self.worker, self.worker.settings, time.perf_counter()
+        while worker.iteration < settings.iterations:
+            self.begin()
+            end = min(worker.iteration + settings.segment, settings.iterations)
+            while worker.iteration < end:
+                try:
+                    metrics = worker.iterate(stop())
+                except NumericError as error:
+                    raise NumericError(f"{error}; {self.leave_evidence()}") from None
+                if metrics.pop("stop"):
+                    worker.collector.envs.close()
+                    return
+                if worker.iteration == end:
+                    metrics |= self.end()
+                yield metrics | {"seconds": time.perf_counter() - started}
+            self.segment += 1
+            self.save()
+
+    def begin(self) -> None:
+        """Environments and random streams, all from (seed, segment, rank)."""
+        worker, settings, index = self.worker, self.worker.settings, self.team.index
+        share = settings.envs // self.team.count
+        stream = torch.Generator().manual_seed(derived_seed(settings.seed, self.segment, 1 + index))
+        seed = derived_seed(settings.seed, self.segment, 0) + index * share
+        envs = make_envs(worker.request.env, share, seed, settings.backend)
+        if worker.prior is not None:
+            check_fit(worker.prior, envs, "the prior")
+        worker.begin(Collector(envs, settings.horizon, stream, keep_transitions=worker.addon is not None), stream)
+
+    def end(self) -> dict[str, float]:
+        """A short evaluation, shared out over the ranks, and the policies it leads to."""
+        worker, settings = self.worker, self.worker.settings
+        worker.collector.envs.close()
+        metrics = self.evaluated()
+        moves = settings.kl_budget is not None  # then each segment has weights of its own, and the last is best
+        better = moves or metrics["evaluation_objective"] > self.best
+        self.best = metrics["evaluation_objective"] if better else self.best
+        if self.team.index == 0:
+            card = {"request": worker.request.as_dict(), "steps": worker.steps, "evaluation": metrics}
+            card |= {"versions": versions()}
+            policy, prior = worker.learner.policy, worker.prior
+            save_policy(self.folder.last_policy, policy, card | {"which": "last"}, prior)
+            if better:
+                save_policy(self.folder.best_policy, policy, card | {"which": "best"}, prior)
+        return metrics | {"best": self.best}
+
+    def evaluated(self) -> dict[str, float]:
+        """The run's own objective and its parts, over a few episodes with sampled actions."""
+        worker, settings, index = self.worker, self.worker.settings, self.team.index
+        episodes = max(1, settings.evaluation_episodes // self.team.count)
+        seed = derived_seed(settings.seed, self.segment, 1000)
+        envs = make_envs(worker.request.env, episodes, seed + index * episodes, settings.backend)
+        found = run_episodes(
+            worker.learner.policy, envs, episodes,
+            addon=worker.addon, prior=worker.prior, stochastic=True, seed=seed + index,
+        )  # fmt: skip
+        envs.close()
+        task = task_reward(worker.objective, found.basic, found.addon)
+        parts = reformulated(worker.objective, task, found.log_prior, found.log_policy)  # linear: sums in, sums out
+        totals = {
+            "evaluation_objective": parts.total,
+            "evaluation_task": parts.task,
+            "evaluation_basic": found.basic,
+            "evaluation_length": found.lengths,
+        } | ({} if found.addon is None else {"evaluation_addon": found.addon})
+        sums = [float(len(task)), *(float(values.sum()) for values in totals.values())]
+        count, *summed = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
+        return {name: total / count for name, total in zip(totals, summed, strict=True)}
+
+    # On disk ----------------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """The end of the segment before this one, from which this one begins."""
+        if self.team.index > 0:
+            return
+        worker = self.worker
+        normaliser = worker.learner.policy.normaliser.state_dict()
+        state = worker.learner.state() | {f"normaliser.{name}": value for name, value in normaliser.items()}
+        state["returns"] = worker.returns.statistics
+        story: dict[str, Any] = {"iteration": worker.iteration, "steps": worker.steps, "best": self.best}
+        story |= {"off_budget": worker.off_budget, "objective": worker.objective.as_dict()}
+        self.folder.save(self.segment, state, story)
+
+    def restore(self) -> list[str]:
+        """Take up the newest whole checkpoint. Returns what was wrong with others."""
+        found = self.folder.latest()
+        if found is None:
+            return []
+        state, story, complaints = found
+        worker, policy = self.worker, self.worker.learner.policy
+        worker.learner.restore(state)
+        policy.normaliser.load_state_dict(
+            {name: state[f"normaliser.{name}"] for name in policy.normaliser.state_dict()}
+        )
+        worker.returns.statistics = state["returns"]
+        worker.iteration, self.best, self.segment = story["iteration"], story["best"], story["segment"]
+        worker.off_budget, worker.objective = story["off_budget"], Objective(**story["objective"])
+        return complaints
+
+    def leave_evidence(self) -> str:
+        """Write what the failure happened on, and say how to see it again."""
+        worker, path = self.worker, self.folder.path / f"failure-rank{self.team.index}.safetensors"
+        story = {"request": worker.request.as_dict(), "iteration": worker.iteration}
+        write(path, "failure", worker.evidence | {"parameters": worker.learner.parameters}, story)
+        return f"the batch is in {path}; to see it fail again, resume the run: segments repeat to the bit"
+
+
+def derived_seed(seed: int, segment: int, stream: int) -> int:
+    """An independent seed for each (seed, segment, stream)."""
+    return int(np.random.SeedSequence([seed, segment, stream]).generate_state(1)[0] >> 2)

@@ -1,0 +1,89 @@
+"""Before a run: one batch that changes nothing, and pairs whose gradients would vanish."""
+
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy.objective import Objective
+
+FAR, SHARE = 4.0, 0.2  # beyond this margin a pair's gradient is under a fiftieth; of so many pairs it may be
+
+
+def margins_warning(objective: Objective, log_ratio: Tensor) -> str | None:
+    """What to say of pairs whose first margins, (alpha − omega) · log prior(chosen)/prior(rejected) `[N]`, are far out.
+
+    At the first step the policy is the prior, so the margin of Eq. 33 needs the prior alone. A pair far on the wrong
+    side pulls with all its weight; one far on the right side, −log σ(margin), does not pull at all.
+    """
+    far = (((objective.alpha - objective.omega) * log_ratio).abs() > FAR).double().mean().item()
+    if far <= SHARE:
+        return None
+    room = FAR / torch.quantile(log_ratio.abs().float(), 1 - SHARE).item()
+    low, high = max(0.0, objective.alpha - room), objective.alpha + room
+    return (
+        f"{far:.0%} of the pairs begin with a margin beyond {FAR:g}, where the loss is nearly flat or a straight line: "
+        f"the prior finds one of the two responses far likelier than the other. With omega between {low:.3g} and "
+        f"{high:.3g} at this alpha it would be at most {SHARE:.0%}; or leave out pairs whose lengths differ much"
+    )
+
+
+def warn_of_margins(objective: Objective, log_ratio: Tensor) -> None:
+    said = margins_warning(objective, log_ratio)
+    if said is not None:
+        warnings.warn(said, stacklevel=2)
+
+
+def dry_run(trainer: Any) -> dict[str, float]:
+    """One batch of training, and no step: sizes, everything that would be logged, and what the step would be worth.
+
+    `first_step` is the change of the loss, to first order, by AdamW's first step: −learning rate · Σ |gradient|. The
+    trainer is left as it was, and trains as if this had not been.
+    """
+    with _undone(trainer):
+        trainer.model.train()
+        trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+        raw = next(iter(trainer.get_train_dataloader()))
+        inputs = trainer._prepare_inputs(raw)
+        with trainer.compute_loss_context_manager():
+            loss = trainer.compute_loss(trainer.model, inputs)
+        trainer.accelerator.backward(loss)
+        slopes = [p.grad.float() for p in trainer.model.parameters() if p.grad is not None]
+        tensors = {name: x for name, x in inputs.items() if torch.is_tensor(x) and x.ndim}
+        found = {f"{name} {tuple(x.shape)}": float(x.numel()) for name, x in tensors.items()}
+        found |= {name: float(np.mean(values)) for name, values in trainer._metrics["train"].items() if values}
+        found |= {
+            "loss": loss.item(),
+            "gradient_norm": torch.stack([slope.norm() for slope in slopes]).norm().item(),
+            "first_step": -trainer.args.learning_rate * sum(slope.abs().sum().item() for slope in slopes),
+        }
+    for name, value in found.items():
+        print(f"{name:48s} {value:.6g}")
+    return found
+
+
+@contextmanager
+def _undone(trainer: Any) -> Iterator[None]:
+    """Everything that a batch changes in a trainer, as it was: gradients, counters, logs, and all random streams."""
+    kept = ("_metrics", "_step", "_buffered_inputs", "_total_train_tokens", "_logs", "_sums", "_rewards")
+    before = {name: deepcopy(getattr(trainer, name)) for name in kept if hasattr(trainer, name)}
+    values, training = dict(trainer.memory.values), trainer.model.training
+    streams = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(streams[0])
+        np.random.set_state(streams[1])
+        for name, value in before.items():
+            setattr(trainer, name, value)
+        trainer.memory.values.clear()
+        trainer.memory.values.update(values)
+        trainer.model.zero_grad(set_to_none=True)
+        trainer.model.train(training)

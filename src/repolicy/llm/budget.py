@@ -1,0 +1,121 @@
+"""Omega from a budget: how many nats less likely, to the prior, a response may be on average than the prior's own.
+
+    E_policy[log prior]  ≥  E_prior[log prior] − budget
+
+Omega is the multiplier of this constraint at a fixed alpha, and more omega means a likelier response, always. (KL from
+the prior has its least value at some omega in between, so that it names two.) At the optimum the expectation changes
+with omega by the variance of log prior over alpha, so a share of a Newton step is known from the responses at hand.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from repolicy.errors import UsageError
+from repolicy.llm.generation import new_tokens, prompt_tensors
+from repolicy.llm.identity import Remembered
+from repolicy.llm.mixing import SAMPLING, Beside
+from repolicy.llm.requirements import require_trl
+from repolicy.llm.rloo import prompt_ids, response_log_probs
+from repolicy.objective import Objective
+
+require_trl()
+
+from accelerate.utils import gather  # noqa: E402
+from transformers import TrainerCallback  # noqa: E402
+
+LEAST_VARIANCE = 0.1  # of log prior, in nats²: a policy that says one thing has none, and omega must still move
+
+
+def moved(omega: float, alpha: float, log_prior: Tensor, wanted: float, rate: float) -> float:
+    """The next omega, from log prior of responses `[prompts, responses]` and the mean that is wanted of it."""
+    variance = log_prior.double().var(1).mean().item() if log_prior.shape[1] > 1 else 0.0
+    newton = alpha * (wanted - log_prior.double().mean().item()) / max(variance, LEAST_VARIANCE)
+    return max(0.0, omega + rate * newton)
+
+
+def check_budget(budget: float, rate: float, objective: Objective) -> None:
+    if budget <= 0:
+        raise UsageError(f"budget is {budget}; it is in nats, and greater than 0")
+    if not 0 < rate <= 1:
+        raise UsageError(f"budget_rate is {rate}; it is the share of a step, above 0 and at most 1")
+    if not objective.omega or not objective.alpha:
+        raise UsageError("with a budget, omega is where the search for omega starts: omega and alpha must be above 0")
+
+
+def own_log_prior(
+    prior: Beside, tokenizer: Any, prompts: list[Any], samples: int, tokens: int, batch: int = 256
+) -> float:
+    """E_prior[log prior] of a response, from the prior's responses to the prompts in turn. Random streams stay."""
+    if not prompts:
+        raise UsageError("a budget needs prompts to which the prior can respond")
+    rows = [prompts[i % len(prompts)] for i in range(samples)]
+    values: list[float] = []
+    with torch.random.fork_rng(), prior.adapter():
+        torch.manual_seed(0)  # the same on every rank
+        for start in range(0, samples, batch):
+            part = rows[start : start + batch]
+            ids, attention = (x.to(prior.model.device) for x in prompt_tensors(tokenizer, part))
+            written = new_tokens(prior.model.generate, tokenizer, ids, attention, tokens, **SAMPLING)
+            texts = [(prompt_ids(tokenizer, prompt), row) for prompt, row in zip(part, written, strict=True)]
+            values += response_log_probs(prior.model, texts)
+    return sum(values) / len(values)
+
+
+class PriorBudget(TrainerCallback):  # type: ignore[misc]
+    """The budget for TRL's own RLOOTrainer: a reward function and a callback in one, and its `memory` another callback.
+
+    budget = PriorBudget(prior, tokenizer, residual(0.2, 0.2), nats=2.0)
+    args = RLOOConfig(output_dir="out", **rloo_settings(residual(0.2, 0.2), budget=True))
+    trainer = RLOOTrainer(model, [addon, budget], args, train_dataset=prompts, callbacks=budget.callbacks)
+    """
+
+    __name__ = "log_prior"  # TRL logs a reward function under it
+
+    def __init__(
+        self,
+        prior: Any,
+        tokenizer: Any,
+        objective: Objective,
+        nats: float,
+        rate: float = 0.02,
+        samples: int = 1024,
+        log_prior: Callable[..., list[float]] | None = None,
+    ) -> None:
+        from repolicy.llm.rloo import prior_reward
+
+        check_budget(nats, rate, objective)
+        self.prior, self.tokenizer, self.objective = prior, tokenizer, objective
+        self.nats, self.rate, self.samples = nats, rate, samples
+        self.log_prior = log_prior or prior_reward(prior, tokenizer)
+        self.memory = Remembered({"budget": nats, "alpha": objective.alpha}, {"omega": objective.omega})
+        self.callbacks = [self.memory, self]
+
+    @property
+    def omega(self) -> float:
+        return self.memory.values["omega"]
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
+        if args.restore_callback_states_from_checkpoint:
+            raise UsageError("leave restore_callback_states_from_checkpoint out: the budget restores itself")
+        self.group = args.num_generations
+        self.memory.resume(state)
+        if "own" not in self.memory.values:
+            prompts = list(train_dataloader.dataset["prompt"])
+            tokens = args.max_completion_length
+            self.memory.values["own"] = own_log_prior(Beside(self.prior), self.tokenizer, prompts, self.samples, tokens)
+
+    def __call__(self, prompts: list[Any], completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        """(omega − alpha) · log prior of each response; RLOO's own KL, weighted alpha, has the rest."""
+        values = self.log_prior(prompts=prompts, completion_ids=completion_ids, **columns)
+        weighted = [(self.omega - self.objective.alpha) * value for value in values]
+        state = columns["trainer_state"]
+        everyone = gather(torch.tensor(values)).view(-1, self.group)
+        rate = self.rate * (1 - state.global_step / max(state.max_steps, 1))
+        wanted = self.memory.values["own"] - self.nats
+        columns["log_metric"]("budget/omega", self.omega)
+        columns["log_metric"]("budget/spent", self.memory.values["own"] - everyone.mean().item())
+        self.memory.values["omega"] = moved(self.omega, self.objective.alpha, everyone, wanted, rate)
+        return weighted

@@ -1,0 +1,150 @@
+"""What models are worth beside their prior: `repolicy llm evaluate`.
+
+Every model writes responses to the same prompts. A number is a mean over prompts, and its interval comes from drawing
+the prompts (or, of a single prompt, its responses) again with replacement.
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from repolicy.errors import FileError, UsageError
+from repolicy.llm.generation import new_tokens, prompt_tensors
+from repolicy.llm.mixing import SAMPLING, beside
+from repolicy.llm.models import load_prior, load_tuned, read_identity
+from repolicy.llm.rloo import prompt_ids, response_log_probs
+from repolicy.loading import load_object
+from repolicy.report.page import page, section, table
+
+if TYPE_CHECKING:
+    from repolicy.cli.llm import Evaluate
+
+MEASURES = {
+    "addon": "add-on",
+    "log_prior": "log prior",
+    "kl": "KL from the prior",
+    "length": "tokens",
+    "entropy": "entropy",
+}
+NOTE = (
+    "Means over prompts of what each model sampled, with 95 % bootstrap intervals. Log-probabilities, KL and entropy "
+    "are of whole responses, in nats. A response that was cut off at the most tokens counts as it stands."
+)
+
+
+def evaluate(options: "Evaluate") -> list[dict[str, Any]]:
+    """A dictionary for the prior and for each model; and the page."""
+    rows = read_prompts(options.prompts)
+    reward = load_object(options.reward, "the reward")
+    prior, tokenizer = load_prior(options.prior)
+    repeated = [row for row in rows for _ in range(options.responses)]
+    found, samples = [], []
+    for index, name in enumerate((None, *options.models)):
+        prior, model = (prior, None) if name is None else load_tuned(name, prior, index)
+        torch.manual_seed(options.seed)
+        each, text = measured(beside(prior, model), beside(prior, None), tokenizer, repeated, reward, options.tokens)
+        shaped = {key: values.reshape(len(rows), options.responses) for key, values in each.items()}
+        identity = read_identity(name) if name else {}
+        found.append({"model": name or f"the prior, {options.prior}", **identity, **with_intervals(shaped)})
+        samples.append(text[:: options.responses])
+    write_page(options, found, rows, samples)
+    return found
+
+
+def measured(
+    model: Any, prior: Any, tokenizer: Any, rows: list[dict[str, Any]], reward: Any, tokens: int, batch: int = 64
+) -> tuple[dict[str, Any], list[str]]:
+    """Every measure of a response to every row `[N]`, and the responses as text."""
+    ids: list[list[int]] = []
+    for start in range(0, len(rows), batch):
+        prompts, attention = prompt_tensors(tokenizer, [row["prompt"] for row in rows[start : start + batch]])
+        device = prior.model.device
+        with model.adapter():
+            ids += new_tokens(
+                model.model.generate, tokenizer, prompts.to(device), attention.to(device), tokens, **SAMPLING
+            )
+    text = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
+    pairs = [(prompt_ids(tokenizer, row["prompt"]), each) for row, each in zip(rows, ids, strict=True)]
+    with model.adapter():
+        log_policy = np.array(response_log_probs(model.model, pairs))
+    with prior.adapter():
+        log_prior = np.array(response_log_probs(prior.model, pairs))
+    return {
+        "addon": judged(reward, rows, text, ids),
+        "log_prior": log_prior,
+        "kl": log_policy - log_prior,
+        "length": np.array([len(row) for row in ids], dtype=float),
+        "entropy": -log_policy,
+    }, text
+
+
+def judged(reward: Any, rows: list[dict[str, Any]], text: list[str], ids: list[list[int]]) -> Any:
+    """The reward function, called as TRL does: with messages where the prompts are messages, and every column."""
+    chat = not isinstance(rows[0]["prompt"], str)
+    completions = [[{"role": "assistant", "content": each}] for each in text] if chat else text
+    columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
+    values = reward(prompts=[row["prompt"] for row in rows], completions=completions, completion_ids=ids, **columns)
+    try:
+        found = np.array([np.nan if value is None else float(value) for value in values])
+    except (TypeError, ValueError):
+        raise UsageError("the reward does not return a list of numbers, one for each response") from None
+    if len(found) != len(text):
+        raise UsageError(f"the reward returned {len(found)} numbers for {len(text)} responses")
+    return found
+
+
+def with_intervals(shaped: dict[str, Any], draws: int = 2000) -> dict[str, Any]:
+    """Mean and 95 % interval of values `[prompts, responses]`."""
+    generator, found = np.random.default_rng(0), {}
+    for name, values in shaped.items():
+        units = np.nanmean(values, axis=1) if len(values) > 1 else values[0]
+        drawn = units[generator.integers(len(units), size=(draws, len(units)))]
+        low, high = np.nanquantile(np.nanmean(drawn, axis=1), [0.025, 0.975])
+        found[name] = {"mean": float(np.nanmean(units)), "low": float(low), "high": float(high)}
+    return found
+
+
+def read_prompts(file: Path) -> list[dict[str, Any]]:
+    try:
+        rows = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not one JSON object a line"
+        raise FileError(f"{file} cannot be read as prompts: {reason}") from error
+    if not rows:
+        raise FileError(f"{file} has no prompt")
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict) or not isinstance(row.get("prompt"), (str, list)) or row.keys() != rows[0].keys():
+            raise FileError(f"row {number} of {file} must have a prompt, and the same columns as the first row")
+    return rows
+
+
+def write_page(
+    options: "Evaluate", found: list[dict[str, Any]], rows: list[dict[str, Any]], samples: list[list[str]]
+) -> None:
+    """One file that needs nothing but itself: the measures, and the first responses side by side."""
+    names = [each["model"] for each in found]
+    cells = [
+        [
+            each["model"],
+            f"{each['omega']:g}" if "omega" in each else "",
+            f"{each['alpha']:g}" if "alpha" in each else "",
+        ]
+        + [f"{each[key]['mean']:.3f} ({each[key]['low']:.3f} to {each[key]['high']:.3f})" for key in MEASURES]
+        for each in found
+    ]
+    shown = [
+        [row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1].get("content", ""), *texts]
+        for row, *texts in zip(rows[:20], *samples, strict=False)
+    ]
+    lead = f"{len(rows)} prompts, {options.responses} responses to each, at most {options.tokens} tokens."
+    parts = [
+        section("What each is worth", table(["model", "omega", "alpha", *MEASURES.values()], cells), note=NOTE),
+        section("Side by side", table(["prompt", *names], shown), note="The first response of each to each prompt."),
+    ]
+    try:
+        options.output.write_text(page("Models beside their prior", lead, parts))
+    except OSError as error:
+        raise FileError(f"{options.output} cannot be written: {error.strerror}") from error

@@ -1,0 +1,198 @@
+"""What a run is: its objective and its prior, in its saved settings, its model card, its log and its checkpoints.
+
+Every trainer here is `WithObjective` and its settings are `ObjectiveSettings`. A checkpoint holds the objective and the
+prior's checksum, and to resume it with others is refused.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from repolicy.errors import UsageError
+from repolicy.llm.requirements import require_trl
+from repolicy.objective import Objective
+
+require_trl()
+
+from peft import PeftModel  # noqa: E402
+from transformers import TrainerCallback  # noqa: E402
+from transformers.trainer_callback import ExportableState  # noqa: E402
+
+
+@dataclass
+class ObjectiveSettings:
+    """What is in the settings of all trainers here.
+
+    omega: weight of the prior's log-probability; ω′ in the paper.
+    alpha: weight of the policy's own −log-probability; α̂ in the paper.
+
+    `prior` and `prior_checksum` are filled in by the trainer. Without a GPU, `bf16` is off unless it is set.
+    """
+
+    omega: float | None = field(default=None, metadata={"help": "Weight of the prior's log-probability."})
+    alpha: float | None = field(default=None, metadata={"help": "Weight of the policy's entropy."})
+    prior: str | None = field(init=False, default=None)
+    prior_checksum: str | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if getattr(self, "bf16", False) is None and not torch.accelerator.is_available():
+            self.bf16 = False
+        super().__post_init__()  # type: ignore[misc]  # TRL's
+
+    def to_dict(self) -> dict[str, Any]:
+        saved: dict[str, Any] = super().to_dict()  # type: ignore[misc]  # transformers'
+        return {**saved, "prior": self.prior, "prior_checksum": self.prior_checksum}
+
+
+class Remembered(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """What a checkpoint holds beside weights: `fixed` must be the same when it is resumed, `values` come back.
+
+    As a callback it is saved with the trainer's state. transformers restores callbacks only on request, and then as
+    new objects, so the state is read here.
+    """
+
+    def __init__(self, fixed: dict[str, Any] | None = None, values: dict[str, float] | None = None) -> None:
+        self.fixed, self.values = fixed or {}, values or {}
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {"fixed": dict(self.fixed), "values": dict(self.values)}, "attributes": {}}
+
+    def resume(self, state: Any) -> None:
+        """Compare with what the state came with, and take its values over."""
+        saved = (state.stateful_callbacks or {}).get(type(self).__name__)
+        if not isinstance(saved, dict):
+            return
+        for name, now in self.fixed.items():
+            before = saved["args"]["fixed"].get(name)
+            if before != now:
+                raise UsageError(
+                    f"the checkpoint was trained with {name} {before}, and this run has {now}; resume it with the "
+                    "same objective and prior, or start a new run in another folder"
+                )
+        self.values.update(saved["args"]["values"])
+
+
+class WithObjective:
+    """Before TRL's trainer in the list of bases: the objective and the prior in settings, card and checkpoints."""
+
+    objective: Objective
+    memory: Remembered
+    model: Any
+    ref_model: Any
+    args: Any
+    state: Any
+
+    def introduce(self, reference_given: bool, **fixed: Any) -> None:
+        """Called after TRL's own `__init__`, while the model still is the prior."""
+        sharded = getattr(self, "is_deepspeed_enabled", False) or getattr(self, "is_fsdp_enabled", False)
+        if self.ref_model is not None and not reference_given and not sharded:
+            require_same_weights(self.model, self.ref_model)
+        prior = self.model if self.ref_model is None else self.ref_model
+        if self.objective.reads_prior:
+            self.args.prior = getattr(prior.config, "_name_or_path", "") or "a model built in memory"
+            self.args.prior_checksum = None if sharded else checksum(prior)
+        self.args.omega, self.args.alpha = self.objective.omega, self.objective.alpha
+        self.memory = Remembered(
+            {
+                "omega": self.objective.omega,
+                "alpha": self.objective.alpha,
+                "prior_checksum": self.args.prior_checksum,
+                **fixed,
+            }
+        )
+        self.add_callback(self.memory)  # type: ignore[attr-defined]  # transformers'
+        self.add_callback(_Resume(self))  # type: ignore[attr-defined]
+
+    def look_before_the_first_step(self) -> None:
+        """What a trainer checks when all is loaded."""
+
+    def dry_run(self) -> dict[str, float]:
+        """One batch of training, printed, and no step: `before.dry_run`."""
+        from repolicy.llm.before import dry_run
+
+        return dry_run(self)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """transformers' own, and beside the weights what they were trained for."""
+        super().save_model(output_dir, _internal_call)  # type: ignore[misc]  # transformers'
+        folder = Path(output_dir or self.args.output_dir)
+        if self.args.should_save and folder.is_dir():
+            known = {name: getattr(self.args, name) for name in ("omega", "alpha", "prior", "prior_checksum")}
+            known["omega"] = self.memory.values.get("omega", known["omega"])  # where a budget has moved it
+            (folder / "repolicy.json").write_text(json.dumps(known) + "\n")
+
+    def create_model_card(self, *arguments: Any, **named: Any) -> None:
+        """TRL's card, and what this model was trained for."""
+        super().create_model_card(*arguments, **named)  # type: ignore[misc]  # TRL's
+        card = Path(self.args.output_dir) / "README.md"
+        if self.is_world_process_zero() and card.exists():  # type: ignore[attr-defined]
+            card.write_text(card.read_text() + self._card_section())
+
+    def _card_section(self) -> str:
+        from repolicy import __version__
+
+        values = [entry["residual/kl"] for entry in self.state.log_history if "residual/kl" in entry]
+        distance = (
+            f"{values[-1]:.4g} nats a response, at the last logged step" if values else "not measured in training"
+        )
+        omega = self.memory.values.get("omega", self.objective.omega)
+        checksum = self.args.prior_checksum or "not computed"
+        prior = f"{self.args.prior} (sha256 of its weights: {checksum})" if self.args.prior else "none, as omega is 0"
+        return (
+            "\n## Objective\n\n"
+            "This model was trained to maximize `add-on + omega * log prior - alpha * log policy`"
+            f" with omega = {omega:g} and alpha = {self.objective.alpha:g}, "
+            f"by Repolicy {__version__}.\n\n"
+            f"- Prior: {prior}\n- KL from the prior: {distance}\n"
+        )
+
+
+class _Resume(TrainerCallback):  # type: ignore[misc]
+    """Before the first step, when the state of a resumed checkpoint has been read."""
+
+    def __init__(self, trainer: WithObjective) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        memory = self.trainer.memory
+        memory.resume(state)
+        for callback in self.trainer.callback_handler.callbacks:  # type: ignore[attr-defined]  # transformers'
+            if type(callback) is Remembered:  # transformers may have put a new one in its place
+                callback.fixed, callback.values = memory.fixed, memory.values
+        self.trainer.look_before_the_first_step()
+
+
+@torch.no_grad()
+def checksum(model: Any) -> str:
+    """sha256 of a model's weights, in their order. Of a PEFT model, those that its adapter leaves alone."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        if isinstance(model, PeftModel) and parameter.requires_grad:
+            continue
+        digest.update(f"{parameter.dtype}{tuple(parameter.shape)}".encode())
+        digest.update(_bytes(parameter))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> Any:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+
+
+@torch.no_grad()
+def require_same_weights(model: Any, reference: Any) -> None:
+    """A reference that was loaded from the model's path is the prior only if the model still is what lies there."""
+    loaded = dict(reference.named_parameters())
+    for name, parameter in model.named_parameters():
+        other = loaded.get(name)
+        same = other is not None and other.shape == parameter.shape and torch.equal(other.to(parameter), parameter)
+        if not same:
+            raise UsageError(
+                f"the model was changed after it was loaded ({name} is not what {reference.config._name_or_path} has), "
+                "so that folder is not its prior: save_pretrained the model and load it from there, or give the prior "
+                "that you mean (ref_model, or a peft_config, with which it is the model without its adapter)"
+            )

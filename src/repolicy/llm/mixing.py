@@ -1,0 +1,170 @@
+"""Turn omega and alpha while text is generated, between models that were trained at other values.
+
+At the optimum a model trained at (omega_i, alpha_i) stands for the add-on reward: it is alpha_i · log policy_i −
+omega_i · log prior, up to a number. A mean of such rewards, put into the optimum at another (omega, alpha), is a sum
+of log-probabilities with known coefficients (`mixture`). Here that sum is taken token by token, and a token's is not
+quite a response's: how far it is off was measured (`python -m experiments.llm dial`). With two models at different
+omegas the prior's coefficient is 0, and it is not even asked.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from repolicy.errors import UsageError
+from repolicy.llm.requirements import require_positive_alpha, require_trl
+from repolicy.objective import Objective, residual
+
+require_trl()
+
+from peft import PeftModel  # noqa: E402
+from transformers import LogitsProcessor  # noqa: E402
+
+SAMPLING = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}  # unless the caller asks for other
+
+
+def mixture(target: Objective, anchors: Sequence[Objective]) -> list[float]:
+    """Coefficients of log prior and of each anchor's log policy in the logits at `target`; one or two anchors.
+
+    >>> mixture(residual(0.2, 0.2), [residual(0.1, 0.2), residual(0.4, 0.2)])
+    [0.0, 0.6666666666666667, 0.3333333333333333]
+    """
+    for objective in (target, *anchors):
+        require_positive_alpha(objective, "the logits are divided by it")
+    if len(anchors) == 1:
+        shares = [1.0]
+    elif len(anchors) == 2:
+        one, other = (anchor.omega for anchor in anchors)
+        if one == other:
+            raise UsageError(f"both models were trained with omega {one:g}; between two models omega must differ")
+        share = (other - target.omega) / (other - one)
+        shares = [share, 1 - share]
+        if not 0 <= share <= 1:
+            warnings.warn(
+                f"omega {target.omega:g} is not between those of the two models, {one:g} and {other:g}; beyond them "
+                "the mixture soon goes wrong",
+                stacklevel=3,
+            )
+    else:
+        raise UsageError(f"{len(anchors)} tuned models were given; the dial turns with one or two")
+    own = [share * anchor.alpha / target.alpha for share, anchor in zip(shares, anchors, strict=True)]
+    rest = target.omega - sum(share * anchor.omega for share, anchor in zip(shares, anchors, strict=True))
+    return [0.0 if abs(rest) < 1e-12 else rest / target.alpha, *own]
+
+
+def mixed_log_probs(coefficients: Sequence[float], log_probs: Sequence[Tensor]) -> Tensor:
+    """log p(next token) of the mixture `[..., V]`, from those of the prior and the anchors. A token that one of them
+    cannot write is not written."""
+    total = torch.zeros_like(log_probs[0])
+    for coefficient, each in zip(coefficients, log_probs, strict=True):
+        if coefficient:
+            total = total + coefficient * each
+    impossible = torch.stack([each.isneginf() for each in log_probs]).any(0)
+    return total.masked_fill(impossible, -torch.inf).log_softmax(-1)
+
+
+class Beside:
+    """A model that is asked for its next token beside the one that generates, with a key-value cache of its own."""
+
+    def __init__(self, model: Any, adapter: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+        self.model, self.adapter = model, adapter
+        self.forget()
+
+    def forget(self) -> None:
+        self.seen, self.cache = torch.empty(0, 0, dtype=torch.long), None
+
+    @torch.no_grad()
+    def logits(self, ids: Tensor, prompt_attention: Tensor | None) -> Tensor:
+        """`[B, T]` to `[B, V]`. Only the last token is read where the others were read before, and not reordered."""
+        fresh = self.cache is None or not torch.equal(self.seen.to(ids.device), ids[:, :-1])
+        attention = torch.ones_like(ids)
+        if prompt_attention is not None:
+            repeats = len(ids) // len(prompt_attention)
+            attention[:, : prompt_attention.shape[1]] = prompt_attention.repeat_interleave(repeats, 0)
+        positions = (attention.cumsum(1) - 1).clamp(min=0)
+        with self.adapter():
+            outputs = self.model(
+                input_ids=ids if fresh else ids[:, -1:],
+                attention_mask=attention,
+                position_ids=positions if fresh else positions[:, -1:],
+                past_key_values=None if fresh else self.cache,
+                use_cache=True,
+            )
+        self.seen, self.cache = ids, outputs.past_key_values
+        logits: Tensor = outputs.logits[:, -1].float()
+        return logits
+
+
+class Dial(LogitsProcessor):  # type: ignore[misc]
+    """Made by `dial`. `generate` takes what a model's own `generate` takes."""
+
+    def __init__(self, generator: Beside, others: list[Beside], coefficients: list[float]) -> None:
+        self.generator, self.others, self.coefficients = generator, others, coefficients
+        self.attention: Tensor | None = None
+
+    def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None, **settings: Any) -> Any:
+        """Sampled from the mixture itself, unless `settings` say otherwise."""
+        self.attention = attention_mask
+        for each in self.others:
+            each.forget()
+        given = {"attention_mask": torch.ones_like(input_ids) if attention_mask is None else attention_mask}
+        processors = [*settings.pop("logits_processor", []), self]
+        with self.generator.adapter():
+            return self.generator.model.generate(
+                input_ids=input_ids, **given, **{**SAMPLING, **settings}, logits_processor=processors
+            )
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """`[B, T]` and the first tuned model's scores `[B, V]` to those of the mixture `[B, V]`."""
+        prior, own, *rest = self.coefficients
+        wanted = [(own, scores.float().log_softmax(-1))]
+        for coefficient, each in zip((prior, *rest), self.others, strict=True):
+            if coefficient:
+                wanted.append((coefficient, each.logits(input_ids, self.attention).log_softmax(-1)))
+        return mixed_log_probs(*zip(*wanted, strict=True))  # type: ignore[arg-type]
+
+
+def dial(prior: Any, *tuned: tuple[Any, Objective], omega: float, alpha: float | None = None) -> Dial:
+    """A generator at (omega, alpha) from the prior and one or two models, each with the objective it was trained for.
+
+        dial(prior, (one, residual(0.1, 0.2)), (two, residual(0.4, 0.2)), omega=0.25).generate(**prompt)
+
+    alpha: as that of the first tuned model, unless it is given.
+    With PEFT, `prior` is the model with its adapters, off; a tuned model is then the name of an adapter.
+    """
+    if not tuned:
+        raise UsageError("dial needs one or two tuned models, each with its objective: (model, residual(0.1, 0.2))")
+    anchors = [objective for _, objective in tuned]
+    coefficients = mixture(residual(omega, anchors[0].alpha if alpha is None else alpha), anchors)
+    models = [beside(prior, model) for model, _ in tuned]
+    return Dial(models[0], [beside(prior, None), *models[1:]], coefficients)
+
+
+def beside(prior: Any, model: Any) -> Beside:
+    """A model, or an adapter of the prior by name, or (None) the prior: a PEFT model with its adapters off."""
+    if isinstance(prior, PeftModel) and (model is None or isinstance(model, str)):
+        if model is not None and model not in prior.peft_config:
+            raise UsageError(f"the prior has no adapter {model!r}; it has {', '.join(prior.peft_config)}")
+        return Beside(prior, lambda: _adapter(prior, model))
+    if isinstance(model, str):
+        raise UsageError(f"{model!r} is the name of an adapter, and the prior is no PEFT model")
+    return Beside(prior if model is None else model)
+
+
+@contextmanager
+def _adapter(model: Any, name: str | None) -> Iterator[None]:
+    """With this adapter, or with none; and then as before."""
+    if name is None:
+        with model.disable_adapter():
+            yield
+        return
+    before = model.active_adapter
+    model.set_adapter(name)
+    try:
+        yield
+    finally:
+        model.set_adapter(before)

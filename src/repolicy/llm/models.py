@@ -1,0 +1,93 @@
+"""Models by name: a prior, and what was tuned from it, each with the objective that it was trained for.
+
+A trainer here leaves `repolicy.json` beside the weights. It says numbers alone; no path in it is ever followed.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from repolicy.errors import FileError, UsageError
+from repolicy.llm.requirements import require_trl
+from repolicy.objective import Objective, residual
+
+require_trl()
+
+import torch  # noqa: E402
+from peft import PeftModel  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
+
+IDENTITY = "repolicy.json"
+
+
+def load_prior(name: str) -> tuple[Any, Any]:
+    """A causal language model and its tokenizer, from a folder or by its name on the hub; safetensors alone."""
+    model = _loaded(lambda: AutoModelForCausalLM.from_pretrained(name, use_safetensors=True), name)
+    tokenizer = _loaded(lambda: AutoTokenizer.from_pretrained(name), name)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return model.to(_device()).eval(), tokenizer
+
+
+def load_tuned(name: str, prior: Any, index: int) -> tuple[Any, Any]:
+    """(prior, tuned): a whole model; or, of a folder with an adapter, its name in the prior, which becomes PEFT's."""
+    if not (Path(name) / "adapter_config.json").is_file():
+        model = _loaded(lambda: AutoModelForCausalLM.from_pretrained(name, use_safetensors=True), name)
+        return prior, model.to(_device()).eval()
+    if not (Path(name) / "adapter_model.safetensors").is_file():
+        raise FileError(f"{name} has no adapter_model.safetensors; an adapter in another format is not read")
+    adapter = f"tuned{index}"
+    if isinstance(prior, PeftModel):
+        _loaded(lambda: prior.load_adapter(name, adapter_name=adapter), name)
+    else:
+        prior = _loaded(lambda: PeftModel.from_pretrained(prior, name, adapter_name=adapter), name).eval()
+    return prior, adapter
+
+
+def _loaded(load: Any, name: str) -> Any:
+    try:
+        return load()
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FileError(f"{name} cannot be read as a language model: {reason}") from error
+
+
+def _device() -> str:
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return str(accelerator or "cpu")
+
+
+def read_identity(name: str) -> dict[str, Any]:
+    """What a trainer of this package wrote beside a model; empty where there is nothing."""
+    file = Path(name) / IDENTITY
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text())
+        checksum = found.get("prior_checksum")
+        numbers = {key: float(found[key]) for key in ("omega", "alpha")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FileError(f"{file} is damaged: it does not say omega and alpha") from error
+    if not all(math.isfinite(value) and value >= 0 for value in numbers.values()):
+        raise FileError(f"{file} is damaged: omega and alpha must be finite numbers, 0 or greater")
+    return {**numbers, "prior_checksum": checksum if isinstance(checksum, str) else None}
+
+
+def trained_for(name: str, said: str | None, prior_checksum: str) -> Objective:
+    """The objective of a tuned model: as typed (`0.1,0.2`: omega and alpha), or from its own file."""
+    if said is not None:
+        try:
+            omega, alpha = (float(number) for number in said.split(","))
+        except ValueError:
+            raise UsageError(f"--trained-at {said!r} is not of the form omega,alpha, such as 0.1,0.2") from None
+        return residual(omega, alpha)
+    found = read_identity(name)
+    if not found:
+        raise UsageError(
+            f"{name} has no {IDENTITY}, so it is not known what it was trained for; say --trained-at omega,alpha for "
+            "every model"
+        )
+    if found["prior_checksum"] not in (None, prior_checksum):
+        raise UsageError(f"{name} was tuned from another prior than the one that was given: their checksums differ")
+    return residual(found["omega"], found["alpha"])

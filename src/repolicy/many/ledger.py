@@ -1,0 +1,85 @@
+"""A file of results, a JSON line a finished run, that only grows. Each line carries its own checksum."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from repolicy.errors import FileError
+from repolicy.policies.storage import finite
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The rows of one file. What stands there is not measured again."""
+
+    path: Path
+
+    def rows(self) -> list[Row]:
+        """All rows, in the order in which they were added; refused where a line is not as it was written."""
+        try:
+            lines = self.path.read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        except (OSError, UnicodeDecodeError) as error:
+            raise FileError(f"{self.path} cannot be read: {error}") from None
+        return [self._row(number, line) for number, line in enumerate(lines, start=1)]
+
+    def _row(self, number: int, line: str) -> Row:
+        try:
+            row = json.loads(line)
+            known = row.pop("sha256")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise FileError(f"{self.path}, line {number} is no row of a ledger; delete the line") from None
+        if known != checksum(row):
+            raise FileError(
+                f"{self.path}, line {number} was changed after it was written: its checksum does not match; "
+                "restore it, or delete the line to run it again"
+            )
+        return row
+
+    def by_key(self) -> dict[str, Row]:
+        """The newest row of each key."""
+        return {row["key"]: row for row in self.rows()}
+
+    def add(self, row: Row) -> None:
+        """One more line, on the disk when this returns."""
+        row = finite(row)
+        line = json.dumps(row | {"sha256": checksum(row)}) + "\n"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.path, "a") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise FileError(f"{self.path} cannot be written: {error.strerror}") from None
+
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[None]:
+        """One program at a time fills a ledger; whoever only reads it need not ask. The claim ends with its holder."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = open(self.path, "a")  # noqa: SIM115
+        except OSError as error:
+            raise FileError(f"{self.path} cannot be written: {error.strerror}") from None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise FileError(
+                    f"another program is filling {self.path}; wait for it, or choose another file"
+                ) from None
+            yield
+
+
+def checksum(row: Row) -> str:
+    """Of what a row says, whatever the order of its entries."""
+    return hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,171 @@
+"""Many runs: some at a time, each a process of its own, until all are done.
+
+A job is a program that goes on where it was when it is started again. One that is killed (a crash, no memory left) is
+started again; one that ends with an error of its own is not, because it would end so again.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+ATTEMPTS = 3
+PATIENCE = 10.0  # seconds that a run has to stop by itself
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program, and the file that takes what it says."""
+
+    name: str
+    program: tuple[str, ...]
+    log: Path
+
+
+class Started(Protocol):
+    """A job at work, here or elsewhere."""
+
+    def poll(self) -> int | None:
+        """Its exit code, negative where a signal killed it, or None while it is at work."""
+
+    def interrupt(self) -> None:
+        """Ask it to stop."""
+
+    def kill(self) -> None: ...
+
+
+Start = Callable[[Job], Started]
+
+
+def work(
+    jobs: Sequence[Job],
+    start: Start,
+    at_once: int,
+    *,
+    ended: Callable[[Job, str], None],
+    ready: Callable[[Job], bool] = lambda _: True,
+    watch: Callable[[list[Job]], None] = lambda _: None,
+    pause: float = 0.2,
+) -> list[Job]:
+    """Run the jobs in order, `at_once` at a time, each as soon as it is ready.
+
+    `ended` is told of each what went wrong, or nothing; `watch`, now and then, which are at work. Returns those that
+    never became ready. Ctrl-C and SIGTERM stop all of them.
+    """
+    waiting, running, attempts = list(jobs), dict[Job, Started](), dict[Job, int]()
+    with _terminated_as_interrupted():
+        try:
+            while waiting or running:
+                for job in [job for job in waiting if ready(job)][: max(0, at_once - len(running))]:
+                    waiting.remove(job)
+                    attempts[job] = attempts.get(job, 0) + 1
+                    running[job] = start(job)
+                if not running:
+                    break
+                time.sleep(pause)
+                for job, code in _finished(running):
+                    if code < 0 and attempts[job] < ATTEMPTS:
+                        waiting.insert(0, job)
+                    else:
+                        ended(job, "" if code == 0 else last_words(job.log, code))
+                watch(list(running))
+        except BaseException:
+            _stop(list(running.values()))
+            raise
+    return waiting
+
+
+def _finished(running: dict[Job, Started]) -> Iterator[tuple[Job, int]]:
+    for job, at_work in list(running.items()):
+        code = at_work.poll()
+        if code is not None:
+            del running[job]
+            yield job, code
+
+
+def _stop(running: Sequence[Started]) -> None:
+    for at_work in running:
+        at_work.interrupt()
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until and any(at_work.poll() is None for at_work in running):
+        time.sleep(0.05)
+    for at_work in running:
+        if at_work.poll() is None:
+            at_work.kill()
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM is as polite as Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before: Any = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def last_words(log: Path, code: int) -> str:
+    """What a run that failed said at the end."""
+    try:
+        said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        said = []
+    sentences = [line.removeprefix("repolicy: ") for line in said if line.startswith("repolicy: ")]
+    if code < 0:
+        return f"it was killed by signal {-code}, {ATTEMPTS} times"
+    return (sentences or said or [f"it ended with exit code {code}"])[-1]
+
+
+# On this machine ------------------------------------------------------------------------------------------------------
+
+# The kernel kills a tied program when the process that started it ends, however that ends. The tie outlives exec.
+_TIE = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def tied(program: Sequence[str]) -> list[str]:
+    """The program that runs `program` (by its whole path) and dies with this process (on Linux)."""
+    return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *program]
+
+
+class Here:
+    """A process on this machine, away from the terminal: Ctrl-C is for the pool, which tells it."""
+
+    def __init__(self, job: Job) -> None:
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        with open(job.log, "wb") as file:
+            self._process = subprocess.Popen(
+                tied(job.program), stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, process_group=0
+            )
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def interrupt(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()

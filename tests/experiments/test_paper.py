@@ -1,0 +1,150 @@
+"""The paper's campaign: its runs, what it begins with, and what the report may say."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.one import clock, thinned
+from experiments.paper.claims import CLAIMS, Claim, examined
+from experiments.paper.report import document, page_tables, results_of
+from experiments.paper.results import Results, mixed
+from experiments.paper.runs import planned
+from repolicy.cli.main import _parsed
+from repolicy.errors import FileError, UsageError
+from repolicy.many.ledger import Ledger
+from repolicy.objective import named
+from tests.experiments.rows import row
+
+
+def results(**values: list[float]) -> Results:
+    """HalfCheetah's, a list of seeds for each variant."""
+    keys = {f"halfcheetah/{name}/{seed}": value for name, each in values.items() for seed, value in enumerate(each)}
+    return Results({key: row(key, value) for key, value in keys.items()}, seeds=5)
+
+
+def test_every_run_is_the_papers() -> None:
+    """The words, read by the command line itself, are the objective and the settings that the paper describes."""
+    alphas = {"halfcheetah": 0.13472, "hopper": 0.001, "ant": 0.0001}
+    omegas = {"halfcheetah": 0.17, "hopper": 0.01, "ant": 0.01}
+    ends = {"halfcheetah": 0.01, "hopper": 0.0005, "ant": 0.001}
+    plans = planned()
+    assert len({plan.key for plan in plans}) == len(plans) == 3 * 10 * 5
+    usual: dict[str, dict[str, Any]] = {}
+    once = ("residual", "end_entropy")  # whose coefficients no other variant has
+    wanted_plans = [plan for plan in plans if plan.seed == 3 and (plan.task == "hopper" or plan.variant in once)]
+    for plan in [plan for plan in wanted_plans if plan.variant != "prior"]:
+        words = plan.run(Path("halfcheetah")).words
+        command = _parsed(words[0], list(words[1:]))
+        alpha = ends[plan.task] if plan.variant == "end_entropy" else alphas[plan.task]
+        options = {"omega": omegas[plan.task]} if plan.variant == "residual" else {}
+        options |= {} if plan.variant == "no_entropy" else {"alpha": alpha}
+        name = "soft" if plan.variant == "soft_state_std" else plan.variant
+        wanted = command.wanted() if words[0] == "customize" else named(command.objective, alpha=command.alpha)
+        assert wanted == named(name, **options), plan
+        settings = command.settings.as_dict()
+        assert (settings["steps"], settings["seed"], settings["ranks"]) == (5_000_000, 3, 1)
+        assert settings.pop("family") == ("state_gaussian" if plan.variant == "soft_state_std" else "auto")
+        assert settings.pop("critic_warmup") == (0.05 if words[0] == "customize" else 0.0)
+        assert settings == usual.setdefault(plan.task, settings), f"{plan} has settings of its own"
+
+
+def test_what_is_beyond_the_paper_is_made_only_where_it_is_named() -> None:
+    assert {plan.variant for plan in planned(("recommended", "ant"), 1)} == {"shipped", "ours", "ours_budget"}
+    assert planned(("joints",), 1)[-1].run(Path("prior")).addon == "hind_leg(joint=ffoot)"
+    assert {plan.task for plan in planned(("joints",), 1)} == {"halfcheetah"}
+    words = planned(("sensitivity", "hopper"), 1)[-1].run(Path("prior")).words
+    assert " ".join(words).endswith("--omega 0.01 --alpha 0.003 --addon height --steps 5e6 --ranks 1 --seed 0")
+    for plan in [plan for plan in planned(("recommended", "swimmer", "full", "ant"), 1) if plan.variant != "shipped"]:
+        words = plan.run(Path("halfcheetah")).words
+        assert _parsed(words[0], list(words[1:])).settings.ranks == 1
+    assert {plan.task for plan in planned(("walker2d",), 1)} == {"walker2d"}
+
+
+def test_soft_comes_first_and_then_a_seed_at_a_time() -> None:
+    keys = [plan.key for plan in planned(("hopper", "table2"), 2)]
+    assert keys[:4] == ["hopper/soft/0", "hopper/soft/1", "hopper/prior/0", "hopper/residual/0"]
+    assert [key[-1] for key in keys[2:]] == ["0"] * 5 + ["1"] * 5
+    assert {plan.variant for plan in planned(("table5",), 1)} == {"soft", "soft_state_std"}
+
+
+@pytest.mark.parametrize(
+    ("only", "seeds", "said"),
+    [(("table3",), 5, "there is no table.*'table3'"), (("hoper",), 5, "hopper"), ((), 0, "seeds")],
+)
+def test_what_is_not_in_the_paper_is_refused(only: tuple[str, ...], seeds: int, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        planned(only, seeds)
+
+
+def test_a_claim_holds_or_does_not_or_cannot_be_told() -> None:
+    claim = Claim("soft is better", "soft", "no_entropy", "basic_reward", ("halfcheetah",))
+
+    def verdict(soft: list[float], none: list[float], claim: Claim = claim) -> str:
+        return examined(results(soft=soft, no_entropy=none), claim, "halfcheetah").verdict
+
+    assert verdict([9.0, 10.0, 11.0], [1.0, 2.0, 3.0]) == "holds here"
+    assert verdict([1.0, 2.0, 3.0], [9.0, 10.0, 11.0]) == "does not"
+    assert verdict([1.0, 20.0, 3.0], [9.0, 10.0, 1.0]) == "cannot tell"
+    assert verdict([9.0, 10.0], [1.0, 2.0, 3.0]) == "cannot tell: 2 and 3 seeds"
+    near = Claim("up to a tenth", "soft", "no_entropy", "basic_reward", ("halfcheetah",), margin=0.1)
+    assert verdict([95.0] * 3, [100.0] * 3, near) == "holds here"
+    assert verdict([85.0] * 3, [100.0] * 3, near) == "does not"
+
+
+def test_a_difference_of_best_seeds_is_judged_by_their_episodes() -> None:
+    claim = Claim("best", "soft", "no_entropy", "basic_reward", ("halfcheetah",), whose="best seed")
+    found = examined(results(soft=[0.0, 0.0, 50.0], no_entropy=[49.0] * 3), claim, "halfcheetah")
+    assert found.figure == 1.0
+    assert found.low == pytest.approx(1.0 - 1.96 * np.sqrt(2 * 3.0**2 / 100))
+    assert found.verdict == "holds here"
+
+
+def test_pooled_is_over_all_episodes() -> None:
+    """As if the episodes of both seeds stood in one list: 100 at 7 ± 3 and 100 at 13 ± 3."""
+    scores = results(soft=[7.0, 13.0]).scores("halfcheetah", "soft", "basic_reward")
+    assert scores is not None
+    each = np.concatenate([np.repeat([4.0, 10.0], 50), np.repeat([10.0, 16.0], 50)])
+    assert scores.pooled == pytest.approx((each.mean(), each.std()))
+    assert scores.best == (13.0, 3.0)
+
+
+def test_a_report_of_a_part_says_what_is_missing_failed_and_mixed() -> None:
+    found = results(soft=[5000.0, 6000.0], kl=[10.0])
+    found.rows["halfcheetah/soft/1"]["versions"] = {"torch": "2.14"}
+    found.rows["halfcheetah/greedy/0"] = {"key": "halfcheetah/greedy/0", "error": "the reward is not finite"}
+    text = page_tables(found)["paper_missing"]()
+    assert "3 of 150 runs" in text
+    assert "Missing of Ant: everything" in text
+    assert "Soft (seeds 2, 3, 4)" in text
+    assert "halfcheetah/greedy/0 failed: the reward is not finite" in text
+    assert "Mixed in Table 1: torch: 2.13 in 1 runs, 2.14 in 1 runs" in text
+    assert mixed(found.of("halfcheetah", "kl")) == []
+    for make in page_tables(found).values():
+        assert make()
+    html = document(found)
+    assert "5,500 ± 500" in html
+    assert html.count("<svg") == 2
+    assert "http" not in html.replace("http://www.w3.org", "")
+
+
+def test_claims_name_variants_that_there_are() -> None:
+    names = {plan.variant for plan in planned()}
+    assert all({claim.left, claim.right} <= names for claim in CLAIMS)
+
+
+def test_an_edited_ledger_and_an_empty_one_make_no_report(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no run yet"):
+        results_of(tmp_path / "none.jsonl", 5)
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.add(row("halfcheetah/soft/0", 100.0))
+    ledger.path.write_text(ledger.path.read_text().replace("100.0", "900.0"))
+    with pytest.raises(FileError, match="line 1 was changed"):
+        results_of(ledger.path, 5)
+
+
+def test_a_curve_is_thinned_to_means_of_stretches_and_attempts_add_up() -> None:
+    logged = {"steps": [1, 2, 3, 4], "basic_return": [None, 5.0, None, None], "omega": [0.0] * 4}
+    assert thinned(logged, 2) == {"steps": [1.5, 3.5], "basic_return": [5.0, None]}
+    assert clock([1.0, 2.0, 0.5, 1.5]) == 3.5

@@ -1,0 +1,115 @@
+"""Before a run: pairs whose gradients would vanish, and one batch that changes nothing."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("trl", reason="the extra `llm` is not installed")
+
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from repolicy.llm import (
+    CrossEntropyDPOConfig,
+    CrossEntropyDPOTrainer,
+    DecomposedDPOConfig,
+    DecomposedDPOTrainer,
+    QAdapterConfig,
+    QAdapterTrainer,
+    ResidualGRPOConfig,
+    ResidualGRPOTrainer,
+)
+from repolicy.llm.before import margins_warning
+from repolicy.llm.rloo import response_log_probs
+from repolicy.objective import Objective, kl, residual
+
+PAIRS = [{"prompt": ".", "chosen": "ee", "rejected": "ab"}, {"prompt": ".", "chosen": "aeb", "rejected": "b"}] * 4
+KINDS: dict[str, Any] = {
+    "dpo": (DecomposedDPOTrainer, DecomposedDPOConfig, PAIRS),
+    "labels": (CrossEntropyDPOTrainer, CrossEntropyDPOConfig, PAIRS),
+    "grpo": (ResidualGRPOTrainer, ResidualGRPOConfig, [{"prompt": "."}] * 8),
+    "q": (QAdapterTrainer, QAdapterConfig, PAIRS),
+}
+
+
+@pytest.fixture
+def build(prior: Path, settings: dict[str, Any]) -> Callable[..., Any]:
+    def make(kind: str, objective: Objective, **more: Any) -> Any:
+        trainer, config, rows = KINDS[kind]
+        others: dict[str, Any] = {}
+        if kind == "grpo":
+            more |= {"num_generations": 4, "max_completion_length": 4}
+            others["reward_funcs"] = lambda completions, **_: [float(text.count("e")) for text in completions]
+        if kind == "q":
+            others["peft_config"] = LoraConfig(r=2, target_modules=["q_proj"])
+        return trainer(
+            AutoModelForCausalLM.from_pretrained(prior),
+            args=config(**{**settings, "per_device_train_batch_size": 4, "max_steps": 2, **more}),
+            train_dataset=Dataset.from_list(rows),
+            objective=objective,
+            processing_class=AutoTokenizer.from_pretrained(prior),
+            **others,
+        )
+
+    return make
+
+
+def test_margins_in_words() -> None:
+    objective = residual(0.2, 0.1)
+    log_ratio = torch.tensor([-50.0] * 3 + [1.0] * 7)
+    said = margins_warning(objective, log_ratio)
+    assert said is not None
+    assert said.startswith("30% of the pairs")
+    assert "omega between 0.02 and 0.18" in said
+    assert margins_warning(residual(0.17, 0.1), log_ratio) is None
+    assert margins_warning(kl(0.1), log_ratio) is None
+    assert margins_warning(objective, torch.tensor([-50.0] * 2 + [1.0] * 8)) is None
+
+
+def test_pairs_far_out_are_told_before_the_first_step(build: Callable[..., Any], prior: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(prior)
+    ratios = []
+    for pair in PAIRS[:2]:
+        ids = {side: [*("abe".index(x) + 1 for x in pair[side]), 0] for side in ("chosen", "rejected")}
+        chosen, rejected = response_log_probs(model, [([0], ids["chosen"]), ([0], ids["rejected"])])
+        ratios.append(abs(chosen - rejected))
+    gap = 4 / min(ratios)
+    with pytest.warns(UserWarning, match="100% of the pairs begin with a margin beyond 4"):
+        build("dpo", residual(0.2 + 1.05 * gap, 0.2)).train()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*of the pairs begin.*")
+        build("dpo", residual(0.2 + 0.95 * 4 / max(ratios), 0.2)).train()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dry_run_changes_nothing(build: Callable[..., Any], kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    dry, plain = build(kind, residual(0.3, 0.2)), build(kind, residual(0.3, 0.2))
+    found = dry.dry_run()
+    assert found["gradient_norm"] > 0
+    assert found["first_step"] < 0
+    printed = capsys.readouterr().out
+    for name in ("loss", "gradient_norm", "first_step", {"grpo": "residual/addon", "labels": "prior_logps/chosen"}.get(
+        kind, "rewards/chosen")):  # fmt: skip
+        assert f"\n{name} " in printed
+    assert ("(8, " if kind in ("dpo", "q") else "(4, ") in printed
+    torch.manual_seed(5)
+    dry.train()
+    torch.manual_seed(5)
+    plain.train()
+    for one, two in zip(dry.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_the_first_step_is_worth_what_is_said(build: Callable[..., Any]) -> None:
+    exact = {"learning_rate": 1e-5, "lr_scheduler_type": "constant", "max_grad_norm": 1e9, "adam_epsilon": 1e-12}
+    ours = build("dpo", residual(0.3, 0.2), per_device_train_batch_size=8, max_steps=1, weight_decay=0.0, **exact)
+    said = ours.dry_run()
+    ours.train()
+    batch = ours.data_collator([ours.train_dataset[i] for i in range(8)])
+    after = ours.compute_loss(ours.model, ours._prepare_inputs(batch)).item()
+    assert after - said["loss"] == pytest.approx(said["first_step"], rel=0.05)

@@ -1,0 +1,132 @@
+"""Omega from a budget on the expected log prior."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("trl", reason="the extra `llm` is not installed")
+
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import RLOOConfig, RLOOTrainer
+
+from experiments.llm.toy import Toy, measure, optimum, policy_log_probs
+from repolicy.errors import UsageError
+from repolicy.llm import PriorBudget, ResidualGRPOConfig, ResidualGRPOTrainer, rloo_settings
+from repolicy.llm.budget import moved, own_log_prior
+from repolicy.llm.mixing import Beside
+from repolicy.objective import Objective, residual
+
+PROMPTS = Dataset.from_list([{"prompt": "."}] * 8)
+
+
+def addon(completions: list[str], **_: Any) -> list[float]:
+    return [min(text.count("e"), 2) / 2 for text in completions]
+
+
+@pytest.mark.parametrize("start", [0.1, 0.5])
+def test_of_exact_policies_the_steps_find_the_multiplier(toy: Toy, start: float) -> None:
+    """Samples of the optimum at each omega, on to the next: to the omega whose optimum meets the budget."""
+    log_prior = toy.response_log_probs(toy.human)
+    wanted = measure(toy, residual(0.25, 0.2), optimum(residual(0.25, 0.2), log_prior, toy.rewards), log_prior)
+    generator, omega, seen = torch.Generator().manual_seed(0), start, []
+    for step in range(300):
+        chances = optimum(residual(omega, 0.2), log_prior, toy.rewards).exp()
+        rows = torch.multinomial(chances, 64, replacement=True, generator=generator)
+        omega = moved(omega, 0.2, log_prior[rows].view(4, 16), wanted.log_prior, 0.1 * (1 - step / 300))
+        seen.append(omega)
+    assert omega == pytest.approx(0.25, abs=0.01)
+
+
+def test_more_omega_where_responses_are_too_unlikely() -> None:
+    responses = torch.tensor([[-4.0, -6.0]])
+    assert moved(0.3, 0.2, responses, -4.0, 0.5) == pytest.approx(0.3 + 0.5 * 0.2 * 1 / 2)
+    assert moved(0.3, 0.2, responses, -6.0, 0.5) < 0.3
+    assert moved(0.01, 0.2, responses, -60.0, 1.0) == 0
+    assert moved(0.3, 0.2, torch.full((2, 4), -5.0), -4.0, 1.0) == pytest.approx(0.3 + 0.2 / 0.1)
+
+
+def test_the_priors_own(toy: Toy, prior: Path) -> None:
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(prior).eval(), AutoTokenizer.from_pretrained(prior)
+    log_prior = policy_log_probs(toy, model)
+    exact = float((log_prior.exp() * log_prior).sum())
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    assert own_log_prior(Beside(model), tokenizer, ["."], 2000, 4) == pytest.approx(exact, abs=0.15)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def grpo(prior: Path, settings: dict[str, Any], objective: Objective | None = None, **more: Any) -> Any:
+    online = {"per_device_train_batch_size": 16, "num_generations": 16, "max_completion_length": 4}
+    return ResidualGRPOTrainer(
+        AutoModelForCausalLM.from_pretrained(prior),
+        addon,
+        ResidualGRPOConfig(**{**settings, **online, "budget_samples": 64, **more}),
+        PROMPTS,
+        objective=objective or residual(0.2, 0.2),
+        processing_class=AutoTokenizer.from_pretrained(prior),
+    )
+
+
+def rloo(prior: Path, settings: dict[str, Any], **more: Any) -> tuple[Any, PriorBudget]:
+    objective, tokenizer = residual(0.2, 0.2), AutoTokenizer.from_pretrained(prior)
+    budget = PriorBudget(AutoModelForCausalLM.from_pretrained(prior).eval(), tokenizer, objective, 1.0, samples=64)
+    online = {"per_device_train_batch_size": 16, "num_generations": 16, "max_completion_length": 4}
+    trainer = RLOOTrainer(
+        AutoModelForCausalLM.from_pretrained(prior),
+        [addon, budget],
+        RLOOConfig(**{**settings, **online, **rloo_settings(objective, budget=True), **more}),
+        PROMPTS,
+        processing_class=tokenizer,
+        callbacks=budget.callbacks,
+    )
+    return trainer, budget
+
+
+SHORT = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "logging_strategy": "steps", "logging_steps": 1}
+
+
+def test_a_resumed_run_ends_in_the_same_numbers(prior: Path, settings: dict[str, Any]) -> None:
+    ours = grpo(prior, settings, budget=1.0, prior_share=0.25, **SHORT)
+    ours.train()
+    logged = [entry["residual/omega"] for entry in ours.state.log_history if "residual/omega" in entry]
+    assert logged[0] == 0.2
+    assert len(set(logged)) == 4
+    again = grpo(prior, settings, budget=1.0, prior_share=0.25, **SHORT)
+    again.train(resume_from_checkpoint=f"{ours.args.output_dir}/checkpoint-2")
+    assert again.memory.values == ours.memory.values
+    for one, two in zip(ours.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+    with pytest.raises(UsageError, match="trained with budget 1.0, and this run has 2.0"):
+        grpo(prior, settings, budget=2.0, prior_share=0.25, **SHORT).train(
+            resume_from_checkpoint=f"{ours.args.output_dir}/checkpoint-2"
+        )
+
+
+def test_through_rloo(prior: Path, settings: dict[str, Any]) -> None:
+    trainer, budget = rloo(prior, settings, **SHORT)
+    trainer.train()
+    logged = [entry["budget/omega"] for entry in trainer.state.log_history if "budget/omega" in entry]
+    assert logged[0] == pytest.approx(0.2)
+    assert len(set(logged)) == 4
+    again, same = rloo(prior, settings, **SHORT)
+    again.train(resume_from_checkpoint=f"{trainer.args.output_dir}/checkpoint-2")
+    assert same.memory.values == budget.memory.values
+    for one, two in zip(trainer.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize(
+    ("objective", "more", "words"),
+    [
+        (residual(0.2, 0.2), {"budget": 0.0}, "budget is 0.0"),
+        (residual(0.2, 0.2), {"budget": 1.0, "budget_rate": 2.0}, "share of a step"),
+        (residual(0.0, 0.2), {"budget": 1.0}, "where the search for omega starts"),
+        (residual(0.2, 0.2), {"budget": 1.0, "omega_schedule": 0.5}, "both omega_schedule and budget"),
+    ],
+)
+def test_refused(prior: Path, settings: dict[str, Any], objective: Objective, more: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        grpo(prior, settings, objective, **more)

@@ -1,0 +1,144 @@
+"""The dial while text is generated: exact where the mixture is, and the same through caches, padding and adapters."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("trl", reason="the extra `llm` is not installed")
+
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from experiments.llm.toy import Toy, measure, optimum, tables
+from repolicy.errors import UsageError
+from repolicy.llm import dial
+from repolicy.llm.mixing import mixed_log_probs, mixture
+from repolicy.objective import Objective, residual
+
+ANCHORS = residual(0.1, 0.2), residual(0.4, 0.2)
+
+
+def changed(folder: Path, seed: int) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.mark.parametrize("target", [residual(0.25, 0.2), residual(0.3, 0.5), residual(0.1, 0.2)])
+@pytest.mark.parametrize("anchors", [ANCHORS, ANCHORS[:1], (residual(0.1, 0.3), residual(0.4, 0.2))])
+def test_of_exact_policies_the_mixture_is_the_optimum(
+    toy: Toy, target: Objective, anchors: tuple[Objective, ...]
+) -> None:
+    """Response by response the coefficients are exact, whatever the anchors."""
+    log_prior = toy.response_log_probs(toy.human)
+    policies = [optimum(anchor, log_prior, toy.rewards) for anchor in anchors]
+    found = mixed_log_probs(mixture(target, anchors), [log_prior, *policies])
+    assert measure(toy, target, found, log_prior).kl == pytest.approx(0, abs=1e-9)
+
+
+def test_at_an_anchor_the_dial_is_that_model() -> None:
+    assert mixture(ANCHORS[1], ANCHORS) == pytest.approx([0, 0, 1])
+    assert mixture(ANCHORS[0], ANCHORS[:1]) == pytest.approx([0, 1])
+
+
+def test_a_model_tuned_to_nothing_turns_like_the_prior(toy: Toy) -> None:
+    """One anchor at omega = alpha is the prior where the add-on is constant: the mixture is the prior sharpened."""
+    assert mixture(residual(0.6, 0.2), [residual(0.2, 0.2)]) == pytest.approx([2, 1])
+
+
+def followed(found: Any, one: Any, start: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A row of what was generated, without its padding, and the scores that each new token was drawn from."""
+    return found.sequences[one : one + 1, start:], torch.stack([scores[one] for scores in found.scores])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_generation_follows_the_mixture(prior: Path, count: int) -> None:
+    """With caches and padded prompts, against plain forward passes of whole texts."""
+    reference = AutoModelForCausalLM.from_pretrained(prior).eval()
+    models = [changed(prior, seed) for seed in range(count)]
+    target, anchors = residual(0.25, 0.2), ANCHORS[:count]
+    ids, attention = torch.tensor([[0, 0, 3], [0, 1, 2]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
+    found = dial(reference, *zip(models, anchors, strict=True), omega=0.25).generate(
+        ids, attention, max_new_tokens=4, eos_token_id=-1, pad_token_id=0, output_scores=True,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    for row, start in ((0, 1), (1, 0)):
+        whole, scores = followed(found, row, start)
+        with torch.no_grad():
+            each = [model(input_ids=whole).logits[0, -5:-1].log_softmax(-1) for model in (reference, *models)]
+        assert torch.allclose(scores, mixed_log_probs(mixture(target, anchors), each), atol=1e-4)
+
+
+def test_the_prior_is_not_asked_between_two_models(prior: Path) -> None:
+    ids = torch.tensor([[0, 1]])
+    models = [(changed(prior, seed), anchor) for seed, anchor in enumerate(ANCHORS)]
+    found = dial(None, *models, omega=0.2).generate(ids, max_new_tokens=2, pad_token_id=0)
+    assert found.shape[0] == 1
+
+
+def test_adapters_are_models(prior: Path) -> None:
+    """Adapter off is the prior; adapters, by name, are the tuned models; and the active one stays active."""
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(prior), adapter, adapter_name="one")
+    model.add_adapter("two", adapter)
+    model.eval()
+    ids = torch.tensor([[0, 1, 2]])
+    found = dial(model, ("two", ANCHORS[0]), omega=0.3).generate(
+        ids, max_new_tokens=3, eos_token_id=-1, pad_token_id=0, output_scores=True, return_dict_in_generate=True
+    )
+    assert model.active_adapter == "one"
+    whole, scores = followed(found, 0, 0)
+    with torch.no_grad():
+        model.set_adapter("two")
+        tuned = model(input_ids=whole).logits[0, -4:-1].log_softmax(-1)
+        with model.disable_adapter():
+            reference = model(input_ids=whole).logits[0, -4:-1].log_softmax(-1)
+    expected = mixed_log_probs(mixture(residual(0.3, 0.2), ANCHORS[:1]), [reference, tuned])
+    assert torch.allclose(scores, expected, atol=1e-4)
+
+
+def test_samples_have_the_mixtures_frequencies(toy: Toy, prior: Path) -> None:
+    reference, tuned = AutoModelForCausalLM.from_pretrained(prior).eval(), changed(prior, 0)
+    coefficients = mixture(residual(0.2, 0.2), ANCHORS[:1])
+    mixed = mixed_log_probs(coefficients, [tables(toy, model) for model in (reference, tuned)])
+    exact = toy.response_log_probs(mixed).exp()
+    torch.manual_seed(0)
+    found = dial(reference, (tuned, ANCHORS[0]), omega=0.2).generate(
+        torch.zeros(2000, 1, dtype=torch.long), max_new_tokens=toy.length + 1, eos_token_id=0, pad_token_id=0
+    )
+    first = torch.bincount(found[:, 1], minlength=toy.size) / 2000
+    for index, letter in enumerate(("", *toy.letters)):
+        share = sum(exact[i].item() for i, word in enumerate(toy.responses) if word[:1] == letter)
+        assert first[index].item() == pytest.approx(share, abs=0.04)
+
+
+def test_a_token_that_one_model_cannot_write() -> None:
+    one = torch.tensor([0.5, 0.5, 0.0]).log()
+    other = torch.tensor([0.2, 0.3, 0.5]).log()
+    assert mixed_log_probs([-1.0, 2.0], [one, other])[2] == -torch.inf
+    assert mixed_log_probs([0.0, 1.0], [one, other])[:2].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("tuned", "words"),
+    [
+        ((), "one or two tuned models"),
+        ((("a", residual(0.1, 0.1)),), "'a' is the name of an adapter"),
+        ((("a", residual(0.1, 0.1)), ("b", residual(0.1, 0.2))), "omega must differ"),
+        ((("a", residual(0.1, 0.0)),), "alpha is 0"),
+        ((("a", residual(0.1, 0.1)), ("b", residual(0.2, 0.2)), ("c", residual(0.3, 0.2))), "with one or two"),
+    ],
+)
+def test_refused(tuned: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        dial(None, *tuned, omega=0.1)
+
+
+def test_beyond_the_anchors_there_is_a_warning() -> None:
+    with pytest.warns(UserWarning, match="not between"):
+        mixture(residual(0.5, 0.2), ANCHORS)

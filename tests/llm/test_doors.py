@@ -1,0 +1,258 @@
+"""Settings that would change the objective without a word, and what a run says about itself."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("trl", reason="the extra `llm` is not installed")
+
+import trl
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from repolicy.errors import UsageError
+from repolicy.llm import (
+    CrossEntropyDPOConfig,
+    CrossEntropyDPOTrainer,
+    DecomposedDPOConfig,
+    DecomposedDPOTrainer,
+    QAdapterConfig,
+    QAdapterTrainer,
+    ResidualGRPOConfig,
+    ResidualGRPOTrainer,
+    prior_reward,
+)
+from repolicy.llm.identity import checksum
+from repolicy.llm.rloo import response_log_probs
+from repolicy.objective import Objective, greedy, residual
+
+PAIRS = [{"prompt": ".", "chosen": "ee", "rejected": "ab"}, {"prompt": ".", "chosen": "aeb", "rejected": "b"}] * 4
+LABELLED = [
+    {"prompt": ".", "completion": text, "label": label}
+    for text, label in [("ee", True), ("ab", False), ("aeb", True), ("", False)] * 2
+]
+PROMPTS = [{"prompt": "."}] * 8
+ONLINE = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 4}
+KINDS: dict[str, Any] = {
+    "dpo": (DecomposedDPOTrainer, DecomposedDPOConfig, PAIRS),
+    "labels": (CrossEntropyDPOTrainer, CrossEntropyDPOConfig, LABELLED),
+    "grpo": (ResidualGRPOTrainer, ResidualGRPOConfig, PROMPTS),
+    "q": (QAdapterTrainer, QAdapterConfig, PAIRS),
+}
+Build = Callable[..., Any]
+
+
+def addon(completions: list[str], **_: Any) -> list[float]:
+    return [min(text.count("e"), 2) / 2 for text in completions]
+
+
+@pytest.fixture
+def build(prior: Path, settings: dict[str, Any]) -> Build:
+    """A trainer of a kind, on a fresh model; what is not a setting goes to the trainer."""
+
+    def make(kind: str, objective: Objective | None = None, **more: Any) -> Any:
+        trainer, config, rows = KINDS[kind]
+        names = ("model", "ref_model", "peft_config", "rows", "args")
+        others = {name: more.pop(name) for name in names if name in more}
+        if kind == "grpo":
+            more, others = {**ONLINE, **more}, {**others, "reward_funcs": addon}
+        others.setdefault("model", AutoModelForCausalLM.from_pretrained(prior))
+        others.setdefault("args", config(**{"per_device_train_batch_size": 4, **settings, **more}))
+        return trainer(
+            train_dataset=Dataset.from_list(others.pop("rows", rows)),
+            objective=objective or residual(0.3, 0.2),
+            processing_class=AutoTokenizer.from_pretrained(prior),
+            **others,
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("split", [(4, 2), (1, 8)])
+def test_a_step_is_the_same_however_it_is_cut(build: Build, split: tuple[int, int]) -> None:
+    def step(rows: int, times: int) -> tuple[torch.Tensor, float]:
+        cut = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": times}
+        plain = {"optim": "sgd", "learning_rate": 0.5, "lr_scheduler_type": "constant", "max_grad_norm": 1e9}
+        ours = build("labels", max_steps=2, offset_rate=1.0, train_sampling_strategy="sequential", **cut, **plain)
+        ours.train()
+        return torch.cat([p.detach().flatten() for p in ours.model.parameters()]), ours.offset
+
+    (whole, offset), (parts, other) = step(8, 1), step(*split)
+    assert abs(offset) > 0.05
+    assert other == pytest.approx(offset, rel=1e-5)
+    assert torch.allclose(parts, whole, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "words"),
+    [
+        ("grpo", {"generation_kwargs": {"top_p": 0.5, "temperature": 2.0}}, "generated with temperature 2.0"),
+        ("grpo", {"generation_kwargs": {"min_new_tokens": 3}}, "generated with min_new_tokens 3"),
+        ("grpo", {"generation_kwargs": {"do_sample": False}}, "generated with do_sample False"),
+        ("grpo", {"mask_truncated_completions": True}, "cut off has a reward like any other"),
+        ("grpo", {"sync_ref_model": True}, "the prior must stay what it is"),
+        ("dpo", {"sync_ref_model": True}, "the prior must stay what it is"),
+        ("labels", {"sync_ref_model": True}, "the prior must stay what it is"),
+        ("dpo", {"ld_alpha": 0.5}, "every token of a response counts"),
+        ("dpo", {"use_weighting": True}, "another objective"),
+        ("dpo", {"beta": 0.7}, "beta is 0.7; here omega and alpha"),
+        ("labels", {"beta": 0.7}, "beta is 0.7; here omega and alpha"),
+        ("q", {"beta": 0.7, "peft_config": LoraConfig(target_modules=["q_proj"])}, "beta is 0.7"),
+        ("grpo", {"args": trl.GRPOConfig}, "args is a GRPOConfig; it must be a ResidualGRPOConfig"),
+        ("labels", {"args": trl.KTOConfig}, "it must be a CrossEntropyDPOConfig"),
+        ("grpo", {"per_device_train_batch_size": 64}, "has 8 prompts, and each generation takes 16"),
+    ],
+)
+def test_refused(build: Build, settings: dict[str, Any], kind: str, more: dict[str, Any], words: str) -> None:
+    if "args" in more:
+        more = {"args": more["args"](**settings)}
+    with pytest.raises(UsageError, match=words):
+        build(kind, **more)
+
+
+def test_what_a_models_own_file_says_about_generation_counts(build: Build, prior: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(prior)
+    model.generation_config.no_repeat_ngram_size = 2
+    with pytest.raises(UsageError, match=r"no_repeat_ngram_size 2.* model's generation config"):
+        build("grpo", model=model)
+
+
+def test_the_callers_settings_serve_another_run(build: Build, settings: dict[str, Any]) -> None:
+    args = DecomposedDPOConfig(**settings)
+    for omega, alpha in ((0.1, 0.2), (0.3, 0.5)):
+        assert build("dpo", residual(omega, alpha), args=args).args.beta == alpha
+    assert (args.omega, args.alpha, args.beta) == (None, None, None)
+
+
+@pytest.mark.parametrize("kind", ["dpo", "labels"])
+def test_greedy_loads_no_reference(build: Build, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"trl.trainer.{ {'dpo': 'dpo', 'labels': 'kto'}[kind] }_trainer.create_model_from_path", None)
+    ours = build(kind, greedy(0.2), max_steps=1)
+    assert ours.ref_model is None
+    ours.train()
+    assert ours.args.prior is None
+
+
+@pytest.mark.parametrize("kind", ["dpo", "labels", "grpo"])
+def test_a_model_changed_in_memory_is_not_its_folder(build: Build, prior: Path, tmp_path: Path, kind: str) -> None:
+    def changed() -> Any:
+        model = AutoModelForCausalLM.from_pretrained(prior)
+        with torch.no_grad():
+            model.model.layers[0].mlp.up_proj.weight[0, 0] += 1e-3
+        return model
+
+    with pytest.raises(UsageError, match=r"changed after it was loaded \(model.layers.0.mlp.up_proj.weight"):
+        build(kind, model=changed())
+    changed().save_pretrained(tmp_path / "saved")  # the first way out
+    assert build(kind, model=AutoModelForCausalLM.from_pretrained(tmp_path / "saved")).ref_model is not None
+    adapter = LoraConfig(r=2, target_modules=["q_proj"])  # the second
+    assert build(kind, model=changed(), peft_config=adapter).args.prior_checksum == checksum(changed())
+    if kind != "grpo":
+        assert build(kind, model=changed(), ref_model=AutoModelForCausalLM.from_pretrained(prior))
+
+
+def test_checksum_is_of_the_weights(prior: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(prior)
+    before = checksum(model)
+    assert checksum(AutoModelForCausalLM.from_pretrained(prior)) == before
+    assert checksum(get_peft_model(AutoModelForCausalLM.from_pretrained(prior), LoraConfig(r=2))) == before
+    assert checksum(model.bfloat16()) != before
+    model.float()
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1e-4
+    assert checksum(model) != before
+
+
+@pytest.mark.parametrize("kind", ["dpo", "labels", "grpo"])
+def test_a_run_says_what_it_is_and_resumes_as_nothing_else(build: Build, prior: Path, kind: str) -> None:
+    short = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "logging_strategy": "steps", "logging_steps": 1}
+    ours = build(kind, **short)
+    ours.train()
+    known = {"omega": 0.3, "alpha": 0.2, "prior": str(prior), "prior_checksum": checksum(ours.ref_model)}
+    assert known.items() <= ours.args.to_dict().items()
+    folder = Path(ours.args.output_dir)
+    saved = torch.load(folder / "checkpoint-1" / "training_args.bin", weights_only=False)
+    assert {name: getattr(saved, name) for name in known} == known
+    state = json.loads((folder / "checkpoint-1" / "trainer_state.json").read_text())
+    assert state["stateful_callbacks"]["Remembered"]["args"]["fixed"]["omega"] == 0.3
+    card = (folder / "README.md").read_text()
+    assert "omega = 0.3 and alpha = 0.2" in card
+    assert known["prior_checksum"] in card
+    if kind == "grpo":
+        distances = [entry["residual/kl"] for entry in ours.state.log_history if "residual/kl" in entry]
+        assert len(distances) == 2
+        assert f"{distances[-1]:.4g} nats a response" in card
+    else:
+        assert any("prior_logps/chosen" in entry for entry in ours.state.log_history)
+    checkpoint = str(folder / "checkpoint-1")
+    with pytest.raises(UsageError, match=r"trained with omega 0\.3, and this run has 0\.4"):
+        build(kind, residual(0.4, 0.2), **short).train(resume_from_checkpoint=checkpoint)
+    other = AutoModelForCausalLM.from_pretrained(prior)
+    with torch.no_grad():
+        other.lm_head.weight += 0.1
+    other.save_pretrained(folder / "other")
+    with pytest.raises(UsageError, match="trained with prior_checksum"):
+        build(kind, model=AutoModelForCausalLM.from_pretrained(folder / "other"), **short).train(
+            resume_from_checkpoint=checkpoint
+        )
+    again = build(kind, **short)
+    again.train(resume_from_checkpoint=checkpoint)
+    for one, two in zip(ours.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_the_offset_comes_back(build: Build, restored: bool) -> None:
+    short = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "offset_rate": 1.0}
+    ours = build("labels", **short)
+    ours.train()
+    again = build("labels", **short, restore_callback_states_from_checkpoint=restored)
+    again.train(resume_from_checkpoint=f"{ours.args.output_dir}/checkpoint-2")
+    assert abs(ours.offset) > 0.05
+    assert again.offset == ours.offset
+
+
+class Chat:
+    """A tokenizer whose template has a switch."""
+
+    def apply_chat_template(self, prompt: Any, *, enable_thinking: bool = True, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [0, 3] if enable_thinking else [0]}
+
+
+def test_the_prior_reads_what_the_policy_read(prior: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(prior)
+    message = [[{"role": "user", "content": "a"}]]
+    found = prior_reward(model, Chat(), {"enable_thinking": False})(message, [[1, 0]])
+    assert found == pytest.approx(response_log_probs(model, [([0], [1, 0])]))
+    assert found != pytest.approx(response_log_probs(model, [([0, 3], [1, 0])]))
+
+    class Trainer:
+        chat_template_kwargs = {"enable_thinking": False}  # noqa: RUF012
+
+        def log(self) -> None: ...
+
+    with pytest.raises(UsageError, match=r"chat_template_kwargs \{'enable_thinking': False\}"):
+        prior_reward(model, Chat())(message, [[1, 0]], log_extra=Trainer().log)
+
+
+def test_few_logits_at_once(prior: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(prior)
+    rows = [([0], [1, 2, 3, 0][: 1 + i % 4]) for i in range(10)]
+    sizes = []
+    model.register_forward_hook(lambda _, __, output: sizes.append(output.logits.numel()))
+    whole = response_log_probs(model, rows)
+    assert sizes == [10 * 5 * 4]
+    assert response_log_probs(model, rows, at_once=60) == pytest.approx(whole, abs=1e-5)
+    assert max(sizes[1:]) <= 60
+    assert response_log_probs(model, rows, at_once=1) == pytest.approx(whole, abs=1e-5)
+
+
+def test_settings_for_a_machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    for _, config, _ in KINDS.values():
+        assert config(str(tmp_path)).bf16 is False

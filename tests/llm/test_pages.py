@@ -1,0 +1,98 @@
+"""Every snippet and every command of the pages about language models is run, or at least understood."""
+
+import importlib
+import shlex
+import shutil
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import tyro
+
+pytest.importorskip("trl", reason="the extra `llm` is not installed")
+
+from experiments.llm.__main__ import COMMANDS as EXPERIMENTS
+from repolicy.cli.llm import COMMANDS
+from repolicy.llm.losses import token_rewards
+from repolicy.objective import residual
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").glob("llm*.md"))
+
+
+def snippets(page: str) -> list[str]:
+    return [part.split("```")[0] for part in (ROOT / "docs" / page).read_text().split("```python\n")[1:]]
+
+
+def command_lines() -> list[str]:
+    lines = [line.strip() for page in PAGES for line in page.read_text().splitlines() if line.startswith("    ")]
+    return sorted({line for line in lines if line.startswith(("repolicy", "python"))})
+
+
+@pytest.fixture
+def folder(prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a reader stands, with models of those names."""
+    for name in ("my-model", "runs/low", "runs/high"):
+        shutil.copytree(prior, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")  # of a machine without a GPU
+@pytest.mark.parametrize("page", ["llm.md", "llm-settings.md"])
+def test_snippets_run(page: str, folder: Path) -> None:
+    found = snippets(page)
+    assert len(found) >= 2
+    names: dict[str, Any] = {"__name__": "snippet"}
+    for snippet in found:
+        exec(snippet, names)
+    if page == "llm.md":
+        assert (folder / "tuned" / "repolicy.json").exists()
+        assert names["text"].shape[0] == 1
+
+
+@pytest.mark.parametrize("line", command_lines())
+def test_commands_are_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = shlex.split(line)
+    if words[:2] == ["repolicy", "llm"]:
+        command = tyro.cli(COMMANDS[words[2]], args=words[3:])
+        assert command.prior
+    elif words[:3] == ["python", "-m", "experiments.llm"]:
+        assert tyro.cli(EXPERIMENTS[words[3]], args=words[4:]) == EXPERIMENTS[words[3]]()
+    else:
+        assert words[1].startswith("examples/")
+        monkeypatch.syspath_prepend(str(ROOT / "examples"))
+        script, settings = importlib.import_module(Path(words[1]).stem).parse(words[2:])
+        assert script.model
+        assert settings.omega is not None
+
+
+@pytest.mark.parametrize(
+    ("index", "module", "name"),
+    [
+        (0, "verl.trainer.ppo.core_algos", "kl_penalty"),
+        (1, "openrlhf.trainer.ppo_utils.experience_maker", "compute_approx_kl"),
+    ],
+)
+def test_elsewhere_it_is_the_same_reward(index: int, module: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for the modules; then `score − alpha · what the replacement gives`, as both libraries do it."""
+    parts = module.split(".")
+    for i in range(len(parts)):
+        stand_in = types.ModuleType(".".join(parts[: i + 1]))
+        monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+        if i:
+            setattr(sys.modules[".".join(parts[:i])], parts[i], stand_in)
+    names: dict[str, Any] = {}
+    exec(snippets("llm-elsewhere.md")[index], names)
+    replaced = getattr(sys.modules[module], name)
+    log_policy, log_prior = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    penalty = replaced(log_policy, log_prior, **({"kl_penalty": "kl"} if index == 0 else {"kl_estimator": "k1"}))
+    scores = torch.zeros(3, 5)
+    scores[:, -1] = torch.tensor([1.0, 0.0, 2.0])
+    expected = token_rewards(
+        residual(names["OMEGA"], names["ALPHA"]), scores[:, -1], log_policy, log_prior, torch.ones(3, 5)
+    )
+    torch.testing.assert_close(scores - names["ALPHA"] * penalty, expected)

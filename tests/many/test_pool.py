@@ -1,0 +1,132 @@
+"""Many runs: their order, what is tried again, and that nobody outlives the pool."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from repolicy.many.pool import ATTEMPTS, Here, Job, work
+
+
+class Pretended:
+    """Jobs that end after as many looks as told, with the codes that they are given in turn."""
+
+    def __init__(self, codes: dict[str, list[int]]) -> None:
+        self.codes, self.started, self.running, self.most = codes, list[str](), set[str](), 0
+
+    def __call__(self, job: Job) -> "Pretended.One":
+        self.started.append(job.name)
+        self.running.add(job.name)
+        self.most = max(self.most, len(self.running))
+        return Pretended.One(self, job.name)
+
+    class One:
+        def __init__(self, pool: "Pretended", name: str) -> None:
+            self.pool, self.name = pool, name
+
+        def poll(self) -> int:
+            self.pool.running.discard(self.name)
+            return self.pool.codes.get(self.name, [0]).pop(0) if self.name in self.pool.codes else 0
+
+        def interrupt(self) -> None: ...
+        def kill(self) -> None: ...
+
+
+def jobs(tmp_path: Path, *names: str) -> list[Job]:
+    return [Job(name, (), tmp_path / f"{name}.log") for name in names]
+
+
+def test_jobs_are_begun_in_order_and_as_soon_as_they_are_ready(tmp_path: Path) -> None:
+    pool, ended = Pretended({}), list[str]()
+
+    def ready(job: Job) -> bool:
+        return {"needs c": "c" in ended, "never": False}.get(job.name, True)
+
+    left = work(
+        jobs(tmp_path, "a", "needs c", "never", "b", "c", "d"), pool, 2,
+        ended=lambda job, error: ended.append(job.name), ready=ready, pause=0.0,
+    )  # fmt: skip
+    assert pool.started == ["a", "b", "c", "d", "needs c"]
+    assert pool.most == 2
+    assert [job.name for job in left] == ["never"]
+
+
+def test_what_was_killed_is_tried_again_and_what_failed_is_not(tmp_path: Path) -> None:
+    pool = Pretended({"once": [-9, 0], "always": [-9] * ATTEMPTS, "wrong": [2]})
+    (tmp_path / "wrong.log").write_text("something\nrepolicy: the sentence\na warning\n")
+    found: dict[str, str] = {}
+    work(
+        jobs(tmp_path, "once", "always", "wrong"), pool, 1,
+        ended=lambda job, error: found.update({job.name: error}), pause=0.0,
+    )  # fmt: skip
+    assert found == {"once": "", "always": "it was killed by signal 9, 3 times", "wrong": "the sentence"}
+    assert [pool.started.count(name) for name in ("once", "always", "wrong")] == [2, ATTEMPTS, 1]
+
+
+def test_a_process_that_dies_goes_on_where_it_was(tmp_path: Path) -> None:
+    program = "import os, pathlib; p = pathlib.Path('begun'); p.exists() or (p.touch(), os.kill(os.getpid(), 9))"
+    job = Job(
+        "dies", (sys.executable, "-S", "-c", f"import os; os.chdir({str(tmp_path)!r}); {program}"), tmp_path / "log"
+    )
+    found: list[str] = []
+    work([job], Here, 1, ended=lambda job, error: found.append(error), pause=0.01)
+    assert found == [""]
+    assert (tmp_path / "begun").exists()
+
+
+POOL = """
+import sys
+from pathlib import Path
+from repolicy.many.pool import Here, Job, work
+child = "import os, time, pathlib\\ntry:\\n pathlib.Path('pid').write_text(str(os.getpid()))\\n time.sleep(60)\\n" \\
+        "except KeyboardInterrupt:\\n pathlib.Path('polite').touch()"
+work([Job("sleeps", (sys.executable, "-S", "-c", child), Path("log"))], Here, 1, ended=print, pause=0.01)
+"""
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A pool in a process of its own, with one job at work."""
+    with subprocess.Popen([sys.executable, "-c", POOL], cwd=tmp_path, stderr=subprocess.PIPE) as process:
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+        yield process
+        process.kill()
+
+
+def until(happened: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z"  # dead, and nobody's child
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a child that its parent died")
+def test_a_job_does_not_outlive_a_pool_that_was_killed(pool: "subprocess.Popen[bytes]", tmp_path: Path) -> None:
+    pool.kill()
+    until(lambda: is_gone(int((tmp_path / "pid").read_text())))
+    assert not (tmp_path / "polite").exists()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_pool_that_is_told_to_stop_tells_its_jobs(
+    pool: "subprocess.Popen[bytes]", tmp_path: Path, sent: signal.Signals
+) -> None:
+    pool.send_signal(sent)
+    assert pool.stderr is not None
+    assert b"KeyboardInterrupt" in pool.stderr.read()
+    assert (tmp_path / "polite").exists()
+    assert is_gone(int((tmp_path / "pid").read_text()))
