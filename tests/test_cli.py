@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tiny_envs import tiny
 
-from repolicy.cli.main import inspection
-from repolicy.cli.main import main as cli
+from repolicy.cli import inspection
+from repolicy.cli import main as cli
 from repolicy.cli.terminal import Terminal
 from repolicy.objective import residual
 

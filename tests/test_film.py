@@ -7,7 +7,7 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 
-from repolicy.cli.main import main as cli
+from repolicy.cli import main as cli
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec

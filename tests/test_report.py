@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from repolicy.cli.main import main as cli
+from repolicy.cli import main as cli
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.settings import Settings
 from repolicy.engine.training import customize, train
@@ -19,9 +19,9 @@ from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.errors import FileError, RepolicyError
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies.file import read_policy
+from repolicy.report import run as report
 from repolicy.report.film import CANNOT_RENDER, Shot
 from repolicy.report.page import curve, labels, number, spread, ticks
-from repolicy.report.run import run as report
 from repolicy.report.run import write_report
 
 ENV = "InvertedPendulum-v4"

@@ -1,11 +1,12 @@
 """What a run is asked for, and what else its result depends on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from repolicy.engine.settings import Settings, checked
 from repolicy.envs.step import Envs
-from repolicy.objective import Objective
+from repolicy.objective import Objective, name_of
 from repolicy.policies.policy import PolicySpec
 
 
@@ -54,3 +55,35 @@ def spec_for(batch: Envs, settings: Settings) -> PolicySpec:
         initial_std=settings.initial_std,
         min_std=settings.min_std,
     )
+
+
+def words(request: Request, prior: str | Path = "") -> list[str]:
+    """What follows `repolicy` on the command line that asks for this run; its settings are apart, as `options`.
+
+    Empty where only Python can say what was asked for: not every objective has a name.
+    """
+    found = name_of(request.objective)
+    if found is None:
+        return []
+    objective, coefficients = found
+    parts = ["customize", str(prior), "--env", request.env] if prior else ["train", request.env]
+    for name in request.addons:
+        parts += ["--addon", name]
+    parts += ["--omega", "auto"] if request.settings.kl_budget is not None else ["--objective", objective]
+    for key, value in coefficients.items():
+        parts += [f"--{key}", f"{value!r}"]
+    return parts + ["--sparse"] * request.sparse
+
+
+def options(settings: Settings, usual: Settings) -> list[str]:
+    """The options that make these settings from the usual ones."""
+    parts: list[str] = []
+    for field in fields(Settings):
+        value, option = getattr(settings, field.name), "--" + field.name.replace("_", "-")
+        if value == getattr(usual, field.name):
+            continue
+        if isinstance(value, bool):
+            parts.append(option if value else f"--no-{option[2:]}")
+        else:
+            parts += [option, *(map(str, value) if isinstance(value, tuple) else [str(value)])]
+    return parts

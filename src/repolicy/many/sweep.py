@@ -24,7 +24,7 @@ from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import read_json
 from repolicy.many import ray
 from repolicy.many.pool import Here, Job, Start, work
-from repolicy.many.tradeoff import Found, Point, as_dict
+from repolicy.many.tradeoff import Found, Point, as_dict, point_words
 from repolicy.objective import greedy
 from repolicy.policies.file import env_of, find_policy, read_policy
 from repolicy.policies.policy import Policy
@@ -162,12 +162,9 @@ def _train(
 
 
 def _program(point: Point, folder: Path, request: dict[str, Any]) -> tuple[str, ...]:
-    addons = [word for name in request["addons"] for word in ("--addon", name)]
     return (
-        sys.executable, "-m", "repolicy", "customize", str((folder / "prior.safetensors").resolve()),
-        "--env", request["env"], *addons, "--omega", repr(point.omega), "--alpha", repr(request["alpha"]),
-        "--settings", str((folder / "settings.json").resolve()), "--out", str(point.folder.resolve()),
-        "--resume", "--no-report", *(["--sparse"] if request["sparse"] else []),
+        sys.executable, "-m", "repolicy", *point_words(request, point.omega, folder.resolve()),
+        "--out", str(point.folder.resolve()), "--resume", "--no-report",
     )  # fmt: skip
 
 

@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 
 from repolicy.engine.folder import RunFolder
+from repolicy.engine.request import Request, words
+from repolicy.engine.settings import Settings
 from repolicy.envs.evaluation import Evaluation
 from repolicy.errors import UsageError
+from repolicy.objective import residual
 from repolicy.policies.storage import finite
 
 
@@ -93,15 +96,16 @@ class Found:
 
     def longer(self, point: Point) -> str:
         """The command that trains one point for ten times as long."""
-        settings = self.request["settings"]
-        parts = ["repolicy", "customize", str(self.folder / "prior.safetensors"), "--env", self.request["env"]]
-        for name in self.request["addons"]:
-            parts += ["--addon", name]
-        alpha = f"{self.request['alpha']!r}"
-        parts += ["--sparse"] if self.request["sparse"] else []
-        parts += ["--omega", f"{point.omega!r}", "--alpha", alpha, "--settings", str(self.folder / "settings.json")]
-        parts += ["--steps", str(10 * settings["steps"]), "--ranks", "0", "--out", f"{point.folder}-longer"]
-        return shlex.join(parts)
+        steps = str(10 * self.request["settings"]["steps"])
+        said = point_words(self.request, point.omega, self.folder)
+        return shlex.join(["repolicy", *said, "--steps", steps, "--ranks", "0", "--out", f"{point.folder}-longer"])
+
+
+def point_words(request: dict[str, Any], omega: float, folder: Path) -> list[str]:
+    """What follows `repolicy` on the command line that trains one point of the sweep in this folder."""
+    settings, objective = Settings(**request["settings"]), residual(omega, request["alpha"])
+    asked = Request(request["env"], objective, settings, tuple(request["addons"]), sparse=request["sparse"])
+    return [*words(asked, folder / "prior.safetensors"), "--settings", str(folder / "settings.json")]
 
 
 def knee(costs: Sequence[float], gains: Sequence[float]) -> int:

@@ -1,6 +1,5 @@
 """report.html: what a run changed, for a person to see, in one file that needs no other and no network."""
 
-import dataclasses
 import hashlib
 import shlex
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ import numpy as np
 from repolicy.engine import ranks
 from repolicy.engine.defaults import customizing, defaults
 from repolicy.engine.folder import RunFolder
-from repolicy.engine.settings import Settings
+from repolicy.engine.request import Request, options, words
 from repolicy.envs.addons import Addon, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.errors import FileError, RepolicyError
@@ -263,38 +262,11 @@ def _recipe(request: dict[str, Any]) -> str:
 
 def repeat(folder: RunFolder, request: dict[str, Any]) -> str:
     """The command that makes the run again, to the bit; empty where only Python can say what was asked for."""
-    customised = bool(request["prior"])
-    settings = Settings(**request["settings"])
-    usual = (customizing if customised else defaults)(request["env"])
-    found = name_of(Objective(**request["objective"]))
-    if found is None:
-        return ""
-    objective, coefficients = found
-    parts = (
-        ["repolicy", "customize", str(_prior_of(folder, request))]
-        if customised
-        else ["repolicy", "train", request["env"]]
-    )
-    for name in request["addons"]:
-        parts += ["--addon", name]
-    if settings.kl_budget is None:
-        parts += ["--objective", objective]
-    else:
-        parts += ["--omega", "auto"]
-    for key, value in coefficients.items():
-        parts += [f"--{key}", f"{value!r}"]
-    if customised:
-        parts += ["--env", request["env"], *(["--sparse"] if request["sparse"] else [])]
-    for field in dataclasses.fields(Settings):
-        value = getattr(settings, field.name)
-        if value == getattr(usual, field.name):
-            continue
-        option = "--" + field.name.replace("_", "-")
-        if isinstance(value, bool):
-            parts.append(option if value else f"--no-{option[2:]}")
-        else:
-            parts += [option, *(map(str, value) if isinstance(value, tuple) else [str(value)])]
-    return shlex.join([*parts, "--out", f"{folder.path}-again"])
+    asked, customised = Request.from_dict(request), bool(request["prior"])
+    said = words(asked, _prior_of(folder, request) if customised else "")
+    usual = (customizing if customised else defaults)(asked.env)
+    parts = ["repolicy", *said, *options(asked.settings, usual), "--out", f"{folder.path}-again"]
+    return shlex.join(parts) if said else ""
 
 
 def _prior_of(folder: RunFolder, request: dict[str, Any]) -> Path | str:

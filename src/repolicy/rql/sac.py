@@ -130,7 +130,7 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         save_policy(path, self.as_policy(), card or {}, storable(self.prior))
 
     def _first_policy(self, settings: Settings) -> Policy:
-        if isinstance(self.prior, Policy) and self.prior.family is FAMILIES["state_squashed"]:
+        if isinstance(self.prior, Policy) and self.prior.family == FAMILIES["state_squashed"]:
             return frozen(self.prior).requires_grad_(True)
         size, actions = self._normaliser.mean.numel(), actions_of(self.action_space)
         policy = Policy(PolicySpec(size, actions, "state_squashed", settings.hidden, "relu"))

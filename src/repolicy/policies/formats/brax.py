@@ -1,0 +1,174 @@
+"""Brax's parameters: a pickle of the normalizer's statistics, the policy's layers and, in newer ones, the critic's.
+
+The activation is not in the file: swish is the default of Brax's PPO. The std, where the last layer is twice as wide
+as the action, is `softplus(raw) + 0.001`, before tanh.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repolicy.errors import FileError
+from repolicy.policies.formats import vecnormalize
+from repolicy.policies.formats.described import (
+    CannotCopyError,
+    Described,
+    Hidden,
+    LayerNorm,
+    Linear,
+    Normalizer,
+    Options,
+    Perceptron,
+    Std,
+)
+from repolicy.policies.formats.layers import chosen_activation, normalizer, numbers, perceptron, some
+from repolicy.policies.formats.shells import Shell, read_pickle
+from repolicy.policies.formats.torch_files import read_bytes
+from repolicy.policies.spaces import ActionSpace
+
+LIBRARY = "Brax"
+MIN_STD = 1e-3
+
+
+def load(content: bytes, where: str) -> Any:
+    return read_pickle(content, where)
+
+
+def recognized(kept: Any) -> bool:
+    """Whether a pickle holds a normalizer's statistics and then layers."""
+    return isinstance(kept, tuple | list) and len(kept) >= 2 and _module(kept[1]) is not None
+
+
+def read(path: Path, options: Options) -> Described:
+    where = str(path)
+    kept = load(read_bytes(path), where)
+    module = _module(kept[1])
+    assert module is not None
+    activation, notes = chosen_activation(options, "swish", LIBRARY)
+    actor, std, squashed = _policy(module, activation, where)
+    width = _layers(actor)[0].weight.shape[1]
+    found, groups, told = _normalizer(kept[0], width, options, where)
+    critic = _critic(kept[2] if len(kept) > 2 else None, activation, width, where)
+    size = len(actor.output.bias)
+    bounds = ((-1.0,) * size, (1.0,) * size) if squashed else ((), ())
+    return Described(
+        LIBRARY,
+        "",
+        "PPO or SAC",
+        actor,
+        ActionSpace("continuous", (size,), *bounds),
+        squashed,
+        std,
+        found,
+        critic=critic,
+        groups=groups,
+        notes=(*notes, *told),
+    )
+
+
+def _module(kept: Any) -> dict[str, Any] | None:
+    """The layers of a module: under `params`, and under `MLP_0` where the std has parameters of its own."""
+    kept = kept.get("params") if isinstance(kept, dict) else None
+    if not isinstance(kept, dict):
+        return None
+    return kept if "hidden_0" in kept or "MLP_0" in kept else None
+
+
+def _policy(module: dict[str, Any], activation: str, where: str) -> tuple[Perceptron, Std, bool]:
+    if "MLP_0" in module:
+        return *_plain_gaussian(module, activation, where), False
+    *hidden, last = _hidden(module, where)
+    output, size = last.linear, len(last.linear.bias) // 2
+    if len(output.bias) % 2:
+        raise CannotCopyError(
+            f"{where} cannot be copied: its last layer has {len(output.bias)} outputs, not means and stds"
+        )
+    mean, head = Linear(output.weight[:size], output.bias[:size]), Linear(output.weight[size:], output.bias[size:])
+    return perceptron(hidden, mean, activation, where), Std("head", head, "softplus", floor=MIN_STD), True
+
+
+def _plain_gaussian(module: dict[str, Any], activation: str, where: str) -> tuple[Perceptron, Std]:
+    """Brax's newer `normal` distribution: neither tanh nor softplus."""
+    hidden = _hidden(module["MLP_0"], where)
+    dense = [name for name in ("Dense_0", "Dense_1") if name in module]
+    if not dense:
+        raise CannotCopyError(f"{where} cannot be copied: its policy holds {some(module)}")
+    actor = perceptron(hidden, _dense(module[dense[0]], dense[0], where), activation, where)
+    for name, link in (("std_logparam", "exp"), ("std_param", "identity")):
+        if name in module:
+            (raw,) = module[name].values() if isinstance(module[name], dict) else (module[name],)
+            return actor, Std("vector", numbers(raw.reshape(-1), name, where), link)
+    raise CannotCopyError(
+        f"{where} cannot be copied: its std depends on the state in a way that the file does not tell"
+    )
+
+
+def _hidden(module: dict[str, Any], where: str) -> list[Hidden]:
+    """Dense layers in their order; a LayerNorm comes after the activation."""
+    count = sum(name.startswith("hidden_") for name in module)
+    layers = []
+    for index in range(count):
+        layer = _dense(module.get(f"hidden_{index}"), f"hidden_{index}", where)
+        norm = module.get(f"LayerNorm_{index}")
+        layers.append(Hidden(layer, None if norm is None else _norm(norm, where)))
+    if any(name for name in module if not name.startswith(("hidden_", "LayerNorm_"))):
+        raise CannotCopyError(f"{where} cannot be copied: its network holds {some(module)}")
+    return layers
+
+
+def _dense(kept: Any, name: str, where: str) -> Linear:
+    kernel = kept.get("kernel") if isinstance(kept, dict) else None
+    if not isinstance(kernel, np.ndarray) or kernel.ndim != 2:
+        raise FileError(f"{where} is damaged: {name} has no kernel")
+    bias = kept.get("bias", np.zeros(kernel.shape[1], np.float32))
+    return Linear(numbers(kernel.T, name, where), numbers(bias, name, where))
+
+
+def _norm(kept: Any, where: str) -> LayerNorm:
+    weight, bias = (numbers(kept[part], "LayerNorm", where) for part in ("scale", "bias"))
+    return LayerNorm(weight, bias, 1e-6, "after")
+
+
+def _layers(network: Perceptron) -> list[Linear]:
+    return [hidden.linear for hidden in network.hidden] + [network.output]
+
+
+def _critic(kept: Any, activation: str, width: int, where: str) -> Perceptron | None:
+    """Where it takes what the policy takes."""
+    module = _module(kept)
+    if module is None or "hidden_0" not in module:
+        return None
+    critic = perceptron(_hidden(module, where), None, activation, where)
+    return critic if _layers(critic)[0].weight.shape[1] == width and len(critic.output.bias) == 1 else None
+
+
+def _normalizer(
+    kept: Any, width: int, options: Options, where: str
+) -> tuple[Normalizer | None, tuple[tuple[str, int], ...], list[str]]:
+    """Statistics of one array, or of a Dict's; of those, the one that the policy takes is found by its size."""
+    if options.normalizer == "none":
+        return None, (), ["observations are not normalized, as you asked for"]
+    if options.normalizer:
+        return vecnormalize.read(Path(options.normalizer)), (), []
+    if not isinstance(kept, Shell) or "mean" not in kept.state or "std" not in kept.state:
+        return None, (), ["observations are not normalized (the file has no statistics)"]
+    mean, std = kept.state["mean"], kept.state["std"]
+    groups: tuple[tuple[str, int], ...] = ()
+    if isinstance(mean, dict):
+        keys = sorted((key for key in mean if np.size(mean[key]) == width), key=lambda key: (key != "state", key))
+        if not keys:
+            raise FileError(
+                f"{where} is damaged: the policy takes {width} numbers, and none of {some(mean)} has so many"
+            )
+        mean, std, groups = mean[keys[0]], std[keys[0]], ((str(keys[0]), width),)
+    if np.size(mean) != width:
+        raise FileError(f"{where} is damaged: its statistics are of {np.size(mean)} numbers, the policy takes {width}")
+    return normalizer(mean, std, None, where, _count(kept.state.get("count"))), groups, []
+
+
+def _count(kept: Any) -> float:
+    """How many observations were seen: a number, or two halves of one."""
+    if isinstance(kept, Shell) and {"hi", "lo"} <= kept.state.keys():
+        return float(kept.state["hi"]) * 2.0**32 + float(kept.state["lo"])
+    return float(kept) if isinstance(kept, int | float | np.number | np.ndarray) and np.size(kept) == 1 else 0.0

@@ -1,0 +1,121 @@
+"""CleanRL's models: bare state dicts, each script with its own names and without a normalizer's statistics."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repolicy.policies.formats import vecnormalize
+from repolicy.policies.formats.described import Array, Described, Hidden, Linear, Options, Perceptron, Std
+from repolicy.policies.formats.given import given_std, tempered, without_std
+from repolicy.policies.formats.layers import (
+    below,
+    check_width,
+    chosen_activation,
+    linear,
+    numbers,
+    perceptron,
+    sequence,
+    tensors_of,
+)
+from repolicy.policies.spaces import ActionSpace
+
+LIBRARY = "CleanRL"
+UNSEEN = (
+    "CleanRL's files hold no statistics of observations, which its scripts for continuous actions normalize (clipped "
+    "to 10): without them (--normalizer FILE.npz with mean and var) the policy acts badly"
+)
+
+
+def recognized(kept: Any) -> bool:
+    """Whether a checkpoint's contents are one of CleanRL's models."""
+    return _kind(kept) is not None
+
+
+def read(path: Path, kept: Any, options: Options) -> Described:
+    kind = _kind(kept)
+    assert kind is not None
+    described = kind(path, tensors_of(_state(kept), str(path)), options)
+    if options.normalizer in (None, "none"):
+        return described
+    found = vecnormalize.read(Path(options.normalizer))
+    check_width(described.observation_size, found, str(path))
+    notes = tuple(note for note in described.notes if note != UNSEEN)
+    return Described(**described.__dict__ | {"normalizer": found, "notes": notes})
+
+
+def _continuous(path: Path, tensors: dict[str, Array], options: Options) -> Described:
+    """PPO: a Gaussian with one std for all states, and tanh."""
+    where = str(path)
+    activation, _ = chosen_activation(options, "tanh", LIBRARY, "tanh" if options.activation is None else None)
+    actor = perceptron(sequence(tensors, "actor_mean", where), None, activation, where)
+    critic = (
+        perceptron(sequence(tensors, "critic", where), None, activation, where) if _has(tensors, "critic") else None
+    )
+    raw = numbers(tensors["actor_logstd"].reshape(-1), "actor_logstd", where)
+    space = ActionSpace("continuous", (len(raw),))
+    return Described(LIBRARY, "", "PPO", actor, space, std=Std("vector", raw), critic=critic, notes=(UNSEEN,))
+
+
+def _discrete(path: Path, tensors: dict[str, Array], options: Options) -> Described:
+    """PPO with one choice: logits, and tanh."""
+    where = str(path)
+    activation, _ = chosen_activation(options, "tanh", LIBRARY, "tanh" if options.activation is None else None)
+    actor = perceptron(sequence(tensors, "actor", where), None, activation, where)
+    critic = perceptron(sequence(tensors, "critic", where), None, activation, where)
+    return Described(LIBRARY, "", "PPO", actor, ActionSpace("discrete", (len(actor.output.bias),)), critic=critic)
+
+
+def _values(path: Path, tensors: dict[str, Array], options: Options) -> Described:
+    """DQN: values of actions, and relu."""
+    where = str(path)
+    activation, _ = chosen_activation(options, "relu", LIBRARY, "relu" if options.activation is None else None)
+    network = perceptron(sequence(tensors, "network", where), None, activation, where)
+    actor = tempered(network, options, where)
+    return Described(LIBRARY, "", "DQN", actor, ActionSpace("discrete", (len(actor.output.bias),)))
+
+
+def _squashed(path: Path, tensors: dict[str, Array], options: Options) -> Described:
+    """TD3 and DDPG (a mean without a std), or SAC (a log-std between −5 and 2, through tanh); relu."""
+    where = str(path)
+    activation, _ = chosen_activation(options, "relu", LIBRARY, "relu" if options.activation is None else None)
+    hidden = [Hidden(linear(tensors, name, where)) for name in ("fc1", "fc2")]
+    soft = "fc_logstd.weight" in tensors
+    actor: Perceptron = perceptron(hidden, linear(tensors, "fc_mean" if soft else "fc_mu", where), activation, where)
+    width = len(actor.output.bias)
+    scale, shift = (np.broadcast_to(tensors[f"action_{name}"].reshape(-1), width) for name in ("scale", "bias"))
+    bounds = [tuple(float(number) for number in bound) for bound in (shift - scale, shift + scale)]
+    space = ActionSpace("continuous", (width,), bounds[0], bounds[1])
+    if not soft:
+        return Described(
+            LIBRARY, "", "TD3 or DDPG", actor, space, True, given_std(options, width), notes=without_std(options)
+        )
+    head: Linear = linear(tensors, "fc_logstd", where)
+    return Described(LIBRARY, "", "SAC", actor, space, True, Std("head", head, "exp_tanh", -5.0, 2.0))
+
+
+Reader = Callable[[Path, dict[str, Array], Options], Described]
+KINDS: tuple[tuple[tuple[str, ...], Reader], ...] = (
+    (("actor_mean.0.weight", "actor_logstd"), _continuous),
+    (("fc1.weight", "fc_mu.weight", "action_scale"), _squashed),
+    (("fc1.weight", "fc_mean.weight", "action_scale"), _squashed),
+    (("actor.0.weight", "critic.0.weight"), _discrete),
+    (("network.0.weight", "network.2.weight"), _values),
+)
+
+
+def _state(kept: Any) -> Any:
+    """TD3 and DDPG save the actor's state dict together with the critics'."""
+    return kept[0] if isinstance(kept, tuple) and kept else kept
+
+
+def _kind(kept: Any) -> Reader | None:
+    state = _state(kept)
+    if not isinstance(state, dict):
+        return None
+    return next((kind for names, kind in KINDS if all(name in state for name in names)), None)
+
+
+def _has(tensors: dict[str, Array], prefix: str) -> bool:
+    return bool(below(tensors, prefix))

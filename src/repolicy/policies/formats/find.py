@@ -1,0 +1,79 @@
+"""Which format a file has, by looking into it, and the description that its reader gives."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from repolicy.errors import FileError
+from repolicy.policies.formats import brax, cleanrl, onnx, rsl_rl, sb3, skrl, torchscript
+from repolicy.policies.formats.described import Described, Options
+from repolicy.policies.formats.layers import some
+from repolicy.policies.formats.shells import read_pickle
+from repolicy.policies.formats.torch_files import LEGACY_START, load, open_zip, read_bytes
+
+KNOWN = (
+    "Stable-Baselines3's and sb3-contrib's zips, checkpoints of rsl_rl, skrl and CleanRL, Brax's parameters, ONNX and "
+    "TorchScript"
+)
+CHECKPOINTS: Mapping[str, tuple[Callable[[Any], bool], Callable[[Path, Any, Options], Described]]] = {
+    "rsl_rl": (rsl_rl.recognized, rsl_rl.read),
+    "skrl": (skrl.recognized, skrl.read),
+    "cleanrl": (cleanrl.recognized, cleanrl.read),
+}
+
+
+def recognized(path: str | Path) -> str | None:
+    """sb3, rsl_rl, skrl, cleanrl, brax, onnx or torchscript; None where it is none of them."""
+    path = Path(path)
+    content = read_bytes(path)
+    if content[:4] == b"PK\x03\x04":
+        return _zip(content, str(path))
+    if content[:1] == b"\x80":
+        return _checkpoint(content, str(path)) if LEGACY_START in content[:32] else _pickle(content, str(path))
+    return "onnx" if onnx.recognized(content) else None
+
+
+def describe(path: str | Path, options: Options | None = None) -> Described:
+    """The policy in a file of any known format, or one sentence about why there is none."""
+    path, options = Path(path), options or Options()
+    name = recognized(path)
+    if name is None:
+        raise FileError(f"{path} holds {_found(path)}, and no policy of a known layout; known are {KNOWN}")
+    if name in CHECKPOINTS:
+        return CHECKPOINTS[name][1](path, load(read_bytes(path), str(path)), options)
+    return {"sb3": sb3.read, "brax": brax.read, "onnx": onnx.read, "torchscript": torchscript.read}[name](path, options)
+
+
+def _zip(content: bytes, where: str) -> str | None:
+    names = open_zip(content, where).namelist()
+    if sb3.recognized(names):
+        return "sb3"
+    if torchscript.recognized(names):
+        return "torchscript"
+    return _checkpoint(content, where) if any(name.endswith("data.pkl") for name in names) else None
+
+
+def _checkpoint(content: bytes, where: str) -> str | None:
+    kept = load(content, where)
+    return next((name for name, (belongs, _) in CHECKPOINTS.items() if belongs(kept)), None)
+
+
+def _pickle(content: bytes, where: str) -> str | None:
+    try:
+        return "brax" if brax.recognized(brax.load(content, where)) else None
+    except FileError:
+        return None
+
+
+def _found(path: Path) -> str:
+    """What is in a file that nobody knows, for a sentence."""
+    content = read_bytes(path)
+    if content[:1] == b"\x80" and LEGACY_START not in content[:32]:
+        return f"a pickle of {read_pickle(content, str(path))!r:.80}"
+    if content[:4] != b"PK\x03\x04":
+        return f"{len(content):,} bytes that begin with {content[:8]!r}"
+    names = open_zip(content, str(path)).namelist()
+    if not any(name.endswith("data.pkl") for name in names):
+        return f"a zip of {some(names)}"
+    kept = load(content, str(path))
+    return f"PyTorch's {some(map(str, kept))}" if isinstance(kept, dict) else f"PyTorch's {type(kept).__name__}"

@@ -1,0 +1,211 @@
+"""rsl_rl's checkpoints since 1.0, and so those of legged_gym, Isaac Lab and mjlab.
+
+What changed between versions is where the state dicts lie and what their tensors are called: a row of data each. The
+activation is not in them; `params/agent.yaml`, which Isaac Lab and mjlab write beside the checkpoints, has it.
+"""
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from repolicy.errors import FileError
+from repolicy.policies.formats import vecnormalize
+from repolicy.policies.formats.described import (
+    Array,
+    CannotCopyError,
+    Described,
+    Linear,
+    Normalizer,
+    Options,
+    Perceptron,
+    Std,
+)
+from repolicy.policies.formats.given import agent_settings
+from repolicy.policies.formats.layers import (
+    below,
+    check_width,
+    chosen_activation,
+    normalizer,
+    numbers,
+    perceptron,
+    sequence,
+    some,
+    tensors_of,
+)
+from repolicy.policies.spaces import ActionSpace
+
+LIBRARY = "rsl_rl"
+EPSILON = 1e-2  # of EmpiricalNormalization, in all versions
+LIMITS = (1e-6, 1e6)  # of a std, since 5.0
+
+
+class Layout(NamedTuple):
+    """Where a version keeps what."""
+
+    version: str
+    state: str
+    actor: str
+    normalizer: str
+    critic: tuple[str, str, str]  # its state dict, and there its layers and its normalizer
+    stds: dict[str, str]  # a tensor's name, and what links it to the std
+
+
+LAYOUTS = (
+    Layout(
+        "4 or later",
+        "actor_state_dict",
+        "mlp",
+        "obs_normalizer",
+        ("critic_state_dict", "mlp", "obs_normalizer"),
+        {
+            "distribution.std_param": "identity",
+            "distribution.log_std_param": "exp",
+            "std": "identity",
+            "log_std": "exp",
+        },
+    ),
+    Layout(
+        "1 to 3",
+        "model_state_dict",
+        "actor",
+        "actor_obs_normalizer",
+        ("model_state_dict", "critic", "critic_obs_normalizer"),
+        {"std": "identity", "log_std": "exp"},
+    ),
+    Layout(
+        "2 or 3, distilled",
+        "model_state_dict",
+        "student",
+        "student_obs_normalizer",
+        ("", "", ""),
+        {"std": "identity", "log_std": "exp"},
+    ),
+    Layout(
+        "4 or later, distilled",
+        "student_state_dict",
+        "mlp",
+        "obs_normalizer",
+        ("", "", ""),
+        {"distribution.std_param": "identity", "distribution.log_std_param": "exp"},
+    ),
+)
+
+
+def recognized(kept: Any) -> bool:
+    """Whether a checkpoint's contents are rsl_rl's."""
+    return isinstance(kept, dict) and any(isinstance(kept.get(layout.state), dict) for layout in LAYOUTS)
+
+
+def read(path: Path, kept: dict[str, Any], options: Options) -> Described:
+    where = str(path)
+    layout, tensors = _layout(kept, where)
+    agent = agent_settings(path)
+    activation, notes = chosen_activation(options, "elu", LIBRARY, agent.get("activation"))
+    layers = sequence(tensors, layout.actor, where)
+    actor = perceptron(layers, None, activation, where)
+    std, actor, more = _std(tensors, layout, actor, agent, where)
+    found, told = _normalizer(kept, tensors, layout, options, where)
+    check_width(_width(actor), found, where)
+    actions = ActionSpace("continuous", (len(actor.output.bias),))
+    critic = _critic(kept, layout, activation, found, _width(actor), where)
+    return Described(
+        LIBRARY,
+        layout.version,
+        "PPO",
+        actor,
+        actions,
+        std=std,
+        normalizer=found,
+        critic=critic,
+        notes=(*notes, *more, *told, "the file does not hold the scale of actions, which the environment applies"),
+    )
+
+
+def _layout(kept: dict[str, Any], where: str) -> tuple[Layout, dict[str, Array]]:
+    names: list[str] = []
+    for layout in LAYOUTS:
+        if not isinstance(kept.get(layout.state), dict):
+            continue
+        tensors = tensors_of(kept[layout.state], where)
+        names = list(tensors)
+        if any(name.startswith(("memory", "rnn")) for name in tensors):
+            raise CannotCopyError(f"{where} cannot be copied: the policy has a memory (a recurrent layer)")
+        if any(name.startswith(("cnn", "actor_cnn")) for name in tensors):
+            raise CannotCopyError(f"{where} cannot be copied: the policy looks at images")
+        if below(tensors, layout.actor):
+            return layout, tensors
+    raise FileError(
+        f"{where} looks like a checkpoint of rsl_rl, but holds no actor: {some(names)}; known are actor.*, student.* "
+        "and mlp.*"
+    )
+
+
+def _std(
+    tensors: dict[str, Array], layout: Layout, actor: Perceptron, agent: dict[str, str], where: str
+) -> tuple[Std, Perceptron, list[str]]:
+    """One for all states, or the second half of the last layer."""
+    for name, link in layout.stds.items():
+        if name in tensors:
+            raw = numbers(tensors[name].reshape(-1), name, where)
+            if len(raw) != len(actor.output.bias):
+                raise FileError(f"{where} is damaged: {len(raw)} stds do not fit {len(actor.output.bias)} actions")
+            return Std("vector", raw, link, *_limits(link)), actor, []
+    if "Beta" in agent.get("class_name", "") or len(actor.output.bias) % 2:
+        raise CannotCopyError(f"{where} cannot be copied: its distribution is no Gaussian, or it has no std")
+    half = len(actor.output.bias) // 2
+    kind = agent.get("std_type", agent.get("noise_std_type"))
+    link = "exp" if kind == "log" else "identity"
+    head = Linear(actor.output.weight[half:], actor.output.bias[half:])
+    mean = Linear(actor.output.weight[:half], actor.output.bias[:half])
+    notes = [] if kind else ["the std is taken from the second half of the last layer as it is (std_type: scalar)"]
+    return Std("head", head, link, *_limits(link)), Perceptron(actor.hidden, mean, actor.activation), notes
+
+
+def _limits(link: str) -> tuple[float, float]:
+    return LIMITS if link == "identity" else (math.log(LIMITS[0]), math.log(LIMITS[1]))
+
+
+def _normalizer(
+    kept: dict[str, Any], tensors: dict[str, Array], layout: Layout, options: Options, where: str
+) -> tuple[Normalizer | None, list[str]]:
+    """In the model since 3.0, beside it before; rsl_rl does not clip."""
+    if options.normalizer == "none":
+        return None, ["observations are not normalized, as you asked for"]
+    if options.normalizer:
+        return vecnormalize.read(Path(options.normalizer)), []
+    inside = below(tensors, layout.normalizer)
+    found = inside or tensors_of(kept.get("obs_norm_state_dict") or {}, where)
+    if not found:
+        return None, ["observations are not normalized (the file has no statistics)"]
+    if "_mean" not in found or "_std" not in found:
+        raise FileError(f"{where} is damaged: its normalizer holds {some(found)}, not _mean and _std")
+    count = float(found["count"]) if "count" in found else 0.0
+    return normalizer(found["_mean"], found["_std"].astype(np.float64) + EPSILON, None, where, count), []
+
+
+def _critic(
+    kept: dict[str, Any], layout: Layout, activation: str, found: Normalizer | None, width: int, where: str
+) -> Perceptron | None:
+    """Where it takes what the actor takes, normalized alike; an asymmetric critic is of no use here."""
+    state, prefix, inside = layout.critic
+    tensors = tensors_of(kept.get(state) or {}, where)
+    if not below(tensors, prefix):
+        return None
+    own = below(tensors, inside)
+    for name in ("critic_obs_norm_state_dict", "privileged_obs_norm_state_dict"):
+        own = own or tensors_of(kept.get(name) or {}, where)
+    mean = own.get("_mean")
+    alike = mean is None if found is None else mean is not None and _equal(mean.reshape(-1), found.shift)
+    critic = perceptron(sequence(tensors, prefix, where), None, activation, where)
+    return critic if alike and _width(critic) == width and len(critic.output.bias) == 1 else None
+
+
+def _equal(first: Array, second: Array) -> bool:
+    return first.shape == second.shape and np.allclose(first, second)
+
+
+def _width(network: Perceptron) -> int:
+    layers = [hidden.linear for hidden in network.hidden] + [network.output]
+    return int(layers[0].weight.shape[1])

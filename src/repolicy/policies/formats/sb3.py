@@ -1,0 +1,370 @@
+"""Stable-Baselines3's zips and sb3-contrib's, of all versions since 1.0.
+
+A zip holds `data` (JSON, in which whatever is no plain value is a pickle in base64), `policy.pth` (a state dict) and
+the version. What kind of policy it is, its tensors' names tell; its activation and its spaces are in the pickles,
+which are read through shells.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from repolicy.errors import FileError, UsageError
+from repolicy.policies.formats import vecnormalize
+from repolicy.policies.formats.described import (
+    Array,
+    CannotCopyError,
+    Described,
+    Hidden,
+    Linear,
+    Normalizer,
+    Options,
+    Perceptron,
+    Std,
+)
+from repolicy.policies.formats.given import given_std, tempered, without_std
+from repolicy.policies.formats.layers import (
+    activation_named,
+    check_width,
+    linear,
+    numbers,
+    perceptron,
+    sequence,
+    some,
+    tensors_of,
+)
+from repolicy.policies.formats.shells import Name, Shell, read_pickle
+from repolicy.policies.formats.torch_files import entry, load, open_zip, read_bytes
+from repolicy.policies.spaces import ActionSpace
+
+LIBRARY = "Stable-Baselines3"
+MARKS = {  # an algorithm by a setting that only it has, the first that fits
+    "top_quantiles_to_drop_per_net": "TQC",
+    "n_quantiles": "QR-DQN",
+    "n_delta": "ARS",
+    "cg_damping": "TRPO",
+    "target_policy_noise": "TD3 or DDPG",
+    "exploration_fraction": "DQN",
+    "ent_coef_optimizer": "SAC",
+    "target_entropy": "SAC",
+    "clip_range": "PPO",
+    "gae_lambda": "A2C",
+}
+
+
+@dataclass(frozen=True)
+class Zip:
+    """A zip's contents, as its readers need them."""
+
+    where: str
+    tensors: dict[str, Array]
+    data: dict[str, Any]
+    settings: dict[str, Any]  # policy_kwargs
+    policy_class: str
+    observations: tuple[tuple[str, int], ...]  # one group without a name, or those of a Dict
+    actions: ActionSpace
+    binary: bool  # actions that are each on or off
+
+    @property
+    def width(self) -> int:
+        return sum(size for _, size in self.observations)
+
+    def activation(self, default: str) -> str:
+        found = self.settings.get("activation_fn")
+        if found is None:
+            return default
+        return activation_named(found.last if isinstance(found, Name) else repr(found), self.where)
+
+
+class Parts(NamedTuple):
+    """What depends on the kind of policy."""
+
+    actor: Perceptron
+    std: Std | None = None
+    squashed: bool = False
+    mean_clip: float | None = None
+    critic: Perceptron | None = None
+    notes: tuple[str, ...] = ()
+
+
+def recognized(names: list[str]) -> bool:
+    """Whether a zip with these entries is Stable-Baselines3's."""
+    return "data" in names and "policy.pth" in names
+
+
+def read(path: Path, options: Options) -> Described:
+    """The policy in a zip, with the normalizer from the file that VecNormalize wrote."""
+    kept = _open(path)
+    parts = _kind(kept)(kept, options)
+    normalizer, notes = _normalizer(path, kept, options)
+    check_width(kept.width, normalizer, str(path))
+    _check_shapes(kept, parts)
+    return Described(
+        LIBRARY,
+        str(kept.data.get("version", "")),
+        next((kind for mark, kind in MARKS.items() if mark in kept.data), "policy"),
+        parts.actor,
+        kept.actions,
+        parts.squashed,
+        parts.std,
+        normalizer,
+        parts.mean_clip,
+        parts.critic,
+        kept.observations if kept.observations[0][0] else (),
+        (*parts.notes, *notes),
+    )
+
+
+# The kinds ------------------------------------------------------------------------------------------------------------
+
+
+def _kind(kept: Zip) -> Callable[[Zip, Options], Parts]:
+    names = kept.tensors
+    foreign = [name for name in names if "features_extractor." in name or "sde_net" in name]
+    if any(name.startswith("lstm_") for name in names):
+        raise CannotCopyError(f"{kept.where} cannot be copied: the policy has a memory (an LSTM)")
+    if foreign:
+        raise CannotCopyError(
+            f"{kept.where} cannot be copied: the policy has layers of its own kind, such as {foreign[0]}"
+        )
+    for mark, kind in KINDS.items():
+        if any(name.startswith(mark) for name in names):
+            return kind
+    raise FileError(
+        f"{kept.where} holds a policy of an unknown kind ({kept.policy_class or 'no class'}, tensors {some(names)}); "
+        "known are PPO, A2C, SAC, TD3, DDPG, DQN, and sb3-contrib's TRPO, TQC, QR-DQN and ARS"
+    )
+
+
+def _actor_critic(kept: Zip, _: Options) -> Parts:
+    where, names, activation = kept.where, kept.tensors, kept.activation("tanh")
+    shared = _maybe(kept, "mlp_extractor.shared_net")
+    actor = [*shared, *_maybe(kept, "mlp_extractor.policy_net")]
+    critic = [*shared, *_maybe(kept, "mlp_extractor.value_net")]
+    output = linear(names, "action_net", where)
+    values = linear(names, "value_net", where) if "value_net.weight" in names else None
+    std = None
+    if kept.binary:  # on or off is a choice of two, with a logit of 0 for off
+        width = len(output.bias)
+        output = Linear(
+            np.stack([np.zeros_like(output.weight), output.weight], 1).reshape(2 * width, -1),
+            np.stack([np.zeros_like(output.bias), output.bias], 1).reshape(2 * width),
+        )
+    elif kept.actions.kind == "continuous":
+        std = _noise(kept, names["log_std"]) if names["log_std"].ndim == 2 else Std("vector", _numbers(kept, "log_std"))
+    return Parts(
+        perceptron(actor, output, activation, where),
+        std,
+        bool(kept.settings.get("squash_output", False)),
+        critic=None if values is None else perceptron(critic, values, activation, where),
+    )
+
+
+def _soft(kept: Zip, _: Options) -> Parts:
+    """SAC and TQC: squashed, with a std that depends on the state."""
+    where, names = kept.where, kept.tensors
+    if any("running_mean" in name for name in names if name.startswith("actor.")):
+        raise CannotCopyError(f"{where} cannot be copied: the policy has batch normalization (CrossQ)")
+    hidden = _maybe(kept, "actor.latent_pi")
+    noisy = "actor.log_std" in names
+    clip = float(kept.settings.get("clip_mean", 2.0)) if noisy else 0.0
+    output = linear(names, "actor.mu.0" if "actor.mu.0.weight" in names else "actor.mu", where)
+    std = (
+        _noise(kept, names["actor.log_std"])
+        if noisy
+        else Std("head", linear(names, "actor.log_std", where), low=-20.0, high=2.0)
+    )
+    actor = perceptron(hidden, output, kept.activation("relu"), where)
+    return Parts(actor, std, True, clip if clip > 0.0 else None)
+
+
+def _deterministic(kept: Zip, options: Options) -> Parts:
+    """TD3 and DDPG: the mean ends in tanh, and the std is the user's (of the action before tanh)."""
+    actor = perceptron(_maybe(kept, "actor.mu"), None, kept.activation("relu"), kept.where)
+    return Parts(actor, given_std(options, kept.actions.width), True, notes=without_std(options))
+
+
+def _searched(kept: Zip, options: Options) -> Parts:
+    """ARS: no std either; a linear policy has no hidden layer."""
+    squashed = bool(kept.settings.get("squash_output", not kept.policy_class.endswith("ARSLinearPolicy")))
+    actor = perceptron(_maybe(kept, "action_net"), None, kept.activation("relu"), kept.where)
+    if kept.actions.kind == "discrete":
+        return Parts(tempered(actor, options, kept.where))
+    return Parts(actor, given_std(options, kept.actions.width), squashed, notes=without_std(options))
+
+
+def _values(kept: Zip, options: Options) -> Parts:
+    network = perceptron(_maybe(kept, "q_net.q_net"), None, kept.activation("relu"), kept.where)
+    return Parts(tempered(network, options, kept.where))
+
+
+def _quantiles(kept: Zip, options: Options) -> Parts:
+    """QR-DQN: a value is the mean of its quantiles, which the last layer can take itself."""
+    network = perceptron(_maybe(kept, "quantile_net.quantile_net"), None, kept.activation("relu"), kept.where)
+    choices = sum(kept.actions.sizes)
+    if len(network.output.bias) % choices:
+        raise FileError(f"{kept.where} is damaged: {len(network.output.bias)} quantiles do not fit {choices} actions")
+    weight = network.output.weight.reshape(-1, choices, network.output.weight.shape[1]).mean(0, np.float64)
+    bias = network.output.bias.reshape(-1, choices).mean(0, np.float64)
+    output = Linear(weight.astype(np.float32), bias.astype(np.float32))
+    return Parts(tempered(Perceptron(network.hidden, output, network.activation), options, kept.where))
+
+
+KINDS: dict[str, Callable[[Zip, Options], Parts]] = {  # by how the names of tensors begin; the order matters
+    "quantile_net.quantile_net.": _quantiles,
+    "q_net.q_net.": _values,
+    "actor.latent_pi.": _soft,
+    "actor.log_std": _soft,
+    "actor.mu.": _deterministic,
+    "action_net.weight": _actor_critic,
+    "action_net.": _searched,
+}
+
+
+def _noise(kept: Zip, raw: Array) -> Std:
+    """gSDE: the features' squares times a matrix of variances, and 1e-6."""
+    width = kept.actions.width
+    matrix = numbers(np.broadcast_to(raw, (len(raw), width)), "log_std", kept.where)
+    return Std("features", matrix, "expln" if kept.settings.get("use_expln", False) else "exp", floor=1e-3)
+
+
+def _maybe(kept: Zip, prefix: str) -> list[Hidden]:
+    """The layers under a name, none where there are none: a policy may have no hidden layer of its own."""
+    there = any(name.startswith(f"{prefix}.") for name in kept.tensors)
+    return sequence(kept.tensors, prefix, kept.where) if there else []
+
+
+def _numbers(kept: Zip, name: str) -> Array:
+    return numbers(kept.tensors[name], name, kept.where)
+
+
+def _check_shapes(kept: Zip, parts: Parts) -> None:
+    layers = [hidden.linear for hidden in parts.actor.hidden] + [parts.actor.output]
+    inputs, outputs, wanted = layers[0].weight.shape[1], len(layers[-1].bias), sum(kept.actions.sizes)
+    if inputs != kept.width or outputs != wanted:
+        raise FileError(
+            f"{kept.where} is damaged: its network takes {inputs} numbers and gives {outputs}, its spaces have "
+            f"{kept.width} and {wanted}"
+        )
+
+
+# The zip --------------------------------------------------------------------------------------------------------------
+
+
+def _open(path: Path) -> Zip:
+    where = str(path)
+    archive = open_zip(read_bytes(path), where)
+    try:
+        data = json.loads(entry(archive, "data", where))
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{where} is damaged: its data is no JSON ({error})") from None
+    if not isinstance(data, dict):
+        raise FileError(f"{where} is damaged: its data is no table")
+    if "_stable_baselines3_version" in archive.namelist():
+        version = entry(archive, "_stable_baselines3_version", where)[:40].decode("ascii", "replace").strip()
+        data["version"] = version
+    settings = _value(data, "policy_kwargs", where)
+    policy_class = _value(data, "policy_class", where)
+    space, binary = _actions(_value(data, "action_space", where), where)
+    return Zip(
+        where,
+        tensors_of(load(entry(archive, "policy.pth", where), f"policy.pth in {where}"), where),
+        data,
+        settings if isinstance(settings, dict) else {},
+        policy_class.text if isinstance(policy_class, Name) else "",
+        _observations(_value(data, "observation_space", where), where),
+        space,
+        binary,
+    )
+
+
+def _value(data: dict[str, Any], name: str, where: str) -> Any:
+    """A setting: as it is, or out of its pickle."""
+    found = data.get(name)
+    if not isinstance(found, dict) or ":serialized:" not in found:
+        return found
+    try:
+        content = base64.b64decode(found[":serialized:"])
+    except (binascii.Error, TypeError, ValueError) as error:
+        raise FileError(f"{where} is damaged: {name} cannot be decoded ({error})") from None
+    return read_pickle(content, f"{name} in {where}")
+
+
+def _observations(space: Any, where: str) -> tuple[tuple[str, int], ...]:
+    if not isinstance(space, Shell):
+        raise FileError(f"{where} does not say which observations its policy takes")
+    if space.last == "Dict":
+        parts = space.state.get("spaces")
+        if not isinstance(parts, dict):
+            raise FileError(f"{where} is damaged: its Dict of observations is empty")
+        return tuple((str(key), _observations(part, where)[0][1]) for key, part in parts.items())
+    if space.last != "Box":
+        raise CannotCopyError(f"{where} cannot be copied: its observations are a {space.last}, and no numbers")
+    shape = _shape(space, where)
+    return (("", int(np.prod(shape))),)
+
+
+def _shape(space: Shell, where: str) -> tuple[int, ...]:
+    shape = space.state.get("_shape", space.state.get("shape"))
+    if not isinstance(shape, tuple) or not all(isinstance(size, int) for size in shape):
+        raise FileError(f"{where} is damaged: a space of it has no shape")
+    return shape
+
+
+def _actions(space: Any, where: str) -> tuple[ActionSpace, bool]:
+    """The action space, and whether it is one of switches."""
+    if not isinstance(space, Shell):
+        raise FileError(f"{where} does not say which actions its policy gives")
+    try:
+        if space.last == "Box":
+            low, high = (tuple(float(x) for x in space.state[name].reshape(-1)) for name in ("low", "high"))
+            return ActionSpace("continuous", (len(low),), low, high), False
+        if space.last == "Discrete":
+            return ActionSpace("discrete", (int(space.state["n"]),)), False
+        if space.last == "MultiDiscrete":
+            return ActionSpace("discrete", tuple(int(size) for size in space.state["nvec"].reshape(-1))), False
+        if space.last == "MultiBinary":
+            return ActionSpace("discrete", (2,) * int(np.prod(space.state["n"]))), True
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FileError(f"{where} is damaged: its action space is not whole ({error!r})") from None
+    raise CannotCopyError(f"{where} cannot be copied: its actions are a {space.last}")
+
+
+# The normalizer -------------------------------------------------------------------------------------------------------
+
+
+def _normalizer(path: Path, kept: Zip, options: Options) -> tuple[Normalizer | None, tuple[str, ...]]:
+    """From the file that the user names, or where VecNormalize's files lie; missing if the policy needs one."""
+    needed = _was_normalized(kept)
+    if options.normalizer == "none":
+        return None, ("observations are not normalized, as you asked for",)
+    found = Path(options.normalizer) if options.normalizer else None
+    if found is None and needed is not False:
+        found = vecnormalize.beside(path)
+    if found is not None:
+        told = f"observations are normalized by {found.name}"
+        return vecnormalize.read(found, kept.observations if kept.observations[0][0] else ()), (told,)
+    if needed:
+        raise UsageError(
+            f"{path} was trained with VecNormalize, and its statistics are not beside it: name their file with "
+            "--normalizer (or say none, and it will act badly)"
+        )
+    if needed is None:
+        return None, ("the file does not tell whether VecNormalize was used, and no file of its is beside it",)
+    return None, ()
+
+
+def _was_normalized(kept: Zip) -> bool | None:
+    """Whether VecNormalize was used: the on-policy algorithms keep the observations before it only if it was.
+
+    The others always keep them, so that their zips do not tell.
+    """
+    if "_last_original_obs" not in kept.data or ("n_epochs" not in kept.data and "gae_lambda" not in kept.data):
+        return None
+    return kept.data["_last_original_obs"] is not None

@@ -1,0 +1,83 @@
+"""skrl's checkpoints: a state dict a module, with whatever names the user's model has.
+
+The layers are taken in the order in which the model registered them, which is the order in which skrl's own model
+builder runs them.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repolicy.errors import FileError
+from repolicy.policies.formats import vecnormalize
+from repolicy.policies.formats.described import Array, CannotCopyError, Described, Hidden, Normalizer, Options, Std
+from repolicy.policies.formats.given import agent_settings
+from repolicy.policies.formats.layers import (
+    check_width,
+    chosen_activation,
+    linear,
+    normalizer,
+    numbers,
+    perceptron,
+    some,
+    tensors_of,
+)
+from repolicy.policies.spaces import ActionSpace
+
+LIBRARY = "skrl"
+PREPROCESSORS = ("observation_preprocessor", "state_preprocessor")
+EPSILON, CLIP = 1e-8, 5.0  # of RunningStandardScaler
+LOG_STD = "log_std_parameter"
+
+
+def recognized(kept: Any) -> bool:
+    """Whether a checkpoint's contents are skrl's."""
+    return isinstance(kept, dict) and isinstance(kept.get("policy"), dict) and ("value" in kept or "optimizer" in kept)
+
+
+def read(path: Path, kept: dict[str, Any], options: Options) -> Described:
+    where = str(path)
+    tensors = tensors_of(kept["policy"], where)
+    names = [name.removesuffix(".weight") for name, values in tensors.items() if name.endswith(".weight")]
+    names = [name for name in names if not name.split(".")[0].startswith("value")]
+    if any(tensors[f"{name}.weight"].ndim != 2 for name in names) or any("_ih_l" in name for name in tensors):
+        raise CannotCopyError(
+            f"{where} cannot be copied: its policy has other layers than linear ones ({some(tensors)})"
+        )
+    if len(names) < 1 or LOG_STD not in tensors:
+        raise FileError(f"{where} holds no Gaussian policy with {LOG_STD}: it holds {some(tensors)}")
+    agent = agent_settings(path)
+    activation, notes = chosen_activation(options, "elu", LIBRARY, agent.get("activations"))
+    layers = [Hidden(linear(tensors, name, where)) for name in names]
+    actor = perceptron(layers, None, activation, where)
+    raw = numbers(tensors[LOG_STD].reshape(-1), LOG_STD, where)
+    if len(raw) != len(actor.output.bias):
+        raise FileError(f"{where} is damaged: {len(raw)} stds do not fit {len(actor.output.bias)} actions")
+    found, told = _normalizer(kept, options, where)
+    check_width(int(layers[0].linear.weight.shape[1]), found, where)
+    told.append("the file does not say whether the mean goes through a function after its last layer: none is assumed")
+    return Described(
+        LIBRARY,
+        "2" if "observation_preprocessor" in kept else "",
+        "Gaussian policy",
+        actor,
+        ActionSpace("continuous", (len(raw),)),
+        std=Std("vector", raw, low=-20.0, high=2.0),
+        normalizer=found,
+        notes=(*notes, *told),
+    )
+
+
+def _normalizer(kept: dict[str, Any], options: Options, where: str) -> tuple[Normalizer | None, list[str]]:
+    if options.normalizer == "none":
+        return None, ["observations are not normalized, as you asked for"]
+    if options.normalizer:
+        return vecnormalize.read(Path(options.normalizer)), []
+    for name in PREPROCESSORS:
+        found: dict[str, Array] = tensors_of(kept.get(name) or {}, where)
+        if "running_mean" in found and "running_variance" in found:
+            deviation = np.sqrt(found["running_variance"].astype(np.float32)).astype(np.float64) + EPSILON
+            count = float(found.get("current_count", np.float64(0.0)))
+            return normalizer(found["running_mean"].astype(np.float32), deviation, CLIP, where, count), []
+    return None, ["observations are not normalized (the file has no statistics)"]

@@ -1,0 +1,144 @@
+"""What `torch.save` and TorchScript write: zips of a pickle and of the bytes of its tensors, and the older kind."""
+
+import io
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repolicy.errors import FileError
+from repolicy.policies.formats.shells import Name, Storages, read_pickle, read_pickles
+
+LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+LEGACY_START = bytes.fromhex("6cfc9c46f9206aa85019")  # the same, as it stands in a file
+DTYPES = {
+    "DoubleStorage": "f8",
+    "FloatStorage": "f4",
+    "HalfStorage": "f2",
+    "BFloat16Storage": "u2",  # the upper half of a float
+    "LongStorage": "i8",
+    "IntStorage": "i4",
+    "ShortStorage": "i2",
+    "CharStorage": "i1",
+    "ByteStorage": "u1",
+    "BoolStorage": "b1",
+}
+BLOAT = 200  # how many times larger than in the zip an entry may become
+
+
+def open_zip(content: bytes, where: str) -> zipfile.ZipFile:
+    """A zip that begins where the file does: the end of one that was cut may be that of a zip inside of it."""
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(content))
+    except (zipfile.BadZipFile, ValueError, OSError) as error:
+        raise FileError(f"{where} is no whole zip: {error}") from None
+    if not archive.infolist() or min(info.header_offset for info in archive.infolist()):
+        raise FileError(f"{where} is no whole zip: its table of contents does not begin where the file does")
+    return archive
+
+
+def entry(archive: zipfile.ZipFile, name: str, where: str) -> bytes:
+    """An entry's bytes, unless the entry is missing, damaged, or blown up out of proportion."""
+    try:
+        info = archive.getinfo(name)
+        if info.file_size > BLOAT * info.compress_size + 2**20:
+            raise FileError(
+                f"{where} is refused: {name} would unpack to {info.file_size:,} bytes out of all proportion"
+            )
+        return archive.read(info)
+    except KeyError:
+        raise FileError(f"{where} is not whole: {name} is missing in it") from None
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
+        raise FileError(f"{where} is damaged: {name} cannot be unpacked ({error})") from None
+    except Exception as error:  # zlib's, lzma's and bz2's own
+        raise FileError(f"{where} is damaged: {name} cannot be unpacked ({error})") from None
+
+
+def load(content: bytes, where: str) -> Any:
+    """What `torch.save` wrote, with arrays for tensors and shells for what is neither plain nor a tensor."""
+    if content[:4] != b"PK\x03\x04":
+        return _load_legacy(content, where)
+    archive = open_zip(content, where)
+    root = find_root(archive, where)
+    return read_pickle(entry(archive, f"{root}data.pkl", where), where, zip_storages(archive, f"{root}data/", where))
+
+
+def find_root(archive: zipfile.ZipFile, where: str) -> str:
+    """The folder in the zip in which PyTorch's `data.pkl` is."""
+    roots = [name.removesuffix("data.pkl") for name in archive.namelist() if name.endswith("data.pkl")]
+    if not roots:
+        raise FileError(f"{where} is a zip, but none that PyTorch wrote: it holds {', '.join(archive.namelist()[:6])}")
+    return min(roots, key=len)
+
+
+def zip_storages(archive: zipfile.ZipFile, folder: str, where: str) -> Storages:
+    """What gives the numbers of a storage, by the key that the pickle has for it."""
+    root = folder.rpartition("/")[0].rpartition("/")[0]
+    big = f"{root}/byteorder" in archive.namelist() and entry(archive, f"{root}/byteorder", where) == b"big"
+    known: dict[str, np.ndarray] = {}
+
+    def storage(key: Any) -> np.ndarray:
+        _, kind, name, _, _ = key
+        if name not in known:
+            known[name] = _numbers(entry(archive, f"{folder}{name}", where), kind, big)
+        return known[name]
+
+    return storage
+
+
+def _numbers(content: bytes, kind: Any, big: bool = False) -> np.ndarray:
+    if not isinstance(kind, Name) or kind.last not in DTYPES:
+        raise ValueError(f"its tensors have numbers of an unknown kind, {getattr(kind, 'text', kind)}")
+    numbers = np.frombuffer(content, np.dtype(DTYPES[kind.last]).newbyteorder(">" if big else "<"))
+    if kind.last == "BFloat16Storage":
+        return (numbers.astype(np.uint32) << 16).view(np.float32)
+    return numbers.astype(numbers.dtype.newbyteorder("="))
+
+
+# Before PyTorch 1.6 ---------------------------------------------------------------------------------------------------
+
+
+def _load_legacy(content: bytes, where: str) -> Any:
+    """Five pickles in a row (a magic number, a version, the machine, the object, the storages' keys), then the bytes.
+
+    The bytes come last, so the object is read twice: at first to learn how long its storages are.
+    """
+    magic, position = read_pickles(content, where)
+    if magic != LEGACY_MAGIC:
+        raise FileError(f"{where} is no file that PyTorch wrote")
+    for _ in range(2):
+        position += read_pickles(content[position:], where)[1]
+    kinds: dict[str, Any] = {}
+
+    start = position
+    try:
+        _, length = read_pickles(content[start:], where, lambda key: kinds.update({key[2]: key[1]}))
+        keys, more = read_pickles(content[start + length :], where)
+        storages = _legacy_storages(content[start + length + more :], keys, kinds)
+        return read_pickle(content[start:], where, lambda key: storages[key[2]])
+    except (struct.error, KeyError, TypeError, ValueError) as error:
+        raise FileError(f"{where} is damaged: {error}") from None
+
+
+def _legacy_storages(content: bytes, keys: list[str], kinds: dict[str, Any]) -> dict[str, np.ndarray]:
+    found, position = {}, 0
+    for key in keys:
+        (count,) = struct.unpack_from("<q", content, position)
+        size = count * np.dtype(DTYPES.get(kinds[key].last, "u1")).itemsize
+        if count < 0 or position + 8 + size > len(content):
+            raise ValueError("its tensors are cut short")
+        found[key] = _numbers(content[position + 8 : position + 8 + size], kinds[key])
+        position += 8 + size
+    return found
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file's content, or one sentence."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise FileError(f"there is no file {path}") from None
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from None

@@ -1,0 +1,92 @@
+"""Statistics of observations that are kept beside a policy: Stable-Baselines3's VecNormalize, or plain arrays."""
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repolicy.errors import FileError, UsageError
+from repolicy.policies.formats.described import Normalizer
+from repolicy.policies.formats.layers import normalizer
+from repolicy.policies.formats.shells import Shell, read_pickle
+from repolicy.policies.formats.torch_files import entry, open_zip, read_bytes
+
+Groups = tuple[tuple[str, int], ...]
+
+
+def read(path: Path, groups: Groups = ()) -> Normalizer | None:
+    """The normalizer in a VecNormalize's pickle, or in an .npz with `mean` and `var`; None if it has none of those."""
+    content = read_bytes(path)
+    if content[:4] == b"PK\x03\x04":
+        return _read_arrays(content, str(path))
+    kept = read_pickle(content, str(path))
+    if not isinstance(kept, Shell) or ("obs_rms" not in kept.state and "norm_obs" not in kept.state):
+        raise FileError(f"{path} holds no VecNormalize and no arrays mean and var: {kept!r:.60}")
+    if not kept.state.get("norm_obs", True):
+        return None
+    clip, epsilon = float(kept.state["clip_obs"]), float(kept.state.get("epsilon", 1e-8))
+    statistics = kept.state["obs_rms"]
+    if not isinstance(statistics, dict):
+        mean, var, count = _moments(statistics, path)
+        return normalizer(mean, np.sqrt(var + epsilon), clip, str(path), count)
+    return _of_groups(statistics, kept.state.get("norm_obs_keys"), groups, clip, epsilon, path)
+
+
+def beside(policy: Path) -> Path | None:
+    """A VecNormalize's file where Stable-Baselines3, its zoo and its hub put it."""
+    steps = re.fullmatch(r"(.+)_(\d+_steps)", policy.stem)
+    places = [
+        policy.with_name(f"{policy.stem}.vecnormalize.pkl"),
+        policy.with_name(f"{policy.stem}_vecnormalize.pkl"),
+        policy.parent / policy.stem / "vecnormalize.pkl",
+        policy.with_name("vecnormalize.pkl"),
+        policy.with_name("vec_normalize.pkl"),
+        policy.parent / re.sub(r"_\d+$", "", policy.parent.name) / "vecnormalize.pkl",
+    ]
+    if steps:
+        places.insert(0, policy.with_name(f"{steps[1]}_vecnormalize_{steps[2]}.pkl"))
+    return next((place for place in places if place.is_file()), None)
+
+
+def _moments(statistics: Any, path: Path) -> tuple[np.ndarray, np.ndarray, float]:
+    try:
+        mean, var = (np.asarray(statistics.state[name], np.float64).reshape(-1) for name in ("mean", "var"))
+        return mean, var, float(statistics.state.get("count", 0.0))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise FileError(f"{path} is damaged: its running mean and variance are no arrays") from None
+
+
+def _of_groups(
+    statistics: dict[str, Any], keys: Any, groups: Groups, clip: float, epsilon: float, path: Path
+) -> Normalizer:
+    """The statistics of a Dict's keys side by side; a key that is not normalized would have to stay unclipped."""
+    missing = [key for key, _ in groups if key not in statistics or (keys is not None and key not in keys)]
+    if not groups or missing:
+        raise UsageError(f"{path} does not normalize all of the policy's observations: {', '.join(missing) or 'Dict'}")
+    means, variances, counts = zip(*[_moments(statistics[key], path) for key, _ in groups], strict=True)
+    deviation = np.sqrt(np.concatenate(variances) + epsilon)
+    return normalizer(np.concatenate(means), deviation, clip, str(path), counts[0])
+
+
+def _read_arrays(content: bytes, where: str) -> Normalizer:
+    archive = open_zip(content, where)
+    arrays = {}
+    for name in ("mean", "var"):
+        arrays[name] = _array(entry(archive, f"{name}.npy", where), where)
+    return normalizer(arrays["mean"], np.sqrt(arrays["var"] + 1e-8), 10.0, where)
+
+
+def _array(content: bytes, where: str) -> np.ndarray:
+    """An .npy's array, its size compared with its bytes first."""
+    stream = io.BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(stream)
+        reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = reader(stream)
+        if dtype.hasobject or int(np.prod(shape, dtype=object)) * dtype.itemsize != len(content) - stream.tell():
+            raise ValueError("its header does not fit its bytes")
+        return np.frombuffer(content[stream.tell() :], dtype).astype(np.float64)
+    except (ValueError, TypeError) as error:
+        raise FileError(f"{where} is damaged: {error}") from None
