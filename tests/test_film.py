@@ -13,7 +13,7 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.spaces import ActionSpace
 from repolicy.report.film import Shot, films
-from repolicy.report.run import film
+from repolicy.report import film
 
 ENV = "InvertedPendulum-v5"
 
