@@ -12,8 +12,8 @@ from repolicy.errors import RepolicyError, UsageError
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.spaces import ActionSpace
-from repolicy.report.film import Shot, films
 from repolicy.report import film
+from repolicy.report.film import Shot, films
 
 ENV = "InvertedPendulum-v5"
 
