@@ -75,7 +75,7 @@ def test_train_evaluate_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     env = tiny("LinearQuadratic")
     trained = answered(capsys, "train", env, "--alpha", "0.1", *SMALL, "--out", "run")
     assert (trained["finished"], trained["steps"]) == (True, 512)
-    scored = answered(capsys, "evaluate", "run", "--episodes", "3")
+    scored = answered(capsys, "evaluate", "run", "--episodes", "3", "--trust")
     assert (scored["episodes"], scored["action"], scored["which"]) == (3, "mean", "best")
     assert len(json.loads(Path(scored["file"]).read_text())["each"]["basic_reward"]) == 3
     told = answered(capsys, "inspect", "run")
@@ -96,17 +96,20 @@ def test_a_run_is_resumed_by_its_folder_alone(capsys: pytest.CaptureFixture[str]
     env, wish = tiny("LinearQuadratic"), tiny("stay_near")
     answered(capsys, "train", env, "--alpha", "0.1", *SMALL, "--out", "prior")
     customised = ["--omega", "0.3", "--alpha", "0.2", "--addon", f"{wish}=2", "--sparse", "--no-report", *SMALL]
-    answered(capsys, "customize", "prior", *customised, "--out", "run")
-    again = cli._parsed("customize", ["prior", "--out", "run", "--resume"])
+    answered(capsys, "customize", "prior", *customised, "--env", env, "--out", "run")
+    again = cli._parsed("customize", ["prior", "--out", "run", "--resume", "--trust"])
     assert (again.wanted(), again.addon, again.sparse) == (residual(0.3, 0.2), (f"{wish}=2",), True)
-    assert answered(capsys, "customize", "prior", "--out", "run", "--resume", "--no-report")["finished"]
-    code, _, said = typed(capsys, "customize", "prior", "--out", "run", "--resume", "--omega", "0.4", "--no-report")
+    assert answered(capsys, "customize", "prior", "--out", "run", "--resume", "--trust", "--no-report")["finished"]
+    otherwise = ["--out", "run", "--resume", "--trust", "--omega", "0.4", "--no-report"]
+    code, _, said = typed(capsys, "customize", "prior", *otherwise)
     assert (code, "omega was 0.3 and is now 0.4" in said) == (2, True)
     held = ["--omega", "auto", "--alpha", "0.2", "--kl-budget", "1", "--addon", wish, "--no-report", *SMALL]
+    held += ["--env", env]
     answered(capsys, "customize", "prior", *held, "--out", "held")
-    assert answered(capsys, "customize", "prior", "--out", "held", "--resume", "--no-report")["finished"]
+    assert answered(capsys, "customize", "prior", "--out", "held", "--resume", "--trust", "--no-report")["finished"]
     for words in (["--omega", "0.2"], ["--objective", "kl"], ["--objective", "greedy"]):
         same = ["customize", "prior", *words, "--alpha", "0.2", "--addon", wish, "--no-report", *SMALL, "--resume"]
+        same += ["--env", env]
         for _ in range(2):  # the second time, it is resumed by the words that began it
             assert answered(capsys, *same, "--out", f"run{'-'.join(words)}")["finished"]
     answered(capsys, "train", env, "--objective", "end_entropy", "--alpha", "0.1", *SMALL)
@@ -123,13 +126,13 @@ def test_a_reward_that_nobody_knows_is_null(capsys: pytest.CaptureFixture[str]) 
 def test_an_add_on_that_lies_elsewhere_by_now_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     answered(capsys, "train", tiny("LinearQuadratic"), "--alpha", "0.1", *SMALL, "--out", "prior")
     Path("mine.py").write_text("def near(observations, actions, after, info):\n    return -after[:, 0] ** 2\n")
-    wanted = ["--addon", "mine.py:near", "--omega", "0.1", "--no-report", *SMALL, "--out", "run"]
+    wanted = ["--addon", "mine.py:near", "--trust", "--omega", "0.1", "--no-report", *SMALL, "--out", "run"]
     answered(capsys, "customize", "prior", *wanted)
     Path("mine.py").rename("yours.py")
-    code, _, said = typed(capsys, "evaluate", "run", "--episodes", "2")
+    code, _, said = typed(capsys, "evaluate", "run", "--episodes", "2", "--trust")
     assert code == 0
     assert "without the add-on of the policy's own: add-on 'mine.py:near': there is no file mine.py" in said
-    assert "mine.py" in refused(capsys, 2, "evaluate", "run", "--addon", "mine.py:near")
+    assert "mine.py" in refused(capsys, 2, "evaluate", "run", "--addon", "mine.py:near", "--trust")
 
 
 def test_a_policy_that_ships_is_evaluated_here_and_not_in_the_package(capsys: pytest.CaptureFixture[str]) -> None:

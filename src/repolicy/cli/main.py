@@ -14,6 +14,7 @@ from repolicy.cli.about import Addons, Bench, Doctor
 from repolicy.cli.look import Evaluate, Export, Inspect, Render
 from repolicy.cli.runs import Customize, Train, speaks
 from repolicy.cli.sweep import Sweep
+from repolicy.cli.terminal import full_stdout_is_an_error, silent_stdout
 from repolicy.errors import UsageError
 
 COMMANDS: dict[str, Any] = {
@@ -41,26 +42,26 @@ GROUPS = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; exit with 0, 1 for a failure, 2 for a request that cannot be met, or 130 when it was stopped."""
-    with nets.caught(), nets.terminated_as_interrupted():
+    with nets.caught(), nets.terminated_as_interrupted(), full_stdout_is_an_error():
         _run(list(sys.argv[1:] if arguments is None else arguments))
 
 
 def _run(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
-        nets.answer(_overview())
+        print(_overview())
         sys.exit(0 if arguments else 2)
     if arguments[0] == "--version":
         from repolicy import __version__
 
-        nets.answer(__version__)
+        print(__version__)
         return
     command = _in_group(*arguments) if arguments[0] in GROUPS else _parsed(arguments[0], arguments[1:])
-    with nets.not_ended_from_within():
+    with nets.not_ended_from_within(), silent_stdout():
         values = command.run()
     if command.json and speaks():
         from repolicy.policies.storage import finite
 
-        nets.answer(json.dumps(finite(values)))
+        print(json.dumps(finite(values)))
     if values.get("finished") is False:
         sys.exit(130)
 
@@ -69,7 +70,7 @@ def _in_group(group: str, name: str = "", *arguments: str) -> Any:
     """A command of a wing. The wing's table is read only now: nobody else pays for it."""
     commands: Mapping[str, Any] = importlib.import_module(GROUPS[group][1]).COMMANDS
     if name in ("", "-h", "--help"):
-        nets.answer(_group_overview(group, commands))
+        print(_group_overview(group, commands))
         sys.exit(0 if name else 2)
     return _parsed(name, list(arguments), commands, f"repolicy {group}")
 

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from repolicy.cli.runs import speaks
 from repolicy.errors import RepolicyError, UsageError, described
+from repolicy.loading import printable
 
 LONGEST_WORD = 300
 LONGEST_LINE = 1200
@@ -93,22 +94,10 @@ def _paragraphs(text: str) -> list[list[str]]:
     return found if "╭" in text else found[1:]
 
 
-def answer(text: str) -> None:
-    """Print what was asked for, at once: a standard output that takes no more must be noticed while it can be said."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        _silence()
-        raise RepolicyError(f"standard output cannot be written: {error.strerror}") from None
-
-
 def sentence(text: str) -> str:
     """At most three lines, without control characters, and with what is far too long cut in its middle."""
-    printable = "".join(each if each.isprintable() or each == "\n" else " " for each in text)
-    short = re.sub(rf"\S{{{LONGEST_WORD},}}", lambda word: f"{word[0][:100]}…{word[0][-100:]}", printable)
-    lines = [line for line in short.splitlines() if line.strip()][:3]
+    short = re.sub(rf"\S{{{LONGEST_WORD},}}", lambda word: f"{word[0][:100]}…{word[0][-100:]}", text)
+    lines = [printable(line) for line in short.splitlines() if line.strip()][:3]
     return "\n".join(line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…" for line in lines)
 
 

@@ -23,7 +23,7 @@ from repolicy.envs.evaluation import check_fit
 from repolicy.envs.making import make_envs
 from repolicy.envs.patience import Watchdog
 from repolicy.envs.rollout import Collector
-from repolicy.errors import RepolicyError, UsageError
+from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.objective import Objective
 from repolicy.policies.file import env_of, find_policy, load_policy, read_policy
 from repolicy.policies.policy import Policy
@@ -164,10 +164,16 @@ def run(
         return _run_as_one_of_many(request, folder, resume, watchers, prior)
     ranks.check_count(request.settings.ranks)
     with folder.locked():
-        folder.begin(request.as_dict(), versions(), resume, prior)
+        _begin(request, folder, resume, watchers, prior)
         program = ["from repolicy.engine.training import follow; follow()", str(folder.path), str(patience or "")]
         with _polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
             return work(request, folder, team, watchers, interrupted)
+
+
+def _begin(request: Request, folder: RunFolder, resume: bool, watchers: Sequence[Watcher], prior: Path | None) -> None:
+    for sentence in folder.begin(request.as_dict(), versions(), resume, prior):
+        for watcher in watchers:
+            watcher.say(sentence)
 
 
 def check_objective(objective: object) -> None:
@@ -225,7 +231,10 @@ def _worked(
     request: Request, folder: RunFolder, team: ranks.Ranks, watchers: Sequence[Watcher], interrupted: threading.Event
 ) -> Result:
     segments = Segments(request, folder, team)
-    complaints, worker = segments.restore(), segments.worker
+    try:
+        complaints, worker = segments.restore(), segments.worker
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise FileError(f"the last checkpoint in {folder.path} is none of this run's: {error}") from None
     if team.index == 0:
         folder.forget_after(worker.iteration)
     for watcher in watchers:
@@ -277,7 +286,7 @@ def _run_as_one_of_many(
             if team.index == 0:
                 try:
                     claim.enter_context(folder.locked())
-                    folder.begin(request.as_dict(), versions(), resume, prior)
+                    _begin(request, folder, resume, watchers, prior)
                 except RepolicyError as error:
                     refusal = error
             refused = float(team.sum(torch.tensor([0.0 if refusal is None else 1.0])))
