@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from repolicy.errors import FileError, UsageError
+from repolicy.errors import FileError, UsageError, in_one_sentence
 
 
 def load_object(reference: str, what: str) -> Any:
@@ -26,10 +26,8 @@ def load_object(reference: str, what: str) -> Any:
         raise UsageError(f"{what} {reference!r} is not of the form module:name or file.py:name")
     if source.endswith(".py") and not Path(source).is_file():
         raise UsageError(f"{what} {reference!r}: there is no file {source}")
-    try:
+    with in_one_sentence(f"{what} {reference!r} cannot be imported", UsageError):
         module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
-    except (Exception, SystemExit) as error:
-        raise UsageError(f"{what} {reference!r} cannot be imported: {type(error).__name__}: {error}") from error
     try:
         return getattr(module, name)
     except AttributeError:

@@ -1,6 +1,5 @@
 """The commands that train: from nothing, and from a prior."""
 
-import os
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from repolicy.cli.look import policy_and_env
 from repolicy.engine.defaults import customizing, defaults
+from repolicy.engine.machine import torchrun_place
 from repolicy.engine.settings import Settings, checked, read_settings
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import as_file_name, confirm
@@ -43,6 +43,8 @@ class Train:
     """Go on with the run in the folder, if there is one."""
     settings_file: Annotated[Path | None, arg(name="settings")] = None
     """A JSON file of settings; options on the command line go before it."""
+    patience: float | None = None
+    """End the run when one step of an environment takes longer than these seconds; a minute is reported in any case."""
     wandb: str | None = None
     """Log to this Weights & Biases project too."""
     trust: bool = False
@@ -73,6 +75,7 @@ class Train:
             train(
                 self.env, named(self.objective, alpha=self.alpha), self.folder, self.settings,
                 addon=self.addon, resume=self.resume, watchers=_watchers(self.folder, self.wandb),
+                patience=self.patience,
             )
         )  # fmt: skip
 
@@ -105,6 +108,8 @@ class Customize:
     """Accept an add-on that is constant over some thousand trial steps."""
     settings_file: Annotated[Path | None, arg(name="settings")] = None
     """A JSON file of settings; options on the command line go before it."""
+    patience: float | None = None
+    """End the run when one step of an environment takes longer than these seconds; a minute is reported in any case."""
     wandb: str | None = None
     """Log to this Weights & Biases project too."""
     trust: bool = False
@@ -138,7 +143,7 @@ class Customize:
         result = customize(
             self.prior, self.addon, self.wanted(), self.folder, self.settings,
             env=policy_and_env(self.prior, self.env, self.trust)[1], sparse=self.sparse, resume=self.resume,
-            watchers=_watchers(self.folder, self.wandb),
+            watchers=_watchers(self.folder, self.wandb), patience=self.patience,
         )  # fmt: skip
         return _ended(result) | (_reported(result) if self.report else {})
 
@@ -205,7 +210,8 @@ def _number(option: str, text: str | None) -> float | None:
 
 def speaks() -> bool:
     """Whether this process is the one that talks to the user: under torchrun, the first."""
-    return int(os.environ.get("RANK", "0")) == 0
+    place = torchrun_place()
+    return place is None or place[0] == 0
 
 
 def _watchers(out: Path, wandb: str | None) -> list[Any]:

@@ -107,6 +107,11 @@ class Settings:
                 f"epochs is {self.epochs}, but the vanilla policy gradient holds for the policy that acted, for one "
                 "pass: add --epochs 1"
             )
+        if self.iteration_steps < 2:
+            raise UsageError(
+                "envs and horizon are 1: from one step there is nothing to learn, because advantages are compared with "
+                "their mean over a rollout; raise --horizon or --envs"
+            )
         ranks = self.ranks or (min(physical_cores(), self.envs) if shares_memory() else 1)
         if self.envs % ranks:
             if self.ranks:

@@ -14,13 +14,14 @@ import torch
 from repolicy.engine import ranks
 from repolicy.engine.defaults import customizing, defaults
 from repolicy.engine.folder import RunFolder
-from repolicy.engine.machine import versions
+from repolicy.engine.machine import torchrun_place, versions
 from repolicy.engine.request import Request, spec_for
 from repolicy.engine.segments import Segments
 from repolicy.engine.settings import Settings
 from repolicy.envs import addons
 from repolicy.envs.evaluation import check_fit
 from repolicy.envs.making import make_envs
+from repolicy.envs.patience import Watchdog
 from repolicy.envs.rollout import Collector
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.objective import Objective
@@ -66,15 +67,21 @@ def train(
     addon: Sequence[str] | str = (),
     resume: bool = False,
     watchers: Sequence[Watcher] = (),
+    patience: float | None = None,
 ) -> Result:
-    """Train a policy from nothing. The folder `out` holds everything of the run; with `resume` it goes on there."""
+    """Train a policy from nothing. The folder `out` holds everything of the run; with `resume` it goes on there.
+
+    A call into an environment that takes a minute is reported on stderr; one that takes `patience` seconds ends the
+    process, since nothing else can end it.
+    """
     settings = (settings or defaults(env)).resolved()
     check_objective(objective)
     if objective.reads_prior:
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
     request = Request(env, objective, settings, addons.names(addon))
-    check(request)
-    return run(request, RunFolder(out), resume, watchers)
+    with watchdog(patience):
+        check(request)
+        return run(request, RunFolder(out), resume, watchers, patience=patience)
 
 
 def customize(
@@ -88,12 +95,14 @@ def customize(
     sparse: bool = False,
     resume: bool = False,
     watchers: Sequence[Watcher] = (),
+    patience: float | None = None,
 ) -> Result:
     """Give a trained policy a new requirement, without the reward that trained it.
 
     The actor starts as the prior, with the prior's observation statistics, frozen; the critic starts fresh and is
     fitted alone for the first `settings.critic_warmup` of the steps. `prior` is a policy's file, a run's folder, or the
     name of a policy that ships. `sparse` accepts an add-on that is constant over a trial of some thousand steps.
+    `patience` is as in `train`.
     """
     path = find_policy(prior)
     saved = read_policy(path)
@@ -105,11 +114,12 @@ def customize(
     request = Request(
         env, objective, settings, addons.names(addon), hashlib.sha256(path.read_bytes()).hexdigest(), sparse
     )
-    check(request)
-    for sentence in try_addon(saved.policy, request):
-        for watcher in watchers:
-            watcher.say(sentence)
-    return run(request, RunFolder(out), resume, watchers, path)
+    with watchdog(patience):
+        check(request)
+        for sentence in try_addon(saved.policy, request):
+            for watcher in watchers:
+                watcher.say(sentence)
+        return run(request, RunFolder(out), resume, watchers, path, patience)
 
 
 def try_addon(prior: Policy, request: Request) -> list[str]:
@@ -133,16 +143,29 @@ def try_addon(prior: Policy, request: Request) -> list[str]:
     return said
 
 
+def watchdog(patience: float | None) -> Watchdog:
+    """What notices an environment that hangs, in the first rank or, under torchrun, in each."""
+    if patience is not None and not patience > 0:
+        raise UsageError(f"patience is {patience}; it must be a number of seconds above 0")
+    rank, _ = torchrun_place() or (0, 1)
+    return Watchdog(rank, patience)
+
+
 def run(
-    request: Request, folder: RunFolder, resume: bool, watchers: Sequence[Watcher], prior: Path | None = None
+    request: Request,
+    folder: RunFolder,
+    resume: bool,
+    watchers: Sequence[Watcher],
+    prior: Path | None = None,
+    patience: float | None = None,
 ) -> Result:
-    """Everything before and after the work itself: the folder, the ranks, Ctrl-C."""
+    """Everything before and after the work itself: the folder, the ranks, Ctrl-C and SIGTERM."""
     if ranks.under_torchrun():
         return _run_as_one_of_many(request, folder, resume, watchers, prior)
     ranks.check_count(request.settings.ranks)
     with folder.locked():
         _begin(request, folder, resume, watchers, prior)
-        program = ["from repolicy.engine.training import follow; follow()", str(folder.path)]
+        program = ["from repolicy.engine.training import follow; follow()", str(folder.path), str(patience or "")]
         with _polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
             return work(request, folder, team, watchers, interrupted)
 
@@ -183,11 +206,12 @@ def follow() -> None:
     """What every rank but the first runs: the same work, from the request in the folder."""
     import sys
 
-    folder, team = RunFolder(sys.argv[1]), ranks.joined(*map(int, sys.argv[2:]))
+    folder, patience, team = RunFolder(sys.argv[1]), sys.argv[2], ranks.joined(*map(int, sys.argv[3:]))
     values = folder.request()
     assert values is not None
     try:
-        work(Request.from_dict(values), folder, team, (), threading.Event())
+        with Watchdog(team.index, float(patience) if patience else None):
+            work(Request.from_dict(values), folder, team, (), threading.Event())
     except RepolicyError as error:
         sys.exit(str(error))
 
@@ -231,18 +255,18 @@ def _worked(
 
 
 class _polite_interrupt:  # noqa: N801
-    """The first Ctrl-C asks the run to stop after its iteration; the second one stops it at once."""
+    """The first Ctrl-C or SIGTERM asks the run to stop after its iteration; the second one stops it at once."""
 
     def __enter__(self) -> threading.Event:
         self._event = threading.Event()
-        self._before: Any = None
+        self._before: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._handle)
+            self._before = {each: signal.signal(each, self._handle) for each in (signal.SIGINT, signal.SIGTERM)}
         return self._event
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for each, before in self._before.items():
+            signal.signal(each, before)
 
     def _handle(self, *_: object) -> None:
         if self._event.is_set():

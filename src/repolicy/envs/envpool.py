@@ -1,12 +1,15 @@
 """EnvPool behind the `Step` contract."""
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from repolicy.envs.names import parsed
+from repolicy.envs.patience import NOTE
 from repolicy.envs.spaces import action_space, flat, native, numeric, observation_size
-from repolicy.envs.step import Step
+from repolicy.envs.step import Step, check_last
 from repolicy.errors import UsageError
 from repolicy.loading import nearest
 
@@ -35,19 +38,21 @@ class EnvPoolEnvs:
             ) from None
         with warnings.catch_warnings(action="ignore"):  # EnvPool rounds the bounds of its spaces to float32, loudly
             self.observation_size = observation_size(self._pool.observation_space, name)
-            self.actions = action_space(self._pool.action_space, name)
-        self._dtype = self._pool.action_space.dtype
+            self._own = self._pool.action_space
+            self.actions = action_space(self._own, name)
 
     def reset(self) -> np.ndarray:
-        return flat(self._pool.reset()[0], self.count)
+        return flat(self._call(self._pool.reset)[0], self.count)
 
     def step(self, actions: np.ndarray) -> Step:
-        observations, rewards, terminated, truncated, info = self._pool.step(native(actions, self.actions, self._dtype))
+        sent = native(actions, self.actions, self._own)
+        observations, rewards, terminated, truncated, info = self._call(self._pool.step, sent)
         final = observations = flat(observations, self.count)
         ended = terminated | truncated
         if ended.any():
+            check_last(final, ended, self.name)
             # Without this, EnvPool would spend the environment's next step on resetting it.
-            fresh, fresh_info = self._pool.reset(np.flatnonzero(ended).astype(np.int32))
+            fresh, fresh_info = self._call(self._pool.reset, np.flatnonzero(ended).astype(np.int32))
             observations = final.copy()
             observations[fresh_info["env_id"]] = flat(fresh, int(ended.sum()))
         return Step(
@@ -61,3 +66,10 @@ class EnvPoolEnvs:
 
     def close(self) -> None:
         self._pool.close()
+
+    def _call(self, function: Callable[..., Any], *arguments: np.ndarray) -> Any:
+        NOTE.begin(self.name)
+        try:
+            return function(*arguments)
+        finally:
+            NOTE.end()
