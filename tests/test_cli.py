@@ -1,12 +1,14 @@
 """The command line as a stranger types it: one object for --json, one sentence and its exit code for a mistake."""
 
 import asyncio
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -329,3 +331,10 @@ def test_variables_of_others_silence_nothing(
         monkeypatch.setenv(name, value)
     assert "there is no environment" in refused(capsys, 2, "train", "Nope", "--alpha", "0.1")
     assert answered(capsys, "addons")
+
+
+def test_the_installed_command_is_the_command_line() -> None:
+    """What pip makes `repolicy` from, in pyproject.toml."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    module, _, name = project["scripts"]["repolicy"].partition(":")
+    assert getattr(importlib.import_module(module), name) is cli.main
