@@ -261,7 +261,7 @@ def _keep_statistics(actor: Any) -> None:
 def from_repolicy(policy: Policy, actor: Any) -> None:
     """Make rsl_rl's actor (an `MLPModel`) act as the policy; refuse where its networks are others."""
     spec, found = policy.spec, _spec_of(actor)
-    if spec.family != "gaussian":
+    if policy.std is None or policy.family.squashes:
         raise UsageError(f"the policy is {spec.family}, and rsl_rl's GaussianDistribution has one std for all states")
     for what, mine, theirs in (
         ("observations", spec.observation_size, found.observation_size),

@@ -40,7 +40,7 @@ class Standardized(BaseFeaturesExtractor):
 def like(policy: Policy, critic: tuple[int, ...] = (64, 64)) -> dict[str, Any]:
     """`policy_kwargs` that build Stable-Baselines3's MlpPolicy like this policy, its normaliser included."""
     spec, normaliser = policy.spec, policy.normaliser
-    if spec.family not in ("gaussian", "categorical"):
+    if policy.family.squashes or (policy.std is None and policy.actions.kind == "continuous"):
         raise UsageError(f"the policy is {spec.family}, and Stable-Baselines3's PPO has one std for all states")
     if spec.activation not in ACTIVATIONS:
         raise UsageError(f"the policy's activation is {spec.activation}, none of {', '.join(ACTIVATIONS)}")
