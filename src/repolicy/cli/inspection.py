@@ -44,7 +44,7 @@ def inspect(path: Path) -> dict[str, Any]:
         "add-ons": ", ".join(request.get("addons", [])) or "none",
         "prior": "inside this file" if saved.prior is not None else "none",
         "steps": f"{card.get('steps', 0):,}",
-        "normaliser": f"{float(saved.policy.normaliser.count):,.0f} observations seen",
+        "normalizer": f"{float(saved.policy.normalizer.count):,.0f} observations seen",
         "made with": ", ".join(f"{name} {value}" for name, value in card.get("versions", {}).items()),
         "probes": f"{PROBES} log-probabilities reproduced",
     }

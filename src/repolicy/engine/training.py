@@ -109,7 +109,7 @@ def customize(
     env = env or env_of(saved.card, path)
     check_objective(objective)
     if not objective.reads_addon:
-        raise UsageError("customising needs an objective whose task is the add-on: residual, kl or greedy")
+        raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
     settings = (settings or customizing(env)).resolved()
     request = Request(
         env, objective, settings, addons.names(addon), hashlib.sha256(path.read_bytes()).hexdigest(), sparse
@@ -199,7 +199,7 @@ def check(request: Request) -> None:
             "or in Python with kl(alpha)"
         )
     if request.prior and request.settings.family != "auto":
-        raise UsageError("a policy keeps the family of its prior while it is customised: leave --family out")
+        raise UsageError("a policy keeps the family of its prior while it is customized: leave --family out")
 
 
 def follow() -> None:

@@ -57,7 +57,7 @@ ACTIVATIONS = {
 
 
 class Mlp(nn.Module):
-    """`[B, inputs]` to `[B, outputs]` through hidden layers, initialised orthogonally."""
+    """`[B, inputs]` to `[B, outputs]` through hidden layers, initialized orthogonally."""
 
     def __init__(
         self, inputs: int, hidden: tuple[int, ...], outputs: int, activation: str = "tanh", last_gain: float = 1.0
@@ -134,7 +134,7 @@ class Mlp(nn.Module):
 def flatten(parameters: Iterable[nn.Parameter], extra: int = 0) -> tuple[Tensor, Tensor]:
     """Move the parameters into one flat tensor, and their gradients into another with `extra` numbers behind them.
 
-    Each parameter becomes a view, so one all-reduce, one clip and one optimiser step serve them all.
+    Each parameter becomes a view, so one all-reduce, one clip and one optimizer step serve them all.
     """
     parameters = list(parameters)
     values = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
