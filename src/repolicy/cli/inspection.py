@@ -49,6 +49,8 @@ def inspect(path: Path) -> dict[str, Any]:
         "probes": f"{PROBES} log-probabilities reproduced",
     }
     story |= {name.replace("_", " "): f"{value:,.2f}" for name, value in card.get("evaluation", {}).items()}
+    if "dial" in card:
+        story["dial"] = "{how} at t = {at:g} between the prior and {of}".format(**card["dial"])
     if "scores" in card:
         mean, std = (*card["scores"]["mean action"], math.nan, math.nan)[:2]
         story["score"] = f"{mean:,.0f} ± {std:,.0f}, mean action, {card['scores']['episodes']} episodes"

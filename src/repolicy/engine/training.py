@@ -25,6 +25,7 @@ from repolicy.envs.patience import Watchdog
 from repolicy.envs.rollout import Collector
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.objective import Objective
+from repolicy.policies.dials import How, dial
 from repolicy.policies.file import env_of, find_policy, load_policy, read_policy
 from repolicy.policies.policy import Policy
 
@@ -56,6 +57,10 @@ class Result:
     def best(self) -> Policy:
         """The policy of the segment with the highest return of the run's own objective."""
         return load_policy(RunFolder(self.folder).best_policy)
+
+    def at(self, t: float, how: How = "mixture") -> Policy:
+        """The policy between the prior (t = 0) and the best one (t = 1), without training: see docs/dial.md."""
+        return dial(self.folder, t, how)
 
 
 def train(

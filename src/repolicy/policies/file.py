@@ -32,6 +32,7 @@ CARD = {
     "versions?": {str: str},
     "command?": str,
     "scores?": {"mean action": [float], "episodes": int},
+    "dial?": {"at": float, "how": str, "of": str},
 }
 SPEC = {
     "observation_size": int,
