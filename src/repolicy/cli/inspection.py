@@ -12,6 +12,7 @@ from torch import Tensor
 from repolicy.cli.terminal import Terminal
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import physical_cores, versions
+from repolicy.engine.request import Request
 from repolicy.errors import FileError
 from repolicy.loading import printable
 from repolicy.policies.file import PROBES, check_reachable, find_policy, read_policy
@@ -67,7 +68,9 @@ def _inspect_other(path: Path, tensors: dict[str, Tensor], story: dict[str, Any]
 
 
 def _inspect_folder(path: Path) -> dict[str, Any]:
-    folder = RunFolder(path)
+    from repolicy.rql.training import Request as ResidualQLearning
+
+    folder = RunFolder(path, Request, ResidualQLearning)
     request = folder.request()
     if request is None:
         raise FileError(f"{path} holds no run: it has no run.json")
@@ -82,7 +85,8 @@ def _inspect_folder(path: Path) -> dict[str, Any]:
         "add-ons": ", ".join(request["addons"]) or "none",
         "steps": f"{done:,} in the last checkpoint, of {request['settings']['steps']:,}",
         "iterations logged": f"{iterations:,}",
-        "best policy": str(folder.best_policy) if folder.best_policy.exists() else "none yet",
+        "method": request.get("method", "Residual PPO"),
+        "best policy": str(folder.best_policy) if folder.best_policy.exists() else "none",
         "last policy": str(folder.last_policy) if folder.last_policy.exists() else "none yet",
     }
     _show(story)

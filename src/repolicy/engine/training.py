@@ -171,7 +171,7 @@ def run(
     with folder.locked():
         _begin(request, folder, resume, watchers, prior)
         program = ["from repolicy.engine.training import follow; follow()", str(folder.path), str(patience or "")]
-        with _polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
+        with polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
             return work(request, folder, team, watchers, interrupted)
 
 
@@ -259,7 +259,7 @@ def _worked(
     return Result(folder.path, worker.steps, worker.iteration == request.settings.iterations, metrics)
 
 
-class _polite_interrupt:  # noqa: N801
+class polite_interrupt:  # noqa: N801
     """The first Ctrl-C or SIGTERM asks the run to stop after its iteration; the second one stops it at once."""
 
     def __enter__(self) -> threading.Event:
@@ -286,7 +286,7 @@ def _run_as_one_of_many(
     team = ranks.Distributed()
     request = replace(request, settings=replace(request.settings, ranks=team.count).resolved())
     try:
-        with _polite_interrupt() as interrupted, contextlib.ExitStack() as claim:
+        with polite_interrupt() as interrupted, contextlib.ExitStack() as claim:
             refusal: RepolicyError | None = None
             if team.index == 0:
                 try:

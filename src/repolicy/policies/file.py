@@ -100,14 +100,15 @@ def addons_of(card: dict[str, Any], path: Path, trust: bool = False) -> tuple[st
 
 
 def find_policy(reference: str | Path) -> Path:
-    """A file as it is; of a run's folder, its best policy; of a name, the prior that ships under it."""
+    """A file as it is; of a run's folder, its best policy (or the last, where none is called best); of a name, the
+    prior that ships under it."""
     path = Path(reference)
     check_reachable(path)
     if path.is_dir() and (path / "run.json").exists():
-        best = path / "best.safetensors"
-        if not best.exists():
-            raise FileError(f"{path} has no policy yet: its first segment is not done")
-        return best
+        for name in ("best.safetensors", "policy.safetensors"):
+            if (path / name).exists():
+                return path / name
+        raise FileError(f"{path} has no policy yet: its first segment is not done")
     if path.is_file():
         return path
     if str(reference) in shipped():

@@ -18,7 +18,7 @@ from repolicy.policies.distributions import Categorical
 from repolicy.policies.file import save_policy
 from repolicy.policies.layers import layers_of, load_layers, scaled, side_by_side
 from repolicy.policies.policy import Policy, PolicySpec, Prior
-from repolicy.rql.common import Normalized, TaskReward, actions_of, flat, normalizer_for, storable, usable
+from repolicy.rql.common import Normalized, TaskReward, flat, normalizer_for, spaces_of, storable, usable
 from repolicy.rql.settings import Settings
 
 from stable_baselines3 import DQN  # isort: skip
@@ -39,8 +39,8 @@ class ResidualDQN(DQN):  # type: ignore[misc]
         settings: Settings | None = None,
     ) -> None:
         settings = settings or Settings()
-        self.objective, self.prior = objective, usable(env, objective, prior)
-        actions = actions_of(env.action_space)
+        found = spaces_of(env)
+        self.objective, self.prior, actions = objective, usable(found, objective, prior), found.actions
         if actions.kind != "discrete":
             raise UsageError(f"ResidualDQN chooses among actions, and the environment takes {actions}: use ResidualSAC")
         activation, normalizer = "relu", normalizer_for(env.observation_space, self.prior)
@@ -50,7 +50,7 @@ class ResidualDQN(DQN):  # type: ignore[misc]
                 raise UsageError(
                     f"hidden is {settings.hidden}; the prior has {len(self.prior.spec.hidden)} hidden layers"
                 )
-        self._spec = PolicySpec(normalizer.mean.numel(), actions, "categorical", settings.hidden, activation)
+        self._spec = PolicySpec(found.observation_size, actions, "categorical", settings.hidden, activation)
         super().__init__(
             SoftQPolicy,
             TaskReward(env, objective),
