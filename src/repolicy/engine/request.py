@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_type_hints
 
-from repolicy.engine.settings import AnySettings, Settings
+from repolicy.engine.settings import AnySettings, Settings, validated
 from repolicy.envs.step import Envs
 from repolicy.objective import Objective, name_of
 from repolicy.policies.policy import PolicySpec
