@@ -68,7 +68,7 @@ def worker(task: Task, objective: Objective, path: Path) -> Worker:
     folder = RunFolder(path)
     prior = find_policy(task.prior)
     request = Request(task.env, objective, settings, (task.addon,), prior="shipped")
-    folder.begin(request.as_dict(), {}, resume=False, prior=prior)
+    folder.begin(request.as_dict(), {}, resume=False, prior=prior.read_bytes())
     segments = Segments(request, folder, Alone())
     if not objective.reads_prior:
         segments.worker.prior = None

@@ -113,13 +113,13 @@ def test_an_activation_comes_from_the_user_or_from_the_runs_settings(tmp_path: P
     obs = observations(5)
     with torch.no_grad():
         wanted = actor(obs)
-    assert_equal(mean(describe(path, Options(activation="tanh")), obs), wanted)
+    assert_equal(mean(describe(path, Options(file_activation="tanh")), obs), wanted)
     agent(tmp_path, "  class_name: ActorCritic\n  activation: 'tanh'\n")
     described = describe(path)
     assert_equal(mean(described, obs), wanted)
     assert not any("assumed" in note for note in described.notes)
     with pytest.raises(UsageError, match="no activation 'sine'"):
-        describe(path, Options(activation="sine"))
+        describe(path, Options(file_activation="sine"))
 
 
 def test_an_asymmetric_critic_is_left_out(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_cleanrls_halfcheetah(real: Callable[[str], Path], tmp_path: Path) -> No
         assert_equal(log_prob(described, obs, actions), model.log_prob(obs, actions))
         assert_equal(values(described, obs), model.critic(obs))
         np.savez(tmp_path / "seen.npz", mean=np.arange(17.0), var=np.full(17, 4.0))
-        described = describe(path, Options(normalizer=str(tmp_path / "seen.npz")))
+        described = describe(path, Options(vecnormalize=str(tmp_path / "seen.npz")))
         assert not any("hold no statistics" in note for note in described.notes)
         inputs = ((obs - torch.arange(17.0)) / (4.0 + 1e-8) ** 0.5).clamp(-10.0, 10.0)
         assert_equal(log_prob(described, obs, actions), model.log_prob(inputs, actions))

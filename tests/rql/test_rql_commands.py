@@ -194,7 +194,7 @@ def test_a_deterministic_policy_is_no_prior(tmp_path: Path, capsys: pytest.Captu
     stock.save(tmp_path / "dqn.zip")
     code, said = refused(capsys, "customize", tmp_path / "dqn.zip", "--omega", 1, "--alpha", 1, "--env", WALK)
     assert code == 2
-    assert "a DQN or TD3 in it is deterministic and has no log-probabilities" in said
+    assert "holds values of actions and no probabilities: give the temperature" in said
     with pytest.raises(UsageError, match=r"a DQN cannot be a prior: it has no log_prob\(observations, actions\)"):
         ResidualDQN(Walk(), residual(1.0, 1.0), stock)
 

@@ -16,16 +16,19 @@ from repolicy.engine.request import Request
 from repolicy.errors import FileError
 from repolicy.loading import printable
 from repolicy.policies.file import PROBES, check_reachable, find_policy, read_policy
-from repolicy.policies.storage import read
+from repolicy.policies.options import Options
+from repolicy.policies.storage import is_own, read
 from repolicy.report.film import libraries
 
 
-def inspect(path: Path) -> dict[str, Any]:
+def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
     """The story of a policy, a checkpoint or a run's folder: printed, and returned."""
     check_reachable(path)
     if path.is_dir():
         return _inspect_folder(path)
     path = find_policy(path)
+    if not is_own(path):
+        return _inspect_foreign(path, options)
     tensors, story = read(path)
     if story["kind"] != "policy":
         return _inspect_other(path, tensors, story)
@@ -49,6 +52,9 @@ def inspect(path: Path) -> dict[str, Any]:
         "made with": ", ".join(f"{name} {value}" for name, value in card.get("versions", {}).items()),
         "probes": f"{PROBES} log-probabilities reproduced",
     }
+    if "origin" in card:
+        origin = card["origin"]
+        story["copied from"] = f"{origin['file']}, {origin['kind']} of {origin['library']}, sha256 {origin['sha256']}"
     story |= {name.replace("_", " "): f"{value:,.2f}" for name, value in card.get("evaluation", {}).items()}
     if "dial" in card:
         story["dial"] = "{how} at t = {at:g} between the prior and {of}".format(**card["dial"])
@@ -58,6 +64,38 @@ def inspect(path: Path) -> dict[str, Any]:
         story["made by"] = card.get("command", "")
     _show(story)
     return story | {"card": card}
+
+
+def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
+    """Another library's policy: what is in its file, and what is missing."""
+    from repolicy.policies.formats import describe
+
+    found = describe(path, options)
+    actor, std, normalizer = found.actor, found.std, found.normalizer
+    norms = sum(hidden.norm is not None for hidden in actor.hidden)
+    missing = ["the environment (--env)"]
+    if std is not None:
+        width = f"{'one for all states' if std.source == 'vector' else 'depends on the state'} ({std.link})"
+    elif found.actions.kind == "discrete":
+        width = "none: its choices have probabilities"
+    else:
+        width, missing = "none", [*missing, "a std (--std)"]
+    seen = f", {normalizer.count:,.0f} observations seen" if normalizer and normalizer.count else ""
+    story = {
+        "file": str(path),
+        "kind": f"{found.kind} of {found.library} {found.version}".strip(),
+        "observations": f"{found.observation_size} numbers" + "".join(f", {key} {size}" for key, size in found.groups),
+        "actions": str(found.actions) + (", through tanh" if found.squashed else ""),
+        "family": found.family,
+        "network": f"{actor.activation}, {' × '.join(str(len(hidden.linear.bias)) for hidden in actor.hidden)}"
+        + (f", {norms} LayerNorms" if norms else ""),
+        "std": width,
+        "normalizer": f"clips at {normalizer.clip or math.inf:g}{seen}" if normalizer else "none",
+        "missing": ", ".join(missing),
+        "notes": "; ".join(found.notes) or "none",
+    }
+    _show(story)
+    return story
 
 
 def _inspect_other(path: Path, tensors: dict[str, Tensor], story: dict[str, Any]) -> dict[str, Any]:

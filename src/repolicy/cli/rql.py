@@ -134,9 +134,7 @@ class Customize(Run):
         )  # fmt: skip
 
     def _env(self) -> str:
-        from repolicy.rql.training import policy_file
-
-        return policy_and_env(str(policy_file(self.prior)), self.env, self.trust)[1]
+        return policy_and_env(str(self.prior), self.env, self.trust)[1]
 
 
 COMMANDS: dict[str, Any] = {"train": Train, "customize": Customize}

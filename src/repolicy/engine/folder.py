@@ -58,7 +58,7 @@ class RunFolder:
         return dict(json.loads(json.dumps(request.as_dict())))
 
     def begin(
-        self, request: dict[str, Any], versions: dict[str, str], resume: bool, prior: Path | None = None
+        self, request: dict[str, Any], versions: dict[str, str], resume: bool, prior: bytes | None = None
     ) -> list[str]:
         """Claim the folder for this request, with a copy of its prior; refuse where that would lose or mix anything.
 
@@ -70,7 +70,7 @@ class RunFolder:
         if before is None:
             self._check_free(prior)
             if prior is not None:
-                write_bytes(self.prior, prior.read_bytes())
+                write_bytes(self.prior, prior)
             write_json(self.path / "run.json", {"format": FORMAT, "request": request, "versions": versions})
             return []
         if not resume:
@@ -97,11 +97,11 @@ class RunFolder:
         others = list(changed(header.get("versions", versions), versions))
         return [f"the last checkpoint was made with other versions: {'; '.join(others)}"] if others else []
 
-    def _check_free(self, prior: Path | None) -> None:
+    def _check_free(self, prior: bytes | None) -> None:
         """Raise where a run would write over files that are not its own."""
         mine = [self.metrics, self.last_policy, self.best_policy, self._checkpoints, self.path / "report.html"]
         found = [path for path in [*mine, self.path / "sweep.json"] if os.path.lexists(path)]
-        if self.prior.exists() and (prior is None or self.prior.read_bytes() != prior.read_bytes()):
+        if self.prior.exists() and (prior is None or self.prior.read_bytes() != prior):
             found.append(self.prior)
         if found:
             raise UsageError(f"{found[0]} is there already, and of no run in {self.path}; choose another --out")

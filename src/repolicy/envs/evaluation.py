@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from repolicy.envs.addons import Addon, combined, names
-from repolicy.envs.making import make_envs
+from repolicy.envs.making import make_envs, observing
 from repolicy.envs.rollout import Collector
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.errors import UsageError
@@ -108,7 +108,7 @@ def evaluate(
         addon = combined(names(addon))
     if episodes < 1:
         raise UsageError(f"episodes is {episodes}; it must be 1 or more")
-    envs = make_envs(env, min(episodes, 50), seed, backend)
+    envs = make_envs(observing(env, agent.observation_size, backend), min(episodes, 50), seed, backend)
     check_fit(agent, envs)
     try:
         return run_episodes(
@@ -121,9 +121,10 @@ def evaluate(
 def check_fit(agent: Agent, envs: HasSpaces, what: str = "the policy") -> None:
     """Raise unless the agent's observations and actions are the environment's, with both sizes named."""
     if agent.observation_size != envs.observation_size:
+        parts = ", ".join(f"{key} {size}" for key, size in envs.groups.items())
         raise UsageError(
-            f"{what} takes observations of {agent.observation_size} numbers, "
-            f"but {envs.name!r} gives {envs.observation_size}"
+            f"{what} takes observations of {agent.observation_size} numbers, but {envs.name!r} gives "
+            f"{envs.observation_size}" + (f" ({parts}; NAME?observe=KEY,KEY takes some of them)" if parts else "")
         )
     if (agent.actions.kind, agent.actions.sizes) != (envs.actions.kind, envs.actions.sizes):
         raise UsageError(f"{what} acts with {agent.actions}, but {envs.name!r} takes {envs.actions}")

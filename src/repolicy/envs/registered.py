@@ -20,6 +20,18 @@ CHEETAH_JOINTS = {"bthigh": 2, "bshin": 3, "bfoot": 4, "fthigh": 5, "fshin": 6, 
 STANDS = {"exclude_current_positions_from_observation": True, "frame_stack": 1}
 
 
+# EnvPool's tasks of MuJoCo Playground that walk by a joystick.
+PLAYGROUND = (
+    *(
+        f"{robot}Joystick{ground}Terrain"
+        for robot in ("Go1", "BerkeleyHumanoid", "G1", "T1")
+        for ground in ("Flat", "Rough")
+    ),
+    *("ApolloJoystickFlatTerrain", "SpotFlatTerrainJoystick", "SpotJoystickGaitTracking", "Op3Joystick"),
+    *("BarkourJoystick", "H1JoystickGaitTracking"),
+)
+
+
 @dataclass(frozen=True)
 class Registered:
     """An add-on that ships: what it makes a function from, what it is for, what its metric is."""
@@ -70,6 +82,21 @@ def mppi_joint() -> Function:
     return lambda observations, actions, next_observations, info: -np.abs(next_observations[:, 1])
 
 
+def energy() -> Function:
+    """−c·Σ |torque · joint velocity|, Playground's own: use less power (c may be 0: ENV?energy_scale=-0.001)."""
+    return lambda observations, actions, next_observations, info: _info(info, "reward_energy")
+
+
+def smooth() -> Function:
+    """−c·Σ (change of action)², Playground's own: change actions less."""
+    return lambda observations, actions, next_observations, info: _info(info, "reward_action_rate")
+
+
+def clearance() -> Function:
+    """−c·Σ |foot's height − the wished one|·speed, Playground's own (c may be 0: ENV?feet_clearance_scale=-2)."""
+    return lambda observations, actions, next_observations, info: _info(info, "reward_feet_clearance")
+
+
 REGISTERED = {
     "hind_leg": Registered(hind_leg, ("HalfCheetah",), "mean |θ|", lambda reward: -reward),
     "height": Registered(height, ("Hopper", "Walker2d"), "mean z", lambda reward: reward),
@@ -78,6 +105,9 @@ REGISTERED = {
     "mppi_height": Registered(mppi_height, ("Hopper",), "mean z", lambda reward: reward / 10.0 + 1.0),
     "mppi_sideways": Registered(mppi_sideways, ("Ant",), "mean v_y", lambda reward: -reward),
     "mppi_joint": Registered(mppi_joint, ("Swimmer",), "mean |θ|", lambda reward: -reward),
+    "energy": Registered(energy, PLAYGROUND, "energy cost", lambda reward: -reward, reads="info"),
+    "smooth": Registered(smooth, PLAYGROUND, "action-rate cost", lambda reward: -reward, reads="info"),
+    "clearance": Registered(clearance, PLAYGROUND, "clearance cost", lambda reward: -reward, reads="info"),
 }
 
 

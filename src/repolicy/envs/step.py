@@ -45,6 +45,9 @@ class HasSpaces(Protocol):
     def observation_size(self) -> int: ...
     @property
     def actions(self) -> ActionSpace: ...
+    @property
+    def groups(self) -> dict[str, int]:
+        """Of an observation that is a Dict, how many numbers each part has."""
 
 
 class Envs(HasSpaces, Protocol):

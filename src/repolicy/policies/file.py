@@ -1,5 +1,7 @@
 """A policy's file: the policy, the prior that it was customized from, and what it tells of its training."""
 
+import hashlib
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,8 +12,9 @@ from torch import Tensor
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import confirm, nearest, printable
 from repolicy.policies.families import FAMILIES
+from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.policies.storage import check_shape, read, write
+from repolicy.policies.storage import check_shape, is_own, packed, read, write_bytes
 
 PRIORS = Path(__file__).parent / "shipped"
 
@@ -33,6 +36,7 @@ CARD = {
     "command?": str,
     "scores?": {"mean action": [float], "episodes": int},
     "dial?": {"at": float, "how": str, "of": str},
+    "origin?": {"library": str, "version": str, "kind": str, "file": str, "sha256": str, "options": {}, "notes": [str]},
 }
 SPEC = {
     "observation_size": int,
@@ -44,6 +48,12 @@ SPEC = {
     "min_std": float,
     "std?": str,
     "observation_bound?": float,
+    "slope?": float,
+    "norms?": [str],
+    "epsilon?": float,
+    "std_bounds?": [float],
+    "mean_clip?": float,
+    "clips?": bool,
 }
 
 
@@ -57,29 +67,91 @@ class SavedPolicy(NamedTuple):
 
 def save_policy(path: str | Path, policy: Policy, card: dict[str, Any], prior: Policy | None = None) -> None:
     """One self-contained file: weights, normalizer, probes to recognize the policy by, and the same of its prior."""
+    write_bytes(Path(path), policy_bytes(policy, card, prior))
+
+
+def policy_bytes(policy: Policy, card: dict[str, Any], prior: Policy | None = None) -> bytes:
+    """What `save_policy` writes."""
     tensors = _policy_tensors(policy, "policy")
     header = {"policy": policy.spec.as_dict(), "card": card}
     if prior is not None:
         tensors |= _policy_tensors(prior, "prior")
         header["prior"] = prior.spec.as_dict()
-    write(Path(path), "policy", tensors, header)
+    return packed("policy", tensors, header)
 
 
-def read_policy(path: str | Path) -> SavedPolicy:
-    """A policy's file; refused unless the policy reproduces the log-probabilities that were stored with it."""
+def read_policy(path: str | Path, options: Options | None = None) -> SavedPolicy:
+    """A policy's file; refused unless the policy reproduces the log-probabilities that were stored with it.
+
+    Of a file that another library wrote, a copy of its policy, read with these options.
+    """
+    if not is_own(Path(path)):
+        return _copied(Path(path), options or Options())
+    if options not in (None, Options()):
+        raise UsageError(
+            f"{path} is Repolicy's own file and holds all that there is to know: leave out --std, --temperature, "
+            "--vecnormalize and --file-activation, which are for other libraries' files"
+        )
     tensors, header = read(Path(path), "policy")
     card = _card(path, header)
     prior = _rebuilt(Path(path), tensors, header, "prior") if "prior" in header else None
     return SavedPolicy(_rebuilt(Path(path), tensors, header, "policy"), prior, card)
 
 
-def load_policy(reference: str | Path) -> Policy:
-    """The policy in a file, in a run's folder (its best), or that ships under a name."""
-    return read_policy(find_policy(reference)).policy
+def load_policy(
+    reference: str | Path,
+    *,
+    std: float | None = None,
+    temperature: float | None = None,
+    vecnormalize: str | None = None,
+    activation: str | None = None,
+) -> Policy:
+    """The policy in a file, in a run's folder (its best), or that ships under a name.
+
+    The options are for files of other libraries, as on the command line.
+    """
+    return read_policy(find_policy(reference), Options(std, temperature, vecnormalize, activation)).policy
+
+
+def _copied(path: Path, options: Options) -> SavedPolicy:
+    from repolicy.policies.formats import describe  # whoever has only files of ours need not wait for the readers
+    from repolicy.policies.formats.copied import policy_from
+
+    described = describe(path, options)
+    origin = {
+        "library": described.library,
+        "version": described.version,
+        "kind": described.kind,
+        "file": path.name,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "options": {name: value for name, value in asdict(options).items() if value is not None},
+        "notes": list(described.notes),
+    }
+    return SavedPolicy(frozen(policy_from(described)), None, {"which": "copy", "origin": origin})
+
+
+def notes_of(card: dict[str, Any]) -> list[str]:
+    """What is to be known of a policy that another library trained, a sentence each."""
+    return list(card.get("origin", {}).get("notes", ()))
+
+
+def own_bytes(path: Path, saved: SavedPolicy, kept: Path | None = None) -> bytes:
+    """The policy in `path` as a file of ours.
+
+    `kept` may be one that was made from the same file before. It is taken again, as another machine may round the
+    log-probabilities of the probes otherwise.
+    """
+    if is_own(path):
+        return path.read_bytes()
+    if kept is not None and kept.is_file() and read_card(kept).get("origin") == saved.card["origin"]:
+        return kept.read_bytes()
+    return policy_bytes(saved.policy, saved.card)
 
 
 def read_card(path: Path) -> dict[str, Any]:
-    """The header that a policy's file tells, and nothing else of it."""
+    """The card of a policy's file, and nothing else of it; another library's file has none."""
+    if not is_own(path):
+        return {}
     return _card(path, read(path, "policy")[1])
 
 
@@ -139,7 +211,7 @@ def shipped() -> list[str]:
 def _policy_tensors(policy: Policy, name: str) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(PROBES, policy.spec.observation_size, generator=generator)
-    observations = (policy.normalizer.mean + policy.normalizer.var.sqrt() * noise).float()
+    observations = (policy.normalizer.mean + policy.normalizer.var.clamp_min(0.0).sqrt() * noise).float()
     with torch.no_grad():
         actions = policy(observations).sample(generator)
     probes = {"observations": observations, "actions": actions, "log_probs": policy.log_prob(observations, actions)}
@@ -155,8 +227,8 @@ def _card(path: str | Path, header: dict[str, Any]) -> dict[str, Any]:
 
 def _rebuilt(path: Path, tensors: dict[str, Tensor], header: dict[str, Any], name: str) -> Policy:
     spec = header.get(name)
-    if isinstance(spec, dict) and spec.get("observation_bound", 0) is None:
-        spec = spec | {"observation_bound": 0.0}
+    if isinstance(spec, dict):  # None is as good as nothing
+        spec = {key: value for key, value in spec.items() if value is not None}
     check_shape({name: spec}, {name: SPEC}, f"{path} is no whole policy: its header")
     state = {
         key.removeprefix(f"{name}.").replace("normalizer.", "normalizer."): value  # as the first files spell it
@@ -180,12 +252,11 @@ def _rebuilt(path: Path, tensors: dict[str, Tensor], header: dict[str, Any], nam
 def _check_sizes(spec: PolicySpec, state: dict[str, Tensor]) -> None:
     """Raise unless the tensors are those of such a policy, before memory is set aside for what a file claims."""
     actions = spec.actions
-    bounds = {len(actions.low), len(actions.high)} <= {0, actions.width if actions.kind == "continuous" else 0}
-    if not bounds:
+    if not {len(actions.low), len(actions.high)} <= {0, actions.width}:
         raise ValueError(f"its bounds are not those of {actions}")
     if len(spec.hidden) >= len(state):
         raise ValueError(f"it says {len(spec.hidden)} hidden layers and has {len(state)} tensors")
-    widths = (spec.observation_size, *spec.hidden, FAMILIES[spec.family].outputs(actions.sizes))
+    widths = (spec.observation_size, *spec.hidden, FAMILIES[spec.family].outputs(spec))
     claimed, held = sum(a * b for a, b in pairwise(widths)), sum(tensor.numel() for tensor in state.values())
     if claimed > held:
         raise ValueError(f"its spec makes weights of {claimed:,} numbers, and it holds {held:,}")

@@ -24,10 +24,15 @@ FORMAT = 1
 
 def write(path: Path, kind: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
     """Tensors and a JSON header in one file, atomically."""
+    write_bytes(path, packed(kind, tensors, header))
+
+
+def packed(kind: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> bytes:
+    """What `write` writes."""
     tensors = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
     header = {"format": FORMAT, "kind": kind} | header
     header["sha256"] = _checksum(tensors, header)
-    write_bytes(path, safetensors.torch.save(tensors, {"repolicy": json.dumps(header)}))
+    return safetensors.torch.save(tensors, {"repolicy": json.dumps(header)})
 
 
 def read(path: Path, kind: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -53,6 +58,16 @@ def read(path: Path, kind: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]
     if kind and header["kind"] != kind:
         raise FileError(f"{path} is a {header['kind']}, not a {kind}")
     return tensors, header
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file is one of these, perhaps a damaged one: by its first bytes, or else by its name."""
+    try:
+        with open(path if path.is_file() else os.devnull, "rb") as file:  # a pipe could be waited for without end
+            head = file.read(9)
+    except OSError:
+        head = b""
+    return not head or path.suffix == ".safetensors" or (head[5:8] == b"\0\0\0" and head[8:] == b"{")
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
@@ -121,6 +121,7 @@ class Spaces:
     name: str
     observation_size: int
     actions: ActionSpace
+    groups: dict[str, int] = field(default_factory=dict)
 
 
 def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:

@@ -7,7 +7,6 @@ the bits that it would have ended in anyway.
 
 import hashlib
 import threading
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -29,7 +28,7 @@ from repolicy.envs.names import in_gymnasium, maker
 from repolicy.errors import FileError, UsageError, in_one_sentence
 from repolicy.loading import nearest
 from repolicy.objective import Objective
-from repolicy.policies.file import env_of, find_policy, read_policy
+from repolicy.policies.file import env_of, find_policy, own_bytes, read_policy
 from repolicy.policies.policy import Policy
 from repolicy.rql.log import Log, lines
 from repolicy.rql.settings import TASKS, Settings, customizing, defaults
@@ -81,24 +80,15 @@ def customize(
 
     The requirement is `addon`, or what the environment itself tells in `info["addon_reward"]`, as the four tasks do.
     """
-    path = policy_file(prior)
-    env = env or env_of(read_policy(path).card, path)
+    path = find_policy(prior)
+    saved = read_policy(path)
+    env = env or env_of(saved.card, path)
     check_objective(objective)
     if objective.reads_basic:
         raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
-    request = _request(env, objective, settings or customizing(env), addon, path)
-    return _run(request, out, path, resume, watchers, patience)
-
-
-def policy_file(reference: str | Path) -> Path:
-    """The file of a prior."""
-    path = find_policy(reference)
-    if zipfile.is_zipfile(path):
-        raise UsageError(
-            f"{path} is a zip, as Stable-Baselines3 saves its models, and no prior yet: a DQN or TD3 in it is "
-            "deterministic and has no log-probabilities; another policy must be converted to a Repolicy file first"
-        )
-    return path
+    content = own_bytes(path, saved, RunFolder(out).prior)
+    request = _request(env, objective, settings or customizing(env), addon, content)
+    return _run(request, out, (saved.policy, content), resume, watchers, patience)
 
 
 def make(env: str) -> gymnasium.Env[Any, Any]:
@@ -112,7 +102,7 @@ def make(env: str) -> gymnasium.Env[Any, Any]:
 
 
 def _request(
-    env: str, objective: Objective, settings: Settings, addon: str | Sequence[str], prior: Path | None = None
+    env: str, objective: Objective, settings: Settings, addon: str | Sequence[str], prior: bytes | None = None
 ) -> Request:
     """Without an add-on, an objective that reads one reads what the environment tells."""
     addons = names(addon)
@@ -121,24 +111,24 @@ def _request(
         raise UsageError("a soft objective is about the environment's own reward; an add-on goes with full or greedy")
     if objective.reads_addon:
         addons = addons or ("repolicy.rql.tasks:addon",)
-    checksum = hashlib.sha256(prior.read_bytes()).hexdigest() if prior else ""
+    checksum = hashlib.sha256(prior).hexdigest() if prior else ""
     return Request(TASKS[env].env if env in TASKS else env, objective, settings, addons, checksum)
 
 
 def _run(
     request: Request,
     out: str | Path,
-    prior: Path | None,
+    prior: tuple[Policy, bytes] | None,  # and the file of it that the run keeps
     resume: bool,
     watchers: Sequence[Watcher],
     patience: float | None,
 ) -> Result:
     folder = RunFolder(out, Request)
     with watchdog(patience), one_thread():  # layers this small are slower on more
-        model = _algorithm(request, None if prior is None else read_policy(prior).policy)
+        model = _algorithm(request, prior[0] if prior else None)
         made_with = versions() | {"stable_baselines3": version("stable_baselines3")}
         with folder.locked():
-            for sentence in folder.begin(request.as_dict(), made_with, resume, prior):
+            for sentence in folder.begin(request.as_dict(), made_with, resume, prior[1] if prior else None):
                 for watcher in watchers:
                     watcher.say(sentence)
             with polite_interrupt() as interrupted:
