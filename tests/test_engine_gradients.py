@@ -39,6 +39,7 @@ MDP_ = MDP(
     discount=GAMMA,
     horizon=STEPS,
     addon=torch.tensor([[-1.0, 0.7], [2.0, -0.3]]),
+    familiarity=torch.tensor([-0.4, -1.7]),
 )
 EIGHT = [
     objectives.no_entropy(),
@@ -50,6 +51,7 @@ EIGHT = [
     objectives.residual(0.9, 0.8),
     objectives.full(0.8),
 ]
+WITH_STATES = [objectives.residual(0.9, 0.8, states=1.1), objectives.named("greedy", alpha=0.8, states=0.7)]
 
 
 def tabular(logits: Tensor) -> Policy:
@@ -67,7 +69,7 @@ def tabular(logits: Tensor) -> Policy:
 
 
 def every_trajectory() -> tuple[np.ndarray, np.ndarray]:
-    """States and actions `[T, N]`, each trajectory as often as it is likely."""
+    """States `[T + 1, N]` and actions `[T, N]`, each trajectory as often as it is likely."""
     states, actions = [], []
     for start, *tickets in product(range(2), *[range(4), range(2)] * STEPS):
         state, path = START[start], []
@@ -75,14 +77,14 @@ def every_trajectory() -> tuple[np.ndarray, np.ndarray]:
             action = ACTIONS[state][action_ticket]
             path.append((state, action))
             state = NEXT[state][action][next_ticket]
-        states.append([s for s, _ in path])
+        states.append([*(s for s, _ in path), state])
         actions.append([a for _, a in path])
     return np.array(states).T, np.array(actions).T
 
 
 def rollout(policy: Policy) -> Rollout:
     states, actions = every_trajectory()
-    observations = np.eye(2, dtype=np.float32)[np.vstack([states, states[-1:]])]
+    observations, states = np.eye(2, dtype=np.float32)[states], states[:-1]
     ends = np.zeros(states.shape, bool)
     last = ends.copy()
     last[-1] = True
@@ -104,6 +106,14 @@ def rollout(policy: Policy) -> Rollout:
     )
 
 
+class Known:
+    """The familiarity of the process's states, in the place of a density."""
+
+    def familiarity(self, inputs: Tensor) -> Tensor:
+        assert MDP_.familiarity is not None
+        return MDP_.familiarity[inputs.argmax(-1)]
+
+
 class Table:
     """The add-on reward of the process, as the engine asks for it."""
 
@@ -122,7 +132,8 @@ def engine_gradient(objective: Objective, surrogate: Any) -> tuple[Policy, Tenso
     )
     made.objective, made.team, made.iteration = objective, Alone(), 1
     made.learner, made.returns = Learner(policy, critic, 0.0), ReturnScale(GAMMA)
-    made.prior = tabular(PRIOR.log()) if objective.reads_prior else None
+    made.prior = tabular(PRIOR.log()) if objective.reads_prior or objective.reads_states else None
+    made.density = Known() if objective.reads_states else None
     made.addon = Table() if objective.reads_addon else None
     seen = rollout(policy)
     made.returns.begin(seen.basic.shape[1])
@@ -132,7 +143,11 @@ def engine_gradient(objective: Objective, surrogate: Any) -> tuple[Policy, Tenso
 
 
 @pytest.mark.parametrize("surrogate", ["clipped", "vanilla"])
-@pytest.mark.parametrize("objective", EIGHT, ids=lambda made: f"{made.task}-{made.omega}-{made.alpha}-{made.bonus}")
+@pytest.mark.parametrize(
+    "objective",
+    EIGHT + WITH_STATES,
+    ids=lambda made: f"{made.task}-{made.omega}-{made.alpha}-{made.bonus}-{made.states}",
+)
 def test_the_loss_has_the_gradient_of_its_estimator(objective: Objective, surrogate: str) -> None:
     policy, found = engine_gradient(objective, surrogate)
     by_logits = estimator_gradient(MDP_, objective, PROBABILITIES.log(), PRIOR.log())
@@ -146,5 +161,5 @@ def test_the_loss_has_the_gradient_of_its_estimator(objective: Objective, surrog
 
 def test_the_eight_estimators_differ() -> None:
     """Or else the test above could not tell one from another."""
-    found = [estimator_gradient(MDP_, objective, PROBABILITIES.log(), PRIOR.log()) for objective in EIGHT]
+    found = [estimator_gradient(MDP_, objective, PROBABILITIES.log(), PRIOR.log()) for objective in EIGHT + WITH_STATES]
     assert all(float((a - b).abs().max()) > 0.01 for i, a in enumerate(found) for b in found[:i])

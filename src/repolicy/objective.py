@@ -4,6 +4,8 @@ Every algorithm of the paper is ordinary PPO; they differ only in the reward tha
 
     reward = task + omega · log prior(a|s) − alpha · log policy(a|s)            # Eq. 16 and its special cases
 
+plus, beyond the paper and 0 in all of its rows, `states` · how familiar the next state is to the prior.
+
 and in whether `bonus` · entropy is added to the loss. Nothing outside this file knows an algorithm by its name.
 
 The functions below use only `*`, `+` and `-`, so they work alike on NumPy arrays, torch tensors and plain numbers.
@@ -12,7 +14,7 @@ The functions below use only `*`, `+` and `-`, so they work alike on NumPy array
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -30,17 +32,19 @@ class Objective:
     omega: weight of log prior(a|s) in the reward; ω′ in the paper, equal to ω·α for a prior trained at α.
     alpha: weight of −log policy(a|s) in the reward; α, or α̂ while customizing.
     bonus: weight of the policy's entropy in the *loss*, which pays for the present step's entropy alone.
+    states: weight of the next state's familiarity to the prior in the reward; not in the paper, where it is 0.
     """
 
     task: Task = "basic"
     omega: float = 0.0
     alpha: float = 0.0
     bonus: float = 0.0
+    states: float = 0.0
 
     def __post_init__(self) -> None:
         if self.task not in ("basic", "addon", "both"):
             raise UsageError(f"task is {self.task!r}; it must be 'basic', 'addon' or 'both'")
-        for name in ("omega", "alpha", "bonus"):
+        for name in ("omega", "alpha", "bonus", "states"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value < 0:
                 raise UsageError(f"{name} is {value!r}; it must be a finite number, 0 or greater")
@@ -58,8 +62,13 @@ class Objective:
     def reads_prior(self) -> bool:
         return self.omega != 0
 
+    @property
+    def reads_states(self) -> bool:
+        return self.states != 0
+
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """As JSON; without `states` where it is 0, as it was written before there was such a part."""
+        return {name: value for name, value in asdict(self).items() if name != "states" or value}
 
 
 # The eight objectives of the paper, a row each ------------------------------------------------------------------------
@@ -95,9 +104,12 @@ def kl(alpha: float) -> Objective:
     return Objective("addon", omega=alpha, alpha=alpha)
 
 
-def residual(omega: float, alpha: float) -> Objective:
-    """Residual PPO: the prior's log-probability and the entropy with weights of their own (Eq. 16)."""
-    return Objective("addon", omega=omega, alpha=alpha)
+def residual(omega: float, alpha: float, states: float = 0.0) -> Objective:
+    """Residual PPO: the prior's log-probability and the entropy with weights of their own (Eq. 16).
+
+    With `states` above 0 it is no longer Eq. 16, but that plus an occupancy term.
+    """
+    return Objective("addon", omega=omega, alpha=alpha, states=states)
 
 
 def full(alpha: float) -> Objective:
@@ -111,7 +123,7 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {
 }
 
 
-def named(name: str, *, omega: float | None = None, alpha: float | None = None) -> Objective:
+def named(name: str, *, omega: float | None = None, alpha: float | None = None, states: float = 0.0) -> Objective:
     """The objective called `name`, from exactly the coefficients that it has.
 
     >>> named("kl", alpha=0.1)
@@ -127,12 +139,16 @@ def named(name: str, *, omega: float | None = None, alpha: float | None = None) 
     for key in wanted:
         if key not in given:
             raise UsageError(f"objective {name} needs {key}; name one with --{key}")
-    return OBJECTIVES[name](**given)
+    made = OBJECTIVES[name](**given)
+    if states and made.task != "addon":
+        raise UsageError(f"objective {name} has no states; they are a prior's, so they go with residual, kl or greedy")
+    return replace(made, states=states)
 
 
 def coefficients(name: str) -> list[str]:
-    """The names of those that an objective has."""
-    return list(inspect.signature(OBJECTIVES[name]).parameters)
+    """The names of those that an objective cannot do without."""
+    parameters = inspect.signature(OBJECTIVES[name]).parameters.values()
+    return [each.name for each in parameters if each.default is each.empty]
 
 
 def name_of(objective: Objective) -> tuple[str, dict[str, float]] | None:
@@ -144,8 +160,8 @@ def name_of(objective: Objective) -> tuple[str, dict[str, float]] | None:
     given = {"omega": objective.omega, "alpha": objective.alpha or objective.bonus}
     for name, function in OBJECTIVES.items():
         values = {key: given[key] for key in coefficients(name)}
-        if function(**values) == objective:
-            return name, values
+        if replace(function(**values), states=objective.states) == objective:
+            return name, values | ({"states": objective.states} if objective.states else {})
     return None
 
 
@@ -163,6 +179,7 @@ class Reward(NamedTuple):
     prior: Any
     entropy: Any
     total: Any
+    states: Any
 
 
 def task_reward(objective: Objective, basic: Array | None, addon: Array | None) -> Array:
@@ -175,8 +192,10 @@ def task_reward(objective: Objective, basic: Array | None, addon: Array | None) 
     return addon if objective.task == "addon" else basic + addon
 
 
-def reformulated(objective: Objective, task: Any, log_prior: Any, log_policy: Any) -> Reward:
+def reformulated(objective: Objective, task: Any, log_prior: Any, log_policy: Any, states: Any = None) -> Reward:
     """task + omega · log prior − alpha · log policy, with its parts apart (Eq. 16).
+
+    `states` is the familiarity of the next states, for an objective that weighs it.
 
     A term whose coefficient is 0 is left out rather than multiplied, so `log_prior` may be None where omega is 0, an
     infinite log-probability does no harm there, and the remaining sum is the same to the bit.
@@ -188,4 +207,7 @@ def reformulated(objective: Objective, task: Any, log_prior: Any, log_policy: An
         total = total + prior
     if objective.alpha:
         total = total + entropy
-    return Reward(task, prior, entropy, total)
+    if objective.states and states is None:
+        raise UsageError("an objective with states above 0 needs the density of a prior's states, and none is here")
+    familiar = objective.states * states if objective.states else 0.0 * task
+    return Reward(task, prior, entropy, total + familiar if objective.states else total, familiar)

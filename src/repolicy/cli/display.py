@@ -33,6 +33,7 @@ ROWS = [
             ("reward_task", "task", "+.4f"),
             ("reward_prior", "prior  ω′ log π₀", "+.4f"),
             ("reward_entropy", "entropy  −α log π", "+.4f"),
+            ("reward_states", "states unlike the prior's", "+.4f"),
             ("reward_total", "total", "+.4f"),
         ],
     ),

@@ -58,6 +58,9 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
     story |= {name.replace("_", " "): f"{value:,.2f}" for name, value in card.get("evaluation", {}).items()}
     if "dial" in card:
         story["dial"] = "{how} at t = {at:g} between the prior and {of}".format(**card["dial"])
+    if "nat_worth" in card:
+        worth = card["nat_worth"]
+        story["a nat is worth"] = f"{worth['value']:.3g} ± {worth['error']:.2g} of the reward"
     if "scores" in card:
         mean, std = (*card["scores"]["mean action"], math.nan, math.nan)[:2]
         story["score"] = f"{mean:,.0f} ± {std:,.0f}, mean action, {card['scores']['episodes']} episodes"
@@ -144,6 +147,8 @@ def _sentence(request: dict[str, Any]) -> str:
         parts.append(f"− {objective['alpha']:g} log policy")
     if objective.get("bonus"):
         parts.append(f"(and {objective['bonus']:g} · entropy in the loss)")
+    if objective.get("states"):
+        parts.append(f"+ {objective['states']:g} familiar states")
     if isinstance(budget, int | float):
         parts.append(f"at first; both weights move to hold {budget:g} nats a step to the prior")
     return " ".join(parts)

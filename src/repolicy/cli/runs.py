@@ -96,9 +96,12 @@ class Customize:
     """The new requirement: NAME, NAME=WEIGHT, module:function or file.py:function; repolicy addons lists names.
     Repeatable."""
     omega: str | None = None
-    """ω′, the weight of the prior's log-probability; auto: adapt it, and alpha with it, to --kl-budget."""
+    """ω′, the weight of the prior's log-probability; auto: adapt it, and alpha with it, to --kl-budget; by default what
+    a nat is worth, where the prior's file tells it."""
     alpha: float | None = None
     """α̂, the weight of the entropy; by default the prior's own α, where its file tells it."""
+    states: float = 0.0
+    """Weight of the prior's states: what a nat costs by which a state is unlike them; 0 as in the paper."""
     objective: Literal["residual", "kl", "greedy"] = "residual"
     """residual: omega and alpha apart; kl: omega equal to alpha; greedy: the add-on alone."""
     env: str | None = None
@@ -138,7 +141,8 @@ class Customize:
         omega = "auto" if held else str(made.omega)
         return replace(
             start, env=before["env"], omega=omega if "omega" in coefficients(self.objective) else None,
-            alpha=made.alpha, sparse=before["sparse"], addon=() if self.addon else tuple(before["addons"]),
+            alpha=made.alpha, states=made.states, sparse=before["sparse"],
+            addon=() if self.addon else tuple(before["addons"]),
         )  # fmt: skip
 
     def run(self) -> dict[str, Any]:
@@ -160,7 +164,9 @@ class Customize:
         if self.omega == "auto" and not held:
             raise UsageError("--omega auto needs --kl-budget: how far the policy may drift, in nats a step")
         omega = alpha if held else _number("--omega", self.omega)  # both begin at the prior's alpha
-        return named(self.objective, omega=omega, alpha=alpha)
+        if omega is None and self.objective == "residual":
+            omega = _worth_of(self.prior)
+        return named(self.objective, omega=omega, alpha=alpha, states=self.states)
 
 
 def run_before(command: Any, *kinds: "type[Request]") -> dict[str, Any] | None:
@@ -203,6 +209,20 @@ def alpha_of(prior: str) -> float:
     if not objective.get("alpha"):
         raise UsageError(f"{prior} does not tell the alpha that it was trained with; name one with --alpha")
     return float(objective["alpha"])
+
+
+def _worth_of(prior: str) -> float | None:
+    """The omega at which the prior's old reward counts once, where its file tells it well enough."""
+    from repolicy.engine.worth import Worth
+    from repolicy.policies.file import find_policy, read_card
+
+    card = read_card(find_policy(prior))
+    if "nat_worth" not in card or not (worth := Worth(**card["nat_worth"])).is_known:
+        return None
+    if speaks():
+        said = f"omega is {worth.value:.3g}, what a nat of the prior is worth; --omega sets another"
+        print(said, file=sys.stderr)
+    return worth.value
 
 
 def _number(option: str, text: str | None) -> float | None:

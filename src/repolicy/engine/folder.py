@@ -209,7 +209,7 @@ class RunFolder:
 
 REQUEST = {
     "env": str,
-    "objective": {"task": str, "omega": float, "alpha": float, "bonus": float},
+    "objective": {"task": str, "omega": float, "alpha": float, "bonus": float, "states?": float},
     "settings": {},
     "addons": [str],
     "prior": str,

@@ -16,12 +16,14 @@ from repolicy.engine import ranks
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import versions
 from repolicy.engine.request import Request
+from repolicy.engine.states import density_of
 from repolicy.engine.worker import Worker
 from repolicy.envs.evaluation import check_fit, run_episodes
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
 from repolicy.errors import NumericError
 from repolicy.objective import Objective, reformulated, task_reward
+from repolicy.policies.density import Density
 from repolicy.policies.file import read_policy, save_policy
 from repolicy.policies.storage import write
 
@@ -77,10 +79,10 @@ class Segments:
         if self.team.index == 0:
             card = {"request": worker.request.as_dict(), "steps": worker.steps, "evaluation": metrics}
             card |= {"versions": versions()}
-            policy, prior = worker.learner.policy, worker.prior
-            save_policy(self.folder.last_policy, policy, card | {"which": "last"}, prior)
+            policy, prior, density = worker.learner.policy, worker.prior, worker.density
+            save_policy(self.folder.last_policy, policy, card | {"which": "last"}, prior, density)
             if better:
-                save_policy(self.folder.best_policy, policy, card | {"which": "best"}, prior)
+                save_policy(self.folder.best_policy, policy, card | {"which": "best"}, prior, density)
         return metrics | {"best": self.best}
 
     def evaluated(self) -> dict[str, float]:
@@ -92,10 +94,13 @@ class Segments:
         found = run_episodes(
             worker.learner.policy, envs, episodes,
             addon=worker.addon, prior=worker.prior, stochastic=True, seed=seed + index,
+            familiarity=worker.familiarity if worker.density is not None else None,
         )  # fmt: skip
         envs.close()
         task = task_reward(worker.objective, found.basic, found.addon)
-        parts = reformulated(worker.objective, task, found.log_prior, found.log_policy)  # linear: sums in, sums out
+        parts = reformulated(  # linear: sums in, sums out
+            worker.objective, task, found.log_prior, found.log_policy, found.familiarity
+        )
         totals = {
             "evaluation_objective": parts.total,
             "evaluation_task": parts.task,
@@ -116,6 +121,7 @@ class Segments:
         normalizer = worker.learner.policy.normalizer.state_dict()
         state = worker.learner.state() | {f"normalizer.{name}": value for name, value in normalizer.items()}
         state["returns"] = worker.returns.statistics
+        state |= worker.density.tensors() if worker.density is not None else {}
         header: dict[str, Any] = {"iteration": worker.iteration, "steps": worker.steps, "best": self.best}
         header |= {"off_budget": worker.off_budget, "objective": worker.objective.as_dict()}
         self.folder.save(self.segment, state, header)
@@ -124,8 +130,11 @@ class Segments:
         """Take up the newest whole checkpoint. Returns what was wrong with others."""
         found = self.folder.latest()
         if found is None:
-            return []
+            return self.learn_states()
         state, header, complaints = found
+        if self.worker.prior is not None and self.worker.objective.reads_states:
+            self.worker.density = Density.from_tensors(state)
+            self.worker.density.check_normalizer(self.worker.prior.normalizer)
         worker, policy = self.worker, self.worker.learner.policy
         worker.learner.restore(state)
         policy.normalizer.load_state_dict(
@@ -135,6 +144,15 @@ class Segments:
         worker.iteration, self.best, self.segment = header["iteration"], header["best"], header["segment"]
         worker.off_budget, worker.objective = header["off_budget"], Objective(**header["objective"])
         return complaints
+
+    def learn_states(self) -> list[str]:
+        """The density of the prior's states, once, before the first iteration. Returns what is to be said of it."""
+        worker = self.worker
+        if worker.prior is None or not worker.objective.reads_states:
+            return []
+        worker.density = density_of(worker.prior, worker.request, self.team)
+        left_out = worker.density.left_out
+        return [f"observations that never change under the prior, left out of its states: {left_out}"] * bool(left_out)
 
     def leave_evidence(self) -> str:
         """Write what the failure happened on, and say how to see it again."""

@@ -18,6 +18,7 @@ from repolicy.engine.machine import torchrun_place, versions
 from repolicy.engine.request import Request, spec_for
 from repolicy.engine.segments import Segments
 from repolicy.engine.settings import Settings
+from repolicy.engine.worth import measured
 from repolicy.envs import addons
 from repolicy.envs.evaluation import check_fit
 from repolicy.envs.making import make_envs, observing
@@ -35,6 +36,7 @@ from repolicy.policies.file import (
     own_bytes,
     policy_bytes,
     read_policy,
+    save_policy,
 )
 from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy, frozen
@@ -93,6 +95,8 @@ def train(
     check_objective(objective)
     if objective.reads_prior:
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
+    if objective.reads_states:
+        raise UsageError("an objective with states above 0 needs a prior, whose states they are: use customize")
     request = Request(env, objective, settings, addons.names(addon))
     with watchdog(patience):
         check(request)
@@ -275,7 +279,21 @@ def _worked(
     finally:
         for watcher in watchers:
             watcher.close()
-    return Result(folder.path, worker.steps, worker.iteration == request.settings.iterations, metrics)
+    finished = worker.iteration == request.settings.iterations
+    if finished and team.index == 0 and not request.prior:
+        tell_worth(request, folder)
+    return Result(folder.path, worker.steps, finished, metrics)
+
+
+def tell_worth(request: Request, folder: RunFolder) -> None:
+    """Measure what a nat of the best policy is worth and write it into its card."""
+    saved = read_policy(folder.best_policy)
+    if "nat_worth" in saved.card:
+        return
+    episodes = 4 * request.settings.evaluation_episodes
+    found = measured(saved.policy, request.env, episodes, addons=request.addons, backend=request.settings.backend)
+    if found is not None:
+        save_policy(folder.best_policy, saved.policy, saved.card | {"nat_worth": found.as_dict()})
 
 
 class polite_interrupt:  # noqa: N801

@@ -16,6 +16,7 @@ from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.errors import NumericError
 from repolicy.objective import Reward, reformulated, task_reward
+from repolicy.policies.density import Density
 from repolicy.policies.moments import sums
 from repolicy.policies.network import Mlp
 from repolicy.policies.policy import Policy, frozen
@@ -30,6 +31,7 @@ class Worker:
         self.addon = None
         if request.objective.reads_addon:  # what it reports for people is not needed here
             self.addon = replace(addons.combined(request.addons), metrics=())
+        self.density: Density | None = None  # of the prior's states, where the objective weighs them
         self.iteration = 0
         self.off_budget = -FARTHEST
         self.returns = ReturnScale(self.settings.gamma)
@@ -160,7 +162,11 @@ class Worker:
             addon_reward = torch.from_numpy(self.addon.reward(*rollout.transitions))
         task = task_reward(self.objective, torch.from_numpy(rollout.basic), addon_reward)
         parts = reformulated(
-            self.objective, task, None if log_prior is None else log_prior.double(), rollout.log_probs.double()
+            self.objective,
+            task,
+            None if log_prior is None else log_prior.double(),
+            rollout.log_probs.double(),
+            self.familiarity(rollout.next_observations),
         )
         for name, part in (
             ("reward", parts.task),
@@ -174,6 +180,12 @@ class Worker:
                 )
         return parts
 
+    def familiarity(self, observations: np.ndarray | None) -> Tensor | None:
+        """Of true next observations, where the objective weighs it."""
+        if self.density is None or self.prior is None or observations is None:
+            return None
+        return self.density.familiarity(self.prior.normalizer(torch.from_numpy(observations)))
+
     def exchange(
         self, rollout: Rollout, reward: Reward, log_prior: Tensor | None, ended: Tensor, stop: bool
     ) -> "Summary":
@@ -182,6 +194,7 @@ class Worker:
             "reward_task": reward.task.sum(),
             "reward_prior": reward.prior.sum(),
             "reward_entropy": reward.entropy.sum(),
+            **({"reward_states": reward.states.sum()} if self.objective.reads_states else {}),
             "reward_total": reward.total.sum(),
             "log_policy": rollout.log_probs.double().sum(),
             "log_prior": log_prior.double().sum() if log_prior is not None else 0.0,

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from repolicy.envs.addons import Addon, combined, names
 from repolicy.envs.making import make_envs, observing
@@ -36,6 +37,7 @@ class Evaluation:
     log_policy: np.ndarray
     log_prior: np.ndarray | None
     metric_name: str = ""
+    familiarity: np.ndarray | None = None  # of the states to the prior
 
     @property
     def total(self) -> np.ndarray:
@@ -97,9 +99,11 @@ def evaluate(
     seed: int = 0,
     backend: Backend = "auto",
     progress: Callable[[int], None] | None = None,
+    longest: int = 0,
 ) -> Evaluation:
     """Run the policy for whole episodes, with its mean action unless `stochastic`.
 
+    An episode counts as one after `longest` steps, where these are given.
     A policy may be named by its file, its run's folder or as it ships, an add-on as on the command line.
     """
     if isinstance(agent, str | Path):
@@ -112,8 +116,9 @@ def evaluate(
     check_fit(agent, envs)
     try:
         return run_episodes(
-            agent, envs, episodes, addon=addon, prior=prior, stochastic=stochastic, seed=seed, progress=progress
-        )
+            agent, envs, episodes, addon=addon, prior=prior, stochastic=stochastic, seed=seed, progress=progress,
+            longest=longest,
+        )  # fmt: skip
     finally:
         envs.close()
 
@@ -141,6 +146,8 @@ def run_episodes(
     stochastic: bool = False,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
+    familiarity: Callable[[np.ndarray | None], Tensor | None] | None = None,
+    longest: int = 0,
 ) -> Evaluation:
     """Run the episodes, shared out evenly beforehand: environments with short episodes do not run more of them.
 
@@ -148,9 +155,10 @@ def run_episodes(
     """
     quota = np.full(envs.count, episodes // envs.count)
     quota[: episodes % envs.count] += 1
-    collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=addon is not None)
+    collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=bool(addon or familiarity))
     wanted = ["basic", "length", "log_policy"]
     wanted += ["addon", "metric"] * (addon is not None) + ["log_prior"] * (prior is not None)
+    wanted += ["familiarity"] * (familiarity is not None)
     sums = {name: np.zeros(envs.count) for name in wanted}
     done: dict[str, list[float]] = {name: [] for name in sums}
     while quota.max() > 0:
@@ -161,10 +169,12 @@ def run_episodes(
         if addon is not None:
             block["addon"] = addon.reward(*rollout.transitions)
             block["metric"] = addon.metric(*rollout.transitions)
+        if familiarity is not None:
+            block["familiarity"] = np.asarray(familiarity(rollout.next_observations))
         for t in range(BLOCK):
             for name, values in sums.items():
                 values += block[name][t]
-            ended = rollout.terminated[t] | rollout.truncated[t] | (sums["length"] >= LONGEST)
+            ended = rollout.terminated[t] | rollout.truncated[t] | (sums["length"] >= (longest or LONGEST))
             for n in np.flatnonzero(ended & (quota > 0)):
                 quota[n] -= 1
                 for name, values in sums.items():
@@ -187,4 +197,5 @@ def run_episodes(
         lengths=each["length"],
         log_policy=each["log_policy"],
         log_prior=each["log_prior"] if prior is not None else None,
+        familiarity=each.get("familiarity"),
     )

@@ -132,7 +132,8 @@ def _rewards(
     mdp: MDP, objective: Objective, trajectories: Trajectories, log_policy: Tensor, log_prior: Tensor | None
 ) -> Tensor:
     """The reformulated reward of every step of every trajectory, [N, T]."""
-    reward = reformulated(objective, mdp.task(objective), mdp.prior(objective, log_prior), log_policy).total
+    parts = (mdp.task(objective), mdp.prior(objective, log_prior), log_policy, mdp.states_reward(objective))
+    reward = reformulated(objective, *parts).total
     return trajectories.along(mdp.per_step("reward", reward))
 
 

@@ -20,6 +20,7 @@ class MDP:
     discount: γ, in [0, 1]; below 1 where the horizon is infinite.
     horizon: the number of steps T, or None for infinitely many.
     addon: the add-on reward r_R(s, a), shape [S, A], or None.
+    familiarity: how familiar each state is to the prior, shape [S], or None; paid for the state that a step leads to.
 
     Anything that NumPy turns into numbers will do; it is copied into float64 tensors. A policy of this process is an
     array of log-probabilities, [S, A], or [T, S, A] where it depends on the time (as optima of a finite horizon do).
@@ -31,6 +32,7 @@ class MDP:
     discount: float
     horizon: int | None = None
     addon: Tensor | None = None
+    familiarity: Tensor | None = None
 
     def __post_init__(self) -> None:
         transitions = float64("transitions", self.transitions)
@@ -41,6 +43,8 @@ class MDP:
         arrays["reward"] = float64("reward", self.reward, shape[:2])
         if self.addon is not None:
             arrays["addon"] = float64("addon", self.addon, shape[:2])
+        if self.familiarity is not None:
+            arrays["familiarity"] = float64("familiarity", self.familiarity, shape[:1])
         check_probabilities("transitions", transitions)
         check_probabilities("start", arrays["start"])
         check_horizon(self.horizon)
@@ -82,6 +86,14 @@ class MDP:
         """The task's reward of that objective, [S, A]: r, r_R or their sum."""
         task: Tensor = task_reward(objective, self.reward, self.addon)
         return task
+
+    def states_reward(self, objective: Objective) -> Tensor | None:
+        """E[familiarity of s′ | s, a], [S, A], where the objective weighs it."""
+        if not objective.reads_states:
+            return None
+        if self.familiarity is None:
+            raise UsageError(f"an objective whose states is {objective.states} needs familiarity [S] in the MDP")
+        return self.transitions @ self.familiarity
 
     def prior(self, objective: Objective, log_prior: Tensor | None) -> Tensor | None:
         """The prior, checked, where the objective reads one."""

@@ -63,7 +63,10 @@ def _parts(mdp: MDP, objective: Objective, log_prior: Tensor | None) -> tuple[Te
         raise UsageError(
             f"bonus is {objective.bonus}; it stands in the loss and in no return, so nothing is its optimum"
         )
-    task = mdp.per_step("reward", mdp.task(objective))
+    task = mdp.task(objective)
+    if (states := mdp.states_reward(objective)) is not None:
+        task = task + objective.states * states
+    task = mdp.per_step("reward", task)
     prior = mdp.prior(objective, log_prior)
     return task, torch.zeros_like(task) if prior is None else objective.omega * prior
 

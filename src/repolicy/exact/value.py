@@ -30,7 +30,9 @@ def evaluate(mdp: MDP, objective: Objective, log_policy: Tensor, log_prior: Tens
     if objective.bonus:
         raise UsageError(f"bonus is {objective.bonus}; it stands in the loss and in no return, so it has no value")
     log_policy = mdp.log_probs("log_policy", log_policy)
-    reward = reformulated(objective, mdp.task(objective), mdp.prior(objective, log_prior), log_policy)
+    reward = reformulated(
+        objective, mdp.task(objective), mdp.prior(objective, log_prior), log_policy, mdp.states_reward(objective)
+    )
     total = mdp.per_step("reward", reward.total)
     policy = log_policy.exp()
     if mdp.horizon is None:

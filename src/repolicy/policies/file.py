@@ -11,6 +11,7 @@ from torch import Tensor
 
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import confirm, nearest, printable
+from repolicy.policies.density import Density
 from repolicy.policies.families import FAMILIES
 from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy, PolicySpec, frozen
@@ -26,7 +27,7 @@ CARD = {
     "request?": {
         "env?": str,
         "addons?": [str],
-        "objective?": {"task?": str, "omega?": float, "alpha?": float, "bonus?": float},
+        "objective?": {"task?": str, "omega?": float, "alpha?": float, "bonus?": float, "states?": float},
         "settings?": {},
     },
     "which?": str,
@@ -34,6 +35,7 @@ CARD = {
     "evaluation?": {str: float},
     "versions?": {str: str},
     "command?": str,
+    "nat_worth?": {"value": float, "error": float, "episodes": int},
     "scores?": {"mean action": [float], "episodes": int},
     "dial?": {"at": float, "how": str, "of": str},
     "origin?": {"library": str, "version": str, "kind": str, "file": str, "sha256": str, "options": {}, "notes": [str]},
@@ -58,25 +60,36 @@ SPEC = {
 
 
 class SavedPolicy(NamedTuple):
-    """A policy's file: the policy, the prior that it was customized from, and its header."""
+    """A policy's file: the policy, the prior that it was customized from, its header, and the prior's states."""
 
     policy: Policy
     prior: Policy | None
     card: dict[str, Any]
+    density: Density | None = None
 
 
-def save_policy(path: str | Path, policy: Policy, card: dict[str, Any], prior: Policy | None = None) -> None:
+def save_policy(
+    path: str | Path,
+    policy: Policy,
+    card: dict[str, Any],
+    prior: Policy | None = None,
+    density: Density | None = None,
+) -> None:
     """One self-contained file: weights, normalizer, probes to recognize the policy by, and the same of its prior."""
-    write_bytes(Path(path), policy_bytes(policy, card, prior))
+    write_bytes(Path(path), policy_bytes(policy, card, prior, density))
 
 
-def policy_bytes(policy: Policy, card: dict[str, Any], prior: Policy | None = None) -> bytes:
+def policy_bytes(
+    policy: Policy, card: dict[str, Any], prior: Policy | None = None, density: Density | None = None
+) -> bytes:
     """What `save_policy` writes."""
     tensors = _policy_tensors(policy, "policy")
     header = {"policy": policy.spec.as_dict(), "card": card}
     if prior is not None:
         tensors |= _policy_tensors(prior, "prior")
         header["prior"] = prior.spec.as_dict()
+    if density is not None:
+        tensors |= density.tensors()
     return packed("policy", tensors, header)
 
 
@@ -95,7 +108,7 @@ def read_policy(path: str | Path, options: Options | None = None) -> SavedPolicy
     tensors, header = read(Path(path), "policy")
     card = _card(path, header)
     prior = _rebuilt(Path(path), tensors, header, "prior") if "prior" in header else None
-    return SavedPolicy(_rebuilt(Path(path), tensors, header, "policy"), prior, card)
+    return SavedPolicy(_rebuilt(Path(path), tensors, header, "policy"), prior, card, _density(path, tensors, prior))
 
 
 def load_policy(
@@ -231,7 +244,7 @@ def _rebuilt(path: Path, tensors: dict[str, Tensor], header: dict[str, Any], nam
         spec = {key: value for key, value in spec.items() if value is not None}
     check_shape({name: spec}, {name: SPEC}, f"{path} is no whole policy: its header")
     state = {
-        key.removeprefix(f"{name}.").replace("normalizer.", "normalizer."): value  # as the first files spell it
+        key.removeprefix(f"{name}.").replace("normaliser.", "normalizer."): value  # as the first files spell it
         for key, value in tensors.items()
         if key.startswith(f"{name}.")
     }
@@ -247,6 +260,18 @@ def _rebuilt(path: Path, tensors: dict[str, Tensor], header: dict[str, Any], nam
     except (RepolicyError, KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
         raise FileError(f"{path} is no whole policy: {printable((str(error).splitlines() or [''])[0])}") from None
     return frozen(policy)
+
+
+def _density(path: str | Path, tensors: dict[str, Tensor], prior: Policy | None) -> Density | None:
+    """The density of the prior's states, where the file holds one; older files do not."""
+    if prior is None or "states.mean" not in tensors:
+        return None
+    try:
+        found = Density.from_tensors(tensors)
+        found.check_normalizer(prior.normalizer)
+    except (UsageError, KeyError, ValueError) as error:
+        raise FileError(f"{path} is no whole policy: {error}") from None
+    return found
 
 
 def _check_sizes(spec: PolicySpec, state: dict[str, Tensor]) -> None:

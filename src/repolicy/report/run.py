@@ -216,7 +216,7 @@ def _recipe(request: dict[str, Any]) -> str:
     if request["settings"].get("kl_budget") is not None:
         return f"Residual PPO, ω′ adapted to hold {request['settings']['kl_budget']:g} nats a step to the prior"
     name, coefficients = name_of(objective) or ("unnamed", {"omega": objective.omega, "alpha": objective.alpha})
-    letters = {"omega": "ω′", "alpha": "α̂" if request["prior"] else "α"}
+    letters = {"states": "states", "omega": "ω′", "alpha": "α̂" if request["prior"] else "α"}
     numbers = ", ".join(f"{letters[key]} {value:g}" for key, value in coefficients.items())
     return f"The {name.replace('_', '-')} objective{f' ({numbers})' if numbers else ''}"
 

@@ -1,0 +1,58 @@
+"""The states that a prior visits by itself, fitted once before customizing. No reward is read."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy.engine import ranks
+from repolicy.engine.request import Request
+from repolicy.envs.making import make_envs
+from repolicy.envs.rollout import Collector
+from repolicy.errors import UsageError
+from repolicy.policies.density import PARTS, Density, fitted
+from repolicy.policies.policy import Policy
+
+SKIPPED = 50  # first steps of an episode: how it begins is the environment's doing
+WANTED = 64_000  # observations to fit
+LEAST = 6_400  # below which a fit is refused
+PATIENCE = 4  # times the steps that are needed where no episode ends, at most
+ENVS, BLOCK = 64, 50
+
+
+def density_of(prior: Policy, request: Request, team: ranks.Ranks) -> Density:
+    """Fitted by the first rank, and the same bits on every rank."""
+    size = prior.observation_size
+    packed = torch.zeros(size + size * size + 1 + 2 * size, dtype=torch.float64)
+    if team.index == 0:
+        found = fitted(prior.normalizer(visited(prior, request)), prior.normalizer)
+        packed = torch.cat([getattr(found, name).flatten() for name in PARTS])
+    team.sum(packed)
+    mean, whitening, edge, shift, scale = packed.split([size, size * size, 1, size, size])
+    return Density(mean, whitening.reshape(size, size), edge.squeeze(0), shift, scale)
+
+
+def visited(prior: Policy, request: Request) -> Tensor:
+    """True next observations `[M, O]` of the prior's sampled actions, all from the run's seed."""
+    seed = int(np.random.SeedSequence([request.settings.seed, 0, 2000]).generate_state(1)[0] >> 2)
+    envs = make_envs(request.env, ENVS, seed, request.settings.backend)
+    collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=True)
+    ages, kept, steps, episodes = np.zeros(ENVS, np.int64), [np.empty((0, prior.observation_size))], 0, 0
+    try:
+        while sum(map(len, kept)) < WANTED and steps < PATIENCE * (WANTED + ENVS * SKIPPED):
+            rollout = collector.collect(prior)
+            assert rollout.next_observations is not None
+            for t in range(BLOCK):
+                ages += 1
+                kept.append(rollout.next_observations[t][ages > SKIPPED])
+                ages[rollout.terminated[t] | rollout.truncated[t]] = 0
+            steps += BLOCK * ENVS
+            episodes += len(rollout.episodes.lengths)
+    finally:
+        envs.close()
+    found = np.concatenate(kept).astype(np.float32)
+    if len(found) < LEAST:
+        raise UsageError(
+            f"the prior's episodes end after {steps / max(episodes, 1):.0f} steps on average, too soon to learn its "
+            f"states (the first {SKIPPED} steps of an episode are left out): leave --states out"
+        )
+    return torch.from_numpy(found)

@@ -1,0 +1,138 @@
+"""The states that a prior knows: their density, and what customizing makes of it."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_envs import tiny
+
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.ranks import Alone
+from repolicy.engine.request import Request
+from repolicy.engine.settings import Settings
+from repolicy.engine.states import density_of
+from repolicy.engine.training import customize, train
+from repolicy.errors import FileError, UsageError
+from repolicy.objective import Objective, residual
+from repolicy.policies import density
+from repolicy.policies.density import MOST, QUANTILE, Density, fitted
+from repolicy.policies.file import read_policy, save_policy
+from repolicy.policies.normalizer import Normalizer
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.spaces import ActionSpace
+
+SETTINGS = Settings(ranks=1, envs=4, horizon=16, minibatch=32, segment=2, steps=256, hidden=(8,), evaluation_episodes=2)
+
+
+def observations(count: int = 50_000) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(count, 2, generator=generator, dtype=torch.float64)
+    return noise @ torch.tensor([[2.0, 1.0], [0.0, 0.5]]).double() + torch.tensor([1.0, -1.0])
+
+
+def test_the_missing_nats_are_those_of_the_gaussian() -> None:
+    """Against torch's own Gaussian with the moments of the sample."""
+    inputs = observations()
+    found = fitted(inputs, Normalizer(2))
+    covariance = torch.cov(inputs.T, correction=0)
+    known = torch.distributions.MultivariateNormal(
+        inputs.mean(0), covariance + density.RIDGE * covariance.diagonal().diag()
+    )
+    scores = known.log_prob(inputs)  # type: ignore[no-untyped-call]
+    edge = scores.quantile(QUANTILE)
+    far = torch.tensor([[9.0, 3.0], [-5.0, -4.0], [1.0, -1.0], [4.0, -4.0]]).double()
+    expected = (known.log_prob(far) - edge).clamp(-MOST, 0.0)  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(found.familiarity(far), expected, rtol=1e-6, atol=1e-6)
+    assert -MOST < float(expected[0]) < 0 == float(found.familiarity(far)[2])
+    assert float((found.familiarity(inputs) == 0).double().mean()) == pytest.approx(1 - QUANTILE, abs=1e-3)
+    assert float(found.familiarity(torch.full((1, 2), 1e4))) == -MOST
+
+
+def test_what_never_changes_does_not_count() -> None:
+    inputs = torch.cat([observations(2_000), torch.full((2_000, 1), 3.0)], -1)
+    found, without = fitted(inputs, Normalizer(3)), fitted(inputs[:, :2], Normalizer(2))
+    assert found.left_out == [2]
+    some = torch.tensor([[9.0, 3.0, -100.0]]).double()
+    torch.testing.assert_close(found.familiarity(some), without.familiarity(some[:, :2]))
+    with pytest.raises(UsageError, match="no observation changes under the prior"):
+        fitted(torch.ones(100, 2), Normalizer(2))
+
+
+def prior_in(path: Path, size: int = 1) -> Path:
+    spec = PolicySpec(size, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(8,), initial_std=0.5)
+    torch.manual_seed(1)
+    save_policy(path, Policy(spec), {})
+    return path
+
+
+def asked(tmp_path: Path, out: str, objective: Objective, **options: Any) -> Any:
+    prior = prior_in(tmp_path / "prior.safetensors")
+    return customize(prior, tiny("stay_near"), objective, tmp_path / out, SETTINGS, env=tiny("Endless"), **options)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    from repolicy.engine import states
+
+    for name, value in {"ENVS": 8, "WANTED": 400, "LEAST": 100}.items():
+        monkeypatch.setattr(states, name, value)
+    monkeypatch.setattr("repolicy.envs.evaluation.LONGEST", 50)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_stores_its_density_and_is_resumed_to_the_bit(tmp_path: Path) -> None:
+    whole = asked(tmp_path, "whole", residual(0.1, 0.1, states=0.5))
+    assert whole.metrics["reward_states"] < 0
+    parts = [whole.metrics[f"reward_{part}"] for part in ("task", "prior", "entropy", "states")]
+    assert sum(parts) == pytest.approx(whole.metrics["reward_total"])
+    saved = read_policy(RunFolder(whole.folder).last_policy)
+    assert saved.density is not None
+    request = Request(tiny("Endless"), residual(0.1, 0.1, states=0.5), SETTINGS)
+    assert saved.prior is not None
+    again = density_of(saved.prior, request, Alone())
+    assert all(
+        torch.equal(a, b) for a, b in zip(saved.density.tensors().values(), again.tensors().values(), strict=True)
+    )
+
+    shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
+    max((tmp_path / "stopped" / "checkpoints").iterdir()).unlink()
+    resumed = asked(tmp_path, "stopped", residual(0.1, 0.1, states=0.5), resume=True)
+    ours, theirs = whole.policy.state_dict(), resumed.policy.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    without = asked(tmp_path, "without", residual(0.1, 0.1))
+    assert "reward_states" not in without.metrics
+    assert not all(torch.equal(ours[name], value) for name, value in without.policy.state_dict().items())
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_prior_that_falls_at_once_teaches_no_states(tmp_path: Path) -> None:
+    prior = prior_in(tmp_path / "prior.safetensors")
+    with pytest.raises(UsageError, match="episodes end after 5 steps on average, too soon to learn its states"):
+        customize(
+            prior, tiny("stay_near"), residual(0.1, 0.1, states=0.5), tmp_path / "run", SETTINGS, env=tiny("Mortal")
+        )
+
+
+def test_states_need_a_prior(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="needs a prior, whose states"):
+        train(tiny("Endless"), Objective("basic", states=0.1), tmp_path / "run", SETTINGS)
+
+
+def test_a_density_of_another_normalizer_is_refused(tmp_path: Path) -> None:
+    policy = read_policy(prior_in(tmp_path / "prior.safetensors")).policy
+    inputs = torch.from_numpy(np.random.default_rng(0).normal(size=(100, 1)))
+    mine = fitted(inputs, policy.normalizer)
+    save_policy(tmp_path / "right.safetensors", policy, {}, policy, mine)
+    found = read_policy(tmp_path / "right.safetensors").density
+    assert found is not None
+    assert torch.equal(found.whitening, mine.whitening)
+    other = replace(mine, shift=mine.shift + 1.0)
+    save_policy(tmp_path / "wrong.safetensors", policy, {}, policy, other)
+    with pytest.raises(FileError, match="fitted behind another observation normalizer"):
+        read_policy(tmp_path / "wrong.safetensors")
+    with pytest.raises(ValueError, match="states.mean"):
+        Density.from_tensors({name: value.float() for name, value in mine.tensors().items()})
