@@ -8,29 +8,54 @@ from torch import nn
 
 from repolicy.policies.network import ACTIVATIONS, Mlp, flatten
 
-PLAIN = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
+PLAIN = {
+    "tanh": nn.Tanh(),
+    "relu": nn.ReLU(),
+    "elu": nn.ELU(),
+    "swish": nn.SiLU(),
+    "gelu": nn.GELU(),
+    "gelu_tanh": nn.GELU("tanh"),
+    "leaky_relu": nn.LeakyReLU(0.2),
+}
+
+
+def network(activation: str, hidden: tuple[int, ...], norms: tuple[str, ...] = ()) -> Mlp:
+    return randomised(Mlp(4, hidden, 3, activation, slope=0.2, norms=norms, epsilon=1e-3).double())
 
 
 def plain(mlp: Mlp) -> nn.Sequential:
     """The same network from torch's own layers."""
     layers: list[nn.Module] = []
-    for weight, bias in zip(mlp.weights, mlp.biases, strict=True):
+    for index, (weight, bias) in enumerate(zip(mlp.weights, mlp.biases, strict=True)):
         layer = nn.Linear(weight.shape[1], weight.shape[0], dtype=weight.dtype)
         layer.load_state_dict({"weight": weight.detach(), "bias": bias.detach()})
-        layers += [layer, PLAIN[mlp.activation]()]
-    return nn.Sequential(*layers[:-1])
+        layers.append(layer)
+        norm = mlp.norm(index)
+        if norm is not None:
+            theirs = nn.LayerNorm(len(weight), norm.epsilon, dtype=weight.dtype)
+            theirs.load_state_dict({"weight": norm.weight.detach(), "bias": norm.bias.detach()})
+            layers += [theirs, PLAIN[mlp.activation]] if norm.place == "before" else [PLAIN[mlp.activation], theirs]
+        elif index < len(mlp.weights) - 1:
+            layers.append(PLAIN[mlp.activation])
+    return nn.Sequential(*layers)
 
 
 def randomised(mlp: Mlp) -> Mlp:
-    for bias in mlp.biases:
-        nn.init.normal_(bias)
+    for parameter in [*mlp.biases, *mlp.norms.parameters()]:
+        nn.init.normal_(parameter)
     return mlp
 
 
-@pytest.mark.parametrize("activation", list(ACTIVATIONS))
-@pytest.mark.parametrize("hidden", [(8,), (16, 5), (6, 7, 8)])
-def test_values_and_gradients_are_the_plain_networks(activation: str, hidden: tuple[int, ...]) -> None:
-    ours = randomised(Mlp(4, hidden, 3, activation).double())
+SHAPES = [(8,), (16, 5), (6, 7, 8), ()]
+NORMS = [("swish", (6, 5), ("before", "after")), ("tanh", (6, 5, 4), ("", "before", "after"))]
+EVERY = [(activation, hidden, ()) for activation in ACTIVATIONS for hidden in SHAPES] + NORMS
+
+
+@pytest.mark.parametrize(("activation", "hidden", "norms"), EVERY)
+def test_values_and_gradients_are_the_plain_networks(
+    activation: str, hidden: tuple[int, ...], norms: tuple[str, ...]
+) -> None:
+    ours = network(activation, hidden, norms)
     theirs = plain(ours)
     inputs = torch.randn(32, 4, dtype=torch.float64)
     here, there = inputs.clone().requires_grad_(), inputs.clone().requires_grad_()
@@ -44,10 +69,9 @@ def test_values_and_gradients_are_the_plain_networks(activation: str, hidden: tu
         torch.testing.assert_close(ours.biases[index].grad, layer.bias.grad, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("activation", list(ACTIVATIONS))
-@pytest.mark.parametrize("hidden", [(8,), (16, 5), (6, 7, 8)])
-def test_the_fast_backward_pass_is_autograds(activation: str, hidden: tuple[int, ...]) -> None:
-    mlp = randomised(Mlp(4, hidden, 3, activation).double())
+@pytest.mark.parametrize(("activation", "hidden", "norms"), EVERY)
+def test_the_fast_backward_pass_is_autograds(activation: str, hidden: tuple[int, ...], norms: tuple[str, ...]) -> None:
+    mlp = network(activation, hidden, norms)
     inputs, grad = torch.randn(32, 4, dtype=torch.float64), torch.randn(32, 3, dtype=torch.float64)
     expected = torch.autograd.grad(mlp(inputs), tuple(mlp.parameters()), grad)
     for parameter in mlp.parameters():
@@ -60,10 +84,11 @@ def test_the_fast_backward_pass_is_autograds(activation: str, hidden: tuple[int,
     torch.testing.assert_close([p.grad for p in mlp.parameters()], list(expected), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("activation", list(ACTIVATIONS))
-@pytest.mark.parametrize("hidden", [(8,), (6, 7, 8)])
-def test_a_snapshot_gives_the_same_values_and_stays_as_it_was(activation: str, hidden: tuple[int, ...]) -> None:
-    mlp = randomised(Mlp(4, hidden, 3, activation).double())
+@pytest.mark.parametrize(("activation", "hidden", "norms"), EVERY)
+def test_a_snapshot_gives_the_same_values_and_stays_as_it_was(
+    activation: str, hidden: tuple[int, ...], norms: tuple[str, ...]
+) -> None:
+    mlp = network(activation, hidden, norms)
     inputs = 2.0 * torch.randn(32, 4, dtype=torch.float64)
     expected = mlp(inputs).detach()
     snapshot, before = mlp.snapshot(), inputs.clone()

@@ -1,12 +1,15 @@
-"""What the tests of formats share: descriptions in double precision, against the host library's own numbers."""
+"""What the tests of formats share: copies of policies against the host library's own numbers."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.policies.formats.described import Described, distribution, mean_action, value
+from repolicy.policies.formats.copied import policy_from
+from repolicy.policies.formats.described import Described, Linear, Normalizer, Std
+from repolicy.policies.network import ACTIVATIONS
 
 COUNT = 256
 TOLERANCE = 1e-5
@@ -27,15 +30,40 @@ def stirred(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def log_prob(described: Described, obs: Tensor, actions: Any) -> np.ndarray:
-    return distribution(described, obs.double()).log_prob(torch.as_tensor(actions).double()).numpy()
+    """Of our copy of the policy, in double precision."""
+    return policy_from(described).double().log_prob(obs.double(), torch.as_tensor(actions).double()).numpy()
 
 
 def mean(described: Described, obs: Tensor) -> np.ndarray:
-    return mean_action(described, obs.double()).numpy()
+    """The mode of our copy in double precision; as it acts, in NumPy and single precision, it must be near."""
+    if described.std is None and described.actions.kind == "continuous":
+        described = replace(described, std=Std("vector", np.ones(described.actions.width, np.float32)))
+    policy = policy_from(described).requires_grad_(False)
+    acted = policy.to_environment(policy.actor(1, len(obs))(obs.float().numpy()))
+    found = policy.to_environment(policy.double()(obs.double()).mode().numpy())
+    assert float((np.abs(acted - found) / np.maximum(1.0, np.abs(found))).max()) < 1e-4
+    return found
 
 
 def values(described: Described, obs: Tensor) -> np.ndarray:
-    return value(described, obs.double()).numpy()
+    """The critic's, which a copy does not have."""
+    assert described.critic is not None
+    normalizer = described.normalizer or Normalizer(np.zeros(obs.shape[-1]), np.ones(obs.shape[-1]))
+    inputs = (obs.double() - torch.as_tensor(normalizer.shift)) * torch.as_tensor(normalizer.scale)
+    inputs = inputs if normalizer.clip is None else inputs.clamp(-normalizer.clip, normalizer.clip)
+    activate = ACTIVATIONS[described.critic.activation][0]
+    for layer in described.critic.hidden:
+        inputs = activate(linear(layer.linear, inputs), described.critic.slope)
+        if layer.norm is not None:
+            assert layer.norm.place == "after"
+            weight, bias = (torch.as_tensor(part).double() for part in (layer.norm.weight, layer.norm.bias))
+            inputs = torch.nn.functional.layer_norm(inputs, weight.shape, weight, bias, layer.norm.epsilon)
+    return linear(described.critic.output, inputs).squeeze(-1).numpy()
+
+
+def linear(layer: Linear, inputs: Tensor) -> Tensor:
+    weight, bias = (torch.as_tensor(part).double() for part in (layer.weight, layer.bias))
+    return torch.nn.functional.linear(inputs, weight, bias)
 
 
 def assert_equal(found: Any, wanted: Any) -> None:

@@ -231,7 +231,7 @@ def test_cleanrls_halfcheetah(real: Callable[[str], Path], tmp_path: Path) -> No
         assert_equal(log_prob(described, obs, actions), model.log_prob(obs, actions))
         assert_equal(values(described, obs), model.critic(obs))
         np.savez(tmp_path / "seen.npz", mean=np.arange(17.0), var=np.full(17, 4.0))
-        described = describe(path, Options(normalizer=str(tmp_path / "seen.npz")))
+        described = describe(path, Options(vecnormalize=str(tmp_path / "seen.npz")))
         assert not any("hold no statistics" in note for note in described.notes)
         inputs = ((obs - torch.arange(17.0)) / (4.0 + 1e-8) ** 0.5).clamp(-10.0, 10.0)
         assert_equal(log_prob(described, obs, actions), model.log_prob(inputs, actions))

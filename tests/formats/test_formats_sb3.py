@@ -127,7 +127,7 @@ def test_generalized_state_dependent_exploration(settings: dict[str, Any], tmp_p
         if squashed:
             dist.bijector.epsilon = 0.0
         wanted = dist.log_prob(torch.tanh(before) if squashed else before)
-    assert described.family == ("state_squashed" if squashed else "state_gaussian")
+    assert described.family == ("features_squashed" if squashed else "features_gaussian")
     assert_equal(log_prob(described, obs, before), wanted)
 
 
@@ -152,7 +152,7 @@ def test_squashed_policies(kind: str, sde: bool, tmp_path: Path) -> None:
     model, path = made(KINDS[kind](), tmp_path, use_sde=sde, **SMALL)
     described = describe(path)
     assert described.kind == kind
-    assert described.family == "state_squashed"
+    assert described.family == ("features_squashed" if sde else "state_squashed")
     assert_equal(mean(described, obs := observations(5)), predicted(model, obs))
     check_soft(model.policy, described, obs, sde)
 
@@ -248,10 +248,10 @@ def test_vecnormalize_is_found_beside_the_zip_or_named(file: str, tmp_path: Path
     model, path, envs = with_statistics(tmp_path, file)
     elsewhere = file.startswith("elsewhere")
     if elsewhere:
-        with pytest.raises(UsageError, match=r"trained with VecNormalize.*--normalizer"):
+        with pytest.raises(UsageError, match=r"trained with VecNormalize.*--vecnormalize"):
             describe(path)
-        assert describe(path, Options(normalizer="none")).normalizer is None
-    described = describe(path, Options(normalizer=str(tmp_path / file)) if elsewhere else Options())
+        assert describe(path, Options(vecnormalize="none")).normalizer is None
+    described = describe(path, Options(vecnormalize=str(tmp_path / file)) if elsewhere else Options())
     obs = observations(5, 4.0)
     with torch.no_grad():
         normalized = torch.as_tensor(envs.normalize_obs(obs.numpy()))
@@ -286,7 +286,7 @@ def test_statistics_of_another_size_do_not_fit(tmp_path: Path) -> None:
     _, path, _ = with_statistics(tmp_path, "vecnormalize.pkl")
     np.savez(tmp_path / "other.npz", mean=np.zeros(4), var=np.ones(4))
     with pytest.raises(FileError, match="statistics are of 4 numbers, the policy takes 5"):
-        describe(path, Options(normalizer=str(tmp_path / "other.npz")))
+        describe(path, Options(vecnormalize=str(tmp_path / "other.npz")))
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------

@@ -41,13 +41,15 @@ class RunFolder:
         except (OSError, ValueError, KeyError) as error:
             raise FileError(f"{self.path / 'run.json'} cannot be read: {error}") from None
 
-    def begin(self, request: dict[str, Any], versions: dict[str, str], resume: bool, prior: Path | None = None) -> None:
+    def begin(
+        self, request: dict[str, Any], versions: dict[str, str], resume: bool, prior: bytes | None = None
+    ) -> None:
         """Claim the folder for this request, with a copy of its prior; refuse where that would lose or mix anything."""
         before = self.request()
         if before is None:
             self._check_free(prior)
             if prior is not None:
-                write_bytes(self.prior, prior.read_bytes())
+                write_bytes(self.prior, prior)
             write_json(self.path / "run.json", {"format": FORMAT, "request": request, "versions": versions})
             return
         if not resume:
@@ -56,11 +58,11 @@ class RunFolder:
         if changes:
             raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}")
 
-    def _check_free(self, prior: Path | None) -> None:
+    def _check_free(self, prior: bytes | None) -> None:
         """Raise where a run would write over files that are not its own."""
         mine = [self.metrics, self.last_policy, self.best_policy, self._checkpoints, self.path / "report.html"]
         found = [path for path in [*mine, self.path / "sweep.json"] if path.exists()]
-        if self.prior.exists() and (prior is None or self.prior.read_bytes() != prior.read_bytes()):
+        if self.prior.exists() and (prior is None or self.prior.read_bytes() != prior):
             found.append(self.prior)
         if found:
             raise UsageError(f"{found[0]} is there already, and of no run in {self.path}; choose another --out")

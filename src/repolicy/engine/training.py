@@ -20,12 +20,22 @@ from repolicy.engine.segments import Segments
 from repolicy.engine.settings import Settings
 from repolicy.envs import addons
 from repolicy.envs.evaluation import check_fit
-from repolicy.envs.making import make_envs
+from repolicy.envs.making import make_envs, observing
 from repolicy.envs.rollout import Collector
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.objective import Objective
-from repolicy.policies.file import env_of, find_policy, load_policy, read_policy
-from repolicy.policies.policy import Policy
+from repolicy.policies.file import (
+    SavedPolicy,
+    env_of,
+    find_policy,
+    load_policy,
+    notes_of,
+    own_bytes,
+    policy_bytes,
+    read_policy,
+)
+from repolicy.policies.options import Options
+from repolicy.policies.policy import Policy, frozen
 
 
 class Watcher(Protocol):
@@ -78,7 +88,7 @@ def train(
 
 
 def customize(
-    prior: str | Path,
+    prior: str | Path | Policy,
     addon: Sequence[str] | str,
     objective: Objective,
     out: str | Path,
@@ -88,28 +98,37 @@ def customize(
     sparse: bool = False,
     resume: bool = False,
     watchers: Sequence[Watcher] = (),
+    reading: Options | None = None,
 ) -> Result:
     """Give a trained policy a new requirement, without the reward that trained it.
 
     The actor starts as the prior, with the prior's observation statistics, frozen; the critic starts fresh and is
-    fitted alone for the first `settings.critic_warmup` of the steps. `prior` is a policy's file, a run's folder, or the
-    name of a policy that ships. `sparse` accepts an add-on that is constant over a trial of some thousand steps.
+    fitted alone for the first `settings.critic_warmup` of the steps. `prior` is a policy's file, a run's folder, the
+    name of a policy that ships, or a policy; a file of another library is read with the options `reading`. The run
+    keeps a copy of the policy and never needs that file again. `sparse` accepts an add-on that is constant over a trial of some thousand steps.
     """
-    path = find_policy(prior)
-    saved = read_policy(path)
-    env = env or env_of(saved.card, path)
+    saved, content = _prior(prior, reading, RunFolder(out).prior)
+    env = env or env_of(saved.card, Path(str(prior)))
     check_objective(objective)
     if not objective.reads_addon:
         raise UsageError("customising needs an objective whose task is the add-on: residual, kl or greedy")
     settings = (settings or customizing(env)).resolved()
-    request = Request(
-        env, objective, settings, addons.names(addon), hashlib.sha256(path.read_bytes()).hexdigest(), sparse
-    )
+    env = observing(env, saved.policy.observation_size, settings.backend)
+    request = Request(env, objective, settings, addons.names(addon), hashlib.sha256(content).hexdigest(), sparse)
     check(request)
-    for sentence in try_addon(saved.policy, request):
+    for sentence in [*notes_of(saved.card), *try_addon(saved.policy, request)]:
         for watcher in watchers:
             watcher.say(sentence)
-    return run(request, RunFolder(out), resume, watchers, path)
+    return run(request, RunFolder(out), resume, watchers, content)
+
+
+def _prior(prior: str | Path | Policy, reading: Options | None, kept: Path) -> tuple[SavedPolicy, bytes]:
+    """A prior, and the file that a run keeps of it."""
+    if isinstance(prior, Policy):
+        return SavedPolicy(frozen(prior), None, {}), policy_bytes(prior, {})
+    path = find_policy(prior)
+    saved = read_policy(path, reading)
+    return saved, own_bytes(path, saved, kept)
 
 
 def try_addon(prior: Policy, request: Request) -> list[str]:
@@ -134,7 +153,7 @@ def try_addon(prior: Policy, request: Request) -> list[str]:
 
 
 def run(
-    request: Request, folder: RunFolder, resume: bool, watchers: Sequence[Watcher], prior: Path | None = None
+    request: Request, folder: RunFolder, resume: bool, watchers: Sequence[Watcher], prior: bytes | None = None
 ) -> Result:
     """Everything before and after the work itself: the folder, the ranks, Ctrl-C."""
     if ranks.under_torchrun():
@@ -242,7 +261,7 @@ class _polite_interrupt:  # noqa: N801
 
 
 def _run_as_one_of_many(
-    request: Request, folder: RunFolder, resume: bool, watchers: Sequence[Watcher], prior: Path | None
+    request: Request, folder: RunFolder, resume: bool, watchers: Sequence[Watcher], prior: bytes | None
 ) -> Result:
     """Under torchrun: every process comes here with the same request; the first one claims the folder."""
     team = ranks.Distributed()

@@ -4,8 +4,8 @@ import warnings
 
 import numpy as np
 
-from repolicy.envs.names import parsed
-from repolicy.envs.spaces import action_space, flat, native, numeric, observation_size
+from repolicy.envs.names import observed, parsed
+from repolicy.envs.spaces import action_space, flat, group_sizes, native, numeric, observation_size, selected
 from repolicy.envs.step import Step
 from repolicy.errors import UsageError
 from repolicy.loading import nearest
@@ -34,22 +34,24 @@ class EnvPoolEnvs:
                 else f"environment {plain!r} does not take {options}: a value is of the wrong kind"
             ) from None
         with warnings.catch_warnings(action="ignore"):  # EnvPool rounds the bounds of its spaces to float32, loudly
-            self.observation_size = observation_size(self._pool.observation_space, name)
+            space, self._keys = self._pool.observation_space, observed(name)
+            self.groups = group_sizes(space, name)
+            self.observation_size = observation_size(selected(space, self._keys, name), name)
             self.actions = action_space(self._pool.action_space, name)
         self._dtype = self._pool.action_space.dtype
 
     def reset(self) -> np.ndarray:
-        return flat(self._pool.reset()[0], self.count)
+        return flat(self._pool.reset()[0], self.count, self._keys)
 
     def step(self, actions: np.ndarray) -> Step:
         observations, rewards, terminated, truncated, info = self._pool.step(native(actions, self.actions, self._dtype))
-        final = observations = flat(observations, self.count)
+        final = observations = flat(observations, self.count, self._keys)
         ended = terminated | truncated
         if ended.any():
             # Without this, EnvPool would spend the environment's next step on resetting it.
             fresh, fresh_info = self._pool.reset(np.flatnonzero(ended).astype(np.int32))
             observations = final.copy()
-            observations[fresh_info["env_id"]] = flat(fresh, int(ended.sum()))
+            observations[fresh_info["env_id"]] = flat(fresh, int(ended.sum()), self._keys)
         return Step(
             observations,
             rewards.astype(np.float64),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from repolicy.envs.addons import Addon, combined, names
-from repolicy.envs.making import make_envs
+from repolicy.envs.making import make_envs, observing
 from repolicy.envs.rollout import Collector
 from repolicy.envs.step import Backend, Envs
 from repolicy.errors import UsageError
@@ -92,7 +92,7 @@ def evaluate(
         addon = combined(names(addon))
     if episodes < 1:
         raise UsageError(f"episodes is {episodes}; it must be 1 or more")
-    envs = make_envs(env, min(episodes, 50), seed, backend)
+    envs = make_envs(observing(env, agent.observation_size, backend), min(episodes, 50), seed, backend)
     check_fit(agent, envs)
     try:
         return run_episodes(

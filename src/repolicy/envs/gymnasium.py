@@ -8,8 +8,18 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from repolicy.envs.names import maker
-from repolicy.envs.spaces import action_space, flat, native, numeric, observation_size, shapes, space_shapes
+from repolicy.envs.names import maker, observed
+from repolicy.envs.spaces import (
+    action_space,
+    flat,
+    group_sizes,
+    native,
+    numeric,
+    observation_size,
+    selected,
+    shapes,
+    space_shapes,
+)
 from repolicy.envs.step import Step
 from repolicy.errors import RepolicyError, UsageError
 
@@ -34,23 +44,26 @@ class GymnasiumEnvs:
         except Exception as error:
             raise UsageError(f"environment {name!r} cannot be made: {type(error).__name__}: {error}") from error
         space = self._envs.single_observation_space
-        self.observation_size = observation_size(space, name)
+        self._keys, self.groups = observed(name), group_sizes(space, name)
+        self.observation_size = observation_size(selected(space, self._keys, name), name)
         self.actions = action_space(self._envs.single_action_space, name)
         self._dtype = self._envs.single_action_space.dtype
         self._check_one_step(space)
 
     def reset(self) -> np.ndarray:
         seeds: list[int | None] = [self._seed + index for index in range(self.count)]
-        return flat(self._call(lambda: self._envs.reset(seed=seeds))[0], self.count)
+        return flat(self._call(lambda: self._envs.reset(seed=seeds))[0], self.count, self._keys)
 
     def step(self, actions: np.ndarray) -> Step:
         sent = native(actions, self.actions, self._dtype)
         observations, rewards, terminated, truncated, info = self._call(lambda: self._envs.step(sent))
-        final = current = flat(observations, self.count)
+        final = current = flat(observations, self.count, self._keys)
         ended = terminated | truncated
         if ended.any():
             # A reset of some environments hands back the observations of all.
-            current = flat(self._call(lambda: self._envs.reset(options={"reset_mask": ended}))[0], self.count)
+            current = flat(
+                self._call(lambda: self._envs.reset(options={"reset_mask": ended}))[0], self.count, self._keys
+            )
         return Step(
             current, rewards.astype(np.float64), terminated, truncated & ~terminated, final, numeric(info, self.count)
         )

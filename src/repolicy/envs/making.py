@@ -7,17 +7,20 @@ step = envs.step(actions)
 
 from repolicy.envs.envpool import EnvPoolEnvs
 from repolicy.envs.gymnasium import GymnasiumEnvs
-from repolicy.envs.names import envpool_names, parsed
+from repolicy.envs.names import envpool_names, observed, parsed, with_observed
 from repolicy.envs.step import Backend, Envs
 from repolicy.errors import UsageError
 from repolicy.loading import nearest
+
+CUSTOMARY = ("state", "policy", "obs", "actor")  # what a policy's part of an observation is called
 
 
 def make_envs(name: str, count: int, seed: int, backend: Backend = "auto") -> Envs:
     """N environments, the i-th seeded with seed + i: EnvPool's where it knows the name, else Gymnasium's.
 
     `name` is an id that either of them knows, or `module:callable` (or `file.py:callable`) that makes a Gymnasium
-    environment. Options of the environment follow it as in an address: `HalfCheetah-v4?reset_noise_scale=0.2`.
+    environment. Options of the environment follow it as in an address: `HalfCheetah-v4?reset_noise_scale=0.2`. Of an
+    observation that is a Dict, `?observe=KEY,KEY` takes these parts.
     """
     plain, _ = parsed(name)
     if backend == "envpool" and plain not in envpool_names():
@@ -26,3 +29,19 @@ def make_envs(name: str, count: int, seed: int, backend: Backend = "auto") -> En
     if backend == "gymnasium" or plain not in envpool_names():
         return GymnasiumEnvs(name, count, seed)
     return EnvPoolEnvs(name, count, seed)
+
+
+def observing(name: str, size: int, backend: Backend = "auto") -> str:
+    """The environment's name with, if its observation is a Dict that does not fit, the part of it that has this size.
+
+    Where several have it, the one with a customary name goes first.
+    """
+    probe = make_envs(name, 1, 0, backend)
+    probe.close()
+    if probe.observation_size == size or observed(name):
+        return name
+    fitting = sorted(
+        (key for key, width in probe.groups.items() if width == size),
+        key=lambda key: CUSTOMARY.index(key) if key in CUSTOMARY else len(CUSTOMARY),
+    )
+    return with_observed(name, (fitting[0],)) if fitting else name

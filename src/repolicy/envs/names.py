@@ -12,7 +12,22 @@ from repolicy.loading import load_object, nearest
 
 
 def parsed(name: str) -> tuple[str, dict[str, Any]]:
-    """`HalfCheetah-v4?reset_noise_scale=0.2` as the name alone, and the options."""
+    """`HalfCheetah-v4?reset_noise_scale=0.2` as the name alone, and the options, which `observe` is none of."""
+    plain, options = _read(name)
+    return plain, {key: value for key, value in options.items() if key != "observe"}
+
+
+def observed(name: str) -> tuple[str, ...]:
+    """Of an observation that is a Dict, the keys that `NAME?observe=KEY,KEY` asks for; all, where it is empty."""
+    found = _read(name)[1].get("observe", "")
+    return tuple(str(found).split(",")) if found != "" else ()
+
+
+def with_observed(name: str, keys: tuple[str, ...]) -> str:
+    return f"{name}{'&' if '?' in name else '?'}observe={','.join(keys)}"
+
+
+def _read(name: str) -> tuple[str, dict[str, Any]]:
     plain, _, query = name.partition("?")
     options = {}
     for part in query.split("&") if query else []:

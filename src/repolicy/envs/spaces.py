@@ -7,7 +7,27 @@ from gymnasium import spaces
 
 from repolicy.envs.step import Info
 from repolicy.errors import UsageError
+from repolicy.loading import nearest
 from repolicy.policies.spaces import ActionSpace
+
+
+def selected(space: Any, keys: tuple[str, ...], name: str) -> Any:
+    """The parts of a Dict that the name asks for, in that order; all of the space, where it asks for none."""
+    if not keys:
+        return space
+    known = list(space) if isinstance(space, spaces.Dict) else []
+    missing = [key for key in keys if key not in known]
+    if missing:
+        raise UsageError(
+            f"environment {name!r} has no observation {missing[0]!r}{nearest(missing[0], known)}; "
+            + (f"it has {', '.join(known)}" if known else "its observation is no Dict: leave ?observe= out")
+        )
+    return spaces.Dict([(key, space[key]) for key in keys])
+
+
+def group_sizes(space: Any, name: str) -> dict[str, int]:
+    """How many numbers each part of a Dict has."""
+    return {key: observation_size(part, name) for key, part in space.items()} if isinstance(space, spaces.Dict) else {}
 
 
 def observation_size(space: Any, name: str) -> int:
@@ -41,9 +61,11 @@ def native(actions: np.ndarray, space: ActionSpace, dtype: Any) -> np.ndarray:
     return actions[:, 0] if space.kind == "discrete" and len(space.sizes) == 1 else actions
 
 
-def flat(observations: Any, count: int) -> np.ndarray:
+def flat(observations: Any, count: int, keys: tuple[str, ...] = ()) -> np.ndarray:
+    """Observations as rows of numbers; of a Dict, these parts or all."""
     if isinstance(observations, dict):
-        return np.concatenate([flat(part, count) for part in observations.values()], axis=1)
+        parts = [observations[key] for key in keys] if keys else observations.values()
+        return np.concatenate([flat(part, count) for part in parts], axis=1)
     return np.array(observations, dtype=np.float32).reshape(count, -1)
 
 

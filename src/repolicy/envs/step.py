@@ -34,6 +34,7 @@ class Envs(Protocol):
     backend: str
     count: int
     observation_size: int
+    groups: dict[str, int]  # of an observation that is a Dict, how many numbers each part has
     actions: ActionSpace
 
     def reset(self) -> np.ndarray: ...

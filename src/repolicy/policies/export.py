@@ -23,7 +23,15 @@ from repolicy.policies.policy import Policy
 from repolicy.policies.storage import write_bytes
 
 Format = Literal["onnx", "torchscript"]
-ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
+ACTIVATIONS: dict[str, Callable[[float], nn.Module]] = {
+    "tanh": lambda _: nn.Tanh(),
+    "relu": lambda _: nn.ReLU(),
+    "elu": lambda _: nn.ELU(),
+    "swish": lambda _: nn.SiLU(),
+    "gelu": lambda _: nn.GELU(),
+    "gelu_tanh": lambda _: nn.GELU("tanh"),
+    "leaky_relu": nn.LeakyReLU,
+}
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt"}
 TOLERANCE = 1e-5
 
@@ -39,7 +47,7 @@ class Acting(nn.Module):
     def __init__(self, policy: Policy) -> None:
         super().__init__()
         space = policy.spec.actions
-        self.family, self.sizes, self.bound = policy.family, space.sizes, policy.normaliser.bound
+        self.family, self.spec, self.bound = policy.family, policy.spec, policy.normaliser.bound
         self.one_choice = space.kind == "discrete" and len(space.sizes) == 1
         self.network = _plain(policy.network)
         self.register_buffer("mean", policy.normaliser.shift)
@@ -49,7 +57,7 @@ class Acting(nn.Module):
 
     def forward(self, observations: Tensor) -> Tensor:
         outputs = self.network(((observations - self.mean) * self.scale).clamp(-self.bound, self.bound))
-        mode = self.family.to_environment(self.family.mode(outputs, self.sizes), self.low, self.high)
+        mode = self.family.to_environment(self.family.mode(outputs, self.spec), self.low, self.high)
         return mode.squeeze(-1) if self.one_choice else mode  # type: ignore[no-any-return]
 
 
@@ -74,7 +82,7 @@ def difference(policy: Policy, act: Callable[[np.ndarray], np.ndarray]) -> float
     generator = torch.Generator().manual_seed(0)
     spread = torch.cat([torch.ones(256), torch.full((64,), 30.0)])[:, None]
     noise = spread * torch.randn(len(spread), policy.spec.observation_size, generator=generator)
-    observations = (policy.normaliser.mean + policy.normaliser.var.sqrt() * noise).float()
+    observations = (policy.normaliser.mean + policy.normaliser.var.clamp_min(0.0).sqrt() * noise).float()
     with torch.no_grad():
         wanted = policy.to_environment(policy(observations).mode().numpy())
     found = act(observations.numpy())
@@ -88,12 +96,15 @@ def difference(policy: Policy, act: Callable[[np.ndarray], np.ndarray]) -> float
 def _plain(network: Mlp) -> nn.Sequential:
     """The network in PyTorch's ordinary layers, which every exporter knows."""
     layers: list[nn.Module] = []
-    for weight, bias in zip(network.weights, network.biases, strict=True):
-        if layers:
-            layers.append(ACTIVATIONS[network.activation]())
+    for index, (weight, bias) in enumerate(zip(network.weights, network.biases, strict=True)):
         layer = nn.Linear(weight.shape[1], weight.shape[0])
         layer.load_state_dict({"weight": weight.detach(), "bias": bias.detach()})
         layers.append(layer)
+        if index < len(network.weights) - 1:
+            layers.append(ACTIVATIONS[network.activation](network.slope))
+            norm = network.norm(index)
+            if norm is not None:
+                layers.insert(len(layers) - (norm.place == "before"), norm)
     return nn.Sequential(*layers)
 
 

@@ -27,6 +27,7 @@ class StdForm(NamedTuple):
     log_std: Callable[[Tensor, Tensor], Tensor]  # of the number and of log(min_std)
     std: Callable[[np.ndarray, float], np.ndarray]  # of the number and of min_std
     inverse: Callable[[float], float]  # the number that gives this std, when min_std is 0
+    soft: bool = False  # whether the bounds of the number are approached by tanh, or cut
 
 
 STDS = {
@@ -41,6 +42,21 @@ STDS = {
         lambda raw, least: np.exp(np.clip(raw, -20.0, 2.0)) + least,
         math.log,
     ),
+    "exp_tanh": StdForm(torch.logaddexp, lambda raw, least: np.exp(raw) + least, math.log, soft=True),
+    "identity": StdForm(
+        lambda raw, log_least: torch.log(raw.clamp_min(1e-12) + log_least.exp()),
+        lambda raw, least: np.maximum(raw, 1e-12) + least,
+        lambda std: std,
+    ),
+    "expln": StdForm(  # Stable-Baselines3's: exp below 0, and no more than a logarithm above
+        lambda raw, log_least: torch.where(
+            raw <= 0.0,
+            torch.logaddexp(raw, log_least),
+            torch.log(torch.log1p(raw.clamp_min(0.0) + 1e-6) + 1.0 + log_least.exp()),
+        ),
+        lambda raw, least: np.where(raw <= 0.0, np.exp(raw), np.log1p(np.maximum(raw, 0.0) + 1e-6) + 1.0) + least,
+        lambda std: math.log(std) if std <= 1.0 else math.expm1(std - 1.0),
+    ),
 }
 
 
@@ -53,16 +69,15 @@ class Family(Protocol):
     def squashes(self) -> bool:
         """Whether actions are stored before tanh, and the environment gets them after it."""
 
-    @property
-    def shared_std(self) -> bool:
-        """Whether one std serves all states; it is a parameter of the policy beside its network."""
+    def raw_std(self, spec: "PolicySpec") -> tuple[int, ...] | None:
+        """The shape of the numbers that a std is made of where they are parameters beside the network, else None."""
 
-    def outputs(self, sizes: tuple[int, ...]) -> int:
+    def outputs(self, spec: "PolicySpec") -> int:
         """How many numbers the network gives for one observation."""
 
     def distribution(self, outputs: Tensor, spec: "PolicySpec", raw_std: Tensor | None) -> Distribution: ...
 
-    def mode(self, outputs: Tensor, sizes: tuple[int, ...]) -> Tensor: ...
+    def mode(self, outputs: Tensor, spec: "PolicySpec") -> Tensor: ...
 
     def sampler(
         self, steps: int, count: int, spec: "PolicySpec", raw_std: Tensor | None, generator: torch.Generator
@@ -75,25 +90,36 @@ class Family(Protocol):
 
 @dataclass(frozen=True)
 class Continuous:
-    """Normal numbers: the outputs are their means, and with a std that depends on the state, then its raw numbers."""
+    """Normal numbers: the outputs are their means and, with a std that depends on the state, what it is made of.
+
+    shared: one std for all states; head: its raw numbers are outputs; features: the outputs' squares, times a matrix
+    of variances, are its square (gSDE).
+    """
 
     squashes: bool = False
-    shared_std: bool = True
+    std: Literal["shared", "head", "features"] = "shared"
     kind: ClassVar[Literal["continuous", "discrete"]] = "continuous"
 
-    def outputs(self, sizes: tuple[int, ...]) -> int:
-        return sum(sizes) if self.shared_std else 2 * sum(sizes)
+    def raw_std(self, spec: "PolicySpec") -> tuple[int, ...] | None:
+        width = spec.actions.width
+        return {"shared": (width,), "head": None, "features": (spec.features, width)}[self.std]
+
+    def outputs(self, spec: "PolicySpec") -> int:
+        width = spec.actions.width
+        return {"shared": width, "head": 2 * width, "features": width + spec.features}[self.std]
 
     def distribution(self, outputs: Tensor, spec: "PolicySpec", raw_std: Tensor | None) -> Distribution:
-        form = STDS[spec.std]
-        if raw_std is None:
-            outputs, raw_std = outputs.chunk(2, dim=-1)
-            raw_std = raw_std + form.inverse(spec.initial_std)
-        least = raw_std.new_tensor(math.log(max(spec.min_std, 1e-30)))
-        return (SquashedGaussian if self.squashes else Gaussian)(outputs, form.log_std(raw_std, least))
+        form, rest = STDS[spec.std], outputs[..., spec.actions.width :]
+        raw = rest + form.inverse(spec.initial_std) if raw_std is None else raw_std
+        least = raw.new_tensor(math.log(max(spec.min_std if self.std != "features" else 0.0, 1e-30)))
+        log_std = form.log_std(bounded(raw, spec), least)
+        if self.std == "features":
+            log_std = 0.5 * torch.log(rest.square() @ (2.0 * log_std).exp() + spec.min_std**2)
+        return (SquashedGaussian if self.squashes else Gaussian)(self.mode(outputs, spec), log_std)
 
-    def mode(self, outputs: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        return outputs if self.shared_std else outputs.chunk(2, dim=-1)[0]
+    def mode(self, outputs: Tensor, spec: "PolicySpec") -> Tensor:
+        mean = outputs[..., : spec.actions.width]
+        return mean if spec.mean_clip is None else mean.clip(-spec.mean_clip, spec.mean_clip)
 
     def sampler(
         self, steps: int, count: int, spec: "PolicySpec", raw_std: Tensor | None, generator: torch.Generator
@@ -101,13 +127,21 @@ class Continuous:
         form, width = STDS[spec.std], spec.actions.width
         noise: Iterator[np.ndarray] = iter(torch.randn(steps, count, width, generator=generator).numpy())
         if raw_std is not None:
-            std = form.std(raw_std.detach().cpu().numpy(), spec.min_std)
-            return lambda outputs: outputs + std * next(noise)
-        shift = form.inverse(spec.initial_std)
+            raw = bounded(raw_std.detach().cpu().numpy(), spec)
+            fixed = form.std(raw, spec.min_std if self.std == "shared" else 0.0)
+        shift, clip = np.float32(form.inverse(spec.initial_std)), spec.mean_clip
 
         def draw(outputs: np.ndarray) -> np.ndarray:
-            mean, raw = outputs[:, :width], outputs[:, width:]
-            drawn: np.ndarray = mean + form.std(raw + np.float32(shift), spec.min_std) * next(noise)
+            mean, rest = outputs[:, :width], outputs[:, width:]
+            if clip is not None:
+                mean = mean.clip(-clip, clip)
+            if self.std == "shared":
+                std = fixed
+            elif self.std == "head":
+                std = form.std(bounded(rest + shift, spec), spec.min_std)
+            else:
+                std = np.sqrt(np.square(rest) @ np.square(fixed) + np.float32(spec.min_std**2))
+            drawn: np.ndarray = mean + std * next(noise)
             return drawn
 
         return draw
@@ -119,22 +153,32 @@ class Continuous:
         return low + (tanh(actions) + 1.0) * 0.5 * (high - low)
 
 
+def bounded(raw: Any, spec: "PolicySpec") -> Any:
+    """The numbers that a std is made of, arrays or tensors alike, within the policy's bounds for them."""
+    low, high = spec.std_bounds
+    if STDS[spec.std].soft:
+        return low + 0.5 * (high - low) * ((torch.tanh if isinstance(raw, Tensor) else np.tanh)(raw) + 1.0)
+    return raw if math.isinf(low) and math.isinf(high) else raw.clip(low, high)
+
+
 @dataclass(frozen=True)
 class Discrete:
     """One choice for each head: the outputs are the heads' logits, side by side."""
 
     squashes: bool = False
-    shared_std: bool = False
     kind: ClassVar[Literal["continuous", "discrete"]] = "discrete"
 
-    def outputs(self, sizes: tuple[int, ...]) -> int:
-        return sum(sizes)
+    def raw_std(self, spec: "PolicySpec") -> tuple[int, ...] | None:
+        return None
+
+    def outputs(self, spec: "PolicySpec") -> int:
+        return sum(spec.actions.sizes)
 
     def distribution(self, outputs: Tensor, spec: "PolicySpec", raw_std: Tensor | None) -> Distribution:
         return Categorical(outputs, spec.actions.sizes)
 
-    def mode(self, outputs: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        return torch.stack([head.argmax(-1) for head in outputs.split(list(sizes), dim=-1)], dim=-1)
+    def mode(self, outputs: Tensor, spec: "PolicySpec") -> Tensor:
+        return torch.stack([head.argmax(-1) for head in outputs.split(list(spec.actions.sizes), dim=-1)], dim=-1)
 
     def sampler(
         self, steps: int, count: int, spec: "PolicySpec", raw_std: Tensor | None, generator: torch.Generator
@@ -150,8 +194,10 @@ class Discrete:
 
 FAMILIES: dict[str, Family] = {
     "gaussian": Continuous(),
-    "state_gaussian": Continuous(shared_std=False),
+    "state_gaussian": Continuous(std="head"),
     "squashed": Continuous(squashes=True),
-    "state_squashed": Continuous(squashes=True, shared_std=False),
+    "state_squashed": Continuous(squashes=True, std="head"),
+    "features_gaussian": Continuous(std="features"),
+    "features_squashed": Continuous(squashes=True, std="features"),
     "categorical": Discrete(),
 }

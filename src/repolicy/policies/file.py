@@ -1,5 +1,7 @@
 """A policy's file: the policy, the prior that it was customised from, and what it tells of its training."""
 
+import hashlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,8 +10,9 @@ from torch import Tensor
 
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import nearest
+from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.policies.storage import read, write
+from repolicy.policies.storage import is_own, packed, read, write_bytes
 
 PRIORS = Path(__file__).parent / "shipped"
 
@@ -27,16 +30,31 @@ class SavedPolicy(NamedTuple):
 
 def save_policy(path: str | Path, policy: Policy, card: dict[str, Any], prior: Policy | None = None) -> None:
     """One self-contained file: weights, normaliser, probes to recognise the policy by, and the same of its prior."""
+    write_bytes(Path(path), policy_bytes(policy, card, prior))
+
+
+def policy_bytes(policy: Policy, card: dict[str, Any], prior: Policy | None = None) -> bytes:
+    """What `save_policy` writes."""
     tensors = _policy_tensors(policy, "policy")
     story = {"policy": policy.spec.as_dict(), "card": card}
     if prior is not None:
         tensors |= _policy_tensors(prior, "prior")
         story["prior"] = prior.spec.as_dict()
-    write(Path(path), "policy", tensors, story)
+    return packed("policy", tensors, story)
 
 
-def read_policy(path: str | Path) -> SavedPolicy:
-    """A policy's file; refused unless the policy reproduces the log-probabilities that were stored with it."""
+def read_policy(path: str | Path, options: Options | None = None) -> SavedPolicy:
+    """A policy's file; refused unless the policy reproduces the log-probabilities that were stored with it.
+
+    Of a file that another library wrote, a copy of its policy, read with these options.
+    """
+    if not is_own(Path(path)):
+        return _copied(Path(path), options or Options())
+    if options not in (None, Options()):
+        raise UsageError(
+            f"{path} is Repolicy's own file and holds all that there is to know: leave out --std, --temperature, "
+            "--vecnormalize and --activation, which are for other libraries' files"
+        )
     tensors, story = read(Path(path), "policy")
     try:
         policies = [_rebuilt(Path(path), tensors, story, name) for name in ("policy", "prior") if name in story]
@@ -45,13 +63,60 @@ def read_policy(path: str | Path) -> SavedPolicy:
     return SavedPolicy(policies[0], policies[1] if policies[1:] else None, story["card"])
 
 
-def load_policy(reference: str | Path) -> Policy:
-    """The policy in a file, in a run's folder (its best), or that ships under a name."""
-    return read_policy(find_policy(reference)).policy
+def load_policy(
+    reference: str | Path,
+    *,
+    std: float | None = None,
+    temperature: float | None = None,
+    vecnormalize: str | None = None,
+    activation: str | None = None,
+) -> Policy:
+    """The policy in a file, in a run's folder (its best), or that ships under a name.
+
+    The options are for files of other libraries, as on the command line.
+    """
+    return read_policy(find_policy(reference), Options(std, temperature, vecnormalize, activation)).policy
+
+
+def _copied(path: Path, options: Options) -> SavedPolicy:
+    from repolicy.policies.formats import describe  # whoever has only files of ours need not wait for the readers
+    from repolicy.policies.formats.copied import policy_from
+
+    described = describe(path, options)
+    origin = {
+        "library": described.library,
+        "version": described.version,
+        "kind": described.kind,
+        "file": path.name,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "options": {name: value for name, value in asdict(options).items() if value is not None},
+        "notes": list(described.notes),
+    }
+    return SavedPolicy(frozen(policy_from(described)), None, {"which": "copy", "origin": origin})
+
+
+def notes_of(card: dict[str, Any]) -> list[str]:
+    """What is to be known of a policy that another library trained, a sentence each."""
+    return list(card.get("origin", {}).get("notes", ()))
+
+
+def own_bytes(path: Path, saved: SavedPolicy, kept: Path | None = None) -> bytes:
+    """The policy in `path` as a file of ours.
+
+    `kept` may be one that was made from the same file before. It is taken again, as another machine may round the
+    log-probabilities of the probes otherwise.
+    """
+    if is_own(path):
+        return path.read_bytes()
+    if kept is not None and kept.is_file() and read_card(kept).get("origin") == saved.card["origin"]:
+        return kept.read_bytes()
+    return policy_bytes(saved.policy, saved.card)
 
 
 def read_card(path: Path) -> dict[str, Any]:
-    """The story that a policy's file tells, and nothing else of it."""
+    """The story that a policy's file tells, and nothing else of it; another library's tells none."""
+    if not is_own(path):
+        return {}
     return dict(read(path, "policy")[1]["card"])
 
 
@@ -91,7 +156,7 @@ def shipped() -> list[str]:
 def _policy_tensors(policy: Policy, name: str) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(PROBES, policy.spec.observation_size, generator=generator)
-    observations = (policy.normaliser.mean + policy.normaliser.var.sqrt() * noise).float()
+    observations = (policy.normaliser.mean + policy.normaliser.var.clamp_min(0.0).sqrt() * noise).float()
     with torch.no_grad():
         actions = policy(observations).sample(generator)
     probes = {"observations": observations, "actions": actions, "log_probs": policy.log_prob(observations, actions)}

@@ -25,17 +25,16 @@ class Activation(NamedTuple):
     shift: float
     apply: Callable[[Tensor], Tensor]
     backward: Callable[[Tensor, Tensor], Tensor]
-    plain: Callable[[np.ndarray], np.ndarray]  # y itself, in NumPy
 
 
-ACTIVATIONS = {
+# The backward pass by hand. The others need the value before them too; autograd keeps it.
+BY_HAND = {
     "tanh": Activation(
         2.0,
         2.0,
         -1.0,
         torch.sigmoid_,
         lambda grad, s: aten.sigmoid_backward.grad_input(grad, s, grad_input=grad),
-        lambda x: np.tanh(x, out=x),
     ),
     "relu": Activation(
         1.0,
@@ -43,7 +42,6 @@ ACTIVATIONS = {
         0.0,
         torch.relu_,
         lambda grad, s: aten.threshold_backward.grad_input(grad, s, 0.0, grad_input=grad),
-        lambda x: np.maximum(x, 0.0, out=x),
     ),
     "elu": Activation(
         1.0,
@@ -51,19 +49,84 @@ ACTIVATIONS = {
         0.0,
         nn.functional.elu_,
         lambda grad, s: aten.elu_backward.grad_input(grad, 1.0, 1.0, 1.0, True, s, grad_input=grad),
-        lambda x: np.where(x > 0.0, x, np.expm1(np.minimum(x, 0.0))),
+    ),
+}
+
+# Each in torch and in NumPy, where it may write into its input; the second argument is leaky_relu's slope.
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor, float], Tensor], Callable[[np.ndarray, float], np.ndarray]]] = {
+    "tanh": (lambda x, _: torch.tanh(x), lambda x, _: np.tanh(x, out=x)),
+    "relu": (lambda x, _: torch.relu(x), lambda x, _: np.maximum(x, 0.0, out=x)),
+    "elu": (
+        lambda x, _: nn.functional.elu(x),
+        lambda x, _: np.where(x > 0.0, x, np.expm1(np.minimum(x, 0.0))),
+    ),
+    "swish": (lambda x, _: nn.functional.silu(x), lambda x, _: x * (0.5 * np.tanh(0.5 * x) + 0.5)),
+    "gelu": (
+        lambda x, _: nn.functional.gelu(x),
+        lambda x, _: nn.functional.gelu(torch.from_numpy(x)).numpy(),
+    ),
+    "gelu_tanh": (
+        lambda x, _: nn.functional.gelu(x, approximate="tanh"),
+        lambda x, _: nn.functional.gelu(torch.from_numpy(x), approximate="tanh").numpy(),
+    ),
+    "leaky_relu": (
+        lambda x, slope: nn.functional.leaky_relu(x, slope),
+        lambda x, slope: np.where(x > 0.0, x, slope * x),
     ),
 }
 
 
+class Norm(nn.Module):
+    """A LayerNorm, before or after its layer's activation."""
+
+    def __init__(self, size: int, place: str, epsilon: float) -> None:
+        super().__init__()
+        self.place, self.epsilon = place, epsilon
+        self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return nn.functional.layer_norm(inputs, self.weight.shape, self.weight, self.bias, self.epsilon)
+
+    def snapshot(self) -> Callable[[np.ndarray], np.ndarray]:
+        weight, bias = self.weight.detach().clone().numpy(), self.bias.detach().clone().numpy()
+
+        def run(inputs: np.ndarray) -> np.ndarray:
+            inputs = inputs - inputs.mean(-1, keepdims=True)
+            variance = np.square(inputs).mean(-1, keepdims=True)
+            normed: np.ndarray = inputs / np.sqrt(variance + self.epsilon) * weight + bias
+            return normed
+
+        return run
+
+
 class Mlp(nn.Module):
-    """`[B, inputs]` to `[B, outputs]` through hidden layers, initialised orthogonally."""
+    """`[B, inputs]` to `[B, outputs]` through hidden layers, initialised orthogonally.
+
+    `norms` names, for each hidden layer, where its LayerNorm is: "before" or "after" the activation, or "" for nowhere.
+    """
 
     def __init__(
-        self, inputs: int, hidden: tuple[int, ...], outputs: int, activation: str = "tanh", last_gain: float = 1.0
+        self,
+        inputs: int,
+        hidden: tuple[int, ...],
+        outputs: int,
+        activation: str = "tanh",
+        last_gain: float = 1.0,
+        *,
+        slope: float = 0.01,
+        norms: tuple[str, ...] = (),
+        epsilon: float = 1e-5,
     ) -> None:
         super().__init__()
-        self.activation = activation
+        self.activation, self.slope = activation, slope
+        self.norms = nn.ModuleDict(
+            {
+                str(index): Norm(size, place, epsilon)
+                for index, (size, place) in enumerate(zip(hidden, norms, strict=False))
+                if place
+            }
+        )
+        self.by_hand = activation in BY_HAND and not self.norms
         sizes = (inputs, *hidden, outputs)
         self.weights = nn.ParameterList(nn.Parameter(torch.empty(b, a)) for a, b in pairwise(sizes))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b)) for b in sizes[1:])
@@ -72,20 +135,29 @@ class Mlp(nn.Module):
             nn.init.orthogonal_(weight, last_gain if weight is self.weights[-1] else math.sqrt(2.0))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self._layers(inputs.reshape(-1, inputs.shape[-1]))[-1].reshape(*inputs.shape[:-1], -1)
+        flat = inputs.reshape(-1, inputs.shape[-1])
+        outputs = self._layers(flat)[-1] if self.by_hand else self._plainly(flat)
+        return outputs.reshape(*inputs.shape[:-1], -1)
 
     def snapshot(self) -> Callable[[np.ndarray], np.ndarray]:
         """The network as it is now, in NumPy, for small batches `[B, inputs]`."""
-        activate = ACTIVATIONS[self.activation].plain
+        activate, slope = ACTIVATIONS[self.activation][1], self.slope
+        norms: list[dict[str, Callable[[np.ndarray], np.ndarray]]] = [
+            {norm.place: norm.snapshot()} if (norm := self.norm(index)) else {} for index in range(len(self._pairs) - 1)
+        ]
         *hidden, (last_weight, last_bias) = [
             (weight.detach().t().contiguous().numpy(), bias.detach().clone().numpy()) for weight, bias in self._pairs
         ]
 
         def run(inputs: np.ndarray) -> np.ndarray:
-            for weight, bias in hidden:
+            for (weight, bias), norm in zip(hidden, norms, strict=True):
                 inputs = inputs @ weight
                 inputs += bias
-                inputs = activate(inputs)
+                if "before" in norm:
+                    inputs = norm["before"](inputs)
+                inputs = activate(inputs, slope)
+                if "after" in norm:
+                    inputs = norm["after"](inputs)
             outputs: np.ndarray = inputs @ last_weight
             outputs += last_bias
             return outputs
@@ -96,13 +168,24 @@ class Mlp(nn.Module):
     def vjp(self, inputs: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
         """The outputs `[B, outputs]`, and a function that takes their gradient and sets the parameters' own.
 
-        Autograd would give the same a fifth more slowly.
+        Autograd would give the same a fifth more slowly; where it is needed all the same, it is used.
         """
+        if not self.by_hand:
+            with torch.enable_grad():
+                outputs = self._plainly(inputs)
+            parameters = tuple(self.parameters())
+
+            def differentiate(grad: Tensor) -> None:
+                for parameter, found in zip(parameters, torch.autograd.grad(outputs, parameters, grad), strict=True):
+                    assert parameter.grad is not None
+                    parameter.grad.copy_(found)
+
+            return outputs.detach(), differentiate
         layers = self._layers(inputs)
 
         @torch.no_grad()
         def backward(grad: Tensor) -> None:
-            activation = ACTIVATIONS[self.activation]
+            activation = BY_HAND[self.activation]
             for index in range(len(self._pairs) - 1, 0, -1):
                 weight, bias = self._pairs[index]
                 torch.sum(grad, 0, out=bias.grad)
@@ -116,9 +199,26 @@ class Mlp(nn.Module):
 
         return layers[-1], backward
 
+    def _plainly(self, inputs: Tensor) -> Tensor:
+        """The outputs in torch's own operations."""
+        activate = ACTIVATIONS[self.activation][0]
+        *hidden, (last_weight, last_bias) = self._pairs
+        for index, (weight, bias) in enumerate(hidden):
+            norm, inputs = self.norm(index), nn.functional.linear(inputs, weight, bias)
+            if norm is not None and norm.place == "before":
+                inputs = norm(inputs)
+            inputs = activate(inputs, self.slope)
+            if norm is not None and norm.place == "after":
+                inputs = norm(inputs)
+        return nn.functional.linear(inputs, last_weight, last_bias)
+
+    def norm(self, index: int) -> Norm | None:
+        """The LayerNorm of a hidden layer."""
+        return self.norms[str(index)] if str(index) in self.norms else None  # type: ignore[return-value]
+
     def _layers(self, inputs: Tensor) -> list[Tensor]:
         """The inputs, f of each hidden layer, and the outputs."""
-        activation, layers = ACTIVATIONS[self.activation], [inputs]
+        activation, layers = BY_HAND[self.activation], [inputs]
         outer, shift = 1.0, 0.0  # the layer's inputs are outer · layers[-1] + shift
         for weight, bias in self._pairs:
             if shift:

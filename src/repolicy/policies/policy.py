@@ -5,6 +5,7 @@ A `Policy` is a network, a family of distributions and its own observation norma
 `log_prob(observations, actions)`.
 """
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -63,6 +64,16 @@ class PolicySpec:
     min_std: float = 1e-3
     std: str = "exp"
     observation_bound: float | None = BOUND
+    slope: float = 0.01  # of leaky_relu
+    norms: tuple[str, ...] = ()  # where each hidden layer's LayerNorm is: "before" or "after" its activation, or ""
+    epsilon: float = 1e-5  # of LayerNorm
+    std_bounds: tuple[float, float] = (-math.inf, math.inf)  # of the numbers that a std is made of
+    mean_clip: float | None = None  # the mean stays within ± this, before any tanh
+
+    @property
+    def features(self) -> int:
+        """How many numbers the last layer takes."""
+        return self.hidden[-1] if self.hidden else self.observation_size
 
     def __post_init__(self) -> None:
         for what, name, table in (
@@ -76,8 +87,10 @@ class PolicySpec:
             raise UsageError(f"a {self.family} policy cannot act with {self.actions.kind} actions ({self.actions})")
         if FAMILIES[self.family].squashes and not np.all(np.isfinite(self.actions.low + self.actions.high)):
             raise UsageError("a squashed policy needs bounded actions; this environment's have no bounds")
-        if not self.hidden or any(size < 1 for size in self.hidden):
-            raise UsageError(f"hidden is {self.hidden}; it must be one or more layer sizes, such as 64 64")
+        if any(size < 1 for size in self.hidden):
+            raise UsageError(f"hidden is {self.hidden}; it must be layer sizes, such as 64 64")
+        if self.norms and (len(self.norms) != len(self.hidden) or not {*self.norms} <= {"", "before", "after"}):
+            raise UsageError(f"norms is {self.norms}; for each hidden layer it must say before, after or nothing")
         if not 0 <= self.min_std < self.initial_std:
             raise UsageError(f"stds must satisfy 0 <= min_std < initial_std, not {self.min_std} and {self.initial_std}")
 
@@ -89,7 +102,8 @@ class PolicySpec:
         """The spec that `as_dict` wrote, also after its tuples became JSON's lists."""
         space = values["actions"]
         actions = ActionSpace(space["kind"], tuple(space["sizes"]), tuple(space["low"]), tuple(space["high"]))
-        return cls(**values | {"actions": actions, "hidden": tuple(values["hidden"])})
+        lists = {name: tuple(values[name]) for name in ("hidden", "norms", "std_bounds") if name in values}
+        return cls(**values | {"actions": actions} | lists)
 
 
 class Policy(nn.Module):
@@ -102,12 +116,14 @@ class Policy(nn.Module):
         self.spec, self.family = spec, FAMILIES[spec.family]
         self.observation_size, self.actions = spec.observation_size, spec.actions
         self.normaliser = Normaliser(spec.observation_size, spec.observation_bound)
-        outputs = self.family.outputs(spec.actions.sizes)
-        self.network = Mlp(spec.observation_size, spec.hidden, outputs, spec.activation, last_gain=0.01)
+        self.network = Mlp(
+            spec.observation_size, spec.hidden, self.family.outputs(spec), spec.activation, last_gain=0.01,
+            slope=spec.slope, norms=spec.norms, epsilon=spec.epsilon,
+        )  # fmt: skip
         self.register_parameter("log_std", None)
-        if self.family.shared_std:
-            raw = STDS[spec.std].inverse(spec.initial_std)
-            self.log_std = nn.Parameter(torch.full((spec.actions.width,), raw))
+        shape = self.family.raw_std(spec)
+        if shape is not None:
+            self.log_std = nn.Parameter(torch.full(shape, STDS[spec.std].inverse(spec.initial_std)))
 
     def forward(self, observations: Tensor) -> Distribution:
         """The distribution over actions at raw observations `[..., O]`."""
@@ -140,7 +156,7 @@ class Policy(nn.Module):
         return np.asarray(self.family.to_environment(actions, low, high))
 
     def _mode(self, outputs: np.ndarray) -> np.ndarray:
-        return self.family.mode(torch.from_numpy(outputs), self.spec.actions.sizes).numpy()
+        return self.family.mode(torch.from_numpy(outputs), self.spec).numpy()
 
 
 class NetworkActor:

@@ -24,10 +24,15 @@ FORMAT = 1
 
 def write(path: Path, kind: str, tensors: dict[str, Tensor], story: dict[str, Any]) -> None:
     """Tensors and a JSON story in one file, atomically."""
+    write_bytes(path, packed(kind, tensors, story))
+
+
+def packed(kind: str, tensors: dict[str, Tensor], story: dict[str, Any]) -> bytes:
+    """What `write` writes."""
     tensors = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
     story = {"format": FORMAT, "kind": kind} | story
     story["sha256"] = _checksum(tensors, story)
-    write_bytes(path, safetensors.torch.save(tensors, {"repolicy": json.dumps(story)}))
+    return safetensors.torch.save(tensors, {"repolicy": json.dumps(story)})
 
 
 def read(path: Path, kind: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -52,6 +57,16 @@ def read(path: Path, kind: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]
     if kind and story["kind"] != kind:
         raise FileError(f"{path} is a {story['kind']}, not a {kind}")
     return tensors, story
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file is one of these, perhaps a damaged one: by its first bytes, or else by its name."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(9)
+    except OSError:
+        return True  # whoever reads it says why not
+    return path.suffix == ".safetensors" or (head[5:8] == b"\0\0\0" and head[8:] == b"{")
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -18,13 +18,13 @@ from repolicy.policies.formats.described import (
     LayerNorm,
     Linear,
     Normalizer,
-    Options,
     Perceptron,
     Std,
 )
 from repolicy.policies.formats.layers import chosen_activation, normalizer, numbers, perceptron, some
 from repolicy.policies.formats.shells import Shell, read_pickle
 from repolicy.policies.formats.torch_files import read_bytes
+from repolicy.policies.options import Options
 from repolicy.policies.spaces import ActionSpace
 
 LIBRARY = "Brax"
@@ -147,10 +147,10 @@ def _normalizer(
     kept: Any, width: int, options: Options, where: str
 ) -> tuple[Normalizer | None, tuple[tuple[str, int], ...], list[str]]:
     """Statistics of one array, or of a Dict's; of those, the one that the policy takes is found by its size."""
-    if options.normalizer == "none":
+    if options.vecnormalize == "none":
         return None, (), ["observations are not normalized, as you asked for"]
-    if options.normalizer:
-        return vecnormalize.read(Path(options.normalizer)), (), []
+    if options.vecnormalize:
+        return vecnormalize.read(Path(options.vecnormalize)), (), []
     if not isinstance(kept, Shell) or "mean" not in kept.state or "std" not in kept.state:
         return None, (), ["observations are not normalized (the file has no statistics)"]
     mean, std = kept.state["mean"], kept.state["std"]

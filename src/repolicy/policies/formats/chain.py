@@ -11,7 +11,6 @@ from typing import Literal
 import numpy as np
 
 from repolicy.policies.formats.described import (
-    ACTIVATIONS,
     Array,
     CannotCopyError,
     Hidden,
@@ -20,6 +19,7 @@ from repolicy.policies.formats.described import (
     Normalizer,
     Perceptron,
 )
+from repolicy.policies.network import ACTIVATIONS
 
 Kind = Literal["affine", "linear", "clip", "norm", "slice", "argmax"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from repolicy.policies.formats import vecnormalize
-from repolicy.policies.formats.described import Array, Described, Hidden, Linear, Options, Perceptron, Std
+from repolicy.policies.formats.described import Array, Described, Hidden, Linear, Perceptron, Std
 from repolicy.policies.formats.given import given_std, tempered, without_std
 from repolicy.policies.formats.layers import (
     below,
@@ -19,12 +19,13 @@ from repolicy.policies.formats.layers import (
     sequence,
     tensors_of,
 )
+from repolicy.policies.options import Options
 from repolicy.policies.spaces import ActionSpace
 
 LIBRARY = "CleanRL"
 UNSEEN = (
     "CleanRL's files hold no statistics of observations, which its scripts for continuous actions normalize (clipped "
-    "to 10): without them (--normalizer FILE.npz with mean and var) the policy acts badly"
+    "to 10): without them (--vecnormalize FILE.npz with mean and var) the policy acts badly"
 )
 
 
@@ -37,9 +38,9 @@ def read(path: Path, kept: Any, options: Options) -> Described:
     kind = _kind(kept)
     assert kind is not None
     described = kind(path, tensors_of(_state(kept), str(path)), options)
-    if options.normalizer in (None, "none"):
+    if options.vecnormalize in (None, "none"):
         return described
-    found = vecnormalize.read(Path(options.normalizer))
+    found = vecnormalize.read(Path(options.vecnormalize))
     check_width(described.observation_size, found, str(path))
     notes = tuple(note for note in described.notes if note != UNSEEN)
     return Described(**described.__dict__ | {"normalizer": found, "notes": notes})

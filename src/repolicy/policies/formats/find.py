@@ -6,10 +6,11 @@ from typing import Any
 
 from repolicy.errors import FileError
 from repolicy.policies.formats import brax, cleanrl, onnx, rsl_rl, sb3, skrl, torchscript
-from repolicy.policies.formats.described import Described, Options
+from repolicy.policies.formats.described import Described
 from repolicy.policies.formats.layers import some
 from repolicy.policies.formats.shells import read_pickle
 from repolicy.policies.formats.torch_files import LEGACY_START, load, open_zip, read_bytes
+from repolicy.policies.options import Options
 
 KNOWN = (
     "Stable-Baselines3's and sb3-contrib's zips, checkpoints of rsl_rl, skrl and CleanRL, Brax's parameters, ONNX and "

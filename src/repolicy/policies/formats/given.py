@@ -8,8 +8,9 @@ import numpy as np
 
 from repolicy.errors import UsageError
 from repolicy.policies.formats import vecnormalize
-from repolicy.policies.formats.described import Linear, Normalizer, Options, Perceptron, Std
+from repolicy.policies.formats.described import Linear, Normalizer, Perceptron, Std
 from repolicy.policies.formats.layers import check_width
+from repolicy.policies.options import Options
 
 
 def tempered(network: Perceptron, options: Options, where: str) -> Perceptron:
@@ -42,11 +43,11 @@ def without_std(options: Options) -> tuple[str, ...]:
 
 def statistics(inside: Normalizer | None, width: int, options: Options, where: str) -> Normalizer | None:
     """The normalizer that a graph holds, or, where it holds none, the one that the user names."""
-    if options.normalizer is None or options.normalizer == "none":
+    if options.vecnormalize is None or options.vecnormalize == "none":
         return inside
     if inside is not None:
-        raise UsageError(f"{where} normalizes observations itself; leave --normalizer out")
-    given = vecnormalize.read(Path(options.normalizer))
+        raise UsageError(f"{where} normalizes observations itself; leave --vecnormalize out")
+    given = vecnormalize.read(Path(options.vecnormalize))
     check_width(width, given, where)
     return given
 

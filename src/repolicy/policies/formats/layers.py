@@ -8,16 +8,16 @@ import numpy as np
 
 from repolicy.errors import FileError, UsageError
 from repolicy.policies.formats.described import (
-    ACTIVATIONS,
     Array,
     CannotCopyError,
     Hidden,
     LayerNorm,
     Linear,
     Normalizer,
-    Options,
     Perceptron,
 )
+from repolicy.policies.network import ACTIVATIONS
+from repolicy.policies.options import Options
 
 Tensors = Mapping[str, Array]
 OTHER_NAMES = {"silu": "swish", "lrelu": "leaky_relu", "leakyrelu": "leaky_relu", "leaky-relu": "leaky_relu"}

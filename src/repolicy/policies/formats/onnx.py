@@ -13,10 +13,11 @@ import numpy as np
 
 from repolicy.errors import FileError, UsageError
 from repolicy.policies.formats.chain import Chain, Recognized, Step, joined, recognize
-from repolicy.policies.formats.described import Array, CannotCopyError, Described, Options, Std
+from repolicy.policies.formats.described import Array, CannotCopyError, Described, Std
 from repolicy.policies.formats.given import given_std, statistics, without_std
 from repolicy.policies.formats.layers import some
 from repolicy.policies.formats.torch_files import read_bytes
+from repolicy.policies.options import Options
 from repolicy.policies.spaces import ActionSpace
 
 ACTION_NAMES = ("actions", "action", "continuous_actions", "mean", "mu", "mean_actions", "output")

@@ -18,7 +18,6 @@ from repolicy.policies.formats.described import (
     Described,
     Linear,
     Normalizer,
-    Options,
     Perceptron,
     Std,
 )
@@ -34,6 +33,7 @@ from repolicy.policies.formats.layers import (
     some,
     tensors_of,
 )
+from repolicy.policies.options import Options
 from repolicy.policies.spaces import ActionSpace
 
 LIBRARY = "rsl_rl"
@@ -171,10 +171,10 @@ def _normalizer(
     kept: dict[str, Any], tensors: dict[str, Array], layout: Layout, options: Options, where: str
 ) -> tuple[Normalizer | None, list[str]]:
     """In the model since 3.0, beside it before; rsl_rl does not clip."""
-    if options.normalizer == "none":
+    if options.vecnormalize == "none":
         return None, ["observations are not normalized, as you asked for"]
-    if options.normalizer:
-        return vecnormalize.read(Path(options.normalizer)), []
+    if options.vecnormalize:
+        return vecnormalize.read(Path(options.vecnormalize)), []
     inside = below(tensors, layout.normalizer)
     found = inside or tensors_of(kept.get("obs_norm_state_dict") or {}, where)
     if not found:

@@ -24,7 +24,6 @@ from repolicy.policies.formats.described import (
     Hidden,
     Linear,
     Normalizer,
-    Options,
     Perceptron,
     Std,
 )
@@ -41,6 +40,7 @@ from repolicy.policies.formats.layers import (
 )
 from repolicy.policies.formats.shells import Name, Shell, read_pickle
 from repolicy.policies.formats.torch_files import entry, load, open_zip, read_bytes
+from repolicy.policies.options import Options
 from repolicy.policies.spaces import ActionSpace
 
 LIBRARY = "Stable-Baselines3"
@@ -342,9 +342,9 @@ def _actions(space: Any, where: str) -> tuple[ActionSpace, bool]:
 def _normalizer(path: Path, kept: Zip, options: Options) -> tuple[Normalizer | None, tuple[str, ...]]:
     """From the file that the user names, or where VecNormalize's files lie; missing if the policy needs one."""
     needed = _was_normalized(kept)
-    if options.normalizer == "none":
+    if options.vecnormalize == "none":
         return None, ("observations are not normalized, as you asked for",)
-    found = Path(options.normalizer) if options.normalizer else None
+    found = Path(options.vecnormalize) if options.vecnormalize else None
     if found is None and needed is not False:
         found = vecnormalize.beside(path)
     if found is not None:
@@ -353,7 +353,7 @@ def _normalizer(path: Path, kept: Zip, options: Options) -> tuple[Normalizer | N
     if needed:
         raise UsageError(
             f"{path} was trained with VecNormalize, and its statistics are not beside it: name their file with "
-            "--normalizer (or say none, and it will act badly)"
+            "--vecnormalize (or say none, and it will act badly)"
         )
     if needed is None:
         return None, ("the file does not tell whether VecNormalize was used, and no file of its is beside it",)

@@ -11,7 +11,7 @@ import numpy as np
 
 from repolicy.errors import FileError
 from repolicy.policies.formats import vecnormalize
-from repolicy.policies.formats.described import Array, CannotCopyError, Described, Hidden, Normalizer, Options, Std
+from repolicy.policies.formats.described import Array, CannotCopyError, Described, Hidden, Normalizer, Std
 from repolicy.policies.formats.given import agent_settings
 from repolicy.policies.formats.layers import (
     check_width,
@@ -23,6 +23,7 @@ from repolicy.policies.formats.layers import (
     some,
     tensors_of,
 )
+from repolicy.policies.options import Options
 from repolicy.policies.spaces import ActionSpace
 
 LIBRARY = "skrl"
@@ -70,10 +71,10 @@ def read(path: Path, kept: dict[str, Any], options: Options) -> Described:
 
 
 def _normalizer(kept: dict[str, Any], options: Options, where: str) -> tuple[Normalizer | None, list[str]]:
-    if options.normalizer == "none":
+    if options.vecnormalize == "none":
         return None, ["observations are not normalized, as you asked for"]
-    if options.normalizer:
-        return vecnormalize.read(Path(options.normalizer)), []
+    if options.vecnormalize:
+        return vecnormalize.read(Path(options.vecnormalize)), []
     for name in PREPROCESSORS:
         found: dict[str, Array] = tensors_of(kept.get(name) or {}, where)
         if "running_mean" in found and "running_variance" in found:
