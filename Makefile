@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 EXTRAS = dev,sb3,rsl-rl,llm,onnx
 
-.PHONY: demo test lint bench mutate paper docs results clean
+.PHONY: demo test lint bench mutate fuzz paper docs results clean
 
 demo: .venv/base  ## customise a shipped HalfCheetah: prior and result in a table, and in a report with films
 	$(BIN)/repolicy customize halfcheetah --addon hind_leg=10 --omega auto --kl-budget 2 --steps 3e5 --out runs/demo --resume
@@ -23,6 +23,9 @@ bench: .venv/full  ## the speed, beside the physics and beside peers
 
 mutate: .venv/full  ## break the mathematics on purpose: each break must be noticed by a test
 	$(BIN)/python benchmarks/mutate.py
+
+fuzz: .venv/full  ## damaged files and odd command lines: no traceback, no hang, no silently other policy
+	$(BIN)/python benchmarks/fuzz.py
 
 paper: .venv/full  ## the paper's tables, measured again: days; stop it at any time, and go on
 	nice -n 19 $(BIN)/python -m experiments.paper run --jobs 2

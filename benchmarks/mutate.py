@@ -29,7 +29,11 @@ class Mutant:
 OBJECTIVE, PPO, WORKER = "tests/test_objective.py", "tests/test_ppo.py", "tests/test_worker.py"
 POLICY = "tests/test_policy.py"
 DQN, SAC = "tests/rql/test_dqn.py", "tests/rql/test_sac.py"
-LLM = {name: f"tests/llm/test_{name}.py" for name in ("losses", "dpo", "cross_entropy", "grpo", "q_adapter")}
+LLM = {
+    name: f"tests/llm/test_{name}.py"
+    for name in ("losses", "dpo", "cross_entropy", "grpo", "q_adapter", "doors", "mixing", "budget", "before")
+}
+LLM["mixing"] = "tests/llm/test_dial.py"
 MUTANTS = [
     Mutant("objective.py", "entropy = -objective.alpha", "entropy = objective.alpha", OBJECTIVE, "sign of the entropy"),
     Mutant("objective.py", "prior = objective.omega *", "prior = -objective.omega *", OBJECTIVE, "sign of the prior"),
@@ -106,6 +110,15 @@ MUTANTS = [
     Mutant("llm/grpo.py", "self.beta = 0.0  # ... and", "self.beta = 1.0  # ... and", LLM["grpo"], "TRL's KL in the loss as well"),
     Mutant("llm/grpo.py", 'waiting["row"].argsort()', 'torch.arange(len(waiting["row"]))', LLM["grpo"], "groups mixed by TRL's shuffle"),
     Mutant("llm/rloo.py", "objective.omega - objective.alpha]", "objective.omega]", LLM["grpo"], "the recipe counts the prior twice"),
+    Mutant("llm/cross_entropy.py", "if not self.accelerator.sync_gradients:", "if False:", LLM["doors"], "the offset moves at every micro-batch"),
+    Mutant("llm/identity.py", "if not same:", "if False:", LLM["doors"], "a changed model's folder is its prior"),
+    Mutant("llm/identity.py", "if before != now:", "if False:", LLM["doors"], "a checkpoint resumed with another objective"),
+    Mutant("llm/mixing.py", "share = (other - target.omega)", "share = (target.omega - one)", LLM["mixing"], "the dial turns the wrong way"),
+    Mutant("llm/mixing.py", "share * anchor.alpha / target.alpha", "share", LLM["mixing"], "alpha has no part in the dial"),
+    Mutant("llm/mixing.py", "or not torch.equal(self.seen.to(ids.device), ids[:, :-1])", "", LLM["q_adapter"], "a cache of beams that changed places"),
+    Mutant("llm/budget.py", "newton = alpha * (wanted -", "newton = -alpha * (wanted -", LLM["budget"], "omega moves away from the budget"),
+    Mutant("llm/before.py", "(objective.alpha - objective.omega) * log_ratio", "objective.alpha * log_ratio", LLM["before"], "margins without the prior"),
+    Mutant("llm/grpo.py", "policy, self.model_wrapped = self.model_wrapped, self.ref_model", "policy = self.model_wrapped", LLM["grpo"], "the prior's share is the policy's"),
     Mutant("llm/q_adapter.py", "logits.float() - prior_logits", "logits.float()", LLM["q_adapter"], "Q_R is the adapter's whole logits"),
     Mutant("rql/dqn.py", "q = q + self.objective.omega", "q = q - self.objective.omega", DQN, "sign of the prior beside Q_R"),
     Mutant("rql/dqn.py", "return q / self.objective.alpha", "return q", DQN, "temperature dropped"),

@@ -1,95 +1,112 @@
-"""Training speed beside Stable-Baselines3 and rsl_rl: same machine, same run, in alternating slices.
+"""Training speed beside Stable-Baselines3 and rsl_rl: same machine, same minutes, in turns of two seconds.
 
     python benchmarks/peers.py --out results/peers.jsonl
 
-Every contender trains HalfCheetah-v4 with tanh 64-64 networks in a process of its own, warms up, and then says how many
-environment steps a second it did. The contenders take turns, round after round, because the machine's speed drifts.
-Each may use all cores in the way that its library does.
+Every contender trains HalfCheetah-v4 with tanh 64-64 networks in a process of its own, which stays alive: it works for
+two seconds, to the end of an iteration, and is then stopped (SIGSTOP) while the others have their turns. So the speed
+of a shared machine, which drifts, is the same for all. A row has the contender's median speed, and the median and the
+middle half of repolicy's speed divided by the contender's, turn by turn. Each may use all cores in its library's way.
 """
 
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 ENV = "HalfCheetah-v4"
+SECONDS = 2.0
 
 
-def ours(*options: str) -> float:
-    """Repolicy with one rank a core, evaluation and checkpoints included."""
-    words = ["-m", "repolicy", "bench", ENV, "--slices", "8", "--json", *options]
-    found = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
-    return float(json.loads(found.stdout)["training_steps_per_second"])
+class Turns:
+    """This process's side: it works while it has its turn, and says what it did."""
+
+    def __init__(self) -> None:
+        self._wait()
+
+    def did(self, steps: int) -> None:
+        """An iteration of so many steps is done; the turn ends here once its time is over."""
+        self._steps += steps
+        elapsed = time.perf_counter() - self._began
+        if elapsed >= SECONDS:
+            print(json.dumps([self._steps, elapsed]), file=sys.__stdout__, flush=True)
+            self._wait()
+
+    def _wait(self) -> None:
+        sys.stdin.readline()
+        self._steps, self._began = 0, time.perf_counter()
 
 
-def ours_same() -> float:
-    """Repolicy with the batch that the peers are given below: 64 environments, minibatches of 1024."""
-    return ours("--envs", "64", "--minibatch", "1024")
+# The contenders -------------------------------------------------------------------------------------------------------
 
 
-def sb3(**settings: Any) -> float:
-    """Stable-Baselines3's PPO."""
+def ours(turns: Turns, envs: int, minibatch: int) -> None:
+    """Repolicy with one rank a core; evaluations and checkpoints count."""
+    from repolicy.engine.defaults import defaults
+    from repolicy.engine.training import train
+    from repolicy.objective import soft
+
+    settings = replace(defaults(ENV), steps=10**10, envs=envs, minibatch=minibatch)
+
+    class Watcher:
+        def begin(self, *_: Any) -> None: ...
+        def write(self, metrics: dict[str, float]) -> None:
+            turns.did(settings.iteration_steps)
+
+        def say(self, sentence: str) -> None: ...
+        def close(self) -> None: ...
+
+    with tempfile.TemporaryDirectory() as folder:
+        train(ENV, soft(0.13472), Path(folder) / "run", settings, watchers=[Watcher()])
+
+
+def sb3(turns: Turns, n_envs: int = 1, **settings: Any) -> None:
+    """Stable-Baselines3's PPO, its environments in its own process: as processes of their own they are slower."""
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
 
-    count = settings.pop("n_envs", 1)
-    envs = make_vec_env(ENV, n_envs=count)
-    model = PPO(
-        "MlpPolicy",
-        envs,
-        policy_kwargs={"net_arch": [64, 64], "activation_fn": torch.nn.Tanh},
-        device="cpu",
-        **settings,
-    )
-    iteration = count * model.n_steps
-    return paced(lambda: model.learn(iteration, reset_num_timesteps=False), iteration)
+    network = {"net_arch": [64, 64], "activation_fn": torch.nn.Tanh}
+    model = PPO("MlpPolicy", make_vec_env(ENV, n_envs=n_envs), policy_kwargs=network, device="cpu", **settings)
+    while True:
+        model.learn(n_envs * model.n_steps, reset_num_timesteps=False)
+        turns.did(n_envs * model.n_steps)
 
 
-def sb3_same() -> float:
-    """Stable-Baselines3 with 32 environments, minibatches of 1024 and 5 epochs."""
-    return sb3(n_envs=32, n_steps=128, batch_size=1024, n_epochs=5)
-
-
-def sb3_large() -> float:
-    """Stable-Baselines3 with the batch that Repolicy takes by itself: 128 environments, minibatches of 2048."""
-    return sb3(n_envs=128, n_steps=64, batch_size=2048, n_epochs=5)
-
-
-def sb3_defaults() -> float:
-    """Stable-Baselines3 as it comes."""
-    return sb3()
-
-
-def rsl_rl() -> float:
-    """rsl_rl's PPO on 64 of EnvPool's environments, two threads, four minibatches of 1024 and 5 epochs."""
-    import contextlib
-
+def rsl_rl(turns: Turns, envs: int, threads: int, steps: int, minibatches: int) -> None:
+    """rsl_rl's PPO on EnvPool, 5 epochs."""
     from rsl_rl.runners import OnPolicyRunner
 
     network = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "tanh"}
     gaussian = {"class_name": "GaussianDistribution", "init_std": 1.0}
     config = {
-        "num_steps_per_env": 64,
+        "num_steps_per_env": steps,
         "save_interval": 10**9,
         "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
         "actor": network | {"obs_normalization": True, "distribution_cfg": gaussian},
         "critic": network | {"obs_normalization": True},
-        "algorithm": {"class_name": "PPO", "num_learning_epochs": 5, "num_mini_batches": 4},
+        "algorithm": {"class_name": "PPO", "num_learning_epochs": 5, "num_mini_batches": minibatches},
         "multi_gpu": None,
     }
-    with contextlib.redirect_stdout(open(os.devnull, "w")):
-        runner = OnPolicyRunner(pool_for_rsl_rl(64), config, log_dir=None, device="cpu")
-        return paced(lambda: runner.learn(1), 64 * 64)
+    if threads == 1:
+        import torch
+
+        torch.set_num_threads(1)
+    runner = OnPolicyRunner(pool_for_rsl_rl(envs, threads), config, log_dir=None, device="cpu")
+    while True:
+        runner.learn(1)
+        turns.did(envs * steps)
 
 
-def pool_for_rsl_rl(count: int) -> Any:
+def pool_for_rsl_rl(count: int, threads: int) -> Any:
     """EnvPool as the vector environment that rsl_rl drives."""
     import envpool
     import numpy as np
@@ -99,7 +116,7 @@ def pool_for_rsl_rl(count: int) -> Any:
 
     class Pool(VecEnv):
         def __init__(self) -> None:
-            self.pool = envpool.make(ENV, env_type="gymnasium", num_envs=count, num_threads=2, seed=0)
+            self.pool = envpool.make(ENV, env_type="gymnasium", num_envs=count, num_threads=threads, seed=0)
             self.num_envs, self.num_actions, self.max_episode_length = count, 6, 1000
             self.device, self.cfg = "cpu", {}
             self.episode_length_buf = torch.zeros(count, dtype=torch.long)
@@ -120,64 +137,104 @@ def pool_for_rsl_rl(count: int) -> Any:
     return Pool()
 
 
-def paced(iterate: Callable[[], Any], steps: int, seconds: float = 12.0) -> float:
-    """Steps a second of an iteration repeated for some seconds, after a warm-up."""
-    iterate()
-    done, began = 0, time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        iterate()
-        done += steps
-    return done / (time.perf_counter() - began)
-
-
-CONTENDERS: dict[str, Callable[[], float]] = {
-    "repolicy": ours,  # 128 environments, minibatches of 2048
-    "repolicy, minibatches of 1024": ours_same,
-    "stable-baselines3, minibatches of 1024": sb3_same,
-    "stable-baselines3, minibatches of 2048": sb3_large,
-    "stable-baselines3, defaults": sb3_defaults,
-    "rsl_rl on EnvPool, minibatches of 1024": rsl_rl,
+CONTENDERS: dict[str, Callable[[Turns], None]] = {
+    "repolicy": lambda turns: ours(turns, 128, 2048),
+    "repolicy, minibatches of 1024": lambda turns: ours(turns, 64, 1024),
+    "stable-baselines3, 128 environments, minibatches of 2048": lambda turns: sb3(
+        turns, n_envs=128, n_steps=64, batch_size=2048, n_epochs=5
+    ),
+    "stable-baselines3, 32 environments, minibatches of 1024": lambda turns: sb3(
+        turns, n_envs=32, n_steps=128, batch_size=1024, n_epochs=5
+    ),
+    "stable-baselines3, defaults": lambda turns: sb3(turns),
+    "rsl_rl on EnvPool, 256 environments, 1 thread, minibatches of 2048": lambda turns: rsl_rl(turns, 256, 1, 32, 4),
+    "rsl_rl on EnvPool, 64 environments, 2 threads, minibatches of 1024": lambda turns: rsl_rl(turns, 64, 2, 64, 4),
 }
+
+
+# Turns ----------------------------------------------------------------------------------------------------------------
+
+
+class Contender:
+    """A contender's process, with all that it started, as it is seen from here: stopped unless it has its turn."""
+
+    def __init__(self, name: str) -> None:
+        words = [sys.executable, __file__, "--contender", name]
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+
+    def turn(self) -> float:
+        """Steps a second of one turn."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._signal(signal.SIGCONT)
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        while line and not line.startswith("["):  # rsl_rl prints a table an iteration
+            line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a contender ended: {self._process.args}")
+        self._signal(signal.SIGSTOP)
+        steps, seconds = json.loads(line)
+        return float(steps / seconds)
+
+    def end(self) -> None:
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _signal(self, number: int) -> None:
+        for pid in family(self._process.pid):
+            os.kill(pid, number)
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that it started, by Linux's /proc."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(member for child in children for member in family(int(child)))]
+
+
+def spread(values: list[float]) -> list[float]:
+    """Median, and the middle half."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return [round(value, 2) for value in (middle, low, high)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, default=Path("results/peers.jsonl"))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--contender", choices=list(CONTENDERS), help="run just this one, once, and print its speed")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--contender", choices=list(CONTENDERS), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contender:
-        print(CONTENDERS[options.contender]())
+        turns = Turns()
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        CONTENDERS[options.contender](turns)
         return
+    contenders = {name: Contender(name) for name in CONTENDERS}
     speeds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    for _ in range(options.rounds):
-        for name, found in speeds.items():
-            words = [sys.executable, __file__, "--contender", name]
-            output = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-            found.append(float(output.split()[-1]))
-            print(f"{name:40s} {found[-1]:10,.0f} steps a second", flush=True)
-
-    def faster(which: str, found: list[float]) -> float:
-        """By how much that one is faster than what was found, in the same rounds."""
-        return statistics.median(a / b for a, b in zip(speeds[which], found, strict=True))
-
-    rows = [
-        {
-            "command": "python benchmarks/peers.py",
-            "env": ENV,
-            "contender": name,
-            "steps_per_second": found,
-            "median": statistics.median(found),
-            "repolicy_is_faster_by": faster("repolicy", found),
-            "repolicy_with_1024_is_faster_by": faster("repolicy, minibatches of 1024", found),
-        }
-        for name, found in speeds.items()
-    ]
-    options.out.parent.mkdir(exist_ok=True)
+    try:
+        for number in range(options.rounds + 1):
+            for name, contender in contenders.items():
+                speed = contender.turn()
+                if number:  # the first turn is a warm-up
+                    speeds[name].append(speed)
+            print(f"round {number} of {options.rounds}", flush=True)
+    finally:
+        for contender in contenders.values():
+            contender.end()
+    rows = []
+    for name, found in speeds.items():
+        row: dict[str, Any] = {"command": "python benchmarks/peers.py", "env": ENV, "contender": name}
+        row |= {"rounds": options.rounds, "steps_per_second": statistics.median(found)}
+        for mine in list(CONTENDERS)[:2]:
+            row[f"{mine} is faster by"] = spread([a / b for a, b in zip(speeds[mine], found, strict=True)])
+        rows.append(row)
+        factor, low, high = row["repolicy is faster by"]
+        speed = row["steps_per_second"]
+        print(f"{name:68s} {speed:8,.0f} steps a second; repolicy × {factor:.2f} ({low:.2f} – {high:.2f})")
     options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for row in rows:
-        factor = row["repolicy_is_faster_by"]
-        print(f"{row['contender']:40s} {row['median']:10,.0f} steps a second, repolicy × {factor:.1f}")
 
 
 if __name__ == "__main__":

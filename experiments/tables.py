@@ -89,7 +89,8 @@ def horizon() -> str:
 
 
 def customizing(detailed: bool = True) -> str:
-    """Means over seeds, of the last policies; in detail, each seed's total, and the best policies' too."""
+    """Means over seeds, of the last policies; in detail, all methods, each seed's total, and the best policies' too."""
+    methods = ("prior", *METHODS) if detailed else ("prior", "residual", "full")
     headings = ["prior, add-on", "method", "basic", "add-on", "metric", "**total**", "total, sampled"]
     headings += ["each seed's total", "best policy's total"] * detailed
     lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
@@ -97,8 +98,8 @@ def customizing(detailed: bool = True) -> str:
     for key, row in sorted(ledger("customizing.jsonl").items(), key=lambda item: item[0].rpartition("/")[2]):
         task_name, method, _ = key.split("/")
         found.setdefault((task_name, method), []).append(row)
-    for name, task in TASKS.items():
-        for method in [method for method in ("prior", *METHODS) if (name, method) in found]:
+    for name, task in TASKS.items() if detailed else [(name, TASKS[name]) for name in ("halfcheetah", "hopper", "ant")]:
+        for method in [method for method in methods if (name, method) in found]:
             runs = found[name, method]
 
             def average(which: str, part: str, digits: int = 0, runs: list[Row] = runs) -> str:
@@ -206,7 +207,7 @@ def distances(runs: list[Row]) -> str:
 def written(name: str) -> Callable[[], str]:
     """A page that a command wrote beside its results, without the sentence at its top."""
     page = RESULTS / "llm" / f"{name}.md"
-    return lambda: page.read_text().partition("\n\n")[2].strip() if page.exists() else ""
+    return lambda: page.read_text().partition("\n\n")[2].strip() if page.exists() else "Not measured yet."
 
 
 TABLES: Tables = {

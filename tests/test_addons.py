@@ -160,6 +160,7 @@ def test_a_bad_request_is_one_clear_sentence(request_: str, message: str) -> Non
         ("wrong_shape_addon", UsageError, r"returned shape \(3,\) for 6 transitions"),
         ("nan_addon", NumericError, "returned a number that is not finite"),
         ("failing_addon", UsageError, "failed: KeyError: 'speed'"),
+        ("quitting_addon", UsageError, r"failed: it called sys.exit\(0\)"),
     ],
 )
 def test_a_bad_function_is_one_clear_sentence(name: str, error: type[Exception], message: str) -> None:
@@ -179,6 +180,15 @@ def test_one_that_ships_is_refused_where_its_numbers_mean_something_else() -> No
         check_env(["hind_leg(joint=bshin)=2", "my.py:quiet"], env)
     with pytest.raises(UsageError, match="'hind_leg' reads the numbers of HalfCheetah, .* in Hopper-v4"):
         check_env(["my.py:quiet", "hind_leg=2"], "Hopper-v4")
+
+
+@pytest.mark.parametrize("option", ["exclude_current_positions_from_observation=false", "frame_stack=2"])
+def test_one_that_ships_is_refused_where_an_option_moves_its_numbers(option: str) -> None:
+    key = option.partition("=")[0]
+    with pytest.raises(UsageError, match=f"'hind_leg' reads a place in the observation that {key} moves"):
+        check_env(["hind_leg"], f"HalfCheetah-v4?reset_noise_scale=0.2&{option}")
+    check_env(["sideways"], f"Ant-v4?{option}")  # reads the info alone
+    check_env(["hind_leg"], "HalfCheetah-v4?exclude_current_positions_from_observation=true&frame_stack=1")
 
 
 def test_missing_info_is_named() -> None:

@@ -20,7 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from repolicy.engine.folder import RunFolder
+from repolicy.engine.request import Request
+from repolicy.engine.settings import Settings
 from repolicy.errors import FileError, UsageError
+from repolicy.objective import soft
 from repolicy.policies import storage
 from repolicy.policies.file import check_fingerprint, load_policy, read_policy, save_policy
 from repolicy.policies.moments import sums
@@ -326,7 +329,7 @@ def test_when_all_are_damaged_that_is_said(tmp_path: Path) -> None:
         folder.latest()
 
 
-REQUEST = {"env": "Ant-v4", "settings": {"steps": 100, "hidden": (64, 64)}, "addons": ["a"]}
+REQUEST = json.loads(json.dumps(Request("Ant-v4", soft(0.1), Settings(steps=100), ("a",)).as_dict()))
 
 
 @pytest.mark.parametrize(
@@ -345,8 +348,8 @@ def test_files_of_nobodys_run_are_not_written_over(tmp_path: Path, name: str) ->
 def test_a_run_that_was_killed_as_it_began_may_begin_again(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("a prior")
     (tmp_path / "prior.safetensors").write_text("a prior")
-    RunFolder(tmp_path).begin({"env": "any"}, {}, True, tmp_path / "elsewhere")
-    assert RunFolder(tmp_path).request() == {"env": "any"}
+    RunFolder(tmp_path).begin(REQUEST, {}, True, tmp_path / "elsewhere")
+    assert RunFolder(tmp_path).request() == REQUEST
 
 
 def test_a_folder_belongs_to_one_request(tmp_path: Path) -> None:
@@ -354,16 +357,16 @@ def test_a_folder_belongs_to_one_request(tmp_path: Path) -> None:
     assert folder.request() is None
     folder.begin(REQUEST, {"torch": "2"}, resume=False)
     folder.begin(REQUEST, {"torch": "3"}, resume=True)
-    assert folder.request() == json.loads(json.dumps(REQUEST))
+    assert folder.request() == REQUEST
     with pytest.raises(UsageError, match="holds a run already; add --resume to go on with it, or choose another --out"):
         folder.begin(REQUEST, {}, resume=False)
-    other = {"env": "Hopper-v4", "settings": {"steps": 200, "hidden": (64, 64)}, "addons": ["a"]}
+    other = Request("Hopper-v4", soft(0.1), Settings(steps=200), ("a",)).as_dict()
     with pytest.raises(
         UsageError,
         match="with other settings: env was Ant-v4 and is now Hopper-v4; steps was 100 and is now 200$",
     ):
         folder.begin(other, {}, resume=True)
-    assert folder.request() == json.loads(json.dumps(REQUEST))
+    assert folder.request() == REQUEST
 
 
 def test_a_damaged_request_is_named(tmp_path: Path) -> None:

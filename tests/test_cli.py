@@ -1,15 +1,23 @@
 """The command line as a stranger types it: one object for --json, one sentence and its exit code for a mistake."""
 
+import asyncio
 import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_envs import tiny
 
-from repolicy.cli.main import inspection
-from repolicy.cli.main import main as cli
+from repolicy.cli import inspection
+from repolicy.cli import main as cli
+from repolicy.cli.about import Addons
 from repolicy.cli.terminal import Terminal
+from repolicy.errors import RepolicyError
 from repolicy.objective import residual
 
 SMALL = ["--steps", "512", "--envs", "8", "--horizon", "16", "--minibatch", "64", "--segment", "2", "--ranks", "1"]
@@ -67,7 +75,7 @@ def test_train_evaluate_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     env = tiny("LinearQuadratic")
     trained = answered(capsys, "train", env, "--alpha", "0.1", *SMALL, "--out", "run")
     assert (trained["finished"], trained["steps"]) == (True, 512)
-    scored = answered(capsys, "evaluate", "run", "--episodes", "3")
+    scored = answered(capsys, "evaluate", "run", "--episodes", "3", "--trust")
     assert (scored["episodes"], scored["action"], scored["which"]) == (3, "mean", "best")
     assert len(json.loads(Path(scored["file"]).read_text())["each"]["basic_reward"]) == 3
     told = answered(capsys, "inspect", "run")
@@ -88,17 +96,20 @@ def test_a_run_is_resumed_by_its_folder_alone(capsys: pytest.CaptureFixture[str]
     env, wish = tiny("LinearQuadratic"), tiny("stay_near")
     answered(capsys, "train", env, "--alpha", "0.1", *SMALL, "--out", "prior")
     customised = ["--omega", "0.3", "--alpha", "0.2", "--addon", f"{wish}=2", "--sparse", "--no-report", *SMALL]
-    answered(capsys, "customize", "prior", *customised, "--out", "run")
-    again = cli._parsed("customize", ["prior", "--out", "run", "--resume"])
+    answered(capsys, "customize", "prior", *customised, "--env", env, "--out", "run")
+    again = cli._parsed("customize", ["prior", "--out", "run", "--resume", "--trust"])
     assert (again.wanted(), again.addon, again.sparse) == (residual(0.3, 0.2), (f"{wish}=2",), True)
-    assert answered(capsys, "customize", "prior", "--out", "run", "--resume", "--no-report")["finished"]
-    code, _, said = typed(capsys, "customize", "prior", "--out", "run", "--resume", "--omega", "0.4", "--no-report")
+    assert answered(capsys, "customize", "prior", "--out", "run", "--resume", "--trust", "--no-report")["finished"]
+    otherwise = ["--out", "run", "--resume", "--trust", "--omega", "0.4", "--no-report"]
+    code, _, said = typed(capsys, "customize", "prior", *otherwise)
     assert (code, "omega was 0.3 and is now 0.4" in said) == (2, True)
     held = ["--omega", "auto", "--alpha", "0.2", "--kl-budget", "1", "--addon", wish, "--no-report", *SMALL]
+    held += ["--env", env]
     answered(capsys, "customize", "prior", *held, "--out", "held")
-    assert answered(capsys, "customize", "prior", "--out", "held", "--resume", "--no-report")["finished"]
+    assert answered(capsys, "customize", "prior", "--out", "held", "--resume", "--trust", "--no-report")["finished"]
     for words in (["--omega", "0.2"], ["--objective", "kl"], ["--objective", "greedy"]):
         same = ["customize", "prior", *words, "--alpha", "0.2", "--addon", wish, "--no-report", *SMALL, "--resume"]
+        same += ["--env", env]
         for _ in range(2):  # the second time, it is resumed by the words that began it
             assert answered(capsys, *same, "--out", f"run{'-'.join(words)}")["finished"]
     answered(capsys, "train", env, "--objective", "end_entropy", "--alpha", "0.1", *SMALL)
@@ -115,13 +126,13 @@ def test_a_reward_that_nobody_knows_is_null(capsys: pytest.CaptureFixture[str]) 
 def test_an_add_on_that_lies_elsewhere_by_now_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     answered(capsys, "train", tiny("LinearQuadratic"), "--alpha", "0.1", *SMALL, "--out", "prior")
     Path("mine.py").write_text("def near(observations, actions, after, info):\n    return -after[:, 0] ** 2\n")
-    wanted = ["--addon", "mine.py:near", "--omega", "0.1", "--no-report", *SMALL, "--out", "run"]
+    wanted = ["--addon", "mine.py:near", "--trust", "--omega", "0.1", "--no-report", *SMALL, "--out", "run"]
     answered(capsys, "customize", "prior", *wanted)
     Path("mine.py").rename("yours.py")
-    code, _, said = typed(capsys, "evaluate", "run", "--episodes", "2")
+    code, _, said = typed(capsys, "evaluate", "run", "--episodes", "2", "--trust")
     assert code == 0
     assert "without the add-on of the policy's own: add-on 'mine.py:near': there is no file mine.py" in said
-    assert "mine.py" in refused(capsys, 2, "evaluate", "run", "--addon", "mine.py:near")
+    assert "mine.py" in refused(capsys, 2, "evaluate", "run", "--addon", "mine.py:near", "--trust")
 
 
 def test_a_policy_that_ships_is_evaluated_here_and_not_in_the_package(capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,3 +218,114 @@ def test_a_failure_is_one_sentence_and_1(capsys: pytest.CaptureFixture[str]) -> 
     again = ["train", tiny("LinearQuadratic"), "--alpha", "0.1", *SMALL, "--out", "run"]
     assert "--resume" in typed(capsys, *again)[2]
     assert "alpha" in typed(capsys, *again[:3], "0.2", *again[4:], "--resume")[2]
+
+
+# Nets -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (
+            "train Pendulum-v1 --step 3",
+            2,
+            "Unrecognized options: --step, 3; did you mean --steps?; repolicy train --help",
+        ),
+        ("train Pendulum-v1 --steps x", 2, "Error parsing --steps: invalid literal"),
+        ("train", 2, "Missing from repolicy train: ENV"),
+        ("evaluate {long}", 1, "File name too long: 'xxx"),
+        ("inspect {long}", 1, "xxx…xxx"),
+        ("customize {long} --addon a --omega 1", 1, "File name too long: 'xxx"),
+        ("train {long}.py:f --alpha 0.1", 1, "File name too long: 'xxx"),
+        ("train {long} --alpha 0.1", 2, "there is no environment 'xxx"),
+        ("train Pendulum-v1 --alpha 0.1 --out {long}", 1, "run's folder: File name too long"),
+        ("train Pendulum-v1 --settings {long}", 2, "settings file xxx"),
+        ("{long}", 2, "there is no command 'xxx"),
+        ("train Pendulum-v1 --alpha 0.1 --envs 1 --horizon 1", 2, "from one step there is nothing to learn"),
+        ("train {tiny}:QuitsAtOnce --alpha 0.1", 2, "QuitsAtOnce' cannot be made: it called sys.exit(0)"),
+        ("train {tiny}:Quits --alpha 0.1 --ranks 1 --no-report", 2, "Unrecognized options: --no-report"),
+        ("train {tiny}:Quits --alpha 0.1 --ranks 1", 1, "Quits' failed: it called sys.exit(0)"),
+        ("train {tiny}:OldReset --alpha 0.1", 1, "from reset, not (observation, info)"),
+        ("train {tiny}:NothingToSee --alpha 0.1", 2, "has an empty observation"),
+        ("train Pendulum-v1 --alpha 0.1 --patience 0", 2, "patience is 0.0"),
+        ("rql train {tiny}:QuitsAtOnce --alpha 0.1", 2, "QuitsAtOnce' cannot be made: it called sys.exit(0)"),
+        ("rql train {tiny}:Quits --alpha 0.1", 1, "the environment failed: it called sys.exit(0)"),
+    ],
+)
+def test_what_is_wrong_is_said_in_at_most_three_lines(
+    words: str, code: int, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, out, err = typed(capsys, *words.format(long="x" * 5000, tiny=Path(tiny("")).as_posix()[:-1]).split())
+    assert (found, out) == (code, ""), err
+    assert sentence in err
+    said = err[err.index("repolicy: ") :]
+    assert said.count("\n") <= 3
+    assert len(said) < 1500
+    assert "Traceback" not in err
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """A command that raises."""
+
+    def raises(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Addons, "run", raises)
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("no\nnumber"), asyncio.CancelledError(), GeneratorExit(), RecursionError("deep")]
+)
+def test_a_surprise_is_a_sentence_and_a_file(
+    error: BaseException, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    pretend(monkeypatch, error)
+    code, out, err = typed(capsys, "addons", "--json")
+    assert (code, out) == (1, "")
+    assert err.startswith(f"repolicy: unexpected {type(error).__name__}: ")
+    assert err.count("\n") == 2
+    assert "Traceback" not in err
+    [left] = tmp_path.iterdir()
+    assert str(left) in err
+    assert f"{type(error).__name__}" in left.read_text()
+    assert "in raises" in left.read_text()
+
+
+def test_a_command_that_is_ended_from_within_has_failed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, SystemExit(0))
+    assert "ended by the code that it ran: it called sys.exit(0)" in refused(capsys, 1, "addons", "--json")
+
+
+def test_control_characters_do_not_reach_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, RepolicyError("red \x1b[31m\a\nsecond\n\nthird\nfourth"))
+    assert typed(capsys, "addons")[2] == "repolicy: red  [31m \nsecond\nthird\n"
+
+
+def test_sigterm_is_ctrl_c(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(Addons, "run", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    assert refused(capsys, 130, "addons") == "repolicy: stopped\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_full_standard_output_is_said() -> None:
+    with open("/dev/full", "w") as full:
+        program = [sys.executable, "-m", "repolicy", "addons", "--json"]
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith("repolicy: standard output cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize("variables", [{"RANK": ""}, {"RANK": "1"}, {"RANK": "1", "WORLD_SIZE": "x"}])
+def test_variables_of_others_silence_nothing(
+    variables: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert "there is no environment" in refused(capsys, 2, "train", "Nope", "--alpha", "0.1")
+    assert answered(capsys, "addons")

@@ -12,6 +12,7 @@ import torch
 from experiments import campaign
 from experiments.pages import fill
 from experiments.paper import __main__ as paper
+from experiments.paper.report import page_tables, results_of
 from experiments.paper.runs import EVERY, OWN, TASKS, planned
 from experiments.tables import TABLES
 from repolicy import load_policy
@@ -57,17 +58,26 @@ def commands(page: str) -> list[str]:
     return [line for line in lines if line.startswith("python -m experiments.")]
 
 
-@pytest.mark.parametrize("line", commands("paper.md"))
-def test_the_commands_of_the_paper_page_run(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a ledger that has every run already, so that there is nothing to train."""
-    ledger, page = Ledger(tmp_path / "ledger.jsonl"), tmp_path / "paper.md"
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    """Of a campaign that is done."""
+    found = Ledger(tmp_path_factory.mktemp("done") / "ledger.jsonl")
     everything = [*planned(), *planned((*EVERY, *OWN, *TASKS))]
     for plan in {plan.key: plan for plan in everything}.values():
-        ledger.add(row(plan.key, 100.0 + plan.seed))
-        (tmp_path / f"{plan.task}.safetensors").touch()
+        found.add(row(plan.key, 100.0 + plan.seed))
+        (found.path.parent / f"{plan.task}.safetensors").touch()
+    return found
+
+
+@pytest.mark.parametrize("line", commands("paper.md"))
+def test_the_commands_of_the_paper_page_run(
+    line: str, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every run in the ledger already, so that there is nothing to train."""
+    page = tmp_path / "paper.md"
     page.write_text((DOCS / "paper.md").read_text())
     places = ["--ledger", str(ledger.path), "--page", str(page), "--html", str(tmp_path / "paper.html")]
-    places += ["--runs", str(tmp_path / "runs"), "--priors", str(tmp_path)]
+    places += ["--runs", str(tmp_path / "runs"), "--priors", str(ledger.path.parent)]
     monkeypatch.setattr(campaign, "work", lambda *jobs, **options: pytest.fail("there is nothing to train"))
     before = len(ledger.rows())
     monkeypatch.setattr(sys, "argv", ["paper", *line.split()[3:], *places])
@@ -79,3 +89,7 @@ def test_the_commands_of_the_paper_page_run(line: str, tmp_path: Path, monkeypat
 def test_tables_are_what_the_results_say() -> None:
     pages = [DOCS.parent / "README.md", *DOCS.glob("*.md")]
     assert not [page.name for page in pages if fill(page, TABLES, check=True)]
+    measured = DOCS.parent / "results" / "paper.jsonl"
+    assert not fill(DOCS / "paper.md", page_tables(results_of(measured, 5)), check=True), (
+        "python -m experiments.paper report"
+    )

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from tiny_envs import tiny
 
-from repolicy.envs.making import make_envs, making
-from repolicy.errors import RepolicyError, UsageError
+from repolicy.envs import making
+from repolicy.envs.making import make_envs
+from repolicy.envs.spaces import own_numbers
+from repolicy.errors import NumericError, RepolicyError, UsageError
 from repolicy.policies.spaces import ActionSpace
 
 envpool = pytest.importorskip("envpool")
@@ -152,7 +154,7 @@ def test_gymnasium_resets_only_what_ended() -> None:
     """Two environments, of which one is an episode ahead of the other."""
     batch: Any = make_envs(tiny("Counter"), 2, 0)
     batch.reset()
-    batch._envs.envs[1]._t = 1
+    batch._envs.envs[1].env._t = 1
     seen = [batch.step(np.zeros((2, 1), np.float32)) for _ in range(3)]
     assert [step.observations.tolist() for step in seen] == [
         [[1, 1], [1, 2]],
@@ -213,6 +215,28 @@ def test_one_choice(backend: Any) -> None:
     batch.close()
 
 
+@pytest.mark.parametrize(
+    ("actions", "stored", "sent"),
+    [
+        ("matrix", [-9.0, 1.0, 2.0, 3.0, 4.0, 9.0], 10.0),  # and not clipped
+        ("number", [2.5], 2.5),
+        ("double", [2.5, -1.0], 1.5),
+        ("choice", [2], 9.0),
+        ("choices", [1, 2], 6.0 - 2.0),
+        ("table", [0, 1, 2, 3], 10.0 + 6.0),
+    ],
+)
+def test_actions_have_the_numbers_and_the_shape_that_the_environment_asks_for(
+    actions: str, stored: list[float], sent: float
+) -> None:
+    batch = make_envs(tiny(f"Told?actions={actions}"), 2, 0)
+    batch.reset()
+    assert batch.actions.width == len(stored)
+    told = batch.step(np.array([stored, stored])).info["sum"]
+    assert told.tolist() == [sent, sent]
+    assert own_numbers(np.array([[stored]]), batch.actions).sum() == sent
+
+
 def test_bounds_are_known() -> None:
     for backend in ("envpool", "gymnasium"):
         batch = make_envs("Pendulum-v1", 1, 0, backend)  # type: ignore[arg-type]
@@ -226,7 +250,8 @@ def test_bounds_are_known() -> None:
     [
         ("OddObservations", "has observations of kind Discrete; Repolicy takes Box, and Dict made of Box"),
         ("OddActions", "has actions of kind Tuple.*; Repolicy takes Box, Discrete and MultiDiscrete"),
-        ("ShiftedActions", "has actions of kind Discrete"),
+        ("NothingToSee", "has an empty observation"),
+        ("NothingToDo", "has an empty action"),
     ],
 )
 def test_other_spaces_are_refused_by_name(name: str, message: str) -> None:
@@ -317,6 +342,8 @@ def test_without_envpool_gymnasium_steps_in(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("WrongShape", r"returns observations of shape \(1,\) from reset, but its observation space says \(3,\)"),
         ("WrongShapeLater", r"returns observations of shape \(2,\) from step, but its observation space says \(1,\)"),
+        ("OldReset", r"returns one ndarray from reset, not \(observation, info\)"),
+        ("OldStep", r"returns 4 things from step, not \(observation, reward, terminated, truncated, info\)"),
         ("RewardOfMany", r"returns a reward of shape \(2,\), not one number"),
     ],
 )
@@ -331,4 +358,35 @@ def test_an_environment_that_fails_is_one_sentence() -> None:
     for _ in range(10):
         batch.step(np.zeros((2, 1), np.float32))
     with pytest.raises(RepolicyError, match="Raises' failed: ValueError: the motor is on fire"):
+        batch.step(np.zeros((2, 1), np.float32))
+
+
+def test_an_environment_that_ends_the_program_is_a_failure() -> None:
+    with pytest.raises(UsageError, match=r"QuitsAtOnce' cannot be made: it called sys.exit\(0\)"):
+        make_envs(tiny("QuitsAtOnce"), 2, 0)
+    batch = make_envs(tiny("Quits"), 2, 0)
+    batch.reset()
+    for _ in range(2):
+        batch.step(np.zeros((2, 1), np.float32))
+    with pytest.raises(RepolicyError, match=r"Quits' failed: it called sys.exit\(0\)"):
+        batch.step(np.zeros((2, 1), np.float32))
+
+
+@pytest.mark.parametrize("reward", ["string", "complex", "masked", "none", "array"])
+def test_a_reward_that_is_no_real_number_is_refused_by_name(reward: str) -> None:
+    batch = make_envs(tiny(f"OddReward?reward={reward}"), 1, 0)
+    batch.reset()
+    found = [batch.step(np.zeros((1, 1), np.float32)).rewards[0]]
+    if reward == "array":  # of no dimension: a number
+        found.append(batch.step(np.zeros((1, 1), np.float32)).rewards[0])
+        assert found == [1.0, 2.0]
+        return
+    with pytest.raises(RepolicyError, match="OddReward.* returns the reward .*, which is no real number"):
+        batch.step(np.zeros((1, 1), np.float32))
+
+
+def test_an_episode_that_ends_in_infinity_is_refused_by_name() -> None:
+    batch = make_envs(tiny("EndsInInfinity"), 2, 0)
+    batch.reset()
+    with pytest.raises(NumericError, match="environment 0 of .*EndsInInfinity' ended an episode in an observation"):
         batch.step(np.zeros((2, 1), np.float32))

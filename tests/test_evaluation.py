@@ -8,9 +8,10 @@ import pytest
 import torch
 from tiny_envs import tiny
 
+from repolicy.envs import evaluation
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import evaluate, run_episodes
-from repolicy.envs.making import evaluation, make_envs
+from repolicy.envs.making import make_envs
 from repolicy.errors import NumericError, UsageError
 from repolicy.policies.file import load_policy
 from repolicy.policies.policy import Policy, PolicySpec, frozen

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from repolicy.cli.main import main as cli
+from repolicy.cli import main as cli
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.policies import export as module
 from repolicy.policies.export import export

@@ -7,13 +7,13 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 
-from repolicy.cli.main import main as cli
+from repolicy.cli import main as cli
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.spaces import ActionSpace
+from repolicy.report import film
 from repolicy.report.film import Shot, films
-from repolicy.report.run import film
 
 ENV = "InvertedPendulum-v5"
 

@@ -84,6 +84,37 @@ def test_a_rank_that_is_killed_is_missed() -> None:
         sum_with("import os; os.kill(os.getpid(), 9)")
 
 
+def test_a_rank_that_ends_as_if_all_were_well_is_missed() -> None:
+    with pytest.raises(RepolicyError, match=r"^rank 1 ended \(exit code 0\): it said nothing$"):
+        sum_with("import sys; sys.exit(0)")
+
+
+def test_a_rank_that_fails_after_the_last_sum_is_missed() -> None:
+    with pytest.raises(RepolicyError, match=r"^rank 1 ended \(exit code 1\): the end is bad$"):
+        sum_with("from rank_programs import *; joined().sum(torch.ones(3)); sys.exit('the end is bad')")
+
+
+def test_what_another_rank_wants_to_be_said_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    say = "print('only a warning', file=sys.stderr); print('repolicy: it hängs', file=sys.stderr)"
+    with ranks.launched(2, program(f"from rank_programs import *; {say}; joined().sum(torch.ones(1))")) as team:
+        team.sum(torch.ones(1))
+        for _ in range(2):
+            team._watch._pass_on()  # type: ignore[attr-defined]
+    assert capsys.readouterr().err == "repolicy: it hängs\n"
+
+
+def test_signals_are_for_the_first_rank() -> None:
+    """A batch system sends SIGTERM to every process of a job; programs that an environment starts obey it."""
+    code = """
+import os, signal, subprocess; from rank_programs import *
+os.kill(os.getpid(), signal.SIGTERM); os.kill(os.getpid(), signal.SIGINT)
+other = subprocess.Popen(["sleep", "600"]); other.terminate()
+joined().sum(torch.full((1,), float(other.wait())))
+"""
+    with ranks.launched(2, program(code)) as team:
+        assert team.sum(torch.zeros(1)).tolist() == [-signal.SIGTERM]
+
+
 def test_the_others_go_when_the_first_one_fails() -> None:
     team_of_children: list[subprocess.Popen[bytes]] = []
 
@@ -97,13 +128,17 @@ def test_the_others_go_when_the_first_one_fails() -> None:
     assert [child.poll() for child in team_of_children] == [-signal.SIGKILL]
 
 
-@pytest.mark.parametrize("joins", ["before", "after"])
-def test_no_rank_outlives_the_first_one(tmp_path: Path, joins: str) -> None:
-    """Kill the first rank: the second one, waiting for a sum, must notice and end, also where it joins only then."""
+@pytest.mark.parametrize("waits", ["before it joins", "for a sum", "for ever"])
+def test_no_rank_outlives_the_first_one(tmp_path: Path, waits: str) -> None:
+    """Kill the first rank: the second one must end, whatever it is doing: importing, adding up, or hanging."""
     note = tmp_path / "process"
     tell = f"open({str(note)!r}, 'w').write(str(os.getpid()) + ' ')"
-    order = ["team = joined()", tell] if joins == "before" else [tell, "time.sleep(1.0)", "team = joined()"]
-    waiting = "\n".join(["import os, time; from rank_programs import *", *order, "team.sum(torch.ones(1))"])
+    order = {
+        "before it joins": [tell, "time.sleep(1.0)", "joined().sum(torch.ones(1))"],
+        "for a sum": ["team = joined()", tell, "team.sum(torch.ones(1))"],
+        "for ever": ["joined()", tell, "time.sleep(600)"],
+    }
+    waiting = "\n".join(["import os, time; from rank_programs import *", *order[waits]])
     code = (
         f"import time; from repolicy.engine import ranks\nwith ranks.launched(2, {program(waiting)!r}): time.sleep(600)"
     )

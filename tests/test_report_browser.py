@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from repolicy.cli.main import main as cli
+from repolicy.cli import main as cli
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.spaces import ActionSpace
-from repolicy.report.run import run as report
+from repolicy.report import run as report
 
 SETTINGS = {"steps": 512, "envs": 8, "horizon": 32, "minibatch": 256, "segment": 2, "evaluation_episodes": 2}
 

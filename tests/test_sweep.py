@@ -5,11 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from repolicy.engine.request import Request
 from repolicy.engine.settings import Settings
 from repolicy.envs.evaluation import Evaluation
 from repolicy.errors import FileError, UsageError
 from repolicy.many.sweep import checked, sweep
 from repolicy.many.tradeoff import Found, Point, knee
+from repolicy.objective import soft
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.spaces import ActionSpace
@@ -118,7 +120,7 @@ def test_a_folder_in_use_is_left_as_it_is(prior: Path, tmp_path: Path) -> None:
 
 
 def test_a_runs_folder_is_no_sweeps_folder(prior: Path, tmp_path: Path) -> None:
-    write_json(tmp_path / "run" / "run.json", {"request": {}})
+    write_json(tmp_path / "run" / "run.json", {"request": Request("Hopper-v4", soft(0.1), Settings()).as_dict()})
     with pytest.raises(UsageError, match="holds a run, not a sweep"):
         refused(prior, tmp_path / "run")
 

@@ -114,13 +114,16 @@ class AtIteration:
     def close(self) -> None: ...
 
 
-def test_ctrl_c_stops_after_the_iteration_and_the_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_after_the_iteration_and_the_run_goes_on_to_the_same_bits(
+    tmp_path: Path, sent: signal.Signals
+) -> None:
     small(tmp_path / "whole")
-    before = signal.getsignal(signal.SIGINT)  # a shell's background jobs ignore it
-    ctrl_c = AtIteration(10, lambda: os.kill(os.getpid(), signal.SIGINT))
-    stopped = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SMALL, watchers=[ctrl_c])
+    before = signal.getsignal(sent)  # a shell's background jobs ignore Ctrl-C
+    stop = AtIteration(10, lambda: os.kill(os.getpid(), sent))
+    stopped = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SMALL, watchers=[stop])
     assert (stopped.finished, stopped.steps) == (False, 11 * SMALL.iteration_steps)
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(sent) is before
     assert small(tmp_path / "run", resume=True).finished
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
 
@@ -285,6 +288,13 @@ def test_numbers_that_are_not_finite_stop_the_run_and_leave_evidence(tmp_path: P
     if env == "NanReward":
         assert left["basic"].isnan().all()
     assert inspect(tmp_path / "run" / "failure-rank0.safetensors")["kind"] == "failure"
+
+
+@pytest.mark.parametrize("ranks", [1, 2] if shares_memory() else [1])
+def test_an_environment_that_ends_the_program_ends_the_run_as_a_failure(tmp_path: Path, ranks: int) -> None:
+    settings = replace(SMALL, ranks=ranks)
+    with pytest.raises(RepolicyError, match=r"Quits' failed: it called sys.exit\(0\)"):
+        train(tiny("Quits"), soft(0.1), tmp_path / "run", settings)
 
 
 def test_an_environment_that_raises_is_reported_in_its_own_words(tmp_path: Path) -> None:

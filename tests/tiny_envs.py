@@ -1,5 +1,7 @@
 """Environments small enough to know everything about, and add-ons for them. Tests name them by `tiny("Name")`."""
 
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -169,10 +171,6 @@ class OddActions(Endless):
     action_space = spaces.Tuple([spaces.Discrete(2)])
 
 
-class ShiftedActions(Endless):
-    action_space = spaces.Discrete(3, start=1)
-
-
 class OddObservations(Endless):
     observation_space = spaces.Discrete(4)
 
@@ -265,3 +263,111 @@ def nan_addon(observations: Any, actions: Any, next_observations: Any, info: Any
 
 def failing_addon(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
     raise KeyError("speed")
+
+
+class Quits(Endless):
+    """Ends the program in the third step of an episode, as if all were well."""
+
+    def reset(self, **options: Any) -> Any:
+        self._steps = 0
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        if self._steps > 2:
+            sys.exit(0)
+        return super().step(action)
+
+
+class QuitsAtOnce(Endless):
+    def __init__(self) -> None:
+        sys.exit(0)
+
+
+def quitting_addon(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
+    sys.exit(0)
+
+
+class OldReset(Endless):
+    def reset(self, **options: Any) -> Any:
+        return super().reset(**options)[0]
+
+
+class OldStep(Endless):
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, info
+
+
+class NothingToSee(Endless):
+    observation_space = spaces.Box(-1.0, 1.0, (0,), np.float32)
+
+
+class NothingToDo(Endless):
+    action_space = spaces.Box(-1.0, 1.0, (0,), np.float32)
+
+
+class OddReward(Endless):
+    """Pays `reward` from the third step on."""
+
+    def __init__(self, reward: str) -> None:
+        self._reward = {
+            "string": "1.0", "complex": 1.0 + 2.0j, "masked": np.ma.masked, "none": None, "array": np.array(2.0)
+        }[reward]  # fmt: skip
+        self._steps = 0
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        observation, reward, *rest = super().step(action)
+        return observation, self._reward if self._steps > 2 else reward, *rest
+
+
+class EndsInInfinity(Endless):
+    def step(self, action: Any) -> Any:
+        return np.array([np.inf], np.float32), 1.0, True, False, {}
+
+
+# What is sent to an environment ---------------------------------------------------------------------------------------
+
+ACTIONS = {
+    "matrix": spaces.Box(-3.0, 5.0, (2, 3), np.float32),
+    "number": spaces.Box(-3.0, 5.0, (), np.float32),
+    "double": spaces.Box(-3.0, 5.0, (2,), np.float64),
+    "choice": spaces.Discrete(3, start=7),
+    "choices": spaces.MultiDiscrete([2, 3], start=[5, -4]),
+    "table": spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 2], [3, 4]]),
+}
+
+
+class Told(Endless):
+    """Takes nothing but actions of its own space in shape and type, and tells their sum."""
+
+    def __init__(self, actions: str) -> None:
+        self.action_space = ACTIONS[actions]
+
+    def step(self, action: Any) -> Any:
+        assert np.shape(action) == self.action_space.shape, np.shape(action)
+        assert np.asarray(action).dtype == self.action_space.dtype, np.asarray(action).dtype
+        if not isinstance(self.action_space, spaces.Box):
+            assert self.action_space.contains(action), action
+        observation, reward, terminated, truncated, _ = super().step(action)
+        return observation, reward, terminated, truncated, {"sum": float(np.sum(action))}
+
+
+def was_told(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
+    """Refuses actions other than those which the environment got."""
+    np.testing.assert_allclose(actions.sum(-1), info["sum"], rtol=1e-5, atol=1e-5)
+    return next_observations[:, 0]
+
+
+class HangsInRank(Endless):
+    """Hangs in its fifth step where the process is rank 1 of a run, or wherever `anywhere`."""
+
+    def __init__(self, anywhere: bool = False) -> None:
+        self._hangs, self._steps = anywhere or "follow()" in " ".join(sys.orig_argv), 0
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        if self._steps > 4 and self._hangs:
+            time.sleep(600)
+        return super().step(action)

@@ -145,6 +145,18 @@ def tables(toy: Toy, model: Any) -> Tensor:
     return table.cpu()
 
 
+def next_token(toy: Toy, log_probs: Tensor) -> Tensor:
+    """From log p(response) `[N]` to log p(next token) after each prefix of each sentence, as in `tables`."""
+    base = len(toy.letters)
+    blocks = list(log_probs.exp().split([base**k for k in range(toy.length + 1)] + [base ** (toy.length + 1)]))
+    begun, table = blocks.pop(), []  # the chance to begin with each string of k + 1 letters
+    for k in reversed(range(toy.length + 1)):
+        after = torch.cat([blocks[k].unsqueeze(1), begun.view(-1, base)], dim=1)
+        begun = after.sum(1)
+        table.append((after / begun.unsqueeze(1)).repeat_interleave(base ** (toy.length - k), 0))
+    return torch.stack(table[::-1], dim=1).clamp(min=1e-300).log()
+
+
 def policy_log_probs(toy: Toy, model: Any) -> Tensor:
     """log p(response) of a causal language model, for every response `[N]`."""
     return toy.response_log_probs(tables(toy, model))

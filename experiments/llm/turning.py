@@ -9,11 +9,11 @@ import torch
 
 from experiments.llm.frontier import WORLDS
 from experiments.llm.records import Job, command_line, done, prepare, run_missing
-from experiments.llm.toy import Toy, make_prior, measure, new_model, optimum, tables
+from experiments.llm.toy import Toy, make_prior, measure, new_model, next_token, optimum, tables
 from repolicy.errors import UsageError
 from repolicy.objective import Objective, residual
 
-KINDS = ("one anchor", "two anchors")
+KINDS = ("one anchor", "two anchors")  # each between exact policies, and between trained ones
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def turning(options: Dial) -> list[dict[str, Any]]:
     common = {"alpha": options.alpha, "steps": options.steps, "omegas": list(options.omegas)}
     jobs: list[Job] = [
         {"kind": kind, "anchors": list(anchors), "seed": seed, **common}
-        for seed in range(options.seeds)
+        for seed in (None, *range(options.seeds))
         for kind, anchors in zip(KINDS, ((options.single,), options.anchors), strict=True)
     ]
     jobs.append({"kind": "cost"})
@@ -82,12 +82,15 @@ def run_job(job: Job, options: Dial) -> dict[str, Any]:
     folder = options.priors / "standard"
     make_prior(toy, folder, pretraining)
     objectives = [residual(omega, job["alpha"]) for omega in job["anchors"]]
-    models = [
-        toy_training.online_model(toy, folder, objective, steps=job["steps"], seed=job["seed"])
-        for objective in objectives
-    ]
-    prior, *tuned = (tables(toy, model) for model in (toy_training.load(folder)[0], *models))
+    prior = tables(toy, toy_training.load(folder)[0])
     log_prior = toy.response_log_probs(prior)
+
+    def anchor(objective: Objective) -> Any:
+        if job["seed"] is None:
+            return next_token(toy, optimum(objective, log_prior, toy.rewards))
+        return tables(toy, toy_training.online_model(toy, folder, objective, steps=job["steps"], seed=job["seed"]))
+
+    tuned = [anchor(objective) for objective in objectives]
     return {
         "after": [
             asdict(turned(toy, residual(omega, job["alpha"]), objectives, log_prior, [prior, *tuned]))
@@ -135,18 +138,26 @@ def cost(tokens: int = 64, rows: int = 16, rounds: int = 5) -> dict[str, float]:
 
 def table(records: list[dict[str, Any]]) -> str:
     """KL to the exact optimum: a row for each omega, a number for each seed."""
-    runs = {kind: [r for r in records if r["job"]["kind"] == kind] for kind in KINDS}
+    runs = {
+        f"{kind}{', exact' if exact else ', trained'}": [
+            r for r in records if r["job"]["kind"] == kind and (r["job"]["seed"] is None) == exact
+        ]
+        for exact in (True, False)
+        for kind in KINDS
+    }
     first = next(r for found in runs.values() for r in found)
     names = [
         f"{kind}: {', '.join(f'{o:g}' for o in found[0]['job']['anchors'])}" for kind, found in runs.items() if found
     ]
     lines = [
-        "Made by `python -m experiments.llm dial`. KL to the exact optimum, in nats, one number a seed.\n",
+        "Made by `python -m experiments.llm dial`. KL to the exact optimum, in nats; a number a seed where trained.\n",
         f"| omega | {' | '.join(names)} |",
         "|---|" + "---|" * len(names),
     ]
     for i, omega in enumerate(first["job"]["omegas"]):
-        cells = [", ".join(f"{run['after'][i]['kl']:.3f}" for run in found) for found in runs.values() if found]
+        cells = [
+            ", ".join(f"{max(run['after'][i]['kl'], 0.0):.3f}" for run in found) for found in runs.values() if found
+        ]
         lines.append(f"| {omega:g} | {' | '.join(cells)} |")
     for r in records:
         if r["job"]["kind"] == "cost":

@@ -48,7 +48,7 @@ CLAIMS = (
     ),
     Claim("a global std beats one that depends on the state", "soft", "soft_state_std", "basic_reward", ALL),
     Claim(
-        "the same of the best seeds", "soft", "soft_state_std", "basic_reward", ALL, whose="best seed"
+        "a global std beats it in the best seed too", "soft", "soft_state_std", "basic_reward", ALL, whose="best seed"
     ),
     Claim("Residual gains on the prior's add-on reward", "residual", "prior", "addon_reward", ALL),
     Claim(

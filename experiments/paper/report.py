@@ -19,6 +19,13 @@ NOTE = (
 )
 
 
+CURVES = (
+    "Episodes of training, with sampled actions: the interquartile mean over seeds, and its 95 % stratified bootstrap "
+    "interval as a band. A line that leaves the chart below has lost everything."
+)
+WIDE = "<style>main { max-width: 1560px; } td:first-child { white-space: normal; min-width: 12ch; }</style>"
+
+
 def results_of(path: Path, seeds: int) -> Results:
     found = Results(Ledger(path).by_key(), seeds)
     if not found.rows:
@@ -52,14 +59,13 @@ def document(results: Results) -> str:
     absent = "".join(f"<li>{escape(line.removeprefix('- '))}</li>" for line in tables.missing(results).splitlines())
     better = "The share of pairs of seeds in which the first is better is the probability of improvement."
     parts = [
+        WIDE,
         page.section("What is here, and what is missing", f"<ul>{absent}</ul>"),
         page.section("The paper's claims", page.table(*tables.claims(results)), note=better),
         page.section("Table 2: customizing", page.table(*tables.customizing(results)), note=NOTE),
         page.section("Table 1: entropy", page.table(*tables.learning(results, "table1")), note=NOTE),
         page.section("Table 5: the std", page.table(*tables.learning(results, "table5")), note=NOTE),
-        page.section(
-            "While they learnt", page.charts(figures(results)), note="Sampled actions of training; see below."
-        ),
+        page.section("While they learnt", f'<div class="charts pair">{"".join(figures(results))}</div>', note=CURVES),
         page.section("Beside the paper's averages", page.table(*tables.aims(results))),
         page.section("Last and best policy, mean and sampled actions", page.table(*tables.ways(results))),
         page.section("What the paper does not have", page.table(*tables.beyond(results))),

@@ -6,6 +6,9 @@ RepolicyError        something failed; the message is one sentence for a person 
 └── NumericError     a quantity stopped being finite, or broke an invariant
 """
 
+import contextlib
+from collections.abc import Iterator
+
 
 class RepolicyError(Exception):
     """Base of every error that Repolicy raises on purpose."""
@@ -25,3 +28,21 @@ class FileError(RepolicyError):
 
 class NumericError(RepolicyError):
     """A number that must be finite, or an equality that must hold, is not."""
+
+
+@contextlib.contextmanager
+def in_one_sentence(what: str, kind: type[RepolicyError] = RepolicyError) -> Iterator[None]:
+    """Around code that is not ours: whatever ends it early, `sys.exit(0)` too, is a failure. Ctrl-C stays Ctrl-C."""
+    try:
+        yield
+    except (RepolicyError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise kind(f"{what}: {described(error)}") from error
+
+
+def described(error: BaseException) -> str:
+    """What an exception says, on one line."""
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({error.code!r})"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,15 +1,22 @@
-"""Objects named by text (`module:name`, `file.py:name`), and the nearest names to one that is unknown."""
+"""Text from outside: objects that it names (`module:name`, `file.py:name`), JSON, and what a terminal may be shown.
+
+A name comes from the user, who typed it or wrote it in Python, or out of a file. What the user names is imported. What
+a file names is imported only where it is registered, or where the user says that they trust the file: `confirm` is that
+rule, and whatever takes a name out of a file asks it first.
+"""
 
 import difflib
 import importlib
 import importlib.util
+import json
 import re
+import stat
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from repolicy.errors import UsageError
+from repolicy.errors import FileError, UsageError, in_one_sentence
 
 
 def load_object(reference: str, what: str) -> Any:
@@ -19,15 +26,76 @@ def load_object(reference: str, what: str) -> Any:
         raise UsageError(f"{what} {reference!r} is not of the form module:name or file.py:name")
     if source.endswith(".py") and not Path(source).is_file():
         raise UsageError(f"{what} {reference!r}: there is no file {source}")
-    try:
+    with in_one_sentence(f"{what} {reference!r} cannot be imported", UsageError):
         module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
-    except (Exception, SystemExit) as error:
-        raise UsageError(f"{what} {reference!r} cannot be imported: {type(error).__name__}: {error}") from error
     try:
         return getattr(module, name)
     except AttributeError:
         public = [key for key in vars(module) if not key.startswith("_")]
         raise UsageError(f"{what} {reference!r}: {source} has no {name!r}{nearest(name, public)}") from None
+
+
+# The package's own environments and add-on, which policies of Residual Q-learning name in their files.
+OWN = frozenset(f"repolicy.rql.tasks:{name}" for name in ("CartPole", "MountainCar", "Highway", "Parking", "addon"))
+
+
+TYPE_IT = "if you trust it, add --trust, or type the name yourself with --{option} (in Python, {option}=...)"
+
+
+def confirm(names: Iterable[str], path: Path | str, option: str, trust: bool = False, remedy: str = TYPE_IT) -> None:
+    """Refuse names out of the file `path` that stand for code, unless the user trusts the file.
+
+    `option` is where the user may name them instead.
+    """
+    code = [] if trust else [name for name in names if _may_run_code(name)]
+    if code:
+        raise UsageError(
+            f"{path} names code that would be run: {' and '.join(printable(name, 200) for name in code)}; "
+            f"{remedy.format(option=option)}"
+        )
+
+
+def _may_run_code(name: str) -> bool:
+    """Whether a name is more than a registered one with numbers as its options: a text could be a path to a file."""
+    plain, _, options = name.partition("?")
+    values = [option.partition("=")[2] for option in options.split("&")] if options else []
+    return (":" in plain and plain not in OWN) or not all(_PLAIN.fullmatch(value) for value in values)
+
+
+_PLAIN = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?|true|false|null")
+
+
+def printable(text: str, longest: int = 600) -> str:
+    """Text that came from outside, for a terminal: no control characters, no line breaks, no more than fits."""
+    shown = "".join(character if character.isprintable() else _escaped(character) for character in text[: 2 * longest])
+    if len(text) <= 2 * longest and len(shown) <= longest:
+        return shown
+    end = "".join(character if character.isprintable() else _escaped(character) for character in text[-longest // 3 :])
+    return f"{shown[: longest // 2]} … {end[-longest // 3 :]}"
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; a file that is none, or is nested too deep to be read, is one sentence."""
+    try:
+        return json.loads(content(path))
+    except RecursionError:
+        raise FileError(f"{path} cannot be read: it is nested too deep") from None
+    except ValueError as error:
+        raise FileError(f"{path} cannot be read: it is not JSON: {error}") from None
+
+
+def content(path: Path) -> bytes:
+    """What a regular file holds. (A pipe could be waited for without end, and /dev/zero read.)"""
+    try:
+        if stat.S_ISREG(path.stat().st_mode):
+            return path.read_bytes()
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from None
+    raise FileError(f"{path} cannot be read: it is no file")
 
 
 def as_file_name(reference: str) -> str:

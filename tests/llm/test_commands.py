@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.llm.toy import Toy, measure, policy_log_probs
-from repolicy.cli.main import main as cli
+from repolicy.cli import main as cli
 from repolicy.llm import DecomposedDPOConfig, DecomposedDPOTrainer
 from repolicy.llm.identity import checksum
 from repolicy.objective import residual

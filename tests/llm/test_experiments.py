@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("trl", reason="the extra `llm` is not installed")
 
-from experiments.llm import frontier, gradients, labels, overhead, spelling
+from experiments.llm import budgets, frontier, gradients, labels, overhead, sharp, spelling, turning
 from experiments.llm.__main__ import main
 from experiments.llm.records import command_line, read_records, run_missing
 from repolicy.errors import FileError, UsageError
@@ -123,6 +123,28 @@ def test_whole_experiments_in_little(
         *("frontier.jsonl", "frontier.md", "frontier.png", "labels.jsonl", "labels.md", "labels.png"),
         *("spelling.jsonl", "spelling.md"),
     }
+
+
+def test_later_experiments_in_little(
+    toy: Any, prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in (sharp, turning, budgets):
+        monkeypatch.setattr(module, "WORLDS", {"standard": (toy, 1)})
+    whole = turning.cost
+    monkeypatch.setattr(turning, "cost", lambda: whole(tokens=2, rows=1, rounds=1))
+    shutil.copytree(prior, tmp_path / "priors" / "standard")
+    common = ["--output", str(tmp_path / "out"), "--priors", str(tmp_path / "priors"), "--seeds", "1", "--json"]
+    for words, runs in (
+        (["sharp", *common, "--steps", "2", "--samples", "4", "--omegas", "0.6"], 3),
+        (["dial", *common, "--steps", "1", "--omegas", "0.2", "0.3"], 5),
+        (["budget", *common, "--steps", "2", "--samples", "4", "--drawn", "8", "--starts", "0.1"], 2),
+    ):
+        main(words)
+        found = json.loads(capsys.readouterr().out)
+        assert len(found["records"]) == runs
+        assert Path(found["table"]).read_text().count("\n|") >= 3
+    exact = [r for r in read_records(tmp_path / "out" / "dial.jsonl") if r["job"].get("seed", 0) is None]
+    assert exact[0]["after"][0]["kl"] == pytest.approx(0, abs=1e-9)  # at the anchor itself
 
 
 def test_another_setting_is_another_run() -> None:

@@ -35,6 +35,14 @@ def test_response_log_probs_by_hand() -> None:
     assert chances == pytest.approx({"": 0.1, "a": 0.3, "e": 0.12, "aa": 0.18, "ae": 0.12, "ea": 0.12, "ee": 0.06})
 
 
+def test_next_tokens_of_any_policy(toy: Toy) -> None:
+    log_probs = torch.randn(len(toy.responses), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    log_probs = log_probs.log_softmax(0)
+    assert torch.allclose(toy.response_log_probs(toys.next_token(toy, log_probs)), log_probs)
+    human = toys.next_token(toy, toy.response_log_probs(toy.human))
+    assert torch.allclose(human.exp(), toy.human.exp(), atol=1e-9)
+
+
 def test_no_policy_is_better_than_the_optimum(toy: Toy) -> None:
     generator = torch.Generator().manual_seed(0)
     objective, prior = residual(0.1, 0.2), toy.response_log_probs(toy.human)

@@ -51,12 +51,12 @@ def test_from_nothing_to_a_customised_policy(tmp_path: Path, capsys: pytest.Capt
     assert card["request"]["objective"]["alpha"] == 0.5
     assert card["request"]["settings"] | {"hidden": [8], "seed": 3, "gamma": 0.6} == card["request"]["settings"]
 
-    told(capsys, "customize", prior, "--omega", 0.7, "--out", out, *options)
+    told(capsys, "customize", prior, "--trust", "--omega", 0.7, "--out", out, *options)
     request = read_policy(out).card["request"]
     assert request["objective"] == {"task": "addon", "omega": 0.7, "alpha": 0.5, "bonus": 0.0}
     assert (request["env"], request["method"]) == (WALK, "ResidualDQN")
     prior.unlink()
-    main(["evaluate", str(out), "--episodes", "2", "--backend", "gymnasium", "--json"])
+    main(["evaluate", str(out), "--episodes", "2", "--backend", "gymnasium", "--trust", "--json"])
     assert json.loads(capsys.readouterr().out)["episodes"] == 2
 
 
@@ -97,14 +97,14 @@ def test_bad_words_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtur
     save_policy(box, constant(0.0, 1.0), {"request": {"env": BOUNDED}})
     odd = tmp_path / "settings.json"
     odd.write_text('{"learning_rat": 0.1}')
-    customized = ["customize", prior, "--omega", 1]
+    customized = ["customize", prior, "--omega", 1, "--trust"]
     cases: list[tuple[int, str, list[object]]] = [
         (2, "there is no task or environment 'cartpol'; did you mean", ["train", "cartpol", "--alpha", 1]),
         (2, "whose temperature is known; name one with --alpha", ["train", WALK]),
         (2, "name one with --alpha; did you mean cartpole?", ["train", "cartpol"]),
         (2, "alpha is 0; soft Q-learning needs a temperature above 0", ["train", "cartpole", "--alpha", 0]),
         (2, "alpha is 0; soft", [*customized, "--alpha", 0]),
-        (2, "omega is -1.0; it must be a finite number, 0 or greater", ["customize", prior, "--omega", -1]),
+        (2, "omega is -1.0; it must be a finite number, 0 or greater", ["customize", prior, "--omega", -1, "--trust"]),
         (2, "steps is 0; it must lie between 1 and", ["train", "cartpole", "--steps", 0]),
         (2, "unknown field 'learning_rat'; did you mean learning_rate?", ["train", "cartpole", "--settings", odd]),
         (2, "does not tell the alpha that it was trained with", ["customize", box, "--omega", 1]),

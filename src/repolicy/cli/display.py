@@ -10,6 +10,7 @@ from rich.text import Text
 
 from repolicy.cli.terminal import Terminal
 from repolicy.engine.request import Request
+from repolicy.loading import printable
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_FRAMES = 0.25
@@ -108,7 +109,7 @@ class Display:
         share, left = self._progress()
         found, settings = self._latest, self._request.settings
         head = Text.assemble(
-            (self._request.env, "bold"),
+            (printable(self._request.env), "bold"),
             f"  {found['steps']:,.0f} of {settings.steps:,} steps  ",
             f"{found['steps_per_second']:,.0f} a second  {clock(left)} left",
         )

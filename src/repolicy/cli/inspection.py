@@ -1,5 +1,6 @@
 """What a file tells of itself, and what this installation can do."""
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,15 @@ from repolicy.cli.terminal import Terminal
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import physical_cores, versions
 from repolicy.errors import FileError
-from repolicy.policies.file import PROBES, find_policy, read_policy
+from repolicy.loading import printable
+from repolicy.policies.file import PROBES, check_reachable, find_policy, read_policy
 from repolicy.policies.storage import read
 from repolicy.report.film import libraries
 
 
 def inspect(path: Path) -> dict[str, Any]:
     """The story of a policy, a checkpoint or a run's folder: printed, and returned."""
+    check_reachable(path)
     if path.is_dir():
         return _inspect_folder(path)
     path = find_policy(path)
@@ -47,9 +50,9 @@ def inspect(path: Path) -> dict[str, Any]:
     }
     story |= {name.replace("_", " "): f"{value:,.2f}" for name, value in card.get("evaluation", {}).items()}
     if "scores" in card:
-        mean, std = card["scores"]["mean action"]
+        mean, std = (*card["scores"]["mean action"], math.nan, math.nan)[:2]
         story["score"] = f"{mean:,.0f} ± {std:,.0f}, mean action, {card['scores']['episodes']} episodes"
-        story["made by"] = card["command"]
+        story["made by"] = card.get("command", "")
     _show(story)
     return story | {"card": card}
 
@@ -57,7 +60,7 @@ def inspect(path: Path) -> dict[str, Any]:
 def _inspect_other(path: Path, tensors: dict[str, Tensor], story: dict[str, Any]) -> dict[str, Any]:
     """A checkpoint, or the batch that a run failed on."""
     story |= {"file": str(path), "tensors": {name: list(tensor.shape) for name, tensor in tensors.items()}}
-    _show({key: str(value) for key, value in story.items()})
+    _show({key: printable(str(value)) for key, value in story.items()})
     return story
 
 
@@ -67,14 +70,15 @@ def _inspect_folder(path: Path) -> dict[str, Any]:
     if request is None:
         raise FileError(f"{path} holds no run: it has no run.json")
     latest = folder.latest()
-    iterations = len(folder.metrics.read_text().splitlines()) if folder.metrics.exists() else 0
+    done = latest[1].get("steps", 0) if latest else 0
+    iterations = len(folder.logged().get("iteration", []))
     story = {
         "folder": str(path),
         "kind": "run",
         "env": request["env"],
         "objective": _sentence(request),
         "add-ons": ", ".join(request["addons"]) or "none",
-        "steps": f"{latest[1]['steps'] if latest else 0:,} in the last checkpoint, of {request['settings']['steps']:,}",
+        "steps": f"{done:,} in the last checkpoint, of {request['settings']['steps']:,}",
         "iterations logged": f"{iterations:,}",
         "best policy": str(folder.best_policy) if folder.best_policy.exists() else "none yet",
         "last policy": str(folder.last_policy) if folder.last_policy.exists() else "none yet",
@@ -88,14 +92,15 @@ def _sentence(request: dict[str, Any]) -> str:
     objective, budget = request.get("objective"), request.get("settings", {}).get("kl_budget")
     if not objective:
         return "unknown"
-    parts = [{"both": "basic + addon"}.get(objective["task"], objective["task"])]
-    if objective["omega"]:
+    task = objective.get("task", "unknown")
+    parts = [{"both": "basic + addon"}.get(task, task)]
+    if objective.get("omega"):
         parts.append(f"+ {objective['omega']:g} log prior")
-    if objective["alpha"]:
+    if objective.get("alpha"):
         parts.append(f"− {objective['alpha']:g} log policy")
-    if objective["bonus"]:
+    if objective.get("bonus"):
         parts.append(f"(and {objective['bonus']:g} · entropy in the loss)")
-    if budget is not None:
+    if isinstance(budget, int | float):
         parts.append(f"at first; both weights move to hold {budget:g} nats a step to the prior")
     return " ".join(parts)
 
@@ -163,5 +168,5 @@ def _renders(backend: str) -> bool:
 def _show(story: dict[str, str]) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2))
     for name, value in story.items():
-        table.add_row(Text(name, "bold"), str(value))
+        table.add_row(Text(printable(name), "bold"), str(value))
     Terminal().print(table)

@@ -37,6 +37,8 @@ class Evaluate:
     """Whose environments; --backend gymnasium is the referee."""
     out: Path | None = None
     """Where each episode goes; by default evaluation-….json beside the policy, or here for one that ships."""
+    trust: bool = False
+    """Run code that the policy's file names as its environment or add-on."""
     json: bool = False
     """Print one JSON object on stdout."""
 
@@ -47,20 +49,20 @@ class Evaluate:
         from repolicy.engine.ranks import one_thread
         from repolicy.envs.addons import check_env, combined
         from repolicy.envs.evaluation import evaluate
-        from repolicy.policies.file import PRIORS, env_of, find_policy, read_policy
+        from repolicy.policies.file import PRIORS, addons_of, env_of, find_policy, read_policy
         from repolicy.policies.storage import write_json
 
         path = find_policy(self.policy)
         saved = read_policy(path)
-        env, terminal = self.env or env_of(saved.card, path), Terminal()
-        addons = self.addon or tuple(saved.card.get("request", {}).get("addons", ()))
-        check_env(addons, env)
+        env, terminal = self.env or env_of(saved.card, path, self.trust), Terminal()
         try:
+            addons = self.addon or addons_of(saved.card, path, self.trust)
+            check_env(addons, env)
             addon = combined(addons) if addons else None
         except UsageError as error:
             if self.addon:
                 raise
-            terminal.say(f"without the add-on of the policy's own: {error}")  # its file may lie elsewhere by now
+            terminal.say(f"without the add-on of the policy's own: {error}")  # or its file lies elsewhere by now
             addon = None
         with one_thread(), terminal.status(f"{env}: running {self.episodes} episodes") as status:
             found = evaluate(
@@ -102,6 +104,8 @@ class Render:
     """Width of the picture; its height is two thirds of that."""
     out: Path | None = None
     """Where the film goes, an .mp4 or a .gif; by default an mp4 beside the policy."""
+    trust: bool = False
+    """Run code that the policy's file names as its environment or add-on."""
     json: bool = False
     """Print one JSON object on stdout."""
 
@@ -110,7 +114,7 @@ class Render:
         from repolicy.policies.storage import write_bytes
         from repolicy.report.film import FORMATS, Shot, films
 
-        path, env = policy_and_env(self.policy, self.env)
+        path, env = policy_and_env(self.policy, self.env, self.trust)
         out = self.out or _beside(path, ".mp4")
         format = out.suffix.removeprefix(".").lower()
         if format not in FORMATS:
@@ -170,12 +174,12 @@ class Inspect:
         return inspect(self.file)
 
 
-def policy_and_env(reference: str, env: str | None) -> tuple[Path, str]:
+def policy_and_env(reference: str, env: str | None, trust: bool) -> tuple[Path, str]:
     """A policy's file, and the environment that is named or else the one that it was made for."""
     from repolicy.policies.file import env_of, find_policy, read_card
 
     path = find_policy(reference)
-    return path, env or env_of(read_card(path), path)
+    return path, env or env_of(read_card(path), path, trust)
 
 
 def _beside(path: Path, suffix: str) -> Path:

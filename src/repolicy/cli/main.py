@@ -9,11 +9,13 @@ from typing import Any
 
 import tyro
 
+from repolicy.cli import nets
 from repolicy.cli.about import Addons, Bench, Doctor
 from repolicy.cli.look import Evaluate, Export, Inspect, Render
 from repolicy.cli.runs import Customize, Train, speaks
 from repolicy.cli.sweep import Sweep
-from repolicy.errors import RepolicyError, UsageError
+from repolicy.cli.terminal import full_stdout_is_an_error, silent_stdout
+from repolicy.errors import UsageError
 
 COMMANDS: dict[str, Any] = {
     "customize": Customize,
@@ -39,8 +41,12 @@ GROUPS = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command; exit with 0, 1 for a failure or 2 for a request that cannot be met."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    """Run one command; exit with 0, 1 for a failure, 2 for a request that cannot be met, or 130 when it was stopped."""
+    with nets.caught(), nets.terminated_as_interrupted(), full_stdout_is_an_error():
+        _run(list(sys.argv[1:] if arguments is None else arguments))
+
+
+def _run(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
         sys.exit(0 if arguments else 2)
@@ -49,18 +55,9 @@ def main(arguments: list[str] | None = None) -> None:
 
         print(__version__)
         return
-    try:
-        command = _in_group(*arguments) if arguments[0] in GROUPS else _parsed(arguments[0], arguments[1:])
+    command = _in_group(*arguments) if arguments[0] in GROUPS else _parsed(arguments[0], arguments[1:])
+    with nets.not_ended_from_within(), silent_stdout():
         values = command.run()
-    except RepolicyError as error:
-        if speaks():
-            print(f"repolicy: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("repolicy: stopped", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(1)
     if command.json and speaks():
         from repolicy.policies.storage import finite
 
@@ -92,7 +89,8 @@ def _parsed(name: str, arguments: list[str], commands: Mapping[str, Any] = COMMA
     command, words = commands[name], _words(arguments)
 
     def read(words: list[str], **options: Any) -> Any:
-        return tyro.cli(command, args=words, prog=f"{prog} {name}", **options)
+        with nets.without_a_box(f"{prog} {name}"):
+            return tyro.cli(command, args=words, prog=f"{prog} {name}", **options)
 
     help_wanted = not {"-h", "--help"}.isdisjoint(words)
     if not hasattr(command, "beginning") or (help_wanted and words[0].startswith("-")):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from repolicy.errors import UsageError
-from repolicy.loading import as_file_name, nearest
+from repolicy.loading import as_file_name, confirm, nearest
 from repolicy.objective import named
 from repolicy.rql.settings import TASKS, Settings, customizing, defaults, read_settings
 
@@ -78,6 +78,8 @@ class Customize:
     """Seed of everything."""
     settings_file: Annotated[Path | None, arg(name="settings")] = None
     """A JSON file with any other settings, such as {"learning_rate": 0.001}."""
+    trust: bool = False
+    """Run code that the prior's file names as its environment."""
     json: bool = False
     """Print one JSON object on stdout at the end."""
 
@@ -89,11 +91,13 @@ class Customize:
         if alpha is None:
             raise UsageError(f"{self.prior} does not tell the alpha that it was trained with; name one with --alpha")
         env = self.env or story.get("env", "")
+        if self.env is None:
+            confirm([env], self.prior, "env", self.trust)
         settings = _settings(customizing(env), self.settings_file, self.steps, self.seed)
         out = self.out or Path("runs/rql") / f"{Path(self.prior).stem}-residual-{self.seed}.safetensors"
         objective = named("residual", omega=self.omega, alpha=float(alpha))
         with _shown(self.prior, settings) as progress:
-            customize(self.prior, objective, out, settings, addon=self.addon, env=self.env, progress=progress)
+            customize(self.prior, objective, out, settings, addon=self.addon, env=env or None, progress=progress)
         return _done(out, settings)
 
 

@@ -1,6 +1,5 @@
 """The commands that train: from nothing, and from a prior."""
 
-import os
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,9 +9,10 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from repolicy.cli.look import policy_and_env
 from repolicy.engine.defaults import customizing, defaults
+from repolicy.engine.machine import torchrun_place
 from repolicy.engine.settings import Settings, checked, read_settings
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.loading import as_file_name
+from repolicy.loading import as_file_name, confirm
 from repolicy.objective import Objective, coefficients, name_of, named
 
 if TYPE_CHECKING:
@@ -43,8 +43,12 @@ class Train:
     """Go on with the run in the folder, if there is one."""
     settings_file: Annotated[Path | None, arg(name="settings")] = None
     """A JSON file of settings; options on the command line go before it."""
+    patience: float | None = None
+    """End the run when one step of an environment takes longer than these seconds; a minute is reported in any case."""
     wandb: str | None = None
     """Log to this Weights & Biases project too."""
+    trust: bool = False
+    """Run code that the file of the prior, or the run that is resumed, names as its environment or add-on."""
     json: bool = False
     """Print one JSON object on stdout at the end."""
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
@@ -71,6 +75,7 @@ class Train:
             train(
                 self.env, named(self.objective, alpha=self.alpha), self.folder, self.settings,
                 addon=self.addon, resume=self.resume, watchers=_watchers(self.folder, self.wandb),
+                patience=self.patience,
             )
         )  # fmt: skip
 
@@ -103,8 +108,12 @@ class Customize:
     """Accept an add-on that is constant over some thousand trial steps."""
     settings_file: Annotated[Path | None, arg(name="settings")] = None
     """A JSON file of settings; options on the command line go before it."""
+    patience: float | None = None
+    """End the run when one step of an environment takes longer than these seconds; a minute is reported in any case."""
     wandb: str | None = None
     """Log to this Weights & Biases project too."""
+    trust: bool = False
+    """Run code that the file of the prior, or the run that is resumed, names as its environment or add-on."""
     report: bool = True
     """At the end, evaluate and film prior and result, and write report.html into the folder."""
     json: bool = False
@@ -133,7 +142,8 @@ class Customize:
 
         result = customize(
             self.prior, self.addon, self.wanted(), self.folder, self.settings,
-            env=self.env, sparse=self.sparse, resume=self.resume, watchers=_watchers(self.folder, self.wandb),
+            env=policy_and_env(self.prior, self.env, self.trust)[1], sparse=self.sparse, resume=self.resume,
+            watchers=_watchers(self.folder, self.wandb), patience=self.patience,
         )  # fmt: skip
         return _ended(result) | (_reported(result) if self.report else {})
 
@@ -155,7 +165,18 @@ def _before(command: Any) -> dict[str, Any] | None:
         return None
     from repolicy.engine.folder import RunFolder
 
-    return RunFolder(command.folder).request()
+    before = RunFolder(command.folder).request()
+    if before is not None:
+        confirm_names(command, before, command.folder / "run.json")
+    return before
+
+
+def confirm_names(command: Any, before: dict[str, Any], path: Path) -> None:
+    """What is resumed may name code only where the same is typed again, or where the file is trusted."""
+    if command.env is None:
+        confirm([before["env"]], path, "env", command.trust)
+    if not command.addon:
+        confirm(before["addons"], path, "addon", command.trust)
 
 
 def _settings(command: Any, before: dict[str, Any] | None, usual: Settings) -> Settings:
@@ -167,7 +188,7 @@ def _settings(command: Any, before: dict[str, Any] | None, usual: Settings) -> S
 
 def _customizing(command: Any, before: dict[str, Any] | None) -> Settings:
     """The same for a command that customises."""
-    env = before["env"] if before else policy_and_env(command.prior, command.env)[1]
+    env = before["env"] if before else policy_and_env(command.prior, command.env, command.trust)[1]
     return _settings(command, before, customizing(env))
 
 
@@ -189,7 +210,8 @@ def _number(option: str, text: str | None) -> float | None:
 
 def speaks() -> bool:
     """Whether this process is the one that talks to the user: under torchrun, the first."""
-    return int(os.environ.get("RANK", "0")) == 0
+    place = torchrun_place()
+    return place is None or place[0] == 0
 
 
 def _watchers(out: Path, wandb: str | None) -> list[Any]:
@@ -228,7 +250,7 @@ def _reported(result: "Result") -> dict[str, Any]:
     if not result.finished or not speaks():
         return {}
     try:
-        path = write_report(result.folder, say=lambda sentence: print(sentence, file=sys.stderr))
+        path = write_report(result.folder, trust=True, say=lambda sentence: print(sentence, file=sys.stderr))
     except RepolicyError as error:
         print(f"no report: {error}", file=sys.stderr)
         return {}

@@ -6,8 +6,15 @@ from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
-from repolicy.cli.runs import _alpha_of, _customizing
+from repolicy.cli.look import policy_and_env
+from repolicy.cli.runs import _alpha_of, _customizing, confirm_names
 from repolicy.engine.settings import Settings
+
+# What a sweep that is resumed relies on in its sweep.json.
+SWEEP = {
+    "request": {"env": str, "addons": [str], "alpha": float, "settings": {}, "sparse": bool},
+    "omegas": [float],
+}
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,8 @@ class Sweep:
     """Go on with the sweep in the folder; values of --omega that are new are added to it."""
     settings_file: Annotated[Path | None, arg(name="settings")] = None
     """A JSON file of settings; options on the command line go before it."""
+    trust: bool = False
+    """Run code that the file of the prior, or the sweep that is resumed, names as its environment or add-on."""
     json: bool = False
     """Print one JSON object on stdout."""
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
@@ -52,9 +61,13 @@ class Sweep:
     def beginning(self) -> "Sweep":
         """What the options are options of: the environment's own settings, or the sweep that is resumed."""
         from repolicy.many.sweep import claimed
+        from repolicy.policies.storage import check_shape
 
         found = claimed(self.folder) if self.resume else None
         before = found["request"] if found else None
+        if before is not None:
+            check_shape(found, SWEEP, f"{self.folder / 'sweep.json'} cannot be used: its story")
+            confirm_names(self, before, self.folder / "sweep.json")
         start = Sweep(self.prior, settings=_customizing(self, before))
         if found is None or before is None:
             return start
@@ -78,7 +91,8 @@ class Sweep:
         with terminal.status("training") as status:
             found = sweep(
                 self.prior, self.addon, omegas, alpha, self.folder, self.settings,
-                env=self.env, sparse=self.sparse, jobs=self.jobs, on_ray=self.ray, resume=self.resume,
+                env=policy_and_env(self.prior, self.env, self.trust)[1],
+                sparse=self.sparse, jobs=self.jobs, on_ray=self.ray, resume=self.resume,
                 episodes=self.episodes, say=terminal.say,
                 progress=lambda shares: status.update(
                     "trained: " + " · ".join(f"ω′ {omega:g} {share:.0%}" for omega, share in shares.items())

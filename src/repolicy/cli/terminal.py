@@ -1,6 +1,19 @@
-"""What people read while a command works, on stderr, as it is: `repolicy[sb3]` is no markup, `my.py:ok:` no emoji."""
+"""What people read while a command works, on stderr, as it is: `repolicy[sb3]` is no markup, `my.py:ok:` no emoji.
+
+Standard output is for the result alone.
+"""
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
 
 from rich.console import Console
+from rich.text import Text
+
+from repolicy.loading import printable
 
 
 class Terminal(Console):
@@ -10,3 +23,44 @@ class Terminal(Console):
     def say(self, sentence: str) -> None:
         """A sentence on a line of its own, however long: a path that is broken in two cannot be copied."""
         self.print(sentence, soft_wrap=True)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Every text and every cell of a table comes by here, and some of it was written by others."""
+        return super().render_str("\n".join(map(printable, text.split("\n"))), **options)
+
+
+@contextlib.contextmanager
+def silent_stdout() -> Iterator[None]:
+    """What an environment, an add-on or a library prints goes to stderr, whether from Python or from C."""
+    sys.stdout.flush()
+    with contextlib.ExitStack() as after, contextlib.redirect_stdout(sys.stderr):
+        with contextlib.suppress(OSError):  # a program may be started without either
+            kept = os.dup(1)
+            after.callback(os.close, kept)
+            os.dup2(2, 1)
+            after.callback(os.dup2, kept, 1)
+        yield
+
+
+class _Held(io.StringIO):
+    def isatty(self) -> bool:
+        return sys.__stdout__ is not None and sys.__stdout__.isatty()  # help is in color where it can be
+
+
+@contextlib.contextmanager
+def full_stdout_is_an_error() -> Iterator[None]:
+    """What is printed goes out at once at the end; a disk that is full then is said in a sentence."""
+    out, held = sys.stdout, _Held()
+    try:
+        with contextlib.redirect_stdout(held):
+            yield
+    finally:
+        try:
+            out.write(held.getvalue())
+            out.flush()
+        except OSError as error:
+            with contextlib.suppress(OSError):  # Python would try again as it ends
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            if not isinstance(error, BrokenPipeError):  # `| head` has what it wanted
+                print(f"repolicy: standard output cannot be written: {error.strerror}", file=sys.stderr)
+            sys.exit(1)

@@ -2,15 +2,20 @@
 
 import contextlib
 import fcntl
+import hashlib
 import json
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from repolicy.engine.request import Request
 from repolicy.errors import FileError, UsageError
-from repolicy.policies.storage import FORMAT, finite, read, write, write_bytes, write_json
+from repolicy.loading import content, read_json
+from repolicy.policies.storage import FORMAT, check_shape, finite, read, write, write_bytes, write_json
 
 
 class RunFolder:
@@ -31,37 +36,65 @@ class RunFolder:
         self.best_policy = self.path / "best.safetensors"
         self.prior = self.path / "prior.safetensors"
         self._checkpoints = self.path / "checkpoints"
+        self._begun: dict[str, Any] = {}
 
     def request(self) -> dict[str, Any] | None:
         """What the run in this folder was asked for, or None if there is none."""
-        try:
-            return json.loads((self.path / "run.json").read_text())["request"]  # type: ignore[no-any-return]
-        except FileNotFoundError:
+        path = self.path / "run.json"
+        if not os.path.lexists(path):
             return None
-        except (OSError, ValueError, KeyError) as error:
-            raise FileError(f"{self.path / 'run.json'} cannot be read: {error}") from None
+        story = read_json(path)
+        check_shape(story, {"request": REQUEST}, f"{path} cannot be used: its story")
+        try:
+            request = Request.from_dict(story["request"])
+        except (UsageError, TypeError, ValueError) as error:
+            raise FileError(f"{path} cannot be used: {error}") from None
+        return dict(json.loads(json.dumps(request.as_dict())))
 
     def begin(
         self, request: dict[str, Any], versions: dict[str, str], resume: bool, prior: bytes | None = None
-    ) -> None:
-        """Claim the folder for this request, with a copy of its prior; refuse where that would lose or mix anything."""
+    ) -> list[str]:
+        """Claim the folder for this request, with a copy of its prior; refuse where that would lose or mix anything.
+
+        Returns what a resumed run should know: which versions are others than those of its last checkpoint.
+        """
+        request = json.loads(json.dumps(request))
+        self._begun = {"request": request, "versions": versions}
         before = self.request()
         if before is None:
             self._check_free(prior)
             if prior is not None:
                 write_bytes(self.prior, prior)
             write_json(self.path / "run.json", {"format": FORMAT, "request": request, "versions": versions})
-            return
+            return []
         if not resume:
             raise UsageError(f"{self.path} holds a run already; add --resume to go on with it, or choose another --out")
-        changes = list(changed(before, json.loads(json.dumps(request))))
+        changes = list(changed(before, request))
         if changes:
             raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}")
+        return self._check_unchanged(before, versions)
+
+    def _check_unchanged(self, request: dict[str, Any], versions: dict[str, str]) -> list[str]:
+        """Raise where the folder's files are no longer those that the run began with."""
+        if request["prior"] and _checksum(self.prior) != request["prior"]:
+            raise FileError(f"{self.prior} is not the prior that this run began with; put that one back")
+        found = self.latest()
+        if found is None:
+            return []
+        _, story, _ = found
+        edited = list(changed(story.get("request", request), request))
+        if edited:
+            raise FileError(
+                f"{self.path / 'run.json'} was edited since the last checkpoint: {'; '.join(edited)}; "
+                "put it back, or begin a run of its own in another --out"
+            )
+        others = list(changed(story.get("versions", versions), versions))
+        return [f"the last checkpoint was made with other versions: {'; '.join(others)}"] if others else []
 
     def _check_free(self, prior: bytes | None) -> None:
         """Raise where a run would write over files that are not its own."""
         mine = [self.metrics, self.last_policy, self.best_policy, self._checkpoints, self.path / "report.html"]
-        found = [path for path in [*mine, self.path / "sweep.json"] if path.exists()]
+        found = [path for path in [*mine, self.path / "sweep.json"] if os.path.lexists(path)]
         if self.prior.exists() and (prior is None or self.prior.read_bytes() != prior):
             found.append(self.prior)
         if found:
@@ -69,22 +102,43 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One run at a time. The lock goes with the process that holds it, however that ends."""
+        """One run at a time. The lock goes with the process that holds it, however that ends.
+
+        Where it turns out that the folder belongs to something else, the lock is taken away again.
+        """
+        path, mine, new = self.path / ".lock", True, not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = open(self.path / ".lock", "w")  # noqa: SIM115
+            mine = not os.path.lexists(path)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         except OSError as error:
+            if not mine:
+                raise FileError(f"{path} is there already, and no run's lock; choose another --out") from None
             raise FileError(f"{self.path} cannot be used as a run's folder: {error.strerror}") from None
-        with lock:
+        try:
+            held = os.fstat(lock)
+            if not stat.S_ISREG(held.st_mode) or held.st_size:
+                raise FileError(f"{path} is there already, and no run's lock; choose another --out")
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.path.samestat(held, os.lstat(path)):  # whoever held it has just taken it away
+                    raise BlockingIOError
             except OSError:
                 raise FileError(f"another run is at work in {self.path}; choose another --out") from None
             yield
+            mine = False
+        finally:
+            if mine and not any((self.path / name).exists() for name in ("run.json", "sweep.json")):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                    if new:
+                        self.path.rmdir()  # unless something is in it
+            os.close(lock)
 
     def save(self, segment: int, tensors: dict[str, Tensor], story: dict[str, Any]) -> None:
         """The end of a segment; of older ones, one is kept in case this one is damaged."""
-        write(self._checkpoints / f"{segment:06d}.safetensors", "checkpoint", tensors, {"segment": segment} | story)
+        story = {"segment": segment} | story | self._begun
+        write(self._checkpoints / f"{segment:06d}.safetensors", "checkpoint", tensors, story)
         for old in self._files()[2:]:
             old.unlink(missing_ok=True)
 
@@ -94,6 +148,7 @@ class RunFolder:
         for path in self._files():
             try:
                 tensors, story = read(path, "checkpoint")
+                check_shape(story, CHECKPOINT, f"{path} is no whole checkpoint: its story")
             except FileError as error:
                 complaints.append(f"{error}; going on from the one before")
                 continue
@@ -114,27 +169,60 @@ class RunFolder:
 
     def logged(self) -> dict[str, list[Any]]:
         """The metrics as columns; None where an iteration has no such entry."""
-        if not self.metrics.exists():
-            return {}
-        rows = [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        rows = [row for _, row in self._logged_lines()]
         names = {name: None for row in rows for name in row}
         return {name: [row.get(name) for row in rows] for name in names}
 
     def forget_after(self, iteration: int) -> None:
         """Drop the metrics of iterations that are about to be done again."""
-        if not self.metrics.exists():
-            return
-        kept = []
-        for line in self.metrics.read_text().splitlines():
+        if os.path.lexists(self.metrics):
+            kept = [line for line, row in self._logged_lines() if row["iteration"] <= iteration]
+            write_bytes(self.metrics, b"".join(line + b"\n" for line in kept))
+
+    def _logged_lines(self) -> list[tuple[bytes, dict[str, Any]]]:
+        """The lines of the metrics that are whole, as they are and as numbers.
+
+        Others are left out: one may have been under way when the run was killed.
+        """
+        lines = content(self.metrics).splitlines() if os.path.lexists(self.metrics) else []
+        found = []
+        for line in lines:
             try:
-                if json.loads(line)["iteration"] <= iteration:
-                    kept.append(line + "\n")
-            except ValueError:
-                continue  # the line that was being written when the run was killed
-        write_bytes(self.metrics, "".join(kept).encode())
+                row = json.loads(line)
+                numbers = {name: value for name, value in row.items() if value is not None}
+                check_shape(numbers, {str: float}, "")
+                check_shape(numbers, {"iteration": int}, "")
+                found.append((line, row))
+            except (ValueError, AttributeError, RecursionError, FileError):
+                continue
+        return found
 
     def _files(self) -> list[Path]:
         return sorted(self._checkpoints.glob("[0-9]*.safetensors"), reverse=True)
+
+
+REQUEST = {
+    "env": str,
+    "objective": {"task": str, "omega": float, "alpha": float, "bonus": float},
+    "settings": {},
+    "addons": [str],
+    "prior": str,
+    "sparse": bool,
+}
+CHECKPOINT = {
+    "segment": int,
+    "iteration": int,
+    "steps?": int,
+    "best?": float,
+    "off_budget?": float,
+    "objective?": REQUEST["objective"],
+    "request?": REQUEST,
+    "versions?": {str: str},
+}
+
+
+def _checksum(path: Path) -> str:
+    return hashlib.sha256(content(path)).hexdigest()
 
 
 def changed(before: Any, after: Any, name: str = "") -> Iterator[str]:

@@ -1,15 +1,20 @@
-"""The machine that a run is on: its cores, its memory, the versions of what is installed."""
+"""The machine that a run is on: its cores, its memory, the versions of what is installed; and who started us."""
 
+import ctypes
 import os
 import platform
+import signal
+import sys
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
 
 def physical_cores() -> int:
-    """Physical cores that this process may use."""
+    """Physical cores that this process may use: as many as it is let onto and has the processor time of."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = int(min(usable, cpu_quota()))
     try:
         siblings = {
             path.read_text() for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings_list")
@@ -17,6 +22,59 @@ def physical_cores() -> int:
     except OSError:
         siblings = set()
     return max(1, min(usable, len(siblings) or usable))
+
+
+def cpu_quota(root: Path = Path("/")) -> float:
+    """How many cores' time the kernel lets this process use (`docker run --cpus 2`: 2), or infinity.
+
+    The limits are those of its control group and of every group around it, in either version of Linux's control groups.
+    """
+    try:
+        groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return float("inf")
+    quotas = [float("inf")]
+    for _, controllers, path in groups:
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / controllers
+        place = top / path.lstrip("/")  # in a container it may not be there: then the top is the container's own group
+        for group in [place, *place.parents][: len(place.parts) - len(top.parts) + 1]:
+            quotas += _quotas(group)
+    return min(quotas)
+
+
+def _quotas(group: Path) -> Iterator[float]:
+    for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
+        try:
+            quota, period = " ".join((group / name).read_text() for name in names).split()
+            if quota not in ("max", "-1"):
+                yield float(quota) / float(period)
+        except (OSError, ValueError, ZeroDivisionError):
+            continue
+
+
+def torchrun_place() -> tuple[int, int] | None:
+    """(rank, count) of a process that `torchrun` started beside others. Other programs set such variables too."""
+    values = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    if "MASTER_ADDR" not in os.environ or not all(value.isdecimal() for value in values):
+        return None
+    rank, count = map(int, values)
+    return (rank, count) if rank < count > 1 else None
+
+
+def die_with(parent: int) -> None:
+    """From here on the kernel ends this process when its parent ends, however that ends (on Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it ended before that
+        os._exit(1)
+
+
+def leave_signals_to_the_parent() -> None:
+    """Ctrl-C and SIGTERM may reach a whole group of processes; the parent tells the others when to stop."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, lambda *_: None)  # not SIG_IGN, which programs that we start would inherit
 
 
 def shares_memory() -> bool:

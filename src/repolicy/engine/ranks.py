@@ -12,18 +12,21 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from typing import IO, Protocol
+from typing import IO, NoReturn, Protocol
 
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from repolicy.engine.machine import shares_memory
+from repolicy.engine.machine import shares_memory, torchrun_place
 from repolicy.errors import RepolicyError, UsageError
 
 CAPACITY = 1 << 20  # bytes that one rank can put up for addition at a time; more goes in pieces
+SPINS = 32  # how often a rank looks whether the others have come, before it sleeps between its looks
+SHORTEST_PAUSE, LONGEST_PAUSE = 20e-6, 200e-6  # seconds
 _LINE = 64  # bytes of a cache line: each rank counts in one of its own
 
 
@@ -49,8 +52,11 @@ class Distributed:
     """Ranks that `torchrun` started, on one machine or several."""
 
     def __init__(self) -> None:
-        if not torch.distributed.is_initialized():
-            torch.distributed.init_process_group("gloo")
+        try:
+            if not torch.distributed.is_initialized():
+                torch.distributed.init_process_group("gloo")
+        except (RuntimeError, ValueError) as error:
+            raise RepolicyError(f"the other ranks cannot be reached: {str(error).splitlines()[0]}") from None
         self.index = torch.distributed.get_rank()
         self.count = torch.distributed.get_world_size()
 
@@ -67,7 +73,7 @@ class Distributed:
 
 
 class SharedMemory:
-    """Ranks of one machine, adding through a shared buffer with a spinning barrier.
+    """Ranks of one machine, adding through a shared buffer with a barrier that spins for a moment.
 
     Each rank has two slots, used in turn: whoever has reached sum k + 1 is done reading the slots of sum k, so the slot
     may be written again for sum k + 2, and one barrier a sum is enough. Everyone adds in the order of ranks.
@@ -99,12 +105,19 @@ class SharedMemory:
         np.sum(slots, axis=0, out=values)
 
     def _wait(self) -> None:
-        spins = 0
+        """Look without a pause while the others may come any moment; then sleep between looks, ever longer.
+
+        On a busy machine the rank that is late may be waiting for the very core that this one spins on. `sched_yield`
+        is no way to leave it: whoever yields too often waits for a whole turn of all other programs.
+        """
+        looks, pause = 0, SHORTEST_PAUSE
         while self._done.min() < self._sums:
-            spins += 1
-            if spins % 64 == 0:
-                os.sched_yield()
-            if spins % 65536 == 0:
+            looks += 1
+            if looks <= SPINS:
+                continue
+            time.sleep(pause)
+            pause = min(1.5 * pause, LONGEST_PAUSE)
+            if looks % 256 == 0:
                 self._watch.check()
 
 
@@ -115,20 +128,46 @@ class Siblings:
         self, children: list[subprocess.Popen[bytes]], complaints: IO[bytes] | None = None, parent: int | None = None
     ) -> None:
         self._children, self._complaints, self._parent = children, complaints, parent
+        self._read = 0  # bytes of the complaints that were passed on
 
     def check(self) -> None:
         for index, child in enumerate(self._children, start=1):
             if child.poll() is not None:
-                raise RepolicyError(f"rank {index} ended (exit code {child.returncode}): {self._last_words()}")
+                self._miss(index, child)
+        self._pass_on()
         if self._parent is not None and os.getppid() != self._parent:
             os._exit(1)
 
-    def _last_words(self) -> str:
+    def end(self) -> None:
+        """Wait until all have ended, as they do after the last sum."""
+        for index, child in enumerate(self._children, start=1):
+            try:
+                failed = child.wait(timeout=60) != 0
+            except subprocess.TimeoutExpired:
+                raise RepolicyError(f"rank {index} did not end within a minute of the others") from None
+            if failed:
+                self._miss(index, child)
+
+    def _miss(self, index: int, child: "subprocess.Popen[bytes]") -> NoReturn:
+        lines = self._said().strip().splitlines()
+        words = lines[-1] if lines else "it said nothing"
+        raise RepolicyError(f"rank {index} ended (exit code {child.returncode}): {words}")
+
+    def _pass_on(self) -> None:
+        """Say what the others want to be said, such as that an environment hangs: their stderr is read here only."""
+        lines = self._said(self._read).splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith("\n")]
+        self._read += sum(len(line.encode()) for line in whole)
+        for line in whole:
+            if line.startswith("repolicy: "):
+                print(line, end="", file=sys.stderr, flush=True)
+
+    def _said(self, since: int = 0) -> str:
+        """What the others wrote to stderr, read without moving the place at which they write."""
         if self._complaints is None:
             return ""
-        self._complaints.seek(0)
-        lines = self._complaints.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        descriptor = self._complaints.fileno()
+        return os.pread(descriptor, os.fstat(descriptor).st_size - since, since).decode(errors="replace")
 
 
 def check_count(count: int) -> None:
@@ -140,6 +179,10 @@ def check_count(count: int) -> None:
         )
 
 
+# What another rank does before anything else, and before it imports what takes seconds.
+_FIRST = "from repolicy.engine import machine as m; m.die_with({parent}); m.leave_signals_to_the_parent()\n"
+
+
 @contextlib.contextmanager
 def launched(count: int, program: list[str]) -> Iterator[Ranks]:
     """This process as rank 0, and `count − 1` more that run `python -c PROGRAM… INDEX COUNT DESCRIPTOR PARENT`."""
@@ -147,9 +190,11 @@ def launched(count: int, program: list[str]) -> Iterator[Ranks]:
         yield Alone()
         return
     with _anonymous_file(SharedMemory.size(count)) as file, _anonymous_file(0) as complaints:
+        code = _FIRST.format(parent=os.getpid()) + program[0]
+        place = [str(count), str(file.fileno()), str(os.getpid())]
         children = [
             subprocess.Popen(
-                [sys.executable, "-c", *program, str(index), str(count), str(file.fileno()), str(os.getpid())],
+                [sys.executable, "-c", code, *program[1:], str(index), *place],
                 pass_fds=[file.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -158,10 +203,10 @@ def launched(count: int, program: list[str]) -> Iterator[Ranks]:
             )
             for index in range(1, count)
         ]
+        watch = Siblings(children, complaints)
         try:
-            yield SharedMemory(0, count, mmap.mmap(file.fileno(), 0), Siblings(children, complaints))
-            for child in children:
-                child.wait(timeout=60)
+            yield SharedMemory(0, count, mmap.mmap(file.fileno(), 0), watch)
+            watch.end()
         finally:
             for child in children:
                 child.kill()
@@ -174,7 +219,7 @@ def joined(index: int, count: int, descriptor: int, parent: int) -> Ranks:
 
 
 def under_torchrun() -> bool:
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "MASTER_ADDR" in os.environ
+    return torchrun_place() is not None
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """Every option of a run. (Without torch, so that `--help` is quick.)"""
 
-import json
 import math
 import types
 import typing
@@ -10,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from repolicy.engine.machine import physical_cores, shares_memory
-from repolicy.errors import UsageError
-from repolicy.loading import nearest
+from repolicy.errors import FileError, UsageError
+from repolicy.loading import nearest, read_json
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not (low <= value <= high):
                 raise UsageError(f"{name} is {value}; it must lie between {low:g} and {high:g}")
+        if not 1 <= len(self.hidden) <= 64 or not all(1 <= size <= 16_384 for size in self.hidden):
+            raise UsageError(f"hidden is {self.hidden}; it must be 1 to 64 layer sizes from 1 to 16,384, such as 64 64")
 
     @property
     def iteration_steps(self) -> int:
@@ -105,6 +106,11 @@ class Settings:
             raise UsageError(
                 f"epochs is {self.epochs}, but the vanilla policy gradient holds for the policy that acted, for one "
                 "pass: add --epochs 1"
+            )
+        if self.iteration_steps < 2:
+            raise UsageError(
+                "envs and horizon are 1: from one step there is nothing to learn, because advantages are compared with "
+                "their mean over a rollout; raise --horizon or --envs"
             )
         ranks = self.ranks or (min(physical_cores(), self.envs) if shares_memory() else 1)
         if self.envs % ranks:
@@ -145,11 +151,9 @@ _RANGES: list[tuple[str, float, float]] = [
 def read_settings(path: Path, base: Settings) -> Settings:
     """`base` with the fields of a JSON file in place of its own. An unknown or ill-typed field is refused by name."""
     try:
-        values = json.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"settings file {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UsageError(f"settings file {path} is not JSON: {error}") from None
+        values = read_json(path)
+    except FileError as error:
+        raise UsageError(f"settings file {error}") from None
     if not isinstance(values, dict):
         raise UsageError(f"settings file {path} must hold an object of fields, not a {type(values).__name__}")
     return replace(base, **checked(values, f"settings file {path}"))
@@ -173,7 +177,7 @@ def _hints() -> dict[str, Any]:
 def _converted(value: Any, hint: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
-        if value not in arguments:
+        if not isinstance(value, str) or value not in arguments:
             raise UsageError(f"{where} is {value!r}; choose from {', '.join(arguments)}")
         return value
     if origin is types.UnionType:
@@ -184,7 +188,7 @@ def _converted(value: Any, hint: Any, where: str) -> Any:
         return tuple(_converted(item, int, where) for item in value)
     if hint is bool and isinstance(value, bool):
         return value
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
     if hint in (int, float) and number and hint(value) == value:
         return hint(value)
     raise UsageError(f"{where} is {value!r}; it must be {_WORDS[hint]}")

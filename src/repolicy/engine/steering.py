@@ -10,9 +10,19 @@ STEERING = 0.03  # how fast omega and alpha follow a KL that is off its budget, 
 DAMPING = 1.0  # and how much a KL that moves: without it they answer too late, and the policy drifts far beyond
 
 
-def off_budget(kl: float, budget: float) -> float:
-    """How far the policy's distance from its prior is from the budget: the logarithm of their ratio, within bounds."""
-    return max(-FAR, min(FAR, math.log(max(kl, 1e-6) / budget)))
+NOISE = 0.25  # the std that a measured KL near its budget may have, as a share of the budget
+
+
+def off_budget(kl: float, budget: float, before: float = 0.0, samples: float = math.inf) -> float:
+    """How far the policy's distance from its prior is from the budget: the logarithm of their ratio, within bounds.
+
+    A KL near a budget B, measured from S samples, has a std of √(2·B/S): where that is much for a small budget (the
+    measured KL may be below 0), this one is averaged with those `before`, over at most some 20 iterations.
+    """
+    share = max(0.05, min(1.0, NOISE**2 / 2 * budget * samples))
+    if share < 1.0:
+        kl = share * kl + (1.0 - share) * budget * math.exp(before)
+    return max(-FAR, min(FAR, math.log(max(kl, budget * math.exp(-2 * FAR)) / budget)))
 
 
 def steered(objective: Objective, before: float, now: float) -> Objective:

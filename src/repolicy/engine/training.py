@@ -14,15 +14,16 @@ import torch
 from repolicy.engine import ranks
 from repolicy.engine.defaults import customizing, defaults
 from repolicy.engine.folder import RunFolder
-from repolicy.engine.machine import versions
+from repolicy.engine.machine import torchrun_place, versions
 from repolicy.engine.request import Request, spec_for
 from repolicy.engine.segments import Segments
 from repolicy.engine.settings import Settings
 from repolicy.envs import addons
 from repolicy.envs.evaluation import check_fit
 from repolicy.envs.making import make_envs, observing
+from repolicy.envs.patience import Watchdog
 from repolicy.envs.rollout import Collector
-from repolicy.errors import RepolicyError, UsageError
+from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.objective import Objective
 from repolicy.policies.file import (
     SavedPolicy,
@@ -76,15 +77,21 @@ def train(
     addon: Sequence[str] | str = (),
     resume: bool = False,
     watchers: Sequence[Watcher] = (),
+    patience: float | None = None,
 ) -> Result:
-    """Train a policy from nothing. The folder `out` holds everything of the run; with `resume` it goes on there."""
+    """Train a policy from nothing. The folder `out` holds everything of the run; with `resume` it goes on there.
+
+    A call into an environment that takes a minute is reported on stderr; one that takes `patience` seconds ends the
+    process, since nothing else can end it.
+    """
     settings = (settings or defaults(env)).resolved()
     check_objective(objective)
     if objective.reads_prior:
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
     request = Request(env, objective, settings, addons.names(addon))
-    check(request)
-    return run(request, RunFolder(out), resume, watchers)
+    with watchdog(patience):
+        check(request)
+        return run(request, RunFolder(out), resume, watchers, patience=patience)
 
 
 def customize(
@@ -98,6 +105,7 @@ def customize(
     sparse: bool = False,
     resume: bool = False,
     watchers: Sequence[Watcher] = (),
+    patience: float | None = None,
     reading: Options | None = None,
 ) -> Result:
     """Give a trained policy a new requirement, without the reward that trained it.
@@ -105,7 +113,8 @@ def customize(
     The actor starts as the prior, with the prior's observation statistics, frozen; the critic starts fresh and is
     fitted alone for the first `settings.critic_warmup` of the steps. `prior` is a policy's file, a run's folder, the
     name of a policy that ships, or a policy; a file of another library is read with the options `reading`. The run
-    keeps a copy of the policy and never needs that file again. `sparse` accepts an add-on that is constant over a trial of some thousand steps.
+    keeps a copy of the policy and never needs that file again. `sparse` accepts an add-on that is constant over a trial
+    of some thousand steps. `patience` is as in `train`.
     """
     saved, content = _prior(prior, reading, RunFolder(out).prior)
     env = env or env_of(saved.card, Path(str(prior)))
@@ -113,13 +122,14 @@ def customize(
     if not objective.reads_addon:
         raise UsageError("customising needs an objective whose task is the add-on: residual, kl or greedy")
     settings = (settings or customizing(env)).resolved()
-    env = observing(env, saved.policy.observation_size, settings.backend)
-    request = Request(env, objective, settings, addons.names(addon), hashlib.sha256(content).hexdigest(), sparse)
-    check(request)
-    for sentence in [*notes_of(saved.card), *try_addon(saved.policy, request)]:
-        for watcher in watchers:
-            watcher.say(sentence)
-    return run(request, RunFolder(out), resume, watchers, content)
+    with watchdog(patience):
+        env = observing(env, saved.policy.observation_size, settings.backend)
+        request = Request(env, objective, settings, addons.names(addon), hashlib.sha256(content).hexdigest(), sparse)
+        check(request)
+        for sentence in notes_of(saved.card) + try_addon(saved.policy, request):
+            for watcher in watchers:
+                watcher.say(sentence)
+        return run(request, RunFolder(out), resume, watchers, content, patience)
 
 
 def _prior(prior: str | Path | Policy, reading: Options | None, kept: Path) -> tuple[SavedPolicy, bytes]:
@@ -152,18 +162,37 @@ def try_addon(prior: Policy, request: Request) -> list[str]:
     return said
 
 
+def watchdog(patience: float | None) -> Watchdog:
+    """What notices an environment that hangs, in the first rank or, under torchrun, in each."""
+    if patience is not None and not patience > 0:
+        raise UsageError(f"patience is {patience}; it must be a number of seconds above 0")
+    rank, _ = torchrun_place() or (0, 1)
+    return Watchdog(rank, patience)
+
+
 def run(
-    request: Request, folder: RunFolder, resume: bool, watchers: Sequence[Watcher], prior: bytes | None = None
+    request: Request,
+    folder: RunFolder,
+    resume: bool,
+    watchers: Sequence[Watcher],
+    prior: bytes | None = None,
+    patience: float | None = None,
 ) -> Result:
-    """Everything before and after the work itself: the folder, the ranks, Ctrl-C."""
+    """Everything before and after the work itself: the folder, the ranks, Ctrl-C and SIGTERM."""
     if ranks.under_torchrun():
         return _run_as_one_of_many(request, folder, resume, watchers, prior)
     ranks.check_count(request.settings.ranks)
     with folder.locked():
-        folder.begin(request.as_dict(), versions(), resume, prior)
-        program = ["from repolicy.engine.training import follow; follow()", str(folder.path)]
+        _begin(request, folder, resume, watchers, prior)
+        program = ["from repolicy.engine.training import follow; follow()", str(folder.path), str(patience or "")]
         with _polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
             return work(request, folder, team, watchers, interrupted)
+
+
+def _begin(request: Request, folder: RunFolder, resume: bool, watchers: Sequence[Watcher], prior: bytes | None) -> None:
+    for sentence in folder.begin(request.as_dict(), versions(), resume, prior):
+        for watcher in watchers:
+            watcher.say(sentence)
 
 
 def check_objective(objective: object) -> None:
@@ -196,11 +225,12 @@ def follow() -> None:
     """What every rank but the first runs: the same work, from the request in the folder."""
     import sys
 
-    folder, team = RunFolder(sys.argv[1]), ranks.joined(*map(int, sys.argv[2:]))
+    folder, patience, team = RunFolder(sys.argv[1]), sys.argv[2], ranks.joined(*map(int, sys.argv[3:]))
     values = folder.request()
     assert values is not None
     try:
-        work(Request.from_dict(values), folder, team, (), threading.Event())
+        with Watchdog(team.index, float(patience) if patience else None):
+            work(Request.from_dict(values), folder, team, (), threading.Event())
     except RepolicyError as error:
         sys.exit(str(error))
 
@@ -220,7 +250,10 @@ def _worked(
     request: Request, folder: RunFolder, team: ranks.Ranks, watchers: Sequence[Watcher], interrupted: threading.Event
 ) -> Result:
     segments = Segments(request, folder, team)
-    complaints, worker = segments.restore(), segments.worker
+    try:
+        complaints, worker = segments.restore(), segments.worker
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise FileError(f"the last checkpoint in {folder.path} is none of this run's: {error}") from None
     if team.index == 0:
         folder.forget_after(worker.iteration)
     for watcher in watchers:
@@ -241,18 +274,18 @@ def _worked(
 
 
 class _polite_interrupt:  # noqa: N801
-    """The first Ctrl-C asks the run to stop after its iteration; the second one stops it at once."""
+    """The first Ctrl-C or SIGTERM asks the run to stop after its iteration; the second one stops it at once."""
 
     def __enter__(self) -> threading.Event:
         self._event = threading.Event()
-        self._before: Any = None
+        self._before: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._handle)
+            self._before = {each: signal.signal(each, self._handle) for each in (signal.SIGINT, signal.SIGTERM)}
         return self._event
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for each, before in self._before.items():
+            signal.signal(each, before)
 
     def _handle(self, *_: object) -> None:
         if self._event.is_set():
@@ -272,7 +305,7 @@ def _run_as_one_of_many(
             if team.index == 0:
                 try:
                     claim.enter_context(folder.locked())
-                    folder.begin(request.as_dict(), versions(), resume, prior)
+                    _begin(request, folder, resume, watchers, prior)
                 except RepolicyError as error:
                     refusal = error
             refused = float(team.sum(torch.tensor([0.0 if refusal is None else 1.0])))

@@ -3,7 +3,12 @@
 A watcher is any object with `begin`, `write`, `say` and `close`.
 """
 
+import contextlib
 import secrets
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.request import Request
@@ -16,21 +21,47 @@ class TensorBoard:
 
     def __init__(self, folder: RunFolder) -> None:
         self._path = folder.path
+        self._writer: Any = None
 
     def begin(self, request: Request, start: int, total: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        threading.excepthook = _without_full_disks(threading.excepthook)
         first = start * request.settings.iteration_steps + 1
-        self._writer = SummaryWriter(str(self._path), purge_step=first if start else None)
+        with self._optional():
+            self._writer = SummaryWriter(str(self._path), purge_step=first if start else None)
 
     def write(self, metrics: dict[str, float]) -> None:
-        for name, value in metrics.items():
-            self._writer.add_scalar(_grouped(name), value, int(metrics["steps"]))
+        with self._optional():
+            for name, value in metrics.items():
+                if self._writer is not None:
+                    self._writer.add_scalar(_grouped(name), value, int(metrics["steps"]))
 
     def say(self, sentence: str) -> None: ...
 
     def close(self) -> None:
-        self._writer.close()
+        with self._optional():
+            if self._writer is not None:
+                self._writer.close()
+
+    @contextlib.contextmanager
+    def _optional(self) -> Iterator[None]:
+        """A disk that is full, or files that cannot be written, do not end a run: its metrics are in its folder."""
+        try:
+            yield
+        except OSError as error:
+            self._writer = None
+            print(f"TensorBoard's files cannot be written: {error.strerror}; going on without them", file=sys.stderr)
+
+
+def _without_full_disks(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """TensorBoard writes in a thread of its own; what stops that comes back with the next number that is written."""
+
+    def call(failure: threading.ExceptHookArgs) -> None:
+        if not (isinstance(failure.exc_value, OSError) and type(failure.thread).__module__.startswith("tensorboard.")):
+            hook(failure)
+
+    return call
 
 
 class Wandb:

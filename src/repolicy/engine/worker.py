@@ -71,7 +71,8 @@ class Worker:
         fit_actor = self.iteration > settings.critic_warmup * settings.iterations
         weights = {"omega": self.objective.omega, "alpha": self.objective.alpha}  # that were in force
         if settings.kl_budget is not None and fit_actor:
-            before, self.off_budget = self.off_budget, off_budget(summary.metrics["prior_kl"], settings.kl_budget)
+            before, kl = self.off_budget, summary.metrics["prior_kl"]
+            self.off_budget = off_budget(kl, settings.kl_budget, before, settings.iteration_steps)
             self.objective = steered(self.objective, before, self.off_budget)
         report = ppo.update(
             learner, batch, settings, self.stream, self.team.sum, self.team.count, self.objective.bonus, fit_actor

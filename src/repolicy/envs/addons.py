@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from repolicy.envs.registered import REGISTERED, Function, Registered
+from repolicy.envs.names import parsed
+from repolicy.envs.registered import REGISTERED, STANDS, Function, Registered
 from repolicy.envs.step import Info
-from repolicy.errors import NumericError, UsageError
+from repolicy.errors import NumericError, UsageError, in_one_sentence
 from repolicy.loading import load_object, nearest, without_version
 
 
@@ -76,15 +77,11 @@ def _in_one_row(
 def _called(what: str, function: Function, transitions: tuple[np.ndarray, np.ndarray, np.ndarray, Info]) -> np.ndarray:
     """A finite number for each transition, or a sentence about what came instead."""
     observations, actions, after, info = transitions
-    try:  # on copies: what a function does in place is its own business
+    with in_one_sentence(f"{what} failed", UsageError):  # on copies: what a function does in place is its own business
         found = np.asarray(
             function(observations.copy(), actions.copy(), after.copy(), {key: info[key].copy() for key in info}),
             np.float64,
         )
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(f"{what} failed: {type(error).__name__}: {error}") from error
     count = len(transitions[0])
     if found.shape != (count,):
         raise UsageError(f"{what} returned shape {found.shape} for {count} transitions, not one number each")
@@ -94,13 +91,22 @@ def _called(what: str, function: Function, transitions: tuple[np.ndarray, np.nda
 
 
 def check_env(requests: Sequence[str], env: str) -> None:
-    """Raise where a registered add-on would take another environment's numbers for its own."""
+    """Raise where a registered add-on would take other numbers of an environment for those that it means."""
+    own = "write your own and name it as file.py:function"
     for name in (request.partition("=")[0].partition("(")[0] for request in requests):
-        wanted = REGISTERED[name].envs if name in REGISTERED else ()
-        if wanted and ":" not in env and without_version(env) not in wanted:
+        if name not in REGISTERED or ":" in env:
+            continue
+        wanted = REGISTERED[name].envs
+        if without_version(env) not in wanted:
             raise UsageError(
-                f"add-on {name!r} reads the numbers of {' and '.join(wanted)}, which mean something else in {env}; "
-                "write your own and name it as file.py:function"
+                f"add-on {name!r} reads the numbers of {' and '.join(wanted)}, "
+                f"which mean something else in {env}; {own}"
+            )
+        moved = [key for key, value in parsed(env)[1].items() if value != STANDS.get(key, value)]
+        if moved and REGISTERED[name].reads == "observation":
+            raise UsageError(
+                f"add-on {name!r} reads a place in the observation that {moved[0]} moves; "
+                f"leave that option out, or {own}"
             )
 
 

@@ -1,12 +1,15 @@
 """EnvPool behind the `Step` contract."""
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from repolicy.envs.names import observed, parsed
+from repolicy.envs.patience import NOTE
 from repolicy.envs.spaces import action_space, flat, group_sizes, native, numeric, observation_size, selected
-from repolicy.envs.step import Step
+from repolicy.envs.step import Step, check_last
 from repolicy.errors import UsageError
 from repolicy.loading import nearest
 
@@ -37,19 +40,21 @@ class EnvPoolEnvs:
             space, self._keys = self._pool.observation_space, observed(name)
             self.groups = group_sizes(space, name)
             self.observation_size = observation_size(selected(space, self._keys, name), name)
-            self.actions = action_space(self._pool.action_space, name)
-        self._dtype = self._pool.action_space.dtype
+            self._own = self._pool.action_space
+            self.actions = action_space(self._own, name)
 
     def reset(self) -> np.ndarray:
-        return flat(self._pool.reset()[0], self.count, self._keys)
+        return flat(self._call(self._pool.reset)[0], self.count, self._keys)
 
     def step(self, actions: np.ndarray) -> Step:
-        observations, rewards, terminated, truncated, info = self._pool.step(native(actions, self.actions, self._dtype))
+        sent = native(actions, self.actions, self._own)
+        observations, rewards, terminated, truncated, info = self._call(self._pool.step, sent)
         final = observations = flat(observations, self.count, self._keys)
         ended = terminated | truncated
         if ended.any():
+            check_last(final, ended, self.name)
             # Without this, EnvPool would spend the environment's next step on resetting it.
-            fresh, fresh_info = self._pool.reset(np.flatnonzero(ended).astype(np.int32))
+            fresh, fresh_info = self._call(self._pool.reset, np.flatnonzero(ended).astype(np.int32))
             observations = final.copy()
             observations[fresh_info["env_id"]] = flat(fresh, int(ended.sum()), self._keys)
         return Step(
@@ -63,3 +68,10 @@ class EnvPoolEnvs:
 
     def close(self) -> None:
         self._pool.close()
+
+    def _call(self, function: Callable[..., Any], *arguments: np.ndarray) -> Any:
+        NOTE.begin(self.name)
+        try:
+            return function(*arguments)
+        finally:
+            NOTE.end()

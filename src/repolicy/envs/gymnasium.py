@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -9,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from repolicy.envs.names import maker, observed
+from repolicy.envs.patience import NOTE
 from repolicy.envs.spaces import (
     action_space,
     flat,
@@ -20,8 +22,8 @@ from repolicy.envs.spaces import (
     shapes,
     space_shapes,
 )
-from repolicy.envs.step import Step
-from repolicy.errors import RepolicyError, UsageError
+from repolicy.envs.step import Step, check_last
+from repolicy.errors import RepolicyError, UsageError, in_one_sentence
 
 
 class GymnasiumEnvs:
@@ -33,21 +35,17 @@ class GymnasiumEnvs:
         self, name: str, count: int, seed: int, make_one: Callable[[], gymnasium.Env[Any, Any]] | None = None
     ) -> None:
         self.name, self.count, self._seed = name, count, seed
-        make_one = make_one or maker(name)
-        try:
-            with warnings.catch_warnings(action="ignore"):  # "out of date": a task's version is part of the task
-                self._envs = gymnasium.vector.SyncVectorEnv(
-                    [make_one] * count, autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED
-                )
-        except RepolicyError:
-            raise
-        except Exception as error:
-            raise UsageError(f"environment {name!r} cannot be made: {type(error).__name__}: {error}") from error
+        makers: list[Callable[[], Any]] = [partial(_One, name, n, make_one or maker(name)) for n in range(count)]
+        with (
+            in_one_sentence(f"environment {name!r} cannot be made", UsageError),
+            warnings.catch_warnings(action="ignore"),  # "out of date": a task's version is part of the task
+        ):
+            self._envs = gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED)
         space = self._envs.single_observation_space
         self._keys, self.groups = observed(name), group_sizes(space, name)
         self.observation_size = observation_size(selected(space, self._keys, name), name)
-        self.actions = action_space(self._envs.single_action_space, name)
-        self._dtype = self._envs.single_action_space.dtype
+        self._own = self._envs.single_action_space
+        self.actions = action_space(self._own, name)
         self._check_one_step(space)
 
     def reset(self) -> np.ndarray:
@@ -55,11 +53,12 @@ class GymnasiumEnvs:
         return flat(self._call(lambda: self._envs.reset(seed=seeds))[0], self.count, self._keys)
 
     def step(self, actions: np.ndarray) -> Step:
-        sent = native(actions, self.actions, self._dtype)
+        sent = native(actions, self.actions, self._own)
         observations, rewards, terminated, truncated, info = self._call(lambda: self._envs.step(sent))
         final = current = flat(observations, self.count, self._keys)
         ended = terminated | truncated
         if ended.any():
+            check_last(final, ended, self.name)
             # A reset of some environments hands back the observations of all.
             current = flat(
                 self._call(lambda: self._envs.reset(options={"reset_mask": ended}))[0], self.count, self._keys
@@ -69,15 +68,15 @@ class GymnasiumEnvs:
         )
 
     def close(self) -> None:
-        self._envs.close()
+        self._call(self._envs.close)
 
     def _call(self, function: Callable[[], Any]) -> Any:
+        NOTE.begin(self.name)
         try:
-            return function()
-        except RepolicyError:
-            raise
-        except Exception as error:
-            raise RepolicyError(f"environment {self.name!r} failed: {type(error).__name__}: {error}") from error
+            with in_one_sentence(f"environment {self.name!r} failed"):
+                return function()
+        finally:
+            NOTE.end()
 
     def _check_one_step(self, space: spaces.Space[Any]) -> None:
         """A vector environment would broadcast an observation of the wrong shape; so look at one before it can."""
@@ -86,14 +85,55 @@ class GymnasiumEnvs:
         observation, _ = self._call(lambda: env.reset(seed=0))
         for moment in ("reset", "step"):
             if moment == "step":
-                observation, reward, *_ = self._call(lambda: env.step(env.action_space.sample()))
-                if np.shape(reward) != ():
-                    raise RepolicyError(
-                        f"environment {self.name!r} returns a reward of shape {np.shape(reward)}, not one number"
-                    )
+                observation, *_ = self._call(lambda: env.step(env.action_space.sample()))
             found, wanted = shapes(observation), space_shapes(space)
             if found != wanted:
                 raise RepolicyError(
                     f"environment {self.name!r} returns observations of shape {found} from {moment}, "
                     f"but its observation space says {wanted}"
                 )
+
+
+class _One:
+    """One environment of a batch, whose answers are looked at before NumPy makes numbers of whatever they are."""
+
+    def __init__(self, name: str, index: int, make: Callable[[], Any]) -> None:
+        self.name, self.index, self.env = name, index, make()
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self.env, attribute)
+
+    def reset(self, **options: Any) -> Any:
+        NOTE.index = self.index
+        answer = self.env.reset(**options)
+        if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
+            raise RepolicyError(
+                f"environment {self.name!r} returns {_kind(answer)} from reset, not (observation, info): "
+                "old environments do; wrap it in shimmy.GymV21CompatibilityV0, or return both"
+            )
+        return answer
+
+    def step(self, action: Any) -> Any:
+        NOTE.index = self.index
+        answer = self.env.step(action)
+        if not (isinstance(answer, tuple) and len(answer) == 5):
+            raise RepolicyError(
+                f"environment {self.name!r} returns {_kind(answer)} from step, not "
+                "(observation, reward, terminated, truncated, info): old environments do; "
+                "wrap it in shimmy.GymV21CompatibilityV0, or return all five"
+            )
+        if not isinstance(answer[1], float | int | np.floating | np.integer):
+            _check_reward(answer[1], self.name)
+        return answer
+
+
+def _check_reward(reward: Any, name: str) -> None:
+    """Raise unless it is one real number."""
+    if np.shape(reward) != ():
+        raise RepolicyError(f"environment {name!r} returns a reward of shape {np.shape(reward)}, not one number")
+    if np.ma.is_masked(reward) or np.asarray(reward).dtype.kind not in "fiub":
+        raise RepolicyError(f"environment {name!r} returns the reward {reward!r}, which is no real number")
+
+
+def _kind(answer: Any) -> str:
+    return f"{len(answer)} things" if isinstance(answer, tuple) else f"one {type(answer).__name__}"

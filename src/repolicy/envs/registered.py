@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -15,6 +16,9 @@ Function = Callable[[np.ndarray, np.ndarray, np.ndarray, Info], np.ndarray]
 # Where each joint's angle stands in HalfCheetah's observation.
 CHEETAH_JOINTS = {"bthigh": 2, "bshin": 3, "bfoot": 4, "fthigh": 5, "fshin": 6, "ffoot": 7}
 
+# Options of environments that move what stands in an observation, unless they have these values.
+STANDS = {"exclude_current_positions_from_observation": True, "frame_stack": 1}
+
 
 @dataclass(frozen=True)
 class Registered:
@@ -24,6 +28,7 @@ class Registered:
     envs: tuple[str, ...]
     metric: str
     measure: Callable[[np.ndarray], np.ndarray]  # from the reward to the metric
+    reads: Literal["observation", "info"] = "observation"
 
 
 def hind_leg(joint: str = "bthigh") -> Function:
@@ -68,7 +73,7 @@ def mppi_joint() -> Function:
 REGISTERED = {
     "hind_leg": Registered(hind_leg, ("HalfCheetah",), "mean |θ|", lambda reward: -reward),
     "height": Registered(height, ("Hopper", "Walker2d"), "mean z", lambda reward: reward),
-    "sideways": Registered(sideways, ("Ant", "Humanoid"), "mean v_y", lambda reward: reward),
+    "sideways": Registered(sideways, ("Ant", "Humanoid"), "mean v_y", lambda reward: reward, reads="info"),
     "mppi_front_foot": Registered(mppi_front_foot, ("HalfCheetah",), "mean |θ|", lambda reward: -reward / 10.0),
     "mppi_height": Registered(mppi_height, ("Hopper",), "mean z", lambda reward: reward / 10.0 + 1.0),
     "mppi_sideways": Registered(mppi_sideways, ("Ant",), "mean v_y", lambda reward: -reward),

@@ -31,10 +31,17 @@ def group_sizes(space: Any, name: str) -> dict[str, int]:
 
 
 def observation_size(space: Any, name: str) -> int:
+    size = _size(space, name)
+    if not size:
+        raise UsageError(f"environment {name!r} has an empty observation ({space}): there is nothing to act on")
+    return size
+
+
+def _size(space: Any, name: str) -> int:
     if isinstance(space, spaces.Box):
         return int(np.prod(space.shape))
     if isinstance(space, spaces.Dict):
-        return sum(observation_size(part, name) for part in space.values())
+        return sum(_size(part, name) for part in space.values())
     raise UsageError(
         f"environment {name!r} has observations of kind {type(space).__name__}; "
         "Repolicy takes Box, and Dict made of Box: wrap it in gymnasium.wrappers.FlattenObservation"
@@ -42,23 +49,32 @@ def observation_size(space: Any, name: str) -> int:
 
 
 def action_space(space: Any, name: str) -> ActionSpace:
+    """The space laid out flat. `low` are the lower bounds or, unless all are 0, the first choice of each head."""
+    if 0 in (space.shape or ()):
+        raise UsageError(f"environment {name!r} has an empty action ({space}): there is nothing to choose")
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        size = int(np.prod(space.shape))
-        low, high = np.ravel(space.low), np.ravel(space.high)
-        return ActionSpace("continuous", (size,), tuple(map(float, low)), tuple(map(float, high)))
-    if isinstance(space, spaces.Discrete) and space.start == 0:
-        return ActionSpace("discrete", (int(space.n),))
-    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
-        return ActionSpace("discrete", tuple(map(int, space.nvec)))
+        return ActionSpace("continuous", (space.low.size,), _floats(space.low), _floats(space.high))
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+        first = np.ravel(getattr(space, "start", 0))
+        return ActionSpace("discrete", tuple(map(int, sizes)), _floats(first) if first.any() else ())
     raise UsageError(
         f"environment {name!r} has actions of kind {space}; Repolicy takes Box, Discrete and MultiDiscrete"
     )
 
 
-def native(actions: np.ndarray, space: ActionSpace, dtype: Any) -> np.ndarray:
-    """`[N, A]` as stored, in the environment's own shape and type. Never clipped."""
-    actions = actions.astype(dtype)
-    return actions[:, 0] if space.kind == "discrete" and len(space.sizes) == 1 else actions
+def _floats(values: np.ndarray) -> tuple[float, ...]:
+    return tuple(map(float, np.ravel(values)))
+
+
+def own_numbers(actions: np.ndarray, space: ActionSpace) -> np.ndarray:
+    """Actions `[..., A]` with choices counted from 0, in the environment's own numbers: what add-ons read."""
+    return actions + np.array(space.low, np.int64) if space.kind == "discrete" and space.low else actions
+
+
+def native(actions: np.ndarray, space: ActionSpace, own: Any) -> np.ndarray:
+    """Actions `[N, A]` in the numbers, the shape and the type of the environment's own space. Never clipped."""
+    return own_numbers(actions, space).astype(own.dtype).reshape(len(actions), *own.shape)
 
 
 def flat(observations: Any, count: int, keys: tuple[str, ...] = ()) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from repolicy.errors import NumericError
 from repolicy.policies.spaces import ActionSpace
 
 Backend = Literal["auto", "envpool", "gymnasium"]
@@ -25,6 +26,14 @@ class Step(NamedTuple):
     truncated: np.ndarray  # [N] bool: a time limit cut the episode; its value goes on
     final: np.ndarray  # [N, O] float32: true next observations, also where an episode ended
     info: Info  # numeric entries of shape [N], as they were at the end of the step
+
+
+def check_last(final: np.ndarray, ended: np.ndarray, name: str) -> None:
+    """Raise where an episode ended in what is no number. (What is acted on next is looked at once a rollout.)"""
+    wrong = ended & ~np.isfinite(final).all(-1)
+    if wrong.any():
+        n = np.flatnonzero(wrong)[0]
+        raise NumericError(f"environment {n} of {name!r} ended an episode in an observation that is not finite")
 
 
 class Envs(Protocol):

@@ -21,6 +21,7 @@ from repolicy.engine.training import check, try_addon
 from repolicy.envs.addons import Addon, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.errors import FileError, RepolicyError, UsageError
+from repolicy.loading import read_json
 from repolicy.many import ray
 from repolicy.many.pool import Here, Job, Start, work
 from repolicy.many.tradeoff import Found, Point, as_dict, point_words
@@ -124,11 +125,11 @@ def claimed(folder: Path) -> dict[str, Any] | None:
     """What the sweep in this folder was asked for, and found so far, or None where there is none."""
     story = folder / "sweep.json"
     try:
-        found = json.loads(story.read_text())
+        found = read_json(story) if os.path.lexists(story) else None
+        if found is None:
+            return None
         return found | {"request": dict(found["request"]), "omegas": list(found["omegas"])}
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise FileError(f"{story} cannot be read: {error}") from None
 
 

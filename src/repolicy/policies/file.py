@@ -8,16 +8,49 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from repolicy.errors import FileError, UsageError
-from repolicy.loading import nearest
+from repolicy.errors import FileError, RepolicyError, UsageError
+from repolicy.loading import confirm, nearest, printable
 from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.policies.storage import is_own, packed, read, write_bytes
+from repolicy.policies.storage import check_shape, is_own, packed, read, write_bytes
 
 PRIORS = Path(__file__).parent / "shipped"
 
 
 PROBES = 64
+
+# What readers rely on in the story that a policy's file tells, and in the spec of a policy.
+CARD = {
+    "request?": {
+        "env?": str,
+        "addons?": [str],
+        "objective?": {"task?": str, "omega?": float, "alpha?": float, "bonus?": float},
+        "settings?": {},
+    },
+    "which?": str,
+    "steps?": int,
+    "evaluation?": {str: float},
+    "versions?": {str: str},
+    "command?": str,
+    "scores?": {"mean action": [float], "episodes": int},
+    "origin?": {"library": str, "version": str, "kind": str, "file": str, "sha256": str, "options": {}, "notes": [str]},
+}
+SPEC = {
+    "observation_size": int,
+    "actions": {"kind": str, "sizes": [int], "low": [float], "high": [float]},
+    "family": str,
+    "hidden": [int],
+    "activation": str,
+    "initial_std": float,
+    "min_std": float,
+    "std?": str,
+    "observation_bound?": float,
+    "slope?": float,
+    "norms?": [str],
+    "epsilon?": float,
+    "std_bounds?": [float],
+    "mean_clip?": float,
+}
 
 
 class SavedPolicy(NamedTuple):
@@ -56,11 +89,9 @@ def read_policy(path: str | Path, options: Options | None = None) -> SavedPolicy
             "--vecnormalize and --activation, which are for other libraries' files"
         )
     tensors, story = read(Path(path), "policy")
-    try:
-        policies = [_rebuilt(Path(path), tensors, story, name) for name in ("policy", "prior") if name in story]
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise FileError(f"{path} is no whole policy: {str(error).splitlines()[0]}") from None
-    return SavedPolicy(policies[0], policies[1] if policies[1:] else None, story["card"])
+    card = _card(path, story)
+    prior = _rebuilt(Path(path), tensors, story, "prior") if "prior" in story else None
+    return SavedPolicy(_rebuilt(Path(path), tensors, story, "policy"), prior, card)
 
 
 def load_policy(
@@ -117,20 +148,29 @@ def read_card(path: Path) -> dict[str, Any]:
     """The story that a policy's file tells, and nothing else of it; another library's tells none."""
     if not is_own(path):
         return {}
-    return dict(read(path, "policy")[1]["card"])
+    return _card(path, read(path, "policy")[1])
 
 
-def env_of(card: dict[str, Any], path: Path) -> str:
-    """The environment that the policy in a file was made for."""
+def env_of(card: dict[str, Any], path: Path, trust: bool = False) -> str:
+    """The environment that the policy in a file was made for; refused where it is code, unless the file is trusted."""
     found = card.get("request", {}).get("env")
     if found is None:
         raise UsageError(f"{path} does not say which environment it is for; name one with --env")
+    confirm([found], path, "env", trust)
     return str(found)
+
+
+def addons_of(card: dict[str, Any], path: Path, trust: bool = False) -> tuple[str, ...]:
+    """The add-ons that the policy in a file was customised to; refused in the same way."""
+    found = tuple(card.get("request", {}).get("addons", ()))
+    confirm(found, path, "addon", trust)
+    return found
 
 
 def find_policy(reference: str | Path) -> Path:
     """A file as it is; of a run's folder, its best policy; of a name, the prior that ships under it."""
     path = Path(reference)
+    check_reachable(path)
     if path.is_dir() and (path / "run.json").exists():
         best = path / "best.safetensors"
         if not best.exists():
@@ -146,6 +186,16 @@ def find_policy(reference: str | Path) -> Path:
         f"there is no file {path}, and no policy of that name ships with repolicy "
         f"({', '.join(shipped())} do){nearest(str(reference), shipped())}"
     )
+
+
+def check_reachable(path: Path) -> None:
+    """Raise where it cannot be said what is there: the name is too long, or a folder may not be read."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from None
 
 
 def shipped() -> list[str]:
@@ -165,14 +215,49 @@ def _policy_tensors(policy: Policy, name: str) -> dict[str, Tensor]:
     }
 
 
+def _card(path: str | Path, story: dict[str, Any]) -> dict[str, Any]:
+    check_shape(story, {"card": CARD}, f"{path} is no whole policy: its story")
+    return dict(story["card"])
+
+
 def _rebuilt(path: Path, tensors: dict[str, Tensor], story: dict[str, Any], name: str) -> Policy:
-    policy = Policy(PolicySpec.from_dict(story[name]))
-    policy.load_state_dict(
-        {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
-    )
-    probes = {key: tensors[f"{name}_probes.{key}"] for key in ("observations", "actions", "log_probs")}
-    check_fingerprint(policy, probes, f"the {name} in {path}")
+    spec = story.get(name)
+    if isinstance(spec, dict):  # None is as good as nothing
+        spec = {key: value for key, value in spec.items() if value is not None}
+    check_shape({name: spec}, {name: SPEC}, f"{path} is no whole policy: its story")
+    state = {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
+    try:
+        spec = PolicySpec.from_dict(story[name])
+        _check_sizes(spec, state)
+        policy = Policy(spec)
+        policy.load_state_dict(state)
+        probes = {key: tensors[f"{name}_probes.{key}"] for key in ("observations", "actions", "log_probs")}
+        check_fingerprint(policy, probes, f"the {name} in {path}")
+    except FileError:
+        raise
+    except (RepolicyError, KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+        raise FileError(f"{path} is no whole policy: {printable((str(error).splitlines() or [''])[0])}") from None
     return frozen(policy)
+
+
+def _check_sizes(spec: PolicySpec, state: dict[str, Tensor]) -> None:
+    """Raise unless the tensors are those of such a policy, before memory is set aside for what a file claims."""
+    actions = spec.actions
+    bounds = {len(actions.low), len(actions.high)} <= {0, actions.width if actions.kind == "continuous" else 0}
+    if not bounds:
+        raise ValueError(f"its bounds are not those of {actions}")
+    if len(spec.hidden) >= len(state):
+        raise ValueError(f"it says {len(spec.hidden)} hidden layers and has {len(state)} tensors")
+    with torch.device("meta"):
+        wanted = Policy(spec).state_dict()
+    if missing := {*wanted} ^ {*state}:
+        raise ValueError(f"it lacks {min(missing)}, or should not have it")
+    for key, tensor in wanted.items():
+        found = state[key]
+        if (tensor.shape, tensor.dtype) != (found.shape, found.dtype):
+            raise ValueError(
+                f"{key} is {list(found.shape)} {found.dtype}, and its spec makes it {list(tensor.shape)} {tensor.dtype}"
+            )
 
 
 def check_fingerprint(policy: Policy, probes: dict[str, Tensor], who: str) -> None:

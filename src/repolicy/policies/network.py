@@ -214,7 +214,8 @@ class Mlp(nn.Module):
 
     def norm(self, index: int) -> Norm | None:
         """The LayerNorm of a hidden layer."""
-        return self.norms[str(index)] if str(index) in self.norms else None  # type: ignore[return-value]
+        found = dict(self.norms.items()).get(str(index))
+        return found if isinstance(found, Norm) else None
 
     def _layers(self, inputs: Tensor) -> list[Tensor]:
         """The inputs, f of each hidden layer, and the outputs."""

@@ -137,6 +137,15 @@ class Policy(nn.Module):
         """The distribution that the network's outputs `[..., outputs]` stand for."""
         return self.family.distribution(outputs, self.spec, self.log_std)
 
+    @property
+    @torch.no_grad()
+    def std(self) -> Tensor | None:
+        """The one std of all states, `[A]`, or None where it depends on the state or there is none."""
+        if self.log_std is None:
+            return None
+        outputs = self.log_std.new_zeros(self.family.outputs(self.actions.sizes))
+        return self.head(outputs).log_std.exp()  # type: ignore[attr-defined,no-any-return]
+
     @torch.no_grad()
     def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> "NetworkActor":
         """The policy at work, with the parameters as they are now; it samples or, without a generator, takes modes."""

@@ -46,7 +46,7 @@ def read(path: Path, kind: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]
         story = json.loads(metadata["repolicy"])
     except KeyError:
         raise FileError(f"{path} is a safetensors file, but not one of Repolicy's") from None
-    except (safetensors.SafetensorError, ValueError, OSError) as error:
+    except (safetensors.SafetensorError, ValueError, OSError, RecursionError) as error:
         raise FileError(f"{path} is damaged, or no Repolicy file: {error}") from None
     if not isinstance(story, dict):
         raise FileError(f"{path} is damaged, or no Repolicy file: its story is no object")
@@ -54,6 +54,7 @@ def read(path: Path, kind: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]
         raise FileError(f"{path} has format {story['format']}; this version reads up to {FORMAT}: upgrade repolicy")
     if story.pop("sha256", None) != _checksum(tensors, story):
         raise FileError(f"{path} is damaged: its checksum does not match its contents")
+    check_shape(story, {"format": int, "kind": str}, f"{path} is no Repolicy file: its story")
     if kind and story["kind"] != kind:
         raise FileError(f"{path} is a {story['kind']}, not a {kind}")
     return tensors, story
@@ -62,11 +63,11 @@ def read(path: Path, kind: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]
 def is_own(path: Path) -> bool:
     """Whether a file is one of these, perhaps a damaged one: by its first bytes, or else by its name."""
     try:
-        with open(path, "rb") as file:
+        with open(path if path.is_file() else os.devnull, "rb") as file:  # a pipe could be waited for without end
             head = file.read(9)
     except OSError:
-        return True  # whoever reads it says why not
-    return path.suffix == ".safetensors" or (head[5:8] == b"\0\0\0" and head[8:] == b"{")
+        head = b""
+    return not head or path.suffix == ".safetensors" or (head[5:8] == b"\0\0\0" and head[8:] == b"{")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -89,6 +90,42 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_json(path: Path, values: Any) -> None:
     write_bytes(path, (json.dumps(finite(values), indent=2) + "\n").encode())
+
+
+Shape = Any  # a type; [shape] for a list; {name: shape} for an object, {str: shape} for one with any names
+
+
+def check_shape(value: Any, shape: Shape, where: str) -> None:
+    """Raise unless JSON out of a file has the shape that its readers rely on. A name with a `?` may be missing."""
+    kind: Any = type(shape) if isinstance(shape, list | dict) else shape
+    kinds: Any = (int, float) if kind is float else kind
+    if not isinstance(value, kinds) or isinstance(value, bool) != (kind is bool):
+        raise FileError(f"{where} is {_short(value)}, not {_WORDS[kind]}")
+    if (
+        kind in (int, float) and not -1e300 < value < 1e300 and isinstance(value, int)
+    ):  # in JSON it may have thousands of digits
+        raise FileError(f"{where} is too large")
+    if kind is list:
+        for index, entry in enumerate(value):
+            check_shape(entry, shape[0], f"{where}[{index}]")
+    if kind is dict and str in shape:
+        for name, entry in value.items():
+            check_shape(entry, shape[str], f"{where}, {name!r}")
+    elif kind is dict:
+        for name, inner in shape.items():
+            if name.removesuffix("?") in value:
+                check_shape(value[name.removesuffix("?")], inner, f"{where}, {name.removesuffix('?')!r}")
+            elif not name.endswith("?"):
+                raise FileError(f"{where} has no {name!r}")
+
+
+_WORDS = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "an object",
+}  # fmt: skip
+
+
+def _short(value: Any) -> str:
+    return _WORDS[type(value)] if isinstance(value, list | dict) else repr(value)[:60]
 
 
 def finite(value: Any) -> Any:

@@ -16,6 +16,7 @@ from repolicy.engine.request import Request, options, words
 from repolicy.envs.addons import Addon, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.errors import FileError, RepolicyError
+from repolicy.loading import confirm
 from repolicy.objective import Objective, name_of
 from repolicy.policies.file import SavedPolicy, read_policy
 from repolicy.policies.storage import write_bytes
@@ -41,12 +42,19 @@ CURVES = [
 ]
 
 
-def write_report(out: str | Path, episodes: int = EPISODES, say: Callable[[str], None] = lambda _: None) -> Path:
-    """Evaluate the best policy of the run in `out`, and its prior if it has one, film both, and write `report.html`."""
+def write_report(
+    out: str | Path, episodes: int = EPISODES, say: Callable[[str], None] = lambda _: None, trust: bool = False
+) -> Path:
+    """Evaluate the best policy of the run in `out`, and its prior if it has one, film both, and write `report.html`.
+
+    A run's folder that names code, such as an environment in a file, is refused unless you trust it.
+    """
     folder = RunFolder(out)
     request = folder.request()
     if request is None:
         raise FileError(f"{folder.path} holds no run: it has no run.json")
+    names = [request["env"], *request["addons"]]
+    confirm(names, folder.path, "trust", trust, remedy="if you trust it, give trust=True")
     if not folder.best_policy.exists():
         raise FileError(f"{folder.path} has no policy yet: its first segment is not done")
     saved = read_policy(folder.best_policy)

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from repolicy.envs.addons import combined
-from repolicy.errors import UsageError
+from repolicy.errors import UsageError, in_one_sentence
 from repolicy.objective import Objective, task_reward
 from repolicy.policies.normalizer import Normaliser
 from repolicy.policies.policy import Policy, Prior
@@ -31,8 +31,13 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self.objective = objective
 
+    def reset(self, **options: Any) -> Any:
+        with in_one_sentence("the environment failed"):
+            return self.env.reset(**options)
+
     def step(self, action: Any) -> Any:
-        observation, basic, terminated, truncated, info = self.env.step(action)
+        with in_one_sentence("the environment failed"):
+            observation, basic, terminated, truncated, info = self.env.step(action)
         if self.objective.reads_addon and "addon_reward" not in info:
             raise UsageError(
                 f"a task of {self.objective.task!r} needs info['addon_reward'], and this environment's info has "

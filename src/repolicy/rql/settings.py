@@ -1,12 +1,11 @@
 """How to train. (Without torch, so that `--help` is quick.)"""
 
-import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from repolicy.errors import UsageError
-from repolicy.loading import nearest
+from repolicy.errors import FileError, UsageError
+from repolicy.loading import nearest, read_json
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,9 @@ _RANGES: list[tuple[str, float, float]] = [
 def read_settings(path: Path, base: Settings) -> Settings:
     """`base` with the fields of a JSON file in place of its own."""
     try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"settings file {path} cannot be read: {error}") from None
+        values = read_json(path)
+    except FileError as error:
+        raise UsageError(f"settings file {error}") from None
     if not isinstance(values, dict):
         raise UsageError(f"settings file {path} must hold an object of fields, not a {type(values).__name__}")
     known = base.as_dict()

@@ -11,7 +11,7 @@ import torch
 
 from repolicy.envs.addons import check_env
 from repolicy.envs.names import in_gymnasium, maker
-from repolicy.errors import FileError, UsageError
+from repolicy.errors import FileError, UsageError, in_one_sentence
 from repolicy.loading import nearest
 from repolicy.objective import Objective
 from repolicy.policies.file import env_of, find_policy, read_card, read_policy
@@ -68,7 +68,9 @@ def make(env: str) -> gymnasium.Env[Any, Any]:
     reference = TASKS[env].env if env in TASKS else env
     if not in_gymnasium(reference):
         raise UsageError(f"there is no task or environment {env!r}{nearest(env, {*TASKS, *gymnasium.registry})}")
-    return maker(reference)()
+    make_one = maker(reference)
+    with in_one_sentence(f"environment {env!r} cannot be made", UsageError):
+        return make_one()
 
 
 def _run(

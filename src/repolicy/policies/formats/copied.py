@@ -60,9 +60,9 @@ def _spec(described: Described) -> PolicySpec:
         raise CannotCopyError(f"this {described.kind} of {described.library} has LayerNorms of different epsilons")
     if described.squashed and not actions.low:
         actions = ActionSpace("continuous", actions.sizes, (-1.0,) * actions.width, (1.0,) * actions.width)
+    sizes = tuple(len(hidden.linear.bias) for hidden in actor.hidden)
     spec = PolicySpec(
-        described.observation_size, actions, described.family, tuple(len(hidden.linear.bias) for hidden in actor.hidden),
-        actor.activation, 1.0, 0.0, observation_bound=described.normalizer.clip if described.normalizer else None,
+        described.observation_size, actions, described.family, sizes, actor.activation, 1.0, 0.0, observation_bound=described.normalizer.clip if described.normalizer else None,
         slope=actor.slope, norms=norms if epsilons else (), epsilon=epsilons.pop() if epsilons else 1e-5,
         mean_clip=described.mean_clip,
     )  # fmt: skip

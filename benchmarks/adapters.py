@@ -1,0 +1,105 @@
+"""What Residual PPO costs inside its hosts: each beside its host's own PPO, in slices of two seconds, by turns.
+
+    python benchmarks/adapters.py --out results/adapters.jsonl
+
+All contenders live in one process with one torch thread, and take turns: the machine's speed drifts, and a slice is
+compared only with the one beside it: the median and quartiles of the ratios. On a machine with other work the
+processor's own time is the steadier of the two. HalfCheetah-v4 on EnvPool, 64 environments, networks of 64 and 64,
+minibatches of 1024, 5 epochs; the prior is the shipped one.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.batches import ForRslRl, ForSb3, Paid
+
+ENV, ADDON, PRIOR, COUNT, STEPS = "HalfCheetah-v4", "hind_leg=10", "halfcheetah", 64, 64
+WEIGHTS: dict[str, Any] = {"prior": PRIOR, "omega": 0.17, "alpha": 0.13472}
+Iteration = Callable[[], Any]
+
+
+def sb3(residual: bool) -> Iteration:
+    from stable_baselines3 import PPO
+
+    from repolicy import load_policy
+    from repolicy.adapters.sb3 import ResidualPPO, like
+
+    settings = {"n_steps": STEPS, "batch_size": 1024, "n_epochs": 5, "device": "cpu"}
+    settings["policy_kwargs"] = like(load_policy(PRIOR))  # the same networks for both
+    envs = ForSb3(Paid(ENV, ADDON, COUNT, 0))
+    model = ResidualPPO("MlpPolicy", envs, **settings, **WEIGHTS) if residual else PPO("MlpPolicy", envs, **settings)
+    return lambda: model.learn(COUNT * STEPS, reset_num_timesteps=False)
+
+
+def rsl_rl(residual: bool) -> Iteration:
+    from rsl_rl.runners import OnPolicyRunner
+
+    network = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "tanh", "obs_normalization": True}
+    named = {"class_name": "repolicy.adapters.rsl_rl:ResidualPPO"} | WEIGHTS if residual else {"class_name": "PPO"}
+    config = {
+        "num_steps_per_env": STEPS,
+        "save_interval": 10**9,
+        "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
+        "actor": network | {"distribution_cfg": {"class_name": "GaussianDistribution"}},
+        "critic": network,
+        "algorithm": {"num_learning_epochs": 5, "num_mini_batches": 4, "schedule": "fixed"} | named,
+        "multi_gpu": None,
+    }
+    runner = OnPolicyRunner(ForRslRl(Paid(ENV, ADDON, COUNT, 0)), config, None, "cpu")
+    return lambda: runner.learn(1)
+
+
+def slice_of(iterate: Iteration, seconds: float) -> tuple[float, float]:
+    """Seconds that an iteration took over a slice: on the clock, and of the processor."""
+    count, began, busy = 0, time.perf_counter(), time.process_time()
+    while time.perf_counter() - began < seconds:
+        iterate()
+        count += 1
+    return (time.perf_counter() - began) / count, (time.process_time() - busy) / count
+
+
+def median_and_quartiles(ratios: list[float]) -> list[float]:
+    """[median, lower quartile, upper quartile]."""
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return [round(value, 4) for value in (middle, low, high)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--out", type=Path, default=Path("results/adapters.jsonl"))
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    with contextlib.redirect_stdout(open(os.devnull, "w")):
+        pairs = {"stable-baselines3": (sb3(False), sb3(True)), "rsl_rl": (rsl_rl(False), rsl_rl(True))}
+        times: dict[str, list[Any]] = {name: [] for name in pairs}
+        for turn in range(-1, options.rounds):  # the first warms up
+            for name, (host, ours) in pairs.items():
+                order = [host, ours] if turn % 2 else [ours, host]
+                found = {id(each): slice_of(each, options.seconds) for each in order}
+                if turn >= 0:
+                    times[name].append((found[id(host)], found[id(ours)]))
+    for name, measured in times.items():
+        row: dict[str, Any] = {"command": "python benchmarks/adapters.py", "host": name, "rounds": len(measured)}
+        for index, what in enumerate(("clock", "processor")):
+            row[f"{what}_seconds"] = round(statistics.median(host[index] for host, _ in measured), 4)
+            row[f"{what}_overhead"] = median_and_quartiles([ours[index] / host[index] - 1.0 for host, ours in measured])
+        rows.append(row)
+        print(json.dumps(row))
+    options.out.parent.mkdir(exist_ok=True)
+    options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,389 @@
+"""Damaged files and odd command lines: no traceback, no hang, no code that a file names, no silently other policy.
+
+    python benchmarks/fuzz.py                           # 1,000 files and 2,000 command lines, always the same ones
+    python benchmarks/fuzz.py --files 100 --lines 200 --seed 1
+
+Everything runs in this process and in a folder that is deleted afterwards. What takes long, and comes after all that is
+read and checked, is left out: training itself, episodes, films, the processes of a sweep. So is --wandb, which would go
+to the network.
+"""
+
+import argparse
+import contextlib
+import copy
+import dataclasses
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+import repolicy
+from repolicy.cli import main as cli
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.ranks import Alone
+from repolicy.errors import RepolicyError
+from repolicy.objective import soft
+from repolicy.policies.file import load_policy, read_policy, save_policy
+from repolicy.policies.storage import read, write
+
+SECONDS = 20  # after which a case counts as hanging
+ENV = "Pendulum-v1"
+TINY = repolicy.Settings(
+    steps=64, envs=2, horizon=16, minibatch=16, segment=1, ranks=1, evaluation_episodes=1, hidden=(4,), epochs=1
+)
+ODD: list[Any] = [
+    None, True, 0, -1, 3, 1e400, float("nan"), 10**400, 10**12, 1e-320, "", "a", "\x1b[2J\x07", "\ud800", "é" * 3000,
+    "os:system?command=touch owned", "owned.py:f", "../x", "Pendulum-v1?g=1", [], {}, [[]], {"a": {"b": {}}}, [1] * 999,
+]  # fmt: skip
+
+
+class _HangError(BaseException):
+    """Not an Exception: nothing on the way catches it."""
+
+
+class Case:
+    """One thing that was tried, and what came of it."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.words, self.reached, self.fault = words, [], ""
+        out, said = io.StringIO(), io.StringIO()
+        began = time.perf_counter()
+        signal.alarm(SECONDS)
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said), reaching(self.reached):
+                cli.main(words)
+            self.code: Any = 0
+        except SystemExit as ended:
+            self.code = ended.code or 0
+        except _HangError:
+            self.code, self.fault = None, f"hangs for more than {SECONDS} s"
+        except BaseException:
+            self.code, self.fault = None, traceback.format_exc()
+        finally:
+            signal.alarm(0)
+        self.out, self.said, self.seconds = out.getvalue(), said.getvalue(), time.perf_counter() - began
+        self.fault = self.fault or self._complaint()
+
+    def _complaint(self) -> str:
+        if self.code not in (0, 1, 2):
+            return f"ends with exit code {self.code!r}"
+        if "Traceback" in self.said:
+            return "shows a traceback"
+        if self.code and not self.said:
+            return "fails without a word"
+        message = self.said[self.said.rfind("repolicy: ") :] if "repolicy: " in self.said else ""
+        if message.count("\n") > 3:
+            return f"says more than three lines: {message}"
+        if os.path.exists("owned"):
+            return "ran code that a file names"
+        return ""
+
+
+@contextlib.contextmanager
+def reaching(reached: list[Any]) -> Iterator[None]:
+    """The long parts of every command, replaced by a note that they were reached, and with what."""
+
+    def remaining(segments: Any, *_: Any) -> Any:
+        reached.append((segments.worker.request, segments.worker.learner.parameters))
+        raise RepolicyError("as far as training")
+
+    def note(what: str) -> Callable[..., Any]:
+        def stop(*_: Any, **__: Any) -> Any:
+            raise RepolicyError(f"as far as {what}")
+
+        return stop
+
+    @contextlib.contextmanager
+    def alone(*_: Any) -> Iterator[Alone]:
+        yield Alone()
+
+    with contextlib.ExitStack() as stack:
+        for place, function in (
+            ("engine.segments.Segments.remaining", remaining), ("engine.training.try_addon", lambda *_: []),
+            ("engine.ranks.launched", alone), ("engine.bench.bench", note("a benchmark")),
+            ("envs.evaluation.run_episodes", note("episodes")), ("report.film._in_its_own_process", note("films")),
+            ("many.sweep._train", note("a sweep's points")), ("many.sweep.try_addon", lambda *_: []),
+            ("many.ray.on_ray", note("Ray")), ("cli.inspection._renders", lambda *_: True),
+            ("rql.training._algorithm", note("Q-learning")),
+        ):  # fmt: skip
+            stack.enter_context(mock.patch(f"repolicy.{place}", function))
+        yield
+
+
+# Damaged files --------------------------------------------------------------------------------------------------------
+
+
+def prepared(folder: Path) -> None:
+    """A run, a sweep's story, settings and a policy with its prior inside."""
+    repolicy.train(ENV, soft(0.1), folder / "run", TINY)
+    policy = load_policy(folder / "run")
+    card = read_policy(folder / "run" / "best.safetensors").card
+    save_policy(folder / "policy.safetensors", policy, card, policy)
+    request = {"env": ENV, "addons": ["height"], "alpha": 0.1, "settings": TINY.as_dict(), "sparse": False}
+    (folder / "sweep").mkdir()
+    (folder / "sweep" / "sweep.json").write_text(json.dumps({"request": request, "omegas": [0.1]}))
+    (folder / "settings.json").write_text(json.dumps(TINY.as_dict()))
+
+
+TARGETS: dict[str, list[list[str]]] = {
+    "policy.safetensors": [
+        ["inspect", "policy.safetensors"],
+        ["inspect", "policy.safetensors", "--json"],
+        ["evaluate", "policy.safetensors"],
+        ["render", "policy.safetensors"],
+        ["export", "policy.safetensors", "--format", "torchscript"],
+        ["customize", "policy.safetensors", "--addon", "height", "--omega", "0.1"],
+        ["sweep", "policy.safetensors", "--addon", "height", "--omega", "0.1"],
+        ["rql", "customize", "policy.safetensors", "--omega", "0.1"],
+    ],
+    "run/run.json": [["inspect", "run"], ["train", ENV, "--out", "run", "--resume"]],
+    "run/metrics.jsonl": [["inspect", "run"], ["train", ENV, "--out", "run", "--resume"]],
+    "run/checkpoints/*": [["inspect", "CHECKPOINT"], ["inspect", "run"], ["train", ENV, "--out", "run", "--resume"]],
+    "sweep/sweep.json": [["sweep", "policy.safetensors", "--out", "sweep", "--resume"]],
+    "settings.json": [
+        ["train", ENV, "--alpha", "0.1", "--settings", "settings.json"],
+        ["rql", "train", ENV, "--alpha", "0.1", "--settings", "settings.json"],
+    ],
+}
+
+
+def damaged(random_: random.Random, whole: Path, folder: Path) -> tuple[Case, str]:
+    """One file of a fresh copy is damaged or forged, and a command reads it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(whole, folder)
+    os.chdir(folder)
+    target, commands = random_.choice(list(TARGETS.items()))
+    path = random_.choice(sorted(Path().glob(target)))
+    known = [(path, load_policy(path).state_dict()) for path in Path().glob("*.safetensors")]
+    kind = random_.choice(["bytes", "bytes", "forged", "forged", "forged", "odd"])
+    {"bytes": spoil, "forged": forge, "odd": replace_by_something_else}[kind](random_, path)
+    words = [str(path) if word == "CHECKPOINT" else word for word in random_.choice(commands)]
+    case = Case(words)
+    case.fault = case.fault or ("sends control characters" if "\x1b" in case.said + case.out else "")
+    if kind == "bytes":
+        case.fault = case.fault or _other_policy(known)
+    for request, parameters in case.reached if words[:2] == ["train", ENV] and "--resume" in words else []:
+        case.fault = case.fault or _other_run(whole, request, parameters)
+    return case, f"{path} ({kind})"
+
+
+def _other_policy(known: list[tuple[Path, dict[str, Tensor]]]) -> str:
+    for path, before in known:
+        with contextlib.suppress(RepolicyError):
+            after = load_policy(path).state_dict()
+            if not all(torch.equal(before[name], after[name]) for name in before):
+                return f"{path} is silently another policy"
+    return ""
+
+
+def _other_run(whole: Path, request: Any, parameters: Tensor) -> str:
+    """A run that was resumed must be the one that began, at one of its checkpoints or at the start."""
+    if json.loads(json.dumps(request.as_dict())) != RunFolder(whole / "run").request():
+        return f"goes on silently with another request: {request}"
+    known = [read(path)[0]["parameters"] for path in (whole / "run" / "checkpoints").iterdir()]
+    return "" if any(torch.equal(parameters, each) for each in known) else "goes on silently with other weights"
+
+
+def spoil(random_: random.Random, path: Path) -> None:
+    """Some bytes of a file change, go or come."""
+    content = bytearray(path.read_bytes())
+    for _ in range(random_.choice([1, 1, 3, 30])):
+        start = random_.randrange(len(content) + 1)
+        stop = min(len(content), start + random_.choice([0, 1, 8, 500, 10**6]))
+        content[start:stop] = random_.choice(
+            [
+                b"",
+                bytes(stop - start),
+                random_.randbytes(max(1, min(stop - start, 100))),
+                bytes(content[start:stop]) * 2,
+            ]
+        )[: 10**6]
+    path.write_bytes(content)
+
+
+def forge(random_: random.Random, path: Path) -> None:
+    """A file that is whole but for one value, of another type, size or sign."""
+    if path.suffix != ".safetensors":
+        lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+        index = random_.randrange(len(lines))
+        lines[index] = json.dumps(changed(random_, json.loads(lines[index])))
+        path.write_text("\n".join(lines) + "\n")
+        return
+    tensors, story = read(path)
+    if random_.random() < 0.3:
+        tensors = changed_tensors(random_, tensors)
+    else:
+        story = changed(random_, story)
+    story = story if isinstance(story, dict) else {}
+    with contextlib.suppress(UnicodeError, ValueError):  # not even a forger can write this one
+        write(path, story.pop("kind", "policy"), tensors, story)
+
+
+def changed(random_: random.Random, story: Any) -> Any:
+    """A copy with one node, anywhere, replaced, dropped or added."""
+    story = copy.deepcopy(story)
+    place, before = story, None
+    while isinstance(place, dict | list) and place and (before is None or random_.random() < 0.8):
+        key = random_.choice(list(place) if isinstance(place, dict) else range(len(place)))
+        before, place = (place, key), place[key]
+    if before is None:
+        return random_.choice(ODD)
+    holder, key = before
+    action = random_.random()
+    if action < 0.15:
+        del holder[key]
+    elif action < 0.25 and isinstance(holder, dict):
+        holder[random_.choice(["a", "", "\x1b[2J", "env?"])] = random_.choice(ODD)
+    else:
+        holder[key] = random_.choice([*ODD, [place], {"a": place}, str(place)])
+    return story
+
+
+def changed_tensors(random_: random.Random, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    name = random_.choice(sorted(tensors))
+    tensor = tensors[name]
+    others: list[Callable[[], dict[str, Tensor]]] = [
+        lambda: {}, lambda: {name: tensor.half()}, lambda: {name: tensor.int()}, lambda: {name: tensor.flatten()[:1]},
+        lambda: {name: tensor[None]}, lambda: {name: tensor[..., :0] if tensor.ndim else tensor}, lambda: {"x": tensor},
+        lambda: {name: tensor * float("nan")}, lambda: {name: tensor + 1}, lambda: {name: tensor.bool()},
+        lambda: {name: tensor, "policy.x": tensor}, lambda: {name: tensor.to(torch.complex64)},
+    ]  # fmt: skip
+    return {key: value for key, value in tensors.items() if key != name} | random_.choice(others)()
+
+
+def replace_by_something_else(random_: random.Random, path: Path) -> None:
+    """A folder, a link to nowhere, a link to itself, nothing, text of another kind, deep nesting."""
+    path.unlink()
+    random_.choice([
+        path.mkdir, lambda: path.symlink_to("nowhere"), lambda: path.symlink_to(path.name), lambda: None,
+        lambda: path.write_bytes(b""), lambda: path.write_bytes(b"\xff\xfe\x00"), lambda: path.write_text("[" * 10**5),
+        lambda: path.write_text('{"a":' * 10**5), lambda: path.write_text("null"), lambda: path.write_text("9" * 5000),
+        lambda: path.write_bytes(random_.randbytes(1000)), lambda: path.symlink_to("/dev/zero"),
+        lambda: os.mkfifo(path),
+    ])()  # fmt: skip
+
+
+# Odd command lines ----------------------------------------------------------------------------------------------------
+
+WORDS = [
+    "", "-", "--", "-1", "0", "1", "3", "0.1", "1e400", "nan", "inf", "-inf", "1e9", "99999999999999999999", "x", "=",
+    ":", "?", "a:b", "os:system", "math:pi", "math:hypot", "height", "height=", "height=nan", "height(", "height(x=1)",
+    "hind_leg(joint=bshin)=2", "Hopper-v4", "Hopper-v4?x=1", "Hopper-v4?", "CartPole-v1", ENV, "halfcheetah", "hopper",
+    "run", "policy.safetensors", "settings.json", "sweep", "nowhere", "nowhere/x", ".", "..", "/dev/full", "/dev/null",
+    "/proc/nowhere/x", "auto", "soft", "full", "greedy", "kl", "residual", "gymnasium", "envpool", "é", "\x1b[2J",
+    "\u202e", "a" * 5000, "a/" * 3000, "x.mp4", "x.gif", "onnx", "64 64", "None", "True", "[]", "{}", "'", '"', "\n",
+    "--help", "--json", "--resume", "--trust", "--no-report", "--sparse",
+]  # fmt: skip
+LINES = [
+    "train Pendulum-v1 --alpha 0.1 --steps 64 --envs 2 --horizon 16 --ranks 1 --out new",
+    "train CartPole-v1 --objective full --addon math:hypot --alpha 0.1 --hidden 8 8 --out new",
+    "train Pendulum-v1 --out run --resume",
+    "customize hopper --addon height --omega 0.1 --steps 64 --no-report --out new",
+    "customize halfcheetah --addon hind_leg=10 --omega auto --kl-budget 2 --out new",
+    "customize policy.safetensors --addon height --env Hopper-v4 --objective kl --alpha 0.1",
+    "sweep hopper --addon height --omega 0 0.1 0.3 --jobs 1 --episodes 1 --out new",
+    "evaluate hopper --episodes 1 --addon height --stochastic --seed 3 --out e.json",
+    "evaluate run --env Pendulum-v1 --backend gymnasium",
+    "render hopper --seconds 1 --width 64 --out x.gif",
+    "export policy.safetensors --format torchscript --out x.pt",
+    "inspect run", "inspect policy.safetensors --json", "addons --json", "bench Pendulum-v1 --slices 1", "doctor",
+    "rql train cartpole --steps 10 --out new.safetensors",
+    "rql customize policy.safetensors --omega 1 --alpha 1 --addon height --out new.safetensors",
+]  # fmt: skip
+
+
+def odd_line(random_: random.Random) -> list[str]:
+    """A line that makes sense, with some words replaced, dropped, doubled or added."""
+    words = random_.choice(LINES).split()
+    options = [*_options(words[0]), *_options(words[1] if words[0] == "rql" else words[0])]
+    for _ in range(random_.choice([1, 1, 2, 3, 8])):
+        index = random_.randrange(len(words)) if random_.random() < 0.1 else random_.randrange(1, len(words) + 1)
+        added = [random_.choice(WORDS)] if random_.random() < 0.5 or not options else [random_.choice(options)]
+        if added[0] in options and random_.random() < 0.8:
+            added.append(random_.choice(WORDS))
+        words[index : index + random_.choice([0, 0, 1, 1, 2])] = added if random_.random() < 0.85 else []
+        words = words or ["train"]
+    return words
+
+
+def _options(command: str) -> list[str]:
+    if command not in cli.COMMANDS:
+        return []
+    names = [
+        field.name for field in dataclasses.fields(cli.COMMANDS[command]) if field.name not in ("wandb", "settings")
+    ]
+    names += [field.name for field in dataclasses.fields(repolicy.Settings)]
+    return [f"--{name.replace('_', '-')}" for name in names]
+
+
+def odd(random_: random.Random, whole: Path, folder: Path) -> tuple[Case, str]:
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(whole, folder)
+    os.chdir(folder)
+    return Case(odd_line(random_)), "command line"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def fuzz(files: int, lines: int, seed: int = 0) -> tuple[list[str], dict[str, int]]:
+    """Every fault that was found, and how often the cases ended with which exit code."""
+    random_, here = random.Random(seed), Path.cwd()
+    faults, codes = [], dict[str, int]()
+    before = signal.signal(signal.SIGALRM, _hang)
+    with tempfile.TemporaryDirectory(prefix="repolicy-fuzz-") as place:
+        whole, folder = Path(place, "whole"), Path(place, "now")
+        whole.mkdir()
+        prepared(whole)
+        try:
+            for index, kind in enumerate([damaged] * files + [odd] * lines):
+                case, what = kind(random_, whole, folder)
+                codes[f"{kind.__name__}, exit code {case.code}"] = (
+                    codes.get(f"{kind.__name__}, exit code {case.code}", 0) + 1
+                )
+                if case.fault:
+                    faults.append(f"case {index}, {what}: repolicy {' '.join(case.words)[:300]}\n{case.fault}\n")
+        finally:
+            os.chdir(here)
+            signal.signal(signal.SIGALRM, before)
+    return faults, codes
+
+
+def _hang(*_: Any) -> None:
+    raise _HangError
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--files", type=int, default=1000)
+    parser.add_argument("--lines", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    began = time.perf_counter()
+    faults, codes = fuzz(options.files, options.lines, options.seed)
+    for fault in faults:
+        print(fault)
+    for name, count in sorted(codes.items()):
+        print(f"{count:6,}  {name}")
+    print(
+        f"{len(faults)} faults in {options.files:,} files and {options.lines:,} lines, "
+        f"{time.perf_counter() - began:.0f} s"
+    )
+    sys.exit(bool(faults))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Repolicy's own batches of environments, paying an add-on, as Stable-Baselines3 and rsl_rl drive them.
+
+Every host so gets the same physics, the same actions as sampled, and the same add-on; the basic reward is only noted.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from rsl_rl.env import VecEnv as RunnerEnv
+from stable_baselines3.common.vec_env import VecEnv
+from tensordict import TensorDict
+
+from repolicy.adapters.sb3 import WIDE
+from repolicy.envs.addons import combined
+from repolicy.envs.making import make_envs
+from repolicy.envs.step import Step
+
+
+class Paid:
+    """N environments whose reward is the add-on, and what they would have paid otherwise."""
+
+    def __init__(self, env: str, addon: str, count: int, seed: int) -> None:
+        self.batch, self.addon = make_envs(env, count, seed), combined([addon])
+        self.current = self.batch.reset()
+        self.returns = np.zeros(count)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was noted: an iteration ended."""
+        self.basic: list[float] = []
+        self.paid: list[float] = []
+        self.episodes: list[float] = []
+
+    def step(self, actions: np.ndarray) -> tuple[Step, np.ndarray]:
+        step = self.batch.step(actions)
+        rewards = self.addon.reward(self.current, actions, step.final, step.info)
+        self.current = step.observations
+        self.returns += step.rewards
+        ended = step.terminated | step.truncated
+        self.basic.append(float(step.rewards.mean()))
+        self.paid.append(float(rewards.mean()))
+        self.episodes += self.returns[ended].tolist()
+        self.returns[ended] = 0.0
+        return step, rewards
+
+    def noted(self) -> dict[str, float]:
+        """Of the iteration: both rewards a step, and the basic return of the episodes that ended, if any did."""
+        found = {"basic": float(np.mean(self.basic)), "addon": float(np.mean(self.paid))}
+        if self.episodes:
+            found["basic_return"] = float(np.mean(self.episodes))
+        self.clear()
+        return {name: round(value, 4) for name, value in found.items()}
+
+
+class ForSb3(VecEnv):
+    """For Stable-Baselines3; the bounds of its actions are so wide that nothing is clipped."""
+
+    def __init__(self, paid: Paid) -> None:
+        self.paid, count = paid, paid.batch.count
+        width = paid.batch.actions.width
+        box = spaces.Box(-np.inf, np.inf, (paid.batch.observation_size,), np.float32)
+        self.render_mode = None
+        super().__init__(count, box, spaces.Box(-WIDE, WIDE, (width,), np.float32))
+
+    def reset(self) -> np.ndarray:
+        return self.paid.current
+
+    def step_async(self, actions: np.ndarray) -> None:
+        self.actions = actions
+
+    def step_wait(self) -> Any:
+        step, rewards = self.paid.step(self.actions)
+        ended = step.terminated | step.truncated
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        for n in np.flatnonzero(ended):
+            infos[n] = {"terminal_observation": step.final[n], "TimeLimit.truncated": bool(step.truncated[n])}
+        return step.observations, rewards.astype(np.float32), ended, infos
+
+    def close(self) -> None:
+        self.paid.batch.close()
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        return [False] * self.num_envs
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        return [getattr(self, attr_name)] * self.num_envs
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        setattr(self, attr_name, value)
+
+    def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
+        raise NotImplementedError(method_name)
+
+
+class ForRslRl(RunnerEnv):
+    """For rsl_rl's runner."""
+
+    def __init__(self, paid: Paid) -> None:
+        self.paid, self.num_envs, self.num_actions = paid, paid.batch.count, paid.batch.actions.width
+        self.max_episode_length, self.device = 1000, "cpu"
+        self.cfg: dict[str, Any] = {}
+        self.episode_length_buf = torch.zeros(self.num_envs, dtype=torch.long)
+
+    def get_observations(self) -> TensorDict:
+        return TensorDict({"policy": torch.from_numpy(self.paid.current)}, batch_size=[self.num_envs])
+
+    def step(self, actions: torch.Tensor) -> tuple[TensorDict, torch.Tensor, torch.Tensor, dict[str, Any]]:
+        step, rewards = self.paid.step(actions.numpy())
+        dones = torch.from_numpy(step.terminated | step.truncated).long()
+        extras = {"time_outs": torch.from_numpy(step.truncated)}
+        return self.get_observations(), torch.from_numpy(rewards.astype(np.float32)), dones, extras

@@ -1,0 +1,156 @@
+"""What fine-tuning does to a policy: eight ways from the same prior and wish, iteration by iteration.
+
+    python -m experiments.fine_tuning --out results/fine_tuning.jsonl
+
+Every way is a row of WAYS, and all are Stable-Baselines3's PPO on the same batch of environments, so nothing differs
+but what the row says. The environment pays the wish alone. Each line of the file holds the curves of one run: the basic
+reward, which nobody learns from, and the wish's, both a step, at each iteration; and 100 episodes of the policy at the
+end. A run that is in the file is not repeated.
+"""
+
+import argparse
+import copy
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.policies import ActorCriticPolicy
+from torch import Tensor
+
+from experiments.batches import ForSb3, Paid
+from experiments.through_hosts import summary
+from repolicy import customizing, load_policy
+from repolicy.adapters.sb3 import ResidualPPO, from_repolicy, like, to_repolicy
+from repolicy.many.ledger import Ledger, Row
+
+
+@dataclass(frozen=True)
+class Task:
+    """A prior, a wish, and the weights that Repolicy's own results use for them."""
+
+    prior: str
+    env: str
+    addon: str
+    omega: float
+    alpha: float
+    budget: float
+
+
+@dataclass(frozen=True)
+class Way:
+    """How people fine-tune: what is in the reward, what is in the loss, what moves and how fast."""
+
+    omega: str = "none"  # "own": the task's weights; "tied": both weights are the task's omega
+    warmup: bool = False  # whether the critic is fitted alone for the first 5 % of the iterations
+    budget: bool = False
+    rate: float = 1.0  # times the learning rate
+    kl_loss: float = 0.0  # weight of KL(policy ‖ prior) in the loss
+    frozen_std: bool = False
+
+
+TASKS = {
+    "halfcheetah": Task("halfcheetah", "HalfCheetah-v4", "hind_leg=10", 0.6, 0.13472, 2.0),
+    "hopper": Task("hopper", "Hopper-v4", "height", 0.3, 0.001, 1.0),
+}
+WAYS = {
+    "ppo": Way(),
+    "ppo, a tenth of the learning rate": Way(rate=0.1),
+    "ppo, critic warm-up": Way(warmup=True),
+    "ppo, KL to the prior in the loss": Way(kl_loss=0.1),
+    "ppo, frozen std": Way(frozen_std=True),
+    "KL in the reward (tied weights)": Way(omega="tied"),
+    "residual": Way(omega="own", warmup=True),
+    "residual, KL budget": Way(omega="own", warmup=True, budget=True),
+}
+
+
+class NearPrior(ActorCriticPolicy):  # type: ignore[misc]
+    """A policy whose entropy, for PPO's loss, is −KL(policy ‖ what it was at the start): so ent_coef weighs the KL."""
+
+    anchor: Any = None
+
+    def evaluate_actions(self, obs: Any, actions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        values, log_prob, _ = super().evaluate_actions(obs, actions)
+        with torch.no_grad():
+            held = self.anchor.get_distribution(obs).distribution
+        mine = self.get_distribution(obs).distribution
+        return values, log_prob, -torch.distributions.kl_divergence(mine, held).sum(-1)
+
+
+class Curves(BaseCallback):  # type: ignore[misc]
+    """What the environments noted, iteration by iteration."""
+
+    def __init__(self, paid: Paid) -> None:
+        super().__init__()
+        self.paid = paid
+        self.found: list[dict[str, float]] = []
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self.found.append(self.paid.noted())
+
+
+def measure(task: str, way: str, seed: int, steps: int) -> Row:
+    setup, how = TASKS[task], WAYS[way]
+    settings = replace(customizing(setup.env), seed=seed, steps=steps)
+    prior, paid = load_policy(setup.prior), Paid(setup.env, setup.addon, settings.envs, seed)
+    weights = {"none": (0.0, 0.0), "own": (setup.omega, setup.alpha), "tied": (setup.omega, setup.omega)}[how.omega]
+    model = ResidualPPO(
+        NearPrior if how.kl_loss else "MlpPolicy",
+        ForSb3(paid),
+        prior=prior,
+        copy_prior=False,
+        omega=weights[0],
+        alpha=weights[1],
+        critic_warmup=round(0.05 * settings.iterations) if how.warmup else 0,
+        kl_budget=setup.budget if how.budget else None,
+        policy_kwargs=like(prior),
+        ent_coef=how.kl_loss,
+        learning_rate=settings.learning_rate * how.rate,
+        n_steps=settings.horizon,
+        batch_size=settings.minibatch,
+        n_epochs=settings.epochs,
+        gamma=settings.gamma,
+        gae_lambda=settings.lam,
+        seed=seed,
+        device="cpu",
+    )
+    from_repolicy(prior, model)
+    if how.kl_loss:
+        object.__setattr__(model.policy, "anchor", copy.deepcopy(model.policy))  # no module of the model's own
+    model.policy.log_std.requires_grad_(not how.frozen_std)
+    curves = Curves(paid)
+    model.learn(steps, callback=curves)
+    names = sorted({name for each in curves.found for name in each})
+    return {
+        "iteration_steps": settings.iteration_steps,
+        "curves": {name: [each.get(name) for each in curves.found] for name in names},
+        "end": summary(to_repolicy(model), setup.env, setup.addon),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--out", type=Path, default=Path("results/fine_tuning.jsonl"))
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    ledger = Ledger(options.out)
+    with ledger.claimed():
+        for seed, task, way in product(options.seeds, options.tasks, WAYS):
+            key = f"{task}/{way}/{seed}/{options.steps}"
+            if key not in ledger.by_key():
+                ledger.add(
+                    {"key": key, "task": task, "way": way, "seed": seed} | measure(task, way, seed, options.steps)
+                )
+
+
+if __name__ == "__main__":
+    main()

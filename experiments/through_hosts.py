@@ -1,0 +1,143 @@
+"""One customization through three trainers: Repolicy's engine, Stable-Baselines3 and rsl_rl. A JSON line a run.
+
+    python -m experiments.through_hosts --out results/through_hosts.jsonl
+
+HalfCheetah with `hind_leg=10`, from the shipped prior, with the same weights and, as far as the hosts have them, the
+same settings. Every policy is evaluated by `repolicy.evaluate`, 100 episodes with the mean action and with samples. A
+run that is in the file is not repeated.
+"""
+
+import argparse
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from experiments.batches import ForRslRl, ForSb3, Paid
+from repolicy import Policy, customize, customizing, evaluate
+from repolicy.engine.settings import Settings
+from repolicy.many.ledger import Ledger, Row
+from repolicy.objective import residual
+
+ENV, ADDON, PRIOR, OMEGA, ALPHA = "HalfCheetah-v4", "hind_leg=10", "halfcheetah", 0.6, 0.13472
+
+
+def through_engine(settings: Settings) -> Policy:
+    """Repolicy's own, one rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        return customize(PRIOR, ADDON, residual(OMEGA, ALPHA), Path(folder) / "run", settings, env=ENV).policy
+
+
+def through_sb3(settings: Settings) -> Policy:
+    """Stable-Baselines3; a minibatch's advantages are normalized by themselves, and rewards are not scaled."""
+    from repolicy.adapters.sb3 import ResidualPPO, to_repolicy
+
+    model = ResidualPPO(
+        "MlpPolicy",
+        ForSb3(Paid(ENV, ADDON, settings.envs, settings.seed)),
+        prior=PRIOR,
+        omega=OMEGA,
+        alpha=ALPHA,
+        critic_warmup=warmup(settings),
+        learning_rate=lambda left: settings.learning_rate * left,
+        n_steps=settings.horizon,
+        batch_size=settings.minibatch,
+        n_epochs=settings.epochs,
+        gamma=settings.gamma,
+        gae_lambda=settings.lam,
+        seed=settings.seed,
+        device="cpu",
+    )
+    model.learn(settings.steps)
+    return to_repolicy(model)
+
+
+def through_rsl_rl(settings: Settings) -> Policy:
+    """rsl_rl; the critic has a normalizer of its own, and gradients of actor and critic are clipped apart."""
+    from rsl_rl.runners import OnPolicyRunner
+
+    from repolicy.adapters.rsl_rl import to_repolicy
+
+    torch.manual_seed(settings.seed)
+    network = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "tanh", "obs_normalization": True}
+    algorithm = {
+        "class_name": "repolicy.adapters.rsl_rl:ResidualPPO",
+        "prior": PRIOR,
+        "omega": OMEGA,
+        "alpha": ALPHA,
+        "critic_warmup": warmup(settings),
+        "num_learning_epochs": settings.epochs,
+        "num_mini_batches": settings.iteration_steps // settings.minibatch,
+        "gamma": settings.gamma,
+        "lam": settings.lam,
+        "schedule": "fixed",
+        "entropy_coef": 0.0,
+        "value_loss_coef": settings.value_coefficient,
+        "use_clipped_value_loss": False,
+        "max_grad_norm": settings.max_gradient_norm,
+    }
+    config = {
+        "num_steps_per_env": settings.horizon,
+        "save_interval": 10**9,
+        "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
+        "actor": network | {"distribution_cfg": {"class_name": "GaussianDistribution"}},
+        "critic": network,
+        "algorithm": algorithm,
+        "multi_gpu": None,
+    }
+    with contextlib.redirect_stdout(open(os.devnull, "w")):
+        runner = OnPolicyRunner(ForRslRl(Paid(ENV, ADDON, settings.envs, settings.seed)), config, None, "cpu")
+        for iteration in range(settings.iterations):
+            for group in runner.alg.optimizer.param_groups:
+                group["lr"] = settings.learning_rate * (1.0 - iteration / settings.iterations)
+            runner.learn(1)
+    return to_repolicy(runner.alg.get_policy())
+
+
+def warmup(settings: Settings) -> int:
+    return round(settings.critic_warmup * settings.iterations)
+
+
+HOSTS: dict[str, Callable[[Settings], Policy]] = {
+    "engine": through_engine,
+    "stable-baselines3": through_sb3,
+    "rsl_rl": through_rsl_rl,
+}
+
+
+def measure(host: str, seed: int, steps: int) -> Row:
+    policy = HOSTS[host](replace(customizing(ENV), seed=seed, ranks=1, steps=steps))
+    return summary(policy, ENV, ADDON)
+
+
+def summary(policy: Policy, env: str, addon: str, episodes: int = 100) -> Row:
+    """Mean and std of each part of the return."""
+    row: Row = {}
+    for which, stochastic in (("mean", False), ("sampled", True)):
+        found = evaluate(policy, env, episodes, addon=addon, stochastic=stochastic, seed=12345)
+        row[which] = {name: [round(mean, 2), round(std, 2)] for name, mean, std in found.rows()}
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--out", type=Path, default=Path("results/through_hosts.jsonl"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    ledger = Ledger(options.out)
+    with ledger.claimed():
+        for seed in options.seeds:
+            for host in HOSTS:
+                key = f"{host}/{seed}/{options.steps}"
+                if key not in ledger.by_key():
+                    ledger.add({"key": key, "host": host, "seed": seed} | measure(host, seed, options.steps))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""What both hosts need: their version, the objective, how a budget moves it, and a prior that fits."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from repolicy.engine.steering import FAR, off_budget, steered
+from repolicy.errors import NumericError, UsageError
+from repolicy.objective import Objective, residual
+from repolicy.policies.file import load_policy
+from repolicy.policies.policy import Policy, Prior, frozen
+
+
+def check_version(package: str, start: tuple[int, int], stop: tuple[int, int], extra: str) -> None:
+    """Raise unless `package` is of a version from `start` up to, not including, `stop`."""
+    found = version(package)
+    if not start <= tuple(int(part) for part in found.split(".")[:2]) < stop:
+        wanted = f"{package}>={start[0]}.{start[1]},<{stop[0]}.{stop[1]}"
+        raise UsageError(
+            f"{package} {found} is installed, and this version of Repolicy works with {wanted}: pip install "
+            f"'repolicy[{extra}]' '{wanted}'"
+        )
+
+
+def chosen_objective(
+    objective: Objective | Mapping[str, Any] | None, omega: float | None, alpha: float | None
+) -> Objective:
+    """The objective, said once: whole (settings files write it as a mapping), or as omega and alpha."""
+    if objective is not None:
+        if omega is not None or alpha is not None:
+            raise UsageError("an objective was given, and omega or alpha too; give one or the other")
+        if isinstance(objective, Objective):
+            return objective
+        try:
+            return Objective(**objective)
+        except TypeError:
+            raise UsageError(f"the objective {objective!r} must have the fields task, omega, alpha, bonus") from None
+    if omega is None or alpha is None:
+        raise UsageError("omega and alpha are not both set; set both, or an objective")
+    return residual(omega, alpha)
+
+
+@dataclass
+class Dial:
+    """The objective in force, and what a warm-up and a budget make of it from iteration to iteration."""
+
+    objective: Objective
+    kl_budget: float | None = None
+    critic_warmup: int = 0
+    iterations: int = 0
+    off_budget: float = -FAR
+
+    def __post_init__(self) -> None:
+        if (
+            isinstance(self.critic_warmup, bool)
+            or self.critic_warmup != int(self.critic_warmup)
+            or self.critic_warmup < 0
+        ):
+            raise UsageError(
+                f"critic_warmup is {self.critic_warmup!r}; here it counts iterations, so it must be a whole number, "
+                "0 or more"
+            )
+        if self.kl_budget is not None and not (math.isfinite(self.kl_budget) and self.kl_budget > 0):
+            raise UsageError(f"kl_budget is {self.kl_budget!r}; it must be a number of nats greater than 0")
+        if self.kl_budget is not None and not self.objective.reads_prior:
+            raise UsageError("kl_budget adapts omega and alpha, so omega must start above 0")
+
+    @property
+    def fits_actor(self) -> bool:
+        """Whether the actor learns in the iteration under way; the critic always does."""
+        return self.iterations >= self.critic_warmup
+
+    def turn(self, prior_kl: float) -> None:
+        """The end of an iteration in which the policy was so far from its prior, in nats a step."""
+        if self.kl_budget is not None and self.fits_actor:
+            before, self.off_budget = self.off_budget, off_budget(prior_kl, self.kl_budget)
+            self.objective = steered(self.objective, before, self.off_budget)
+        self.iterations += 1
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold to go on from here; plain numbers and words."""
+        return {"objective": asdict(self.objective), "iterations": self.iterations, "off_budget": self.off_budget}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken. Without a budget, the weights stay as they were asked for now."""
+        self.iterations, self.off_budget = int(state["iterations"]), float(state["off_budget"])
+        if self.kl_budget is not None:
+            self.objective = Objective(**state["objective"])
+
+
+def read_prior(prior: str | Path | Prior) -> Prior:
+    """A file, a run's folder or a shipped name as a frozen policy; whatever has `log_prob` as it is."""
+    if isinstance(prior, str | Path):
+        return load_policy(prior)
+    if isinstance(prior, Policy):
+        return frozen(prior)
+    if not callable(getattr(prior, "log_prob", None)):
+        raise UsageError(
+            f"a {type(prior).__name__} cannot be a prior: it has no log_prob(observations, actions), "
+            "as a deterministic policy has none"
+        )
+    return prior
+
+
+def check_sizes(prior: Policy, observations: int, actions: str, kind: str, sizes: tuple[int, ...]) -> None:
+    """Raise unless the policy takes so many observations and acts so, with both sizes named."""
+    spec = prior.spec
+    if spec.observation_size != observations:
+        raise UsageError(
+            f"the prior takes observations of {spec.observation_size} numbers, but the environment gives {observations}"
+        )
+    if (spec.actions.kind, spec.actions.sizes) != (kind, sizes):
+        raise UsageError(f"the prior acts with {spec.actions}, but the environment takes {actions}")
+    if prior.family.squashes:
+        raise UsageError(
+            "the prior is squashed: its actions are stored before tanh, and this library stores those that the "
+            "environment gets; choose a prior with a Gaussian"
+        )
+
+
+def check_needs(objective: Objective, has_prior: bool, clips: str = "") -> None:
+    """Raise where the objective cannot be had: no prior to weigh, or an entropy that nothing bounds."""
+    if objective.reads_prior and not has_prior:
+        raise UsageError(f"omega is {objective.omega:g}, which weighs a prior's log-probability, and there is no prior")
+    if clips and objective.alpha and not objective.omega:
+        raise UsageError(
+            f"alpha is {objective.alpha:g} and omega is 0, and {clips}: the entropy is that of the unclipped actions, "
+            "so nothing bounds the std; widen the bounds, or set omega above 0"
+        )
+
+
+def check_finite(parts: Mapping[str, float]) -> None:
+    """Raise where a part of the reward stopped being finite, before anything learns from it."""
+    for name, value in parts.items():
+        if not math.isfinite(value):
+            raise NumericError(f"the {name} of this iteration's rewards is not finite; no update was made from it")
+
+
+def fill(module: nn.Module, weights: Mapping[str, Tensor], what: str) -> None:
+    """Load the weights, or say which does not fit, and both sizes."""
+    wanted = module.state_dict()
+    for name in wanted:
+        if name not in weights:
+            raise UsageError(f"{what} has no {name}, which the actor has: the networks must be the same")
+        if weights[name].shape != wanted[name].shape:
+            raise UsageError(
+                f"{what} has {name} of {list(weights[name].shape)}, and the actor of "
+                f"{list(wanted[name].shape)}: observations, actions and networks must be the same"
+            )
+    for name in weights:
+        if name not in wanted:
+            raise UsageError(f"{what} has {name}, which the actor has not: the networks must be the same")
+    module.load_state_dict(dict(weights))
+
+
+@contextmanager
+def held(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """The parameters take no gradient meanwhile, so that an optimizer passes them by."""
+    moving = [parameter for parameter in parameters if parameter.requires_grad]
+    for parameter in moving:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in moving:
+            parameter.requires_grad_(True)

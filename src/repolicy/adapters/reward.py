@@ -1,0 +1,74 @@
+"""Residual rewards in a training loop of your own: one function, called on a rollout before its advantages.
+
+reward = prior_reward("prior.safetensors", omega=0.17, alpha=0.13)
+rewards = reward(observations, actions, rewards, log_probs)
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy.adapters.common import check_needs, read_prior
+from repolicy.errors import UsageError
+from repolicy.objective import reformulated, residual
+from repolicy.policies.policy import Policy, Prior
+
+RewardFunction = Callable[[Any, Any, Any, Any], Any]
+
+
+def prior_reward(prior: str | Path | Prior, omega: float, alpha: float) -> RewardFunction:
+    """A function that makes task + omega · log prior − alpha · log policy out of a rollout (Eq. 16).
+
+    It takes raw observations `[..., O]`, actions as sampled `[..., A]`, the task's rewards `[...]` and the
+    log-probabilities `[...]` that the policy gave those actions, and returns rewards `[...]`. All are tensors, and the
+    result is one on their device; or all are arrays, and it is an array. It reads nothing else and changes nothing.
+
+    A prior of ours computes with torch. Any other gets the observations and actions as they come, so with a
+    `log_prob` of your own in JAX the whole function can be compiled.
+    """
+    objective = residual(omega, alpha)
+    source = read_prior(prior)
+    check_needs(objective, has_prior=True)
+    score = _scored_by(source) if isinstance(source, Policy) else source.log_prob
+
+    def reward(observations: Any, actions: Any, rewards: Any, log_policy: Any) -> Any:
+        _check_same_shape("log-probabilities", log_policy, rewards)
+        log_prior = None
+        if objective.reads_prior:
+            log_prior = score(observations, actions)
+            _check_same_shape("the prior's log-probabilities", log_prior, rewards)
+        return reformulated(objective, rewards, log_prior, log_policy).total
+
+    return reward
+
+
+def _scored_by(prior: Policy) -> Callable[[Any, Any], Any]:
+    """The policy's log_prob for tensors of any device and for arrays."""
+
+    def score(observations: Any, actions: Any) -> Any:
+        if observations.shape[-1] != prior.spec.observation_size:
+            raise UsageError(
+                f"the prior takes observations of {prior.spec.observation_size} numbers, and these have "
+                f"{observations.shape[-1]}"
+            )
+        if prior.spec.actions.kind == "discrete" and actions.ndim < observations.ndim:
+            actions = actions[..., None]  # one choice a step, written without an axis of its own
+        if isinstance(observations, Tensor):
+            return prior.to(observations.device).log_prob(observations.float(), actions.float())
+        tensors = (torch.from_numpy(np.asarray(part, np.float32)) for part in (observations, actions))
+        return prior.log_prob(*tensors).numpy()
+
+    return score
+
+
+def _check_same_shape(what: str, found: Any, rewards: Any) -> None:
+    """Shapes that only almost fit would be stretched over each other, and nobody would notice."""
+    if tuple(found.shape) != tuple(rewards.shape):
+        raise UsageError(
+            f"{what} have the shape {tuple(found.shape)} and rewards {tuple(rewards.shape)}; both must be one number a "
+            "step and environment"
+        )

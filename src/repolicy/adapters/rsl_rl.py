@@ -1,0 +1,345 @@
+"""Residual PPO inside rsl_rl's runner, and so inside Isaac Lab and mjlab.
+
+    algorithm = {
+        "class_name": "repolicy.adapters.rsl_rl:ResidualPPO",
+        "prior": "logs/prior/model_500.pt",
+        "omega": 0.1,
+        "alpha": 0.05,
+        ...                                    # whatever rsl_rl's own PPO takes
+    }
+
+The environment pays the add-on. Rewards change on their way into the storage, once a step, on the storage's device.
+"""
+
+import copy
+import pickle
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repolicy.adapters.common import (
+    Dial,
+    check_finite,
+    check_needs,
+    check_sizes,
+    check_version,
+    chosen_objective,
+    fill,
+    held,
+    read_prior,
+)
+from repolicy.errors import FileError, UsageError
+from repolicy.objective import Objective, reformulated, task_reward
+from repolicy.policies.network import ACTIVATIONS
+from repolicy.policies.policy import Policy, PolicySpec, Prior
+from repolicy.policies.spaces import ActionSpace
+
+try:
+    from rsl_rl.algorithms import PPO
+    from rsl_rl.modules import EmpiricalNormalization, GaussianDistribution
+except ImportError:
+    raise UsageError("this runs inside rsl_rl, which is not installed: pip install 'repolicy[rsl-rl]'") from None
+
+check_version("rsl-rl-lib", (5, 4), (6, 0), "rsl-rl")
+
+PARTS = ("task", "prior", "entropy", "log_policy", "log_prior", "steps")  # what is added up over an iteration
+ACTIVATION_MODULES = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
+
+
+class ResidualPPO(PPO):
+    """rsl_rl's PPO whose storage gets task + omega · log prior − alpha · log policy. The rest is rsl_rl's.
+
+    objective: an `Objective`, or its fields as a mapping; or `omega` and `alpha` by themselves.
+    prior: one of the runner's own checkpoints (`.pt`, of the same networks as the actor), any file that Repolicy
+        reads, or an object with `log_prob(observations, actions)`.
+    copy_prior: whether the actor begins as the prior, and keeps its observation statistics as they are.
+    addon: the entry of the environment's `extras` that holds the add-on `[N]`; without it, the environment's own
+        reward is the task's, whatever the objective calls it.
+    critic_warmup: iterations at the start that fit the critic alone.
+    kl_budget: adapt omega and alpha so that the policy stays this far from its prior, in nats a step.
+    host: everything that rsl_rl's PPO takes.
+    """
+
+    schedule: str
+
+    def __init__(
+        self,
+        actor: Any,
+        critic: Any,
+        storage: Any,
+        *,
+        objective: Objective | Mapping[str, Any] | None = None,
+        omega: float | None = None,
+        alpha: float | None = None,
+        prior: str | Path | Prior | None = None,
+        copy_prior: bool = True,
+        addon: str | None = None,
+        critic_warmup: int = 0,
+        kl_budget: float | None = None,
+        device: str = "cpu",
+        **host: Any,
+    ) -> None:
+        super().__init__(actor, critic, storage, device=device, **host)
+        self.dial = Dial(chosen_objective(objective, omega, alpha), kl_budget, critic_warmup)
+        self.addon = addon
+        check_needs(self.dial.objective, has_prior=prior is not None)
+        if addon is None and self.dial.objective.task == "both":
+            raise UsageError(
+                "the task 'both' needs two rewards: name the entry of extras that holds the add-on, addon="
+            )
+        self.prior = (
+            None if prior is None else _prior_for(prior, self.get_policy(), storage, copy_prior).to(self.device)
+        )
+        self._sums = torch.zeros(len(PARTS), device=self.device)
+
+    def act(self, obs: Any) -> Tensor:
+        """Sample actions, and let the prior score them as they were sampled."""
+        actions: Tensor = super().act(obs)
+        self._log_prior = None if self.prior is None else self.prior.log_prob(obs, actions)
+        return actions
+
+    def process_env_step(self, obs: Any, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:
+        """Record one step with its reformulated reward; time limits are rsl_rl's own affair."""
+        log_policy = self.transition.actions_log_prob.detach().view_as(rewards)
+        log_prior = None if self._log_prior is None else self._log_prior.view_as(rewards)
+        reward = reformulated(self.dial.objective, self._task(rewards, extras), log_prior, log_policy)
+        seen = (reward.task, reward.prior, reward.entropy, log_policy, log_policy if log_prior is None else log_prior)
+        self._sums += torch.stack([*(part.sum() for part in seen), torch.ones_like(rewards).sum()])
+        super().process_env_step(obs, reward.total, dones, extras)
+        if self.prior is not None:
+            self.prior.reset(dones)
+
+    def update(self) -> dict[str, float]:
+        """rsl_rl's update, of the critic alone while that warms up; then the dial turns."""
+        means = self._means()
+        parts = {f"reward_{name}": means[name] for name in ("task", "prior", "entropy")}
+        weights = {"omega": self.dial.objective.omega, "alpha": self.dial.objective.alpha}  # that were in force
+        check_finite(parts)
+        if self.dial.fits_actor:
+            losses = super().update()
+        else:
+            schedule, self.schedule = self.schedule, "fixed"  # a policy that stands still would speed up its learning
+            with held(self.get_policy().parameters()):
+                losses = super().update()
+            self.schedule = schedule
+        prior_kl = means["log_policy"] - means["log_prior"]  # KL(policy ‖ prior), from samples
+        self.dial.turn(prior_kl)
+        return losses | parts | weights | ({} if self.prior is None else {"prior_kl": prior_kl})
+
+    def save(self) -> dict[str, Any]:
+        """rsl_rl's checkpoint with the prior's weights and the dial's position beside it."""
+        saved: dict[str, Any] = super().save() | {"residual": self.dial.state()}
+        return saved if self.prior is None else saved | {"prior_state_dict": self.prior.state_dict()}
+
+    def load(self, loaded_dict: dict[str, Any], load_cfg: dict[str, Any] | None, strict: bool) -> bool:
+        """rsl_rl's load; of a checkpoint of this class, the prior and the dial as well."""
+        goes_on = super().load(loaded_dict, load_cfg, strict)
+        if goes_on and "residual" in loaded_dict:
+            self.dial.resume(loaded_dict["residual"])
+            if self.prior is not None:
+                fill(self.prior, loaded_dict.get("prior_state_dict", {}), "the checkpoint's prior")
+        return bool(goes_on)
+
+    @staticmethod
+    def construct_algorithm(obs: Any, env: Any, cfg: dict[str, Any], device: str) -> Any:
+        """What the runner calls; here the environment is at hand."""
+        algorithm = PPO.construct_algorithm(obs, env, cfg, device)
+        limit = getattr(env, "clip_actions", None)
+        clips = "" if limit is None else f"the environment clips actions to ±{limit:g} (clip_actions)"
+        check_needs(algorithm.dial.objective, algorithm.prior is not None, clips)
+        return algorithm
+
+    def _task(self, rewards: Tensor, extras: dict[str, Any]) -> Tensor:
+        """The task's own reward. Where the task is the add-on's alone, the environment's is not read."""
+        if self.addon is None:
+            return rewards
+        if self.addon not in extras:
+            raise UsageError(
+                f"the environment's extras have no {self.addon!r}, which was to hold the add-on; they have "
+                f"{', '.join(sorted(extras)) or 'nothing'}"
+            )
+        addon = torch.as_tensor(extras[self.addon], device=rewards.device).to(rewards.dtype).view_as(rewards)
+        return task_reward(self.dial.objective, rewards, addon)
+
+    def _means(self) -> dict[str, float]:
+        """Of everything in PARTS over the iteration's steps, on all GPUs."""
+        if self.is_multi_gpu:
+            torch.distributed.all_reduce(self._sums)
+        *sums, steps = self._sums.tolist()
+        self._sums = torch.zeros_like(self._sums)
+        return {name: total / steps for name, total in zip(PARTS, sums, strict=False)}
+
+
+# Priors ---------------------------------------------------------------------------------------------------------------
+
+
+class RunnersPrior(nn.Module):
+    """A copy of the runner's actor with a checkpoint's weights: its normaliser, memory and images included."""
+
+    def __init__(self, actor: Any, weights: Mapping[str, Tensor], path: Path) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(actor)
+        self.model.reset()
+        if any(name.startswith("rnn.") for name in weights) and not actor.is_recurrent:
+            raise UsageError(f"the prior {path} is recurrent, and this runner's actor has no memory: use an RNNModel")
+        fill(self.model, weights, f"the prior {path}")
+        self.requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def log_prob(self, observations: Any, actions: Tensor) -> Tensor:
+        """One step of it, `[N]`; without a sample, which would take random numbers from the actor."""
+        self.model.distribution.update(self.model.mlp(self.model.get_latent(observations)))
+        found: Tensor = self.model.get_output_log_prob(actions)
+        return found
+
+    def reset(self, dones: Tensor) -> None:
+        """An episode that ended leaves no memory behind."""
+        self.model.reset(dones)
+
+
+class RawPrior(nn.Module):
+    """A prior of any kind, which takes the actor's observation groups side by side, as they come."""
+
+    def __init__(self, prior: Prior, groups: list[str]) -> None:
+        super().__init__()
+        self.prior, self.groups = prior, groups
+
+    def log_prob(self, observations: Any, actions: Tensor) -> Tensor:
+        return self.prior.log_prob(torch.cat([observations[group] for group in self.groups], dim=-1), actions)
+
+    def reset(self, dones: Tensor) -> None:
+        """It has no memory."""
+
+
+def _prior_for(prior: str | Path | Prior, actor: Any, storage: Any, copied: bool) -> RunnersPrior | RawPrior:
+    """The prior in the form that the runner asks, and the actor begun as it."""
+    if isinstance(prior, str | Path) and Path(prior).suffix == ".pt":
+        weights = _read_checkpoint(Path(prior))
+        if weights is not None:
+            own = RunnersPrior(actor, weights, Path(prior))
+            if copied:
+                actor.load_state_dict(weights)
+                _keep_statistics(actor)
+            return own
+    source = read_prior(prior)
+    if isinstance(source, Policy):
+        seen = sum(storage.observations[group].shape[-1] for group in actor.obs_groups)
+        count = storage.actions_shape[0]
+        check_sizes(source, seen, f"{count} numbers", "continuous", (count,))
+        if copied:
+            from_repolicy(source, actor)
+            _keep_statistics(actor)
+    return RawPrior(source, list(actor.obs_groups))
+
+
+def _read_checkpoint(path: Path) -> dict[str, Tensor] | None:
+    """The actor in one of the runner's checkpoints, read without running anything; None where it is no such file."""
+    if not path.is_file():
+        raise FileError(f"there is no file {path}")
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        raise FileError(f"{path} is damaged, or no checkpoint of rsl_rl: {str(error).splitlines()[0]}") from None
+    found = loaded.get("actor_state_dict") if isinstance(loaded, dict) else None
+    return found if isinstance(found, dict) else None
+
+
+def _keep_statistics(actor: Any) -> None:
+    """No more updates of the actor's observation statistics: they would move the policy without a gradient."""
+    if isinstance(actor.obs_normalizer, EmpiricalNormalization):
+        actor.obs_normalizer.until = 0
+
+
+# Policies of ours and of rsl_rl ---------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def from_repolicy(policy: Policy, actor: Any) -> None:
+    """Make rsl_rl's actor (an `MLPModel`) act as the policy; refuse where its networks are others."""
+    spec, found = policy.spec, _spec_of(actor)
+    if spec.family != "gaussian":
+        raise UsageError(f"the policy is {spec.family}, and rsl_rl's GaussianDistribution has one std for all states")
+    for what, mine, theirs in (
+        ("observations", spec.observation_size, found.observation_size),
+        ("actions", spec.actions.sizes[0], found.actions.sizes[0]),
+        ("hidden layers", list(spec.hidden), list(found.hidden)),
+        ("activation", spec.activation, found.activation),
+    ):
+        if mine != theirs:
+            raise UsageError(
+                f"the prior has {what} {mine}, and the actor has {theirs}: make the actor's settings the same, or set "
+                "copy_prior to false to begin elsewhere"
+            )
+    for layer, weight, bias in zip(_layers(actor), policy.network.weights, policy.network.biases, strict=True):
+        layer.weight.copy_(weight)
+        layer.bias.copy_(bias)
+    log_std = policy.head(torch.zeros(1, spec.outputs)).log_std  # type: ignore[attr-defined]
+    if actor.distribution.std_type == "log":
+        actor.distribution.log_std_param.copy_(log_std)
+    else:
+        actor.distribution.std_param.copy_(log_std.exp())
+    _copy_statistics(policy, actor)
+
+
+@torch.no_grad()
+def to_repolicy(actor: Any) -> Policy:
+    """rsl_rl's actor (an `MLPModel` with a Gaussian of one std) as a policy of ours, its normaliser included."""
+    policy = Policy(_spec_of(actor))
+    for layer, weight, bias in zip(_layers(actor), policy.network.weights, policy.network.biases, strict=True):
+        weight.copy_(layer.weight)
+        bias.copy_(layer.bias)
+    distribution = actor.distribution
+    scalar = distribution.std_type != "log"
+    assert policy.log_std is not None
+    policy.log_std.copy_(distribution.std_param.clamp_min(1e-6).log() if scalar else distribution.log_std_param)
+    normaliser = actor.obs_normalizer
+    if isinstance(normaliser, EmpiricalNormalization):
+        var = (normaliser._std.squeeze(0).double() + normaliser.eps).square() - 1e-8
+        state = {"mean": normaliser._mean.squeeze(0).double(), "var": var, "count": normaliser.count.double()}
+        policy.normaliser.load_state_dict(state)
+    return policy.requires_grad_(False).eval()
+
+
+def _copy_statistics(policy: Policy, actor: Any) -> None:
+    """Our (x − mean) / √(var + 1e-8) as rsl_rl's (x − mean) / (std + eps); its inputs are not clipped to ±10."""
+    normaliser, theirs = policy.normaliser, actor.obs_normalizer
+    if not isinstance(theirs, EmpiricalNormalization):
+        if float(normaliser.count):
+            raise UsageError("the prior normalises its observations, and the actor does not: set obs_normalization")
+        return
+    std = (normaliser.var + 1e-8).sqrt() - theirs.eps
+    theirs._mean.copy_(normaliser.mean)
+    theirs._std.copy_(std)
+    theirs._var.copy_(std.square())
+    theirs.count.fill_(int(normaliser.count))
+
+
+def _layers(actor: Any) -> list[nn.Linear]:
+    return [layer for layer in actor.mlp if isinstance(layer, nn.Linear)]
+
+
+def _spec_of(actor: Any) -> PolicySpec:
+    """What rsl_rl's actor would be as a policy of ours, or a sentence that says why it cannot be one."""
+    if actor.is_recurrent or hasattr(actor, "cnns"):
+        raise UsageError(f"a {type(actor).__name__} has a memory or images, which Repolicy's own policies have not")
+    if type(actor.distribution) is not GaussianDistribution:
+        raise UsageError(
+            f"the actor has a {type(actor.distribution).__name__}; only a GaussianDistribution can be turned into a "
+            "policy of Repolicy and back"
+        )
+    layers = _layers(actor)
+    sizes = [layers[0].in_features, *(layer.out_features for layer in layers)]
+    kinds = {type(module) for module in actor.mlp if not isinstance(module, nn.Linear)}
+    activation = [name for name, kind in ACTIVATION_MODULES.items() if kinds == {kind} and name in ACTIVATIONS]
+    if not activation or not all(a.out_features == b.in_features for a, b in pairwise(layers)):
+        raise UsageError(
+            f"the actor's network has {', '.join(sorted(kind.__name__ for kind in kinds))}; Repolicy's "
+            f"have {', '.join(ACTIVATIONS)}"
+        )
+    unbounded = (float("inf"),) * sizes[-1]
+    actions = ActionSpace("continuous", (sizes[-1],), tuple(-bound for bound in unbounded), unbounded)
+    return PolicySpec(sizes[0], actions, "gaussian", tuple(sizes[1:-1]), activation[0], min_std=0.0)

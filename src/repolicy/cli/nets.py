@@ -1,0 +1,125 @@
+"""What happens when a command does not end as it should: a sentence of at most three lines, and an exit code."""
+
+import contextlib
+import io
+import os
+import re
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Iterator
+from typing import NoReturn
+
+from repolicy.cli.runs import speaks
+from repolicy.errors import RepolicyError, UsageError, described
+from repolicy.loading import printable
+
+LONGEST_WORD = 300
+LONGEST_LINE = 1200
+STOPPED = 130  # by Ctrl-C or SIGTERM
+
+
+@contextlib.contextmanager
+def caught() -> Iterator[None]:
+    """Whatever is raised, one sentence on stderr and an exit code; the traceback of a surprise goes to a file."""
+    try:
+        yield
+    except SystemExit:
+        raise
+    except RepolicyError as error:
+        _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        _fail("stopped", STOPPED)
+    except BrokenPipeError:
+        _silence()
+        sys.exit(1)
+    except OSError as error:
+        if error.strerror is None:
+            _fail(_surprise(error))
+        _fail(f"{error.strerror}: {error.filename!r}" if error.filename else error.strerror)
+    except BaseException as error:
+        _fail(_surprise(error))
+
+
+@contextlib.contextmanager
+def not_ended_from_within() -> Iterator[None]:
+    """A command ends by returning. `sys.exit(0)` in an environment, say, is no success."""
+    try:
+        yield
+    except SystemExit as error:
+        raise RepolicyError(f"the command was ended by the code that it ran: {described(error)}") from error
+
+
+@contextlib.contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM is Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def without_a_box(command: str) -> Iterator[None]:
+    """Around tyro: what it writes about a wrong option, a box of a dozen lines, as a sentence."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            yield
+    except SystemExit as ended:
+        if not ended.code:
+            raise
+        first, *others = _paragraphs(said.getvalue())
+        near = [line.split()[0] for lines in others for line in lines[1:] if lines[0] == "Perhaps you meant:"]
+        near = [word.rstrip(",") for word in near if word.startswith("--")][:3]
+        guess = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise UsageError(f"{' '.join(first).rstrip('.')}{guess}; {command} --help lists the options") from None
+
+
+def _paragraphs(text: str) -> list[list[str]]:
+    """The lines between the rules of a box of tyro's, which has UTF-8 edges with its title in them, or no edges."""
+    found: list[list[str]] = [[]]
+    for line in re.sub(r"\x1b\[[\d;]*m", "", text).splitlines():
+        words = line.strip("│ ")
+        if words and not words.strip("─-"):
+            found.append([])
+        elif words and words[0] not in "╭╰":
+            found[-1].append(words)
+    return found if "╭" in text else found[1:]
+
+
+def sentence(text: str) -> str:
+    """At most three lines, without control characters, and with what is far too long cut in its middle."""
+    short = re.sub(rf"\S{{{LONGEST_WORD},}}", lambda word: f"{word[0][:100]}…{word[0][-100:]}", text)
+    lines = [printable(line) for line in short.splitlines() if line.strip()][:3]
+    return "\n".join(line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…" for line in lines)
+
+
+def _surprise(error: BaseException) -> str:
+    """A sentence about what should not have happened, with the file that tells where it did."""
+    said = f"unexpected {described(error)}"
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="repolicy-", suffix=".txt", delete=False) as file:
+            file.write(f"{' '.join(sys.argv)}\n\n{''.join(traceback.format_exception(error))}")
+    except OSError:
+        return said
+    return f"{said}\nThis is a mistake in Repolicy, or in code of yours that it ran; to report it, attach {file.name}"
+
+
+def _fail(text: str, code: int = 1) -> NoReturn:
+    if speaks():
+        with contextlib.suppress(OSError):
+            print(f"repolicy: {sentence(text)}", file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+def _silence() -> None:
+    """Nobody reads stdout any more: let Python not try again when it ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,81 @@
+"""Notice a call into environments that does not come back, say so, and end the process where the user wants that.
+
+Whoever calls an environment notes when the call began. A thread of its own reads that note now and then. There is no
+lock: a note that is read a moment late does no harm.
+"""
+
+import os
+import sys
+import threading
+import time
+from types import FrameType, TracebackType
+
+LONG = 60.0  # seconds after which a call is worth a sentence
+
+
+class Note:
+    """The call into environments that is under way in this process."""
+
+    envs = ""
+    index: int | None = None  # which environment of the batch, where they are called one by one
+    began = 0.0  # 0: no call is under way
+
+    def begin(self, envs: str) -> None:
+        self.envs, self.index, self.began = envs, None, time.monotonic()
+
+    def end(self) -> None:
+        self.began = 0.0
+
+
+NOTE = Note()
+
+
+class Watchdog:
+    """A context in which calls that take long are reported on stderr, and those beyond `patience` end the process."""
+
+    def __init__(self, rank: int, patience: float | None = None, long: float = LONG) -> None:
+        self._rank, self._patience, self._long = rank, patience, long
+        self._caller = threading.get_ident()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="repolicy-watchdog")
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        told = 0.0
+        while not self._over.wait(min(1.0, self._long / 5, (self._patience or self._long) / 5)):
+            began = NOTE.began
+            seconds = time.monotonic() - began
+            if not began:
+                continue
+            if self._patience is not None and seconds > self._patience:
+                self._give_up(seconds)
+            if seconds > self._long and told != began:
+                told = began
+                _print(f"repolicy: {self._sentence(seconds)}; --patience SECONDS would end the run then")
+
+    def _give_up(self, seconds: float) -> None:
+        """Nothing else ends a call that hangs, which may be deep in a program that is not Python."""
+        sign = "repolicy: " if self._rank == 0 else ""  # the first rank reports the last words of the others
+        _print(f"{sign}{self._sentence(seconds)}, which is beyond --patience: ended; --resume goes on")
+        if sys.stderr.isatty():
+            _print("\x1b[?25h")  # the live display hides the cursor
+        os._exit(1)
+
+    def _sentence(self, seconds: float) -> str:
+        which = f"environment {NOTE.index} of {NOTE.envs!r}" if NOTE.index is not None else f"environment {NOTE.envs!r}"
+        return f"{which} in rank {self._rank} has not come back for {seconds:.0f} seconds{self._place()}"
+
+    def _place(self) -> str:
+        """Where in Python the caller is: often the very line that hangs."""
+        frame: FrameType | None = sys._current_frames().get(self._caller)
+        return f" (at {frame.f_code.co_filename}:{frame.f_lineno})" if frame else ""
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

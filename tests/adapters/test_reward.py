@@ -1,0 +1,91 @@
+"""One function for a training loop of one's own."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from repolicy import Policy
+from repolicy.adapters.reward import prior_reward
+from repolicy.errors import UsageError
+from repolicy.objective import reformulated, residual
+from repolicy.policies.policy import PolicySpec
+from repolicy.policies.spaces import ActionSpace
+
+
+def policy(discrete: bool = False) -> Policy:
+    space = ActionSpace("discrete", (3,)) if discrete else ActionSpace("continuous", (2,), (-1.0,) * 2, (1.0,) * 2)
+    return Policy(PolicySpec(4, space, "categorical" if discrete else "gaussian", (8,)))
+
+
+def rollout() -> tuple[torch.Tensor, ...]:
+    return torch.randn(5, 6, 4), torch.randn(5, 6, 2), torch.randn(5, 6), torch.randn(5, 6)
+
+
+def test_tensors_and_arrays_give_the_objectives_reward() -> None:
+    prior, parts = policy(), rollout()
+    observations, actions, rewards, log_policy = parts
+    expected = reformulated(residual(0.3, 0.2), rewards, prior.log_prob(observations, actions), log_policy).total
+    reward = prior_reward(prior, 0.3, 0.2)
+    copies = [part.clone() for part in parts]
+    torch.testing.assert_close(reward(*parts), expected, rtol=0, atol=1e-6)
+    assert all(torch.equal(a, b) for a, b in zip(parts, copies, strict=True)), "it changes nothing"
+    arrays = [part.numpy() for part in parts]
+    found = reward(*arrays)
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-6)
+
+
+def test_without_weights_rewards_stay_as_they_are() -> None:
+    *parts, log_policy = rollout()
+    assert prior_reward(policy(), 0.0, 0.0)(*parts, log_policy) is parts[2]
+
+
+def test_choices_may_come_without_an_axis_of_their_own() -> None:
+    prior = policy(discrete=True)
+    observations, _, rewards, log_policy = rollout()
+    actions = torch.randint(0, 3, (5, 6))
+    found = prior_reward(prior, 1.0, 0.0)(observations, actions, rewards, log_policy)
+    torch.testing.assert_close(found, rewards + prior.log_prob(observations, actions[..., None]))
+
+
+def test_a_prior_of_ones_own_gets_what_is_given() -> None:
+    class Mine:
+        def log_prob(self, observations: Any, actions: Any) -> Any:
+            return -(actions**2).sum(-1)
+
+    _, actions, rewards, log_policy = (part.numpy() for part in rollout())
+    found = prior_reward(Mine(), 2.0, 1.0)("any observations", actions, rewards, log_policy)
+    np.testing.assert_allclose(found, rewards - 2.0 * (actions**2).sum(-1) - log_policy, rtol=1e-6)
+
+
+def test_the_prior_is_frozen_when_it_is_given() -> None:
+    prior, parts = policy(), rollout()
+    reward = prior_reward(prior, 1.0, 0.0)
+    before = reward(*parts)
+    with torch.no_grad():
+        prior.log_std.add_(1.0)
+    assert torch.equal(reward(*parts), before)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({3: torch.zeros(5, 6, 1)}, r"log-probabilities have the shape \(5, 6, 1\) and rewards \(5, 6\)"),
+        ({0: torch.zeros(5, 6, 9)}, "the prior takes observations of 4 numbers, and these have 9"),
+        (
+            {0: torch.zeros(5, 4), 1: torch.zeros(5, 2)},
+            r"the prior's log-probabilities have the shape \(5,\) and rewards \(5, 6\)",
+        ),
+    ],
+)
+def test_shapes_that_almost_fit_are_refused(change: dict[int, torch.Tensor], sentence: str) -> None:
+    parts = [change.get(index, part) for index, part in enumerate(rollout())]
+    with pytest.raises(UsageError, match=sentence):
+        prior_reward(policy(), 0.3, 0.2)(*parts)
+
+
+def test_a_deterministic_policy_is_no_prior() -> None:
+    with pytest.raises(UsageError, match="it has no log_prob"):
+        prior_reward(lambda observations: observations, 0.3, 0.2)  # type: ignore[arg-type]

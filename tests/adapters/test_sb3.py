@@ -1,0 +1,401 @@
+"""Stable-Baselines3 with our algorithm: nothing but the rewards in the buffer is changed."""
+
+import inspect
+import io
+import json
+import math
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+pytest.importorskip("stable_baselines3")
+from stable_baselines3 import PPO
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from repolicy import Policy, save_policy
+from repolicy.adapters.sb3 import ResidualPPO, Unclipped, from_repolicy, like, to_repolicy
+from repolicy.errors import NumericError, UsageError
+from repolicy.objective import reformulated
+from repolicy.policies.policy import PolicySpec
+from repolicy.policies.spaces import ActionSpace
+
+pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
+
+
+class Drift(gymnasium.Env[Any, Any]):
+    """A state that drifts and is pushed; numbers, images or both; numbers or choices as actions."""
+
+    def __init__(self, sees: str = "numbers", acts: str = "numbers", nan_after: int = 10**9) -> None:
+        numbers, image = spaces.Box(-9.0, 9.0, (3,), np.float64), spaces.Box(0, 255, (1, 36, 36), np.uint8)
+        self.observation_space = {
+            "numbers": numbers,
+            "images": image,
+            "both": spaces.Dict({"numbers": numbers, "image": image}),
+        }[sees]
+        self.action_space = {
+            "numbers": spaces.Box(-1.0, 1.0, (2,), np.float32),
+            "choice": spaces.Discrete(3),
+            "choices": spaces.MultiDiscrete([2, 3]),
+        }[acts]
+        self.sees = sees
+
+    def seen(self) -> Any:
+        image = np.full((1, 36, 36), int(40 + 5 * self.state[0]), np.uint8)
+        return {"numbers": self.state, "images": image, "both": {"numbers": self.state, "image": image}}[self.sees]
+
+    def reset(self, **options: Any) -> Any:
+        super().reset(seed=options.get("seed"))
+        self.state, self.time = self.np_random.normal(size=3), 0
+        return self.seen(), {}
+
+    def step(self, action: Any) -> Any:
+        push = float(np.sum(action)) if np.ndim(action) else float(action)
+        self.state = np.clip(0.9 * self.state + 0.1 * push + 0.1 * self.np_random.normal(size=3), -9, 9)
+        self.time += 1
+        ended = bool(np.abs(self.state).max() > 2.5)
+        return self.seen(), -float(np.square(self.state).sum()), ended, self.time >= 9 and not ended, {}
+
+
+def model(algorithm: type[PPO] = ResidualPPO, env: Any = None, policy: str = "MlpPolicy", **options: Any) -> Any:
+    small = {"n_steps": 8, "batch_size": 16, "n_epochs": 2, "seed": 0, "device": "cpu"}
+    made = env if env is not None else DummyVecEnv([Drift] * 4)
+    return algorithm(policy, made, **small | options)
+
+
+def trained(env: Any = None, policy: str = "MlpPolicy", **options: Any) -> Any:
+    """A model of Stable-Baselines3's own that has moved from where it began."""
+    return model(PPO, env, policy, seed=1, **options).learn(64)
+
+
+def residual(**options: Any) -> Any:
+    return model(**{"omega": 0.3, "alpha": 0.2} | options)
+
+
+def small_policy(observations: int = 3, family: str = "gaussian", hidden: tuple[int, ...] = (8, 8)) -> Policy:
+    if family == "categorical":
+        space = ActionSpace("discrete", (3,))
+    else:
+        space = ActionSpace("continuous", (2,), (-1.0,) * 2, (1.0,) * 2)
+    policy = Policy(PolicySpec(observations, space, family, hidden, initial_std=0.5))  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    numbers = {
+        "mean": torch.full((observations,), 0.3),
+        "var": torch.full((observations,), 2.0),
+        "count": torch.tensor(9.0),
+    }
+    policy.normaliser.load_state_dict({name: tensor.double() for name, tensor in numbers.items()})
+    return policy
+
+
+def weights(of: Any) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in of.policy.state_dict().values()]
+
+
+def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def rollout(of: Any) -> tuple[np.ndarray, np.ndarray]:
+    """One rollout, as `learn` makes it: its rewards before they changed, and after."""
+    _, callback = of._setup_learn(32)
+    before: list[np.ndarray] = []
+    change = of.rollout_buffer.reformulate
+
+    def noted(buffer: Any) -> np.ndarray:
+        before.append(buffer.rewards.copy())
+        return change(buffer)
+
+    of.rollout_buffer.reformulate = noted
+    of.collect_rollouts(of.env, callback, of.rollout_buffer, of.n_steps)
+    return before[0], of.rollout_buffer.rewards
+
+
+# Equal to the host ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("acts", ["numbers", "choice", "choices"])
+def test_without_weights_it_is_their_ppo_to_the_bit(acts: str) -> None:
+    found = []
+    for algorithm, options in ((PPO, {}), (ResidualPPO, {"omega": 0.0, "alpha": 0.0})):
+        each = model(algorithm, DummyVecEnv([lambda: Drift(acts=acts)] * 4), **options)
+        found.append(weights(each.learn(20 * 32)))
+    assert same(*found)
+
+
+def test_a_weight_makes_a_difference() -> None:
+    found = [
+        weights(model(omega=0.0, alpha=alpha, env=DummyVecEnv([lambda: Unclipped(Drift())])).learn(32))
+        for alpha in (0.0, 0.1)
+    ]
+    assert not same(*found)
+
+
+@pytest.mark.parametrize(
+    ("sees", "acts", "policy"),
+    [
+        ("numbers", "numbers", "MlpPolicy"),
+        ("numbers", "choice", "MlpPolicy"),
+        ("numbers", "choices", "MlpPolicy"),
+        ("images", "numbers", "CnnPolicy"),
+        ("both", "choice", "MultiInputPolicy"),
+    ],
+)
+def test_the_buffer_holds_the_reformulated_reward(sees: str, acts: str, policy: str) -> None:
+    env = DummyVecEnv([lambda: Drift(sees, acts)] * 4)
+    prior = trained(env, policy)
+    ours = residual(env=env, policy=policy, prior=prior)
+    before, after = rollout(ours)
+    buffer = ours.rollout_buffer
+    log_prior = np.empty_like(before)
+    for t in range(8):
+        part = buffer.observations
+        seen = {key: value[t] for key, value in part.items()} if isinstance(part, dict) else part[t]
+        tensors, _ = prior.policy.obs_to_tensor(seen)
+        actions = torch.as_tensor(buffer.actions[t])
+        with torch.no_grad():
+            _, found, _ = prior.policy.evaluate_actions(tensors, actions.flatten() if acts == "choice" else actions)
+        log_prior[t] = found.numpy()
+    expected = reformulated(ours.dial.objective, before, log_prior, buffer.log_probs)
+    np.testing.assert_allclose(after, expected.total, rtol=0, atol=2e-6)
+    found = ours.logger.name_to_value
+    assert found["residual/prior"] == pytest.approx(expected.prior.mean(), abs=1e-5)
+    assert found["residual/entropy"] == pytest.approx(expected.entropy.mean(), abs=1e-5)
+    assert found["residual/prior_kl"] == pytest.approx((buffer.log_probs - log_prior).mean(), abs=1e-5)
+
+
+def test_advantages_are_of_the_changed_rewards() -> None:
+    ours = residual(prior=trained(), gamma=0.0, gae_lambda=0.0)
+    _, after = rollout(ours)
+    np.testing.assert_allclose(ours.rollout_buffer.advantages, after - ours.rollout_buffer.values, atol=1e-6)
+
+
+def test_actions_are_scored_as_sampled() -> None:
+    prior = small_policy()
+    ours = residual(prior=prior, policy_kwargs=like(prior) | {"log_std_init": 0.0})
+    with torch.no_grad():
+        ours.policy.log_std.fill_(1.0)
+    before, after = rollout(ours)
+    buffer = ours.rollout_buffer
+    assert np.abs(buffer.actions).max() > 1.0, "beyond the bounds to which the environment's are clipped"
+    log_prior = prior.log_prob(torch.as_tensor(buffer.observations).float(), torch.as_tensor(buffer.actions)).numpy()
+    np.testing.assert_allclose(after, before + 0.3 * log_prior - 0.2 * buffer.log_probs, rtol=1e-5, atol=2e-5)
+
+
+def test_the_first_ratio_is_one() -> None:
+    ours = residual(prior=small_policy()).learn(64)
+    rollout(ours)
+    batch = next(ours.rollout_buffer.get(16))
+    _, log_prob, _ = ours.policy.evaluate_actions(batch.observations, batch.actions)
+    torch.testing.assert_close((log_prob - batch.old_log_prob).exp(), torch.ones(16), rtol=0, atol=1e-5)
+
+
+# Start, warm-up, budget, files ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["theirs", "ours"])
+def test_the_actor_begins_as_its_prior_and_waits_for_the_critic(kind: str) -> None:
+    prior = trained() if kind == "theirs" else small_policy()
+    ours = residual(prior=prior, critic_warmup=2)
+    observations, actions = torch.randn(20, 3), torch.randn(20, 2)
+    with torch.no_grad():
+        start = ours.policy.get_distribution(observations).log_prob(actions)
+        expected = (
+            prior.log_prob(observations, actions)
+            if kind == "ours"
+            else prior.policy.get_distribution(observations).log_prob(actions)
+        )
+    torch.testing.assert_close(start, expected, rtol=1e-5, atol=1e-5)
+    critic = ours.policy.value_net.weight.clone()
+    for iterations, still in ((2, True), (1, False)):
+        ours.learn(32 * iterations, reset_num_timesteps=False)
+        with torch.no_grad():
+            now = ours.policy.get_distribution(observations).log_prob(actions)
+        assert torch.equal(now, start) == still
+    assert not torch.equal(ours.policy.value_net.weight, critic)
+    if kind == "theirs":
+        assert not torch.equal(critic, prior.policy.value_net.weight), "the critic starts fresh"
+
+
+@pytest.mark.parametrize("where", ["file", "handle"])
+@pytest.mark.parametrize("kind", ["theirs", "ours"])
+def test_a_saved_model_keeps_its_prior_and_its_place(tmp_path: Path, kind: str, where: str) -> None:
+    env = DummyVecEnv([Drift] * 4)
+    prior = trained() if kind == "theirs" else small_policy()
+    ours = residual(env=env, prior=prior, kl_budget=0.5, critic_warmup=1).learn(96)
+    target: Any = tmp_path / "model" if where == "file" else io.BytesIO()
+    ours.save(target)
+    if where == "handle":
+        target.seek(0)
+    again = ResidualPPO.load(target, env)
+    assert same(weights(ours), weights(again))
+    assert again.dial == ours.dial
+    assert again.dial.objective.omega != 0.3, "the budget has moved it"
+    assert same([*ours.prior.state_dict().values()], [*again.prior.state_dict().values()])
+    again.learn(32, reset_num_timesteps=False)
+    if where == "handle":
+        target.seek(0)
+    assert same(weights(PPO.load(target, env)), weights(ours)), "their own PPO reads it as well"
+
+
+def test_a_saved_model_holds_no_pickle_of_ours(tmp_path: Path) -> None:
+    residual(prior=small_policy(), policy_kwargs=None).save(tmp_path / "model.zip")
+    with zipfile.ZipFile(tmp_path / "model.zip") as archive:
+        assert "prior.safetensors" in archive.namelist()
+        data = json.loads(archive.read("data"))
+    ours = {"objective", "omega", "alpha", "critic_warmup", "kl_budget", "position"}
+    assert ours <= data.keys()
+    assert not any(isinstance(data[name], dict) and ":serialized:" in data[name] for name in ours)
+    assert not {"prior", "dial"} & data.keys()
+
+
+def test_a_model_of_theirs_goes_on_with_a_prior(tmp_path: Path) -> None:
+    env = DummyVecEnv([Drift] * 4)
+    before = trained(env)
+    before.save(tmp_path / "theirs.zip")
+    ours = ResidualPPO.load(tmp_path / "theirs.zip", env, prior=before, omega=0.1, alpha=0.1)
+    assert same(weights(ours), weights(before))
+    rollout(ours)
+    assert ours.logger.name_to_value["residual/prior"] != 0.0
+
+
+def test_plain_values_are_enough_as_in_a_yaml_file(tmp_path: Path) -> None:
+    save_policy(tmp_path / "prior.safetensors", small_policy(), {})
+    ours = residual(
+        prior=str(tmp_path / "prior.safetensors"),
+        objective={"task": "addon", "omega": 0.1, "alpha": 0.1},
+        omega=None,
+        alpha=None,
+    )
+    assert ours.learn(32).dial.iterations == 1
+
+
+# Policies into each other ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gaussian", "categorical"])
+def test_a_policy_of_ours_becomes_theirs_and_comes_back(family: str) -> None:
+    policy = small_policy(family=family)
+    acts = "numbers" if family == "gaussian" else "choice"
+    theirs = model(PPO, DummyVecEnv([lambda: Drift(acts=acts)]), policy_kwargs=like(policy))
+    from_repolicy(policy, theirs)
+    observations = torch.randn(30, 3)
+    actions = torch.randn(30, 2) if family == "gaussian" else torch.randint(0, 3, (30, 1))
+    with torch.no_grad():
+        found = theirs.policy.get_distribution(observations).log_prob(
+            actions.squeeze(-1) if actions.shape[1] == 1 else actions
+        )
+    torch.testing.assert_close(found, policy.log_prob(observations, actions), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(to_repolicy(theirs).log_prob(observations, actions), found, rtol=1e-5, atol=1e-5)
+
+
+def test_a_vec_normalize_goes_along() -> None:
+    env = VecNormalize(DummyVecEnv([Drift] * 4), norm_reward=False)
+    theirs = trained(env)
+    raw = np.random.default_rng(0).normal(size=(30, 3))
+    actions = torch.randn(30, 2)
+    with torch.no_grad():
+        seen = torch.as_tensor(env.normalize_obs(raw)).float()
+        expected = theirs.policy.get_distribution(seen).log_prob(actions)
+    found = to_repolicy(theirs).log_prob(torch.as_tensor(raw).float(), actions)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_prior_of_ours_sees_raw_observations() -> None:
+    env = VecNormalize(DummyVecEnv([Drift] * 4), norm_reward=False)
+    theirs = trained(env)
+    prior, env.training = to_repolicy(theirs), False
+    ours = residual(env=env, prior=prior, copy_prior=False)
+    with torch.no_grad():
+        ours.policy.load_state_dict(theirs.policy.state_dict())
+    rollout(ours)
+    assert ours._prior_kl == pytest.approx(0.0, abs=1e-3)
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+WRONG = [
+    ({"omega": None}, "omega and alpha are not both set"),
+    ({"prior": None}, "omega is 0.3, which weighs a prior's log-probability, and there is no prior"),
+    ({"omega": 0.0, "prior": None}, "alpha is 0.2 and omega is 0, and Stable-Baselines3 clips actions"),
+    ({"critic_warmup": 0.05}, "critic_warmup is 0.05; here it counts iterations"),
+    ({"kl_budget": math.inf}, "kl_budget is inf; it must be a number of nats"),
+    ({"kl_budget": 1.0, "omega": 0.0}, "kl_budget adapts omega and alpha, so omega must start above 0"),
+    ({"prior": object()}, "a object cannot be a prior: it has no log_prob"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), WRONG)
+def test_wrong_settings_are_one_sentence(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        residual(**{"prior": small_policy()} | change)
+
+
+def test_rewards_on_a_moving_scale_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"VecNormalize\(norm_reward=True\), and omega and alpha weigh"):
+        residual(env=VecNormalize(DummyVecEnv([Drift])), prior=small_policy())
+    with pytest.raises(UsageError, match="wrapped in NormalizeReward"):
+        residual(env=gymnasium.wrappers.NormalizeReward(Drift()), prior=small_policy())
+    with pytest.raises(UsageError, match=r"statistics that move, .* set env.training = False"):
+        residual(env=VecNormalize(DummyVecEnv([Drift]), norm_reward=False), prior=small_policy())
+    model(env=VecNormalize(DummyVecEnv([Drift])), omega=0.0, alpha=0.0)  # their own PPO does not mind
+
+
+def test_a_prior_of_other_sizes_is_refused_with_both() -> None:
+    with pytest.raises(UsageError, match="takes observations of 4 numbers, but the environment gives 3"):
+        residual(prior=small_policy(observations=4), copy_prior=False)
+    with pytest.raises(UsageError, match="acts with choices of 3, but the environment takes 2 numbers"):
+        residual(prior=small_policy(family="categorical"), copy_prior=False)
+    with pytest.raises(UsageError, match=r"hidden layers \[8, 8\], and the model has \[64, 64\]"):
+        residual(prior=small_policy(), policy_kwargs={})
+    with pytest.raises(UsageError, match=r"mlp_extractor.policy_net.0.weight of \[5, 3\], and the actor of \[64, 3\]"):
+        residual(prior=trained(policy_kwargs={"net_arch": [5]}))
+
+
+def test_a_reward_that_is_not_finite_is_not_learnt_from() -> None:
+    class Broken:
+        def log_prob(self, observations: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+            return actions.sum(-1) * math.nan
+
+    ours = residual(prior=Broken())
+    before = weights(ours)
+    with pytest.raises(NumericError, match="the prior of this iteration's rewards is not finite"):
+        ours.learn(32)
+    assert same(before, weights(ours))
+
+
+# What we lean on ------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_adapter_uses_of_stable_baselines3_is_where_it_was() -> None:
+    """When a new version moves something, this says what; nothing else of it is used."""
+    signatures: dict[Any, list[str]] = {
+        RolloutBuffer.compute_returns_and_advantage: ["self", "last_values", "dones"],
+        PPO.train: ["self"],
+        PPO.save: ["self", "path", "exclude", "include"],
+        PPO._setup_model: ["self"],
+        PPO._excluded_save_params: ["self"],
+        ActorCriticPolicy.get_distribution: ["self", "obs"],
+        VecNormalize.unnormalize_obs: ["self", "obs"],
+    }
+    for function, expected in signatures.items():
+        assert list(inspect.signature(function).parameters) == expected, function.__qualname__
+    assert list(inspect.signature(PPO.load).parameters)[:3] == ["path", "env", "device"]
+    assert list(inspect.signature(PPO.__init__).parameters)[:3] == ["self", "policy", "env"]
+    assert "compute_returns_and_advantage(" in inspect.getsource(OnPolicyAlgorithm.collect_rollouts)
+    assert issubclass(DictRolloutBuffer, RolloutBuffer)
+    plain = model(PPO)
+    assert {"rewards", "log_probs", "observations", "actions", "values"} <= vars(plain.rollout_buffer).keys()
+    names = set(plain.policy.state_dict())
+    assert {"log_std", "mlp_extractor.policy_net.0.weight", "mlp_extractor.value_net.0.weight"} <= names
+    assert {"action_net.weight", "value_net.weight"} <= names

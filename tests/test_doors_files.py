@@ -1,0 +1,448 @@
+"""What lies on a disk may be somebody else's, damaged or forged: no code of it runs, nothing is taken on trust."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_checkpoint import SPECS, trained
+from test_cli import answered, refused, typed
+from tiny_envs import tiny
+
+import repolicy
+from repolicy.cli.terminal import Terminal
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.request import Request
+from repolicy.engine.settings import Settings, read_settings
+from repolicy.engine.steering import off_budget, steered
+from repolicy.engine.training import run
+from repolicy.engine.watch import TensorBoard
+from repolicy.errors import FileError, RepolicyError, UsageError
+from repolicy.loading import OWN, confirm, printable, read_json
+from repolicy.objective import residual, soft
+from repolicy.policies.file import read_policy, save_policy
+from repolicy.policies.storage import read, write
+from repolicy.rql.settings import TASKS
+
+SMALL = Settings(steps=256, envs=4, horizon=16, minibatch=32, segment=2, ranks=1, evaluation_episodes=1, hidden=(8,))
+SHORT = ["--steps", "64", "--envs", "4", "--horizon", "16", "--minibatch", "32", "--ranks", "1", "--no-report"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+
+
+# A file runs no code --------------------------------------------------------------------------------------------------
+
+SHELL = "os:system?command=touch owned"
+
+
+def forged(path: str = "theirs.safetensors", **request: Any) -> str:
+    """A policy's file, whole, with a request of its author's choice."""
+    save_policy(path, trained(), {"request": {"env": "Hopper-v4", "objective": {"alpha": 0.1}} | request})
+    return path
+
+
+@pytest.mark.parametrize("command", ["evaluate", "render", "customize", "sweep", "rql customize"])
+def test_an_environment_that_a_file_names_is_no_code_to_run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = {"customize": ["--addon", "height", "--omega", "0.1"], "sweep": ["--addon", "height", "--omega", "0.1"]}
+    options = words.get(command.split()[-1], [])
+    said = refused(capsys, 2, *command.split(), forged(env=SHELL), *options)
+    assert f"theirs.safetensors names code that would be run: {SHELL}; " in said
+    assert "--env" in said
+    assert "--trust" in said
+    assert not Path("owned").exists()
+
+
+def test_an_add_on_that_a_file_names_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("evil.py").write_text(
+        "from pathlib import Path\nPath('owned').touch()\n"
+        "def f(observations, actions, after, info):\n    return after[:, 0]\n"
+    )
+    save_policy("theirs.safetensors", trained(), {"request": {"env": "Hopper-v4", "addons": ["evil.py:f"]}})
+    small = ["evaluate", "theirs.safetensors", "--env", tiny("Counter"), "--episodes", "1"]
+    _, _, said = typed(capsys, *small)
+    assert "without the add-on of the policy's own: theirs.safetensors names code that would be run: evil.py:f" in said
+    assert not Path("owned").exists()
+    typed(capsys, *small, "--trust")
+    assert Path("owned").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os:system",
+        "evil.py:f",
+        "Hopper-v4?xml_file=/tmp/evil.xml",
+        "Hopper-v4?a=[1]",
+        "Hopper-v4?a=1&b=x",
+        "a:b=2",
+        "a?b",
+    ],
+)
+def test_what_is_more_than_a_registered_name(name: str) -> None:
+    with pytest.raises(UsageError, match="names code that would be run"):
+        confirm([name], "file", "env")
+    confirm([name], "file", "env", trust=True)
+
+
+def test_registered_names_are_free() -> None:
+    confirm(["Hopper-v4", "ALE/Pong-v5", "Hopper-v4?reset_noise_scale=-2e-3&terminate=true"], "file", "env")
+    confirm(["height=0.5", "hind_leg(joint=bshin)=2", ""], "file", "addon")
+    confirm(OWN, "file", "env")
+    assert {task.env for task in TASKS.values()} < OWN
+
+
+def test_a_run_is_resumed_with_the_same_names_typed_again(capsys: pytest.CaptureFixture[str]) -> None:
+    env, wish = tiny("LinearQuadratic"), tiny("stay_near")
+    trained_words = ["train", env, "--objective", "full", "--alpha", "0.1", "--out", "run", *SHORT[:-1]]
+    answered(capsys, *trained_words, "--addon", wish)
+    before = Path("run/run.json").read_text()
+    resumed = ["train", env, "--out", "run", "--resume"]
+    said = refused(capsys, 2, *resumed)
+    assert f"run/run.json names code that would be run: {wish}; " in said
+    assert answered(capsys, *resumed, "--addon", wish)["finished"]
+    assert answered(capsys, *resumed, "--trust")["finished"]
+    assert Path("run/run.json").read_text() == before
+
+
+def test_in_python_code_is_given_as_an_argument() -> None:
+    with pytest.raises(UsageError, match=r"in Python, env=\.\.\."):
+        repolicy.customize(forged(env=SHELL), "height", residual(0.1, 0.1), "run")
+    Path("run").mkdir()
+    request = Request(SHELL, soft(0.1), SMALL)
+    Path("run/run.json").write_text(json.dumps({"request": request.as_dict()}))
+    with pytest.raises(UsageError, match="names code that would be run"):
+        repolicy.write_report("run")
+    assert not Path("owned").exists()
+
+
+def test_nobody_writes_to_the_terminal_but_us(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\u202e\r\n"
+    save_policy("theirs", trained(), {"which": evil, "request": {"env": evil}, "evaluation": {evil: 1.0}})
+    code, _, shown = typed(capsys, "inspect", "theirs")
+    assert code == 0
+    said = refused(capsys, 2, "evaluate", "theirs")
+    write(Path("other"), evil, {}, {evil: evil})
+    shown += said + typed(capsys, "inspect", "other")[2]
+    assert r"\x1b[2J" in shown
+    assert not set("\x1b\x07\r\u202e") & set(shown)
+    Terminal().say(evil)
+    assert capsys.readouterr().err == r"\x1b]0;owned\x07\x1b[2J\u202e\r" + "\n\n"
+
+
+def test_printable() -> None:
+    assert printable("ω′ 0.1 – ok") == "ω′ 0.1 – ok"
+    assert printable("a\nb\ud800") == r"a\nb\ud800"
+    assert len(printable("a" * 5000)) < 600
+    assert len(printable("\x00" * 599)) < 600
+
+
+# A file is what it says -----------------------------------------------------------------------------------------------
+
+
+def rewritten(path: str, **changes: Any) -> str:
+    """A policy's file with another spec, and a checksum that fits."""
+    save_policy(path, trained(), {})
+    tensors, story = read(Path(path), "policy")
+    write(Path(path), "policy", tensors, story | {"policy": story["policy"] | changes})
+    return path
+
+
+@pytest.mark.parametrize("hidden", [[4000, 4000], [100_000_000], [10**12, 10**12], [8] * 100_000, []])
+def test_sizes_that_the_tensors_do_not_have_are_refused_at_once(hidden: list[int]) -> None:
+    path, began = rewritten("file", hidden=hidden), time.process_time()
+    with pytest.raises(FileError, match="file is no whole policy: "):
+        read_policy(path)
+    assert time.process_time() - began < 2.0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden": "64"},
+        {"hidden": [8.5]},
+        {"observation_size": "3"},
+        {"observation_size": -3},
+        {"family": "other"},
+        {"family": "categorical"},
+        {"family": "squashed", "actions": {"kind": "continuous", "sizes": [2], "low": [-1.0], "high": [1.0]}},
+        {"actions": None},
+        {"actions": {"kind": "x", "sizes": [2], "low": [], "high": []}},
+        {"activation": ["tanh"]},
+        {"initial_std": float("nan")},
+        {"min_std": 10**400},
+    ],
+)
+def test_a_spec_that_is_none_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(FileError, match="file is no whole policy: "):
+        read_policy(rewritten("file", **changes))
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        5, {"request": []}, {"request": {"env": 7}}, {"request": {"addons": "height"}}, {"request": {"addons": [[]]}},
+        {"request": {"objective": {"alpha": "much"}}}, {"request": {"settings": 1}}, {"steps": "many"}, {"steps": True},
+        {"evaluation": {"a": "b"}}, {"evaluation": {"a": 10**400}}, {"versions": ["1"]}, {"scores": {}}, {"which": 1},
+    ],
+)  # fmt: skip
+def test_a_card_of_wrong_types_is_refused(card: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    save_policy("file", trained(), card)
+    for command in ("inspect", "evaluate", "render"):
+        assert "file is no whole policy: its story, 'card'" in refused(capsys, 1, command, "file")
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"request": 1}', b'{"request": {"env": 1}}', b"9" * 5000]
+)
+def test_a_run_json_that_is_none_is_refused(content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run").mkdir()
+    Path("run/run.json").write_bytes(content)
+    for words in (["inspect", "run"], ["train", "Hopper-v4", "--out", "run", "--resume"]):
+        assert "run/run.json cannot be" in refused(capsys, 1, *words)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"addons": "height"}, {"settings": {"steps": "x"}}, {"settings": {"nested": {}}}, {"sparse": 1},
+        {"settings": {"hidden": [[1]]}}, {"settings": {"schedule": []}}, {"objective": {"task": "x"}}, {"prior": None},
+    ],
+)  # fmt: skip
+def test_a_request_of_wrong_types_is_refused(change: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run").mkdir()
+    request = Request("Hopper-v4", soft(0.1), SMALL).as_dict() | change
+    Path("run/run.json").write_text(json.dumps({"request": request}))
+    assert "run/run.json cannot be used: " in refused(capsys, 1, "inspect", "run")
+    refused(capsys, 1, "train", "Hopper-v4", "--out", "run", "--resume")
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, "\x00", '{"hidden": [100000000]}', '{"hidden": [[64]]}', '{"hidden": []}']
+)
+def test_settings_that_are_none_are_refused(content: str) -> None:
+    Path("settings.json").write_text(content)
+    with pytest.raises(UsageError):
+        read_settings(Path("settings.json"), Settings())
+    assert read_json(Path("settings.json")) if "{" in content else True
+
+
+def test_names_as_long_as_a_page(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["inspect"], ["evaluate"], ["customize"], ["train"], ["export"]):
+        _, _, said = typed(capsys, *words, "a" * 5000)
+        assert said.startswith("repolicy: ")
+        assert len(said) < 700
+
+
+def test_metrics_that_are_damaged_are_read_as_far_as_they_go(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = RunFolder("run")
+    folder.begin(Request("Hopper-v4", soft(0.1), SMALL).as_dict(), {}, False)
+    good = [b'{"iteration": 1, "x": null}', b'{"iteration": 3, "x": 2.5}']
+    bad = [
+        b"\xff\xfe",
+        b"7",
+        b"[]",
+        b'{"x": 1}',
+        b'{"iteration": "2"}',
+        b'{"iteration": 2, "x": {}}',
+        b"[" * 99_999,
+        b'{"it',
+    ]
+    folder.metrics.write_bytes(b"\n".join([good[0], *bad, good[1], b""]))
+    assert folder.logged() == {"iteration": [1, 3], "x": [None, 2.5]}
+    assert answered(capsys, "inspect", "run")["kind"] == "run"
+    folder.forget_after(1)
+    assert folder.metrics.read_bytes() == good[0] + b"\n"
+    folder.metrics.unlink()
+    folder.metrics.mkdir()
+    with pytest.raises(FileError, match="metrics.jsonl cannot be read: it is no file"):
+        folder.logged()
+    refused(capsys, 1, "inspect", "run")
+
+
+# A run is not mixed with another --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def begun() -> tuple[Path, Request]:
+    """A run with a prior that has come to a checkpoint, and to its end."""
+    prior = Path("prior.safetensors")
+    save_policy(prior, repolicy.Policy(replace(SPECS["gaussian"], observation_size=1, actions=ONE)), {})
+    repolicy.customize(prior, tiny("stay_near"), residual(0.1, 0.1), "run", SMALL, env=tiny("LinearQuadratic"))
+    request = RunFolder("run").request()
+    assert request is not None
+    return prior, Request.from_dict(request)
+
+
+ONE = repolicy.policies.spaces.ActionSpace("continuous", (1,), (-1.0,), (1.0,))
+
+
+def test_a_run_json_that_was_edited_is_noticed(begun: tuple[Path, Request], capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path("run/run.json")
+    path.write_text(path.read_text().replace('"gamma": 0.99', '"gamma": 0.9'))
+    words = ["customize", "prior.safetensors", "--out", "run", "--resume", "--trust", "--no-report"]
+    code, _, said = typed(capsys, *words)
+    assert code == 1
+    assert "run/run.json was edited since the last checkpoint: gamma was 0.99 and is now 0.9" in said
+
+
+def test_another_prior_in_its_place_is_noticed(begun: tuple[Path, Request]) -> None:
+    prior, request = begun
+    run(request, RunFolder("run"), True, (), prior)
+    other = Path("run/prior.safetensors")
+    save_policy(other, repolicy.Policy(replace(SPECS["gaussian"], observation_size=1, actions=ONE)), {"another": True})
+    with pytest.raises(FileError, match="run/prior.safetensors is not the prior that this run began with"):
+        run(request, RunFolder("run"), True, (), prior)
+    other.unlink()
+    with pytest.raises(FileError, match="run/prior.safetensors cannot be read"):
+        run(request, RunFolder("run"), True, (), prior)
+
+
+def test_other_versions_are_said_and_not_refused(tmp_path: Path) -> None:
+    folder, request = RunFolder(tmp_path / "run"), Request("Hopper-v4", soft(0.1), SMALL).as_dict()
+    assert folder.begin(request, {"torch": "2", "numpy": "1"}, False) == []
+    folder.save(1, {"parameters": torch.ones(2)}, {"iteration": 1})
+    assert RunFolder(folder.path).begin(request, {"torch": "2", "numpy": "1"}, True) == []
+    assert RunFolder(folder.path).begin(request, {"torch": "3", "numpy": "1"}, True) == [
+        "the last checkpoint was made with other versions: torch was 2 and is now 3"
+    ]
+
+
+@pytest.mark.parametrize("story", [{}, {"iteration": "1"}, {"iteration": 1, "objective": {"omega": "x"}}])
+def test_a_checkpoint_of_wrong_types_gives_way(tmp_path: Path, story: dict[str, Any]) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.save(1, {}, story)
+    with pytest.raises(FileError, match="000001.safetensors is no whole checkpoint"):
+        folder.latest()
+
+
+# What is not ours is left alone ---------------------------------------------------------------------------------------
+
+
+def contents() -> dict[str, str]:
+    return {str(path): path.read_text() for path in Path().rglob("*") if path.is_file() and not path.is_symlink()}
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link", "a folder", "a pipe"])
+def test_a_lock_of_something_else_is_left_alone(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = Path("out/.lock")
+    lock.parent.mkdir()
+    Path("precious").write_text("mine")
+    {
+        "a file": lambda: lock.write_text("mine"),
+        "a link": lambda: lock.symlink_to("../precious"),
+        "a folder": lock.mkdir,
+        "a pipe": lambda: os.mkfifo(lock),
+    }[kind]()
+    before = contents()
+    said = refused(capsys, 1, "train", tiny("LinearQuadratic"), "--alpha", "0.1", *SHORT[:-1], "--out", "out")
+    assert "out/.lock is there already, and no run's lock; choose another --out" in said
+    assert contents() == before
+    assert os.path.lexists(lock)
+
+
+def test_a_folder_that_is_refused_is_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("out").mkdir()
+    Path("out/policy.safetensors").write_text("mine")
+    Path("out/metrics.jsonl").symlink_to("../elsewhere")
+    refused(capsys, 2, "train", tiny("LinearQuadratic"), "--alpha", "0.1", *SHORT[:-1], "--out", "out")
+    assert sorted(path.name for path in Path("out").iterdir()) == ["metrics.jsonl", "policy.safetensors"]
+    Path("out/policy.safetensors").unlink()
+    refused(capsys, 2, "train", tiny("LinearQuadratic"), "--alpha", "0.1", *SHORT[:-1], "--out", "out")
+    assert not Path("elsewhere").exists()
+    with pytest.raises(RepolicyError), RunFolder("new").locked():
+        raise RepolicyError("refused")
+    assert not Path("new").exists()
+
+
+# Where it is told -----------------------------------------------------------------------------------------------------
+
+
+def test_an_environment_that_prints_does_not_break_json(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("loud.py").write_text(
+        "import os, gymnasium\nprint('imported')\n"
+        "def make():\n    print('made')\n    os.write(1, b'from C')\n    os.system('echo from a child')\n"
+        "    return gymnasium.make('CartPole-v1')\n"
+        "def addon(observations, actions, after, info):\n    print('called')\n    return after[:, 0]\n"
+    )
+    words = ["evaluate", "policy", "--env", "loud.py:make", "--addon", "loud.py:addon", "--episodes", "1", "--json"]
+    spec = replace(SPECS["categorical"], observation_size=4, actions=replace(SPECS["categorical"].actions, sizes=(2,)))
+    save_policy("policy", repolicy.Policy(spec), {})
+    code, out, said = typed(capfd, *words)
+    assert (code, json.loads(out)["env"]) == (0, "loud.py:make"), said
+    assert all(word in said for word in ("imported", "made", "called", "from C", "from a child"))
+
+
+@pytest.mark.parametrize("words", [["addons", "--json"], ["train", "--help"]])
+def test_a_stdout_that_is_full_is_one_sentence(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "repolicy", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "repolicy: standard output cannot be written: No space left on device"
+    assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_under_tensorboard_does_not_end_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watcher = TensorBoard(RunFolder(tmp_path))
+    watcher.begin(Request("Hopper-v4", soft(0.1), SMALL), 0, 4)
+    [file] = tmp_path.glob("events.*")
+    watcher._writer.flush()
+    real = watcher._writer.file_writer.event_writer._async_writer._writer._writer
+    with open("/dev/full", "wb", buffering=0) as full:
+        monkeypatch.setattr(real, "write", full.write)
+        for step in range(3):
+            watcher.write({"steps": step, "kl": 0.5})
+            time.sleep(0.1)
+        watcher.close()
+    assert capsys.readouterr().err.count("TensorBoard's files cannot be written: No space left on device") == 1
+    assert file.exists()
+
+
+# A small KL budget ----------------------------------------------------------------------------------------------------
+
+
+def test_a_small_budget_does_not_make_the_steering_jump() -> None:
+    """A KL of 0.001 from 4,096 samples comes out between −0.0005 and 0.0025, which is not what the policy did."""
+    budget, weights, before = 0.001, residual(0.2, 0.1), 0.0
+    for measured in (-0.0005, 0.0025, 0.001, -0.0005, 0.0025) * 4:
+        now = off_budget(measured, budget, before, 4096)
+        after = steered(weights, before, now)
+        assert 2 / 3 < after.omega / weights.omega < 3 / 2
+        weights, before = after, now
+    assert 0.1 < weights.omega < 0.4
+    for _ in range(100):  # a drift that lasts is followed
+        before = off_budget(0.01, budget, before, 4096)
+    assert before == 2.0
+
+
+def test_a_budget_that_can_be_measured_is_steered_by_what_was_measured() -> None:
+    for measured in (-1.0, 0.5, 3.0):
+        assert off_budget(measured, 2.0, -2.0, 4096) == off_budget(measured, 2.0)
+    assert off_budget(1e-9, 1e-9) == 0.0
+
+
+def test_damaged_files_and_odd_command_lines() -> None:
+    """A share of `make fuzz`."""
+    spec = importlib.util.spec_from_file_location("fuzz", Path(__file__).parents[1] / "benchmarks" / "fuzz.py")
+    assert spec is not None
+    assert spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    faults, codes = program.fuzz(files=60, lines=60)
+    assert not faults, "\n".join(faults)
+    assert sum(codes.values()) == 120
+    assert {kind.partition(",")[0] for kind in codes} == {"damaged", "odd"}

@@ -1,0 +1,77 @@
+"""How many cores there are: control groups of both versions, from made-up trees of files; and whose process this is."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from repolicy.engine import machine
+from repolicy.engine.machine import cpu_quota, physical_cores, torchrun_place
+
+INFINITE = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "cores"),
+    [
+        ("0::/\n", {"cpu.max": "200000 100000\n"}, 2.0),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, INFINITE),
+        ("0::/\n", {}, INFINITE),
+        ("0::/user/job\n", {"user/job/cpu.max": "max 100000", "user/cpu.max": "150000 100000"}, 1.5),
+        ("0::/user/job\n", {"user/job/cpu.max": "50000 100000", "cpu.max": "800000 100000"}, 0.5),
+        ("0::/docker/not/mounted/here\n", {"cpu.max": "300000 100000"}, 3.0),
+        ("0::/\n", {"cpu.max": "what is this"}, INFINITE),
+        (
+            "5:memory:/a\n4:cpu,cpuacct:/a\n0::/\n",
+            {"cpu,cpuacct/a/cpu.cfs_quota_us": "400000\n", "cpu,cpuacct/a/cpu.cfs_period_us": "100000\n"},
+            4.0,
+        ),
+        ("4:cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, INFINITE),
+        ("4:cpu:/docker/1\n", {"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"}, 2.5),
+        ("4:cpuset:/a\n", {"cpuset/a/cpu.max": "100000 100000"}, INFINITE),  # not the group that counts
+    ],
+)
+def test_the_processor_time_that_a_container_may_use(
+    tmp_path: Path, groups: str, files: dict[str, str], cores: float
+) -> None:
+    for name, content in {
+        "proc/self/cgroup": groups,
+        **{f"sys/fs/cgroup/{name}": files[name] for name in files},
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert cpu_quota(tmp_path) == cores
+
+
+def test_without_control_groups_there_is_no_quota(tmp_path: Path) -> None:
+    assert cpu_quota(tmp_path) == INFINITE
+
+
+@pytest.mark.parametrize(("quota", "cores"), [(0.5, 1), (1.9, 1), (2.0, 2), (INFINITE, 64)])
+def test_cores_are_whole_and_at_least_one(monkeypatch: pytest.MonkeyPatch, quota: float, cores: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    monkeypatch.setattr(machine, "Path", lambda _: Path("/nowhere"))  # nothing about siblings
+    monkeypatch.setattr(machine, "cpu_quota", lambda: quota)
+    assert physical_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("rank", "count", "address", "place"),
+    [
+        ("1", "2", "here", (1, 2)),
+        ("1", "2", None, None),
+        ("", "2", "here", None),
+        ("0", "x", "here", None),
+        (None, "2", "here", None),
+        ("0", "1", "here", None),
+        ("7", "2", "here", None),
+    ],
+)
+def test_who_is_under_torchrun(
+    monkeypatch: pytest.MonkeyPatch, rank: str | None, count: str | None, address: str | None, place: object
+) -> None:
+    for name, value in {"RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": address}.items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert torchrun_place() == place
