@@ -346,9 +346,8 @@ def test_files_of_nobodys_run_are_not_written_over(tmp_path: Path, name: str) ->
 
 
 def test_a_run_that_was_killed_as_it_began_may_begin_again(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").write_text("a prior")
     (tmp_path / "prior.safetensors").write_text("a prior")
-    RunFolder(tmp_path).begin(REQUEST, {}, True, tmp_path / "elsewhere")
+    RunFolder(tmp_path).begin(REQUEST, {}, True, b"a prior")
     assert RunFolder(tmp_path).request() == REQUEST
 
 

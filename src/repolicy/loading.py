@@ -58,7 +58,8 @@ def confirm(names: Iterable[str], path: Path | str, option: str, trust: bool = F
 def _may_run_code(name: str) -> bool:
     """Whether a name is more than a registered one with numbers as its options: a text could be a path to a file."""
     plain, _, options = name.partition("?")
-    values = [option.partition("=")[2] for option in options.split("&")] if options else []
+    parts = [option.partition("=") for option in options.split("&")] if options else []
+    values = [value for key, _, value in parts if key != "observe"]  # which names parts of an observation
     return (":" in plain and plain not in OWN) or not all(_PLAIN.fullmatch(value) for value in values)
 
 

@@ -113,13 +113,13 @@ def test_an_activation_comes_from_the_user_or_from_the_runs_settings(tmp_path: P
     obs = observations(5)
     with torch.no_grad():
         wanted = actor(obs)
-    assert_equal(mean(describe(path, Options(activation="tanh")), obs), wanted)
+    assert_equal(mean(describe(path, Options(file_activation="tanh")), obs), wanted)
     agent(tmp_path, "  class_name: ActorCritic\n  activation: 'tanh'\n")
     described = describe(path)
     assert_equal(mean(described, obs), wanted)
     assert not any("assumed" in note for note in described.notes)
     with pytest.raises(UsageError, match="no activation 'sine'"):
-        describe(path, Options(activation="sine"))
+        describe(path, Options(file_activation="sine"))
 
 
 def test_an_asymmetric_critic_is_left_out(tmp_path: Path) -> None:

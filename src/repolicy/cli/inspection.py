@@ -15,16 +15,19 @@ from repolicy.engine.machine import physical_cores, versions
 from repolicy.errors import FileError
 from repolicy.loading import printable
 from repolicy.policies.file import PROBES, check_reachable, find_policy, read_policy
-from repolicy.policies.storage import read
+from repolicy.policies.options import Options
+from repolicy.policies.storage import is_own, read
 from repolicy.report.film import libraries
 
 
-def inspect(path: Path) -> dict[str, Any]:
+def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
     """The story of a policy, a checkpoint or a run's folder: printed, and returned."""
     check_reachable(path)
     if path.is_dir():
         return _inspect_folder(path)
     path = find_policy(path)
+    if not is_own(path):
+        return _inspect_foreign(path, options)
     tensors, story = read(path)
     if story["kind"] != "policy":
         return _inspect_other(path, tensors, story)
@@ -42,6 +45,7 @@ def inspect(path: Path) -> dict[str, Any]:
         "network": f"{spec.activation}, {' × '.join(map(str, spec.hidden))}",
         "objective": _sentence(request),
         "add-ons": ", ".join(request.get("addons", [])) or "none",
+        "made from": _origin(card),
         "prior": "inside this file" if saved.prior is not None else "none",
         "steps": f"{card.get('steps', 0):,}",
         "normaliser": f"{float(saved.policy.normaliser.count):,.0f} observations seen",
@@ -55,6 +59,45 @@ def inspect(path: Path) -> dict[str, Any]:
         story["made by"] = card.get("command", "")
     _show(story)
     return story | {"card": card}
+
+
+def _origin(card: dict[str, Any]) -> str:
+    origin = card.get("origin")
+    if origin is None:
+        return "nothing else"
+    return f"{origin['file']} ({origin['kind']} of {origin['library']}, sha256 {origin['sha256'][:16]}…)"
+
+
+def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
+    """Another library's policy: what is in its file, and what is missing."""
+    from repolicy.policies.formats import describe
+
+    found = describe(path, options)
+    actor, std, normalizer = found.actor, found.std, found.normalizer
+    norms = sum(hidden.norm is not None for hidden in actor.hidden)
+    missing = ["the environment (--env)"]
+    if std is not None:
+        width = f"{'one for all states' if std.source == 'vector' else 'depends on the state'} ({std.link})"
+    elif found.actions.kind == "discrete":
+        width = "none: its choices have probabilities"
+    else:
+        width, missing = "none", [*missing, "a std (--std)"]
+    seen = f", {normalizer.count:,.0f} observations seen" if normalizer and normalizer.count else ""
+    story = {
+        "file": str(path),
+        "kind": f"{found.kind} of {found.library} {found.version}".strip(),
+        "observations": f"{found.observation_size} numbers" + "".join(f", {key} {size}" for key, size in found.groups),
+        "actions": str(found.actions) + (", through tanh" if found.squashed else ""),
+        "family": found.family,
+        "network": f"{actor.activation}, {' × '.join(str(len(hidden.linear.bias)) for hidden in actor.hidden)}"
+        + (f", {norms} LayerNorms" if norms else ""),
+        "std": width,
+        "normaliser": f"clips at {normalizer.clip or 'no bound'}{seen}" if normalizer else "none",
+        "missing": ", ".join(missing),
+        "notes": "; ".join(found.notes) or "none",
+    }
+    _show(story)
+    return story
 
 
 def _inspect_other(path: Path, tensors: dict[str, Tensor], story: dict[str, Any]) -> dict[str, Any]:

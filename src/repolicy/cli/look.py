@@ -5,13 +5,15 @@ imported before a command runs, so that `--help` answers at once.
 """
 
 import sys
-from dataclasses import dataclass
+import tempfile
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from repolicy.errors import UsageError
+from repolicy.policies.options import Options
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Evaluate:
     """Run code that the policy's file names as its environment or add-on."""
     json: bool = False
     """Print one JSON object on stdout."""
+    reading: OmitArgPrefixes[Options] = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
         from rich.table import Table
@@ -49,12 +52,14 @@ class Evaluate:
         from repolicy.engine.ranks import one_thread
         from repolicy.envs.addons import check_env, combined
         from repolicy.envs.evaluation import evaluate
-        from repolicy.policies.file import PRIORS, addons_of, env_of, find_policy, read_policy
+        from repolicy.policies.file import PRIORS, addons_of, env_of, find_policy, notes_of, read_policy
         from repolicy.policies.storage import write_json
 
         path = find_policy(self.policy)
-        saved = read_policy(path)
+        saved = read_policy(path, self.reading)
         env, terminal = self.env or env_of(saved.card, path, self.trust), Terminal()
+        for note in notes_of(saved.card):
+            terminal.say(note)
         try:
             addons = self.addon or addons_of(saved.card, path, self.trust)
             check_env(addons, env)
@@ -108,10 +113,11 @@ class Render:
     """Run code that the policy's file names as its environment or add-on."""
     json: bool = False
     """Print one JSON object on stdout."""
+    reading: OmitArgPrefixes[Options] = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
-        from repolicy.policies.file import find_policy
-        from repolicy.policies.storage import write_bytes
+        from repolicy.policies.file import own_bytes, read_policy
+        from repolicy.policies.storage import is_own, write_bytes
         from repolicy.report.film import FORMATS, Shot, films
 
         path, env = policy_and_env(self.policy, self.env, self.trust)
@@ -120,10 +126,15 @@ class Render:
         if format not in FORMATS:
             raise UsageError(f"--out {out} does not end in .mp4 or .gif")
         shot = Shot(
-            str(find_policy(path)), env, seconds=self.seconds, seed=self.seed, width=self.width,
+            str(path), env, seconds=self.seconds, seed=self.seed, width=self.width,
             height=round(self.width * 2 / 3), format=format, fine=True,
         )  # fmt: skip
-        [content] = films([shot])
+        with tempfile.TemporaryDirectory(prefix="repolicy-render-") as folder:
+            if not is_own(path):  # the process that renders reads only files of ours
+                own = Path(folder, "policy.safetensors")
+                write_bytes(own, own_bytes(path, read_policy(path, self.reading)))
+                shot = replace(shot, policy=str(own))
+            [content] = films([shot])
         write_bytes(out, content)
         print(f"film: {out}", file=sys.stderr)
         return {"file": str(out), "env": env, "seconds": self.seconds}
@@ -144,14 +155,15 @@ class Export:
     """Where it goes; by default beside the policy."""
     json: bool = False
     """Print one JSON object on stdout."""
+    reading: OmitArgPrefixes[Options] = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
         from repolicy.policies.export import SUFFIXES, export
-        from repolicy.policies.file import find_policy, load_policy
+        from repolicy.policies.file import find_policy, read_policy
 
         path = find_policy(self.policy)
         out = self.out or _beside(path, SUFFIXES[self.format])
-        difference = export(load_policy(path), out, self.format)
+        difference = export(read_policy(path, self.reading).policy, out, self.format)
         print(f"exported: {out}, equal to the policy within {max(difference, 1e-9):.1g}", file=sys.stderr)
         return {"file": str(out), "format": self.format, "difference": difference}
 
@@ -167,11 +179,12 @@ class Inspect:
     """A policy's file, a checkpoint, or a run's folder."""
     json: bool = False
     """Print one JSON object on stdout."""
+    reading: OmitArgPrefixes[Options] = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
         from repolicy.cli.inspection import inspect
 
-        return inspect(self.file)
+        return inspect(self.file, self.reading)
 
 
 def policy_and_env(reference: str, env: str | None, trust: bool) -> tuple[Path, str]:

@@ -14,6 +14,7 @@ from repolicy.engine.settings import Settings, checked, read_settings
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import as_file_name, confirm
 from repolicy.objective import Objective, coefficients, name_of, named
+from repolicy.policies.options import Options
 
 if TYPE_CHECKING:
     from repolicy.engine.training import Result
@@ -88,7 +89,8 @@ class Customize:
     """
 
     prior: Positional[Annotated[str, arg(metavar="PRIOR")]]
-    """The trained policy: a name that ships (halfcheetah, hopper, ant), a policy's file, or a run's folder."""
+    """The trained policy: a name that ships (halfcheetah, hopper, ant), a policy's file (Repolicy's own or another
+    library's), or a run's folder."""
     addon: UseAppendAction[tuple[str, ...]] = ()
     """The new requirement: NAME, NAME=WEIGHT, module:function or file.py:function; repolicy addons lists names.
     Repeatable."""
@@ -118,6 +120,7 @@ class Customize:
     """At the end, evaluate and film prior and result, and write report.html into the folder."""
     json: bool = False
     """Print one JSON object on stdout at the end."""
+    reading: OmitArgPrefixes[Options] = field(default_factory=Options)
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
 
     @property
@@ -143,7 +146,7 @@ class Customize:
         result = customize(
             self.prior, self.addon, self.wanted(), self.folder, self.settings,
             env=policy_and_env(self.prior, self.env, self.trust)[1], sparse=self.sparse, resume=self.resume,
-            watchers=_watchers(self.folder, self.wandb), patience=self.patience,
+            watchers=_watchers(self.folder, self.wandb), patience=self.patience, reading=self.reading,
         )  # fmt: skip
         return _ended(result) | (_reported(result) if self.report else {})
 

@@ -9,6 +9,7 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 from repolicy.cli.look import policy_and_env
 from repolicy.cli.runs import _alpha_of, _customizing, confirm_names
 from repolicy.engine.settings import Settings
+from repolicy.policies.options import Options
 
 # What a sweep that is resumed relies on in its sweep.json.
 SWEEP = {
@@ -52,6 +53,7 @@ class Sweep:
     """Run code that the file of the prior, or the sweep that is resumed, names as its environment or add-on."""
     json: bool = False
     """Print one JSON object on stdout."""
+    reading: OmitArgPrefixes[Options] = field(default_factory=Options)
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
 
     @property
@@ -93,7 +95,7 @@ class Sweep:
                 self.prior, self.addon, omegas, alpha, self.folder, self.settings,
                 env=policy_and_env(self.prior, self.env, self.trust)[1],
                 sparse=self.sparse, jobs=self.jobs, on_ray=self.ray, resume=self.resume,
-                episodes=self.episodes, say=terminal.say,
+                episodes=self.episodes, reading=self.reading, say=terminal.say,
                 progress=lambda shares: status.update(
                     "trained: " + " · ".join(f"ω′ {omega:g} {share:.0%}" for omega, share in shares.items())
                 ),

@@ -65,7 +65,7 @@ class Settings:
     """Distribution over actions; auto: gaussian with one std for all states, or categorical for discrete actions."""
     hidden: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers, of actor and critic; while customising, of the critic (the actor is the prior)."""
-    activation: Literal["tanh", "relu", "elu"] = "tanh"
+    activation: Literal["tanh", "relu", "elu", "swish", "gelu", "gelu_tanh", "leaky_relu"] = "tanh"
     """Activation of the hidden layers."""
     initial_std: float = 1.0
     """Std of a new policy's actions."""

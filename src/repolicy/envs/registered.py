@@ -20,6 +20,12 @@ CHEETAH_JOINTS = {"bthigh": 2, "bshin": 3, "bfoot": 4, "fthigh": 5, "fshin": 6, 
 STANDS = {"exclude_current_positions_from_observation": True, "frame_stack": 1}
 
 
+# EnvPool's tasks of MuJoCo Playground that walk by a joystick. In the others a term may have the weight 0.
+GO1 = ("Go1JoystickFlatTerrain", "Go1JoystickRoughTerrain")
+BERKELEY = ("BerkeleyHumanoidJoystickFlatTerrain", "BerkeleyHumanoidJoystickRoughTerrain")
+PLAYGROUND = (*GO1, *BERKELEY, "SpotFlatTerrainJoystick", "Op3Joystick", "BarkourJoystick", "H1JoystickGaitTracking")
+
+
 @dataclass(frozen=True)
 class Registered:
     """An add-on that ships: what it makes a function from, what it is for, what its metric is."""
@@ -70,6 +76,21 @@ def mppi_joint() -> Function:
     return lambda observations, actions, next_observations, info: -np.abs(next_observations[:, 1])
 
 
+def energy() -> Function:
+    """MuJoCo Playground's own energy term, −c·Σ |torque · joint velocity|: use less power."""
+    return lambda observations, actions, next_observations, info: _info(info, "reward_energy")
+
+
+def smooth() -> Function:
+    """MuJoCo Playground's own action rate, −c·Σ (change of action)²: change actions less."""
+    return lambda observations, actions, next_observations, info: _info(info, "reward_action_rate")
+
+
+def clearance() -> Function:
+    """MuJoCo Playground's own clearance term, −c·Σ |foot's height − wished height|·speed: lift the feet that move."""
+    return lambda observations, actions, next_observations, info: _info(info, "reward_feet_clearance")
+
+
 REGISTERED = {
     "hind_leg": Registered(hind_leg, ("HalfCheetah",), "mean |θ|", lambda reward: -reward),
     "height": Registered(height, ("Hopper", "Walker2d"), "mean z", lambda reward: reward),
@@ -78,6 +99,11 @@ REGISTERED = {
     "mppi_height": Registered(mppi_height, ("Hopper",), "mean z", lambda reward: reward / 10.0 + 1.0),
     "mppi_sideways": Registered(mppi_sideways, ("Ant",), "mean v_y", lambda reward: -reward),
     "mppi_joint": Registered(mppi_joint, ("Swimmer",), "mean |θ|", lambda reward: -reward),
+    "energy": Registered(
+        energy, (*GO1, "SpotFlatTerrainJoystick", "Op3Joystick"), "energy cost", lambda reward: -reward
+    ),
+    "smooth": Registered(smooth, PLAYGROUND, "action-rate cost", lambda reward: -reward),
+    "clearance": Registered(clearance, (*GO1, "SpotFlatTerrainJoystick"), "clearance cost", lambda reward: -reward),
 }
 
 

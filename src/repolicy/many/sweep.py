@@ -20,13 +20,15 @@ from repolicy.engine.settings import Settings
 from repolicy.engine.training import check, try_addon
 from repolicy.envs.addons import Addon, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.envs.making import observing
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import read_json
 from repolicy.many import ray
 from repolicy.many.pool import Here, Job, Start, work
 from repolicy.many.tradeoff import Found, Point, as_dict, point_words
 from repolicy.objective import greedy
-from repolicy.policies.file import env_of, find_policy, read_policy
+from repolicy.policies.file import env_of, find_policy, notes_of, own_bytes, read_policy
+from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy
 from repolicy.policies.storage import write_bytes, write_json
 
@@ -45,6 +47,7 @@ def sweep(
     on_ray: bool = False,
     resume: bool = False,
     episodes: int = 50,
+    reading: Options | None = None,
     say: Callable[[str], None] = lambda _: None,
     progress: Callable[[dict[float, float]], None] = lambda _: None,
 ) -> Found:
@@ -55,17 +58,17 @@ def sweep(
     if episodes < 1:
         raise UsageError(f"episodes is {episodes}; it must be 1 or more")
     path, folder = find_policy(prior), Path(out)
-    saved = read_policy(path)
-    env = env or env_of(saved.card, path)
+    saved = read_policy(path, reading)
     settings = replace(settings, ranks=1)
+    env = observing(env or env_of(saved.card, path), saved.policy.observation_size, settings.backend)
     request = {"env": env, "addons": list(addon), "alpha": alpha, "settings": settings.as_dict(), "sparse": sparse}
     trial = Request(env, greedy(alpha), settings, tuple(addon), sparse=sparse)
     check(trial)
-    for sentence in try_addon(saved.policy, trial):
+    for sentence in notes_of(saved.card) + try_addon(saved.policy, trial):
         say(sentence)
     start = ray.on_ray() if on_ray else Here
     with RunFolder(folder).locked():
-        omegas = _claim(folder, request, omegas, path, resume)
+        omegas = _claim(folder, request, omegas, own_bytes(path, saved, folder / "prior.safetensors"), resume)
         points = [Point(omega, folder / f"omega-{omega:.12g}") for omega in omegas]
         count = len(points) if on_ray else jobs or physical_cores()
         errors = _train(points, folder, request, start, count, say, progress)
@@ -93,7 +96,7 @@ def checked(omegas: Sequence[float]) -> list[float]:
     return sorted(float(omega) for omega in omegas)
 
 
-def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: Path, resume: bool) -> list[float]:
+def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: bytes, resume: bool) -> list[float]:
     """The folder is this sweep's: a new one, or the same one as before, perhaps with more values of ω′. Returns all."""
     story, found = folder / "sweep.json", claimed(folder)
     if found is not None:
@@ -101,7 +104,7 @@ def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: Pa
             raise UsageError(f"{folder} holds a sweep already; add --resume to go on with it, or choose another --out")
         omegas = sorted({*found["omegas"], *omegas})
         try:
-            same_prior = (folder / "prior.safetensors").read_bytes() == prior.read_bytes()
+            same_prior = (folder / "prior.safetensors").read_bytes() == prior
         except OSError as error:
             raise FileError(f"{folder / 'prior.safetensors'} cannot be read: {error.strerror}") from None
         changes = list(changed(found["request"], json.loads(json.dumps(request))))
@@ -115,7 +118,7 @@ def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: Pa
     for name in ("prior.safetensors", "settings.json", "report.html"):
         if (folder / name).exists():
             raise UsageError(f"{folder / name} is there already, and of no sweep; choose another --out")
-    write_bytes(folder / "prior.safetensors", prior.read_bytes())
+    write_bytes(folder / "prior.safetensors", prior)
     write_json(folder / "settings.json", request["settings"])
     write_json(story, {"request": request, "omegas": omegas})
     return omegas

@@ -57,7 +57,11 @@ class Acting(nn.Module):
 
     def forward(self, observations: Tensor) -> Tensor:
         outputs = self.network(((observations - self.mean) * self.scale).clamp(-self.bound, self.bound))
-        mode = self.family.to_environment(self.family.mode(outputs, self.spec), self.low, self.high)
+        mode = self.family.mode(outputs, self.spec)
+        if self.spec.clips:
+            mode = mode.clamp(self.low, self.high)
+        else:
+            mode = self.family.to_environment(mode, self.low, self.high)
         return mode.squeeze(-1) if self.one_choice else mode  # type: ignore[no-any-return]
 
 

@@ -50,6 +50,7 @@ SPEC = {
     "epsilon?": float,
     "std_bounds?": [float],
     "mean_clip?": float,
+    "clips?": bool,
 }
 
 
@@ -86,7 +87,7 @@ def read_policy(path: str | Path, options: Options | None = None) -> SavedPolicy
     if options not in (None, Options()):
         raise UsageError(
             f"{path} is Repolicy's own file and holds all that there is to know: leave out --std, --temperature, "
-            "--vecnormalize and --activation, which are for other libraries' files"
+            "--vecnormalize and --file-activation, which are for other libraries' files"
         )
     tensors, story = read(Path(path), "policy")
     card = _card(path, story)

@@ -13,5 +13,5 @@ class Options:
     """Of another library's Q-network: the temperature at which it chooses its actions, in units of the return."""
     vecnormalize: str | None = None
     """Of another library's policy: a file with its observations' statistics, or none to go without."""
-    activation: str | None = None
+    file_activation: str | None = None
     """Of another library's policy: its network's activation, where the file does not say."""

@@ -69,6 +69,7 @@ class PolicySpec:
     epsilon: float = 1e-5  # of LayerNorm
     std_bounds: tuple[float, float] = (-math.inf, math.inf)  # of the numbers that a std is made of
     mean_clip: float | None = None  # the mean stays within ± this, before any tanh
+    clips: bool = False  # whether the environment gets actions cut to their bounds; they are scored as sampled
 
     @property
     def features(self) -> int:
@@ -162,6 +163,8 @@ class Policy(nn.Module):
         """Actions as stored and scored `[N, A]`, in the form in which the environment takes them."""
         space = self.spec.actions
         low, high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
+        if self.spec.clips:
+            return actions.clip(low, high)
         return np.asarray(self.family.to_environment(actions, low, high))
 
     def _mode(self, outputs: np.ndarray) -> np.ndarray:

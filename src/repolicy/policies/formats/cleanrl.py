@@ -49,7 +49,7 @@ def read(path: Path, kept: Any, options: Options) -> Described:
 def _continuous(path: Path, tensors: dict[str, Array], options: Options) -> Described:
     """PPO: a Gaussian with one std for all states, and tanh."""
     where = str(path)
-    activation, _ = chosen_activation(options, "tanh", LIBRARY, "tanh" if options.activation is None else None)
+    activation, _ = chosen_activation(options, "tanh", LIBRARY, "tanh" if options.file_activation is None else None)
     actor = perceptron(sequence(tensors, "actor_mean", where), None, activation, where)
     critic = (
         perceptron(sequence(tensors, "critic", where), None, activation, where) if _has(tensors, "critic") else None
@@ -62,7 +62,7 @@ def _continuous(path: Path, tensors: dict[str, Array], options: Options) -> Desc
 def _discrete(path: Path, tensors: dict[str, Array], options: Options) -> Described:
     """PPO with one choice: logits, and tanh."""
     where = str(path)
-    activation, _ = chosen_activation(options, "tanh", LIBRARY, "tanh" if options.activation is None else None)
+    activation, _ = chosen_activation(options, "tanh", LIBRARY, "tanh" if options.file_activation is None else None)
     actor = perceptron(sequence(tensors, "actor", where), None, activation, where)
     critic = perceptron(sequence(tensors, "critic", where), None, activation, where)
     return Described(LIBRARY, "", "PPO", actor, ActionSpace("discrete", (len(actor.output.bias),)), critic=critic)
@@ -71,7 +71,7 @@ def _discrete(path: Path, tensors: dict[str, Array], options: Options) -> Descri
 def _values(path: Path, tensors: dict[str, Array], options: Options) -> Described:
     """DQN: values of actions, and relu."""
     where = str(path)
-    activation, _ = chosen_activation(options, "relu", LIBRARY, "relu" if options.activation is None else None)
+    activation, _ = chosen_activation(options, "relu", LIBRARY, "relu" if options.file_activation is None else None)
     network = perceptron(sequence(tensors, "network", where), None, activation, where)
     actor = tempered(network, options, where)
     return Described(LIBRARY, "", "DQN", actor, ActionSpace("discrete", (len(actor.output.bias),)))
@@ -80,7 +80,7 @@ def _values(path: Path, tensors: dict[str, Array], options: Options) -> Describe
 def _squashed(path: Path, tensors: dict[str, Array], options: Options) -> Described:
     """TD3 and DDPG (a mean without a std), or SAC (a log-std between −5 and 2, through tanh); relu."""
     where = str(path)
-    activation, _ = chosen_activation(options, "relu", LIBRARY, "relu" if options.activation is None else None)
+    activation, _ = chosen_activation(options, "relu", LIBRARY, "relu" if options.file_activation is None else None)
     hidden = [Hidden(linear(tensors, name, where)) for name in ("fc1", "fc2")]
     soft = "fc_logstd.weight" in tensors
     actor: Perceptron = perceptron(hidden, linear(tensors, "fc_mean" if soft else "fc_mu", where), activation, where)

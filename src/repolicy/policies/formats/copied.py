@@ -61,10 +61,11 @@ def _spec(described: Described) -> PolicySpec:
     if described.squashed and not actions.low:
         actions = ActionSpace("continuous", actions.sizes, (-1.0,) * actions.width, (1.0,) * actions.width)
     sizes = tuple(len(hidden.linear.bias) for hidden in actor.hidden)
+    clip = described.normalizer.clip if described.normalizer else None
     spec = PolicySpec(
-        described.observation_size, actions, described.family, sizes, actor.activation, 1.0, 0.0, observation_bound=described.normalizer.clip if described.normalizer else None,
-        slope=actor.slope, norms=norms if epsilons else (), epsilon=epsilons.pop() if epsilons else 1e-5,
-        mean_clip=described.mean_clip,
+        described.observation_size, actions, described.family, sizes, actor.activation, 1.0, 0.0,
+        observation_bound=clip, slope=actor.slope, norms=norms if epsilons else (),
+        epsilon=epsilons.pop() if epsilons else 1e-5, mean_clip=described.mean_clip, clips=described.clips,
     )  # fmt: skip
     return spec if std is None else replace(spec, std=std.link, min_std=std.floor, std_bounds=(std.low, std.high))
 

@@ -128,16 +128,18 @@ def activation_named(name: str, where: str) -> str:
 
 def chosen_activation(options: Options, default: str, library: str, found: str | None = None) -> tuple[str, list[str]]:
     """The activation of a file that holds only weights, and a sentence about it where it was assumed."""
-    if options.activation is not None:
-        plain = OTHER_NAMES.get(options.activation.lower(), options.activation.lower())
+    if options.file_activation is not None:
+        plain = OTHER_NAMES.get(options.file_activation.lower(), options.file_activation.lower())
         if plain not in ACTIVATIONS:
-            raise UsageError(f"there is no activation {options.activation!r}; choose from {', '.join(ACTIVATIONS)}")
+            raise UsageError(
+                f"there is no activation {options.file_activation!r}; choose from {', '.join(ACTIVATIONS)}"
+            )
         return plain, []
     if found is not None:
         return activation_named(found, library), []
     return default, [
         f"the file does not say which activation its network has: {library}'s default, {default}, is assumed "
-        "(--activation says otherwise)"
+        "(--file-activation says otherwise)"
     ]
 
 

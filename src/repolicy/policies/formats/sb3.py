@@ -115,6 +115,7 @@ def read(path: Path, options: Options) -> Described:
         parts.std,
         normalizer,
         parts.mean_clip,
+        kept.actions.kind == "continuous" and not parts.squashed,
         parts.critic,
         kept.observations if kept.observations[0][0] else (),
         (*parts.notes, *notes),
