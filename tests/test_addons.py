@@ -15,7 +15,13 @@ from repolicy.errors import NumericError, UsageError
 OBSERVATIONS = np.zeros((2, 3, 27), np.float32)
 NEXT = np.arange(2 * 3 * 27, dtype=np.float32).reshape(2, 3, 27) - 81.0  # [T, N, O], of both signs
 ACTIONS = np.zeros((2, 3, 8), np.float32)
-INFO = {"y_velocity": np.array([[1.0, 2.0, 3.0], [-1.0, 0.0, 0.5]]), "x_velocity": np.zeros((2, 3))}
+INFO = {
+    "y_velocity": np.array([[1.0, 2.0, 3.0], [-1.0, 0.0, 0.5]]),
+    "x_velocity": np.zeros((2, 3)),
+    "reward_energy": np.arange(6.0).reshape(2, 3),
+    "reward_action_rate": np.arange(2.0, 8.0).reshape(2, 3),
+    "reward_feet_clearance": np.arange(3.0, 9.0).reshape(2, 3),
+}
 
 
 def reward(*requests: str) -> np.ndarray:
@@ -33,6 +39,9 @@ def reward(*requests: str) -> np.ndarray:
         ("mppi_height", 10 * (NEXT[..., 0] - 1)),
         ("mppi_sideways", -NEXT[..., 14]),
         ("mppi_joint", -np.abs(NEXT[..., 1])),
+        ("energy", INFO["reward_energy"]),
+        ("smooth", INFO["reward_action_rate"]),
+        ("clearance=2", 2 * INFO["reward_feet_clearance"]),
         ("height=0.5", 0.5 * NEXT[..., 0]),
         ("height=-2", -2 * NEXT[..., 0]),
         ("hind_leg(joint=ffoot)=3", -3 * np.abs(NEXT[..., 7])),

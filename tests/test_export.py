@@ -23,6 +23,8 @@ SPECS = {
     "state_gaussian": PolicySpec(5, BOX, "state_gaussian", hidden=(8,), activation="elu"),
     "squashed": PolicySpec(5, BOX, "squashed", activation="relu"),
     "state_squashed": PolicySpec(5, BOX, "state_squashed", activation="relu"),
+    "swish, LayerNorm": PolicySpec(5, BOX, "features_squashed", (8, 6), "swish", norms=("before", "after")),
+    "leaky, cut": PolicySpec(5, BOX, hidden=(8,), activation="leaky_relu", slope=0.2, mean_clip=1.5, clips=True),
     "one choice": PolicySpec(5, ActionSpace("discrete", (4,)), "categorical"),
     "two choices": PolicySpec(5, ActionSpace("discrete", (3, 2)), "categorical"),
 }

@@ -24,6 +24,15 @@ SPECS = {
     "squashed": PolicySpec(3, BOX, "squashed", hidden=(8,)),
     "state_squashed": PolicySpec(3, BOX, "state_squashed", hidden=(8,)),
     "categorical": PolicySpec(3, CHOICES, "categorical", hidden=(8,)),
+    "features_gaussian": PolicySpec(3, BOX, "features_gaussian", hidden=(8,), mean_clip=0.5),
+    "features_squashed": PolicySpec(3, BOX, "features_squashed", hidden=(8,), std="expln"),
+}
+OTHERS = {  # what files of other libraries need besides
+    "softplus": replace(SPECS["state_gaussian"], std="softplus", activation="swish"),
+    "exp_tanh": replace(SPECS["state_squashed"], std="exp_tanh", std_bounds=(-5.0, 2.0), activation="gelu"),
+    "identity": replace(SPECS["state_gaussian"], std="identity", std_bounds=(0.5, 2.0), activation="leaky_relu"),
+    "expln": replace(SPECS["state_gaussian"], std="expln", norms=("before",), activation="gelu_tanh"),
+    "linear": replace(SPECS["gaussian"], hidden=(), clips=True),
 }
 
 
@@ -42,8 +51,8 @@ def test_families(family: str) -> None:
     policy = wild(SPECS[family])
     observations = torch.randn(5, 4, 3)
     distribution = policy(observations)
-    kinds = {"squashed": SquashedGaussian, "state_squashed": SquashedGaussian, "categorical": Categorical}
-    assert type(distribution) is kinds.get(family, Gaussian)
+    kind = SquashedGaussian if family.endswith("squashed") else Gaussian
+    assert type(distribution) is (Categorical if family == "categorical" else kind)
     actions = distribution.sample(torch.Generator().manual_seed(0))
     assert actions.shape == distribution.mode().shape == (5, 4, 2)
     log_prob = policy.log_prob(observations, actions)
@@ -129,10 +138,10 @@ def test_observations_are_normalised_before_the_network() -> None:
 # Acting ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", list(SPECS))
+@pytest.mark.parametrize("family", list(SPECS | OTHERS))
 def test_an_actor_acts_as_the_distribution_says(family: str) -> None:
     """Its mode is the distribution's; its samples, over many copies of one observation, have the mean and the std."""
-    policy = wild(SPECS[family])
+    policy = wild((SPECS | OTHERS)[family])
     observations = torch.tensor([[100.0, -100.0, 2.0]])  # beyond the clip at both ends
     with torch.no_grad():
         distribution = policy(observations)
@@ -170,9 +179,21 @@ def test_a_frozen_copy_is_the_same_and_stays_so(family: str) -> None:
     assert not torch.equal(policy.log_prob(observations, actions), before)
 
 
-@pytest.mark.parametrize("family", list(SPECS))
-def test_a_spec_survives_json(family: str) -> None:
-    assert PolicySpec.from_dict(json.loads(json.dumps(SPECS[family].as_dict()))) == SPECS[family]
+@pytest.mark.parametrize("spec", [*SPECS.values(), *OTHERS.values()])
+def test_a_spec_survives_json(spec: PolicySpec) -> None:
+    assert PolicySpec.from_dict(json.loads(json.dumps(spec.as_dict()))) == spec
+
+
+def test_a_spec_of_an_older_file_is_read() -> None:
+    spec = SPECS["gaussian"]
+    news = ("slope", "norms", "epsilon", "std_bounds", "mean_clip", "clips")
+    assert PolicySpec.from_dict({key: value for key, value in spec.as_dict().items() if key not in news}) == spec
+
+
+def test_actions_are_cut_for_the_environment_alone() -> None:
+    policy = wild(OTHERS["linear"])
+    actions = np.array([[2.0, 5.0], [-3.0, -1.0]], np.float32)
+    np.testing.assert_array_equal(policy.to_environment(actions), [[1.0, 5.0], [-1.0, 0.0]])
 
 
 # Squashing ------------------------------------------------------------------------------------------------------------

@@ -22,6 +22,20 @@ class Tiny(gymnasium.Env[Any, Any]):
     action_space: Any = spaces.Box(-1.0, 1.0, (1,), np.float32)
 
 
+class Groups(Tiny):
+    """A Dict with a part for a policy and one for a critic."""
+
+    observation_space = spaces.Dict(
+        {"privileged": spaces.Box(-9.0, 9.0, (3,), np.float32), "state": spaces.Box(-9.0, 9.0, (2,), np.float32)}
+    )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return {"privileged": np.full(3, 2.0, np.float32), "state": np.ones(2, np.float32)}, {}
+
+    def step(self, action: Any) -> Any:
+        return *self.reset()[:1], 0.0, False, False, {}
+
+
 # The value of an endless environment ----------------------------------------------------------------------------------
 
 

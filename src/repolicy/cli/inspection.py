@@ -45,13 +45,15 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
         "network": f"{spec.activation}, {' × '.join(map(str, spec.hidden))}",
         "objective": _sentence(request),
         "add-ons": ", ".join(request.get("addons", [])) or "none",
-        "made from": _origin(card),
         "prior": "inside this file" if saved.prior is not None else "none",
         "steps": f"{card.get('steps', 0):,}",
         "normaliser": f"{float(saved.policy.normaliser.count):,.0f} observations seen",
         "made with": ", ".join(f"{name} {value}" for name, value in card.get("versions", {}).items()),
         "probes": f"{PROBES} log-probabilities reproduced",
     }
+    if "origin" in card:
+        origin = card["origin"]
+        story["copied from"] = f"{origin['file']}, {origin['kind']} of {origin['library']}, sha256 {origin['sha256']}"
     story |= {name.replace("_", " "): f"{value:,.2f}" for name, value in card.get("evaluation", {}).items()}
     if "scores" in card:
         mean, std = (*card["scores"]["mean action"], math.nan, math.nan)[:2]
@@ -59,13 +61,6 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
         story["made by"] = card.get("command", "")
     _show(story)
     return story | {"card": card}
-
-
-def _origin(card: dict[str, Any]) -> str:
-    origin = card.get("origin")
-    if origin is None:
-        return "nothing else"
-    return f"{origin['file']} ({origin['kind']} of {origin['library']}, sha256 {origin['sha256'][:16]}…)"
 
 
 def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:

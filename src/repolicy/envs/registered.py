@@ -20,10 +20,16 @@ CHEETAH_JOINTS = {"bthigh": 2, "bshin": 3, "bfoot": 4, "fthigh": 5, "fshin": 6, 
 STANDS = {"exclude_current_positions_from_observation": True, "frame_stack": 1}
 
 
-# EnvPool's tasks of MuJoCo Playground that walk by a joystick. In the others a term may have the weight 0.
-GO1 = ("Go1JoystickFlatTerrain", "Go1JoystickRoughTerrain")
-BERKELEY = ("BerkeleyHumanoidJoystickFlatTerrain", "BerkeleyHumanoidJoystickRoughTerrain")
-PLAYGROUND = (*GO1, *BERKELEY, "SpotFlatTerrainJoystick", "Op3Joystick", "BarkourJoystick", "H1JoystickGaitTracking")
+# EnvPool's tasks of MuJoCo Playground that walk by a joystick.
+PLAYGROUND = (
+    *(
+        f"{robot}Joystick{ground}Terrain"
+        for robot in ("Go1", "BerkeleyHumanoid", "G1", "T1")
+        for ground in ("Flat", "Rough")
+    ),
+    *("ApolloJoystickFlatTerrain", "SpotFlatTerrainJoystick", "SpotJoystickGaitTracking", "Op3Joystick"),
+    *("BarkourJoystick", "H1JoystickGaitTracking"),
+)
 
 
 @dataclass(frozen=True)
@@ -77,17 +83,17 @@ def mppi_joint() -> Function:
 
 
 def energy() -> Function:
-    """MuJoCo Playground's own energy term, −c·Σ |torque · joint velocity|: use less power."""
+    """−c·Σ |torque · joint velocity|, Playground's own: use less power (c may be 0: ENV?energy_scale=-0.001)."""
     return lambda observations, actions, next_observations, info: _info(info, "reward_energy")
 
 
 def smooth() -> Function:
-    """MuJoCo Playground's own action rate, −c·Σ (change of action)²: change actions less."""
+    """−c·Σ (change of action)², Playground's own: change actions less."""
     return lambda observations, actions, next_observations, info: _info(info, "reward_action_rate")
 
 
 def clearance() -> Function:
-    """MuJoCo Playground's own clearance term, −c·Σ |foot's height − wished height|·speed: lift the feet that move."""
+    """−c·Σ |foot's height − the wished one|·speed, Playground's own (c may be 0: ENV?feet_clearance_scale=-2)."""
     return lambda observations, actions, next_observations, info: _info(info, "reward_feet_clearance")
 
 
@@ -99,11 +105,9 @@ REGISTERED = {
     "mppi_height": Registered(mppi_height, ("Hopper",), "mean z", lambda reward: reward / 10.0 + 1.0),
     "mppi_sideways": Registered(mppi_sideways, ("Ant",), "mean v_y", lambda reward: -reward),
     "mppi_joint": Registered(mppi_joint, ("Swimmer",), "mean |θ|", lambda reward: -reward),
-    "energy": Registered(
-        energy, (*GO1, "SpotFlatTerrainJoystick", "Op3Joystick"), "energy cost", lambda reward: -reward
-    ),
-    "smooth": Registered(smooth, PLAYGROUND, "action-rate cost", lambda reward: -reward),
-    "clearance": Registered(clearance, (*GO1, "SpotFlatTerrainJoystick"), "clearance cost", lambda reward: -reward),
+    "energy": Registered(energy, PLAYGROUND, "energy cost", lambda reward: -reward, reads="info"),
+    "smooth": Registered(smooth, PLAYGROUND, "action-rate cost", lambda reward: -reward, reads="info"),
+    "clearance": Registered(clearance, PLAYGROUND, "clearance cost", lambda reward: -reward, reads="info"),
 }
 
 

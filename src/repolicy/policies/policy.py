@@ -103,7 +103,7 @@ class PolicySpec:
         """The spec that `as_dict` wrote, also after its tuples became JSON's lists."""
         space = values["actions"]
         actions = ActionSpace(space["kind"], tuple(space["sizes"]), tuple(space["low"]), tuple(space["high"]))
-        lists = {name: tuple(values[name]) for name in ("hidden", "norms", "std_bounds") if name in values}
+        lists: dict[str, Any] = {name: tuple(values[name]) for name in ("hidden", "norms", "std_bounds") if name in values}
         return cls(**values | {"actions": actions} | lists)
 
 
@@ -142,9 +142,9 @@ class Policy(nn.Module):
     @torch.no_grad()
     def std(self) -> Tensor | None:
         """The one std of all states, `[A]`, or None where it depends on the state or there is none."""
-        if self.log_std is None:
+        if self.log_std is None or self.log_std.dim() > 1:
             return None
-        outputs = self.log_std.new_zeros(self.family.outputs(self.actions.sizes))
+        outputs = self.log_std.new_zeros(self.family.outputs(self.spec))
         return self.head(outputs).log_std.exp()  # type: ignore[attr-defined,no-any-return]
 
     @torch.no_grad()
