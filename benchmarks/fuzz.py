@@ -106,13 +106,17 @@ def reaching(reached: list[Any]) -> Iterator[None]:
 
         return stop
 
+    def surprise(error: BaseException) -> str:
+        raise error  # the command line would make a sentence of it, but it is a mistake all the same
+
     @contextlib.contextmanager
     def alone(*_: Any) -> Iterator[Alone]:
         yield Alone()
 
     with contextlib.ExitStack() as stack:
         for place, function in (
-            ("engine.segments.Segments.remaining", remaining), ("engine.training.try_addon", lambda *_: []),
+            ("cli.nets._surprise", surprise), ("engine.segments.Segments.remaining", remaining),
+            ("engine.training.try_addon", lambda *_: []),
             ("engine.ranks.launched", alone), ("engine.bench.bench", note("a benchmark")),
             ("envs.evaluation.run_episodes", note("episodes")), ("report.film._in_its_own_process", note("films")),
             ("many.sweep._train", note("a sweep's points")), ("many.sweep.try_addon", lambda *_: []),

@@ -400,3 +400,11 @@ def test_specs_are_written_as_they_are(tmp_path: Path) -> None:
     spec = replace(SPECS["squashed"], hidden=(3, 4), activation="elu", initial_std=0.35, min_std=0.01)
     save_policy(tmp_path / "policy", Policy(spec), {})
     assert load_policy(tmp_path / "policy").spec == spec
+
+
+def test_reading_a_policy_needs_no_compiler() -> None:
+    """torch's own is imported by the first use of some of its parts, for two seconds."""
+    code = (
+        "import sys; from repolicy import load_policy; load_policy('hopper'); sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,12 +1,14 @@
 """The command line as a stranger types it: one object for --json, one sentence and its exit code for a mistake."""
 
 import asyncio
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -233,12 +235,12 @@ def test_a_failure_is_one_sentence_and_1(capsys: pytest.CaptureFixture[str]) -> 
         ),
         ("train Pendulum-v1 --steps x", 2, "Error parsing --steps: invalid literal"),
         ("train", 2, "Missing from repolicy train: ENV"),
-        ("evaluate {long}", 1, "File name too long: 'xxx"),
+        ("evaluate {long}", 1, "cannot be read: File name too long"),
         ("inspect {long}", 1, "xxx…xxx"),
-        ("customize {long} --addon a --omega 1", 1, "File name too long: 'xxx"),
+        ("customize {long} --addon a --omega 1", 1, "cannot be read: File name too long"),
         ("train {long}.py:f --alpha 0.1", 1, "File name too long: 'xxx"),
         ("train {long} --alpha 0.1", 2, "there is no environment 'xxx"),
-        ("train Pendulum-v1 --alpha 0.1 --out {long}", 1, "run's folder: File name too long"),
+        ("train Pendulum-v1 --alpha 0.1 --out {long}", 1, "File name too long: 'xxx"),
         ("train Pendulum-v1 --settings {long}", 2, "settings file xxx"),
         ("{long}", 2, "there is no command 'xxx"),
         ("train Pendulum-v1 --alpha 0.1 --envs 1 --horizon 1", 2, "from one step there is nothing to learn"),
@@ -303,7 +305,7 @@ def test_control_characters_do_not_reach_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(monkeypatch, RepolicyError("red \x1b[31m\a\nsecond\n\nthird\nfourth"))
-    assert typed(capsys, "addons")[2] == "repolicy: red  [31m \nsecond\nthird\n"
+    assert typed(capsys, "addons")[2] == "repolicy: red \\x1b[31m\\x07\nsecond\nthird\n"
 
 
 def test_sigterm_is_ctrl_c(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,3 +331,10 @@ def test_variables_of_others_silence_nothing(
         monkeypatch.setenv(name, value)
     assert "there is no environment" in refused(capsys, 2, "train", "Nope", "--alpha", "0.1")
     assert answered(capsys, "addons")
+
+
+def test_the_installed_command_is_the_command_line() -> None:
+    """What pip makes `repolicy` from, in pyproject.toml."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    module, _, name = project["scripts"]["repolicy"].partition(":")
+    assert getattr(importlib.import_module(module), name) is cli.main

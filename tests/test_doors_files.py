@@ -333,7 +333,7 @@ def contents() -> dict[str, str]:
     return {str(path): path.read_text() for path in Path().rglob("*") if path.is_file() and not path.is_symlink()}
 
 
-@pytest.mark.parametrize("kind", ["a file", "a link", "a folder", "a pipe"])
+@pytest.mark.parametrize("kind", ["a file", "a link", "a link to nothing", "a folder", "a pipe"])
 def test_a_lock_of_something_else_is_left_alone(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     lock = Path("out/.lock")
     lock.parent.mkdir()
@@ -341,6 +341,7 @@ def test_a_lock_of_something_else_is_left_alone(kind: str, capsys: pytest.Captur
     {
         "a file": lambda: lock.write_text("mine"),
         "a link": lambda: lock.symlink_to("../precious"),
+        "a link to nothing": lambda: lock.symlink_to("../nothing"),
         "a folder": lock.mkdir,
         "a pipe": lambda: os.mkfifo(lock),
     }[kind]()

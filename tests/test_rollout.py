@@ -81,7 +81,6 @@ def test_actions_are_the_policys_at_normalised_observations() -> None:
     assert torch.equal(again.collect(policy).actions, rollout.actions)
 
 
-@pytest.mark.xfail(reason="a rollout's transitions still hold the actions as they are stored", strict=True)
 @pytest.mark.parametrize(
     ("actions", "family"), [("matrix", "squashed"), ("double", "state_squashed"), ("choice", "auto"), ("table", "auto")]
 )

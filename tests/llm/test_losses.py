@@ -240,7 +240,8 @@ class TestExactGradient:
         chance = old.sum(1).exp()
         first, second = (x.flatten() for x in torch.meshgrid(*[torch.arange(len(rows))] * 2, indexing="ij"))
         pairs = torch.stack([first, second], 1).flatten()
-        advantage = losses.token_advantages(objective, reward[pairs], old[pairs], prior[pairs], mask[pairs], group=2)
+        rewards = losses.token_rewards(objective, reward[pairs], old[pairs], prior[pairs], mask[pairs])
+        advantage = losses.leave_one_out(losses.returns_to_go(rewards), mask[pairs], group=2)
         weight = (chance[first] * chance[second]).repeat_interleave(2) / 2
         (estimated,) = torch.autograd.grad(
             (weight.unsqueeze(1) * advantage * policy[pairs]).sum(), table, retain_graph=True

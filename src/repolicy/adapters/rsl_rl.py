@@ -277,7 +277,8 @@ def from_repolicy(policy: Policy, actor: Any) -> None:
     for layer, weight, bias in zip(_layers(actor), policy.network.weights, policy.network.biases, strict=True):
         layer.weight.copy_(weight)
         layer.bias.copy_(bias)
-    log_std = policy.head(torch.zeros(1, spec.outputs)).log_std  # type: ignore[attr-defined]
+    assert policy.std is not None
+    log_std = policy.std.log()
     if actor.distribution.std_type == "log":
         actor.distribution.log_std_param.copy_(log_std)
     else:

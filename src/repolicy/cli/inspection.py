@@ -87,7 +87,7 @@ def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
         "network": f"{actor.activation}, {' × '.join(str(len(hidden.linear.bias)) for hidden in actor.hidden)}"
         + (f", {norms} LayerNorms" if norms else ""),
         "std": width,
-        "normaliser": f"clips at {normalizer.clip or 'no bound'}{seen}" if normalizer else "none",
+        "normaliser": f"clips at {normalizer.clip or math.inf:g}{seen}" if normalizer else "none",
         "missing": ", ".join(missing),
         "notes": "; ".join(found.notes) or "none",
     }

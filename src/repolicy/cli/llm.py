@@ -52,11 +52,10 @@ class Generate:
     def run(self) -> dict[str, Any]:
         from repolicy.llm.generation import generate
 
-        responses = generate(self)
-        if not self.json:
-            for response in responses:
-                print(f"{response['prompt']}{response['text']}")
-        return {"omega": self.omega, "responses": responses}
+        return {"omega": self.omega, "responses": generate(self)}
+
+    def text(self, values: dict[str, Any]) -> str:
+        return "\n".join(f"{response['prompt']}{response['text']}" for response in values["responses"])
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,8 @@ def _run(arguments: list[str]) -> None:
         from repolicy.policies.storage import finite
 
         print(json.dumps(finite(values)))
+    elif hasattr(command, "text"):  # what was asked for is a text
+        print(command.text(values))
     if values.get("finished") is False:
         sys.exit(130)
 

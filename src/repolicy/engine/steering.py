@@ -8,8 +8,6 @@ from repolicy.objective import Objective
 FAR = 2.0  # a KL e² times its budget, or an e²th of it, is as far off as it counts
 STEERING = 0.03  # how fast omega and alpha follow a KL that is off its budget, an iteration
 DAMPING = 1.0  # and how much a KL that moves: without it they answer too late, and the policy drifts far beyond
-
-
 NOISE = 0.25  # the std that a measured KL near its budget may have, as a share of the budget
 
 

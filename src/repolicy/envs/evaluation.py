@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,39 +35,55 @@ class Evaluation:
     lengths: np.ndarray
     log_policy: np.ndarray
     log_prior: np.ndarray | None
+    metric_name: str = ""
 
     @property
     def total(self) -> np.ndarray:
         return self.basic if self.addon is None else self.basic + self.addon
 
+    @property
+    def columns(self) -> dict[str, "Column"]:
+        """Every quantity that is known, in the order of the paper's tables."""
+        basic = self.basic if np.isfinite(self.basic).all() else None  # not every environment tells it
+        wide = {
+            "total_reward": ("total reward", None if basic is None or self.addon is None else self.total),
+            "basic_reward": ("basic reward", basic),
+            "metric": (self.metric_name, self.metric),
+            "addon_reward": ("add-on reward", self.addon),
+            "length": ("length", self.lengths),
+        }
+        if self.log_prior is not None:
+            wide["log_prior_a_step"] = ("log prior a step", self.log_prior / self.lengths)
+            if self.stochastic:  # samples of KL(policy ‖ prior), at the states that the policy itself visits
+                wide["kl_a_step"] = ("KL a step", (self.log_policy - self.log_prior) / self.lengths)
+        return {name: Column(title, values) for name, (title, values) in wide.items() if values is not None}
+
     def rows(self) -> list[tuple[str, float, float]]:
         """(name, mean, std) of every quantity there is."""
-        found = [("basic_reward", self.basic)]
-        if self.addon is not None:
-            found += [("addon_reward", self.addon), ("total_reward", self.total)]
-        if self.metric is not None:
-            found += [("metric", self.metric)]
-        found += [("length", self.lengths)]
-        if self.log_prior is not None:
-            found += [("log_prior_a_step", self.log_prior / self.lengths)]
-        return [(name, float(np.mean(values)), float(np.std(values))) for name, values in found]
+        return [(name, column.mean, float(column.values.std())) for name, column in self.columns.items()]
 
     def as_dict(self) -> dict[str, Any]:
-        summary = {name: {"mean": mean, "std": std} for name, mean, std in self.rows()}
-        each = {"basic_reward": self.basic.tolist(), "length": self.lengths.tolist()}
-        if self.addon is not None:
-            each |= {"addon_reward": self.addon.tolist(), "total_reward": self.total.tolist()}
-        if self.metric is not None:
-            each |= {"metric": self.metric.tolist()}
         return {
             "env": self.env,
             "backend": self.backend,
             "action": "sampled" if self.stochastic else "mean",
             "seed": self.seed,
             "episodes": len(self.basic),
-            "summary": summary,
-            "each": each,
+            "summary": {"basic_reward": {"mean": None, "std": None}}  # where nobody knows it
+            | {name: {"mean": mean, "std": std} for name, mean, std in self.rows()},
+            "each": {name: column.values.tolist() for name, column in self.columns.items()},
         }
+
+
+class Column(NamedTuple):
+    """One quantity of each episode, and what people call it. What is "a step" is the mean over an episode's steps."""
+
+    title: str
+    values: np.ndarray  # [E]
+
+    @property
+    def mean(self) -> float:
+        return float(self.values.mean())
 
 
 def evaluate(
@@ -166,6 +182,7 @@ def run_episodes(
         basic=each["basic"],
         addon=each["addon"] if addon is not None else None,
         metric=each["metric"] / each["length"] if addon is not None and addon.has_metric else None,
+        metric_name="" if addon is None else addon.metric_name,
         lengths=each["length"],
         log_policy=each["log_policy"],
         log_prior=each["log_prior"] if prior is not None else None,

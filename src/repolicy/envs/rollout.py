@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from repolicy.envs.spaces import own_numbers
 from repolicy.envs.step import Envs, Info
 from repolicy.errors import NumericError
 from repolicy.policies.policy import Agent
@@ -118,7 +119,7 @@ class Collector:
         return Rollout(
             observations=observations,
             actions=taken,
-            sent=np.stack(sent),
+            sent=own_numbers(np.stack(sent), self.envs.actions),
             log_probs=act.log_probs(taken),
             basic=basic,
             terminated=terminated,

@@ -145,20 +145,6 @@ def whole_returns(rewards: Tensor) -> Tensor:
     return rewards.sum(1, keepdim=True).expand_as(rewards)
 
 
-def token_advantages(
-    objective: Objective,
-    reward: Tensor,
-    log_policy: Tensor,
-    log_prior: Tensor | None,
-    mask: Tensor,
-    group: int,
-    gamma: float = 1.0,
-) -> Tensor:
-    """What multiplies ∇ log policy at every token `[B, T]` (Eq. 6 on the reward of Eq. 27): the steps above."""
-    returns = returns_to_go(token_rewards(objective, reward, log_policy, log_prior, mask), gamma)
-    return leave_one_out(returns, mask, group)
-
-
 def _masked(values: Tensor, mask: Tensor) -> Tensor:
     """Zero outside the mask, also where the value there is infinite or not a number."""
     return torch.where(mask > 0, values, 0.0)

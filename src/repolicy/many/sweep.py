@@ -111,6 +111,7 @@ def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: by
         changes += [] if same_prior else ["the prior is another"]
         if changes:
             raise UsageError(f"{folder} cannot be resumed with other settings: {'; '.join(changes)}")
+        write_json(folder / "settings.json", request["settings"])  # what the points read; it may have been edited
         write_json(story, found | {"omegas": omegas})
         return omegas
     if RunFolder(folder).request() is not None:
@@ -183,7 +184,7 @@ def _share(point: Point, request: dict[str, Any]) -> float:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
             last = file.read().splitlines()[-1]
         return float(json.loads(last)["iteration"]) / settings.iterations
-    except (OSError, ValueError, IndexError, KeyError):
+    except (OSError, ValueError, IndexError, KeyError, TypeError):
         return 0.0
 
 

@@ -31,29 +31,27 @@ class Point:
     @property
     def kl(self) -> float:
         """KL(policy ‖ prior), nats a step, over the states that the policy itself visits."""
-        found = self.sampled
-        assert found is not None
-        assert found.log_prior is not None
-        return float((found.log_policy - found.log_prior).sum() / found.lengths.sum())
+        return self._of(self.sampled, "kl_a_step")
 
     @property
     def log_prior(self) -> float:
         """The prior's log-probability of the policy's sampled actions, a step."""
-        assert self.sampled is not None
-        assert self.sampled.log_prior is not None
-        return float(self.sampled.log_prior.sum() / self.sampled.lengths.sum())
+        return self._of(self.sampled, "log_prior_a_step")
 
     @property
     def addon(self) -> float:
-        assert self.mean is not None
-        assert self.mean.addon is not None
-        return float(self.mean.addon.mean())
+        return self._of(self.mean, "addon_reward")
 
     @property
     def basic(self) -> float | None:
         """None where the environment does not tell its basic reward."""
         assert self.mean is not None
-        return float(self.mean.basic.mean()) if np.isfinite(self.mean.basic).all() else None
+        return self._of(self.mean, "basic_reward") if "basic_reward" in self.mean.columns else None
+
+    @staticmethod
+    def _of(found: Evaluation | None, name: str) -> float:
+        assert found is not None
+        return found.columns[name].mean
 
     @property
     def best(self) -> Path:

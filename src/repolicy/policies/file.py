@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import confirm, nearest, printable
+from repolicy.policies.families import FAMILIES
 from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.storage import check_shape, is_own, packed, read, write_bytes
@@ -249,8 +251,11 @@ def _check_sizes(spec: PolicySpec, state: dict[str, Tensor]) -> None:
         raise ValueError(f"its bounds are not those of {actions}")
     if len(spec.hidden) >= len(state):
         raise ValueError(f"it says {len(spec.hidden)} hidden layers and has {len(state)} tensors")
-    with torch.device("meta"):
-        wanted = Policy(spec).state_dict()
+    widths = (spec.observation_size, *spec.hidden, FAMILIES[spec.family].outputs(spec))
+    claimed, held = sum(a * b for a, b in pairwise(widths)), sum(tensor.numel() for tensor in state.values())
+    if claimed > held:
+        raise ValueError(f"its spec makes weights of {claimed:,} numbers, and it holds {held:,}")
+    wanted = Policy(spec).state_dict()
     if missing := {*wanted} ^ {*state}:
         raise ValueError(f"it lacks {min(missing)}, or should not have it")
     for key, tensor in wanted.items():

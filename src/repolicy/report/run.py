@@ -7,8 +7,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from repolicy.engine import ranks
 from repolicy.engine.defaults import customizing, defaults
 from repolicy.engine.folder import RunFolder
@@ -62,11 +60,11 @@ def write_report(
     say(f"report: {episodes} episodes of evaluation")
     with ranks.one_thread():
         found = evaluations(saved, request, addon, episodes)
-    say(as_text(*rewards(found, addon)))
+    say(as_text(*rewards(found)))
     say("report: films")
     pictures, complaint = filmed([(str(folder.best_policy), name) for name in found], request["env"])
     path = folder.path / "report.html"
-    html = _html(folder, request, addon, saved, found, pictures, complaint)
+    html = _html(folder, request, saved, found, pictures, complaint)
     write_bytes(path, html.encode())
     return path
 
@@ -99,7 +97,6 @@ def filmed(whom: Sequence[tuple[str, str]], env: str) -> tuple[list[bytes | None
 def _html(
     folder: RunFolder,
     request: dict[str, Any],
-    addon: Addon | None,
     saved: SavedPolicy,
     found: dict[str, Evaluation],
     pictures: Sequence[bytes | None],
@@ -116,19 +113,19 @@ def _html(
         ", beside the prior that it was made from." if customised else "."
     )
     figures = [
-        page.film(picture, caption(name, evaluation, addon), "prior" if name == "prior" else "customised")
+        page.film(picture, caption(name, evaluation), "prior" if name == "prior" else "customised")
         for (name, evaluation), picture in zip(found.items(), pictures, strict=True)
     ]
     parts = [
-        page.tiles(summary(found, addon)),
+        page.tiles(summary(found)),
         page.section("How it moves", page.films(figures, complaint), note="Mean action, in real time, the same start."),
         page.section(
             "What it earns",
-            page.table(*rewards(found, addon)),
+            page.table(*rewards(found)),
             note=f"Mean ± std over {episodes} episodes with the mean action, in {escape(env)}."
             + (" “log prior” is the prior's log-probability of the actions that were taken." if customised else ""),
         ),
-        _distribution(found, addon),
+        _distribution(found),
         _curves(folder),
         page.section(
             "The same again",
@@ -143,32 +140,14 @@ def _html(
 # What both kinds of report say ----------------------------------------------------------------------------------------
 
 
-def known(values: np.ndarray) -> bool:
-    """A basic reward is shown only where the environment has one."""
-    return bool(np.isfinite(values).all())
-
-
-def rewards(found: dict[str, Evaluation], addon: Addon | None) -> tuple[list[str], list[list[str]]]:
+def rewards(found: dict[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
     """Headings and rows as in the paper's Table 2: total, basic, the add-on's metric, the add-on."""
-    first = next(iter(found.values()))
-    basic = all(known(evaluation.basic) for evaluation in found.values())
-    columns: list[tuple[str, Callable[[Evaluation], np.ndarray | None]]] = []
-    if basic and addon is not None:
-        columns.append(("total reward", lambda evaluation: evaluation.total))
-    if basic:
-        columns.append(("basic reward", lambda evaluation: evaluation.basic))
-    if first.metric is not None and addon is not None:
-        columns.append((addon.metric_name, lambda evaluation: evaluation.metric))
-    if addon is not None:
-        columns.append(("add-on reward", lambda evaluation: evaluation.addon))
-    columns.append(("length", lambda evaluation: evaluation.lengths))
-    if first.log_prior is not None:
-        columns.append(("log prior a step", _likelihood))
-    rows = []
-    for name, evaluation in found.items():
-        values = [column(evaluation) for _, column in columns]
-        rows.append([name, *(page.spread(value) for value in values if value is not None)])
-    return ["", *(heading for heading, _ in columns)], rows
+    columns = [evaluation.columns for evaluation in found.values()]
+    shared = [name for name in columns[0] if all(name in each for each in columns)]
+    rows = [
+        [who, *(page.spread(each[name].values) for name in shared)] for who, each in zip(found, columns, strict=True)
+    ]
+    return ["", *(columns[0][name].title for name in shared)], rows
 
 
 def as_text(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -178,57 +157,39 @@ def as_text(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 
 
-def summary(found: dict[str, Evaluation], addon: Addon | None) -> list[tuple[str, str, str]]:
-    """The few numbers that a reader looks for first."""
-    *before, after = found.values()
-    columns: list[tuple[str, Callable[[Evaluation], np.ndarray | None]]] = [
-        ("total reward", lambda evaluation: evaluation.total if addon is not None else None),
-        ("basic reward", lambda evaluation: evaluation.basic),
-        ("add-on reward", lambda evaluation: evaluation.addon),
-        (addon.metric_name if addon else "", lambda evaluation: evaluation.metric),
-        ("log prior a step", _likelihood),
-        ("length of an episode", lambda evaluation: evaluation.lengths if not before else None),
-    ]
+def summary(found: dict[str, Evaluation]) -> list[tuple[str, str, str]]:
+    """The few numbers that a reader looks for first: (name, value, what it was before)."""
+    *before, after = (evaluation.columns for evaluation in found.values())
     tiles = []
-    for name, column in columns:
-        value, old = column(after), column(before[0]) if before else None
-        if value is None or not known(value) or (old is not None and not known(old)):
+    for name in ("total_reward", "basic_reward", "addon_reward", "metric", "log_prior_a_step", "length"):
+        if name not in after or (before and (name not in before[0] or name == "length")):
             continue
-        beside = "" if old is None else f"prior {page.number(float(old.mean()))}"
-        tiles.append((name, page.number(float(value.mean())), beside))
+        beside = f"prior {page.number(before[0][name].mean)}" if before else ""
+        tiles.append((after[name].title, page.number(after[name].mean), beside))
     return tiles
 
 
-def caption(name: str, evaluation: Evaluation, addon: Addon | None) -> str:
-    """`customised: total 5,488, mean |θ| 0.36`."""
-    parts = []
-    if known(evaluation.basic):
-        parts.append(f"{'total' if addon else 'basic'} {page.number(float(evaluation.total.mean()))}")
-    if evaluation.metric is not None and addon is not None:
-        parts.append(f"{addon.metric_name} {page.number(float(evaluation.metric.mean()))}")
-    elif evaluation.addon is not None:
-        parts.append(f"add-on {page.number(float(evaluation.addon.mean()))}")
-    return f"{name}: {', '.join(parts)}" if parts else name
+def caption(who: str, evaluation: Evaluation) -> str:
+    """`customised: total reward 5,488, mean |θ| 0.36`."""
+    columns = evaluation.columns
+    wanted = ["total_reward" if "total_reward" in columns else "basic_reward"]
+    wanted.append("metric" if "metric" in columns else "addon_reward")
+    parts = [f"{columns[name].title} {page.number(columns[name].mean)}" for name in wanted if name in columns]
+    return f"{who}: {', '.join(parts)}" if parts else who
 
 
-def _likelihood(evaluation: Evaluation) -> np.ndarray | None:
-    return None if evaluation.log_prior is None else np.asarray(evaluation.log_prior / evaluation.lengths)
-
-
-def _distribution(found: dict[str, Evaluation], addon: Addon | None) -> str:
-    named_values: list[tuple[str, dict[str, np.ndarray]]] = []
-    if addon is not None and all(evaluation.metric is not None for evaluation in found.values()):
-        metrics = {name: np.asarray(evaluation.metric) for name, evaluation in found.items()}
-        named_values.append((f"{addon.metric_name} of an episode", metrics))
-    elif addon is not None:
-        values = {name: np.asarray(evaluation.addon) for name, evaluation in found.items()}
-        named_values.append(("add-on reward of an episode", values))
-    if all(known(evaluation.basic) for evaluation in found.values()):
-        totals = {name: evaluation.total for name, evaluation in found.items()}
-        named_values.append((f"{'total' if addon else 'basic'} reward of an episode", totals))
+def _distribution(found: dict[str, Evaluation]) -> str:
+    columns = {who: evaluation.columns for who, evaluation in found.items()}
+    shared = [name for name in next(iter(columns.values())) if all(name in each for each in columns.values())]
+    wanted = ["metric" if "metric" in shared else "addon_reward", "total_reward", "basic_reward"]
+    drawn = [
+        page.histogram({who: each[name].values for who, each in columns.items()}, f"{title} of an episode")
+        for name in [name for name in wanted if name in shared][:2]
+        for title in [next(iter(columns.values()))[name].title]
+    ]
     return page.section(
         "Episode by episode",
-        '<div class="charts pair">' + "".join(page.histogram(values, what) for what, values in named_values) + "</div>",
+        '<div class="charts pair">' + "".join(drawn) + "</div>",
         note="How many of the evaluation's episodes came out how.",
     )
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from repolicy.envs.addons import combined
 from repolicy.many.tradeoff import Found, Point
 from repolicy.policies.storage import write_bytes
 from repolicy.report import page
@@ -36,7 +35,6 @@ show(slider.value);
 
 def write_sweep_report(found: Found) -> Path:
     """Film the prior and every point, and write `report.html` into the sweep's folder."""
-    addon = combined(found.request["addons"])
     env = found.request["env"]
     files = [found.prior.folder, *(point.best for point in found.points)]
     pictures, complaint = filmed([(str(file), "policy") for file in files], env)
@@ -44,7 +42,7 @@ def write_sweep_report(found: Found) -> Path:
     figures = []
     for position, (point, picture) in enumerate(zip([found.prior, *found.points], pictures, strict=True)):
         assert point.mean is not None
-        words = caption("prior" if position == 0 else f"ω′ {point.omega:g}", point.mean, addon)
+        words = caption("prior" if position == 0 else f"ω′ {point.omega:g}", point.mean)
         shown = "" if position == 0 else f'data-shown="{position - 1}"'
         figures.append(page.film(picture, words, "prior" if position == 0 else "customised", shown))
     wanted = " + ".join(found.request["addons"])
@@ -87,13 +85,12 @@ def _slider(found: Found, index: int | None) -> str:
 
 def _tables(found: Found) -> list[str]:
     """Prior and one point, as in the paper's Table 2, for each point."""
-    addon = combined(found.request["addons"])
     drawn = []
     for index, point in enumerate(found.points):
         assert point.mean is not None
         assert found.prior.mean is not None
         both = {"prior": found.prior.mean, f"ω′ {point.omega:g}": point.mean}
-        drawn.append(f'<div class="beneath" data-shown="{index}">{page.table(*rewards(both, addon))}</div>')
+        drawn.append(f'<div class="beneath" data-shown="{index}">{page.table(*rewards(both))}</div>')
     return drawn
 
 
