@@ -408,3 +408,9 @@ def test_reading_a_policy_needs_no_compiler() -> None:
         "import sys; from repolicy import load_policy; load_policy('hopper'); sys.exit('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_choices_that_begin_at_another_number_are_kept(tmp_path: Path) -> None:
+    space = ActionSpace("discrete", (3,), (1.0,))
+    save_policy(tmp_path / "p.safetensors", Policy(PolicySpec(2, space, "categorical", hidden=(4,))), {})
+    assert load_policy(tmp_path / "p.safetensors").actions == space

@@ -20,6 +20,9 @@ from repolicy.envs.making import make_envs, observing
 from repolicy.errors import FileError, UsageError
 from repolicy.objective import residual
 from repolicy.policies.file import load_policy, read_policy
+from repolicy.policies.formats.copied import policy_from
+from repolicy.policies.formats.described import Described, Linear, Normalizer, Perceptron, Std
+from repolicy.policies.spaces import ActionSpace
 
 SETTINGS = Settings(steps=64, ranks=1, envs=4, horizon=8, minibatch=32, evaluation_episodes=1, hidden=(8,))
 
@@ -121,6 +124,25 @@ def test_a_std_that_a_file_does_not_hold_is_given(tmp_path: Path) -> None:
     torch.testing.assert_close(found, dist.log_prob(actions).sum(-1))
 
 
+def test_scales_and_stds_of_any_size_are_copied() -> None:
+    """A normalizer may turn a number around, or divide by next to nothing; a std may come from a layer of its own."""
+    generator = np.random.default_rng(0)
+    mean, raw = (Linear(generator.normal(size=(2, 3)).astype(np.float32), np.ones(2, np.float32)) for _ in range(2))
+    shift, scale = np.array([1.0, 0.0, -2.0]), np.array([-2.0, 1e6, 0.5])
+    described = Described(
+        "a library", "", "policy", Perceptron((), mean, "tanh"), ActionSpace("continuous", (2,)),
+        std=Std("head", raw, "softplus", floor=0.01), normalizer=Normalizer(shift, scale, 3.0),
+    )  # fmt: skip
+    obs = np.array([[0.5, 1e-6, 4.0], [3.0, -9.0, -2.5]])
+    inputs = torch.from_numpy(np.clip((obs - shift) * scale, -3.0, 3.0))
+    wanted = inputs @ torch.from_numpy(mean.weight).double().T + 1.0
+    std = nn.functional.softplus(inputs @ torch.from_numpy(raw.weight).double().T + 1.0) + 0.01
+    policy = policy_from(described).double()
+    actions = wanted + 0.7 * std
+    expected = torch.distributions.Normal(wanted, std).log_prob(actions).sum(-1)
+    torch.testing.assert_close(policy.log_prob(torch.from_numpy(obs), actions), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.load` is:DeprecationWarning")
 def test_the_commands_take_another_librarys_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, actor = rsl_rl(tmp_path / "model_7.pt", 3)
@@ -162,12 +184,12 @@ def test_the_part_of_a_dict_that_fits_is_observed() -> None:
     assert observing(name, 2) == f"{name}?observe=state"
     assert observing(name, 3) == f"{name}?observe=privileged"
     assert observing(name, 7) == name  # nothing fits: whoever checks says so
-    for wanted, size in (("state", 2), ("privileged,state", 5)):
+    for wanted, size in (("state", 2), ("state,privileged", 5)):
         envs = make_envs(f"{name}?observe={wanted}", 2, 0)
         first, second = envs.reset(), envs.step(np.zeros((2, 1), np.float32)).observations
         envs.close()
         assert envs.observation_size == first.shape[1] == second.shape[1] == size
-        expected = [1.0, 1.0] if wanted == "state" else [2.0, 2.0, 2.0, 1.0, 1.0]
+        expected = [1.0, 1.0] if wanted == "state" else [1.0, 1.0, 2.0, 2.0, 2.0]
         assert first[0].tolist() == second[1].tolist() == expected
     with pytest.raises(UsageError, match="has no observation 'stat'; did you mean state"):
         make_envs(f"{name}?observe=stat", 1, 0)

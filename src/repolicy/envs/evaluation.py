@@ -121,9 +121,10 @@ def evaluate(
 def check_fit(agent: Agent, envs: Envs, what: str = "the policy") -> None:
     """Raise unless the agent's observations and actions are the environment's, with both sizes named."""
     if agent.observation_size != envs.observation_size:
+        parts = ", ".join(f"{key} {size}" for key, size in envs.groups.items())
         raise UsageError(
-            f"{what} takes observations of {agent.observation_size} numbers, "
-            f"but {envs.name!r} gives {envs.observation_size}"
+            f"{what} takes observations of {agent.observation_size} numbers, but {envs.name!r} gives "
+            f"{envs.observation_size}" + (f" ({parts}; NAME?observe=KEY,KEY takes some of them)" if parts else "")
         )
     if (agent.actions.kind, agent.actions.sizes) != (envs.actions.kind, envs.actions.sizes):
         raise UsageError(f"{what} acts with {agent.actions}, but {envs.name!r} takes {envs.actions}")

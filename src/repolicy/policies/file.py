@@ -246,8 +246,7 @@ def _rebuilt(path: Path, tensors: dict[str, Tensor], story: dict[str, Any], name
 def _check_sizes(spec: PolicySpec, state: dict[str, Tensor]) -> None:
     """Raise unless the tensors are those of such a policy, before memory is set aside for what a file claims."""
     actions = spec.actions
-    bounds = {len(actions.low), len(actions.high)} <= {0, actions.width if actions.kind == "continuous" else 0}
-    if not bounds:
+    if not {len(actions.low), len(actions.high)} <= {0, actions.width}:
         raise ValueError(f"its bounds are not those of {actions}")
     if len(spec.hidden) >= len(state):
         raise ValueError(f"it says {len(spec.hidden)} hidden layers and has {len(state)} tensors")
