@@ -6,7 +6,7 @@ EXTRAS = dev,sb3,rsl-rl,llm,onnx
 
 .PHONY: demo test lint bench mutate fuzz paper docs results clean
 
-demo: .venv/base  ## customise a shipped HalfCheetah: prior and result in a table, and in a report with films
+demo: .venv/base  ## customize a shipped HalfCheetah: prior and result in a table, and in a report with films
 	$(BIN)/repolicy customize halfcheetah --addon hind_leg=10 --omega auto --kl-budget 2 --steps 3e5 --out runs/demo --resume
 
 test: .venv/full

@@ -18,7 +18,7 @@ import os, sys, time
 from repolicy.cli.main import main
 from repolicy.rollout import Collector
 def first(self, policy):
-    self.envs.step(policy.to_environment(policy.distribution(policy.normaliser(
+    self.envs.step(policy.to_environment(policy.distribution(policy.normalizer(
         __import__("torch").from_numpy(self._current))).mode().detach().numpy()))
     print(time.time(), flush=True)
     os._exit(0)

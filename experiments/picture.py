@@ -1,7 +1,7 @@
-"""The picture of the README: a prior, and what became of it in a customising run, as strips of film.
+"""The picture of the README: a prior, and what became of it in a customizing run, as strips of film.
 
 make demo
-python -m experiments.picture --run runs/demo --out docs/images/customised.png
+python -m experiments.picture --run runs/demo --out docs/images/customized.png
 """
 
 import argparse
@@ -18,7 +18,7 @@ from repolicy.report.film import Shot, films
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--run", type=Path, default=Path("runs/demo"))
-    parser.add_argument("--out", type=Path, default=Path("docs/images/customised.png"))
+    parser.add_argument("--out", type=Path, default=Path("docs/images/customized.png"))
     parser.add_argument("--columns", type=int, default=7)
     options = parser.parse_args()
     request = json.loads((options.run / "run.json").read_text())["request"]

@@ -1,4 +1,4 @@
-"""What the prior's forward pass costs while customising: residual beside greedy, iteration by iteration in turns.
+"""What the prior's forward pass costs while customizing: residual beside greedy, iteration by iteration in turns.
 
     python -m experiments.prior_cost --out results/prior.jsonl
 
@@ -63,7 +63,7 @@ def measure(task: Task, rounds: int) -> dict[str, Any]:
 
 
 def worker(task: Task, objective: Objective, path: Path) -> Worker:
-    """At the start of a customising run's first segment, with or without a prior in sight."""
+    """At the start of a customizing run's first segment, with or without a prior in sight."""
     settings = replace(customizing(task.env), ranks=1)
     folder = RunFolder(path)
     prior = find_policy(task.prior)

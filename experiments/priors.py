@@ -33,7 +33,7 @@ def main() -> None:
             "mean action": best["mean"]["basic_reward"],
             "sampled": best["sampled"]["basic_reward"],
         }
-        request = saved.card["request"] | {"env": env.partition("?")[0]}  # what it is for, wherever it learnt
+        request = saved.card["request"] | {"env": env.partition("?")[0]}  # what it is for, wherever it learned
         card = saved.card | {"name": name, "request": request, "command": row["command"], "scores": scores}
         path = PRIORS / f"{name}.safetensors"
         save_policy(path, saved.policy, card)

@@ -13,7 +13,7 @@ from repolicy.many.ledger import Ledger, Row
 
 ROOT = Path(__file__).parent.parent
 PAGE, PICTURE = ROOT / "docs" / "rql.md", ROOT / "docs" / "images" / "rql.png"
-LOOKS = {  # method: what it is called, colour, marker
+LOOKS = {  # method: what it is called, color, marker
     "prior": ("prior", "black", "o"),
     "rql": ("residual Q-learning", "tab:blue", "^"),
     "ppo": ("residual PPO", "tab:green", "s"),
@@ -73,10 +73,10 @@ def share(rows: Rows, method: str, reference: str, part: str) -> str:
 def draw(tasks: dict[str, Rows]) -> None:
     figure, axes = plt.subplots(1, len(tasks), figsize=(4.5 * len(tasks), 4), squeeze=False)
     for axis, (task, rows) in zip(axes[0], tasks.items(), strict=True):
-        for method, (label, colour, marker) in LOOKS.items():
+        for method, (label, color, marker) in LOOKS.items():
             basic, addon = (values(rows, method, "mean", part) for part in ("basic", "addon"))
             if basic:
-                axis.scatter(basic, addon, s=60, color=colour, marker=marker, label=label)
+                axis.scatter(basic, addon, s=60, color=color, marker=marker, label=label)
         axis.set(title=task, xlabel="basic return", ylabel="add-on return")
         axis.grid(alpha=0.3)
     axes[0][0].legend(fontsize=8)

@@ -78,12 +78,12 @@ def one_step(team: ranks.Ranks) -> dict[str, Any]:
     mine = slice(team.index * share, (team.index + 1) * share)
     settings = Settings(max_gradient_norm=1e9)
     me: Any = SimpleNamespace(settings=settings, team=team)
-    normalised = Worker.normalised(me, gains[:, mine])
+    normalized = Worker.normalized(me, gains[:, mine])
     batch = ppo.Batch(
         observations[:, mine].flatten(0, 1),
         actions[:, mine].flatten(0, 1),
         log_probs[:, mine].flatten(),
-        normalised.flatten(),
+        normalized.flatten(),
         returns[:, mine].flatten(),
     )
     learner.differentiate(batch, settings, bonus=0.05)

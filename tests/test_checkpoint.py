@@ -41,14 +41,14 @@ SPECS = {
 
 
 def trained(family: str = "gaussian", seed: int = 0) -> Policy:
-    """A policy as training leaves it: weights of its own, and a normaliser that has seen something."""
+    """A policy as training leaves it: weights of its own, and a normalizer that has seen something."""
     policy = Policy(SPECS[family])
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
     seen = np.random.default_rng(seed).normal(5.0, 3.0, (100, 3))
-    policy.normaliser.update(sums(seen.astype(np.float32)))
+    policy.normalizer.update(sums(seen.astype(np.float32)))
     return policy
 
 
@@ -188,7 +188,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", list(SPECS))
-def test_a_policy_comes_back_with_its_normaliser(tmp_path: Path, family: str) -> None:
+def test_a_policy_comes_back_with_its_normalizer(tmp_path: Path, family: str) -> None:
     policy, observations = trained(family), torch.randn(50, 3) * 3.0 + 5.0
     save_policy(tmp_path / "policy", policy, {"env": "Ant-v4"})
     saved = read_policy(tmp_path / "policy")
@@ -201,7 +201,7 @@ def test_a_policy_comes_back_with_its_normaliser(tmp_path: Path, family: str) ->
     assert not any(parameter.requires_grad for parameter in saved.policy.parameters())
 
 
-def test_a_customised_policy_brings_its_prior(tmp_path: Path) -> None:
+def test_a_customized_policy_brings_its_prior(tmp_path: Path) -> None:
     policy, prior, observations = trained(seed=1), frozen(trained(seed=2)), torch.randn(50, 3) + 5.0
     save_policy(tmp_path / "policy", policy, {}, prior)
     saved = read_policy(tmp_path / "policy")
@@ -224,9 +224,9 @@ def tampered(tmp_path: Path, change: Any, who: str = "policy") -> Path:
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
-        (lambda tensors: tensors["normaliser.mean"].add_(1.0), "the observation normaliser or the weights"),
-        (lambda tensors: tensors["normaliser.var"].mul_(1.5), "the observation normaliser or the weights"),
-        (lambda tensors: tensors["network.weights.0"].mul_(1.1), "the observation normaliser or the weights"),
+        (lambda tensors: tensors["normalizer.mean"].add_(1.0), "the observation normalizer or the weights"),
+        (lambda tensors: tensors["normalizer.var"].mul_(1.5), "the observation normalizer or the weights"),
+        (lambda tensors: tensors["network.weights.0"].mul_(1.1), "the observation normalizer or the weights"),
     ],
 )
 def test_a_policy_that_is_not_itself_is_refused(tmp_path: Path, change: Any, cause: str, who: str) -> None:
@@ -248,17 +248,17 @@ def test_the_std_is_suspected_where_only_it_can_be() -> None:
         check_fingerprint(policy, probes | {"log_probs": probes["log_probs"] + 0.5}, "it")
 
 
-def test_a_policy_without_its_normaliser_would_be_another_one(tmp_path: Path) -> None:
-    """Why the normaliser has to be in the file."""
+def test_a_policy_without_its_normalizer_would_be_another_one(tmp_path: Path) -> None:
+    """Why the normalizer has to be in the file."""
     policy, observations = trained(), torch.randn(50, 3) + 5.0
     bare = frozen(policy)
-    bare.normaliser.load_state_dict(Policy(policy.spec).normaliser.state_dict())
+    bare.normalizer.load_state_dict(Policy(policy.spec).normalizer.state_dict())
     assert not torch.allclose(bare(observations).mode(), policy(observations).mode(), atol=0.1)
     save_policy(tmp_path / "policy", policy, {})
     assert torch.equal(load_policy(tmp_path / "policy")(observations).mode(), policy(observations).mode())
 
 
-@pytest.mark.parametrize("left", [["policy.normaliser.mean"], ["policy_probes.actions"]])
+@pytest.mark.parametrize("left", [["policy.normalizer.mean"], ["policy_probes.actions"]])
 def test_a_policy_that_lacks_a_part_is_refused(tmp_path: Path, left: list[str]) -> None:
     save_policy(tmp_path / "whole", trained(), {})
     tensors, story = read(tmp_path / "whole", "policy")

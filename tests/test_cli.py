@@ -97,8 +97,8 @@ def test_a_run_is_resumed_by_its_folder_alone(capsys: pytest.CaptureFixture[str]
     """What is not said again is taken from the run; what is said otherwise is refused by name."""
     env, wish = tiny("LinearQuadratic"), tiny("stay_near")
     answered(capsys, "train", env, "--alpha", "0.1", *SMALL, "--out", "prior")
-    customised = ["--omega", "0.3", "--alpha", "0.2", "--addon", f"{wish}=2", "--sparse", "--no-report", *SMALL]
-    answered(capsys, "customize", "prior", *customised, "--env", env, "--out", "run")
+    customized = ["--omega", "0.3", "--alpha", "0.2", "--addon", f"{wish}=2", "--sparse", "--no-report", *SMALL]
+    answered(capsys, "customize", "prior", *customized, "--env", env, "--out", "run")
     again = cli._parsed("customize", ["prior", "--out", "run", "--resume", "--trust"])
     assert (again.wanted(), again.addon, again.sparse) == (residual(0.3, 0.2), (f"{wish}=2",), True)
     assert answered(capsys, "customize", "prior", "--out", "run", "--resume", "--trust", "--no-report")["finished"]

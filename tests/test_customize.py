@@ -1,4 +1,4 @@
-"""Customising: the prior is held by its log-probability alone, and the basic reward by nobody."""
+"""Customizing: the prior is held by its log-probability alone, and the basic reward by nobody."""
 
 import math
 import shutil
@@ -27,7 +27,7 @@ ALPHA = 0.2  # the prior's temperature
 WISH_STATE_COST, WISH_CONTROL_COST = 0.3, 2.0
 SETTINGS = Settings(
     steps=250_000, ranks=1, envs=64, horizon=16, minibatch=512, segment=150, learning_rate=3e-3, gamma=DISCOUNT,
-    normalise_observations=False, critic_warmup=0.1, hidden=(32,), evaluation_episodes=4,
+    normalize_observations=False, critic_warmup=0.1, hidden=(32,), evaluation_episodes=4,
 )  # fmt: skip
 
 
@@ -56,14 +56,14 @@ def as_policy(exact: LinearGaussian) -> Policy:
 
 @pytest.fixture(scope="module")
 def prior(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The exact optimum of the first task: all that customising gets to know of it."""
+    """The exact optimum of the first task: all that customizing gets to know of it."""
     path = tmp_path_factory.mktemp("prior") / "prior.safetensors"
     policy = as_policy(optimum(STATE_COST, CONTROL_COST, ALPHA))
     save_policy(path, policy, {"request": {"env": tiny("WithoutReward"), "objective": {"alpha": ALPHA}}})
     return path
 
 
-def customised(
+def customized(
     prior: Path, objective: Objective, out: Path, settings: Settings = SETTINGS, env: str = "WithoutReward"
 ) -> Result:
     return customize(prior, f"{Path(__file__)}:wish", objective, out, settings, env=tiny(env))
@@ -86,7 +86,7 @@ def test_the_optimum_of_the_summed_cost_is_found_without_the_first_reward(
     prior: Path, tmp_path: Path, objective: Objective, omega: float, alpha: float
 ) -> None:
     wanted = optimum(omega * STATE_COST + WISH_STATE_COST, omega * CONTROL_COST + WISH_CONTROL_COST, alpha)
-    gain, std = gain_and_std(customised(prior, objective, tmp_path / "run").policy)
+    gain, std = gain_and_std(customized(prior, objective, tmp_path / "run").policy)
     assert gain == pytest.approx(float(wanted.gain), rel=0.05)
     assert std == pytest.approx(math.sqrt(float(wanted.covariance)), rel=0.05)
 
@@ -94,15 +94,15 @@ def test_the_optimum_of_the_summed_cost_is_found_without_the_first_reward(
 def test_greedy_forgets_the_first_task(prior: Path, tmp_path: Path) -> None:
     summed = optimum(STATE_COST + WISH_STATE_COST, CONTROL_COST + WISH_CONTROL_COST, ALPHA)
     alone = optimum(WISH_STATE_COST, WISH_CONTROL_COST, ALPHA)
-    gain, _ = gain_and_std(customised(prior, greedy(ALPHA), tmp_path / "run").policy)
+    gain, _ = gain_and_std(customized(prior, greedy(ALPHA), tmp_path / "run").policy)
     assert gain == pytest.approx(float(alone.gain), rel=0.1)
     assert abs(gain - float(summed.gain)) > 0.3 * float(summed.gain)
 
 
 def test_the_basic_reward_is_never_read(prior: Path, tmp_path: Path) -> None:
     few = Settings(**SETTINGS.as_dict() | {"steps": 5_000, "segment": 2})
-    with_reward = customised(prior, residual(0.2, 0.1), tmp_path / "with", few, env="LinearQuadratic")
-    without = customised(prior, residual(0.2, 0.1), tmp_path / "without", few, env="WithoutReward")
+    with_reward = customized(prior, residual(0.2, 0.1), tmp_path / "with", few, env="LinearQuadratic")
+    without = customized(prior, residual(0.2, 0.1), tmp_path / "without", few, env="WithoutReward")
     ours, theirs = with_reward.policy.state_dict(), without.policy.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert not torch.equal(ours["log_std"], read_policy(prior).policy.state_dict()["log_std"])
@@ -110,14 +110,14 @@ def test_the_basic_reward_is_never_read(prior: Path, tmp_path: Path) -> None:
 
 def test_the_actor_stays_the_prior_while_the_critic_warms_up(prior: Path, tmp_path: Path) -> None:
     warm = Settings(**SETTINGS.as_dict() | {"steps": 4_096, "critic_warmup": 1.0, "segment": 2})
-    found = customised(prior, residual(0.2, 0.1), tmp_path / "run", warm)
+    found = customized(prior, residual(0.2, 0.1), tmp_path / "run", warm)
     kept, start = found.policy.state_dict(), read_policy(prior).policy.state_dict()
     assert all(torch.equal(kept[name], start[name]) for name in kept)
 
 
 def test_the_result_carries_its_prior(prior: Path, tmp_path: Path) -> None:
     few = Settings(**SETTINGS.as_dict() | {"steps": 2_048, "segment": 1})
-    found = customised(prior, residual(0.2, 0.1), tmp_path / "run", few)
+    found = customized(prior, residual(0.2, 0.1), tmp_path / "run", few)
     saved = read_policy(RunFolder(found.folder).last_policy)
     assert saved.prior is not None
     states, actions = torch.randn(5, 1), torch.randn(5, 1)
@@ -127,7 +127,7 @@ def test_the_result_carries_its_prior(prior: Path, tmp_path: Path) -> None:
 
 def test_omega_holds_a_budget_of_drift(prior: Path, tmp_path: Path) -> None:
     """Where the drift settles at the budget, the policy is the optimum that the multiplier found stands for."""
-    found = customised(prior, kl(ALPHA), tmp_path / "run", Settings(**SETTINGS.as_dict() | {"kl_budget": 0.1}))
+    found = customized(prior, kl(ALPHA), tmp_path / "run", Settings(**SETTINGS.as_dict() | {"kl_budget": 0.1}))
     drift = evaluate(found.policy, tiny("WithoutReward"), 200, prior=read_policy(prior).policy, stochastic=True)
     assert drift.log_prior is not None
     assert (drift.log_policy - drift.log_prior).sum() / drift.lengths.sum() == pytest.approx(0.1, rel=0.15)

@@ -199,7 +199,7 @@ def test_a_spec_that_is_none_is_refused(changes: dict[str, Any]) -> None:
 def test_a_card_of_wrong_types_is_refused(card: Any, capsys: pytest.CaptureFixture[str]) -> None:
     save_policy("file", trained(), card)
     for command in ("inspect", "evaluate", "render"):
-        assert "file is no whole policy: its story, 'card'" in refused(capsys, 1, command, "file")
+        assert "file is no whole policy: its header, 'card'" in refused(capsys, 1, command, "file")
 
 
 @pytest.mark.parametrize(

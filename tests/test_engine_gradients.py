@@ -118,7 +118,7 @@ def engine_gradient(objective: Objective, surrogate: Any) -> tuple[Policy, Tenso
     torch.nn.init.normal_(critic.biases[-1])
     made: Any = Worker.__new__(Worker)
     made.settings = Settings(
-        gamma=GAMMA, lam=1.0, normalise_advantages=False, scale_rewards=False, surrogate=surrogate, epochs=1
+        gamma=GAMMA, lam=1.0, normalize_advantages=False, scale_rewards=False, surrogate=surrogate, epochs=1
     )
     made.objective, made.team, made.iteration = objective, Alone(), 1
     made.learner, made.returns = Learner(policy, critic, 0.0), ReturnScale(GAMMA)

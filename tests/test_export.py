@@ -1,4 +1,4 @@
-"""Exported policies act like the policy, its normaliser included."""
+"""Exported policies act like the policy, its normalizer included."""
 
 import json
 import sys
@@ -31,11 +31,11 @@ SPECS = {
 
 
 def experienced(name: str) -> Policy:
-    """A policy whose weights matter and whose normaliser has seen observations that are neither centred nor scaled."""
+    """A policy whose weights matter and whose normalizer has seen observations that are neither centred nor scaled."""
     policy = Policy(SPECS[name])
     with torch.no_grad():
         policy.network.weights[-1].mul_(100.0)
-    policy.normaliser.update(sums(np.random.default_rng(0).normal(7.0, 3.0, (1000, 5))))
+    policy.normalizer.update(sums(np.random.default_rng(0).normal(7.0, 3.0, (1000, 5))))
     return policy
 
 
@@ -75,7 +75,7 @@ def test_onnx_acts_like_the_policy(name: str, tmp_path: Path) -> None:
 def test_a_policy_that_differs_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "policy.pt"
     path.write_bytes(b"before")
-    monkeypatch.setattr(module.Acting, "forward", lambda self, seen: self.network(seen))  # forgets the normaliser
+    monkeypatch.setattr(module.Acting, "forward", lambda self, seen: self.network(seen))  # forgets the normalizer
     with pytest.raises(RepolicyError, match="differs from the original"):
         export(experienced("gaussian"), path, "torchscript")
     assert path.read_bytes() == b"before"

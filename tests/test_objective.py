@@ -137,7 +137,7 @@ class Untouchable:
     __radd__ = __add__
 
 
-def test_the_basic_reward_is_not_touched_while_customising() -> None:
+def test_the_basic_reward_is_not_touched_while_customizing() -> None:
     addon = np.array([1.0, 2.0])
     for what in (objective.greedy(ALPHA), objective.kl(ALPHA), objective.residual(OMEGA, ALPHA)):
         assert task_reward(what, Untouchable(), addon) is addon

@@ -1,4 +1,4 @@
-"""Policies of every family: what they normalise, how they bound, copy and describe themselves."""
+"""Policies of every family: what they normalize, how they bound, copy and describe themselves."""
 
 import json
 import math
@@ -12,7 +12,7 @@ import torch
 from repolicy.errors import UsageError
 from repolicy.policies.distributions import Categorical, Gaussian, SquashedGaussian
 from repolicy.policies.moments import sums
-from repolicy.policies.normalizer import Normaliser
+from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.spaces import ActionSpace
 
@@ -37,12 +37,12 @@ OTHERS = {  # what files of other libraries need besides
 
 
 def wild(spec: PolicySpec) -> Policy:
-    """A policy with large weights, which depends on what it sees, and a normaliser that has seen something."""
+    """A policy with large weights, which depends on what it sees, and a normalizer that has seen something."""
     policy = Policy(spec)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
-    policy.normaliser.update(sums(np.random.default_rng(0).normal(3.0, 2.0, (100, 3)).astype(np.float32)))
+    policy.normalizer.update(sums(np.random.default_rng(0).normal(3.0, 2.0, (100, 3)).astype(np.float32)))
     return policy
 
 
@@ -96,20 +96,20 @@ def test_stds_begin_as_asked_and_are_bounded_below(family: str) -> None:
     assert (learning > 0).all()  # it can come back
 
 
-# The normaliser -------------------------------------------------------------------------------------------------------
+# The normalizer -------------------------------------------------------------------------------------------------------
 
 
-def test_the_normaliser_has_seen_all_batches_as_one() -> None:
+def test_the_normalizer_has_seen_all_batches_as_one() -> None:
     generator = np.random.default_rng(0)
     batches = [generator.normal(generator.normal(size=3) * 50, 1 + index, (7 + index, 4, 3)) for index in range(5)]
-    normaliser = Normaliser(3)
+    normalizer = Normalizer(3)
     for batch in batches:
-        normaliser.update(sums(batch))
+        normalizer.update(sums(batch))
     everything = np.concatenate([batch.reshape(-1, 3) for batch in batches])
-    np.testing.assert_allclose(normaliser.mean, everything.mean(0), rtol=1e-12)
-    np.testing.assert_allclose(normaliser.var, everything.var(0), rtol=1e-10)
-    assert float(normaliser.count) == len(everything)
-    seen = normaliser(torch.from_numpy(everything).float())
+    np.testing.assert_allclose(normalizer.mean, everything.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(normalizer.var, everything.var(0), rtol=1e-10)
+    assert float(normalizer.count) == len(everything)
+    seen = normalizer(torch.from_numpy(everything).float())
     np.testing.assert_allclose(seen.mean(0), 0.0, atol=1e-4)
     np.testing.assert_allclose(seen.numpy().std(0), 1.0, atol=1e-4)
 
@@ -119,19 +119,19 @@ def test_moments_add_up_across_ranks() -> None:
     torch.testing.assert_close(sums(batch[:, :2]) + sums(batch[:, 2:]), sums(batch), rtol=1e-13, atol=1e-13)
 
 
-def test_the_normaliser_clips() -> None:
-    assert Normaliser(2)(torch.tensor([[1e6, -1e6]])).tolist() == [[10.0, -10.0]]
+def test_the_normalizer_clips() -> None:
+    assert Normalizer(2)(torch.tensor([[1e6, -1e6]])).tolist() == [[10.0, -10.0]]
 
 
-def test_a_new_normaliser_changes_nothing() -> None:
+def test_a_new_normalizer_changes_nothing() -> None:
     seen = torch.randn(5, 3)
-    torch.testing.assert_close(Normaliser(3)(seen), seen, rtol=1e-7, atol=0)
+    torch.testing.assert_close(Normalizer(3)(seen), seen, rtol=1e-7, atol=0)
 
 
-def test_observations_are_normalised_before_the_network() -> None:
+def test_observations_are_normalized_before_the_network() -> None:
     policy = wild(SPECS["gaussian"])
     observations = torch.randn(5, 3) * 2.0 + 3.0
-    by_hand = (observations.double() - policy.normaliser.mean) / policy.normaliser.var.sqrt()
+    by_hand = (observations.double() - policy.normalizer.mean) / policy.normalizer.var.sqrt()
     torch.testing.assert_close(policy(observations).mode(), policy.network(by_hand.float()), atol=1e-5, rtol=1e-5)
 
 
@@ -174,7 +174,7 @@ def test_a_frozen_copy_is_the_same_and_stays_so(family: str) -> None:
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(1.0)
-    policy.normaliser.update(sums(np.full((10, 3), 100.0, np.float32)))
+    policy.normalizer.update(sums(np.full((10, 3), 100.0, np.float32)))
     assert torch.equal(prior.log_prob(observations, actions), before)
     assert not torch.equal(policy.log_prob(observations, actions), before)
 

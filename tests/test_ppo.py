@@ -324,18 +324,18 @@ def test_the_first_minibatch_has_ratio_one() -> None:
     assert float(np.abs(found.log_ratios).max()) < 1e-5
 
 
-def test_a_normaliser_that_moved_is_noticed() -> None:
+def test_a_normalizer_that_moved_is_noticed() -> None:
     made = learner()
     observations = torch.randn(64, 3) * 2.0
-    batch = replace(batch_of(made), inputs=made.policy.normaliser(observations))
+    batch = replace(batch_of(made), inputs=made.policy.normalizer(observations))
     with torch.no_grad():
         batch = replace(batch, log_probs=made.policy.distribution(batch.inputs).log_prob(batch.actions))
     update(made, batch, SETTINGS, torch.Generator())  # nothing moved yet
     with torch.no_grad():
         batch = replace(batch, log_probs=made.policy.log_prob(observations, batch.actions))
-    made.policy.normaliser.update(sums(observations.numpy()))
-    batch = replace(batch, inputs=made.policy.normaliser(observations))
-    with pytest.raises(NumericError, match=r"in the first minibatch .* the normaliser moved"):
+    made.policy.normalizer.update(sums(observations.numpy()))
+    batch = replace(batch, inputs=made.policy.normalizer(observations))
+    with pytest.raises(NumericError, match=r"in the first minibatch .* the normalizer moved"):
         update(made, batch, SETTINGS, torch.Generator())
 
 

@@ -42,11 +42,11 @@ CALM = f"{__file__}:calm"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, RunFolder]:
-    """A plain run, and one that customises its policy."""
-    plain, customised = (RunFolder(tmp_path_factory.mktemp("runs") / name) for name in ("plain", "customised"))
+    """A plain run, and one that customizes its policy."""
+    plain, customized = (RunFolder(tmp_path_factory.mktemp("runs") / name) for name in ("plain", "customized"))
     train(ENV, soft(0.01), plain.path, SETTINGS)
-    customize(plain.path, CALM, residual(0.1, 0.01), customised.path, SETTINGS)
-    return plain, customised
+    customize(plain.path, CALM, residual(0.1, 0.01), customized.path, SETTINGS)
+    return plain, customized
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_without_a_renderer_the_page_says_so_and_has_the_rest(runs: tuple[RunFol
     text = write_report(runs[which].path, episodes=2, trust=True).read_text()
     assert CANNOT_RENDER in unescape(text)
     assert "<video" not in text
-    for heading in ("What it earns", "Episode by episode", "While it learnt", "The same again"):
+    for heading in ("What it earns", "Episode by episode", "While it learned", "The same again"):
         assert heading in text
     assert "<svg" in text
 

@@ -67,9 +67,9 @@ def test_actions_reach_the_environment_as_they_were_sampled() -> None:
     assert set(rollout.info) == {"clock", "action_seen"}  # numbers only
 
 
-def test_actions_are_the_policys_at_normalised_observations() -> None:
+def test_actions_are_the_policys_at_normalized_observations() -> None:
     collect, policy = collector("LinearQuadratic", horizon=50, count=8)
-    policy.normaliser.update(sums(np.random.default_rng(0).normal(1.0, 3.0, (100, 1)).astype(np.float32)))
+    policy.normalizer.update(sums(np.random.default_rng(0).normal(1.0, 3.0, (100, 1)).astype(np.float32)))
     rollout = collect.collect(policy)
     expected = policy.log_prob(torch.from_numpy(rollout.observations[:-1]), rollout.actions)
     torch.testing.assert_close(rollout.log_probs, expected)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from repolicy.engine.defaults import TABLE, customizing, defaults
-from repolicy.engine.settings import Settings, checked, read_settings
+from repolicy.engine.settings import Settings, read_settings, validated
 from repolicy.errors import UsageError
 
 
@@ -61,7 +61,7 @@ def test_the_table() -> None:
     assert defaults("HalfCheetah-v4?reset_noise_scale=0.3") == defaults("HalfCheetah-v4")
 
 
-def test_customising_looks_less_far_ahead_where_episodes_never_end() -> None:
+def test_customizing_looks_less_far_ahead_where_episodes_never_end() -> None:
     assert customizing("HalfCheetah-v5?reset_noise_scale=0.3").gamma < defaults("HalfCheetah-v5").gamma
     assert customizing("Hopper-v4") == replace(defaults("Hopper-v4"), steps=1_000_000, critic_warmup=0.05)
 
@@ -155,4 +155,4 @@ def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
 
 def test_checked_says_where() -> None:
     with pytest.raises(UsageError, match=r"^the command line has an unknown field 'gama'; did you mean gamma"):
-        checked({"gama": 1}, "the command line")
+        validated({"gama": 1}, "the command line")

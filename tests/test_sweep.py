@@ -9,7 +9,7 @@ from repolicy.engine.request import Request
 from repolicy.engine.settings import Settings
 from repolicy.envs.evaluation import Evaluation
 from repolicy.errors import FileError, UsageError
-from repolicy.many.sweep import checked, sweep
+from repolicy.many.sweep import in_order, sweep
 from repolicy.many.tradeoff import Found, Point, knee
 from repolicy.objective import soft
 from repolicy.policies.file import save_policy
@@ -81,11 +81,11 @@ def test_a_line_has_no_knee_and_a_loss_is_called_one() -> None:
 )
 def test_values_that_make_no_sweep_are_refused(omegas: list[float], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        checked(omegas)
+        in_order(omegas)
 
 
 def test_values_come_in_order() -> None:
-    assert checked([0.2, 0, 0.1]) == [0.0, 0.1, 0.2]
+    assert in_order([0.2, 0, 0.1]) == [0.0, 0.1, 0.2]
 
 
 @pytest.fixture

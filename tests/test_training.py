@@ -199,7 +199,7 @@ def test_metrics_of_repeated_iterations_are_written_once(tmp_path: Path) -> None
 )
 def test_the_critic_finds_the_value_of_one_a_step(tmp_path: Path, env: str, value: float) -> None:
     settings = replace(
-        SMALL, steps=40_000, learning_rate=3e-3, scale_rewards=False, normalise_observations=False, segment=400
+        SMALL, steps=40_000, learning_rate=3e-3, scale_rewards=False, normalize_observations=False, segment=400
     )
     train(tiny(env), no_entropy(), tmp_path / "run", settings)
     segments = Segments(Request(tiny(env), no_entropy(), settings), RunFolder(tmp_path / "run"), Alone())
@@ -210,7 +210,7 @@ def test_the_critic_finds_the_value_of_one_a_step(tmp_path: Path, env: str, valu
 def test_soft_ppo_finds_the_optimum_of_linear_quadratic_control(tmp_path: Path) -> None:
     settings = Settings(
         steps=150_000, ranks=1, envs=64, horizon=16, minibatch=512, segment=150, learning_rate=3e-3, gamma=0.9,
-        normalise_observations=False, hidden=(32,), evaluation_episodes=4, initial_std=0.5,
+        normalize_observations=False, hidden=(32,), evaluation_episodes=4, initial_std=0.5,
     )  # fmt: skip
     found = train(tiny("LinearQuadratic"), soft(0.2), tmp_path / "run", settings).policy
     problem = LinearQuadratic(DYNAMICS, CONTROL, quadratic_cost(STATE_COST, CONTROL_COST), 0.9)

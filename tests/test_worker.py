@@ -25,7 +25,7 @@ from repolicy.objective import Objective, full, kl, reformulated, residual, soft
 from repolicy.policies.file import save_policy
 from repolicy.policies.moments import sums
 from repolicy.policies.network import Mlp
-from repolicy.policies.normalizer import Normaliser
+from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy
 
 SETTINGS = Settings(ranks=1, envs=4, horizon=13, minibatch=16, epochs=2, hidden=(8,), gamma=0.9, steps=10_000)
@@ -40,26 +40,26 @@ def worker(
 def segments(
     tmp_path: Path, env: str, objective: Objective, prior: bool = False, settings: Settings = SETTINGS
 ) -> Segments:
-    """A worker at the start of its first segment, whose critic is not flat and whose normaliser has seen something."""
+    """A worker at the start of its first segment, whose critic is not flat and whose normalizer has seen something."""
     folder = RunFolder(tmp_path / "run")
     if prior:
         policy = Policy(spec_for(make_envs(tiny(env), 1, 0), settings))
         with torch.no_grad():
             for parameter in policy.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.3)
-        policy.normaliser.update(seen(policy.spec.observation_size))
+        policy.normalizer.update(seen(policy.spec.observation_size))
         save_policy(folder.prior, policy, {})
     addons = (tiny("stay_near"),) if objective.reads_addon else ()
     made = Segments(Request(tiny(env), objective, settings, addons, "a checksum" if prior else ""), folder, Alone())
     if not prior:
-        made.worker.learner.policy.normaliser.update(seen(made.worker.learner.policy.spec.observation_size))
+        made.worker.learner.policy.normalizer.update(seen(made.worker.learner.policy.spec.observation_size))
     made.begin()
     made.worker.collector.keep_transitions = True
     return made
 
 
 def seen_by(made: Worker, rollout: Rollout) -> Tensor:
-    return made.learner.policy.normaliser(torch.from_numpy(rollout.observations))  # type: ignore[no-any-return]
+    return made.learner.policy.normalizer(torch.from_numpy(rollout.observations))  # type: ignore[no-any-return]
 
 
 def seen(size: int) -> Tensor:
@@ -76,10 +76,10 @@ def test_values_are_those_of_the_observations_before_and_after_each_step(tmp_pat
     log_prior, values, next_values = made.score(rollout, seen_by(made, rollout))
     assert log_prior is None
     assert rollout.next_observations is not None
-    normaliser, alive = made.learner.policy.normaliser, ~torch.from_numpy(rollout.terminated)
+    normalizer, alive = made.learner.policy.normalizer, ~torch.from_numpy(rollout.terminated)
     with torch.no_grad():
-        before = made.learner.values(normaliser(torch.from_numpy(rollout.observations[:-1])))
-        after = made.learner.values(normaliser(torch.from_numpy(rollout.next_observations)))
+        before = made.learner.values(normalizer(torch.from_numpy(rollout.observations[:-1])))
+        after = made.learner.values(normalizer(torch.from_numpy(rollout.next_observations)))
     assert float(after.std()) > 0.01
     assert rollout.truncated.sum() == 4
     torch.testing.assert_close(values, before)
@@ -103,7 +103,7 @@ def test_the_actor_begins_as_its_prior(tmp_path: Path) -> None:
 def test_the_prior_stays_as_it_is(tmp_path: Path) -> None:
     """Neither its weights nor its observation statistics move, and the actor keeps those statistics."""
     made = worker(tmp_path, "LinearQuadratic", kl(0.5), prior=True)
-    assert made.settings.normalise_observations
+    assert made.settings.normalize_observations
     assert made.prior is not None
     before = {name: value.clone() for name, value in made.prior.state_dict().items()}
     started = made.learner.parameters.clone()
@@ -111,18 +111,18 @@ def test_the_prior_stays_as_it_is(tmp_path: Path) -> None:
     assert not torch.equal(made.learner.parameters, started)
     for name, value in made.prior.state_dict().items():
         assert torch.equal(value, before[name])
-        if name.startswith("normaliser"):
+        if name.startswith("normalizer"):
             assert torch.equal(made.learner.policy.state_dict()[name], before[name])
 
 
 def test_without_a_prior_the_statistics_follow_what_was_seen(tmp_path: Path) -> None:
     made = worker(tmp_path, "LinearQuadratic", soft(0.1))
-    before = float(made.learner.policy.normaliser.count)
+    before = float(made.learner.policy.normalizer.count)
     made.iterate(stop=False)
-    assert float(made.learner.policy.normaliser.count) == before + 4 * 13
-    fixed = worker(tmp_path, "LinearQuadratic", soft(0.1), settings=replace(SETTINGS, normalise_observations=False))
+    assert float(made.learner.policy.normalizer.count) == before + 4 * 13
+    fixed = worker(tmp_path, "LinearQuadratic", soft(0.1), settings=replace(SETTINGS, normalize_observations=False))
     fixed.iterate(stop=False)
-    assert float(fixed.learner.policy.normaliser.count) == before
+    assert float(fixed.learner.policy.normalizer.count) == before
 
 
 @pytest.mark.parametrize("objective", [soft(0.25), full(0.25), residual(0.5, 0.25)])
@@ -143,7 +143,7 @@ def test_the_reward_is_made_of_its_parts(tmp_path: Path, objective: Objective) -
 
 
 def test_what_the_update_learns_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Standardised advantages, and returns that are advantages plus values, of the scaled reward."""
+    """Standardized advantages, and returns that are advantages plus values, of the scaled reward."""
     made = worker(tmp_path, "Counter", soft(0.1))
     caught: list[ppo.Batch] = []
     update = ppo.update
@@ -255,11 +255,11 @@ def test_a_snapshot_that_is_not_the_policy_is_caught(tmp_path: Path, monkeypatch
         made.iterate(stop=False)
 
 
-def test_a_normaliser_that_acts_otherwise_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_normalizer_that_acts_otherwise_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = worker(tmp_path, "LinearQuadratic", soft(0.1))
     with torch.no_grad():
         made.learner.policy.network.weights[0].mul_(3.0)
         made.learner.policy.network.weights[-1].mul_(300.0)
-    monkeypatch.setattr(Normaliser, "snapshot", lambda _: lambda observations: observations)
+    monkeypatch.setattr(Normalizer, "snapshot", lambda _: lambda observations: observations)
     with pytest.raises(NumericError, match="differ from those recorded while acting"):
         made.iterate(stop=False)

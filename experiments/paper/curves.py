@@ -23,14 +23,14 @@ def drawing(title: str, curves: Mapping[str, Curve]) -> str:
     # a policy that has lost everything would flatten the others
     axes = page.Axes(xs, [max(float(ys.min()), -float(ys.max())), float(ys.max())], 560, 300)
     drawn, legend = axes.frame(), ""
-    for colour, (name, (steps, middle, low, high)) in zip(COLOURS, curves.items(), strict=False):
+    for color, (name, (steps, middle, low, high)) in zip(COLOURS, curves.items(), strict=False):
         edge = [*zip(steps, high, strict=True), *zip(steps[::-1], low[::-1], strict=True)]
-        drawn += f'<path d="{_path(axes, edge)}Z" fill="{colour}" fill-opacity="0.15"/>'
+        drawn += f'<path d="{_path(axes, edge)}Z" fill="{color}" fill-opacity="0.15"/>'
         line = _path(axes, list(zip(steps, middle, strict=True)))
         drawn += (
-            f'<path d="{line}" fill="none" stroke="{colour}" stroke-width="1.6"><title>{escape(name)}</title></path>'
+            f'<path d="{line}" fill="none" stroke="{color}" stroke-width="1.6"><title>{escape(name)}</title></path>'
         )
-        legend += f'<span style="color:{colour}">■</span> {escape(name)} &nbsp; '
+        legend += f'<span style="color:{color}">■</span> {escape(name)} &nbsp; '
     return (
         f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{axes.svg(drawn, title)}'
         f'<figcaption class="below"><span>{legend}</span></figcaption></figure>'

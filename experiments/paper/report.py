@@ -65,7 +65,7 @@ def document(results: Results) -> str:
         page.section("Table 2: customizing", page.table(*tables.customizing(results)), note=NOTE),
         page.section("Table 1: entropy", page.table(*tables.learning(results, "table1")), note=NOTE),
         page.section("Table 5: the std", page.table(*tables.learning(results, "table5")), note=NOTE),
-        page.section("While they learnt", f'<div class="charts pair">{"".join(figures(results))}</div>', note=CURVES),
+        page.section("While they learned", f'<div class="charts pair">{"".join(figures(results))}</div>', note=CURVES),
         page.section("Beside the paper's averages", page.table(*tables.aims(results))),
         page.section("Last and best policy, mean and sampled actions", page.table(*tables.ways(results))),
         page.section("What the paper does not have", page.table(*tables.beyond(results))),

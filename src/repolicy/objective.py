@@ -28,7 +28,7 @@ class Objective:
 
     task: whose reward is the task's: the environment's own (`basic`), the add-on's (`addon`), or their sum (`both`).
     omega: weight of log prior(a|s) in the reward; ω′ in the paper, equal to ω·α for a prior trained at α.
-    alpha: weight of −log policy(a|s) in the reward; α, or α̂ while customising.
+    alpha: weight of −log policy(a|s) in the reward; α, or α̂ while customizing.
     bonus: weight of the policy's entropy in the *loss*, which pays for the present step's entropy alone.
     """
 
@@ -86,7 +86,7 @@ def soft(alpha: float) -> Objective:
 
 
 def greedy(alpha: float) -> Objective:
-    """The add-on reward alone, started from the prior: what happens when nothing holds the old behaviour."""
+    """The add-on reward alone, started from the prior: what happens when nothing holds the old behavior."""
     return Objective("addon", alpha=alpha)
 
 

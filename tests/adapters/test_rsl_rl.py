@@ -21,7 +21,7 @@ from runner_envs import ACTIONS, NETWORKS, OURS, SIZE, Drift, settings
 from repolicy import Policy, save_policy
 from repolicy.adapters import common
 from repolicy.adapters.rsl_rl import ResidualPPO, RunnersPrior, from_repolicy, to_repolicy
-from repolicy.engine.steering import FAR, off_budget, steered
+from repolicy.engine.steering import FARTHEST, off_budget, steered
 from repolicy.errors import FileError, NumericError, UsageError
 from repolicy.objective import Objective, reformulated
 from repolicy.policies.policy import PolicySpec
@@ -62,7 +62,7 @@ def small_policy(observations: int = SIZE, actions: int = ACTIONS, hidden: tuple
         for parameter in policy.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     numbers = {"mean": torch.full((observations,), 0.3), "var": torch.full((observations,), 2.0)}
-    policy.normaliser.load_state_dict(
+    policy.normalizer.load_state_dict(
         {k: v.double() for k, v in numbers.items()} | {"count": torch.tensor(9.0).double()}
     )
     return policy
@@ -122,7 +122,7 @@ def test_the_storage_holds_the_reformulated_reward(tmp_path: Path, network: str)
     assert float(both[ends].max()) < 1e-6
 
 
-def test_the_prior_has_its_own_normaliser(tmp_path: Path) -> None:
+def test_the_prior_has_its_own_normalizer(tmp_path: Path) -> None:
     path = checkpoint(tmp_path)
     ours = runner(algorithm=residual(str(path), copy_prior=False), seed=3)
     before = {name: tensor.clone() for name, tensor in ours.alg.prior.state_dict().items()}
@@ -191,7 +191,7 @@ def test_a_budget_turns_both_weights(tmp_path: Path) -> None:
     ours = runner(algorithm=residual(str(checkpoint(tmp_path)), kl_budget=0.5))
     collected(ours)
     losses = ours.alg.update()
-    expected = steered(Objective("addon", 0.3, 0.2), -FAR, off_budget(losses["prior_kl"], 0.5))
+    expected = steered(Objective("addon", 0.3, 0.2), -FARTHEST, off_budget(losses["prior_kl"], 0.5))
     assert losses["omega"] == 0.3
     assert ours.alg.dial.objective == expected
 
@@ -254,7 +254,7 @@ def test_a_file_of_ours_is_a_prior(tmp_path: Path) -> None:
         atol=1e-4,
     )
     ours.alg.update()
-    assert torch.equal(ours.alg.actor.obs_normalizer._mean.flatten(), policy.normaliser.mean.float())
+    assert torch.equal(ours.alg.actor.obs_normalizer._mean.flatten(), policy.normalizer.mean.float())
 
 
 def test_whatever_has_log_prob_is_a_prior() -> None:

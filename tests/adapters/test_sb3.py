@@ -94,7 +94,7 @@ def small_policy(observations: int = 3, family: str = "gaussian", hidden: tuple[
         "var": torch.full((observations,), 2.0),
         "count": torch.tensor(9.0),
     }
-    policy.normaliser.load_state_dict({name: tensor.double() for name, tensor in numbers.items()})
+    policy.normalizer.load_state_dict({name: tensor.double() for name, tensor in numbers.items()})
     return policy
 
 

@@ -32,11 +32,11 @@ def numbers(*shape: int, most: float = 2.0) -> st.SearchStrategy[Tensor]:
 def probabilities(*shape: int) -> st.SearchStrategy[Tensor]:
     """Arrays whose last axis sums to one, often with zeros in it."""
 
-    def normalised(counts: np.ndarray) -> Tensor:
+    def normalized(counts: np.ndarray) -> Tensor:
         counts = counts + (counts.sum(-1, keepdims=True) == 0)
         return torch.from_numpy(counts / counts.sum(-1, keepdims=True))
 
-    return hnp.arrays(np.float64, shape, elements=st.integers(0, 4).map(float)).map(normalised)
+    return hnp.arrays(np.float64, shape, elements=st.integers(0, 4).map(float)).map(normalized)
 
 
 @st.composite

@@ -100,7 +100,7 @@ def test_advantages_change_nothing(problem, objective, restore):
 
 @examples
 @given(short_mdps().flatmap(lambda mdp: st.tuples(st.just(mdp), tables(mdp))), temperatures, weights, temperatures)
-def test_the_residual_estimator_vanishes_at_the_customised_optimum(problem, alpha, omega, alpha_hat):
+def test_the_residual_estimator_vanishes_at_the_customized_optimum(problem, alpha, omega, alpha_hat):
     """At the optimum of ω·r + r_R, with r known through the prior alone, even with γ^t dropped; elsewhere it is that
     of the full task, where γ^t is kept."""
     mdp, logits = problem

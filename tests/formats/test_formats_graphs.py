@@ -174,8 +174,8 @@ def test_repolicys_own_exports(family: Any, format: Any, tmp_path: Path) -> None
     space = ActionSpace("continuous", (2,), (-1, -2), (1, 3))
     policy = Policy(PolicySpec(4, space, family))
     stirred(policy)
-    policy.normaliser.mean += 0.5
-    policy.normaliser._refresh()
+    policy.normalizer.mean += 0.5
+    policy.normalizer._refresh()
     export(policy, path := tmp_path / "file", format)
     described = describe(path)
     obs = observations(4, 20.0)

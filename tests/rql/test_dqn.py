@@ -55,13 +55,13 @@ def every_transition(reward: np.ndarray) -> SimpleNamespace:
 
 
 def wild_prior(**changes: Any) -> Policy:
-    """A prior with weights of its own and a normaliser that has seen something."""
+    """A prior with weights of its own and a normalizer that has seen something."""
     spec = PolicySpec(3, ActionSpace("discrete", (2,)), "categorical", hidden=(8, 5), activation="relu")
     policy = Policy(replace(spec, **changes))
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.5)
-    policy.normaliser.update(sums(np.random.default_rng(0).normal(0.5, 0.4, (100, 3)).astype(np.float32)))
+    policy.normalizer.update(sums(np.random.default_rng(0).normal(0.5, 0.4, (100, 3)).astype(np.float32)))
     return policy
 
 
@@ -114,7 +114,7 @@ def test_it_acts_by_its_softmax_and_nothing_else() -> None:
 @pytest.mark.parametrize("objective", [RESIDUAL, soft(0.5)])
 def test_what_it_learns_is_the_exact_residual_q(objective: Objective) -> None:
     solution, prior = exact(objective)
-    env = WithoutReward() if objective == RESIDUAL else Walk()  # customising reads no basic reward
+    env = WithoutReward() if objective == RESIDUAL else Walk()  # customizing reads no basic reward
     model = ResidualDQN(env, objective, Table(prior), QUICK)
     model.learn(QUICK.steps)
     with torch.no_grad():
@@ -171,7 +171,7 @@ def test_a_saved_policy_is_the_one_that_acted_and_needs_no_other_file(tmp_path: 
     assert torch.equal(saved.prior.log_prob(seen, actions), prior.log_prob(seen, actions))
 
 
-def test_a_customised_policy_can_be_customised_again(tmp_path: Path) -> None:
+def test_a_customized_policy_can_be_customized_again(tmp_path: Path) -> None:
     first = ResidualDQN(Walk(), RESIDUAL, wild_prior(), Settings(hidden=(8, 8))).as_policy()
     second = ResidualDQN(Walk(), residual(0.1, 0.2), first, Settings(hidden=(4, 4)))
     seen = torch.randn(50, 3)

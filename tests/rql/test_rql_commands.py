@@ -41,8 +41,8 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, st
     return int(str(stopped.value.code)), " ".join(said.err.split())
 
 
-def test_from_nothing_to_a_customised_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prior, out = tmp_path / "prior.safetensors", tmp_path / "customised.safetensors"
+def test_from_nothing_to_a_customized_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prior, out = tmp_path / "prior.safetensors", tmp_path / "customized.safetensors"
     (tmp_path / "settings.json").write_text('{"hidden": [8], "warmup": 50, "gamma": 0.6}')
     options = ["--steps", "2e2", "--seed", "3", "--settings", tmp_path / "settings.json"]
     found = told(capsys, "train", WALK, "--alpha", 0.5, "--out", prior, *options)

@@ -139,9 +139,9 @@ def test_without_a_prior_it_is_sac() -> None:
     torch.testing.assert_close(loss, (0.3 * log_prob - q).mean(), atol=1e-4, rtol=1e-4)
 
 
-def test_the_prior_and_its_normaliser_do_not_move() -> None:
+def test_the_prior_and_its_normalizer_do_not_move() -> None:
     prior = constant(MEAN, STD)
-    prior.normaliser.update(sums(np.random.default_rng(0).normal(0.5, 0.4, (100, 1)).astype(np.float32)))
+    prior.normalizer.update(sums(np.random.default_rng(0).normal(0.5, 0.4, (100, 1)).astype(np.float32)))
     before = frozen(prior).state_dict()
     model = ResidualSAC(Bounded(), residual(0.5, 0.3), prior, Settings(steps=200, warmup=50, minibatch=32))
     model.learn(200)
@@ -150,7 +150,7 @@ def test_the_prior_and_its_normaliser_do_not_move() -> None:
     assert all(parameter.grad is None and not parameter.requires_grad for parameter in model.prior.parameters())
     moved = {name for name, value in model.as_policy().state_dict().items() if not torch.equal(value, before[name])}
     assert moved
-    assert not any(name.startswith("normaliser") for name in moved)
+    assert not any(name.startswith("normalizer") for name in moved)
 
 
 def test_observations_of_any_shape_and_precision() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from repolicy.engine.steering import FAR, off_budget, steered
+from repolicy.engine.steering import FARTHEST, off_budget, steered
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Objective, residual
 from repolicy.policies.file import load_policy
@@ -54,7 +54,7 @@ class Dial:
     kl_budget: float | None = None
     critic_warmup: int = 0
     iterations: int = 0
-    off_budget: float = -FAR
+    off_budget: float = -FARTHEST
 
     def __post_init__(self) -> None:
         if (

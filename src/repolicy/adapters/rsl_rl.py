@@ -178,7 +178,7 @@ class ResidualPPO(PPO):
 
 
 class RunnersPrior(nn.Module):
-    """A copy of the runner's actor with a checkpoint's weights: its normaliser, memory and images included."""
+    """A copy of the runner's actor with a checkpoint's weights: its normalizer, memory and images included."""
 
     def __init__(self, actor: Any, weights: Mapping[str, Tensor], path: Path) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ def _keep_statistics(actor: Any) -> None:
 def from_repolicy(policy: Policy, actor: Any) -> None:
     """Make rsl_rl's actor (an `MLPModel`) act as the policy; refuse where its networks are others."""
     spec, found = policy.spec, _spec_of(actor)
-    if spec.family != "gaussian":
+    if policy.std is None or policy.family.squashes:
         raise UsageError(f"the policy is {spec.family}, and rsl_rl's GaussianDistribution has one std for all states")
     for what, mine, theirs in (
         ("observations", spec.observation_size, found.observation_size),
@@ -288,7 +288,7 @@ def from_repolicy(policy: Policy, actor: Any) -> None:
 
 @torch.no_grad()
 def to_repolicy(actor: Any) -> Policy:
-    """rsl_rl's actor (an `MLPModel` with a Gaussian of one std) as a policy of ours, its normaliser included."""
+    """rsl_rl's actor (an `MLPModel` with a Gaussian of one std) as a policy of ours, its normalizer included."""
     policy = Policy(_spec_of(actor))
     for layer, weight, bias in zip(_layers(actor), policy.network.weights, policy.network.biases, strict=True):
         weight.copy_(layer.weight)
@@ -297,26 +297,26 @@ def to_repolicy(actor: Any) -> Policy:
     scalar = distribution.std_type != "log"
     assert policy.log_std is not None
     policy.log_std.copy_(distribution.std_param.clamp_min(1e-6).log() if scalar else distribution.log_std_param)
-    normaliser = actor.obs_normalizer
-    if isinstance(normaliser, EmpiricalNormalization):
-        var = (normaliser._std.squeeze(0).double() + normaliser.eps).square() - 1e-8
-        state = {"mean": normaliser._mean.squeeze(0).double(), "var": var, "count": normaliser.count.double()}
-        policy.normaliser.load_state_dict(state)
+    normalizer = actor.obs_normalizer
+    if isinstance(normalizer, EmpiricalNormalization):
+        var = (normalizer._std.squeeze(0).double() + normalizer.eps).square() - 1e-8
+        state = {"mean": normalizer._mean.squeeze(0).double(), "var": var, "count": normalizer.count.double()}
+        policy.normalizer.load_state_dict(state)
     return policy.requires_grad_(False).eval()
 
 
 def _copy_statistics(policy: Policy, actor: Any) -> None:
     """Our (x − mean) / √(var + 1e-8) as rsl_rl's (x − mean) / (std + eps); its inputs are not clipped to ±10."""
-    normaliser, theirs = policy.normaliser, actor.obs_normalizer
+    normalizer, theirs = policy.normalizer, actor.obs_normalizer
     if not isinstance(theirs, EmpiricalNormalization):
-        if float(normaliser.count):
-            raise UsageError("the prior normalises its observations, and the actor does not: set obs_normalization")
+        if float(normalizer.count):
+            raise UsageError("the prior normalizes its observations, and the actor does not: set obs_normalization")
         return
-    std = (normaliser.var + 1e-8).sqrt() - theirs.eps
-    theirs._mean.copy_(normaliser.mean)
+    std = (normalizer.var + 1e-8).sqrt() - theirs.eps
+    theirs._mean.copy_(normalizer.mean)
     theirs._std.copy_(std)
     theirs._var.copy_(std.square())
-    theirs.count.fill_(int(normaliser.count))
+    theirs.count.fill_(int(normalizer.count))
 
 
 def _layers(actor: Any) -> list[nn.Linear]:

@@ -175,9 +175,9 @@ class ResidualPPO(PPO):
     def _log_prior(self, buffer: RolloutBuffer) -> np.ndarray:
         """log prior of a rollout's actions as they were sampled, `[T, N]`."""
         observations = buffer.observations
-        normalised = self.get_vec_normalize_env()
-        if normalised is not None and normalised.norm_obs and not isinstance(self.prior, SameKind):
-            observations = normalised.unnormalize_obs(observations)
+        normalized = self.get_vec_normalize_env()
+        if normalized is not None and normalized.norm_obs and not isinstance(self.prior, SameKind):
+            observations = normalized.unnormalize_obs(observations)
         if isinstance(observations, dict):
             tensors: Any = {name: _rows(part, self.device) for name, part in observations.items()}
         else:
@@ -304,13 +304,13 @@ def _check_env(model: ResidualPPO) -> None:
     objective, env = model.dial.objective, model.get_env()
     if env is None or not (objective.omega or objective.alpha):
         return
-    normalised = model.get_vec_normalize_env()
+    normalized = model.get_vec_normalize_env()
     why = "omega and alpha weigh log-probabilities against rewards, and the scale of these would move"
-    if normalised is not None and normalised.norm_reward:
+    if normalized is not None and normalized.norm_reward:
         raise UsageError(f"the environment is VecNormalize(norm_reward=True), and {why}: set norm_reward=False")
     if any(env.env_is_wrapped(gymnasium.wrappers.NormalizeReward)):
         raise UsageError(f"the environment is wrapped in NormalizeReward, and {why}: take the wrapper off")
-    if objective.reads_prior and normalised is not None and normalised.norm_obs and normalised.training:
+    if objective.reads_prior and normalized is not None and normalized.norm_obs and normalized.training:
         raise UsageError(
             "the environment is VecNormalize with statistics that move, and the prior would not see what it was "
             "trained on: load the statistics that it was trained with, and set env.training = False"

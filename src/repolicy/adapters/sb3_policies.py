@@ -8,7 +8,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from repolicy.errors import UsageError
-from repolicy.policies.normalizer import BOUND, Normaliser
+from repolicy.policies.normalizer import BOUND, Normalizer
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.spaces import ActionSpace
 
@@ -29,22 +29,22 @@ class Standardized(BaseFeaturesExtractor):
 
     def __init__(self, observation_space: spaces.Box, mean: list[float], var: list[float], count: float) -> None:
         super().__init__(observation_space, features_dim=len(mean))
-        self.normaliser = Normaliser(len(mean))
+        self.normalizer = Normalizer(len(mean))
         numbers = {"mean": mean, "var": var, "count": count}
-        self.normaliser.load_state_dict({name: torch.tensor(part).double() for name, part in numbers.items()})
+        self.normalizer.load_state_dict({name: torch.tensor(part).double() for name, part in numbers.items()})
 
     def forward(self, observations: Tensor) -> Tensor:
-        return self.normaliser(observations.flatten(1).float())
+        return self.normalizer(observations.flatten(1).float())
 
 
 def like(policy: Policy, critic: tuple[int, ...] = (64, 64)) -> dict[str, Any]:
-    """`policy_kwargs` that build Stable-Baselines3's MlpPolicy like this policy, its normaliser included."""
-    spec, normaliser = policy.spec, policy.normaliser
-    if spec.family not in ("gaussian", "categorical"):
+    """`policy_kwargs` that build Stable-Baselines3's MlpPolicy like this policy, its normalizer included."""
+    spec, normalizer = policy.spec, policy.normalizer
+    if policy.family.squashes or (policy.std is None and policy.actions.kind == "continuous"):
         raise UsageError(f"the policy is {spec.family}, and Stable-Baselines3's PPO has one std for all states")
     if spec.activation not in ACTIVATIONS:
         raise UsageError(f"the policy's activation is {spec.activation}, none of {', '.join(ACTIVATIONS)}")
-    numbers = {name: getattr(normaliser, name).tolist() for name in ("mean", "var", "count")}
+    numbers = {name: getattr(normalizer, name).tolist() for name in ("mean", "var", "count")}
     return {
         "net_arch": {"pi": list(spec.hidden), "vf": list(critic)},
         "activation_fn": ACTIVATIONS[spec.activation],
@@ -75,15 +75,15 @@ def from_repolicy(policy: Policy, model: PPO) -> None:
     if policy.std is not None:
         theirs.log_std.copy_(policy.std.log())
     if isinstance(theirs.features_extractor, Standardized):
-        theirs.features_extractor.normaliser.load_state_dict(policy.normaliser.state_dict())
-    elif float(policy.normaliser.count):
-        raise UsageError("the prior normalises its observations, and the model does not: leave out policy_kwargs")
+        theirs.features_extractor.normalizer.load_state_dict(policy.normalizer.state_dict())
+    elif float(policy.normalizer.count):
+        raise UsageError("the prior normalizes its observations, and the model does not: leave out policy_kwargs")
 
 
 @torch.no_grad()
 def to_repolicy(model: PPO) -> Policy:
-    """A model with an MlpPolicy as a policy of ours, with the normaliser of its own or of its VecNormalize."""
-    theirs, normalised = model.policy, model.get_vec_normalize_env()
+    """A model with an MlpPolicy as a policy of ours, with the normalizer of its own or of its VecNormalize."""
+    theirs, normalized = model.policy, model.get_vec_normalize_env()
     policy = Policy(_spec_of(model))
     for layer, weight, bias in zip(_layers(theirs), policy.network.weights, policy.network.biases, strict=True):
         weight.copy_(layer.weight)
@@ -91,13 +91,13 @@ def to_repolicy(model: PPO) -> Policy:
     if policy.log_std is not None:
         policy.log_std.copy_(theirs.log_std)
     if isinstance(theirs.features_extractor, Standardized):
-        policy.normaliser.load_state_dict(theirs.features_extractor.normaliser.state_dict())
-    elif normalised is not None and normalised.norm_obs:
-        if normalised.clip_obs != BOUND:
-            raise UsageError(f"VecNormalize clips observations to ±{normalised.clip_obs:g}, and Repolicy to ±{BOUND:g}")
-        seen = normalised.obs_rms
-        numbers = {"mean": seen.mean, "var": seen.var + (normalised.epsilon - 1e-8), "count": seen.count}
-        policy.normaliser.load_state_dict({name: torch.as_tensor(part).double() for name, part in numbers.items()})
+        policy.normalizer.load_state_dict(theirs.features_extractor.normalizer.state_dict())
+    elif normalized is not None and normalized.norm_obs:
+        if normalized.clip_obs != BOUND:
+            raise UsageError(f"VecNormalize clips observations to ±{normalized.clip_obs:g}, and Repolicy to ±{BOUND:g}")
+        seen = normalized.obs_rms
+        numbers = {"mean": seen.mean, "var": seen.var + (normalized.epsilon - 1e-8), "count": seen.count}
+        policy.normalizer.load_state_dict({name: torch.as_tensor(part).double() for name, part in numbers.items()})
     return policy.requires_grad_(False).eval()
 
 

@@ -47,7 +47,7 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
         "add-ons": ", ".join(request.get("addons", [])) or "none",
         "prior": "inside this file" if saved.prior is not None else "none",
         "steps": f"{card.get('steps', 0):,}",
-        "normaliser": f"{float(saved.policy.normaliser.count):,.0f} observations seen",
+        "normalizer": f"{float(saved.policy.normalizer.count):,.0f} observations seen",
         "made with": ", ".join(f"{name} {value}" for name, value in card.get("versions", {}).items()),
         "probes": f"{PROBES} log-probabilities reproduced",
     }
@@ -87,7 +87,7 @@ def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
         "network": f"{actor.activation}, {' × '.join(str(len(hidden.linear.bias)) for hidden in actor.hidden)}"
         + (f", {norms} LayerNorms" if norms else ""),
         "std": width,
-        "normaliser": f"clips at {normalizer.clip or math.inf:g}{seen}" if normalizer else "none",
+        "normalizer": f"clips at {normalizer.clip or math.inf:g}{seen}" if normalizer else "none",
         "missing": ", ".join(missing),
         "notes": "; ".join(found.notes) or "none",
     }

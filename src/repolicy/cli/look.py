@@ -30,7 +30,7 @@ class Evaluate:
     episodes: int = 100
     """How many episodes, shared out evenly over the environments."""
     addon: UseAppendAction[tuple[str, ...]] = ()
-    """Add-on reward to report as well; by default the one that the policy was customised to. Repeatable."""
+    """Add-on reward to report as well; by default the one that the policy was customized to. Repeatable."""
     stochastic: bool = False
     """Sample the actions instead of taking the mean."""
     seed: int = 0

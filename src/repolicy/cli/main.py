@@ -36,7 +36,7 @@ GROUPS = {
         "Language models: text with the dial turned, and what models are worth beside their prior.",
         "repolicy.cli.llm",
     ),
-    "rql": ("Residual Q-learning: train a soft policy, or customise one.", "repolicy.cli.rql"),
+    "rql": ("Residual Q-learning: train a soft policy, or customize one.", "repolicy.cli.rql"),
 }
 
 

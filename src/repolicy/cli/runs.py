@@ -10,7 +10,7 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 from repolicy.cli.look import policy_and_env
 from repolicy.engine.defaults import customizing, defaults
 from repolicy.engine.machine import torchrun_place
-from repolicy.engine.settings import Settings, checked, read_settings
+from repolicy.engine.settings import Settings, read_settings, validated
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import as_file_name, confirm
 from repolicy.objective import Objective, coefficients, name_of, named
@@ -185,12 +185,12 @@ def confirm_names(command: Any, before: dict[str, Any], path: Path) -> None:
 def _settings(command: Any, before: dict[str, Any] | None, usual: Settings) -> Settings:
     """Those of the run before, or the usual ones; a file of settings goes before either."""
     if before is not None:
-        usual = Settings(**checked(before["settings"], f"the run in {command.folder}"))
+        usual = Settings(**validated(before["settings"], f"the run in {command.folder}"))
     return usual if command.settings_file is None else read_settings(command.settings_file, usual)
 
 
 def _customizing(command: Any, before: dict[str, Any] | None) -> Settings:
-    """The same for a command that customises."""
+    """The same for a command that customizes."""
     env = before["env"] if before else policy_and_env(command.prior, command.env, command.trust)[1]
     return _settings(command, before, customizing(env))
 

@@ -1,4 +1,4 @@
-"""The command that customises at several ω′."""
+"""The command that customizes at several ω′."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ SWEEP = {
 
 @dataclass(frozen=True)
 class Sweep:
-    """Choose ω′: customise at several values side by side, and see what each keeps and gains.
+    """Choose ω′: customize at several values side by side, and see what each keeps and gains.
 
     Example: repolicy sweep halfcheetah --addon hind_leg=10 --omega 0.1 0.3 0.6 1 --steps 1e6 --out runs/sweep
     """
@@ -82,12 +82,12 @@ class Sweep:
         from rich.table import Table
 
         from repolicy.cli.terminal import Terminal
-        from repolicy.many.sweep import checked, sweep
+        from repolicy.many.sweep import in_order, sweep
         from repolicy.many.tradeoff import as_dict
         from repolicy.report.page import number
         from repolicy.report.sweep import headings, rows, write_sweep_report
 
-        omegas = checked(self.omega)
+        omegas = in_order(self.omega)
         alpha = self.alpha if self.alpha is not None else _alpha_of(self.prior)
         terminal = Terminal()
         with terminal.status("training") as status:

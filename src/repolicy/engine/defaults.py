@@ -1,4 +1,4 @@
-"""The table of settings, a row an environment, and what customising does otherwise."""
+"""The table of settings, a row an environment, and what customizing does otherwise."""
 
 from dataclasses import replace
 from typing import Any
@@ -38,12 +38,12 @@ def defaults(env: str) -> Settings:
     return Settings(**TABLE.get(without_version(env), {}))
 
 
-# What customising does otherwise than training. HalfCheetah never ends an episode: with a long horizon it pays to fall
+# What customizing does otherwise than training. HalfCheetah never ends an episode: with a long horizon it pays to fall
 # once and to spare the leg for ever after, where the prior knows of nothing better. log prior is an advantage, which
 # has looked ahead already; the short horizon is that of the add-on alone.
 CUSTOMIZING: dict[str, dict[str, Any]] = {"HalfCheetah": {"gamma": 0.9}}
 
 
 def customizing(env: str) -> Settings:
-    """The settings for customising a policy of this environment (the paper's Appendix C.2)."""
+    """The settings for customizing a policy of this environment (the paper's Appendix C.2)."""
     return replace(defaults(env), steps=1_000_000, critic_warmup=0.05, **CUSTOMIZING.get(without_version(env), {}))

@@ -43,10 +43,10 @@ class RunFolder:
         path = self.path / "run.json"
         if not os.path.lexists(path):
             return None
-        story = read_json(path)
-        check_shape(story, {"request": REQUEST}, f"{path} cannot be used: its story")
+        header = read_json(path)
+        check_shape(header, {"request": REQUEST}, f"{path} cannot be used: its header")
         try:
-            request = Request.from_dict(story["request"])
+            request = Request.from_dict(header["request"])
         except (UsageError, TypeError, ValueError) as error:
             raise FileError(f"{path} cannot be used: {error}") from None
         return dict(json.loads(json.dumps(request.as_dict())))
@@ -81,14 +81,14 @@ class RunFolder:
         found = self.latest()
         if found is None:
             return []
-        _, story, _ = found
-        edited = list(changed(story.get("request", request), request))
+        _, header, _ = found
+        edited = list(changed(header.get("request", request), request))
         if edited:
             raise FileError(
                 f"{self.path / 'run.json'} was edited since the last checkpoint: {'; '.join(edited)}; "
                 "put it back, or begin a run of its own in another --out"
             )
-        others = list(changed(story.get("versions", versions), versions))
+        others = list(changed(header.get("versions", versions), versions))
         return [f"the last checkpoint was made with other versions: {'; '.join(others)}"] if others else []
 
     def _check_free(self, prior: bytes | None) -> None:
@@ -135,10 +135,10 @@ class RunFolder:
                         self.path.rmdir()  # unless something is in it
             os.close(lock)
 
-    def save(self, segment: int, tensors: dict[str, Tensor], story: dict[str, Any]) -> None:
+    def save(self, segment: int, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
         """The end of a segment; of older ones, one is kept in case this one is damaged."""
-        story = {"segment": segment} | story | self._begun
-        write(self._checkpoints / f"{segment:06d}.safetensors", "checkpoint", tensors, story)
+        header = {"segment": segment} | header | self._begun
+        write(self._checkpoints / f"{segment:06d}.safetensors", "checkpoint", tensors, header)
         for old in self._files()[2:]:
             old.unlink(missing_ok=True)
 
@@ -147,12 +147,12 @@ class RunFolder:
         complaints = []
         for path in self._files():
             try:
-                tensors, story = read(path, "checkpoint")
-                check_shape(story, CHECKPOINT, f"{path} is no whole checkpoint: its story")
+                tensors, header = read(path, "checkpoint")
+                check_shape(header, CHECKPOINT, f"{path} is no whole checkpoint: its header")
             except FileError as error:
                 complaints.append(f"{error}; going on from the one before")
                 continue
-            return tensors, story, complaints
+            return tensors, header, complaints
         if complaints:
             raise FileError(
                 "; ".join(complaints).replace("; going on from the one before", "") + "; there is no other checkpoint"

@@ -19,7 +19,7 @@ Sum = Callable[[Tensor], Tensor]  # adds a tensor up over all ranks, in place
 def advantages(
     rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, ended: Tensor, gamma: float, lam: float
 ) -> Tensor:
-    """Generalised advantages `[T, N]` of rewards `[T, N]` under values V(s_t) and V(s_{t+1}), both `[T, N]`.
+    """Generalized advantages `[T, N]` of rewards `[T, N]` under values V(s_t) and V(s_{t+1}), both `[T, N]`.
 
     terminated: nothing follows, so the next value does not count: the discount of that step is 0.
     ended: the episode ended, by termination or by a time limit; the sum over later steps stops there. At a time limit
@@ -42,7 +42,7 @@ def advantages(
 class Batch:
     """What the update learns from: B samples of one rank."""
 
-    inputs: Tensor  # [B, O] normalised observations
+    inputs: Tensor  # [B, O] normalized observations
     actions: Tensor  # [B, A]
     log_probs: Tensor  # [B] under the policy that acted
     advantages: Tensor  # [B]
@@ -105,7 +105,7 @@ class Learner:
         self._steps = {"actor": 0, "critic": 0}  # of Adam: the critic may be fitted alone for a while
 
     def values(self, inputs: Tensor) -> Tensor:
-        """V of normalised observations `[..., O]`."""
+        """V of normalized observations `[..., O]`."""
         return self.critic(inputs).squeeze(-1)
 
     def differentiate(self, batch: Batch, settings: Settings, bonus: float) -> Losses:
@@ -245,7 +245,7 @@ def check_first_minibatch(found: Losses, batch: Batch) -> None:
     if not worst < 1e-3:
         raise NumericError(
             "in the first minibatch the policy's log-probabilities differ from those recorded while acting "
-            f"(by {worst:.2g}): the normaliser moved, the log-probabilities are stale, or the policy is not a function "
+            f"(by {worst:.2g}): the normalizer moved, the log-probabilities are stale, or the policy is not a function "
             "of the observation"
         )
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from repolicy.engine.settings import Settings, checked
+from repolicy.engine.settings import Settings, validated
 from repolicy.envs.step import Envs
 from repolicy.objective import Objective, name_of
 from repolicy.policies.policy import PolicySpec
@@ -36,7 +36,7 @@ class Request:
         return cls(
             values["env"],
             Objective(**values["objective"]),
-            Settings(**checked(values["settings"], "the run")),
+            Settings(**validated(values["settings"], "the run")),
             tuple(values["addons"]),
             values["prior"],
             values["sparse"],

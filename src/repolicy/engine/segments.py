@@ -113,34 +113,34 @@ class Segments:
         if self.team.index > 0:
             return
         worker = self.worker
-        normaliser = worker.learner.policy.normaliser.state_dict()
-        state = worker.learner.state() | {f"normaliser.{name}": value for name, value in normaliser.items()}
+        normalizer = worker.learner.policy.normalizer.state_dict()
+        state = worker.learner.state() | {f"normalizer.{name}": value for name, value in normalizer.items()}
         state["returns"] = worker.returns.statistics
-        story: dict[str, Any] = {"iteration": worker.iteration, "steps": worker.steps, "best": self.best}
-        story |= {"off_budget": worker.off_budget, "objective": worker.objective.as_dict()}
-        self.folder.save(self.segment, state, story)
+        header: dict[str, Any] = {"iteration": worker.iteration, "steps": worker.steps, "best": self.best}
+        header |= {"off_budget": worker.off_budget, "objective": worker.objective.as_dict()}
+        self.folder.save(self.segment, state, header)
 
     def restore(self) -> list[str]:
         """Take up the newest whole checkpoint. Returns what was wrong with others."""
         found = self.folder.latest()
         if found is None:
             return []
-        state, story, complaints = found
+        state, header, complaints = found
         worker, policy = self.worker, self.worker.learner.policy
         worker.learner.restore(state)
-        policy.normaliser.load_state_dict(
-            {name: state[f"normaliser.{name}"] for name in policy.normaliser.state_dict()}
+        policy.normalizer.load_state_dict(
+            {name: state[f"normalizer.{name}"] for name in policy.normalizer.state_dict()}
         )
         worker.returns.statistics = state["returns"]
-        worker.iteration, self.best, self.segment = story["iteration"], story["best"], story["segment"]
-        worker.off_budget, worker.objective = story["off_budget"], Objective(**story["objective"])
+        worker.iteration, self.best, self.segment = header["iteration"], header["best"], header["segment"]
+        worker.off_budget, worker.objective = header["off_budget"], Objective(**header["objective"])
         return complaints
 
     def leave_evidence(self) -> str:
         """Write what the failure happened on, and say how to see it again."""
         worker, path = self.worker, self.folder.path / f"failure-rank{self.team.index}.safetensors"
-        story = {"request": worker.request.as_dict(), "iteration": worker.iteration}
-        write(path, "failure", worker.evidence | {"parameters": worker.learner.parameters}, story)
+        header = {"request": worker.request.as_dict(), "iteration": worker.iteration}
+        write(path, "failure", worker.evidence | {"parameters": worker.learner.parameters}, header)
         return f"the batch is in {path}; to see it fail again, resume the run: segments repeat to the bit"
 
 

@@ -45,7 +45,7 @@ class Settings:
     gamma: float = 0.99
     """Discount."""
     lam: float = 0.95
-    """λ of the generalised advantages."""
+    """λ of the generalized advantages."""
     surrogate: Literal["clipped", "vanilla"] = "clipped"
     """PPO's clipped ratio; or the plain policy gradient, without ratio and clip, in one pass."""
     clip: float = 0.2
@@ -54,9 +54,9 @@ class Settings:
     """Weight of the critic's loss."""
     max_gradient_norm: float = 0.5
     """Longer gradients are shortened to this norm."""
-    normalise_advantages: bool = True
+    normalize_advantages: bool = True
     """Shift and scale the advantages of a rollout to mean 0 and variance 1."""
-    normalise_observations: bool = True
+    normalize_observations: bool = True
     """Shift and scale observations by their running mean and variance."""
     scale_rewards: bool = True
     """Divide the reformulated reward by the running std of its discounted return."""
@@ -64,7 +64,7 @@ class Settings:
     family: Literal["auto", "gaussian", "state_gaussian", "squashed", "state_squashed", "categorical"] = "auto"
     """Distribution over actions; auto: gaussian with one std for all states, or categorical for discrete actions."""
     hidden: tuple[int, ...] = (64, 64)
-    """Sizes of the hidden layers, of actor and critic; while customising, of the critic (the actor is the prior)."""
+    """Sizes of the hidden layers, of actor and critic; while customizing, of the critic (the actor is the prior)."""
     activation: Literal["tanh", "relu", "elu", "swish", "gelu", "gelu_tanh", "leaky_relu"] = "tanh"
     """Activation of the hidden layers."""
     initial_std: float = 1.0
@@ -82,7 +82,7 @@ class Settings:
     """Whose environments: EnvPool's where it knows the name, or one of the two."""
 
     def __post_init__(self) -> None:
-        for name, value in checked({name: getattr(self, name) for name in _hints()}, "settings").items():
+        for name, value in validated({name: getattr(self, name) for name in _hints()}, "settings").items():
             object.__setattr__(self, name, value)  # 3e6 steps are a whole number of them
         for name, low, high in _RANGES:
             value = getattr(self, name)
@@ -156,10 +156,10 @@ def read_settings(path: Path, base: Settings) -> Settings:
         raise UsageError(f"settings file {error}") from None
     if not isinstance(values, dict):
         raise UsageError(f"settings file {path} must hold an object of fields, not a {type(values).__name__}")
-    return replace(base, **checked(values, f"settings file {path}"))
+    return replace(base, **validated(values, f"settings file {path}"))
 
 
-def checked(values: dict[str, Any], where: str) -> dict[str, Any]:
+def validated(values: dict[str, Any], where: str) -> dict[str, Any]:
     """The values as the fields' own types, or one sentence that says which does not fit."""
     hints, result = _hints(), {}
     for name, value in values.items():

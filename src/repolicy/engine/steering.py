@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from repolicy.objective import Objective
 
-FAR = 2.0  # a KL e² times its budget, or an e²th of it, is as far off as it counts
+FARTHEST = 2.0  # a KL e² times its budget, or an e²th of it, is as far off as it counts
 STEERING = 0.03  # how fast omega and alpha follow a KL that is off its budget, an iteration
 DAMPING = 1.0  # and how much a KL that moves: without it they answer too late, and the policy drifts far beyond
 NOISE = 0.25  # the std that a measured KL near its budget may have, as a share of the budget
@@ -20,7 +20,7 @@ def off_budget(kl: float, budget: float, before: float = 0.0, samples: float = m
     share = max(0.05, min(1.0, NOISE**2 / 2 * budget * samples))
     if share < 1.0:
         kl = share * kl + (1.0 - share) * budget * math.exp(before)
-    return max(-FAR, min(FAR, math.log(max(kl, budget * math.exp(-2 * FAR)) / budget)))
+    return max(-FARTHEST, min(FARTHEST, math.log(max(kl, budget * math.exp(-2 * FARTHEST)) / budget)))
 
 
 def steered(objective: Objective, before: float, now: float) -> Objective:

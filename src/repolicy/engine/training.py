@@ -120,7 +120,7 @@ def customize(
     env = env or env_of(saved.card, Path(str(prior)))
     check_objective(objective)
     if not objective.reads_addon:
-        raise UsageError("customising needs an objective whose task is the add-on: residual, kl or greedy")
+        raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
     settings = (settings or customizing(env)).resolved()
     with watchdog(patience):
         env = observing(env, saved.policy.observation_size, settings.backend)
@@ -218,7 +218,7 @@ def check(request: Request) -> None:
             "or in Python with kl(alpha)"
         )
     if request.prior and request.settings.family != "auto":
-        raise UsageError("a policy keeps the family of its prior while it is customised: leave --family out")
+        raise UsageError("a policy keeps the family of its prior while it is customized: leave --family out")
 
 
 def follow() -> None:

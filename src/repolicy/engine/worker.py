@@ -10,7 +10,7 @@ from torch import Tensor
 from repolicy.engine import ppo, ranks
 from repolicy.engine.request import Request, spec_for
 from repolicy.engine.scale import ReturnScale
-from repolicy.engine.steering import FAR, off_budget, steered
+from repolicy.engine.steering import FARTHEST, off_budget, steered
 from repolicy.envs import addons
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector, Rollout
@@ -31,7 +31,7 @@ class Worker:
         if request.objective.reads_addon:  # what it reports for people is not needed here
             self.addon = replace(addons.combined(request.addons), metrics=())
         self.iteration = 0
-        self.off_budget = -FAR
+        self.off_budget = -FARTHEST
         self.returns = ReturnScale(self.settings.gamma)
         self.evidence: dict[str, Tensor] = {}  # what the last iteration saw, in case it fails
         torch.manual_seed(self.settings.seed)  # initial weights: the same on every rank
@@ -49,8 +49,8 @@ class Worker:
         return self.iteration * self.settings.iteration_steps
 
     @property
-    def fits_normaliser(self) -> bool:
-        return self.prior is None and self.settings.normalise_observations
+    def fits_normalizer(self) -> bool:
+        return self.prior is None and self.settings.normalize_observations
 
     def begin(self, collector: Collector, stream: torch.Generator) -> None:
         """Go on with these environments and this random stream."""
@@ -77,8 +77,8 @@ class Worker:
         report = ppo.update(
             learner, batch, settings, self.stream, self.team.sum, self.team.count, self.objective.bonus, fit_actor
         )
-        if self.fits_normaliser:
-            learner.policy.normaliser.update(summary.observations)
+        if self.fits_normalizer:
+            learner.policy.normalizer.update(summary.observations)
         now = time.perf_counter()
         return (
             summary.metrics
@@ -110,7 +110,7 @@ class Worker:
             "basic": torch.from_numpy(rollout.basic),
             "log_policy": rollout.log_probs,
         }
-        inputs = self.learner.policy.normaliser(torch.from_numpy(rollout.observations))
+        inputs = self.learner.policy.normalizer(torch.from_numpy(rollout.observations))
         log_prior, values, next_values = self.score(rollout, inputs)
         self.evidence |= {} if log_prior is None else {"log_prior": log_prior}
         reward = self.reward(rollout, log_prior)
@@ -126,7 +126,7 @@ class Worker:
             inputs[:-1].flatten(0, 1),
             rollout.actions.flatten(0, 1),
             rollout.log_probs.flatten(),
-            self.normalised(gains).flatten(),
+            self.normalized(gains).flatten(),
             targets.flatten(),
         )
         summary.metrics["explained_variance"] = 1.0 - float((targets - values).var() / targets.var().clamp_min(1e-12))
@@ -149,7 +149,7 @@ class Worker:
         values = learner.values(inputs)
         next_values = values[1:].clone()
         if len(rollout.cut):
-            ends = learner.policy.normaliser(torch.from_numpy(rollout.cut_observations))
+            ends = learner.policy.normalizer(torch.from_numpy(rollout.cut_observations))
             next_values[rollout.cut[:, 0], rollout.cut[:, 1]] = learner.values(ends)
         return log_prior, values[:-1], next_values
 
@@ -210,9 +210,9 @@ class Worker:
             metrics["prior_kl"] = metrics["log_policy"] - metrics["log_prior"]  # KL(policy ‖ prior), from samples
         return Summary(metrics, seen.reshape(3, -1))
 
-    def normalised(self, gains: Tensor) -> Tensor:
+    def normalized(self, gains: Tensor) -> Tensor:
         """Advantages with mean 0 and variance 1 over all ranks."""
-        if not self.settings.normalise_advantages:
+        if not self.settings.normalize_advantages:
             return gains
         count, total, squares = self.team.sum(sums(gains.unsqueeze(-1))).flatten().tolist()
         mean = total / count
@@ -225,4 +225,4 @@ class Summary:
     """What all ranks together saw in an iteration."""
 
     metrics: dict[str, float]
-    observations: Tensor  # [3, O] sums for the normaliser
+    observations: Tensor  # [3, O] sums for the normalizer

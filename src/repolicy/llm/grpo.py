@@ -43,7 +43,7 @@ NEEDED: dict[str, tuple[Any, str]] = {
     "min_p": (None, "log-probabilities must be those that were sampled from"),
     "repetition_penalty": (1.0, "log-probabilities must be those that were sampled from"),
     "scale_rewards": ("none", "a scaled reward changes what omega and alpha are worth"),
-    "multi_objective_aggregation": ("sum_then_normalize", "rewards are summed, not normalised"),
+    "multi_objective_aggregation": ("sum_then_normalize", "rewards are summed, not normalized"),
     "importance_sampling_level": ("token", "advantages are a token's own"),
     "entropy_coef": (0.0, "the entropy is in the reward, weighted alpha, and not in the loss"),
     "use_adaptive_entropy": (False, "the entropy is in the reward, weighted alpha, and not in the loss"),

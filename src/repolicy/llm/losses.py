@@ -6,7 +6,7 @@ Everything rests on one identity. At the optimum of the decoupled objective (Eq.
 
 so a policy *is* a model of the add-on reward, up to a number per prompt. The losses below fit that model to pairs
 (Eq. 30, 33), to labels (Eq. 32) or to pairs with a Q-function in between; the token reward hands the same three terms
-to an online method. The paper prints likelihoods to maximise; these are losses to minimise, one number a row.
+to an online method. The paper prints likelihoods to maximize; these are losses to minimize, one number a row.
 
 Shapes: `[B]` a response (its log-probability is the sum over its tokens), `[B, T]` a token. No function here knows TRL.
 """
@@ -84,7 +84,7 @@ def cross_entropy_dpo_loss(
     """Cross-Entropy-DPO (Eq. 32): each response `[B]` has a label of its own, 1 good or 0 bad; losses `[B]`.
 
     `offset` stands for alpha · log Z(x) and for the threshold between good and bad. In a pair both cancel; here they do
-    not, and without them the loss asks the policy for log-ratios that no normalised distribution can have.
+    not, and without them the loss asks the policy for log-ratios that no normalized distribution can have.
     """
     return functional.binary_cross_entropy_with_logits(
         implicit_reward(objective, log_policy, log_prior) + offset, label.to(log_policy.dtype), reduction="none"

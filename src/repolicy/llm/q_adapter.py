@@ -6,7 +6,7 @@ The adapter never becomes the policy's weights. What it adds to the logits *is* 
 
 are put together at every token: in training by the trainer, in generation by `QAdapterLogits`. The published version
 takes the adapter's whole logits as Q_R, starts from weights that are not 0 there, and divides the preference by the
-padded length; here neither is done, so that with chi = 0 this is Decomposed-DPO in another parametrisation.
+padded length; here neither is done, so that with chi = 0 this is Decomposed-DPO in another parametrization.
 """
 
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Choosing ω′: the same customisation at several values, side by side, and the trade-off that comes out.
+"""Choosing ω′: the same customization at several values, side by side, and the trade-off that comes out.
 
 Each point is a run of its own, on one core, in `OUT/omega-VALUE`. A sweep that is stopped goes on where it was.
 """
@@ -52,7 +52,7 @@ def sweep(
     progress: Callable[[dict[float, float]], None] = lambda _: None,
 ) -> Found:
     """Train every point, evaluate prior and points, and write `sweep.json` into the folder `out`."""
-    omegas = checked(omegas)
+    omegas = in_order(omegas)
     if jobs < 0:
         raise UsageError(f"jobs is {jobs}; it must be 1 or more, or 0 for one a core")
     if episodes < 1:
@@ -83,7 +83,7 @@ def sweep(
     return found
 
 
-def checked(omegas: Sequence[float]) -> list[float]:
+def in_order(omegas: Sequence[float]) -> list[float]:
     """The values in order; refused where one is no weight or comes twice."""
     if not omegas:
         raise UsageError("a sweep needs values: --omega 0 0.05 0.1 0.2 0.4")

@@ -1,6 +1,6 @@
 """A policy for other programs: raw observations to the mean action, in one ONNX or TorchScript file.
 
-What the environment takes comes out: the normaliser is inside, squashed actions are squashed and scaled, and of
+What the environment takes comes out: the normalizer is inside, squashed actions are squashed and scaled, and of
 discrete actions the most probable is chosen. The file that was written is read back and must agree with the policy.
 """
 
@@ -47,11 +47,11 @@ class Acting(nn.Module):
     def __init__(self, policy: Policy) -> None:
         super().__init__()
         space = policy.spec.actions
-        self.family, self.spec, self.bound = policy.family, policy.spec, policy.normaliser.bound
+        self.family, self.spec, self.bound = policy.family, policy.spec, policy.normalizer.bound
         self.one_choice = space.kind == "discrete" and len(space.sizes) == 1
         self.network = _plain(policy.network)
-        self.register_buffer("mean", policy.normaliser.shift)
-        self.register_buffer("scale", policy.normaliser.scale)
+        self.register_buffer("mean", policy.normalizer.shift)
+        self.register_buffer("scale", policy.normalizer.scale)
         self.register_buffer("low", torch.tensor(space.low))
         self.register_buffer("high", torch.tensor(space.high))
 
@@ -81,12 +81,12 @@ def export(policy: Policy, path: str | Path, format: Format) -> float:
 def difference(policy: Policy, act: Callable[[np.ndarray], np.ndarray]) -> float:
     """How far `act` is from the policy's mean action at worst, relative to its size where that is above 1.
 
-    It is tried on observations like those that the policy was trained on, and on some that the normaliser clips.
+    It is tried on observations like those that the policy was trained on, and on some that the normalizer clips.
     """
     generator = torch.Generator().manual_seed(0)
     spread = torch.cat([torch.ones(256), torch.full((64,), 30.0)])[:, None]
     noise = spread * torch.randn(len(spread), policy.spec.observation_size, generator=generator)
-    observations = (policy.normaliser.mean + policy.normaliser.var.clamp_min(0.0).sqrt() * noise).float()
+    observations = (policy.normalizer.mean + policy.normalizer.var.clamp_min(0.0).sqrt() * noise).float()
     with torch.no_grad():
         wanted = policy.to_environment(policy(observations).mode().numpy())
     found = act(observations.numpy())

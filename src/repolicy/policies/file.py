@@ -1,4 +1,4 @@
-"""A policy's file: the policy, the prior that it was customised from, and what it tells of its training."""
+"""A policy's file: the policy, the prior that it was customized from, and what it tells of its training."""
 
 import hashlib
 from dataclasses import asdict
@@ -21,7 +21,7 @@ PRIORS = Path(__file__).parent / "shipped"
 
 PROBES = 64
 
-# What readers rely on in the story that a policy's file tells, and in the spec of a policy.
+# What readers rely on in the header that a policy's file tells, and in the spec of a policy.
 CARD = {
     "request?": {
         "env?": str,
@@ -57,7 +57,7 @@ SPEC = {
 
 
 class SavedPolicy(NamedTuple):
-    """A policy's file: the policy, the prior that it was customised from, and its story."""
+    """A policy's file: the policy, the prior that it was customized from, and its header."""
 
     policy: Policy
     prior: Policy | None
@@ -65,18 +65,18 @@ class SavedPolicy(NamedTuple):
 
 
 def save_policy(path: str | Path, policy: Policy, card: dict[str, Any], prior: Policy | None = None) -> None:
-    """One self-contained file: weights, normaliser, probes to recognise the policy by, and the same of its prior."""
+    """One self-contained file: weights, normalizer, probes to recognize the policy by, and the same of its prior."""
     write_bytes(Path(path), policy_bytes(policy, card, prior))
 
 
 def policy_bytes(policy: Policy, card: dict[str, Any], prior: Policy | None = None) -> bytes:
     """What `save_policy` writes."""
     tensors = _policy_tensors(policy, "policy")
-    story = {"policy": policy.spec.as_dict(), "card": card}
+    header = {"policy": policy.spec.as_dict(), "card": card}
     if prior is not None:
         tensors |= _policy_tensors(prior, "prior")
-        story["prior"] = prior.spec.as_dict()
-    return packed("policy", tensors, story)
+        header["prior"] = prior.spec.as_dict()
+    return packed("policy", tensors, header)
 
 
 def read_policy(path: str | Path, options: Options | None = None) -> SavedPolicy:
@@ -91,10 +91,10 @@ def read_policy(path: str | Path, options: Options | None = None) -> SavedPolicy
             f"{path} is Repolicy's own file and holds all that there is to know: leave out --std, --temperature, "
             "--vecnormalize and --file-activation, which are for other libraries' files"
         )
-    tensors, story = read(Path(path), "policy")
-    card = _card(path, story)
-    prior = _rebuilt(Path(path), tensors, story, "prior") if "prior" in story else None
-    return SavedPolicy(_rebuilt(Path(path), tensors, story, "policy"), prior, card)
+    tensors, header = read(Path(path), "policy")
+    card = _card(path, header)
+    prior = _rebuilt(Path(path), tensors, header, "prior") if "prior" in header else None
+    return SavedPolicy(_rebuilt(Path(path), tensors, header, "policy"), prior, card)
 
 
 def load_policy(
@@ -148,7 +148,7 @@ def own_bytes(path: Path, saved: SavedPolicy, kept: Path | None = None) -> bytes
 
 
 def read_card(path: Path) -> dict[str, Any]:
-    """The story that a policy's file tells, and nothing else of it; another library's tells none."""
+    """The card of a policy's file, and nothing else of it; another library's file has none."""
     if not is_own(path):
         return {}
     return _card(path, read(path, "policy")[1])
@@ -164,7 +164,7 @@ def env_of(card: dict[str, Any], path: Path, trust: bool = False) -> str:
 
 
 def addons_of(card: dict[str, Any], path: Path, trust: bool = False) -> tuple[str, ...]:
-    """The add-ons that the policy in a file was customised to; refused in the same way."""
+    """The add-ons that the policy in a file was customized to; refused in the same way."""
     found = tuple(card.get("request", {}).get("addons", ()))
     confirm(found, path, "addon", trust)
     return found
@@ -209,7 +209,7 @@ def shipped() -> list[str]:
 def _policy_tensors(policy: Policy, name: str) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(PROBES, policy.spec.observation_size, generator=generator)
-    observations = (policy.normaliser.mean + policy.normaliser.var.clamp_min(0.0).sqrt() * noise).float()
+    observations = (policy.normalizer.mean + policy.normalizer.var.clamp_min(0.0).sqrt() * noise).float()
     with torch.no_grad():
         actions = policy(observations).sample(generator)
     probes = {"observations": observations, "actions": actions, "log_probs": policy.log_prob(observations, actions)}
@@ -218,19 +218,23 @@ def _policy_tensors(policy: Policy, name: str) -> dict[str, Tensor]:
     }
 
 
-def _card(path: str | Path, story: dict[str, Any]) -> dict[str, Any]:
-    check_shape(story, {"card": CARD}, f"{path} is no whole policy: its story")
-    return dict(story["card"])
+def _card(path: str | Path, header: dict[str, Any]) -> dict[str, Any]:
+    check_shape(header, {"card": CARD}, f"{path} is no whole policy: its header")
+    return dict(header["card"])
 
 
-def _rebuilt(path: Path, tensors: dict[str, Tensor], story: dict[str, Any], name: str) -> Policy:
-    spec = story.get(name)
+def _rebuilt(path: Path, tensors: dict[str, Tensor], header: dict[str, Any], name: str) -> Policy:
+    spec = header.get(name)
     if isinstance(spec, dict):  # None is as good as nothing
         spec = {key: value for key, value in spec.items() if value is not None}
-    check_shape({name: spec}, {name: SPEC}, f"{path} is no whole policy: its story")
-    state = {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
+    check_shape({name: spec}, {name: SPEC}, f"{path} is no whole policy: its header")
+    state = {
+        key.removeprefix(f"{name}.").replace("normaliser.", "normalizer."): value  # as the first files spell it
+        for key, value in tensors.items()
+        if key.startswith(f"{name}.")
+    }
     try:
-        spec = PolicySpec.from_dict(story[name])
+        spec = PolicySpec.from_dict(header[name])
         _check_sizes(spec, state)
         policy = Policy(spec)
         policy.load_state_dict(state)
@@ -273,7 +277,7 @@ def check_fingerprint(policy: Policy, probes: dict[str, Tensor], who: str) -> No
         return
     offset = (found - stored).mean()
     constant = float((found - stored - offset).abs().max()) < 0.01 * worst
-    cause = "the std or the scale of actions" if constant else "the observation normaliser or the weights"
+    cause = "the std or the scale of actions" if constant else "the observation normalizer or the weights"
     raise FileError(
         f"{who} does not reproduce its own log-probabilities (off by {worst:.3g}); the likely cause is {cause}"
     )

@@ -100,7 +100,7 @@ class Norm(nn.Module):
 
 
 class Mlp(nn.Module):
-    """`[B, inputs]` to `[B, outputs]` through hidden layers, initialised orthogonally.
+    """`[B, inputs]` to `[B, outputs]` through hidden layers, initialized orthogonally.
 
     `norms` names, for each hidden layer, where its LayerNorm is: "before" or "after" the activation, or "" for nowhere.
     """
@@ -235,7 +235,7 @@ class Mlp(nn.Module):
 def flatten(parameters: Iterable[nn.Parameter], extra: int = 0) -> tuple[Tensor, Tensor]:
     """Move the parameters into one flat tensor, and their gradients into another with `extra` numbers behind them.
 
-    Each parameter becomes a view, so one all-reduce, one clip and one optimiser step serve them all.
+    Each parameter becomes a view, so one all-reduce, one clip and one optimizer step serve them all.
     """
     parameters = list(parameters)
     values = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from repolicy.policies.moments import merged
 
-BOUND = 10.0  # of normalised observations, unless the policy says otherwise
+BOUND = 10.0  # of normalized observations, unless the policy says otherwise
 
 
-class Normaliser(nn.Module):
+class Normalizer(nn.Module):
     """Observations to zero mean and unit variance, by running statistics; the result is clipped to ±`bound`.
 
     The statistics change only in `update`, between rollouts, so that what a policy saw while acting is what it sees
@@ -39,16 +39,16 @@ class Normaliser(nn.Module):
         return ((observations - self.shift) * self.scale).clamp_(-self.bound, self.bound)
 
     def snapshot(self) -> Callable[[np.ndarray], np.ndarray]:
-        """The normaliser as it is now, in NumPy; it gives the same bits."""
+        """The normalizer as it is now, in NumPy; it gives the same bits."""
         shift, scale, bound = self.shift.cpu().numpy(), self.scale.cpu().numpy(), self.bound
 
-        def normalise(observations: np.ndarray) -> np.ndarray:
+        def normalize(observations: np.ndarray) -> np.ndarray:
             inputs: np.ndarray = observations - shift
             inputs *= scale
             np.minimum(inputs, bound, out=inputs)
             return np.maximum(inputs, -bound, out=inputs)
 
-        return normalise
+        return normalize
 
     def update(self, added: Tensor) -> None:
         """Take in the `moments.sums` of observations, `[3, O]`."""

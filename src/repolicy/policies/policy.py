@@ -1,6 +1,6 @@
 """Policies: observations to a distribution over actions.
 
-A `Policy` is a network, a family of distributions and its own observation normaliser, in one module. Whatever else acts
+A `Policy` is a network, a family of distributions and its own observation normalizer, in one module. Whatever else acts
 (a mixture, a planner, a network of another library) is an `Agent`; a *prior* is anything with
 `log_prob(observations, actions)`.
 """
@@ -17,12 +17,12 @@ from repolicy.errors import UsageError
 from repolicy.policies.distributions import Distribution
 from repolicy.policies.families import FAMILIES, STDS, Draw
 from repolicy.policies.network import ACTIVATIONS, Mlp
-from repolicy.policies.normalizer import BOUND, Normaliser
+from repolicy.policies.normalizer import BOUND, Normalizer
 from repolicy.policies.spaces import ActionSpace
 
 
 class Prior(Protocol):
-    """What customising needs to know of the policy that it starts from."""
+    """What customizing needs to know of the policy that it starts from."""
 
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
         """log π(a|s) of raw observations `[..., O]` and stored actions `[..., A]`, without gradient."""
@@ -118,7 +118,7 @@ class Policy(nn.Module):
         super().__init__()
         self.spec, self.family = spec, FAMILIES[spec.family]
         self.observation_size, self.actions = spec.observation_size, spec.actions
-        self.normaliser = Normaliser(spec.observation_size, spec.observation_bound)
+        self.normalizer = Normalizer(spec.observation_size, spec.observation_bound)
         self.network = Mlp(
             spec.observation_size, spec.hidden, self.family.outputs(spec), spec.activation, last_gain=0.01,
             slope=spec.slope, norms=spec.norms, epsilon=spec.epsilon,
@@ -130,10 +130,10 @@ class Policy(nn.Module):
 
     def forward(self, observations: Tensor) -> Distribution:
         """The distribution over actions at raw observations `[..., O]`."""
-        return self.distribution(self.normaliser(observations))
+        return self.distribution(self.normalizer(observations))
 
     def distribution(self, inputs: Tensor) -> Distribution:
-        """The distribution at observations that are normalised already."""
+        """The distribution at observations that are normalized already."""
         return self.head(self.network(inputs))
 
     def head(self, outputs: Tensor) -> Distribution:
@@ -174,7 +174,7 @@ class Policy(nn.Module):
 
 
 class NetworkActor:
-    """A policy's snapshot, in NumPy as far as it goes: network, normaliser, and the noise of a whole rollout.
+    """A policy's snapshot, in NumPy as far as it goes: network, normalizer, and the noise of a whole rollout.
 
     After the physics has had the caches to itself, a call into torch costs several times what it costs in a loop of its
     own, and acting is nothing but a dozen calls. What the network said is kept, so that what was done need not be
@@ -182,12 +182,12 @@ class NetworkActor:
     """
 
     def __init__(self, policy: Policy, draw: Draw) -> None:
-        self._normalise, self._network = policy.normaliser.snapshot(), policy.network.snapshot()
+        self._normalize, self._network = policy.normalizer.snapshot(), policy.network.snapshot()
         self._policy, self._draw = policy, draw
         self._outputs: list[np.ndarray] = []
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        outputs = self._network(self._normalise(observations))
+        outputs = self._network(self._normalize(observations))
         self._outputs.append(outputs)
         return self._draw(outputs)
 

@@ -22,17 +22,17 @@ from repolicy.errors import FileError
 FORMAT = 1
 
 
-def write(path: Path, kind: str, tensors: dict[str, Tensor], story: dict[str, Any]) -> None:
-    """Tensors and a JSON story in one file, atomically."""
-    write_bytes(path, packed(kind, tensors, story))
+def write(path: Path, kind: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+    """Tensors and a JSON header in one file, atomically."""
+    write_bytes(path, packed(kind, tensors, header))
 
 
-def packed(kind: str, tensors: dict[str, Tensor], story: dict[str, Any]) -> bytes:
+def packed(kind: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> bytes:
     """What `write` writes."""
     tensors = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
-    story = {"format": FORMAT, "kind": kind} | story
-    story["sha256"] = _checksum(tensors, story)
-    return safetensors.torch.save(tensors, {"repolicy": json.dumps(story)})
+    header = {"format": FORMAT, "kind": kind} | header
+    header["sha256"] = _checksum(tensors, header)
+    return safetensors.torch.save(tensors, {"repolicy": json.dumps(header)})
 
 
 def read(path: Path, kind: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -43,21 +43,21 @@ def read(path: Path, kind: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]
         with safetensors.safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        story = json.loads(metadata["repolicy"])
+        header = json.loads(metadata["repolicy"])
     except KeyError:
         raise FileError(f"{path} is a safetensors file, but not one of Repolicy's") from None
     except (safetensors.SafetensorError, ValueError, OSError, RecursionError) as error:
         raise FileError(f"{path} is damaged, or no Repolicy file: {error}") from None
-    if not isinstance(story, dict):
-        raise FileError(f"{path} is damaged, or no Repolicy file: its story is no object")
-    if isinstance(story.get("format"), int) and story["format"] > FORMAT:
-        raise FileError(f"{path} has format {story['format']}; this version reads up to {FORMAT}: upgrade repolicy")
-    if story.pop("sha256", None) != _checksum(tensors, story):
+    if not isinstance(header, dict):
+        raise FileError(f"{path} is damaged, or no Repolicy file: its header is no object")
+    if isinstance(header.get("format"), int) and header["format"] > FORMAT:
+        raise FileError(f"{path} has format {header['format']}; this version reads up to {FORMAT}: upgrade repolicy")
+    if header.pop("sha256", None) != _checksum(tensors, header):
         raise FileError(f"{path} is damaged: its checksum does not match its contents")
-    check_shape(story, {"format": int, "kind": str}, f"{path} is no Repolicy file: its story")
-    if kind and story["kind"] != kind:
-        raise FileError(f"{path} is a {story['kind']}, not a {kind}")
-    return tensors, story
+    check_shape(header, {"format": int, "kind": str}, f"{path} is no Repolicy file: its header")
+    if kind and header["kind"] != kind:
+        raise FileError(f"{path} is a {header['kind']}, not a {kind}")
+    return tensors, header
 
 
 def is_own(path: Path) -> bool:
@@ -137,8 +137,8 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _checksum(tensors: dict[str, Tensor], story: dict[str, Any]) -> str:
-    digest = hashlib.sha256(json.dumps(story, sort_keys=True).encode())
+def _checksum(tensors: dict[str, Tensor], header: dict[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name in sorted(tensors):
         digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
         digest.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes())

@@ -62,7 +62,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], attributes: Se
 
 
 def film(content: bytes | None, caption: str, kind: str, attributes: str = "") -> str:
-    """A short film that goes round; `kind` is prior or customised, for its colour. None: an empty frame."""
+    """A short film that goes round; `kind` is prior or customized, for its color. None: an empty frame."""
     picture = '<div class="missing">no film</div>'
     if content is not None:
         source = f"data:video/mp4;base64,{base64.b64encode(content).decode()}"
@@ -197,7 +197,7 @@ def charts(figures: Sequence[str]) -> str:
 
 
 def histogram(series: Mapping[str, np.ndarray], what: str) -> str:
-    """How the episodes spread, a row for each of the series (its name is its colour), on one axis."""
+    """How the episodes spread, a row for each of the series (its name is its color), on one axis."""
     values = np.concatenate(list(series.values()))
     low, high = float(values.min()), float(values.max())
     if high - low < 1e-9 * max(1.0, abs(high)):

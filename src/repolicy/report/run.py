@@ -72,8 +72,8 @@ def write_report(
 def evaluations(
     saved: SavedPolicy, request: dict[str, Any], addon: Addon | None, episodes: int
 ) -> dict[str, Evaluation]:
-    """Mean action, the same seeds for all: prior and customised, or the policy alone."""
-    who = {"policy": saved.policy} if saved.prior is None else {"prior": saved.prior, "customised": saved.policy}
+    """Mean action, the same seeds for all: prior and customized, or the policy alone."""
+    who = {"policy": saved.policy} if saved.prior is None else {"prior": saved.prior, "customized": saved.policy}
     return {
         name: evaluate(
             policy, request["env"], episodes,
@@ -102,7 +102,7 @@ def _html(
     pictures: Sequence[bytes | None],
     complaint: str,
 ) -> str:
-    env, customised = request["env"], "customised" in found
+    env, customized = request["env"], "customized" in found
     wanted = " + ".join(request["addons"])
     episodes = len(next(iter(found.values())).basic)
     again = repeat(folder, request)
@@ -110,10 +110,10 @@ def _html(
     shown = "last policy" if budget else "best policy by the run's own objective"
     steps = saved.card.get("steps", 0)
     lead = f"{escape(_recipe(request))}. Shown is the {shown}, after {steps:,} environment steps" + (
-        ", beside the prior that it was made from." if customised else "."
+        ", beside the prior that it was made from." if customized else "."
     )
     figures = [
-        page.film(picture, caption(name, evaluation), "prior" if name == "prior" else "customised")
+        page.film(picture, caption(name, evaluation), "prior" if name == "prior" else "customized")
         for (name, evaluation), picture in zip(found.items(), pictures, strict=True)
     ]
     parts = [
@@ -123,7 +123,7 @@ def _html(
             "What it earns",
             page.table(*rewards(found)),
             note=f"Mean ± std over {episodes} episodes with the mean action, in {escape(env)}."
-            + (" “log prior” is the prior's log-probability of the actions that were taken." if customised else ""),
+            + (" “log prior” is the prior's log-probability of the actions that were taken." if customized else ""),
         ),
         _distribution(found),
         _curves(folder),
@@ -170,7 +170,7 @@ def summary(found: dict[str, Evaluation]) -> list[tuple[str, str, str]]:
 
 
 def caption(who: str, evaluation: Evaluation) -> str:
-    """`customised: total reward 5,488, mean |θ| 0.36`."""
+    """`customized: total reward 5,488, mean |θ| 0.36`."""
     columns = evaluation.columns
     wanted = ["total_reward" if "total_reward" in columns else "basic_reward"]
     wanted.append("metric" if "metric" in columns else "addon_reward")
@@ -203,9 +203,9 @@ def _curves(folder: RunFolder) -> str:
             continue  # it is drawn where a KL budget moves it
         drawn.append(page.curve(title, columns.get("steps", []), values) if values else "")
     if not any(drawn):
-        return page.section("While it learnt", note="The run logged no metrics.")
+        return page.section("While it learned", note="The run logged no metrics.")
     note = "Over environment steps, with sampled actions; the number is the last value, or the one under the pointer."
-    return page.section("While it learnt", page.charts([chart for chart in drawn if chart]), note=note)
+    return page.section("While it learned", page.charts([chart for chart in drawn if chart]), note=note)
 
 
 # Recipe and command ---------------------------------------------------------------------------------------------------
@@ -223,9 +223,9 @@ def _recipe(request: dict[str, Any]) -> str:
 
 def repeat(folder: RunFolder, request: dict[str, Any]) -> str:
     """The command that makes the run again, to the bit; empty where only Python can say what was asked for."""
-    asked, customised = Request.from_dict(request), bool(request["prior"])
-    said = words(asked, _prior_of(folder, request) if customised else "")
-    usual = (customizing if customised else defaults)(asked.env)
+    asked, customized = Request.from_dict(request), bool(request["prior"])
+    said = words(asked, _prior_of(folder, request) if customized else "")
+    usual = (customizing if customized else defaults)(asked.env)
     parts = ["repolicy", *said, *options(asked.settings, usual), "--out", f"{folder.path}-again"]
     return shlex.join(parts) if said else ""
 

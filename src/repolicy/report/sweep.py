@@ -44,7 +44,7 @@ def write_sweep_report(found: Found) -> Path:
         assert point.mean is not None
         words = caption("prior" if position == 0 else f"ω′ {point.omega:g}", point.mean)
         shown = "" if position == 0 else f'data-shown="{position - 1}"'
-        figures.append(page.film(picture, words, "prior" if position == 0 else "customised", shown))
+        figures.append(page.film(picture, words, "prior" if position == 0 else "customized", shown))
     wanted = " + ".join(found.request["addons"])
     lead = (
         f"{len(found.points)} values of ω′, the weight of the prior's log-probability; α̂ {found.request['alpha']:g}; "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from repolicy.envs.addons import combined
 from repolicy.errors import UsageError, in_one_sentence
 from repolicy.objective import Objective, task_reward
-from repolicy.policies.normalizer import Normaliser
+from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, Prior
 from repolicy.policies.spaces import ActionSpace
 
@@ -67,15 +67,15 @@ class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._seen, basic, terminated, truncated, info
 
 
-class Normalised(BaseFeaturesExtractor):  # type: ignore[misc]
-    """Observations `[B, O]` through a policy's own normaliser, for every network of Stable-Baselines3."""
+class Normalized(BaseFeaturesExtractor):  # type: ignore[misc]
+    """Observations `[B, O]` through a policy's own normalizer, for every network of Stable-Baselines3."""
 
-    def __init__(self, observation_space: spaces.Box, normaliser: Normaliser) -> None:
+    def __init__(self, observation_space: spaces.Box, normalizer: Normalizer) -> None:
         super().__init__(observation_space, features_dim=int(np.prod(observation_space.shape)))
-        self.normaliser = normaliser
+        self.normalizer = normalizer
 
     def forward(self, observations: Tensor) -> Tensor:
-        return self.normaliser(flat(observations))
+        return self.normalizer(flat(observations))
 
 
 def flat(observations: Tensor) -> Tensor:
@@ -83,22 +83,22 @@ def flat(observations: Tensor) -> Tensor:
     return observations.flatten(1).float()
 
 
-def normaliser_for(space: Any, prior: Prior | None) -> Normaliser:
+def normalizer_for(space: Any, prior: Prior | None) -> Normalizer:
     """The prior's own, or one that takes the bounds of an observation to ±1 and leaves alone what has none.
 
     Neither changes while learning, so a remembered transition looks tomorrow as it looks today.
     """
     if isinstance(prior, Policy):
-        return prior.normaliser
+        return prior.normalizer
     low, high = (torch.from_numpy(bound.astype(np.float64)).flatten() for bound in (space.low, space.high))
     bounded = torch.isfinite(low) & torch.isfinite(high)
-    normaliser = Normaliser(len(low))
+    normalizer = Normalizer(len(low))
     mean, var = torch.where(bounded, (low + high) / 2, 0.0), torch.where(bounded, ((high - low) / 2).square(), 1.0)
-    normaliser.load_state_dict({"mean": mean, "var": var, "count": torch.ones((), dtype=torch.float64)})
-    return normaliser
+    normalizer.load_state_dict({"mean": mean, "var": var, "count": torch.ones((), dtype=torch.float64)})
+    return normalizer
 
 
-def checked(env: gymnasium.Env[Any, Any], objective: Objective, prior: Prior | None) -> Prior | None:
+def usable(env: gymnasium.Env[Any, Any], objective: Objective, prior: Prior | None) -> Prior | None:
     """The prior, frozen; refuse what cannot work, with both sizes named."""
     if objective.alpha == 0:
         raise UsageError("alpha is 0; soft Q-learning needs a temperature above 0")

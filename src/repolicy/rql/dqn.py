@@ -18,7 +18,7 @@ from repolicy.objective import Objective
 from repolicy.policies.distributions import Categorical
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec, Prior
-from repolicy.rql.common import Normalised, TaskReward, actions_of, checked, flat, normaliser_for, storable
+from repolicy.rql.common import Normalized, TaskReward, actions_of, flat, normalizer_for, storable, usable
 from repolicy.rql.settings import Settings
 
 from stable_baselines3 import DQN  # isort: skip
@@ -39,18 +39,18 @@ class ResidualDQN(DQN):  # type: ignore[misc]
         settings: Settings | None = None,
     ) -> None:
         settings = settings or Settings()
-        self.objective, self.prior = objective, checked(env, objective, prior)
+        self.objective, self.prior = objective, usable(env, objective, prior)
         actions = actions_of(env.action_space)
         if actions.kind != "discrete":
             raise UsageError(f"ResidualDQN chooses among actions, and the environment takes {actions}: use ResidualSAC")
-        activation, normaliser = "relu", normaliser_for(env.observation_space, self.prior)
+        activation, normalizer = "relu", normalizer_for(env.observation_space, self.prior)
         if isinstance(self.prior, Policy):  # of the same shape, so that the sum of two networks is one network again
             activation = self.prior.network.activation
             if len(settings.hidden) != len(self.prior.spec.hidden):
                 raise UsageError(
                     f"hidden is {settings.hidden}; the prior has {len(self.prior.spec.hidden)} hidden layers"
                 )
-        self._spec = PolicySpec(normaliser.mean.numel(), actions, "categorical", settings.hidden, activation)
+        self._spec = PolicySpec(normalizer.mean.numel(), actions, "categorical", settings.hidden, activation)
         super().__init__(
             SoftQPolicy,
             TaskReward(env, objective),
@@ -68,8 +68,8 @@ class ResidualDQN(DQN):  # type: ignore[misc]
                 "net_arch": list(settings.hidden),
                 "activation_fn": ACTIVATIONS[activation],
                 "optimizer_kwargs": {"fused": True},
-                "features_extractor_class": Normalised,
-                "features_extractor_kwargs": {"normaliser": normaliser},
+                "features_extractor_class": Normalized,
+                "features_extractor_kwargs": {"normalizer": normalizer},
             },
             seed=settings.seed,
             device="cpu",
@@ -119,7 +119,7 @@ class ResidualDQN(DQN):  # type: ignore[misc]
             {f"weights.{index}": weight for index, weight in enumerate(weights)}
             | {f"biases.{index}": bias for index, bias in enumerate(biases)}
         )
-        policy.normaliser.load_state_dict(self.q_net.features_extractor.normaliser.state_dict())
+        policy.normalizer.load_state_dict(self.q_net.features_extractor.normalizer.state_dict())
         return policy
 
     def save(self, path: Any, card: dict[str, Any] | None = None) -> None:

@@ -20,7 +20,7 @@ from repolicy.objective import Objective, reformulated
 from repolicy.policies.families import FAMILIES
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec, Prior, frozen
-from repolicy.rql.common import Normalised, TaskReward, actions_of, checked, flat, normaliser_for, storable
+from repolicy.rql.common import Normalized, TaskReward, actions_of, flat, normalizer_for, storable, usable
 from repolicy.rql.settings import Settings
 
 from stable_baselines3 import SAC  # isort: skip
@@ -41,11 +41,11 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         settings: Settings | None = None,
     ) -> None:
         settings = settings or Settings()
-        self.objective, self.prior = objective, checked(env, objective, prior)
+        self.objective, self.prior = objective, usable(env, objective, prior)
         actions = actions_of(env.action_space)
         if actions.kind != "continuous":
             raise UsageError(f"ResidualSAC acts with numbers, and the environment takes {actions}: use ResidualDQN")
-        self._normaliser = normaliser_for(env.observation_space, self.prior)
+        self._normalizer = normalizer_for(env.observation_space, self.prior)
         super().__init__(
             "MlpPolicy",
             TaskReward(env, objective),
@@ -62,8 +62,8 @@ class ResidualSAC(SAC):  # type: ignore[misc]
             policy_kwargs={
                 "net_arch": list(settings.hidden),
                 "optimizer_kwargs": {"fused": True},
-                "features_extractor_class": Normalised,
-                "features_extractor_kwargs": {"normaliser": self._normaliser},
+                "features_extractor_class": Normalized,
+                "features_extractor_kwargs": {"normalizer": self._normalizer},
             },
             seed=settings.seed,
             device="cpu",
@@ -132,9 +132,9 @@ class ResidualSAC(SAC):  # type: ignore[misc]
     def _first_policy(self, settings: Settings) -> Policy:
         if isinstance(self.prior, Policy) and self.prior.family == FAMILIES["state_squashed"]:
             return frozen(self.prior).requires_grad_(True)
-        size, actions = self._normaliser.mean.numel(), actions_of(self.action_space)
+        size, actions = self._normalizer.mean.numel(), actions_of(self.action_space)
         policy = Policy(PolicySpec(size, actions, "state_squashed", settings.hidden, "relu"))
-        policy.normaliser.load_state_dict(self._normaliser.state_dict())
+        policy.normalizer.load_state_dict(self._normalizer.state_dict())
         return policy
 
     def _sample_action(self, learning_starts: int, action_noise: Any = None, n_envs: int = 1) -> Any:

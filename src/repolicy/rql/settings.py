@@ -83,7 +83,7 @@ def read_settings(path: Path, base: Settings) -> Settings:
 
 @dataclass(frozen=True)
 class Task:
-    """One of the four tasks: its environment, the temperature of its priors, how to train, how to customise."""
+    """One of the four tasks: its environment, the temperature of its priors, how to train, how to customize."""
 
     env: str
     alpha: float
@@ -114,5 +114,5 @@ def defaults(env: str) -> Settings:
 
 
 def customizing(env: str) -> Settings:
-    """How to customise a policy of that environment."""
+    """How to customize a policy of that environment."""
     return next((task.customizing for name, task in TASKS.items() if env in (name, task.env)), Settings())

@@ -1,4 +1,4 @@
-"""Train and customise with Residual Q-learning, from names to a file."""
+"""Train and customize with Residual Q-learning, from names to a file."""
 
 import zipfile
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ def customize(
     saved = read_policy(path)
     env = env or env_of(saved.card, path)
     if objective.reads_basic:
-        raise UsageError("customising needs an objective whose task is the add-on: residual, kl or greedy")
+        raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
     return _run(env, objective, saved.policy, Path(out), settings or customizing(env), addon, progress)
 
 

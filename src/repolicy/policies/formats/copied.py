@@ -40,7 +40,7 @@ def policy_from(described: Described) -> Policy:
         if policy.log_std is not None and parameter is not None:
             policy.log_std.copy_(parameter)
     statistics = {"mean": normalizer.shift, "var": normalizer.var - 1e-8, "count": normalizer.count}
-    policy.normaliser.load_state_dict(
+    policy.normalizer.load_state_dict(
         {name: torch.as_tensor(value, dtype=torch.float64) for name, value in statistics.items()}
     )
     return policy
