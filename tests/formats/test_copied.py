@@ -147,7 +147,7 @@ def test_scales_and_stds_of_any_size_are_copied() -> None:
 def test_the_commands_take_another_librarys_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, actor = rsl_rl(tmp_path / "model_7.pt", 3)
     main(["inspect", str(path)])
-    said = capsys.readouterr().out
+    said = "".join(capsys.readouterr())
     assert "PPO of rsl_rl" in said
     assert "the environment (--env)" in said
     main(["evaluate", str(path), "--env", "Pendulum-v1", "--episodes", "1", "--backend", "gymnasium"])
