@@ -304,8 +304,8 @@ LINES = [
     "render hopper --seconds 1 --width 64 --out x.gif",
     "export policy.safetensors --format torchscript --out x.pt",
     "inspect run", "inspect policy.safetensors --json", "addons --json", "bench Pendulum-v1 --slices 1", "doctor",
-    "rql train cartpole --steps 10 --out new.safetensors",
-    "rql customize policy.safetensors --omega 1 --alpha 1 --addon height --out new.safetensors",
+    "rql train cartpole --steps 10 --out new",
+    "rql customize policy.safetensors --omega 1 --alpha 1 --addon height --out new",
 ]  # fmt: skip
 
 

@@ -24,15 +24,17 @@ from repolicy.cli.main import main as command_line
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import versions
 from repolicy.engine.ranks import one_thread
+from repolicy.engine.request import Request
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.errors import RepolicyError
 from repolicy.many.ledger import Row
 from repolicy.policies.file import find_policy, read_policy
 from repolicy.policies.storage import write_json
+from repolicy.rql.training import Request as ResidualQLearning
 
 POINTS = 100  # of a learning curve
-CURVE = ("steps", "basic_return", "episode_length", "reward_task", "entropy", "prior_kl")
+CURVE = ("steps", "basic_return", "task_return", "episode_length", "reward_task", "entropy", "prior_kl")
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Run:
 
     @property
     def trains(self) -> bool:
-        return self.words[:1] in (("train",), ("customize",))
+        return self.words[:1] in (("train",), ("customize",), ("rql",))
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
@@ -78,6 +80,7 @@ def measured(run: Run, folder: Path) -> Row:
     if run.trains:
         row |= trained(run, folder)
         files = {"last": RunFolder(folder).last_policy, "best": RunFolder(folder).best_policy}
+        files = {which: path for which, path in files.items() if path.exists()}
     else:
         if run.words and not Path(run.policy).exists():
             command_line([*run.words, "--out", run.policy])
@@ -96,7 +99,7 @@ def trained(run: Run, folder: Path) -> Row:
     except SystemExit as error:
         if error.code:
             raise
-    spent, logged, request = time.process_time() - began, RunFolder(folder).logged(), RunFolder(folder).request()
+    spent, logged, request = time.process_time() - began, RunFolder(folder).logged(), request_of(folder)
     done = logged["steps"][-1] - before
     return {
         "command": shlex.join(["repolicy", *run.words]),
@@ -106,6 +109,10 @@ def trained(run: Run, folder: Path) -> Row:
         "steps_per_cpu_second": round(done / spent) if done else None,  # of the last attempt, if it was interrupted
         "curve": thinned(logged),
     }
+
+
+def request_of(folder: Path) -> dict[str, Any] | None:
+    return RunFolder(folder, Request, ResidualQLearning).request()
 
 
 def steps_done(folder: Path) -> int:

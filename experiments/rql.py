@@ -37,7 +37,7 @@ PLANS = {
 
 def run(task: str, method: str, seed: int, folder: Path, episodes: int) -> Run:
     plan = PLANS[task]
-    policy, prior = (folder / f"{task}-{name}-{seed}.safetensors" for name in (method, "prior"))
+    prior = folder / f"{task}-prior-{seed}"
     coefficients = f"--omega {plan.omega} --alpha {plan.alpha}"
     words = {
         "prior": f"rql train {task}",
@@ -48,7 +48,7 @@ def run(task: str, method: str, seed: int, folder: Path, episodes: int) -> Run:
     }[method]
     return Run(
         f"{task}/{method}/{seed}", (*words.split(), "--seed", str(seed)), TASKS[task].env, ADDON,
-        str(policy), episodes, evaluation_seed=1000, sampled=plan.sampled,
+        episodes=episodes, evaluation_seed=1000, sampled=plan.sampled,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ python -m experiments.rql_report
 
 import re
 from pathlib import Path
-from statistics import mean, pstdev
+from statistics import mean, stdev
 
 import matplotlib.pyplot as plt
 
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def table(tasks: dict[str, Rows]) -> str:
-    """Means over seeds and their std; what is kept of the prior's basic return, and reached of the full total."""
+    """Means over seeds, ± std (of a sample: n − 1); shares of the prior's basic return and of the full total."""
     lines = [
         "| task | policy | seeds | basic | add-on | total | of prior's basic | of full total | total, sampled |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -50,7 +50,7 @@ def table(tasks: dict[str, Rows]) -> str:
                 cells = [str(len(own))]
                 for part in ("basic", "addon", "total"):
                     found = values(rows, method, "mean", part)
-                    cells.append(f"{mean(found):,.1f} ± {pstdev(found):,.1f}")
+                    cells.append(f"{mean(found):,.1f}" + (f" ± {stdev(found):,.1f}" if len(found) > 1 else ""))
                 cells += [share(rows, method, "prior", "basic"), share(rows, method, "full", "total")]
                 sampled = values(rows, method, "sampled", "total")
                 cells.append(f"{mean(sampled):,.1f}" if sampled else "")

@@ -19,7 +19,7 @@ WINGS = {
     "adapters": ["errors", "objective", "policies", "envs", "engine"],
     "exact": ["errors", "objective"],
     "llm": ["errors", "loading", "objective", "report"],
-    "rql": ["errors", "loading", "objective", "policies", "envs"],
+    "rql": ["errors", "loading", "objective", "policies", "envs", "engine"],
 }
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from repolicy.envs.evaluation import evaluate as evaluate
     from repolicy.errors import RepolicyError as RepolicyError
     from repolicy.objective import Objective as Objective
+    from repolicy.policies.dials import dial as dial
     from repolicy.policies.file import load_policy as load_policy
     from repolicy.policies.file import save_policy as save_policy
     from repolicy.policies.policy import Policy as Policy
@@ -38,6 +39,7 @@ _HOMES = {
     "customize": "engine.training",
     "customizing": "engine.defaults",
     "defaults": "engine.defaults",
+    "dial": "policies.dials",
     "evaluate": "envs.evaluation",
     "load_policy": "policies.file",
     "save_policy": "policies.file",

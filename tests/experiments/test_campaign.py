@@ -114,5 +114,5 @@ def test_the_prior_is_the_best_policy_of_all_seeds(tmp_path: Path) -> None:
 def test_folders_of_runs_are_folders(tmp_path: Path) -> None:
     assert "/" not in learning.run(learning.VARIED, 1).folder
     made = rql.run("cartpole", "rql", 2, Path("runs/rql"), 5)
-    assert made.words[:3] == ("rql", "customize", "runs/rql/cartpole-prior-2.safetensors")
-    assert (made.policy, made.trains) == ("runs/rql/cartpole-rql-2.safetensors", False)
+    assert made.words[:3] == ("rql", "customize", "runs/rql/cartpole-prior-2")
+    assert (made.folder, made.trains) == ("cartpole-rql-2", True)

@@ -2,8 +2,11 @@
 
 import json
 import re
+import shutil
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,17 @@ from known_problems import Bounded, Table, Walk
 from test_dqn import wild_prior
 from test_sac import constant
 
+import repolicy
 from repolicy.cli.main import main
-from repolicy.errors import UsageError
+from repolicy.engine.folder import RunFolder
+from repolicy.errors import RepolicyError, UsageError
 from repolicy.objective import full, repeat_entropy, residual, soft
 from repolicy.policies.file import read_policy, save_policy
+from repolicy.policies.policy import Policy
 from repolicy.policies.spaces import ActionSpace
 from repolicy.rql import ResidualDQN, ResidualSAC, Settings, customize, train
 from repolicy.rql.settings import TASKS, customizing, defaults
+from repolicy.rql.training import Request
 
 WALK, BOUNDED = (f"{Path(__file__).parent / 'known_problems.py'}:{name}" for name in ("Walk", "Bounded"))
 
@@ -42,44 +49,104 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, st
 
 
 def test_from_nothing_to_a_customized_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prior, out = tmp_path / "prior.safetensors", tmp_path / "customized.safetensors"
-    (tmp_path / "settings.json").write_text('{"hidden": [8], "warmup": 50, "gamma": 0.6}')
-    options = ["--steps", "2e2", "--seed", "3", "--settings", tmp_path / "settings.json"]
+    prior, out = tmp_path / "prior", tmp_path / "customized"
+    (tmp_path / "settings.json").write_text('{"hidden": [8], "warmup": 50, "gamma": 0.5}')
+    options = ["--steps", "2e2", "--seed", "3", "--gamma", 0.6, "--settings", tmp_path / "settings.json"]
     found = told(capsys, "train", WALK, "--alpha", 0.5, "--out", prior, *options)
-    assert found == {"file": str(prior), "steps": 200}
-    card = read_policy(prior).card
+    assert (found["folder"], found["steps"], found["finished"]) == (str(prior), 200, True)
+    assert found["metrics"]["loss"] > 0
+    card = read_policy(prior / "policy.safetensors").card
     assert card["request"]["objective"]["alpha"] == 0.5
     assert card["request"]["settings"] | {"hidden": [8], "seed": 3, "gamma": 0.6} == card["request"]["settings"]
 
     told(capsys, "customize", prior, "--trust", "--omega", 0.7, "--out", out, *options)
-    request = read_policy(out).card["request"]
+    request = read_policy(out / "policy.safetensors").card["request"]
     assert request["objective"] == {"task": "addon", "omega": 0.7, "alpha": 0.5, "bonus": 0.0}
-    assert (request["env"], request["method"]) == (WALK, "ResidualDQN")
-    prior.unlink()
+    assert (request["env"], request["method"]) == (WALK, "Residual Q-learning")
+    assert (out / "prior.safetensors").read_bytes() == (prior / "policy.safetensors").read_bytes()
+    shutil.rmtree(prior)
     main(["evaluate", str(out), "--episodes", "2", "--backend", "gymnasium", "--trust", "--json"])
     assert json.loads(capsys.readouterr().out)["episodes"] == 2
+    main(["inspect", str(out), "--json"])
+    story = json.loads(capsys.readouterr().out)
+    assert (story["method"], story["iterations logged"]) == ("Residual Q-learning", "2")
 
 
-def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
-    settings = Settings(steps=150, warmup=20, minibatch=16, hidden=(8,), seed=5)
-    for env in (WALK, BOUNDED):
-        one, two = (train(env, full(0.2), tmp_path / f"{env[-4:]}{run}.safetensors", settings) for run in range(2))
-        assert all(torch.equal(value, two.state_dict()[name]) for name, value in one.state_dict().items())
+QUICK = Settings(steps=150, warmup=20, minibatch=16, hidden=(8,), seed=5)
+
+
+def equal(one: Policy, other: Policy) -> bool:
+    return all(torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items())
+
+
+@pytest.mark.parametrize("env", [WALK, BOUNDED])
+def test_a_run_that_was_stopped_ends_in_the_bits_of_one_that_was_not(env: str, tmp_path: Path) -> None:
+    """Stopped within a segment, with a buffer that is full by then, steps that no interval divides, and noise."""
+    settings = replace(QUICK, steps=390, segment=150, buffer=120, train_every=7, noise=0.3)
+    whole = train(env, full(0.2), tmp_path / "whole", settings)
+    for stop in (200, 300):
+        stopped = train(env, full(0.2), tmp_path / "stopped", settings, resume=True, watchers=[Interrupts(stop)])
+        assert (stopped.finished, stop <= stopped.steps < 390) == (False, True)
+    for _ in range(2):  # a run that is done is left as it is
+        resumed = train(env, full(0.2), tmp_path / "stopped", settings, resume=True)
+    assert (resumed.finished, resumed.steps) == (True, whole.steps)
+    assert equal(whole.policy, resumed.policy)
+    one, two = (RunFolder(tmp_path / name).logged() for name in ("whole", "stopped"))
+    assert one.keys() == two.keys()
+    assert all(one[name] == two[name] for name in one if not name.startswith(("seconds", "steps_per")))
+    assert one["iteration"] == [1, 2, 3, 4]
+    assert not equal(whole.policy, train(env, full(0.2), tmp_path / "2", replace(settings, seed=6)).policy)
+
+
+class Interrupts:
+    """A watcher that presses Ctrl-C."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def begin(self, *_: Any) -> None: ...
+    def say(self, sentence: str) -> None: ...
+    def close(self) -> None: ...
+
+    def write(self, metrics: dict[str, float]) -> None:
+        if metrics["steps"] >= self.at:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_folder_is_resumed_by_its_own_method_and_request_alone(tmp_path: Path) -> None:
+    train(WALK, soft(0.2), tmp_path / "q", QUICK)
+    cases: list[tuple[str, Any]] = [
+        ("holds a run already; add --resume", lambda: train(WALK, soft(0.2), tmp_path / "q", QUICK)),
+        ("seed was 5 and is now 6",
+         lambda: train(WALK, soft(0.2), tmp_path / "q", replace(QUICK, seed=6), resume=True)),
+        ("it is a run of Residual Q-learning; name another folder",
+         lambda: repolicy.train("CartPole-v1", soft(0.2), tmp_path / "q", resume=True)),
+    ]  # fmt: skip
+    for sentence, call in cases:
+        with pytest.raises(RepolicyError, match=re.escape(sentence)):
+            call()
+    folder = RunFolder(tmp_path / "q", Request)
+    tensors, story, _ = folder.latest() or pytest.fail("there is no checkpoint")
+    tensors["policy/q_net.q_net.0.weight"] = torch.zeros(3, 3)
+    folder.begin(folder.request() or {}, {}, resume=True)
+    folder.save(story["segment"], tensors, {"iteration": 1, "steps": 100})
+    with pytest.raises(RepolicyError, match="the last checkpoint in .*q is none of this run's"):
+        train(WALK, soft(0.2), tmp_path / "q", QUICK, resume=True)
 
 
 def test_an_add_on_is_a_function_or_the_environments_word(tmp_path: Path) -> None:
     """Walk tells its add-on; the same as a function gives the same weights."""
-    settings = Settings(steps=150, warmup=20, minibatch=16, hidden=(8,), seed=5)
+    settings = QUICK
     named = f"{Path(__file__).parent / 'known_problems.py'}:add_on"
     told, function, doubled = (
-        train(WALK, full(0.2), tmp_path / f"{run}.safetensors", settings, addon=addon).state_dict()
+        train(WALK, full(0.2), tmp_path / str(run), settings, addon=addon).policy.state_dict()
         for run, addon in enumerate([(), named, f"{named}=2"])
     )
     assert all(torch.equal(value, function[name]) for name, value in told.items())
     assert not all(torch.equal(value, doubled[name]) for name, value in told.items())
-    assert read_policy(tmp_path / "1.safetensors").card["request"]["addons"] == [named]
+    assert read_policy(tmp_path / "1" / "policy.safetensors").card["request"]["addons"] == [named]
     with pytest.raises(UsageError, match="an add-on goes with full or greedy"):
-        train(WALK, soft(0.2), tmp_path / "3.safetensors", settings, addon=named)
+        train(WALK, soft(0.2), tmp_path / "3", settings, addon=named)
 
 
 def test_a_task_is_known_by_its_name_and_by_its_environment() -> None:
@@ -107,17 +174,17 @@ def test_bad_words_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtur
         (2, "omega is -1.0; it must be a finite number, 0 or greater", ["customize", prior, "--omega", -1, "--trust"]),
         (2, "steps is 0; it must lie between 1 and", ["train", "cartpole", "--steps", 0]),
         (2, "unknown field 'learning_rat'; did you mean learning_rate?", ["train", "cartpole", "--settings", odd]),
-        (2, "does not tell the alpha that it was trained with", ["customize", box, "--omega", 1]),
-        (2, "observations of 3 numbers, but the environment gives 4", [*customized, "--env", "cartpole"]),
+        (2, "does not tell the alpha that it was trained with", ["customize", box, "--omega", 1, "--trust"]),
+        (2, "observations of 3 numbers, but 'CartPoleEnv' gives 4", [*customized, "--env", "cartpole"]),
         (1, "there is no file", ["customize", tmp_path / "nothing.safetensors", "--omega", 1]),
-        (1, "exists already; choose another --out", [*customized, "--out", box]),
-        (2, "required", ["customize", prior]),
+        (1, "cannot be used as a run's folder", [*customized, "--out", box]),
+        (2, "objective residual needs omega", ["customize", prior, "--trust"]),
     ]  # fmt: skip
     for code, sentence, words in cases:
-        out = [] if "--out" in words else ["--out", tmp_path / "out.safetensors"]
+        out = [] if "--out" in words else ["--out", tmp_path / "out"]
         found, said = refused(capsys, *words, *out)
         assert (found, sentence in said) == (code, True), said
-        assert not (tmp_path / "out.safetensors").exists()
+        assert not (tmp_path / "out").exists()
 
 
 def test_a_deterministic_policy_is_no_prior(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,8 +232,8 @@ RESIDUAL = residual(0.5, 0.5)
 @pytest.mark.parametrize(
     ("sentence", "algorithm", "arguments"),
     [
-        ("acts with choices of 3, but the environment takes choices of 2", ResidualDQN, (Walk(), RESIDUAL, "three")),
-        ("takes observations of 3 numbers, but the environment gives 1", ResidualDQN, (SEES_ONE, RESIDUAL, "two")),
+        ("acts with choices of 3, but 'Walk' takes choices of 2", ResidualDQN, (Walk(), RESIDUAL, "three")),
+        ("takes observations of 3 numbers, but 'OtherSpaces' gives 1", ResidualDQN, (SEES_ONE, RESIDUAL, "two")),
         ("has 2 hidden layers", ResidualDQN, (Walk(), RESIDUAL, "two", Settings(hidden=(4,)))),
         ("the environment takes 1 numbers: use ResidualSAC", ResidualDQN, (Bounded(), full(0.5))),
         ("the environment takes choices of 2: use ResidualDQN", ResidualSAC, (Walk(), full(0.5))),
@@ -184,10 +251,10 @@ def test_what_does_not_fit_is_one_sentence(sentence: str, algorithm: Any, argume
 
 
 def test_what_cannot_be_done_is_one_sentence(tmp_path: Path) -> None:
-    out, saved = tmp_path / "out.safetensors", tmp_path / "prior.safetensors"
+    out, saved = tmp_path / "out", tmp_path / "prior.safetensors"
     save_policy(saved, wild_prior(), {})
     cases: list[tuple[str, Any]] = [
-        ("hidden is (); it must be one or more layer sizes", lambda: Settings(hidden=())),
+        ("hidden is (); it must be 1 to 64 layer sizes", lambda: Settings(hidden=())),
         ("needs a prior: use customize", lambda: train(WALK, RESIDUAL, out)),
         ("needs an objective whose task is the add-on", lambda: customize(saved, full(0.5), out, env=WALK)),
         ("does not say which environment it is for", lambda: customize(saved, RESIDUAL, out)),

@@ -21,6 +21,7 @@ ROWS = [
         "return",
         [
             ("basic_return", "basic return of episodes", ",.1f"),
+            ("task_return", "task's return of episodes", ",.1f"),
             ("episode_length", "episode length", ",.0f"),
             ("evaluation_objective", "objective, last evaluation", ",.1f"),
             ("best", "objective, best evaluation", ",.1f"),
@@ -45,6 +46,9 @@ ROWS = [
             ("prior_kl", "KL to the prior, nats a step", ".3f"),
             ("kl", "KL of the last update", ".4f"),
             ("clipped", "clipped", ".1%"),
+            ("loss", "loss of Q", ".4f"),
+            ("critic_loss", "loss of the critics", ".4f"),
+            ("actor_loss", "loss of the actor", ".4f"),
             ("explained_variance", "critic explains", ".1%"),
         ],
     ),
@@ -101,7 +105,7 @@ class Display:
             f"{clock(left)} left",
         ]
         for name, title, form in [row for _, rows in ROWS for row in rows]:
-            if name in ("basic_return", "evaluation_objective", "entropy", "prior_kl") and name in found:
+            if name in ("basic_return", "task_return", "evaluation_objective", "entropy", "prior_kl") and name in found:
                 parts.append(f"{title} {found[name]:{form}}")
         return " · ".join(parts)
 
@@ -113,14 +117,10 @@ class Display:
             f"  {found['steps']:,.0f} of {settings.steps:,} steps  ",
             f"{found['steps_per_second']:,.0f} a second  {clock(left)} left",
         )
-        times = Text.assemble(
-            ("physics ", "green"),
-            f"{found['share_physics']:.0%}   ",
-            ("policy ", "cyan"),
-            f"{found['share_policy']:.0%}   ",
-            ("update ", "magenta"),
-            f"{found['share_update']:.0%}",
-        )
+        times = Text()
+        for name, color in (("physics", "green"), ("policy", "cyan"), ("update", "magenta")):
+            if f"share_{name}" in found:
+                times.append(f"{name} ", color).append(f"{found[f'share_{name}']:.0%}   ")
         table = Table.grid(padding=(0, 2))
         for heading, rows in ROWS:
             for index, (name, title, form) in enumerate([row for row in rows if row[0] in found]):

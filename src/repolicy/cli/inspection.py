@@ -12,6 +12,7 @@ from torch import Tensor
 from repolicy.cli.terminal import Terminal
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import physical_cores, versions
+from repolicy.engine.request import Request
 from repolicy.errors import FileError
 from repolicy.loading import printable
 from repolicy.policies.file import PROBES, check_reachable, find_policy, read_policy
@@ -55,6 +56,8 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
         origin = card["origin"]
         story["copied from"] = f"{origin['file']}, {origin['kind']} of {origin['library']}, sha256 {origin['sha256']}"
     story |= {name.replace("_", " "): f"{value:,.2f}" for name, value in card.get("evaluation", {}).items()}
+    if "dial" in card:
+        story["dial"] = "{how} at t = {at:g} between the prior and {of}".format(**card["dial"])
     if "scores" in card:
         mean, std = (*card["scores"]["mean action"], math.nan, math.nan)[:2]
         story["score"] = f"{mean:,.0f} ± {std:,.0f}, mean action, {card['scores']['episodes']} episodes"
@@ -103,7 +106,9 @@ def _inspect_other(path: Path, tensors: dict[str, Tensor], story: dict[str, Any]
 
 
 def _inspect_folder(path: Path) -> dict[str, Any]:
-    folder = RunFolder(path)
+    from repolicy.rql.training import Request as ResidualQLearning
+
+    folder = RunFolder(path, Request, ResidualQLearning)
     request = folder.request()
     if request is None:
         raise FileError(f"{path} holds no run: it has no run.json")
@@ -118,7 +123,8 @@ def _inspect_folder(path: Path) -> dict[str, Any]:
         "add-ons": ", ".join(request["addons"]) or "none",
         "steps": f"{done:,} in the last checkpoint, of {request['settings']['steps']:,}",
         "iterations logged": f"{iterations:,}",
-        "best policy": str(folder.best_policy) if folder.best_policy.exists() else "none yet",
+        "method": request.get("method", "Residual PPO"),
+        "best policy": str(folder.best_policy) if folder.best_policy.exists() else "none",
         "last policy": str(folder.last_policy) if folder.last_policy.exists() else "none yet",
     }
     _show(story)

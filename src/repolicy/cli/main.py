@@ -11,6 +11,7 @@ import tyro
 
 from repolicy.cli import nets
 from repolicy.cli.about import Addons, Bench, Doctor
+from repolicy.cli.dial import Dial
 from repolicy.cli.look import Evaluate, Export, Inspect, Render
 from repolicy.cli.runs import Customize, Train, speaks
 from repolicy.cli.sweep import Sweep
@@ -21,6 +22,7 @@ COMMANDS: dict[str, Any] = {
     "customize": Customize,
     "train": Train,
     "sweep": Sweep,
+    "dial": Dial,
     "evaluate": Evaluate,
     "render": Render,
     "export": Export,

@@ -1,68 +1,102 @@
 """`repolicy rql`: the commands of Residual Q-learning. Nothing heavy is imported before one runs."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
+from repolicy.cli.look import policy_and_env
+from repolicy.cli.runs import alpha_of, ended, run_before, settings_of, watchers_of
 from repolicy.errors import UsageError
-from repolicy.loading import as_file_name, confirm, nearest
-from repolicy.objective import named
-from repolicy.rql.settings import TASKS, Settings, customizing, defaults, read_settings
+from repolicy.loading import as_file_name, nearest
+from repolicy.objective import Objective, name_of, named
+from repolicy.rql.settings import TASKS, Settings, customizing, defaults
+
+ObjectiveName = Literal["soft", "full", "greedy"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What both commands take."""
+
+    out: Path | None = None
+    """The run's folder; by default runs/rql/TASK-OBJECTIVE-SEED or runs/rql/PRIOR-residual-SEED."""
+    resume: bool = False
+    """Go on with the run in the folder, if there is one."""
+    settings_file: Annotated[Path | None, arg(name="settings")] = None
+    """A JSON file of settings; options on the command line go before it."""
+    patience: float | None = None
+    """End the run when one step of an environment takes longer than these seconds; a minute is reported in any case."""
+    wandb: str | None = None
+    """Log to this Weights & Biases project too."""
+    trust: bool = False
+    """Run code that the file of the prior, or the run that is resumed, names as its environment or add-on."""
+    json: bool = False
+    """Print one JSON object on stdout at the end."""
+    settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+
+    def before(self) -> dict[str, Any] | None:
+        """The request of the run that is to be resumed, where there is one."""
+        if not self.resume:
+            return None
+        from repolicy.rql.training import Request
+
+        return run_before(self, Request)
 
 
 @dataclass(frozen=True)
-class Train:
+class Train(Run):
     """Train a soft Q-learning policy from nothing, as a prior or a baseline.
 
-    Example: repolicy rql train cartpole --out runs/cartpole.safetensors
+    Example: repolicy rql train cartpole --out runs/cartpole
     """
 
     env: Positional[Annotated[str, arg(metavar="TASK")]]
     """cartpole, mountain_car, highway, parking; or any environment, as a Gymnasium id or module:callable."""
-    objective: Literal["soft", "full", "greedy"] = "soft"
+    objective: ObjectiveName = "soft"
     """soft: the basic reward; full: basic and add-on; greedy: the add-on alone."""
     alpha: float | None = None
     """Temperature: the weight of the entropy; by default the task's own."""
     addon: UseAppendAction[tuple[str, ...]] = ()
     """Add-on reward for full and greedy, as in `repolicy customize`; by default what the environment's info tells."""
-    out: Path | None = None
-    """The policy's file; by default runs/rql/TASK-OBJECTIVE-SEED.safetensors."""
-    steps: int | None = None
-    """Environment steps; by default the task's own."""
-    seed: int = 0
-    """Seed of everything."""
-    settings_file: Annotated[Path | None, arg(name="settings")] = None
-    """A JSON file with any other settings, such as {"learning_rate": 0.001}."""
-    json: bool = False
-    """Print one JSON object on stdout at the end."""
+
+    @property
+    def folder(self) -> Path:
+        return self.out or Path("runs/rql") / f"{as_file_name(self.env)}-{self.objective}-{self.settings.seed}"
+
+    def beginning(self) -> "Train":
+        """What the options are options of: the task's own settings, or the run that is resumed."""
+        before = self.before()
+        start = Train(self.env, settings=settings_of(self, before, defaults(self.env)))
+        found = name_of(Objective(**before["objective"])) if before else None
+        if before is None or found is None:
+            return start
+        addon = () if self.addon else tuple(before["addons"])
+        return replace(start, objective=cast(ObjectiveName, found[0]), alpha=found[1].get("alpha"), addon=addon)
 
     def run(self) -> dict[str, Any]:
         from repolicy.rql.training import train
 
-        alpha = self.alpha if self.alpha is not None else _alpha_of(self.env)
-        objective = named(self.objective, alpha=alpha)
-        settings = _settings(defaults(self.env), self.settings_file, self.steps, self.seed)
-        out = self.out or Path("runs/rql") / f"{as_file_name(self.env)}-{self.objective}-{self.seed}.safetensors"
-        with _shown(self.env, settings) as progress:
-            train(self.env, objective, out, settings, addon=self.addon, progress=progress)
-        return _done(out, settings)
+        alpha = self.alpha if self.alpha is not None else _alpha_of_task(self.env)
+        return ended(
+            train(
+                self.env, named(self.objective, alpha=alpha), self.folder, self.settings, addon=self.addon,
+                resume=self.resume, watchers=watchers_of(self.folder, self.wandb), patience=self.patience,
+            )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Customize:
+class Customize(Run):
     """Give a policy a new requirement by Residual Q-learning, without the reward that trained it.
 
-    Example: repolicy rql customize runs/cartpole.safetensors --omega 1 --alpha 1
+    Example: repolicy rql customize runs/cartpole --omega 1 --alpha 1
     """
 
     prior: Positional[Annotated[str, arg(metavar="PRIOR")]]
-    """The trained policy: a file of `repolicy rql train` or of `repolicy train`, or a run's folder."""
-    omega: float
+    """The trained policy: a policy's file, a run's folder, or a name that ships."""
+    omega: float | None = None
     """ω′, the weight of the prior's log-probability."""
     alpha: float | None = None
     """α̂, the temperature; by default the prior's own, where its file tells it."""
@@ -70,70 +104,48 @@ class Customize:
     """Add-on reward, as in `repolicy customize`; by default what the environment's info tells as addon_reward."""
     env: str | None = None
     """Environment; by default the one that the prior was trained in."""
-    out: Path | None = None
-    """The policy's file; by default runs/rql/PRIOR-residual-SEED.safetensors."""
-    steps: int | None = None
-    """Environment steps; by default the task's own."""
-    seed: int = 0
-    """Seed of everything."""
-    settings_file: Annotated[Path | None, arg(name="settings")] = None
-    """A JSON file with any other settings, such as {"learning_rate": 0.001}."""
-    trust: bool = False
-    """Run code that the prior's file names as its environment."""
-    json: bool = False
-    """Print one JSON object on stdout at the end."""
+
+    @property
+    def folder(self) -> Path:
+        return self.out or Path("runs/rql") / f"{Path(self.prior).stem}-residual-{self.settings.seed}"
+
+    def beginning(self) -> "Customize":
+        """What the options are options of: the task's own settings, or the run that is resumed."""
+        before = self.before()
+        env = before["env"] if before else self._env()
+        start = Customize(self.prior, settings=settings_of(self, before, customizing(env)))
+        if before is None:
+            return start
+        made = Objective(**before["objective"])
+        addon = () if self.addon else tuple(before["addons"])
+        return replace(start, env=env, omega=made.omega, alpha=made.alpha, addon=addon)
 
     def run(self) -> dict[str, Any]:
-        from repolicy.rql.training import customize, story_of
+        from repolicy.rql.training import customize
 
-        story = story_of(self.prior)
-        alpha = self.alpha if self.alpha is not None else story.get("objective", {}).get("alpha")
-        if alpha is None:
-            raise UsageError(f"{self.prior} does not tell the alpha that it was trained with; name one with --alpha")
-        env = self.env or story.get("env", "")
-        if self.env is None:
-            confirm([env], self.prior, "env", self.trust)
-        settings = _settings(customizing(env), self.settings_file, self.steps, self.seed)
-        out = self.out or Path("runs/rql") / f"{Path(self.prior).stem}-residual-{self.seed}.safetensors"
-        objective = named("residual", omega=self.omega, alpha=float(alpha))
-        with _shown(self.prior, settings) as progress:
-            customize(self.prior, objective, out, settings, addon=self.addon, env=env or None, progress=progress)
-        return _done(out, settings)
+        objective = named(
+            "residual", omega=self.omega, alpha=self.alpha if self.alpha is not None else alpha_of(self.prior)
+        )
+        return ended(
+            customize(
+                self.prior, objective, self.folder, self.settings, addon=self.addon, env=self._env(),
+                resume=self.resume, watchers=watchers_of(self.folder, self.wandb), patience=self.patience,
+            )
+        )  # fmt: skip
+
+    def _env(self) -> str:
+        from repolicy.rql.training import policy_file
+
+        return policy_and_env(str(policy_file(self.prior)), self.env, self.trust)[1]
 
 
 COMMANDS: dict[str, Any] = {"train": Train, "customize": Customize}
 
 
-def _alpha_of(env: str) -> float:
+def _alpha_of_task(env: str) -> float:
     if env not in TASKS:
         known = ", ".join(TASKS)
         raise UsageError(
             f"{env} is none of {known}, whose temperature is known; name one with --alpha{nearest(env, TASKS)}"
         )
     return TASKS[env].alpha
-
-
-def _settings(settings: Settings, path: Path | None, steps: int | None, seed: int) -> Settings:
-    settings = settings if path is None else read_settings(path, settings)
-    return replace(settings, seed=seed, steps=settings.steps if steps is None else steps)
-
-
-@contextmanager
-def _shown(what: str, settings: Settings) -> Iterator[Callable[[int, float | None], None]]:
-    """A live line on stderr: share done, time left, return."""
-    from rich.progress import Progress
-
-    from repolicy.cli.terminal import Terminal
-
-    with Progress(console=Terminal()) as bar:
-        line = bar.add_task(what, total=settings.steps)
-
-        def progress(steps: int, mean: float | None) -> None:
-            bar.update(line, completed=steps, description=what if mean is None else f"{what}: return {mean:,.1f}")
-
-        yield progress
-
-
-def _done(out: Path, settings: Settings) -> dict[str, Any]:
-    print(f"done: {out}; repolicy evaluate {out} shows what it does", file=sys.stderr)
-    return {"file": str(out), "steps": settings.steps}

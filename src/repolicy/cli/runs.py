@@ -10,13 +10,14 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 from repolicy.cli.look import policy_and_env
 from repolicy.engine.defaults import customizing, defaults
 from repolicy.engine.machine import torchrun_place
-from repolicy.engine.settings import Settings, read_settings, validated
+from repolicy.engine.settings import S, Settings, read_settings, validated
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import as_file_name, confirm
 from repolicy.objective import Objective, coefficients, name_of, named
 from repolicy.policies.options import Options
 
 if TYPE_CHECKING:
+    from repolicy.engine.request import Request
     from repolicy.engine.training import Result
 
 
@@ -60,8 +61,8 @@ class Train:
 
     def beginning(self) -> "Train":
         """What the options are options of: the environment's own settings, or the run that is resumed."""
-        before = _before(self)
-        start = Train(self.env, settings=_settings(self, before, defaults(self.env)))
+        before = run_before(self)
+        start = Train(self.env, settings=settings_of(self, before, defaults(self.env)))
         found = name_of(Objective(**before["objective"])) if before else None
         if before is None or found is None:
             return start
@@ -72,10 +73,10 @@ class Train:
     def run(self) -> dict[str, Any]:
         from repolicy.engine.training import train
 
-        return _ended(
+        return ended(
             train(
                 self.env, named(self.objective, alpha=self.alpha), self.folder, self.settings,
-                addon=self.addon, resume=self.resume, watchers=_watchers(self.folder, self.wandb),
+                addon=self.addon, resume=self.resume, watchers=watchers_of(self.folder, self.wandb),
                 patience=self.patience,
             )
         )  # fmt: skip
@@ -129,7 +130,7 @@ class Customize:
 
     def beginning(self) -> "Customize":
         """What the options are options of: the environment's own settings, or the run that is resumed."""
-        before = _before(self)
+        before = run_before(self)
         start = Customize(self.prior, settings=_customizing(self, before))
         if before is None:
             return start
@@ -146,13 +147,13 @@ class Customize:
         result = customize(
             self.prior, self.addon, self.wanted(), self.folder, self.settings,
             env=policy_and_env(self.prior, self.env, self.trust)[1], sparse=self.sparse, resume=self.resume,
-            watchers=_watchers(self.folder, self.wandb), patience=self.patience, reading=self.reading,
+            watchers=watchers_of(self.folder, self.wandb), patience=self.patience, reading=self.reading,
         )  # fmt: skip
-        return _ended(result) | (_reported(result) if self.report else {})
+        return ended(result) | (_reported(result) if self.report else {})
 
     def wanted(self) -> Objective:
         """The objective that the options describe."""
-        alpha = self.alpha if self.alpha is not None else _alpha_of(self.prior)
+        alpha = self.alpha if self.alpha is not None else alpha_of(self.prior)
         held = self.settings.kl_budget is not None
         if held and (self.omega != "auto" or self.objective != "residual"):
             raise UsageError("--kl-budget goes with --omega auto and no other --objective than residual")
@@ -162,13 +163,13 @@ class Customize:
         return named(self.objective, omega=omega, alpha=alpha)
 
 
-def _before(command: Any) -> dict[str, Any] | None:
+def run_before(command: Any, *kinds: "type[Request]") -> dict[str, Any] | None:
     """The request of the run that is to be resumed, where there is one."""
     if not command.resume:
         return None
     from repolicy.engine.folder import RunFolder
 
-    before = RunFolder(command.folder).request()
+    before = RunFolder(command.folder, *kinds).request()
     if before is not None:
         confirm_names(command, before, command.folder / "run.json")
     return before
@@ -182,20 +183,20 @@ def confirm_names(command: Any, before: dict[str, Any], path: Path) -> None:
         confirm(before["addons"], path, "addon", command.trust)
 
 
-def _settings(command: Any, before: dict[str, Any] | None, usual: Settings) -> Settings:
+def settings_of(command: Any, before: dict[str, Any] | None, usual: S) -> S:
     """Those of the run before, or the usual ones; a file of settings goes before either."""
     if before is not None:
-        usual = Settings(**validated(before["settings"], f"the run in {command.folder}"))
+        usual = type(usual)(**validated(before["settings"], f"the run in {command.folder}", type(usual)))
     return usual if command.settings_file is None else read_settings(command.settings_file, usual)
 
 
 def _customizing(command: Any, before: dict[str, Any] | None) -> Settings:
     """The same for a command that customizes."""
     env = before["env"] if before else policy_and_env(command.prior, command.env, command.trust)[1]
-    return _settings(command, before, customizing(env))
+    return settings_of(command, before, customizing(env))
 
 
-def _alpha_of(prior: str) -> float:
+def alpha_of(prior: str) -> float:
     from repolicy.policies.file import find_policy, read_card
 
     objective = read_card(find_policy(prior)).get("request", {}).get("objective", {})
@@ -217,7 +218,7 @@ def speaks() -> bool:
     return place is None or place[0] == 0
 
 
-def _watchers(out: Path, wandb: str | None) -> list[Any]:
+def watchers_of(out: Path, wandb: str | None) -> list[Any]:
     """Who watches a run that the command line started; under torchrun, only the first process has any."""
     from repolicy.cli.display import Display
     from repolicy.engine.folder import RunFolder
@@ -229,14 +230,15 @@ def _watchers(out: Path, wandb: str | None) -> list[Any]:
     return [Display(), TensorBoard(folder), *([Wandb(folder, wandb)] if wandb is not None else [])]
 
 
-def _ended(result: "Result") -> dict[str, Any]:
+def ended(result: "Result") -> dict[str, Any]:
     from repolicy.engine.folder import RunFolder
+    from repolicy.policies.file import find_policy
 
     folder = result.folder
     if result.finished:
-        said = (
-            f"done: {folder / 'best.safetensors'} is the policy to take; policy.safetensors beside it is the last one"
-        )
+        taken = find_policy(folder)
+        last = "; policy.safetensors beside it is the last one" if taken.stem == "best" else ""
+        said = f"done: {taken} is the policy to take{last}"
     else:
         kept = RunFolder(folder).latest()
         steps = f"the checkpoint at {kept[1]['steps']:,}" if kept else "the start: there is no checkpoint yet"

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from repolicy.cli.look import policy_and_env
-from repolicy.cli.runs import _alpha_of, _customizing, confirm_names
+from repolicy.cli.runs import _customizing, alpha_of, confirm_names
 from repolicy.engine.settings import Settings
 from repolicy.policies.options import Options
 
@@ -88,7 +88,7 @@ class Sweep:
         from repolicy.report.sweep import headings, rows, write_sweep_report
 
         omegas = in_order(self.omega)
-        alpha = self.alpha if self.alpha is not None else _alpha_of(self.prior)
+        alpha = self.alpha if self.alpha is not None else alpha_of(self.prior)
         terminal = Terminal()
         with terminal.status("training") as status:
             found = sweep(

@@ -25,11 +25,12 @@ class RunFolder:
     metrics.jsonl          a line an iteration
     checkpoints/           the last two segments' ends
     policy.safetensors     the policy at the end of the last segment
-    best.safetensors       the policy of the best segment, by the objective's own return
+    best.safetensors       the policy of the best segment, by the objective's own return, where segments are evaluated
     prior.safetensors      a copy of the prior, where there is one
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *kinds: type[Request]) -> None:
+        self._kinds = {kind.method: kind for kind in kinds or (Request,)}
         self.path = Path(path)
         self.metrics = self.path / "metrics.jsonl"
         self.last_policy = self.path / "policy.safetensors"
@@ -45,8 +46,13 @@ class RunFolder:
             return None
         header = read_json(path)
         check_shape(header, {"request": REQUEST}, f"{path} cannot be used: its header")
+        method = header["request"].get("method", "")
+        if method not in self._kinds:
+            raise FileError(
+                f"{path} cannot be used here: it is a run of {method or 'Residual PPO'}; name another folder"
+            )
         try:
-            request = Request.from_dict(header["request"])
+            request = self._kinds[method].from_dict(header["request"])
         except (UsageError, TypeError, ValueError) as error:
             raise FileError(f"{path} cannot be used: {error}") from None
         return dict(json.loads(json.dumps(request.as_dict())))
@@ -208,6 +214,7 @@ REQUEST = {
     "addons": [str],
     "prior": str,
     "sparse": bool,
+    "method?": str,
 }
 CHECKPOINT = {
     "segment": int,

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self, get_type_hints
 
-from repolicy.engine.settings import Settings, validated
+from repolicy.engine.settings import AnySettings, Settings, validated
 from repolicy.envs.step import Envs
 from repolicy.objective import Objective, name_of
 from repolicy.policies.policy import PolicySpec
@@ -21,6 +21,8 @@ class Request:
     prior: str = ""  # the checksum of the prior's file, a copy of which lies in the run's folder
     sparse: bool = False  # whether an add-on may be constant over a trial
 
+    method: ClassVar[str] = ""  # what else than Residual PPO trains
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "env": self.env,
@@ -29,14 +31,15 @@ class Request:
             "addons": list(self.addons),
             "prior": self.prior,
             "sparse": self.sparse,
-        }
+        } | ({"method": self.method} if self.method else {})
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Request":
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        kind: type[AnySettings] = get_type_hints(cls)["settings"]
         return cls(
             values["env"],
             Objective(**values["objective"]),
-            Settings(**validated(values["settings"], "the run")),
+            kind(**validated(values["settings"], "the run", kind)),  # type: ignore[arg-type]
             tuple(values["addons"]),
             values["prior"],
             values["sparse"],

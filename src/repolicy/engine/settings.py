@@ -3,10 +3,9 @@
 import math
 import types
 import typing
-from dataclasses import asdict, dataclass, replace
-from functools import cache
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from repolicy.engine.machine import physical_cores, shares_memory
 from repolicy.errors import FileError, UsageError
@@ -14,7 +13,40 @@ from repolicy.loading import nearest, read_json
 
 
 @dataclass(frozen=True)
-class Settings:
+class AnySettings:
+    """What the settings of every way to train have: fields of their own types, within ranges."""
+
+    steps: int
+    seed: int
+
+    RANGES: ClassVar[list[tuple[str, float, float]]] = []
+
+    def __post_init__(self) -> None:
+        for name, value in validated(self.as_dict(), "settings", type(self)).items():
+            object.__setattr__(self, name, value)  # 3e6 steps are a whole number of them
+        for name, low, high in self.RANGES:
+            value = getattr(self, name)
+            if value is not None and not (low <= value <= high):
+                raise UsageError(f"{name} is {value}; it must lie between {low:g} and {high:g}")
+        hidden: tuple[int, ...] = vars(self)["hidden"]
+        if not 1 <= len(hidden) <= 64 or not all(1 <= size <= 16_384 for size in hidden):
+            raise UsageError(f"hidden is {hidden}; it must be 1 to 64 layer sizes from 1 to 16,384, such as 64 64")
+
+    @property
+    def iteration_steps(self) -> int:
+        """Environment steps between two lines of the metrics."""
+        return 100
+
+    @property
+    def iterations(self) -> int:
+        return max(1, math.ceil(self.steps / self.iteration_steps))
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Settings(AnySettings):
     """How to train. Two runs with the same settings, objective and environment end in the same bits."""
 
     steps: int = 1_000_000
@@ -81,24 +113,32 @@ class Settings:
     backend: Literal["auto", "envpool", "gymnasium"] = "auto"
     """Whose environments: EnvPool's where it knows the name, or one of the two."""
 
-    def __post_init__(self) -> None:
-        for name, value in validated({name: getattr(self, name) for name in _hints()}, "settings").items():
-            object.__setattr__(self, name, value)  # 3e6 steps are a whole number of them
-        for name, low, high in _RANGES:
-            value = getattr(self, name)
-            if value is not None and not (low <= value <= high):
-                raise UsageError(f"{name} is {value}; it must lie between {low:g} and {high:g}")
-        if not 1 <= len(self.hidden) <= 64 or not all(1 <= size <= 16_384 for size in self.hidden):
-            raise UsageError(f"hidden is {self.hidden}; it must be 1 to 64 layer sizes from 1 to 16,384, such as 64 64")
+    RANGES: ClassVar[list[tuple[str, float, float]]] = [
+        ("steps", 1, 1e15),
+        ("seed", 0, 2**31 - 1),
+        ("ranks", 0, 4096),
+        ("envs", 1, 1e6),
+        ("horizon", 1, 1e6),
+        ("segment", 1, 1e9),
+        ("epochs", 1, 1000),
+        ("minibatch", 1, 1e9),
+        ("learning_rate", 0, 10),
+        ("desired_kl", 1e-9, 10),
+        ("target_kl", 1e-9, 10),
+        ("gamma", 0, 1),
+        ("lam", 0, 1),
+        ("clip", 1e-6, 1e6),
+        ("value_coefficient", 0, 1e6),
+        ("max_gradient_norm", 1e-9, 1e9),
+        ("evaluation_episodes", 1, 1e6),
+        ("critic_warmup", 0, 1),
+        ("kl_budget", 1e-9, 1e6),
+    ]
 
     @property
     def iteration_steps(self) -> int:
         """Environment steps of one iteration, over all ranks."""
         return self.envs * self.horizon
-
-    @property
-    def iterations(self) -> int:
-        return max(1, math.ceil(self.steps / self.iteration_steps))
 
     def resolved(self) -> "Settings":
         """With `ranks` counted out, and what must fit together checked."""
@@ -121,34 +161,11 @@ class Settings:
             ranks = max(count for count in range(1, ranks + 1) if self.envs % count == 0)
         return replace(self, ranks=ranks)
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+
+S = TypeVar("S", bound=AnySettings)
 
 
-_RANGES: list[tuple[str, float, float]] = [
-    ("steps", 1, 1e15),
-    ("seed", 0, 2**31 - 1),
-    ("ranks", 0, 4096),
-    ("envs", 1, 1e6),
-    ("horizon", 1, 1e6),
-    ("segment", 1, 1e9),
-    ("epochs", 1, 1000),
-    ("minibatch", 1, 1e9),
-    ("learning_rate", 0, 10),
-    ("desired_kl", 1e-9, 10),
-    ("target_kl", 1e-9, 10),
-    ("gamma", 0, 1),
-    ("lam", 0, 1),
-    ("clip", 1e-6, 1e6),
-    ("value_coefficient", 0, 1e6),
-    ("max_gradient_norm", 1e-9, 1e9),
-    ("evaluation_episodes", 1, 1e6),
-    ("critic_warmup", 0, 1),
-    ("kl_budget", 1e-9, 1e6),
-]
-
-
-def read_settings(path: Path, base: Settings) -> Settings:
+def read_settings(path: Path, base: S) -> S:
     """`base` with the fields of a JSON file in place of its own. An unknown or ill-typed field is refused by name."""
     try:
         values = read_json(path)
@@ -156,12 +173,12 @@ def read_settings(path: Path, base: Settings) -> Settings:
         raise UsageError(f"settings file {error}") from None
     if not isinstance(values, dict):
         raise UsageError(f"settings file {path} must hold an object of fields, not a {type(values).__name__}")
-    return replace(base, **validated(values, f"settings file {path}"))
+    return replace(base, **validated(values, f"settings file {path}", type(base)))
 
 
-def validated(values: dict[str, Any], where: str) -> dict[str, Any]:
+def validated(values: dict[str, Any], where: str, kind: type[AnySettings] = Settings) -> dict[str, Any]:
     """The values as the fields' own types, or one sentence that says which does not fit."""
-    hints, result = _hints(), {}
+    hints, result = _hints(kind), {}
     for name, value in values.items():
         if name not in hints:
             raise UsageError(f"{where} has an unknown field {name!r}{nearest(name, hints)}")
@@ -169,9 +186,9 @@ def validated(values: dict[str, Any], where: str) -> dict[str, Any]:
     return result
 
 
-@cache
-def _hints() -> dict[str, Any]:
-    return typing.get_type_hints(Settings)
+def _hints(kind: type[AnySettings]) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
 
 
 def _converted(value: Any, hint: Any, where: str) -> Any:

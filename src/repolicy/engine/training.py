@@ -25,6 +25,7 @@ from repolicy.envs.patience import Watchdog
 from repolicy.envs.rollout import Collector
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.objective import Objective
+from repolicy.policies.dials import How, dial
 from repolicy.policies.file import (
     SavedPolicy,
     env_of,
@@ -66,6 +67,10 @@ class Result:
     def best(self) -> Policy:
         """The policy of the segment with the highest return of the run's own objective."""
         return load_policy(RunFolder(self.folder).best_policy)
+
+    def at(self, t: float, how: How = "mixture") -> Policy:
+        """The policy between the prior (t = 0) and the best one (t = 1), without training: see docs/dial.md."""
+        return dial(self.folder, t, how)
 
 
 def train(
@@ -185,7 +190,7 @@ def run(
     with folder.locked():
         _begin(request, folder, resume, watchers, prior)
         program = ["from repolicy.engine.training import follow; follow()", str(folder.path), str(patience or "")]
-        with _polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
+        with polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
             return work(request, folder, team, watchers, interrupted)
 
 
@@ -273,7 +278,7 @@ def _worked(
     return Result(folder.path, worker.steps, worker.iteration == request.settings.iterations, metrics)
 
 
-class _polite_interrupt:  # noqa: N801
+class polite_interrupt:  # noqa: N801
     """The first Ctrl-C or SIGTERM asks the run to stop after its iteration; the second one stops it at once."""
 
     def __enter__(self) -> threading.Event:
@@ -300,7 +305,7 @@ def _run_as_one_of_many(
     team = ranks.Distributed()
     request = replace(request, settings=replace(request.settings, ranks=team.count).resolved())
     try:
-        with _polite_interrupt() as interrupted, contextlib.ExitStack() as claim:
+        with polite_interrupt() as interrupted, contextlib.ExitStack() as claim:
             refusal: RepolicyError | None = None
             if team.index == 0:
                 try:

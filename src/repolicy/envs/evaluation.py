@@ -11,7 +11,7 @@ import torch
 from repolicy.envs.addons import Addon, combined, names
 from repolicy.envs.making import make_envs, observing
 from repolicy.envs.rollout import Collector
-from repolicy.envs.step import Backend, Envs
+from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.errors import UsageError
 from repolicy.policies.file import load_policy
 from repolicy.policies.policy import Agent, Prior
@@ -118,10 +118,10 @@ def evaluate(
         envs.close()
 
 
-def check_fit(agent: Agent, envs: Envs, what: str = "the policy") -> None:
+def check_fit(agent: Agent, envs: HasSpaces, what: str = "the policy") -> None:
     """Raise unless the agent's observations and actions are the environment's, with both sizes named."""
     if agent.observation_size != envs.observation_size:
-        parts = ", ".join(f"{key} {size}" for key, size in envs.groups.items())
+        parts = ", ".join(f"{key} {size}" for key, size in getattr(envs, "groups", {}).items())
         raise UsageError(
             f"{what} takes observations of {agent.observation_size} numbers, but {envs.name!r} gives "
             f"{envs.observation_size}" + (f" ({parts}; NAME?observe=KEY,KEY takes some of them)" if parts else "")

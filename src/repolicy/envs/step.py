@@ -36,15 +36,23 @@ def check_last(final: np.ndarray, ended: np.ndarray, name: str) -> None:
         raise NumericError(f"environment {n} of {name!r} ended an episode in an observation that is not finite")
 
 
-class Envs(Protocol):
+class HasSpaces(Protocol):
+    """What can be seen and done in an environment."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def observation_size(self) -> int: ...
+    @property
+    def actions(self) -> ActionSpace: ...
+
+
+class Envs(HasSpaces, Protocol):
     """N environments of one kind, stepped together."""
 
-    name: str
     backend: str
     count: int
-    observation_size: int
     groups: dict[str, int]  # of an observation that is a Dict, how many numbers each part has
-    actions: ActionSpace
 
     def reset(self) -> np.ndarray: ...
     def step(self, actions: np.ndarray) -> Step: ...

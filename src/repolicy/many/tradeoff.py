@@ -68,6 +68,11 @@ class Found:
     points: list[Point]
     failed: list[Point]
     metric_name: str
+    letter: str = "ω′"  # what the points are values of
+
+    def name(self, point: Point) -> str:
+        """`ω′ 0.3`."""
+        return f"{self.letter} {point.omega:g}"
 
     @property
     def basic_known(self) -> bool:
@@ -87,10 +92,10 @@ class Found:
     def verdict(self) -> str:
         """Where the bend is, in a sentence."""
         if self.knee is not None:
-            return f"the trade-off bends at ω′ {self.points[self.knee].omega:g}"
+            return f"the trade-off bends at {self.name(self.points[self.knee])}"
         if any(point.addon > self.prior.addon for point in self.points):
             return "the trade-off has no knee: no point lies above the straight line between its ends"
-        return "no value of ω′ gains on the prior"
+        return f"no value of {self.letter} gains on the prior"
 
     def longer(self, point: Point) -> str:
         """The command that trains one point for ten times as long."""

@@ -36,6 +36,7 @@ CARD = {
     "command?": str,
     "scores?": {"mean action": [float], "episodes": int},
     "origin?": {"library": str, "version": str, "kind": str, "file": str, "sha256": str, "options": {}, "notes": [str]},
+    "dial?": {"at": float, "how": str, "of": str},
 }
 SPEC = {
     "observation_size": int,
@@ -171,14 +172,15 @@ def addons_of(card: dict[str, Any], path: Path, trust: bool = False) -> tuple[st
 
 
 def find_policy(reference: str | Path) -> Path:
-    """A file as it is; of a run's folder, its best policy; of a name, the prior that ships under it."""
+    """A file as it is; of a run's folder, its best policy (or the last, where none is called best); of a name, the
+    prior that ships under it."""
     path = Path(reference)
     check_reachable(path)
     if path.is_dir() and (path / "run.json").exists():
-        best = path / "best.safetensors"
-        if not best.exists():
-            raise FileError(f"{path} has no policy yet: its first segment is not done")
-        return best
+        for name in ("best.safetensors", "policy.safetensors"):
+            if (path / name).exists():
+                return path / name
+        raise FileError(f"{path} has no policy yet: its first segment is not done")
     if path.is_file():
         return path
     if str(reference) in shipped():

@@ -1,7 +1,7 @@
-"""The page of a sweep: the trade-off curve, and a slider over ω′ that switches table and film."""
+"""The page of a sweep: the trade-off curve, and a slider that switches table and film; a dial's page has the same."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from repolicy.report import page
 from repolicy.report.run import caption, filmed, rewards
 
 SCRIPT = """
-// The slider: one ω′ is shown at a time.
+// The slider: one point is shown at a time.
 const slider = document.querySelector("#omega");
 function show(index) {
   slider.value = index;
@@ -39,12 +39,6 @@ def write_sweep_report(found: Found) -> Path:
     files = [found.prior.folder, *(point.best for point in found.points)]
     pictures, complaint = filmed([(str(file), "policy") for file in files], env)
     index = found.knee
-    figures = []
-    for position, (point, picture) in enumerate(zip([found.prior, *found.points], pictures, strict=True)):
-        assert point.mean is not None
-        words = caption("prior" if position == 0 else f"ω′ {point.omega:g}", point.mean)
-        shown = "" if position == 0 else f'data-shown="{position - 1}"'
-        figures.append(page.film(picture, words, "prior" if position == 0 else "customized", shown))
     wanted = " + ".join(found.request["addons"])
     lead = (
         f"{len(found.points)} values of ω′, the weight of the prior's log-probability; α̂ {found.request['alpha']:g}; "
@@ -52,11 +46,16 @@ def write_sweep_report(found: Found) -> Path:
     )
     episodes = len(found.prior.mean.basic) if found.prior.mean is not None else 0
     parts = [
-        page.section("Choose ω′", _slider(found, index), page.films(figures, complaint), *_tables(found)),
-        page.section("The trade-off", _tradeoff(found), note=_legend(found)),
+        page.section(
+            "Choose ω′",
+            slider(found, index, "add-on first", "prior first"),
+            page.films(figures(found, pictures), complaint),
+            *tables(found),
+        ),
+        page.section("The trade-off", tradeoff(found), note=legend(found)),
         page.section(
             "Every point",
-            page.table(headings(found), rows(found), ["", *(f'data-point="{i}"' for i in range(len(found.points)))]),
+            every_point(found),
             *(f'<p class="complaint">ω′ {p.omega:g} failed: {escape(p.error)}</p>' for p in found.failed),
             note=f"Mean ± std over {episodes} episodes with the mean action; log prior and KL(policy ‖ prior) over "
             f"{episodes} with sampled ones, at the states that the policy itself visits.",
@@ -72,29 +71,47 @@ def write_sweep_report(found: Found) -> Path:
     return path
 
 
-def _slider(found: Found, index: int | None) -> str:
-    names = [f"ω′ {point.omega:g}{' (knee)' if i == index else ''}" for i, point in enumerate(found.points)]
+# The pieces of a page with a slider -----------------------------------------------------------------------------------
+
+
+def figures(found: Found, pictures: Sequence[bytes | None]) -> list[str]:
+    """The films of the prior and of each point, of which the slider shows one."""
+    drawn = []
+    for position, (point, picture) in enumerate(zip([found.prior, *found.points], pictures, strict=True)):
+        assert point.mean is not None
+        words = caption("prior" if position == 0 else found.name(point), point.mean)
+        shown = "" if position == 0 else f'data-shown="{position - 1}"'
+        drawn.append(page.film(picture, words, "prior" if position == 0 else "customized", shown))
+    return drawn
+
+
+def slider(found: Found, index: int | None, left: str, right: str) -> str:
+    names = [f"{found.name(point)}{' (knee)' if i == index else ''}" for i, point in enumerate(found.points)]
     first = index or 0
     return (
-        f'<div class="slider"><label for="omega">add-on first</label>'
-        f'<input type="range" id="omega" min="0" max="{len(names) - 1}" step="1" value="{first}" aria-label="ω′" '
-        f'data-names="{escape("|".join(names))}"><label for="omega">prior first</label>'
-        f'<output id="chosen">{escape(names[first])}</output></div>'
+        f'<div class="slider"><label for="omega">{escape(left)}</label>'
+        f'<input type="range" id="omega" min="0" max="{len(names) - 1}" step="1" value="{first}" '
+        f'aria-label="{escape(found.letter)}" data-names="{escape("|".join(names))}">'
+        f'<label for="omega">{escape(right)}</label><output id="chosen">{escape(names[first])}</output></div>'
     )
 
 
-def _tables(found: Found) -> list[str]:
+def tables(found: Found) -> list[str]:
     """Prior and one point, as in the paper's Table 2, for each point."""
     drawn = []
     for index, point in enumerate(found.points):
         assert point.mean is not None
         assert found.prior.mean is not None
-        both = {"prior": found.prior.mean, f"ω′ {point.omega:g}": point.mean}
+        both = {"prior": found.prior.mean, found.name(point): point.mean}
         drawn.append(f'<div class="beneath" data-shown="{index}">{page.table(*rewards(both))}</div>')
     return drawn
 
 
-def _legend(found: Found) -> str:
+def every_point(found: Found) -> str:
+    return page.table(headings(found), rows(found), ["", *(f'data-point="{i}"' for i in range(len(found.points)))])
+
+
+def legend(found: Found) -> str:
     cost = "the basic reward" if found.basic_known else "the KL to the prior"
     return (
         f"Up: the add-on reward of an episode. Across: {cost}{'' if found.basic_known else ', nats a step'}. "
@@ -102,18 +119,21 @@ def _legend(found: Found) -> str:
     )
 
 
-def _tradeoff(found: Found) -> str:
+def tradeoff(found: Found) -> str:
     everyone = [found.prior, *found.points]
     xs, ys = [_across(found, point) for point in everyone], [point.addon for point in everyone]
     axes = page.Axes(xs, ys, 560, 300).widened(0.08)
     drawn = axes.frame()
-    order = "L".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in [*zip(xs[1:], ys[1:], strict=True), (xs[0], ys[0])])
-    drawn += f'<path class="path" d="M{order}"/>'
+    order = [*zip(xs[1:], ys[1:], strict=True)]
+    if all(point.mean is not found.prior.mean for point in found.points):
+        order.append((xs[0], ys[0]))  # the prior is what the largest ω′ leads to
+    line = "L".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in order)
+    drawn += f'<path class="path" d="M{line}"/>'
     labels: list[tuple[float, float]] = []
     for index, (point, x, y) in enumerate(zip(everyone, xs, ys, strict=True)):
         px, py = axes.x(x), axes.y(y)
         where = f'cx="{px:.1f}" cy="{py:.1f}"'
-        name = "prior" if index == 0 else f"ω′ {point.omega:g}"
+        name = "prior" if index == 0 else found.name(point)
         if index and index - 1 == found.knee:
             drawn += f'<circle class="knee" {where} r="13"/>'
         kind = 'class="prior"' if index == 0 else f'class="point" data-point="{index - 1}"'
@@ -139,7 +159,7 @@ def _across(found: Found, point: Point) -> float:
 def headings(found: Found) -> list[str]:
     basic = ["basic reward", "kept"] if found.basic_known else []
     metric = [found.metric_name] if found.metric_name else []
-    return ["ω′", *basic, *metric, "add-on reward", "gained", "log prior a step", "KL a step", ""]
+    return [found.letter, *basic, *metric, "add-on reward", "gained", "log prior a step", "KL a step", ""]
 
 
 def rows(found: Found, shown: Callable[[np.ndarray], str] = page.spread) -> list[list[str]]:

@@ -1,6 +1,9 @@
 """What both algorithms need: the task's reward, the scale of observations, and a prior that may be used as one."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -10,6 +13,9 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from repolicy.envs.addons import combined
+from repolicy.envs.evaluation import check_fit
+from repolicy.envs.patience import NOTE
+from repolicy.envs.spaces import action_space, observation_size
 from repolicy.errors import UsageError, in_one_sentence
 from repolicy.objective import Objective, task_reward
 from repolicy.policies.normalizer import Normalizer
@@ -29,14 +35,14 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any], objective: Objective) -> None:
         super().__init__(env)
-        self.objective = objective
+        self.objective, self._name = objective, type(env.unwrapped).__name__
 
     def reset(self, **options: Any) -> Any:
-        with in_one_sentence("the environment failed"):
+        with self._called():
             return self.env.reset(**options)
 
     def step(self, action: Any) -> Any:
-        with in_one_sentence("the environment failed"):
+        with self._called():
             observation, basic, terminated, truncated, info = self.env.step(action)
         if self.objective.reads_addon and "addon_reward" not in info:
             raise UsageError(
@@ -45,6 +51,16 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
             )
         reward = float(task_reward(self.objective, basic, info.get("addon_reward")))  # type: ignore[arg-type]
         return observation, reward, terminated, truncated, info
+
+    @contextmanager
+    def _called(self) -> Iterator[None]:
+        """A call into the environment: one that hangs is noticed, and whatever it raises becomes a sentence."""
+        NOTE.begin(self._name)
+        try:
+            with in_one_sentence("the environment failed"):
+                yield
+        finally:
+            NOTE.end()
 
 
 class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -98,17 +114,39 @@ def normalizer_for(space: Any, prior: Prior | None) -> Normalizer:
     return normalizer
 
 
-def usable(env: gymnasium.Env[Any, Any], objective: Objective, prior: Prior | None) -> Prior | None:
-    """The prior, frozen; refuse what cannot work, with both sizes named."""
+@dataclass(frozen=True)
+class Spaces:
+    """What can be seen and done in an environment of Gymnasium's."""
+
+    name: str
+    observation_size: int
+    actions: ActionSpace
+
+
+def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:
+    """Of an environment that Stable-Baselines3's algorithms take, or one sentence."""
+    name, seen, acts = type(env.unwrapped).__name__, env.observation_space, env.action_space
+    if not isinstance(seen, spaces.Box):
+        kind = type(seen).__name__
+        raise UsageError(f"observations are of kind {kind}; wrap the environment in gymnasium's FlattenObservation")
+    actions = action_space(acts, name)
+    if not (
+        acts.is_bounded() if isinstance(acts, spaces.Box) else isinstance(acts, spaces.Discrete) and acts.start == 0
+    ):
+        raise UsageError(
+            f"the environment's actions are {acts}; these algorithms take Discrete from 0, or a bounded Box"
+        )
+    return Spaces(name, observation_size(seen, name), actions)
+
+
+def usable(found: Spaces, objective: Objective, prior: Prior | None) -> Prior | None:
+    """The prior, frozen; refuse what cannot work."""
     if objective.alpha == 0:
         raise UsageError("alpha is 0; soft Q-learning needs a temperature above 0")
     if objective.bonus:
         raise UsageError(f"bonus is {objective.bonus}; it belongs to a policy gradient's loss and has no meaning here")
     if objective.reads_prior and prior is None:
         raise UsageError(f"omega is {objective.omega}, which weighs a prior's log-probability, and there is no prior")
-    if not isinstance(env.observation_space, spaces.Box):
-        kind = type(env.observation_space).__name__
-        raise UsageError(f"observations are of kind {kind}; wrap the environment in gymnasium's FlattenObservation")
     if prior is None:
         return None
     if not callable(getattr(prior, "log_prob", None)):
@@ -117,25 +155,9 @@ def usable(env: gymnasium.Env[Any, Any], objective: Objective, prior: Prior | No
             "as a deterministic policy has none"
         )
     if isinstance(prior, Policy):
-        seen, actions = int(np.prod(env.observation_space.shape)), actions_of(env.action_space)
-        if prior.spec.observation_size != seen:
-            raise UsageError(
-                f"the prior takes observations of {prior.spec.observation_size} numbers, "
-                f"but the environment gives {seen}"
-            )
-        if (prior.spec.actions.kind, prior.spec.actions.sizes) != (actions.kind, actions.sizes):
-            raise UsageError(f"the prior acts with {prior.spec.actions}, but the environment takes {actions}")
+        check_fit(prior, found, "the prior")
     prior = copy.deepcopy(prior)
     return prior.requires_grad_(False).eval() if isinstance(prior, nn.Module) else prior
-
-
-def actions_of(space: spaces.Space[Any]) -> ActionSpace:
-    if isinstance(space, spaces.Discrete) and space.start == 0:
-        return ActionSpace("discrete", (int(space.n),))
-    if isinstance(space, spaces.Box) and space.is_bounded():
-        low, high = map(float, space.low.flat), map(float, space.high.flat)
-        return ActionSpace("continuous", (int(np.prod(space.shape)),), tuple(low), tuple(high))
-    raise UsageError(f"the environment's actions are {space}; these algorithms take Discrete from 0, or a bounded Box")
 
 
 def storable(prior: Prior | None) -> Policy | None:

@@ -6,7 +6,6 @@
 With omega 0 and no prior it is soft Q-learning, which trains priors and full policies.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -17,8 +16,9 @@ from repolicy.errors import UsageError
 from repolicy.objective import Objective
 from repolicy.policies.distributions import Categorical
 from repolicy.policies.file import save_policy
+from repolicy.policies.layers import layers_of, load_layers, scaled, side_by_side
 from repolicy.policies.policy import Policy, PolicySpec, Prior
-from repolicy.rql.common import Normalized, TaskReward, actions_of, flat, normalizer_for, storable, usable
+from repolicy.rql.common import Normalized, TaskReward, flat, normalizer_for, spaces_of, storable, usable
 from repolicy.rql.settings import Settings
 
 from stable_baselines3 import DQN  # isort: skip
@@ -39,8 +39,8 @@ class ResidualDQN(DQN):  # type: ignore[misc]
         settings: Settings | None = None,
     ) -> None:
         settings = settings or Settings()
-        self.objective, self.prior = objective, usable(env, objective, prior)
-        actions = actions_of(env.action_space)
+        found = spaces_of(env)
+        self.objective, self.prior, actions = objective, usable(found, objective, prior), found.actions
         if actions.kind != "discrete":
             raise UsageError(f"ResidualDQN chooses among actions, and the environment takes {actions}: use ResidualSAC")
         activation, normalizer = "relu", normalizer_for(env.observation_space, self.prior)
@@ -50,7 +50,7 @@ class ResidualDQN(DQN):  # type: ignore[misc]
                 raise UsageError(
                     f"hidden is {settings.hidden}; the prior has {len(self.prior.spec.hidden)} hidden layers"
                 )
-        self._spec = PolicySpec(normalizer.mean.numel(), actions, "categorical", settings.hidden, activation)
+        self._spec = PolicySpec(found.observation_size, actions, "categorical", settings.hidden, activation)
         super().__init__(
             SoftQPolicy,
             TaskReward(env, objective),
@@ -109,16 +109,11 @@ class ResidualDQN(DQN):  # type: ignore[misc]
         if self.objective.reads_prior:
             prior = storable(self.prior)
             assert prior is not None
-            theirs = zip(prior.network.weights, prior.network.biases, strict=True)
-            layers = side_by_side(layers, scaled(list(theirs), omega / alpha))
+            layers = side_by_side(layers, scaled(layers_of(prior.network), omega / alpha))
             hidden = tuple(a + b for a, b in zip(hidden, prior.spec.hidden, strict=True))
         spec = PolicySpec(self._spec.observation_size, self._spec.actions, "categorical", hidden, self._spec.activation)
         policy = Policy(spec)
-        weights, biases = zip(*layers, strict=True)
-        policy.network.load_state_dict(
-            {f"weights.{index}": weight for index, weight in enumerate(weights)}
-            | {f"biases.{index}": bias for index, bias in enumerate(biases)}
-        )
+        load_layers(policy.network, layers)
         policy.normalizer.load_state_dict(self.q_net.features_extractor.normalizer.state_dict())
         return policy
 
@@ -161,23 +156,3 @@ class SoftQPolicy(DQNPolicy):  # type: ignore[misc]
     def _predict(self, observation: Tensor, deterministic: bool = True) -> Tensor:
         distribution = self.distribution(observation)
         return (distribution.mode() if deterministic else distribution.sample())[..., 0]
-
-
-# A network as the weight and the bias of each of its layers --------------------------------------------------------
-
-Layers = Sequence[tuple[Tensor, Tensor]]
-
-
-def scaled(layers: Layers, factor: float) -> Layers:
-    """The layers of a network that gives `factor` times what this one gives."""
-    *hidden, (weight, bias) = layers
-    return [*hidden, (weight * factor, bias * factor)]
-
-
-def side_by_side(one: Layers, other: Layers) -> Layers:
-    """The layers of a network that gives the sum of what two networks of equally many layers give."""
-    (first, *_), (second, *_) = one, other
-    layers = [(torch.cat([first[0], second[0]]), torch.cat([first[1], second[1]]))]
-    for (a, b), (c, d) in zip(one[1:-1], other[1:-1], strict=True):
-        layers.append((torch.block_diag(a, c), torch.cat([b, d])))
-    return [*layers, (torch.cat([one[-1][0], other[-1][0]], 1), one[-1][1] + other[-1][1])]

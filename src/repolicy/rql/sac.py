@@ -20,7 +20,7 @@ from repolicy.objective import Objective, reformulated
 from repolicy.policies.families import FAMILIES
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec, Prior, frozen
-from repolicy.rql.common import Normalized, TaskReward, actions_of, flat, normalizer_for, storable, usable
+from repolicy.rql.common import Normalized, Spaces, TaskReward, flat, normalizer_for, spaces_of, storable, usable
 from repolicy.rql.settings import Settings
 
 from stable_baselines3 import SAC  # isort: skip
@@ -41,8 +41,8 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         settings: Settings | None = None,
     ) -> None:
         settings = settings or Settings()
-        self.objective, self.prior = objective, usable(env, objective, prior)
-        actions = actions_of(env.action_space)
+        found = spaces_of(env)
+        self.objective, self.prior, actions = objective, usable(found, objective, prior), found.actions
         if actions.kind != "continuous":
             raise UsageError(f"ResidualSAC acts with numbers, and the environment takes {actions}: use ResidualDQN")
         self._normalizer = normalizer_for(env.observation_space, self.prior)
@@ -68,7 +68,7 @@ class ResidualSAC(SAC):  # type: ignore[misc]
             seed=settings.seed,
             device="cpu",
         )
-        self.actor = self.policy.actor = Actor(self._first_policy(settings), settings.learning_rate)
+        self.actor = self.policy.actor = Actor(self._first_policy(settings, found), settings.learning_rate)
 
     def targets(self, batch: Any) -> Tensor:
         """What Q_R should be at a batch of transitions, `[B, 1]`."""
@@ -129,11 +129,10 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         """One file with the policy and its prior, which any part of Repolicy reads. No pickle."""
         save_policy(path, self.as_policy(), card or {}, storable(self.prior))
 
-    def _first_policy(self, settings: Settings) -> Policy:
+    def _first_policy(self, settings: Settings, found: Spaces) -> Policy:
         if isinstance(self.prior, Policy) and self.prior.family == FAMILIES["state_squashed"]:
             return frozen(self.prior).requires_grad_(True)
-        size, actions = self._normalizer.mean.numel(), actions_of(self.action_space)
-        policy = Policy(PolicySpec(size, actions, "state_squashed", settings.hidden, "relu"))
+        policy = Policy(PolicySpec(found.observation_size, found.actions, "state_squashed", settings.hidden, "relu"))
         policy.normalizer.load_state_dict(self._normalizer.state_dict())
         return policy
 

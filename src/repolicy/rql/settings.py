@@ -1,21 +1,21 @@
 """How to train. (Without torch, so that `--help` is quick.)"""
 
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from repolicy.errors import FileError, UsageError
-from repolicy.loading import nearest, read_json
+from repolicy.engine.settings import AnySettings
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(AnySettings):
     """How to train, for both algorithms."""
 
     steps: int = 100_000
     """Environment steps."""
     seed: int = 0
     """Seed of everything."""
+    segment: int = 25_000
+    """Steps between two checkpoints; each segment starts its environment anew."""
     gamma: float = 0.99
     """Discount."""
     learning_rate: float = 3e-4
@@ -37,48 +37,20 @@ class Settings:
     noise: float = 0.0
     """Std of noise that is added to continuous actions while training, correlated in time (Ornstein–Uhlenbeck)."""
 
-    def __post_init__(self) -> None:
-        for name, low, high in _RANGES:
-            if not low <= getattr(self, name) <= high:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must lie between {low:g} and {high:g}")
-        if not self.hidden or min(self.hidden) < 1:
-            raise UsageError(f"hidden is {self.hidden}; it must be one or more layer sizes, such as 64 64")
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-_RANGES: list[tuple[str, float, float]] = [
-    ("steps", 1, 1e12),
-    ("seed", 0, 2**31 - 1),
-    ("gamma", 0, 1),
-    ("learning_rate", 0, 10),
-    ("minibatch", 1, 1e6),
-    ("buffer", 1, 1e8),
-    ("warmup", 0, 1e12),
-    ("train_every", 1, 1e6),
-    ("gradient_steps", 1, 1e6),
-    ("tau", 1e-9, 1),
-    ("noise", 0, 10),
-]
-
-
-def read_settings(path: Path, base: Settings) -> Settings:
-    """`base` with the fields of a JSON file in place of its own."""
-    try:
-        values = read_json(path)
-    except FileError as error:
-        raise UsageError(f"settings file {error}") from None
-    if not isinstance(values, dict):
-        raise UsageError(f"settings file {path} must hold an object of fields, not a {type(values).__name__}")
-    known = base.as_dict()
-    for name, value in values.items():
-        if name not in known:
-            raise UsageError(f"settings file {path} has an unknown field {name!r}{nearest(name, known)}")
-        if isinstance(value, bool) or not isinstance(value, list if name == "hidden" else int | float):
-            raise UsageError(f"settings file {path}, field {name!r} is {value!r}, which it cannot be")
-    fields: dict[str, Any] = {name: tuple(value) if name == "hidden" else value for name, value in values.items()}
-    return replace(base, **fields)
+    RANGES: ClassVar[list[tuple[str, float, float]]] = [
+        ("steps", 1, 1e12),
+        ("seed", 0, 2**31 - 1),
+        ("segment", 1, 1e12),
+        ("gamma", 0, 1),
+        ("learning_rate", 0, 10),
+        ("minibatch", 1, 1e6),
+        ("buffer", 1, 1e8),
+        ("warmup", 0, 1e12),
+        ("train_every", 1, 1e6),
+        ("gradient_steps", 1, 1e6),
+        ("tau", 1e-9, 1),
+        ("noise", 0, 10),
+    ]
 
 
 @dataclass(frozen=True)

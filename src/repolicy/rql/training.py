@@ -1,24 +1,47 @@
-"""Train and customize with Residual Q-learning, from names to a file."""
+"""Train and customize with Residual Q-learning: a run in a folder, and a chain of segments, as every other run is.
 
+A segment is a function of the checkpoint before it, which holds networks, optimizers and the replay buffer: the
+environment and every random stream are made anew from (seed, segment). So a run that is stopped and resumed ends in
+the bits that it would have ended in anyway.
+"""
+
+import hashlib
+import threading
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import torch
+from torch import Tensor
 
-from repolicy.envs.addons import check_env
+from repolicy.engine import request as engine
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.machine import versions
+from repolicy.engine.ranks import one_thread
+from repolicy.engine.segments import derived_seed
+from repolicy.engine.training import Result, Watcher, check_objective, polite_interrupt, watchdog
+from repolicy.envs.addons import check_env, names
 from repolicy.envs.names import in_gymnasium, maker
 from repolicy.errors import FileError, UsageError, in_one_sentence
 from repolicy.loading import nearest
 from repolicy.objective import Objective
-from repolicy.policies.file import env_of, find_policy, read_card, read_policy
+from repolicy.policies.file import env_of, find_policy, read_policy
 from repolicy.policies.policy import Policy
+from repolicy.rql.log import Log, lines
 from repolicy.rql.settings import TASKS, Settings, customizing, defaults
 
-Progress = Callable[[int, float | None], None]
+
+@dataclass(frozen=True)
+class Request(engine.Request):
+    """What a run of Residual Q-learning is asked for."""
+
+    settings: Settings  # type: ignore[assignment]
+
+    method = "Residual Q-learning"
 
 
 def train(
@@ -28,12 +51,18 @@ def train(
     settings: Settings | None = None,
     *,
     addon: str | Sequence[str] = (),
-    progress: Progress | None = None,
-) -> Policy:
-    """Train a policy from nothing and write it to the file `out`: a prior, or a baseline."""
+    resume: bool = False,
+    watchers: Sequence[Watcher] = (),
+    patience: float | None = None,
+) -> Result:
+    """Train a policy from nothing, a prior or a baseline. The folder `out` holds everything of the run.
+
+    `resume` and `patience` are as in `repolicy.train`.
+    """
+    check_objective(objective)
     if objective.reads_prior:
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
-    return _run(env, objective, None, Path(out), settings or defaults(env), addon, progress)
+    return _run(_request(env, objective, settings or defaults(env), addon), out, None, resume, watchers, patience)
 
 
 def customize(
@@ -44,23 +73,32 @@ def customize(
     *,
     addon: str | Sequence[str] = (),
     env: str | None = None,
-    progress: Progress | None = None,
-) -> Policy:
-    """Give the policy in a file a new requirement, without the reward that trained it; write the result to `out`.
+    resume: bool = False,
+    watchers: Sequence[Watcher] = (),
+    patience: float | None = None,
+) -> Result:
+    """Give the policy in a file a new requirement, without the reward that trained it.
 
     The requirement is `addon`, or what the environment itself tells in `info["addon_reward"]`, as the four tasks do.
     """
-    path = _policy_file(prior)
-    saved = read_policy(path)
-    env = env or env_of(saved.card, path)
+    path = policy_file(prior)
+    env = env or env_of(read_policy(path).card, path)
+    check_objective(objective)
     if objective.reads_basic:
         raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
-    return _run(env, objective, saved.policy, Path(out), settings or customizing(env), addon, progress)
+    request = _request(env, objective, settings or customizing(env), addon, path)
+    return _run(request, out, path, resume, watchers, patience)
 
 
-def story_of(prior: str | Path) -> dict[str, Any]:
-    """What the file of a prior tells of its training."""
-    return dict(read_card(_policy_file(prior)).get("request", {}))
+def policy_file(reference: str | Path) -> Path:
+    """The file of a prior."""
+    path = find_policy(reference)
+    if zipfile.is_zipfile(path):
+        raise UsageError(
+            f"{path} is a zip, as Stable-Baselines3 saves its models, and no prior yet: a DQN or TD3 in it is "
+            "deterministic and has no log-probabilities; another policy must be converted to a Repolicy file first"
+        )
+    return path
 
 
 def make(env: str) -> gymnasium.Env[Any, Any]:
@@ -73,70 +111,144 @@ def make(env: str) -> gymnasium.Env[Any, Any]:
         return make_one()
 
 
-def _run(
-    env: str,
-    objective: Objective,
-    prior: Policy | None,
-    out: Path,
-    settings: Settings,
-    addon: str | Sequence[str],
-    progress: Progress | None,
-) -> Policy:
-    if out.exists():
-        raise FileError(f"{out} exists already; choose another --out")
-    addons = (addon,) if isinstance(addon, str) else tuple(addon)
+def _request(
+    env: str, objective: Objective, settings: Settings, addon: str | Sequence[str], prior: Path | None = None
+) -> Request:
+    """Without an add-on, an objective that reads one reads what the environment tells."""
+    addons = names(addon)
     check_env(addons, env)
     if addons and not objective.reads_addon:
         raise UsageError("a soft objective is about the environment's own reward; an add-on goes with full or greedy")
-    torch.set_num_threads(1)  # layers this small are slower on more
-    model = _algorithm(env, objective, prior, settings, addons)
-    callback = None if progress is None else _callback(progress)
-    model.learn(settings.steps, callback=callback, log_interval=None)
-    request = {
-        "env": TASKS[env].env if env in TASKS else env,
-        "addons": list(addons or ["repolicy.rql.tasks:addon"]) if objective.reads_addon else [],
-        "objective": objective.as_dict(),
-        "method": type(model).__name__,
-        "settings": settings.as_dict(),
-    }
-    versions = {name: version(name) for name in ("repolicy", "stable_baselines3", "torch", "gymnasium")}
-    model.save(out, {"request": request, "steps": settings.steps, "versions": versions})
-    return read_policy(out).policy
+    if objective.reads_addon:
+        addons = addons or ("repolicy.rql.tasks:addon",)
+    checksum = hashlib.sha256(prior.read_bytes()).hexdigest() if prior else ""
+    return Request(TASKS[env].env if env in TASKS else env, objective, settings, addons, checksum)
 
 
-def _policy_file(reference: str | Path) -> Path:
-    path = find_policy(reference)
-    if zipfile.is_zipfile(path):
-        raise UsageError(
-            f"{path} is a zip, as Stable-Baselines3 saves its models, and no prior yet: a DQN or TD3 in it is "
-            "deterministic and has no log-probabilities; another policy must be converted to a Repolicy file first"
-        )
-    return path
+def _run(
+    request: Request,
+    out: str | Path,
+    prior: Path | None,
+    resume: bool,
+    watchers: Sequence[Watcher],
+    patience: float | None,
+) -> Result:
+    folder = RunFolder(out, Request)
+    with watchdog(patience), one_thread():  # layers this small are slower on more
+        model = _algorithm(request, None if prior is None else read_policy(prior).policy)
+        made_with = versions() | {"stable_baselines3": version("stable_baselines3")}
+        with folder.locked():
+            for sentence in folder.begin(
+                request.as_dict(), made_with, resume, None if prior is None else prior.read_bytes()
+            ):
+                for watcher in watchers:
+                    watcher.say(sentence)
+            with polite_interrupt() as interrupted:
+                return _work(model, request, folder, watchers, interrupted, made_with)
 
 
-def _algorithm(
-    env: str, objective: Objective, prior: Policy | None, settings: Settings, addons: tuple[str, ...]
-) -> Any:
+def _work(
+    model: Any,
+    request: Request,
+    folder: RunFolder,
+    watchers: Sequence[Watcher],
+    interrupted: threading.Event,
+    made_with: dict[str, str],
+) -> Result:
+    """All segments that are still to do."""
+    settings, log = request.settings, Log(request, folder, watchers, interrupted)
+    segment, complaints = _restored(model, folder)
+    log.begin(model.num_timesteps, complaints)
+    try:
+        while model.num_timesteps < settings.steps and not interrupted.is_set():
+            if segment:  # the first one begins as the model was made
+                _renew(model, request, segment)
+            end = min((segment + 1) * settings.segment, settings.steps)
+            steps = end - model.num_timesteps
+            model.learn(steps, callback=log.step, log_interval=None, reset_num_timesteps=not segment)
+            if log.stopped:
+                break
+            segment += 1
+            card = {"request": request.as_dict(), "steps": model.num_timesteps, "versions": made_with, "which": "last"}
+            model.save(folder.last_policy, card)
+            story = {"iteration": lines(model.num_timesteps, settings), "steps": model.num_timesteps}
+            folder.save(segment, state(model), story)
+    finally:
+        log.close()
+    return Result(folder.path, model.num_timesteps, model.num_timesteps >= settings.steps, log.metrics)
+
+
+def _algorithm(request: Request, prior: Policy | None) -> Any:
     """ResidualDQN where actions are choices, ResidualSAC where they are numbers."""
-    from repolicy.rql.common import WithAddon
     from repolicy.rql.dqn import ResidualDQN
     from repolicy.rql.sac import ResidualSAC
 
-    made = make(env)
-    if addons:
-        made = WithAddon(made, *addons)
+    made = _environment(request)
     algorithm = ResidualDQN if isinstance(made.action_space, gymnasium.spaces.Discrete) else ResidualSAC
-    return algorithm(made, objective, prior, settings)
+    return algorithm(made, request.objective, prior, request.settings)
 
 
-def _callback(progress: Progress) -> Callable[[dict[str, Any], dict[str, Any]], bool]:
-    """Stable-Baselines3's kind of callback: every 100 steps, the steps so far and the mean return of late episodes."""
+def _environment(request: Request) -> gymnasium.Env[Any, Any]:
+    from repolicy.rql.common import WithAddon
 
-    def call(local: dict[str, Any], _: dict[str, Any]) -> bool:
-        model = local["self"]
-        if model.num_timesteps % 100 == 0:
-            returns = [episode["r"] for episode in list(model.ep_info_buffer)[-20:]]
-            progress(model.num_timesteps, sum(returns) / len(returns) if returns else None)
-        return True
+    made = make(request.env)
+    return WithAddon(made, *request.addons) if request.addons else made
 
-    return call
+
+def _renew(model: Any, request: Request, segment: int) -> None:
+    """The environment and every random stream, from (seed, segment)."""
+    from repolicy.rql.common import TaskReward
+
+    model.env.close()
+    if model.ep_info_buffer is not None:
+        model.ep_info_buffer.clear()
+    model.set_env(TaskReward(_environment(request), request.objective))
+    model.set_random_seed(derived_seed(request.settings.seed, segment, 0))
+
+
+# Checkpoints ----------------------------------------------------------------------------------------------------------
+
+BUFFER = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+
+
+def state(model: Any) -> dict[str, Tensor]:
+    """All that the rest of a run depends on, as tensors: networks, optimizers, and what the buffer remembers."""
+    buffer = model.replay_buffer
+    found = {f"buffer/{name}": torch.from_numpy(getattr(buffer, name)[: buffer.size()]) for name in BUFFER}
+    found["buffer/position"] = torch.tensor(buffer.pos)
+    for part, values in model.get_parameters().items():
+        if part.endswith("optimizer"):
+            found |= {f"{part}/{at}/{name}": own for at, each in values["state"].items() for name, own in each.items()}
+        else:
+            found |= {f"{part}/{name}": tensor for name, tensor in values.items()}
+    return found
+
+
+def restore(model: Any, tensors: dict[str, Tensor]) -> None:
+    """The opposite of `state`."""
+    buffer, parts = model.replay_buffer, model.get_parameters()
+    for name in BUFFER:
+        kept = tensors[f"buffer/{name}"].numpy()
+        getattr(buffer, name)[: len(kept)] = kept
+    buffer.pos, buffer.full = int(tensors["buffer/position"]), len(kept) == buffer.buffer_size
+    for name, tensor in tensors.items():
+        part, *keys = name.split("/")
+        if part.endswith("optimizer"):
+            parts[part]["state"].setdefault(int(keys[0]), {})[keys[1]] = tensor
+        elif part != "buffer":
+            parts[part][keys[0]] = tensor
+    model.set_parameters(parts)
+
+
+def _restored(model: Any, folder: RunFolder) -> tuple[int, list[str]]:
+    """Take up the newest whole checkpoint: the segment that is next, and what was wrong with other checkpoints."""
+    found = folder.latest()
+    if found is None:
+        return 0, []
+    tensors, story, complaints = found
+    try:
+        restore(model, tensors)
+        model.num_timesteps = int(story["steps"])
+    except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
+        raise FileError(f"the last checkpoint in {folder.path} is none of this run's: {error}") from None
+    return int(story["segment"]), complaints

@@ -1,0 +1,95 @@
+"""The command that turns between a prior and what it was customized to."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from repolicy.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Dial:
+    """Turn between a prior and its customized policy, without training: one position as a file, or all in a report.
+
+    Example: repolicy dial runs/cheetah --at 0.5 --out half.safetensors
+    """
+
+    policy: Positional[Annotated[str, arg(metavar="RUN")]]
+    """A run's folder (then its best policy), or a customized policy's file, which holds its prior."""
+    at: float | None = None
+    """The position: 0 is the prior, 1 the customized policy. Without it: a report on eleven positions."""
+    how: Literal["mixture", "weights"] = "mixture"
+    """mixture: of the two distributions, prior^(1−t) · customized^t; weights: of the numbers in the two networks."""
+    out: Path | None = None
+    """The file of the position, or the folder of the report; by default beside the policy."""
+    env: str | None = None
+    """Environment of the report; by default the one that the policy was trained in."""
+    addon: UseAppendAction[tuple[str, ...]] = ()
+    """Add-on reward of the report; by default the one that the policy was customized to. Repeatable."""
+    episodes: int = 10
+    """Episodes of each position in the report: as many with the mean action, and as many with sampled ones."""
+    trust: bool = False
+    """Run code that the policy's file names as its environment or add-on."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def run(self) -> dict[str, Any]:
+        import hashlib
+
+        from repolicy.policies.dials import prior_of
+        from repolicy.policies.file import find_policy, read_policy
+
+        path = find_policy(self.policy)
+        saved = read_policy(path)
+        prior_of(saved, path)
+        checksum = hashlib.sha256(path.read_bytes()).hexdigest()
+        return self._all(path, saved, checksum) if self.at is None else self._one(path, saved, checksum, self.at)
+
+    def _one(self, path: Path, saved: Any, checksum: str, t: float) -> dict[str, Any]:
+        from repolicy.cli.terminal import Terminal
+        from repolicy.policies.dials import beyond
+        from repolicy.report.dial import Dial as Turning
+
+        out = self.out or path.with_name(f"{path.stem}-{self.how}-{t:g}.safetensors")
+        turning = Turning(path, saved, self.how, "", (), out)
+        turning.save(t, out, checksum)
+        terminal = Terminal()
+        if said := beyond(t):
+            terminal.say(f"warning: {said}")
+        terminal.say(f"policy: {out}, {self.how} at t = {t:g}")
+        return {"file": str(out), "at": t, "how": self.how, "of": str(path)}
+
+    def _all(self, path: Path, saved: Any, checksum: str) -> dict[str, Any]:
+        from rich.table import Table
+
+        from repolicy.cli.terminal import Terminal
+        from repolicy.envs.addons import check_env
+        from repolicy.policies.file import addons_of, env_of
+        from repolicy.report.dial import POSITIONS, as_dict, measured, write_dial_report
+        from repolicy.report.dial import Dial as Turning
+        from repolicy.report.page import number
+        from repolicy.report.sweep import headings, rows
+
+        env = self.env or env_of(saved.card, path, self.trust)
+        addons = self.addon or addons_of(saved.card, path, self.trust)
+        if not addons:
+            raise UsageError(f"{path} does not say which add-on it was customized to; name one with --addon")
+        check_env(addons, env)
+        turning = Turning(path, saved, self.how, env, addons, self.out or path.with_name(f"{path.stem}-dial"))
+        terminal = Terminal()
+        with terminal.status("evaluating") as status:
+            found = measured(
+                turning, self.episodes,
+                lambda done: status.update(f"{env}: {done} of {len(POSITIONS)} positions"),
+            )  # fmt: skip
+            status.update("films")
+            report = write_dial_report(turning, found, checksum)
+        table = Table(*headings(found), title=f"{env}: from the prior (0) to the customized policy (1), {self.how}")
+        for row in rows(found, shown=lambda values: number(float(values.mean())))[1:]:
+            table.add_row(*row)
+        terminal.print(table)
+        terminal.say(found.verdict)
+        terminal.say(f"report: {report}")
+        return as_dict(turning, found, checksum) | {"report": str(report)}

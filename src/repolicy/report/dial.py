@@ -1,0 +1,135 @@
+"""The page of a dial: what eleven positions between prior and customized policy are worth, and a slider over them."""
+
+import shlex
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from repolicy.engine import ranks
+from repolicy.envs.addons import combined
+from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.many.tradeoff import Found, Point
+from repolicy.policies.dials import How, prior_of, story, turned
+from repolicy.policies.file import SavedPolicy, save_policy
+from repolicy.policies.policy import Policy
+from repolicy.policies.storage import finite, write_bytes, write_json
+from repolicy.report import page
+from repolicy.report.run import filmed
+from repolicy.report.sweep import SCRIPT, every_point, figures, legend, slider, tables, tradeoff
+
+POSITIONS = tuple(index / 10 for index in range(11))
+WORDS = {
+    "mixture": "the geometric mixture of both policies: each action's probability is multiplied, not averaged",
+    "weights": "the networks' numbers, taken between their values before and after",
+}
+
+
+@dataclass(frozen=True)
+class Dial:
+    """A customized policy's file, and how to turn between its prior and it."""
+
+    path: Path
+    saved: SavedPolicy
+    how: How
+    env: str
+    addons: tuple[str, ...]
+    out: Path
+
+    def at(self, t: float) -> Policy:
+        return turned(prior_of(self.saved, self.path), self.saved.policy, t, self.how)
+
+    def save(self, t: float, path: Path, checksum: str) -> None:
+        """The policy at `t`, in a file that any command takes."""
+        card = story(self.saved.card, t, self.how, str(self.path), checksum)
+        save_policy(path, self.at(t), card, self.saved.prior)
+
+    def command(self, t: float) -> str:
+        """What exports a position."""
+        how = [] if self.how == "mixture" else ["--how", self.how]
+        target = self.path.with_name(f"{self.path.stem}-at-{t:g}.safetensors")
+        return shlex.join(["repolicy", "dial", str(self.path), "--at", f"{t:g}", *how, "--out", str(target)])
+
+
+def measured(dial: Dial, episodes: int, progress: Callable[[int], None] = lambda _: None) -> Found:
+    """Every position's episodes: with the mean action, and sampled; the same seeds for all, in one thread."""
+    addon, prior = combined(dial.addons), prior_of(dial.saved, dial.path)
+    points = []
+    with ranks.one_thread():
+        for done, t in enumerate(POSITIONS):
+            progress(done)
+            policy = dial.at(t)
+
+            def run(stochastic: bool, policy: Policy = policy) -> Evaluation:
+                return evaluate(
+                    policy, dial.env, episodes, addon=addon, prior=prior, stochastic=stochastic, seed=EVALUATION_SEED
+                )
+
+            points.append(Point(t, dial.path, mean=run(False), sampled=run(True)))
+    request = {"env": dial.env, "addons": list(dial.addons)}
+    return Found(request, dial.out, points[0], points, [], addon.metric_name if addon.has_metric else "", letter="t")
+
+
+def write_dial_report(dial: Dial, found: Found, checksum: str) -> Path:
+    """Film every position, and write `report.html` and `dial.json` into the dial's folder."""
+    pictures, complaint = _filmed(dial, checksum)
+    write_json(dial.out / "dial.json", as_dict(dial, found, checksum))
+    path = dial.out / "report.html"
+    write_bytes(path, _html(dial, found, pictures, complaint).encode())
+    return path
+
+
+def as_dict(dial: Dial, found: Found, checksum: str) -> dict[str, Any]:
+    """What `dial.json` holds; numbers that are not finite become null."""
+
+    def described(point: Point) -> dict[str, Any]:
+        assert point.mean is not None
+        assert point.sampled is not None
+        distance = {"at": point.omega, "kl": point.kl, "log_prior": point.log_prior}
+        return distance | {"mean_action": point.mean.as_dict(), "sampled_action": point.sampled.as_dict()}
+
+    whose = {"of": str(dial.path), "sha256": checksum, "how": dial.how}
+    return dict(finite(whose | found.request | {"positions": [described(point) for point in found.points]}))
+
+
+def _filmed(dial: Dial, checksum: str) -> tuple[list[bytes | None], str]:
+    """A film of each position; whoever films wants files."""
+    with tempfile.TemporaryDirectory(prefix="repolicy-dial-") as folder:
+        files = [Path(folder, f"{t:g}.safetensors") for t in POSITIONS]
+        for t, file in zip(POSITIONS, files, strict=True):
+            dial.save(t, file, checksum)
+        return filmed([(str(file), "policy") for file in files], dial.env)
+
+
+def _html(dial: Dial, found: Found, pictures: Sequence[bytes | None], complaint: str) -> str:
+    assert found.prior.mean is not None
+    episodes, middle = len(found.prior.mean.basic), len(POSITIONS) // 2
+    index = middle if found.knee is None else found.knee
+    lead = (
+        f"Between the prior (t = 0) and {escape(str(dial.path))} (t = 1): {WORDS[dial.how]}. Nothing was trained. "
+        f"{escape(found.verdict[0].upper() + found.verdict[1:])}."
+    )
+    commands = [
+        f'<div class="beneath" data-shown="{position}">{page.command(dial.command(t))}</div>'
+        for position, t in enumerate(POSITIONS)
+    ]
+    parts = [
+        page.section(
+            "Turn the dial",
+            slider(found, index, "prior", "customized"),
+            page.films(figures(found, [pictures[0], *pictures]), complaint),
+            *tables(found),
+        ),
+        page.section("Keep this position", *commands, note="Writes it as a policy's file, which every command takes."),
+        page.section("The trade-off", tradeoff(found), note=legend(found)),
+        page.section(
+            "Every position",
+            every_point(found),
+            note=f"Mean ± std over {episodes} episodes with the mean action; log prior and KL(policy ‖ prior) over "
+            f"{episodes} with sampled ones, at the states that the policy itself visits.",
+        ),
+    ]
+    wanted = " + ".join(dial.addons)
+    return page.page(f"{dial.env} with {wanted}: the dial", lead, parts, SCRIPT)

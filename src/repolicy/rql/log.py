@@ -1,0 +1,64 @@
+"""What a run of Residual Q-learning tells while it learns: a line of metrics every hundred steps."""
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.request import Request
+from repolicy.engine.settings import AnySettings
+from repolicy.engine.training import Watcher
+
+EPISODES = 20  # the latest, over which returns are averaged
+
+
+def lines(steps: int, settings: AnySettings) -> int:
+    """How many lines of metrics there are after so many steps; the last may be of fewer steps than the others."""
+    return settings.iterations if steps >= settings.steps else steps // settings.iteration_steps
+
+
+class Log:
+    """The metrics, for the folder and for whoever watches; its `step` is Stable-Baselines3's kind of callback."""
+
+    def __init__(
+        self, request: Request, folder: RunFolder, watchers: Sequence[Watcher], interrupted: threading.Event
+    ) -> None:
+        self._request, self._folder, self._watchers, self._interrupted = request, folder, watchers, interrupted
+        self.metrics: dict[str, float] = {}
+        self.stopped = False
+
+    def begin(self, steps: int, complaints: Sequence[str]) -> None:
+        settings = self._request.settings
+        done = lines(steps, settings)
+        self._first, self._began = steps, time.perf_counter()
+        self._folder.forget_after(done)
+        for watcher in self._watchers:
+            watcher.begin(self._request, done, settings.iterations)
+            for complaint in complaints:
+                watcher.say(complaint)
+
+    def step(self, local: dict[str, Any], _: dict[str, Any]) -> bool:
+        """After every step of the environment. Returns whether to go on."""
+        model, settings = local["self"], self._request.settings
+        steps = model.num_timesteps
+        if steps > settings.steps or (steps % settings.iteration_steps and steps != settings.steps):
+            return True
+        self.metrics = {"iteration": math.ceil(steps / settings.iteration_steps), "steps": steps}
+        if episodes := list(model.ep_info_buffer)[-EPISODES:]:
+            self.metrics["task_return"] = sum(episode["r"] for episode in episodes) / len(episodes)
+            self.metrics["episode_length"] = sum(episode["l"] for episode in episodes) / len(episodes)
+        found = model.logger.name_to_value
+        self.metrics |= {name.removeprefix("train/"): v for name, v in found.items() if name.startswith("train/")}
+        seconds = time.perf_counter() - self._began
+        self.metrics |= {"seconds": seconds, "steps_per_second": (steps - self._first) / seconds}
+        self._folder.log(self.metrics)
+        for watcher in self._watchers:
+            watcher.write(self.metrics)
+        self.stopped = steps < settings.steps and self._interrupted.is_set()
+        return not self.stopped
+
+    def close(self) -> None:
+        for watcher in self._watchers:
+            watcher.close()

@@ -1,0 +1,202 @@
+"""Dials that cost no training: exact on linear–quadratic control, normalized densities, files like any other."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import repolicy
+from repolicy.cli import main as cli
+from repolicy.engine.training import Result
+from repolicy.errors import UsageError
+from repolicy.exact import linear_quadratic as lq
+from repolicy.policies.dials import HOWS, dial, turned
+from repolicy.policies.export import export
+from repolicy.policies.file import SavedPolicy, read_policy, save_policy
+from repolicy.policies.layers import load_layers
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.spaces import ActionSpace
+from repolicy.report import run as report
+
+BOX = ActionSpace("continuous", (1,), (-3.0,), (3.0,))
+CHOICES = ActionSpace("discrete", (3, 2), (), ())
+
+
+def shaken(spec: PolicySpec, start: Policy | None = None) -> Policy:
+    """A policy with numbers of its own."""
+    policy = Policy(spec)
+    if start is not None:
+        policy.load_state_dict(start.state_dict())
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return policy
+
+
+def pair(family: str) -> tuple[Policy, Policy]:
+    spec = PolicySpec(4, CHOICES if family == "categorical" else BOX, family, hidden=(8, 8))
+    prior = shaken(spec)
+    return prior, shaken(spec, prior)
+
+
+def as_policy(linear: lq.LinearGaussian) -> Policy:
+    """The same as a network: x = relu(x) − relu(−x)."""
+    m, n = linear.gain.shape
+    space = ActionSpace("continuous", (m,), (-1.0,) * m, (1.0,) * m)
+    policy = Policy(PolicySpec(n, space, hidden=(2 * n,), activation="relu", min_std=0.0, observation_bound=None))
+    policy.normalizer.load_state_dict(policy.normalizer.state_dict() | {"var": torch.ones(n).double() - 1e-8})
+    eye, gain = torch.eye(n), linear.gain.float()
+    load_layers(
+        policy.network,
+        [(torch.cat([eye, -eye]), torch.zeros(2 * n)), (torch.cat([-gain, gain], 1), torch.zeros(m))],
+    )
+    assert policy.log_std is not None
+    policy.log_std.data = linear.covariance.diagonal().sqrt().log().float()
+    return policy
+
+
+@pytest.mark.parametrize("t", [0.1, 0.5, 0.9, 1.5])
+def test_without_a_future_the_mixture_is_the_optimum_of_another_weight(t: float) -> None:
+    """π·exp(r/ω) to the power t, with π^(1−t), is π·exp(t·r/ω): the optimum for ω/t, known in closed form."""
+    cost = torch.tensor([[1.0, 0.0, 0.2, -0.1], [0.0, 1.0, 0.3, 0.4], [0.2, 0.3, 0.6, 0.0], [-0.1, 0.4, 0.0, 0.9]])
+    system = lq.LinearQuadratic(0.9 * torch.eye(2), 0.5 * torch.eye(2), cost, discount=0.0)
+    prior = lq.LinearGaussian(torch.tensor([[0.5, -0.2], [0.1, 0.7]]), torch.diag(torch.tensor([0.4, 0.2])))
+
+    def optimum(weight: float) -> lq.LinearGaussian:
+        return lq.linear_quadratic_optimal(lq.linear_quadratic_augmented(system, prior, weight), weight).policy
+
+    ends, wanted = (as_policy(prior), as_policy(optimum(0.3))), optimum(0.3 / t)
+    found, states = turned(*ends, t), torch.randn(50, 2)
+    means = found(states).mode().double()
+    assert torch.allclose(means, -states.double() @ wanted.gain.T, rtol=1e-6, atol=1e-6)
+    assert found.std is not None
+    assert torch.allclose(found.std.double() ** 2, wanted.covariance.diagonal(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("family", ["gaussian", "squashed", "categorical"])
+def test_its_ends_are_the_two_policies(family: str, how: Any) -> None:
+    prior, customized = pair(family)
+    observations = torch.randn(64, 4)
+    for t, end in ((0.0, prior), (1.0, customized)):
+        actions = end(observations).sample()
+        found = turned(prior, customized, t, how)
+        assert torch.allclose(found.log_prob(observations, actions), end.log_prob(observations, actions), atol=1e-5)
+        assert torch.allclose(found(observations).mode(), end(observations).mode(), atol=1e-6)
+
+
+@pytest.mark.parametrize("t", [-0.2, 0.3, 0.8])
+@pytest.mark.parametrize("family", ["gaussian", "squashed", "categorical"])
+def test_the_mixture_is_the_product_of_the_densities_and_sums_up_to_one(family: str, t: float) -> None:
+    prior, customized = pair(family)
+    found, observations = turned(prior, customized, t), torch.randn(5, 4)
+    if family == "categorical":
+        actions = torch.cartesian_prod(torch.arange(3.0), torch.arange(2.0))[:, None].expand(-1, 5, 2)
+        volumes = torch.ones(6, 1)
+    else:
+        grid = torch.linspace(-12.0, 12.0, 4001)
+        slope = 1 - torch.tanh(grid) ** 2 if family == "squashed" else torch.ones_like(grid)
+        actions, volumes = grid[:, None, None].expand(-1, 5, 1), (slope * (grid[1] - grid[0]))[:, None]
+
+    def scores(policy: Policy) -> Tensor:
+        return policy.log_prob(observations.expand(len(actions), 5, 4), actions).double()
+
+    product = (1 - t) * scores(prior) + t * scores(customized)
+    assert torch.allclose((scores(found).exp() * volumes).sum(0), torch.ones(5).double(), atol=1e-4)
+    likely = product > product.max() - 12.0
+    rest = torch.where(likely, scores(found) - product, torch.nan)
+    spread = (rest - rest.nanmean(0)).abs().nan_to_num(0.0)
+    assert spread.max() < 1e-4
+
+
+def test_half_of_half_is_a_quarter() -> None:
+    prior, customized = pair("gaussian")
+    observations = torch.randn(20, 4)
+    twice, once = turned(prior, turned(prior, customized, 0.5), 0.5), turned(prior, customized, 0.25)
+    assert torch.allclose(twice(observations).mode(), once(observations).mode(), atol=1e-6)
+
+
+def test_what_has_nothing_between_is_refused_in_a_sentence() -> None:
+    prior, customized = pair("gaussian")
+    with pytest.raises(UsageError, match="different families, gaussian and squashed"):
+        turned(prior, pair("squashed")[0], 0.5)
+    with pytest.raises(UsageError, match="different numbers in an observation, 4 and 5"):
+        turned(prior, Policy(replace(prior.spec, observation_size=5)), 0.5)
+    with pytest.raises(UsageError, match="differ in hidden"):
+        turned(prior, Policy(replace(prior.spec, hidden=(9, 9))), 0.5, "weights")
+    with pytest.raises(UsageError, match="2 hidden layers of tanh .* 1 of tanh"):
+        turned(prior, Policy(replace(prior.spec, hidden=(9,))), 0.5)
+    with pytest.raises(UsageError, match="depends on the state"):
+        turned(*pair("state_gaussian"), 0.5)
+    with pytest.raises(UsageError, match="t is nan"):
+        turned(prior, customized, float("nan"))
+    with pytest.raises(UsageError, match="holds no prior"):
+        dial(SavedPolicy(prior, None, {}), 0.5)
+    customized.normalizer.update(torch.ones(3, 4))
+    with pytest.raises(UsageError, match="normalize observations differently"):
+        turned(prior, customized, 0.5)
+
+
+def test_beyond_the_ends_it_warns_and_stops_where_there_is_no_distribution() -> None:
+    prior, customized = pair("gaussian")
+    assert prior.log_std is not None
+    assert customized.log_std is not None
+    prior.log_std.data.fill_(0.0)
+    customized.log_std.data.fill_(0.5)
+    with pytest.warns(UserWarning, match="beyond the customized policy"):
+        dial(SavedPolicy(customized, prior, {}), 1.2)
+    with pytest.raises(UsageError, match=r"between -inf and 1\.58"):
+        turned(prior, customized, 1.6)
+
+
+def pushing(observations: Any, actions: Any, next_observations: Any, info: Any) -> Any:
+    return -abs(actions[..., 0])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    prior, customized = pair("gaussian")
+    path = tmp_path / "best.safetensors"
+    card = {"request": {"env": "InvertedPendulum-v4", "addons": [f"{__file__}:pushing"]}, "evaluation": {"task": 1.0}}
+    save_policy(path, customized, card, prior)
+    return path
+
+
+def test_a_position_is_a_file_like_any_other(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["dial", str(file), "--at", "0.3", "--out", str(tmp_path / "mine.safetensors"), "--json"])
+    assert json.loads(capsys.readouterr().out)["at"] == 0.3
+    saved, observations = read_policy(tmp_path / "mine.safetensors"), torch.randn(10, 4)
+    assert torch.equal(saved.policy(observations).mode(), repolicy.dial(file, 0.3)(observations).mode())
+    assert saved.prior is not None
+    assert saved.card["dial"]["how"] == "mixture"
+    assert "evaluation" not in saved.card
+    assert export(saved.policy, tmp_path / "mine.pt", "torchscript") < 1e-5
+    cli.main(["inspect", str(tmp_path / "mine.safetensors")])
+    assert "mixture at t = 0.3" in capsys.readouterr().err
+
+
+def test_a_result_turns_too(file: Path) -> None:
+    (file.parent / "run.json").write_text("{}")
+    found, observations = Result(file.parent, 1, True, {}).at(0.4, "weights"), torch.randn(10, 4)
+    assert torch.equal(found(observations).mode(), dial(file, 0.4, "weights")(observations).mode())
+
+
+def test_the_report_has_every_position_and_needs_nothing_else(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report, "FILM_SECONDS", 0.1)
+    monkeypatch.setattr("repolicy.report.dial.filmed", lambda whom, env: ([None] * len(whom), ""))
+    with pytest.raises(SystemExit):
+        cli.main(["dial", str(file)])  # its add-on is code
+    cli.main(["dial", str(file), "--trust", "--episodes", "2", "--out", str(tmp_path / "dial"), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [position["at"] for position in found["positions"]] == [index / 10 for index in range(11)]
+    assert abs(found["positions"][0]["kl"]) < 1e-4 < found["positions"][-1]["kl"]
+    html = (tmp_path / "dial" / "report.html").read_text()
+    assert html.count('data-shown="10"') == 3  # film, table, command
+    assert "--at 0.7" in html
+    assert "http" not in html.replace("http://www.w3.org", "")
