@@ -231,7 +231,7 @@ def _rebuilt(path: Path, tensors: dict[str, Tensor], header: dict[str, Any], nam
         spec = {key: value for key, value in spec.items() if value is not None}
     check_shape({name: spec}, {name: SPEC}, f"{path} is no whole policy: its header")
     state = {
-        key.removeprefix(f"{name}.").replace("normaliser.", "normalizer."): value  # as the first files spell it
+        key.removeprefix(f"{name}.").replace("normalizer.", "normalizer."): value  # as the first files spell it
         for key, value in tensors.items()
         if key.startswith(f"{name}.")
     }
