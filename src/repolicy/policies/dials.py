@@ -80,6 +80,11 @@ def _mixture(prior: Policy, customized: Policy, t: float) -> Policy:
             f"the prior has {len(one.hidden)} hidden layers of {one.activation} and the customized policy "
             f"{len(other.hidden)} of {other.activation}; a mixture needs as many of both, and of one kind"
         )
+    if not one.hidden or any(spec.norms or spec.mean_clip is not None for spec in (one, other)):
+        raise UsageError(
+            "a mixture is of networks with hidden layers, without LayerNorm and without a bound on the mean; "
+            "use the other dial: how='weights', or --how weights"
+        )
     ours, theirs, std = _shares(prior, customized, t)
     hidden = tuple(a + b for a, b in zip(one.hidden, other.hidden, strict=True))
     mixed = Policy(replace(one, hidden=hidden, std="exp", min_std=0.0))

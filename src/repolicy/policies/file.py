@@ -37,6 +37,7 @@ CARD = {
     "command?": str,
     "nat_worth?": {"value": float, "error": float, "episodes": int},
     "scores?": {"mean action": [float], "episodes": int},
+    "origin?": {"library": str, "version": str, "kind": str, "file": str, "sha256": str, "options": {}, "notes": [str]},
     "dial?": {"at": float, "how": str, "of": str},
     "origin?": {"library": str, "version": str, "kind": str, "file": str, "sha256": str, "options": {}, "notes": [str]},
 }
