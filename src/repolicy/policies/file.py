@@ -39,7 +39,6 @@ CARD = {
     "scores?": {"mean action": [float], "episodes": int},
     "origin?": {"library": str, "version": str, "kind": str, "file": str, "sha256": str, "options": {}, "notes": [str]},
     "dial?": {"at": float, "how": str, "of": str},
-    "origin?": {"library": str, "version": str, "kind": str, "file": str, "sha256": str, "options": {}, "notes": [str]},
 }
 SPEC = {
     "observation_size": int,
