@@ -63,12 +63,12 @@ def speed() -> str:
 
 
 def peers() -> str:
+    """The median of the turns' ratios, and their middle half."""
     lines = ["| | steps a second, median | repolicy is faster by | with minibatches of 1024 |", "|---|---|---|---|"]
     for row in rows("peers.jsonl"):
-        factors = [row[f"repolicy_{which}faster_by"] for which in ("is_", "with_1024_is_")]
-        lines.append(
-            f"| {row['contender']} | {row['median']:,.0f} | {' | '.join(f'× {each:.1f}' for each in factors)} |"
-        )
+        ratios = [row[f"{mine} is faster by"] for mine in ("repolicy", "repolicy, minibatches of 1024")]
+        cells = [f"× {middle:.1f} ({low:.1f} – {high:.1f})" for middle, low, high in ratios]
+        lines.append(f"| {row['contender']} | {row['steps_per_second']:,.0f} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
