@@ -21,6 +21,7 @@ from repolicy.cli.about import Addons
 from repolicy.cli.terminal import Terminal
 from repolicy.errors import RepolicyError
 from repolicy.objective import residual
+from repolicy.policies.file import read_policy, save_policy
 
 SMALL = ["--steps", "512", "--envs", "8", "--horizon", "16", "--minibatch", "64", "--segment", "2", "--ranks", "1"]
 
@@ -338,3 +339,20 @@ def test_the_installed_command_is_the_command_line() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     module, _, name = project["scripts"]["repolicy"].partition(":")
     assert getattr(importlib.import_module(module), name) is cli.main
+
+
+def test_a_prior_whose_nat_is_worth_something_gives_omega(capsys: pytest.CaptureFixture[str]) -> None:
+    """And one whose worth is within its error does not. Episodes of a few steps are too short for `--states`."""
+    answered(capsys, "train", tiny("LinearQuadratic"), "--alpha", "0.1", *SMALL, "--out", "prior")
+    saved = read_policy("prior/best.safetensors")
+    wish = ["--addon", tiny("stay_near"), "--env", tiny("LinearQuadratic"), "--no-report", *SMALL]
+    for name, error in (("known", 0.01), ("unknown", 0.4)):
+        worth = {"value": 0.25, "error": error, "episodes": 32}
+        save_policy(f"{name}.safetensors", saved.policy, saved.card | {"nat_worth": worth})
+    assert "needs omega" in refused(capsys, 2, "customize", "unknown.safetensors", *wish, "--out", "refused")
+    code, _, said = typed(capsys, "customize", "known.safetensors", *wish, "--out", "run")
+    assert code == 0, said
+    assert "omega is 0.25, what a nat of the prior is worth" in said
+    assert json.loads(Path("run/run.json").read_text())["request"]["objective"]["omega"] == 0.25
+    code, _, said = typed(capsys, "customize", "known.safetensors", *wish, "--states", "0.5", "--out", "short")
+    assert (code, "too soon to learn its states" in said) == (2, True)

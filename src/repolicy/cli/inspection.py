@@ -126,7 +126,7 @@ def _inspect_folder(path: Path) -> dict[str, Any]:
         "add-ons": ", ".join(request["addons"]) or "none",
         "steps": f"{done:,} in the last checkpoint, of {request['settings']['steps']:,}",
         "iterations logged": f"{iterations:,}",
-        "method": request.get("method", "Residual PPO"),
+        "method": request.get("method", "PPO"),
         "best policy": str(folder.best_policy) if folder.best_policy.exists() else "none",
         "last policy": str(folder.last_policy) if folder.last_policy.exists() else "none yet",
     }
