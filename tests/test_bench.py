@@ -17,4 +17,7 @@ def test_shares_are_the_ratio_of_the_speeds(count: int) -> None:
     assert found["share"] == pytest.approx(found["training_steps_per_second"] / found["physics_steps_per_second"])
     assert 0.0 < found["share"] < found["share_without_evaluation"]
     assert found["ranks"] == count
+    assert sum(found["training_is"].values()) == pytest.approx(1.0, abs=0.1)
+    assert (found["training_is"]["sums over ranks"] > 0.01) == (count > 1)
+    assert found["physics_in_training"] > 0.0
     assert found["memory_mb_a_rank"] > 50  # of this process, whatever other tests imported

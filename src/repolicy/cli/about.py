@@ -92,5 +92,8 @@ def _show(figures: dict[str, Any]) -> None:
     table.add_row("… without evaluation and checkpoint", f"{figures['share_without_evaluation']:.3f}")
     spread = figures["slice_shares"]
     table.add_row("… of the slices", f"{spread['min']:.3f} – {spread['max']:.3f}")
+    where = ", ".join(f"{name} {share:.0%}" for name, share in figures["training_is"].items())
+    table.add_row("where training's time goes", where)
+    table.add_row("its physics take", f"{figures['physics_in_training']:.2f} times what they take alone")
     table.add_row("memory", f"{figures['memory_mb_a_rank']:,.0f} MB a rank")
     Terminal().print(table)

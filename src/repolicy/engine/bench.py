@@ -64,6 +64,7 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
 
 def _measured(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int) -> dict[str, Any]:
     settings = request.settings
+    team = Timed(team)
     segments = Segments(request, folder, team)
     physics = Physics(request, team)
     rounds = settings.segment // PARTS
@@ -86,15 +87,18 @@ def _measured(request: Request, folder: RunFolder, team: ranks.Ranks, slices: in
     reports: list[dict[str, float]] = []
     warm_up = timed(lambda: physics.run(settings.horizon))
     began = timed(segments.begin)
-    alone, training = [], []
+    alone, training, adding = [], [], 0.0
     for _ in range(slices):
         alone.append(timed(lambda: physics.run(rounds * settings.horizon)))
+        before = team.seconds
         training.append(timed(lambda: train(rounds)))
+        adding += team.seconds - before
     finished = timed(finish)
     steps = rounds * settings.iteration_steps
     physics_slice, training_slice = statistics.median(alone), statistics.median(training)
     whole_slice = training_slice + (began + finished) / PARTS
     peak = team.sum(torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024], dtype=torch.float64))
+    where = where_time_goes(reports, adding / sum(training))
     shares = [one / other for one, other in zip(alone, training, strict=True)]
     return {
         "env": request.env,
@@ -110,6 +114,8 @@ def _measured(request: Request, folder: RunFolder, team: ranks.Ranks, slices: in
         "training_steps_per_second": steps / whole_slice,
         "share": physics_slice / whole_slice,
         "share_without_evaluation": physics_slice / training_slice,
+        "training_is": where,
+        "physics_in_training": where["physics"] * sum(training) / sum(alone),
         "slice_shares": {"min": min(shares), "median": statistics.median(shares), "max": max(shares)},
         "seconds": {
             "warm_up": warm_up,
@@ -120,6 +126,28 @@ def _measured(request: Request, folder: RunFolder, team: ranks.Ranks, slices: in
         },
         "memory_mb_a_rank": float(peak) / team.count,
     }
+
+
+def where_time_goes(reports: list[dict[str, float]], sums: float) -> dict[str, float]:
+    """Shares of the first rank's time in training: the four add up to 1, but for what a report does not time."""
+    physics, acting, update = (
+        statistics.fmean(report[f"share_{part}"] for report in reports) for part in ("physics", "policy", "update")
+    )
+    return {"physics": physics, "acting": acting, "learning": update - sums, "sums over ranks": sums}
+
+
+class Timed:
+    """The ranks, and the seconds that this one spent in their sums: most of it waiting for the others."""
+
+    def __init__(self, team: ranks.Ranks) -> None:
+        self._team, self.index, self.count, self.seconds = team, team.index, team.count, 0.0
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        began = time.perf_counter()
+        try:
+            return self._team.sum(tensor)
+        finally:
+            self.seconds += time.perf_counter() - began
 
 
 class Physics:
