@@ -140,6 +140,27 @@ def test_omega_holds_a_budget_of_drift(prior: Path, tmp_path: Path) -> None:
     assert not 0.8 < multiplier / ALPHA < 1.2  # it had to move
 
 
+def test_omega_alone_holds_a_budget_of_likelihood(prior: Path, tmp_path: Path) -> None:
+    """The budget is what the exact optimum at a known omega spends; from a third of it, that omega is found."""
+    omega, alpha = 0.2, 0.8
+    share = omega / ALPHA
+    known = optimum(share * STATE_COST + WISH_STATE_COST, share * CONTROL_COST + WISH_CONTROL_COST, alpha)
+    held = read_policy(prior).policy
+    acted = evaluate(as_policy(known), tiny("WithoutReward"), 2_000, prior=held, stochastic=True)
+    assert acted.log_prior is not None
+    own = -held(torch.zeros(1, 1)).entropy().item()
+    budget = own - acted.log_prior.sum() / acted.lengths.sum()
+    assert budget > 0.1
+    settings = replace(SETTINGS, log_prior_budget=float(budget), steps=200_000)
+    log = Log()
+    wish_for = [f"{Path(__file__)}:wish", residual(omega / 3, alpha)]
+    customize(prior, *wish_for, tmp_path / "run", settings, env=tiny("WithoutReward"), watchers=[log])
+    last = log.metrics[-50:]
+    assert np.mean([metrics["below_prior"] for metrics in last]) == pytest.approx(budget, rel=0.05)
+    assert np.mean([metrics["omega"] for metrics in last]) == pytest.approx(omega, rel=0.05)
+    assert {metrics["alpha"] for metrics in log.metrics} == {alpha}
+
+
 class Log:
     """A watcher that keeps what it is told."""
 
@@ -182,6 +203,8 @@ def test_the_drift_is_held_on_its_way_to_the_budget_and_after_a_resumption(prior
         ({"objective": Objective("basic", alpha=0.1)}, "task is the add-on"),
         ({"settings": replace(SETTINGS, kl_budget=0.1)}, "moves omega and alpha together"),
         ({"settings": replace(SETTINGS, kl_budget=0.1), "objective": greedy(0.1)}, "moves omega and alpha together"),
+        ({"settings": replace(SETTINGS, log_prior_budget=0.1), "objective": greedy(0.1)}, "from a value above 0 on"),
+        ({"settings": replace(SETTINGS, log_prior_budget=0.1, kl_budget=0.1)}, "two ways to find omega"),
         ({"settings": replace(SETTINGS, family="squashed")}, "keeps the family of its prior"),
     ],
 )

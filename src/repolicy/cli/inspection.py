@@ -136,7 +136,7 @@ def _inspect_folder(path: Path) -> dict[str, Any]:
 
 def _sentence(request: dict[str, Any]) -> str:
     """`addon + 0.17 log prior − 0.13472 log policy`."""
-    objective, budget = request.get("objective"), request.get("settings", {}).get("kl_budget")
+    objective, settings = request.get("objective"), request.get("settings", {})
     if not objective:
         return "unknown"
     task = objective.get("task", "unknown")
@@ -149,8 +149,11 @@ def _sentence(request: dict[str, Any]) -> str:
         parts.append(f"(and {objective['bonus']:g} · entropy in the loss)")
     if objective.get("states"):
         parts.append(f"+ {objective['states']:g} familiar states")
-    if isinstance(budget, int | float):
-        parts.append(f"at first; both weights move to hold {budget:g} nats a step to the prior")
+    kl, likelihood = settings.get("kl_budget"), settings.get("log_prior_budget")
+    if isinstance(kl, int | float):
+        parts.append(f"at first; both weights move to hold {kl:g} nats a step to the prior")
+    if isinstance(likelihood, int | float):
+        parts.append(f"at first; omega moves until actions are {likelihood:g} nats less likely than the prior's own")
     return " ".join(parts)
 
 

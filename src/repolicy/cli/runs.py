@@ -137,7 +137,7 @@ class Customize:
         start = Customize(self.prior, settings=_customizing(self, before))
         if before is None:
             return start
-        made, held = Objective(**before["objective"]), before["settings"]["kl_budget"] is not None
+        made, held = Objective(**before["objective"]), start.settings.budget is not None
         omega = "auto" if held else str(made.omega)
         return replace(
             start, env=before["env"], omega=omega if "omega" in coefficients(self.objective) else None,
@@ -158,11 +158,15 @@ class Customize:
     def wanted(self) -> Objective:
         """The objective that the options describe."""
         alpha = self.alpha if self.alpha is not None else alpha_of(self.prior)
-        held = self.settings.kl_budget is not None
+        held = self.settings.budget is not None
         if held and (self.omega != "auto" or self.objective != "residual"):
-            raise UsageError("--kl-budget goes with --omega auto and no other --objective than residual")
+            option = "--kl-budget" if self.settings.kl_budget is not None else "--log-prior-budget"
+            raise UsageError(f"{option} goes with --omega auto and no other --objective than residual")
         if self.omega == "auto" and not held:
-            raise UsageError("--omega auto needs --kl-budget: how far the policy may drift, in nats a step")
+            raise UsageError(
+                "--omega auto needs --kl-budget, how far the policy may drift, or --log-prior-budget, how much less "
+                "likely its actions may be to the prior, both in nats a step"
+            )
         omega = alpha if held else _number("--omega", self.omega)  # both begin at the prior's alpha
         if omega is None and self.objective == "residual":
             omega = _worth_of(self.prior)

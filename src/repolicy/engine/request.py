@@ -72,7 +72,7 @@ def words(request: Request, prior: str | Path = "") -> list[str]:
     parts = ["customize", str(prior), "--env", request.env] if prior else ["train", request.env]
     for name in request.addons:
         parts += ["--addon", name]
-    parts += ["--omega", "auto"] if request.settings.kl_budget is not None else ["--objective", objective]
+    parts += ["--omega", "auto"] if request.settings.budget is not None else ["--objective", objective]
     for key, value in coefficients.items():
         parts += [f"--{key}", f"{value!r}"]
     return parts + ["--sparse"] * request.sparse

@@ -73,7 +73,7 @@ class Segments:
         worker, settings = self.worker, self.worker.settings
         worker.collector.envs.close()
         metrics = self.evaluated()
-        moves = settings.kl_budget is not None  # then each segment has weights of its own, and the last is best
+        moves = settings.budget is not None  # then each segment has weights of its own, and the last is best
         better = moves or metrics["evaluation_objective"] > self.best
         self.best = metrics["evaluation_objective"] if better else self.best
         if self.team.index == 0:

@@ -110,6 +110,8 @@ class Settings(AnySettings):
     """Share of the steps that fit the critic alone, before the actor moves."""
     kl_budget: float | None = None
     """Adapt omega and alpha together so that the policy stays this far from its prior, in nats a step."""
+    log_prior_budget: float | None = None
+    """Adapt omega alone so that actions are, to the prior, this many nats less likely than its own, on average."""
     backend: Literal["auto", "envpool", "gymnasium"] = "auto"
     """Whose environments: EnvPool's where it knows the name, or one of the two."""
 
@@ -133,6 +135,7 @@ class Settings(AnySettings):
         ("evaluation_episodes", 1, 1e6),
         ("critic_warmup", 0, 1),
         ("kl_budget", 1e-9, 1e6),
+        ("log_prior_budget", 1e-9, 1e6),
     ]
 
     @property
@@ -140,8 +143,15 @@ class Settings(AnySettings):
         """Environment steps of one iteration, over all ranks."""
         return self.envs * self.horizon
 
+    @property
+    def budget(self) -> float | None:
+        """Of nats a step, where there is one, of either kind."""
+        return self.log_prior_budget if self.kl_budget is None else self.kl_budget
+
     def resolved(self) -> "Settings":
         """With `ranks` counted out, and what must fit together checked."""
+        if self.kl_budget is not None and self.log_prior_budget is not None:
+            raise UsageError("kl_budget and log_prior_budget are two ways to find omega: choose one")
         if self.surrogate == "vanilla" and self.epochs != 1:
             raise UsageError(
                 f"epochs is {self.epochs}, but the vanilla policy gradient holds for the policy that acted, for one "

@@ -1,33 +1,42 @@
-"""A KL budget: omega and alpha move together until the policy is as far from its prior as it may be."""
+"""A budget: the weights move until the policy is as far from its prior, or its actions as unlikely, as they may be."""
 
 import math
 from dataclasses import replace
 
 from repolicy.objective import Objective
 
-FARTHEST = 2.0  # a KL e² times its budget, or an e²th of it, is as far off as it counts
-STEERING = 0.03  # how fast omega and alpha follow a KL that is off its budget, an iteration
-DAMPING = 1.0  # and how much a KL that moves: without it they answer too late, and the policy drifts far beyond
-NOISE = 0.25  # the std that a measured KL near its budget may have, as a share of the budget
+FARTHEST = 2.0  # e² times the budget, or an e²th of it, is as far off as it counts
+STEERING = 0.03  # how fast the weights follow nats that are off their budget, an iteration
+DAMPING = 1.0  # and how much nats that move: without it they answer too late, and the policy drifts far beyond
+NOISE = 0.25  # the std that measured nats near their budget may have, as a share of the budget
+LEAST = 1e-6  # of a weight
 
 
-def off_budget(kl: float, budget: float, before: float = 0.0, samples: float = math.inf) -> float:
-    """How far the policy's distance from its prior is from the budget: the logarithm of their ratio, within bounds.
+def off_budget(
+    spent: float, budget: float, before: float = 0.0, samples: float = math.inf, variance: float | None = None
+) -> float:
+    """How far the nats that are spent are from the budget: the logarithm of their ratio, within bounds.
 
-    A KL near a budget B, measured from S samples, has a std of √(2·B/S): where that is much for a small budget (the
-    measured KL may be below 0), this one is averaged with those `before`, over at most some 20 iterations.
+    They are a mean over samples, each with some variance (of a KL near its budget, twice the budget). Where its std is
+    much for a small budget (the measured KL may be below 0), this one is averaged with those `before`, over at most
+    some 20 iterations.
     """
-    share = max(0.05, min(1.0, NOISE**2 / 2 * budget * samples))
+    variance = 2 * budget if variance is None else variance
+    share = max(0.05, min(1.0, NOISE**2 * budget**2 * samples / max(variance, 1e-12)))
     if share < 1.0:
-        kl = share * kl + (1.0 - share) * budget * math.exp(before)
-    return max(-FARTHEST, min(FARTHEST, math.log(max(kl, budget * math.exp(-2 * FARTHEST)) / budget)))
+        spent = share * spent + (1.0 - share) * budget * math.exp(before)
+    return max(-FARTHEST, min(FARTHEST, math.log(max(spent, budget * math.exp(-2 * FARTHEST)) / budget)))
 
 
-def steered(objective: Objective, before: float, now: float) -> Objective:
+def steered(objective: Objective, before: float, now: float, *, omega_alone: bool = False) -> Objective:
     """The objective with more weight on the prior where the policy is beyond the budget or on its way there.
 
     omega and alpha move together: they are the multiplier of the constraint KL ≤ budget. A larger omega alone would
-    sharpen the policy around the prior's mode, and so move it away from the prior.
+    sharpen the policy around the prior's mode, and so move it away from the prior. But omega alone is the multiplier of
+    E[log prior] ≥ its own − budget, and a larger one always makes likelier actions.
     """
     factor = math.exp(STEERING * now + DAMPING * (now - before))
-    return replace(objective, omega=max(1e-6, objective.omega * factor), alpha=max(1e-6, objective.alpha * factor))
+    omega = max(LEAST, objective.omega * factor)
+    return replace(objective, omega=omega) if omega_alone else replace(
+        objective, omega=omega, alpha=max(LEAST, objective.alpha * factor)
+    )  # fmt: skip

@@ -220,11 +220,16 @@ def check(request: Request) -> None:
     probe = make_envs(request.env, 1, 0, request.settings.backend)
     probe.close()
     spec_for(probe, request.settings)
-    budget, objective = request.settings.kl_budget, request.objective
-    if budget is not None and not 0 < objective.omega == objective.alpha:
+    settings, objective = request.settings, request.objective
+    if settings.kl_budget is not None and not 0 < objective.omega == objective.alpha:
         raise UsageError(
             "a KL budget moves omega and alpha together, from one value on: it goes with customize --omega auto, "
             "or in Python with kl(alpha)"
+        )
+    if settings.log_prior_budget is not None and not (objective.omega > 0 and objective.alpha > 0):
+        raise UsageError(
+            "a log-prior budget moves omega from a value above 0 on, at a fixed alpha above 0: it goes with customize "
+            "--omega auto, or in Python with residual(omega, alpha)"
         )
     if request.prior and request.settings.family != "auto":
         raise UsageError("a policy keeps the family of its prior while it is customized: leave --family out")

@@ -72,10 +72,7 @@ class Worker:
             learner.learning_rate = settings.learning_rate * (1.0 - (self.iteration - 1) / settings.iterations)
         fit_actor = self.iteration > settings.critic_warmup * settings.iterations
         weights = {"omega": self.objective.omega, "alpha": self.objective.alpha}  # that were in force
-        if settings.kl_budget is not None and fit_actor:
-            before, kl = self.off_budget, summary.metrics["prior_kl"]
-            self.off_budget = off_budget(kl, settings.kl_budget, before, settings.iteration_steps)
-            self.objective = steered(self.objective, before, self.off_budget)
+        self.steer(summary.metrics, fit_actor)
         report = ppo.update(
             learner, batch, settings, self.stream, self.team.sum, self.team.count, self.objective.bonus, fit_actor
         )
@@ -102,6 +99,19 @@ class Worker:
             | weights
             | self.width(batch.inputs)
         )
+
+    def steer(self, metrics: dict[str, float], fit_actor: bool) -> None:
+        """Move the weights towards the budget, where there is one, as soon as the actor moves."""
+        settings, before = self.settings, self.off_budget
+        if settings.budget is None:
+            return
+        alone = settings.log_prior_budget is not None
+        spent = metrics["below_prior" if alone else "prior_kl"]
+        variance = metrics.pop("below_prior_squares") - spent**2 if alone else None
+        if not fit_actor:
+            return
+        self.off_budget = off_budget(spent, settings.budget, before, settings.iteration_steps, variance)
+        self.objective = steered(self.objective, before, self.off_budget, omega_alone=alone)
 
     def prepared(self, rollout: Rollout, stop: bool) -> tuple[ppo.Batch, "Summary"]:
         """From what happened to what the update learns from: scores, the reformulated reward, advantages."""
@@ -186,6 +196,15 @@ class Worker:
             return None
         return self.density.familiarity(self.prior.normalizer(torch.from_numpy(observations)))
 
+    @torch.no_grad()
+    def below_prior(self, rollout: Rollout, log_prior: Tensor | None) -> dict[str, Tensor]:
+        """By how many nats actions are less likely, to the prior, than its own in the same states; and the squares."""
+        if self.settings.log_prior_budget is None or self.prior is None or log_prior is None:
+            return {}
+        own = -self.prior(torch.from_numpy(rollout.observations[:-1])).entropy().double()
+        nats = own - log_prior.double()
+        return {"below_prior": nats.sum(), "below_prior_squares": nats.square().sum()}
+
     def exchange(
         self, rollout: Rollout, reward: Reward, log_prior: Tensor | None, ended: Tensor, stop: bool
     ) -> "Summary":
@@ -199,6 +218,7 @@ class Worker:
             "log_policy": rollout.log_probs.double().sum(),
             "log_prior": log_prior.double().sum() if log_prior is not None else 0.0,
             "log_prior_low": log_prior.quantile(0.1) * log_prior.numel() if log_prior is not None else 0.0,
+            **self.below_prior(rollout, log_prior),
             "basic_return": sum(rollout.episodes.returns),
             "episode_length": sum(rollout.episodes.lengths),
             "episodes": len(rollout.episodes.lengths),
@@ -212,7 +232,7 @@ class Worker:
         totals = dict(zip(values, numbers.tolist(), strict=True))
         episodes, samples = totals["episodes"], self.settings.iteration_steps
         metrics = {
-            name: total / (samples if name.startswith(("reward", "log")) else max(episodes, 1.0))
+            name: total / (samples if name.startswith(("reward", "log", "below")) else max(episodes, 1.0))
             for name, total in totals.items()
         } | {"episodes": episodes, "stop": totals["stop"], "return_scale": self.returns.std}
         if not episodes:

@@ -106,7 +106,7 @@ def _html(
     wanted = " + ".join(request["addons"])
     episodes = len(next(iter(found.values())).basic)
     again = repeat(folder, request)
-    budget = request["settings"].get("kl_budget") is not None
+    budget = budget_of(request["settings"]) is not None
     shown = "last policy" if budget else "best policy by the run's own objective"
     steps = saved.card.get("steps", 0)
     lead = f"{escape(_recipe(request))}. Shown is the {shown}, after {steps:,} environment steps" + (
@@ -213,12 +213,24 @@ def _curves(folder: RunFolder) -> str:
 
 def _recipe(request: dict[str, Any]) -> str:
     objective = Objective(**request["objective"])
-    if request["settings"].get("kl_budget") is not None:
-        return f"Residual PPO, ω′ adapted to hold {request['settings']['kl_budget']:g} nats a step to the prior"
+    budget = budget_of(request["settings"])
+    if budget is not None:
+        return f"Residual PPO, ω′ adapted to {budget}"
     name, coefficients = name_of(objective) or ("unnamed", {"omega": objective.omega, "alpha": objective.alpha})
     letters = {"states": "states", "omega": "ω′", "alpha": "α̂" if request["prior"] else "α"}
     numbers = ", ".join(f"{letters[key]} {value:g}" for key, value in coefficients.items())
     return f"The {name.replace('_', '-')} objective{f' ({numbers})' if numbers else ''}"
+
+
+def budget_of(settings: dict[str, Any]) -> str | None:
+    """What ω′ was adapted to, where it was."""
+    if settings.get("kl_budget") is not None:
+        return f"hold {settings['kl_budget']:g} nats a step to the prior"
+    if settings.get("log_prior_budget") is not None:
+        return (
+            f"keep actions within {settings['log_prior_budget']:g} nats a step of how likely the prior's own are to it"
+        )
+    return None
 
 
 def repeat(folder: RunFolder, request: dict[str, Any]) -> str:
