@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from repolicy.engine.defaults import defaults
+from repolicy.engine.defaults import train_defaults
 from repolicy.engine.ppo import Batch, Learner, update
 from repolicy.engine.settings import Settings
 from repolicy.envs.making import make_envs
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def measure(env: str, hidden: tuple[int, ...], rounds: int) -> dict[str, object]:
-    settings = defaults(env)
+    settings = train_defaults(env)
     envs = make_envs(env, settings.envs, 0)
     actions = np.zeros((envs.count, *np.shape(envs.actions.low)), np.float32)
     envs.reset()

@@ -50,11 +50,11 @@ class Turns:
 
 def ours(turns: Turns, envs: int, minibatch: int) -> None:
     """Repolicy with one rank a core; evaluations and checkpoints count."""
-    from repolicy.engine.defaults import defaults
+    from repolicy.engine.defaults import train_defaults
     from repolicy.engine.training import train
     from repolicy.objective import soft
 
-    settings = replace(defaults(ENV), steps=10**10, envs=envs, minibatch=minibatch)
+    settings = replace(train_defaults(ENV), steps=10**10, envs=envs, minibatch=minibatch)
 
     class Watcher:
         def begin(self, *_: Any) -> None: ...

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from repolicy.engine.defaults import TABLE, customizing, defaults
+from repolicy.engine.defaults import TABLE, customize_defaults, train_defaults
 from repolicy.engine.settings import Settings, read_settings, validated
 from repolicy.errors import UsageError
 
@@ -55,15 +55,15 @@ def test_the_table() -> None:
     for env, row in TABLE.items():
         assert set(row) <= set(Settings().as_dict())
         for version in ("-v4", "-v5"):
-            settings = defaults(env + version)
+            settings = train_defaults(env + version)
             assert {name: getattr(settings, name) for name in row} == row
-    assert defaults("Unheard-v0") == defaults("my.py:Env") == Settings()
-    assert defaults("HalfCheetah-v4?reset_noise_scale=0.3") == defaults("HalfCheetah-v4")
+    assert train_defaults("Unheard-v0") == train_defaults("my.py:Env") == Settings()
+    assert train_defaults("HalfCheetah-v4?reset_noise_scale=0.3") == train_defaults("HalfCheetah-v4")
 
 
 def test_customizing_looks_less_far_ahead_where_episodes_never_end() -> None:
-    assert customizing("HalfCheetah-v5?reset_noise_scale=0.3").gamma < defaults("HalfCheetah-v5").gamma
-    assert customizing("Hopper-v4") == replace(defaults("Hopper-v4"), steps=1_000_000, critic_warmup=0.05)
+    assert customize_defaults("HalfCheetah-v5?reset_noise_scale=0.3").gamma < train_defaults("HalfCheetah-v5").gamma
+    assert customize_defaults("Hopper-v4") == replace(train_defaults("Hopper-v4"), steps=1_000_000, critic_warmup=0.05)
 
 
 # Sharing by ranks -----------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_a_file_replaces_what_it_names(tmp_path: Path) -> None:
 
 
 def test_settings_survive_their_own_file(tmp_path: Path) -> None:
-    settings = replace(defaults("CartPole-v1"), target_kl=0.02, hidden=(8, 9))
+    settings = replace(train_defaults("CartPole-v1"), target_kl=0.02, hidden=(8, 9))
     assert read_settings(written(tmp_path, settings.as_dict()), Settings()) == settings
 
 

@@ -18,7 +18,7 @@ from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
 from torch import Tensor
 
 from repolicy.cli.inspection import inspect
-from repolicy.engine.defaults import defaults
+from repolicy.engine.defaults import train_defaults
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import shares_memory
 from repolicy.engine.ranks import Alone
@@ -224,7 +224,7 @@ def test_soft_ppo_finds_the_optimum_of_linear_quadratic_control(tmp_path: Path) 
 
 
 def test_cart_pole_is_learnt(tmp_path: Path) -> None:
-    settings = replace(defaults("CartPole-v1"), ranks=1, steps=80_000)
+    settings = replace(train_defaults("CartPole-v1"), ranks=1, steps=80_000)
     found = train("CartPole-v1", no_entropy(), tmp_path / "run", settings)
     assert evaluate(found.best, "CartPole-v1", 20).basic.mean() >= 475
 

@@ -7,7 +7,7 @@ from experiments.paper.claims import findings
 from experiments.paper.results import Results, Scores, cost, mixed
 from experiments.paper.runs import BEYOND, EVERY, OWN, TASKS, VARIANTS
 from experiments.statistics import interval, iqm
-from repolicy.engine.defaults import defaults
+from repolicy.engine.defaults import train_defaults
 
 Rows = tuple[list[str], list[list[str]]]
 NAMES = {
@@ -164,7 +164,7 @@ def settings() -> Rows:
     fields += ("hidden", "activation", "initial_std", "segment")
     rows = []
     for task, entry in TASKS.items():
-        values = defaults(entry.env).as_dict()
+        values = train_defaults(entry.env).as_dict()
         rows.append([ENVIRONMENTS[task], entry.env, *(cell(values[field]) for field in fields)])
     return ["environment", "id", *(field.replace("_", " ") for field in fields)], rows
 

@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from repolicy.engine.defaults import customizing as customizing
-    from repolicy.engine.defaults import defaults as defaults
+    from repolicy.engine.defaults import customize_defaults as customize_defaults
+    from repolicy.engine.defaults import train_defaults as train_defaults
     from repolicy.engine.settings import Settings as Settings
     from repolicy.engine.training import Result as Result
     from repolicy.engine.training import customize as customize
@@ -37,13 +37,13 @@ _HOMES = {
     "Result": "engine.training",
     "Settings": "engine.settings",
     "customize": "engine.training",
-    "customizing": "engine.defaults",
-    "defaults": "engine.defaults",
+    "customize_defaults": "engine.defaults",
     "dial": "policies.dials",
     "evaluate": "envs.evaluation",
     "load_policy": "policies.file",
     "save_policy": "policies.file",
     "train": "engine.training",
+    "train_defaults": "engine.defaults",
     "write_report": "report.run",
 }
 

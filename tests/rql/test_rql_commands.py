@@ -27,7 +27,7 @@ from repolicy.policies.file import read_policy, save_policy
 from repolicy.policies.policy import Policy
 from repolicy.policies.spaces import ActionSpace
 from repolicy.rql import ResidualDQN, ResidualSAC, Settings, customize, train
-from repolicy.rql.settings import TASKS, customizing, defaults
+from repolicy.rql.settings import TASKS, customize_defaults, train_defaults
 from repolicy.rql.training import Request
 
 WALK, BOUNDED = (f"{Path(__file__).parent / 'known_problems.py'}:{name}" for name in ("Walk", "Bounded"))
@@ -151,8 +151,8 @@ def test_an_add_on_is_a_function_or_the_environments_word(tmp_path: Path) -> Non
 
 def test_a_task_is_known_by_its_name_and_by_its_environment() -> None:
     for name, task in TASKS.items():
-        assert defaults(name) is defaults(task.env) is task.training
-        assert customizing(name) is customizing(task.env) is task.customizing
+        assert train_defaults(name) is train_defaults(task.env) is task.training
+        assert customize_defaults(name) is customize_defaults(task.env) is task.customizing
 
 
 # What cannot be, from the command line --------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from repolicy.engine.defaults import defaults
+from repolicy.engine.defaults import train_defaults
 from repolicy.engine.settings import Settings
 
 
@@ -50,7 +50,7 @@ class Bench:
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
 
     def beginning(self) -> "Bench":
-        return Bench(self.env, settings=defaults(self.env))
+        return Bench(self.env, settings=train_defaults(self.env))
 
     def run(self) -> dict[str, Any]:
         from repolicy.engine.bench import bench

@@ -11,7 +11,7 @@ from repolicy.cli.runs import alpha_of, ended, run_before, settings_of, watchers
 from repolicy.errors import UsageError
 from repolicy.loading import as_file_name, nearest
 from repolicy.objective import Objective, name_of, named
-from repolicy.rql.settings import TASKS, Settings, customizing, defaults
+from repolicy.rql.settings import TASKS, Settings, customize_defaults, train_defaults
 
 ObjectiveName = Literal["soft", "full", "greedy"]
 
@@ -68,7 +68,7 @@ class Train(Run):
     def beginning(self) -> "Train":
         """What the options are options of: the task's own settings, or the run that is resumed."""
         before = self.before()
-        start = Train(self.env, settings=settings_of(self, before, defaults(self.env)))
+        start = Train(self.env, settings=settings_of(self, before, train_defaults(self.env)))
         found = name_of(Objective(**before["objective"])) if before else None
         if before is None or found is None:
             return start
@@ -113,7 +113,7 @@ class Customize(Run):
         """What the options are options of: the task's own settings, or the run that is resumed."""
         before = self.before()
         env = before["env"] if before else self._env()
-        start = Customize(self.prior, settings=settings_of(self, before, customizing(env)))
+        start = Customize(self.prior, settings=settings_of(self, before, customize_defaults(env)))
         if before is None:
             return start
         made = Objective(**before["objective"])

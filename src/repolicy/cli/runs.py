@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from repolicy.cli.look import policy_and_env
-from repolicy.engine.defaults import customizing, defaults
+from repolicy.engine.defaults import customize_defaults, train_defaults
 from repolicy.engine.machine import torchrun_place
 from repolicy.engine.settings import S, Settings, read_settings, validated
 from repolicy.errors import RepolicyError, UsageError
@@ -62,7 +62,7 @@ class Train:
     def beginning(self) -> "Train":
         """What the options are options of: the environment's own settings, or the run that is resumed."""
         before = run_before(self)
-        start = Train(self.env, settings=settings_of(self, before, defaults(self.env)))
+        start = Train(self.env, settings=settings_of(self, before, train_defaults(self.env)))
         found = name_of(Objective(**before["objective"])) if before else None
         if before is None or found is None:
             return start
@@ -203,7 +203,7 @@ def settings_of(command: Any, before: dict[str, Any] | None, usual: S) -> S:
 def _customizing(command: Any, before: dict[str, Any] | None) -> Settings:
     """The same for a command that customizes."""
     env = before["env"] if before else policy_and_env(command.prior, command.env, command.trust)[1]
-    return settings_of(command, before, customizing(env))
+    return settings_of(command, before, customize_defaults(env))
 
 
 def alpha_of(prior: str) -> float:

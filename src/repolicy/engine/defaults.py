@@ -33,7 +33,7 @@ TABLE: dict[str, dict[str, Any]] = {
 }
 
 
-def defaults(env: str) -> Settings:
+def train_defaults(env: str) -> Settings:
     """The settings for an environment, by its name without the version; the fallback is `Settings()`."""
     return Settings(**TABLE.get(without_version(env), {}))
 
@@ -44,6 +44,8 @@ def defaults(env: str) -> Settings:
 CUSTOMIZING: dict[str, dict[str, Any]] = {"HalfCheetah": {"gamma": 0.9}}
 
 
-def customizing(env: str) -> Settings:
+def customize_defaults(env: str) -> Settings:
     """The settings for customizing a policy of this environment (the paper's Appendix C.2)."""
-    return replace(defaults(env), steps=1_000_000, critic_warmup=0.05, **CUSTOMIZING.get(without_version(env), {}))
+    return replace(
+        train_defaults(env), steps=1_000_000, critic_warmup=0.05, **CUSTOMIZING.get(without_version(env), {})
+    )

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from repolicy.engine import ranks
-from repolicy.engine.defaults import customizing, defaults
+from repolicy.engine.defaults import customize_defaults, train_defaults
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import torchrun_place, versions
 from repolicy.engine.request import Request, spec_for
@@ -91,7 +91,7 @@ def train(
     A call into an environment that takes a minute is reported on stderr; one that takes `patience` seconds ends the
     process, since nothing else can end it.
     """
-    settings = (settings or defaults(env)).resolved()
+    settings = (settings or train_defaults(env)).resolved()
     check_objective(objective)
     if objective.reads_prior:
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
@@ -130,7 +130,7 @@ def customize(
     check_objective(objective)
     if not objective.reads_addon:
         raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
-    settings = (settings or customizing(env)).resolved()
+    settings = (settings or customize_defaults(env)).resolved()
     with watchdog(patience):
         env = observing(env, saved.policy.observation_size, settings.backend)
         request = Request(env, objective, settings, addons.names(addon), hashlib.sha256(content).hexdigest(), sparse)

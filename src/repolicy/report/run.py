@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from repolicy.engine import ranks
-from repolicy.engine.defaults import customizing, defaults
+from repolicy.engine.defaults import customize_defaults, train_defaults
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.request import Request, options, words
 from repolicy.envs.addons import Addon, combined
@@ -237,7 +237,7 @@ def repeat(folder: RunFolder, request: dict[str, Any]) -> str:
     """The command that makes the run again, to the bit; empty where only Python can say what was asked for."""
     asked, customized = Request.from_dict(request), bool(request["prior"])
     said = words(asked, _prior_of(folder, request) if customized else "")
-    usual = (customizing if customized else defaults)(asked.env)
+    usual = (customize_defaults if customized else train_defaults)(asked.env)
     parts = ["repolicy", *said, *options(asked.settings, usual), "--out", f"{folder.path}-again"]
     return shlex.join(parts) if said else ""
 

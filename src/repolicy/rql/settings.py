@@ -80,11 +80,11 @@ TASKS = {
 }
 
 
-def defaults(env: str) -> Settings:
+def train_defaults(env: str) -> Settings:
     """How to train on a task, named by itself or by its environment; on any other environment, `Settings()`."""
     return next((task.training for name, task in TASKS.items() if env in (name, task.env)), Settings())
 
 
-def customizing(env: str) -> Settings:
+def customize_defaults(env: str) -> Settings:
     """How to customize a policy of that environment."""
     return next((task.customizing for name, task in TASKS.items() if env in (name, task.env)), Settings())

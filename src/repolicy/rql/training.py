@@ -31,7 +31,7 @@ from repolicy.objective import Objective
 from repolicy.policies.file import env_of, find_policy, own_bytes, read_policy
 from repolicy.policies.policy import Policy
 from repolicy.rql.log import Log, lines
-from repolicy.rql.settings import TASKS, Settings, customizing, defaults
+from repolicy.rql.settings import TASKS, Settings, customize_defaults, train_defaults
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def train(
     check_objective(objective)
     if objective.reads_prior:
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
-    return _run(_request(env, objective, settings or defaults(env), addon), out, None, resume, watchers, patience)
+    return _run(_request(env, objective, settings or train_defaults(env), addon), out, None, resume, watchers, patience)
 
 
 def customize(
@@ -87,7 +87,7 @@ def customize(
     if objective.reads_basic:
         raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
     content = own_bytes(path, saved, RunFolder(out).prior)
-    request = _request(env, objective, settings or customizing(env), addon, content)
+    request = _request(env, objective, settings or customize_defaults(env), addon, content)
     return _run(request, out, (saved.policy, content), resume, watchers, patience)
 
 
