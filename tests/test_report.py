@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable
-from html import unescape
+from html import escape, unescape
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,14 @@ from repolicy.engine.settings import Settings
 from repolicy.engine.training import customize, train
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
+from repolicy.envs.numbers import number, spread
+from repolicy.envs.verdict import verdict
 from repolicy.errors import FileError, RepolicyError
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies.file import read_policy
 from repolicy.report import run as report
 from repolicy.report.film import CANNOT_RENDER, Shot
-from repolicy.report.page import curve, labels, number, spread, ticks
+from repolicy.report.page import curve, labels, ticks
 from repolicy.report.run import write_report
 
 ENV = "InvertedPendulum-v4"
@@ -70,11 +72,11 @@ def test_the_page_holds_the_numbers_of_the_evaluation_and_asks_nobody(runs: tupl
     assert saved.prior is not None
     for policy in (saved.policy, saved.prior):
         found = evaluate(policy, ENV, 4, addon=addon, prior=saved.prior, seed=EVALUATION_SEED)
-        assert found.metric is not None
-        assert found.addon is not None
-        for values in (found.total, found.basic, found.addon, found.metric):
-            assert spread(values) in text
+        for name in ("total_reward", "basic_reward", "addon_reward", "metric"):
+            assert spread(found.columns[name]) in text
     assert "mean distance" in text
+    means = [evaluate(who, ENV, 4, addon=addon, seed=EVALUATION_SEED) for who in (saved.prior, saved.policy)]
+    assert escape(verdict(*means))[1:] in text[: text.index('class="tiles"')]
     assert text.count("<video") == 2
     assert text.count("<figcaption>KL to the prior") == 1
     assert not re.search(r'(src|href)="(?!data:)|https?://|@import|url\(', text)

@@ -66,10 +66,10 @@ class Dial:
 
         from repolicy.cli.terminal import Terminal
         from repolicy.envs.addons import check_env
+        from repolicy.envs.numbers import number
         from repolicy.policies.file import addons_of, env_of
         from repolicy.report.dial import POSITIONS, as_dict, measured, write_dial_report
         from repolicy.report.dial import Dial as Turning
-        from repolicy.report.page import number
         from repolicy.report.sweep import headings, rows
 
         env = self.env or env_of(saved.card, path, self.trust)
@@ -87,7 +87,7 @@ class Dial:
             status.update("films")
             report = write_dial_report(turning, found, checksum)
         table = Table(*headings(found), title=f"{env}: from the prior (0) to the customized policy (1), {self.how}")
-        for row in rows(found, shown=lambda values: number(float(values.mean())))[1:]:
+        for row in rows(found, shown=lambda column: number(column.mean))[1:]:
             table.add_row(*row)
         terminal.print(table)
         terminal.say(found.verdict)

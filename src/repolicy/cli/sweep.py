@@ -82,9 +82,9 @@ class Sweep:
         from rich.table import Table
 
         from repolicy.cli.terminal import Terminal
+        from repolicy.envs.numbers import number
         from repolicy.many.sweep import in_order, sweep
         from repolicy.many.tradeoff import as_dict
-        from repolicy.report.page import number
         from repolicy.report.sweep import headings, rows, write_sweep_report
 
         omegas = in_order(self.omega)
@@ -103,7 +103,7 @@ class Sweep:
             status.update("films")
             report = write_sweep_report(found)
         table = Table(*headings(found), title=f"{found.request['env']}: what each ω′ keeps and gains")
-        for row in rows(found, shown=lambda values: number(float(values.mean()))):
+        for row in rows(found, shown=lambda column: number(column.mean)):
             table.add_row(*row)
         terminal.print(table)
         terminal.say(found.verdict)

@@ -38,6 +38,7 @@ class Evaluation:
     log_prior: np.ndarray | None
     metric_name: str = ""
     familiarity: np.ndarray | None = None  # of the states to the prior
+    terminated: np.ndarray | None = None  # whether the environment ended it, and no time limit
 
     @property
     def total(self) -> np.ndarray:
@@ -54,15 +55,17 @@ class Evaluation:
             "addon_reward": ("add-on reward", self.addon),
             "length": ("length", self.lengths),
         }
+        found = {name: Column(title, values) for name, (title, values) in wide.items() if values is not None}
         if self.log_prior is not None:
-            wide["log_prior_a_step"] = ("log prior a step", self.log_prior / self.lengths)
+            found["log_prior_a_step"] = Column("log prior a step", self.log_prior / self.lengths, self.lengths)
             if self.stochastic:  # samples of KL(policy ‖ prior), at the states that the policy itself visits
-                wide["kl_a_step"] = ("KL a step", (self.log_policy - self.log_prior) / self.lengths)
-        return {name: Column(title, values) for name, (title, values) in wide.items() if values is not None}
+                apart = (self.log_policy - self.log_prior) / self.lengths
+                found["kl_a_step"] = Column("KL a step", apart, self.lengths)
+        return found
 
     def rows(self) -> list[tuple[str, float, float]]:
         """(name, mean, std) of every quantity there is."""
-        return [(name, column.mean, float(column.values.std())) for name, column in self.columns.items()]
+        return [(name, column.mean, column.std) for name, column in self.columns.items()]
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -71,6 +74,7 @@ class Evaluation:
             "action": "sampled" if self.stochastic else "mean",
             "seed": self.seed,
             "episodes": len(self.basic),
+            "ended_early": None if self.terminated is None else int(self.terminated.sum()),
             "summary": {"basic_reward": {"mean": None, "std": None}}  # where nobody knows it
             | {name: {"mean": mean, "std": std} for name, mean, std in self.rows()},
             "each": {name: column.values.tolist() for name, column in self.columns.items()},
@@ -78,14 +82,23 @@ class Evaluation:
 
 
 class Column(NamedTuple):
-    """One quantity of each episode, and what people call it. What is "a step" is the mean over an episode's steps."""
+    """One quantity of each episode, and what people call it.
+
+    What is "a step" is the mean over an episode's steps; its mean is that over all steps, as training logs it, so that
+    each episode has the weight of its length.
+    """
 
     title: str
     values: np.ndarray  # [E]
+    weights: np.ndarray | None = None
 
     @property
     def mean(self) -> float:
-        return float(self.values.mean())
+        return float(np.average(self.values, weights=self.weights))
+
+    @property
+    def std(self) -> float:
+        return float(np.sqrt(np.average((self.values - self.mean) ** 2, weights=self.weights)))
 
 
 def evaluate(
@@ -160,7 +173,7 @@ def run_episodes(
     wanted += ["addon", "metric"] * (addon is not None) + ["log_prior"] * (prior is not None)
     wanted += ["familiarity"] * (familiarity is not None)
     sums = {name: np.zeros(envs.count) for name in wanted}
-    done: dict[str, list[float]] = {name: [] for name in sums}
+    done: dict[str, list[float]] = {name: [] for name in [*sums, "terminated"]}
     while quota.max() > 0:
         rollout = collector.collect(agent, stochastic)
         block = {"basic": rollout.basic, "length": np.ones_like(rollout.basic), "log_policy": rollout.log_probs.numpy()}
@@ -179,6 +192,7 @@ def run_episodes(
                 quota[n] -= 1
                 for name, values in sums.items():
                     done[name].append(float(values[n]))
+                done["terminated"].append(bool(rollout.terminated[t, n]))
                 if progress is not None:
                     progress(len(done["basic"]))
             if ended.any():
@@ -198,4 +212,5 @@ def run_episodes(
         log_policy=each["log_policy"],
         log_prior=each["log_prior"] if prior is not None else None,
         familiarity=each.get("familiarity"),
+        terminated=each["terminated"].astype(bool),
     )

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from repolicy.envs.numbers import number
+
 STYLE = (Path(__file__).parent / "page.css").read_text()
 SCRIPT = (Path(__file__).parent / "page.js").read_text()
 
@@ -39,6 +41,12 @@ def page(title: str, lead: str, parts: Sequence[str], script: str = "") -> str:
 def section(heading: str, *content: str, note: str = "") -> str:
     said = f'<p class="note">{note}</p>' if note else ""
     return f"<section>\n<h2>{escape(heading)}</h2>\n{said}\n" + "\n".join(content) + "\n</section>"
+
+
+def verdict(words: str, basis: str) -> str:
+    """What a reader should take away, and what it rests on."""
+    said = escape(words[0].upper() + words[1:])
+    return f'<p class="verdict" id="verdict">{said}.</p>\n<p class="note">{escape(basis)}.</p>'
 
 
 def tiles(entries: Sequence[tuple[str, str, str]]) -> str:
@@ -90,21 +98,6 @@ def settings(values: Mapping[str, Any]) -> str:
 
 
 # Numbers --------------------------------------------------------------------------------------------------------------
-
-
-def number(value: float, like: float | None = None) -> str:
-    """As many digits as a reader wants: 5,896.5 · 0.542 · −3.100; or as many as `like` has."""
-    if not math.isfinite(value):
-        return "unknown"
-    size = abs(value if like is None else like)
-    digits = 0 if size >= 10_000 else 1 if size >= 20 else 3
-    return f"{value:,.{digits}f}".replace("-", "−")
-
-
-def spread(values: np.ndarray) -> str:
-    """`mean ± std`."""
-    mean = float(np.mean(values))
-    return f"{number(mean)} ± {number(float(np.std(values)), like=mean)}" if math.isfinite(mean) else "unknown"
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:

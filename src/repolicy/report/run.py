@@ -13,6 +13,8 @@ from repolicy.engine.folder import RunFolder
 from repolicy.engine.request import Request, options, words
 from repolicy.envs.addons import Addon, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.envs.numbers import number, spread
+from repolicy.envs.verdict import action, basis, early, verdict
 from repolicy.errors import FileError, RepolicyError
 from repolicy.loading import confirm
 from repolicy.objective import Objective, name_of
@@ -60,6 +62,8 @@ def write_report(
     say(f"report: {episodes} episodes of evaluation")
     with ranks.one_thread():
         found = evaluations(saved, request, addon, episodes)
+    if "customized" in found:
+        say(f"{verdict(found['prior'], found['customized'])} ({basis(found['customized'])})")
     say(as_text(*rewards(found)))
     say("report: films")
     pictures, complaint = filmed([(str(folder.best_policy), name) for name in found], request["env"])
@@ -117,6 +121,7 @@ def _html(
         for (name, evaluation), picture in zip(found.items(), pictures, strict=True)
     ]
     parts = [
+        _verdict(found),
         page.tiles(summary(found)),
         page.section("How it moves", page.films(figures, complaint), note="Mean action, in real time, the same start."),
         page.section(
@@ -144,9 +149,7 @@ def rewards(found: dict[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
     """Headings and rows as in the paper's Table 2: total, basic, the add-on's metric, the add-on."""
     columns = [evaluation.columns for evaluation in found.values()]
     shared = [name for name in columns[0] if all(name in each for each in columns)]
-    rows = [
-        [who, *(page.spread(each[name].values) for name in shared)] for who, each in zip(found, columns, strict=True)
-    ]
+    rows = [[who, *(spread(each[name]) for name in shared)] for who, each in zip(found, columns, strict=True)]
     return ["", *(columns[0][name].title for name in shared)], rows
 
 
@@ -164,8 +167,8 @@ def summary(found: dict[str, Evaluation]) -> list[tuple[str, str, str]]:
     for name in ("total_reward", "basic_reward", "addon_reward", "metric", "log_prior_a_step", "length"):
         if name not in after or (before and (name not in before[0] or name == "length")):
             continue
-        beside = f"prior {page.number(before[0][name].mean)}" if before else ""
-        tiles.append((after[name].title, page.number(after[name].mean), beside))
+        beside = f"prior {number(before[0][name].mean)}" if before else ""
+        tiles.append((after[name].title, number(after[name].mean), beside))
     return tiles
 
 
@@ -174,8 +177,15 @@ def caption(who: str, evaluation: Evaluation) -> str:
     columns = evaluation.columns
     wanted = ["total_reward" if "total_reward" in columns else "basic_reward"]
     wanted.append("metric" if "metric" in columns else "addon_reward")
-    parts = [f"{columns[name].title} {page.number(columns[name].mean)}" for name in wanted if name in columns]
+    parts = [f"{columns[name].title} {number(columns[name].mean)}" for name in wanted if name in columns]
     return f"{who}: {', '.join(parts)}" if parts else who
+
+
+def _verdict(found: dict[str, Evaluation]) -> str:
+    if "customized" in found:
+        return page.verdict(verdict(found["prior"], found["customized"]), basis(found["customized"]))
+    words = early(found["policy"])
+    return page.verdict(words[0], f"With {action(found['policy'])}") if words else ""
 
 
 def _distribution(found: dict[str, Evaluation]) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
-import numpy as np
-
+from repolicy.envs.evaluation import Column
+from repolicy.envs.numbers import number, spread
 from repolicy.many.tradeoff import Found, Point
 from repolicy.policies.storage import write_bytes
 from repolicy.report import page
@@ -162,25 +162,25 @@ def headings(found: Found) -> list[str]:
     return [found.letter, *basic, *metric, "add-on reward", "gained", "log prior a step", "KL a step", ""]
 
 
-def rows(found: Found, shown: Callable[[np.ndarray], str] = page.spread) -> list[list[str]]:
+def rows(found: Found, shown: Callable[[Column], str] = spread) -> list[list[str]]:
     """The trade-off, the prior first: what is kept of the basic reward, what the add-on gains, how far it is."""
     lines = []
     for index, point in enumerate([found.prior, *found.points]):
         assert point.mean is not None
-        assert point.mean.addon is not None
+        columns = point.mean.columns
         line = ["prior" if index == 0 else f"{point.omega:g}"]
         if found.basic_known:
             share = (point.basic or 0.0) / found.prior.basic if found.prior.basic else math.nan
             sensible = (found.prior.basic or 0.0) > 0  # of a negative reward, no share is kept
-            line += [shown(point.mean.basic), f"{share:.0%}" if sensible else "–"]
-        if point.mean.metric is not None:
-            line.append(shown(point.mean.metric))
+            line += [shown(columns["basic_reward"]), f"{share:.0%}" if sensible else "–"]
+        if "metric" in columns:
+            line.append(shown(columns["metric"]))
         gained = point.addon - found.prior.addon
         plus = "+" if gained >= 0 else ""
-        line += [shown(point.mean.addon), "–" if index == 0 else plus + page.number(gained, like=point.addon)]
+        line += [shown(columns["addon_reward"]), "–" if index == 0 else plus + number(gained, like=point.addon)]
         line += [
-            page.number(point.log_prior),
-            page.number(point.kl),
+            number(point.log_prior),
+            number(point.kl),
             "knee" if index - 1 == found.knee and index else "",
         ]
         lines.append(line)

@@ -1,0 +1,110 @@
+"""Whether a customized policy is better than its prior, in words and with the error of the claim.
+
+    verdict(prior, customized)      # "better than its prior by 653 ± 84 (18 %) in total; it lost 858 of the basic …"
+
+A difference counts where it is larger than two standard errors of the episodes that were run.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from repolicy.envs.evaluation import Evaluation
+from repolicy.envs.numbers import number, rounded
+
+ENOUGH = 2.0  # standard errors
+NAMES = {"total_reward": "in total", "basic_reward": "of the basic reward", "addon_reward": "of the wish"}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Between the means of two sets of episodes."""
+
+    before: float
+    value: float
+    error: float  # standard error of the value; not a number where a set has one episode
+
+    @property
+    def is_real(self) -> bool:
+        return abs(self.value) > ENOUGH * self.error  # False where the error is unknown
+
+    @property
+    def share(self) -> str:
+        """` (18 %)` of the value before; nothing where that is no positive number."""
+        return f" ({abs(self.value) / self.before:.0%})".replace("%", " %") if self.before > 0 else ""
+
+    def __str__(self) -> str:
+        if math.isnan(self.error):
+            return f"{number(self.value)} ± unknown"
+        return f"{rounded(self.value, self.error)} ± {rounded(self.error, self.error)}"
+
+
+def difference(before: np.ndarray, after: np.ndarray) -> Difference:
+    """Of two sets of episodes `[E]` and `[F]`, drawn apart from each other."""
+    variances = [np.var(found, ddof=1) / len(found) if len(found) > 1 else math.nan for found in (before, after)]
+    return Difference(float(before.mean()), float(after.mean() - before.mean()), float(np.sqrt(sum(variances))))
+
+
+def differences(prior: Evaluation, customized: Evaluation) -> dict[str, Difference]:
+    """Of every quantity that both evaluations know."""
+    before, after = prior.columns, customized.columns
+    return {name: difference(before[name].values, after[name].values) for name in before if name in after}
+
+
+def verdict(prior: Evaluation, customized: Evaluation) -> str:
+    """The sentence without a full stop: better, worse or neither, at what price, and how many episodes ended early."""
+    found = differences(prior, customized)
+    name = next(name for name in (*NAMES, "length") if name in found)
+    parts = [_judged(found[name], NAMES.get(name, "steps an episode"))]
+    if name == "total_reward":
+        parts.append(_price(found["basic_reward"], found["addon_reward"]))
+    elif name == "addon_reward":
+        parts.append("the environment tells no basic reward, so what it cost is unknown")
+    return "; ".join([*parts, *early(customized, prior)])
+
+
+def basis(found: Evaluation) -> str:
+    """What a verdict rests on: `50 episodes each with the mean action; ± is the standard error`."""
+    count = len(found.basic)
+    return (
+        f"{count} episode{'s' if count > 1 else ''} each with {action(found)}; "
+        "± behind a difference is its standard error"
+    )
+
+
+def action(found: Evaluation) -> str:
+    return "sampled actions" if found.stochastic else "the mean action"
+
+
+def early(found: Evaluation, prior: Evaluation | None = None) -> list[str]:
+    """`1 of 50 episodes ended early, at step 212`, and how many of the prior's; or nothing."""
+    steps = found.lengths[found.terminated] if found.terminated is not None else []
+    if not len(steps):
+        return []
+    when = f"{'the first ' if len(steps) > 1 else ''}at step {min(steps):,.0f}"
+    before = None if prior is None or prior.terminated is None else prior.terminated.sum() or "none"
+    beside = "" if before is None else f" (of the prior's: {before})"
+    return [f"{len(steps)} of {len(found.basic)} episodes ended early, {when}{beside}"]
+
+
+def _judged(found: Difference, what: str) -> str:
+    if math.isnan(found.error):
+        return f"not known to be better than its prior: one episode each, {number(found.value, plus=True)} {what}"
+    if not found.is_real:
+        return f"no better than its prior: the difference {what} is {found}, less than two standard errors"
+    size = Difference(found.before, abs(found.value), found.error)
+    return f"{'better' if found.value > 0 else 'worse'} than its prior by {size}{found.share} {what}"
+
+
+def _price(basic: Difference, addon: Difference) -> str:
+    lost, gained = (_moved(found, name) for found, name in ((basic, "basic_reward"), (addon, "addon_reward")))
+    if basic.is_real and addon.is_real and basic.value < 0 < addon.value:
+        return f"it {lost} to gain {gained.removeprefix('gained ')}"
+    return f"it {lost} and {gained}"
+
+
+def _moved(found: Difference, name: str) -> str:
+    if not found.is_real:
+        return f"{'kept the basic reward' if name == 'basic_reward' else 'did not move the wish'} ({found})"
+    return f"{'gained' if found.value > 0 else 'lost'} {rounded(abs(found.value), found.error)} {NAMES[name]}"

@@ -1,0 +1,109 @@
+"""The sentence on top of a report: what it claims follows from the episodes, and it claims no more than they show."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from tiny_envs import tiny
+
+from repolicy.envs.evaluation import Evaluation, evaluate
+from repolicy.envs.verdict import basis, difference, verdict
+from repolicy.policies.policy import Policy, PolicySpec, frozen
+from repolicy.policies.spaces import ActionSpace
+
+HALF = np.array([-1.0, 1.0] * 25)  # 50 episodes with a mean of 0 and a variance of 50 / 49
+
+
+def evaluated(basic: np.ndarray, addon: np.ndarray | None, ended: tuple[int, ...] = ()) -> Evaluation:
+    lengths = np.full(len(basic), 1000.0)
+    lengths[: len(ended)] = ended
+    return Evaluation(
+        "env", "gymnasium", False, 0, basic, addon, None, lengths, lengths, None, terminated=lengths < 1000
+    )
+
+
+def test_the_error_is_that_of_two_sets_of_episodes() -> None:
+    found = difference(np.array([1.0, 3.0]), np.array([10.0, 14.0, 18.0]))
+    assert found.value == 12.0
+    assert found.error == pytest.approx(np.sqrt(2 / 2 + 16 / 3))
+
+
+def test_better_at_a_price() -> None:
+    """7² / 49 makes a standard error of one a set, so that of the difference is √2."""
+    prior, after = evaluated(7 * HALF + 7600, 0 * HALF - 3900), evaluated(7 * HALF + 6742, 0 * HALF - 2391, (212,))
+    assert verdict(prior, after) == (
+        "better than its prior by 651.0 ± 1.4 (18 %) in total; "
+        "it lost 858.0 of the basic reward to gain 1,509.0 of the wish; "
+        "1 of 50 episodes ended early, at step 212 (of the prior's: none)"
+    )
+    assert basis(after).startswith("50 episodes each with the mean action")
+
+
+def test_worse() -> None:
+    prior, after = evaluated(HALF + 100, HALF, (7,)), evaluated(HALF + 90, HALF - 10, (30, 20))
+    assert verdict(prior, after) == (
+        "worse than its prior by 20.00 ± 0.40 (20 %) in total; "
+        "it lost 10.00 of the basic reward and lost 10.00 of the wish; "
+        "2 of 50 episodes ended early, the first at step 20 (of the prior's: 1)"
+    )
+
+
+def test_a_difference_within_its_error_is_none() -> None:
+    prior = evaluated(100 * HALF, 0 * HALF)
+    for shift, better in ((40.0, False), (41.0, True)):  # twice √(2 · 100² / 49) is 40.4
+        said = verdict(prior, evaluated(100 * HALF + shift, 0 * HALF))
+        assert said.startswith("better than its prior by 41 ± 20 in total" if better else "no better than its prior: ")
+    assert "the difference in total is 40 ± 20, less than two standard errors" in verdict(
+        prior, evaluated(100 * HALF + 40, 0 * HALF)
+    )
+    assert "it kept the basic reward (40 ± 20)" in verdict(prior, evaluated(100 * HALF + 40, 0 * HALF))
+
+
+def test_the_same_policy_is_no_better() -> None:
+    same = evaluated(0 * HALF + 3, 0 * HALF)
+    assert verdict(same, same).startswith("no better than its prior")
+
+
+def test_one_episode_proves_nothing() -> None:
+    one, two = evaluated(np.array([1.0]), np.array([0.0])), evaluated(np.array([1000.0]), np.array([0.0]))
+    assert verdict(one, two).startswith("not known to be better than its prior: one episode each, +999.0 in total")
+
+
+def test_of_a_negative_reward_no_share_is_gained() -> None:
+    said = verdict(evaluated(HALF - 100, 0 * HALF), evaluated(HALF - 50, 0 * HALF))
+    assert said.startswith("better than its prior by 50.00 ± 0.20 in total")
+    assert "%" not in said
+
+
+def test_without_a_basic_reward_the_wish_alone_is_judged() -> None:
+    unknown = np.full(50, np.nan)
+    said = verdict(evaluated(unknown, HALF + 10), evaluated(unknown, HALF + 20))
+    assert said.startswith("better than its prior by 10.00 ± 0.20 (100 %) of the wish; the environment tells no basic")
+
+
+def test_without_an_add_on_the_basic_reward_is_judged() -> None:
+    said = verdict(evaluated(HALF + 10, None), evaluated(HALF + 20, None))
+    assert said == "better than its prior by 10.00 ± 0.20 (100 %) of the basic reward"
+
+
+def test_an_evaluation_knows_which_episodes_the_environment_ended() -> None:
+    torch.manual_seed(1)
+    space = ActionSpace("continuous", (1,), (-1.0,), (1.0,))
+    agent = frozen(Policy(PolicySpec(2, space, initial_std=0.5)))
+    found = evaluate(agent, tiny("Counter"), 3)
+    assert found.terminated is not None
+    assert found.as_dict()["ended_early"] == found.terminated.sum()
+    cut = evaluate(agent, tiny("Counter"), 3, longest=1)
+    assert cut.terminated is not None
+    assert not cut.terminated.any()
+
+
+def test_a_step_weighs_the_same_in_an_episode_of_any_length() -> None:
+    """What is "a step" is the mean over steps, as training logs it: (−10 − 90) / 100, not (−1 − 1.8) / 2."""
+    lengths = np.array([10.0, 90.0])
+    found = dataclasses.replace(
+        evaluated(np.zeros(2), None), lengths=lengths, log_prior=np.array([-20.0, -90.0]), log_policy=np.zeros(2)
+    )
+    assert found.columns["log_prior_a_step"].mean == -1.1
+    assert found.columns["log_prior_a_step"].std == pytest.approx(0.3)
