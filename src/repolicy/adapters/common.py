@@ -14,7 +14,7 @@ from repolicy.engine.steering import FARTHEST, off_budget, steered
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Objective, residual
 from repolicy.policies.file import load_policy
-from repolicy.policies.policy import Policy, Prior, frozen
+from repolicy.policies.policy import Policy, PolicySpec, Prior, frozen
 
 
 def check_version(package: str, start: tuple[int, int], stop: tuple[int, int], extra: str) -> None:
@@ -122,6 +122,18 @@ def check_sizes(prior: Policy, observations: int, actions: str, kind: str, sizes
             "the prior is squashed: its actions are stored before tanh, and this library stores those that the "
             "environment gets; choose a prior with a Gaussian"
         )
+
+
+def check_same_network(prior: PolicySpec, found: PolicySpec, what: str, remedy: str) -> None:
+    """Raise unless a prior's network is one of the host's, before its weights are copied."""
+    for part, mine, theirs in (
+        ("observations", prior.observation_size, found.observation_size),
+        ("actions", str(prior.actions.sizes), str(found.actions.sizes)),
+        ("hidden layers", list(prior.hidden), list(found.hidden)),
+        ("activation", prior.activation, found.activation),
+    ):
+        if mine != theirs:
+            raise UsageError(f"the prior has {part} {mine}, and the {what} has {theirs}: {remedy}")
 
 
 def check_needs(objective: Objective, has_prior: bool, clips: str = "") -> None:

@@ -25,6 +25,7 @@ from repolicy.adapters.common import (
     Dial,
     check_finite,
     check_needs,
+    check_same_network,
     check_sizes,
     check_version,
     chosen_objective,
@@ -263,17 +264,8 @@ def from_repolicy(policy: Policy, actor: Any) -> None:
     spec, found = policy.spec, _spec_of(actor)
     if policy.std is None or policy.family.squashes:
         raise UsageError(f"the policy is {spec.family}, and rsl_rl's GaussianDistribution has one std for all states")
-    for what, mine, theirs in (
-        ("observations", spec.observation_size, found.observation_size),
-        ("actions", spec.actions.sizes[0], found.actions.sizes[0]),
-        ("hidden layers", list(spec.hidden), list(found.hidden)),
-        ("activation", spec.activation, found.activation),
-    ):
-        if mine != theirs:
-            raise UsageError(
-                f"the prior has {what} {mine}, and the actor has {theirs}: make the actor's settings the same, or set "
-                "copy_prior to false to begin elsewhere"
-            )
+    remedy = "make the actor's settings the same, or set copy_prior to false to begin elsewhere"
+    check_same_network(spec, found, "actor", remedy)
     for layer, weight, bias in zip(_layers(actor), policy.network.weights, policy.network.biases, strict=True):
         layer.weight.copy_(weight)
         layer.bias.copy_(bias)

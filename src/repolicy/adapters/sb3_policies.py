@@ -7,6 +7,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from repolicy.adapters.common import check_same_network
 from repolicy.errors import UsageError
 from repolicy.policies.normalizer import BOUND, Normalizer
 from repolicy.policies.policy import Policy, PolicySpec
@@ -58,17 +59,7 @@ def from_repolicy(policy: Policy, model: PPO) -> None:
     """Make a model with an MlpPolicy of the same shape act as the policy; `like(policy)` builds such a one."""
     theirs, spec = model.policy, policy.spec
     found = _spec_of(model)
-    for what, mine, other in (
-        ("observations", spec.observation_size, found.observation_size),
-        ("actions", str(spec.actions), str(found.actions)),
-        ("hidden layers", list(spec.hidden), list(found.hidden)),
-        ("activation", spec.activation, found.activation),
-    ):
-        if mine != other:
-            raise UsageError(
-                f"the prior has {what} {mine}, and the model has {other}: leave out policy_kwargs, or set copy_prior "
-                "to False to begin elsewhere"
-            )
+    check_same_network(spec, found, "model", "leave out policy_kwargs, or set copy_prior to False to begin elsewhere")
     for layer, weight, bias in zip(_layers(theirs), policy.network.weights, policy.network.biases, strict=True):
         layer.weight.copy_(weight)
         layer.bias.copy_(bias)

@@ -24,7 +24,7 @@ from repolicy.llm.requirements import (
     require_no_columns,
     require_no_other_beta,
     require_positive_alpha,
-    require_saved_path,
+    require_reference,
     require_settings,
     require_trl,
     resolve_objective,
@@ -73,9 +73,8 @@ class CrossEntropyDPOTrainer(WithObjective, KTOTrainer):  # type: ignore[misc]
             if dataset is not None or dataset is train_dataset:
                 check_labelled(dataset)
         if not self.objective.reads_prior:
-            ref_model, args.precompute_ref_log_probs = None, True  # nothing is loaded, and nothing is computed
-        if ref_model is None and others.get("peft_config") is None and not args.precompute_ref_log_probs:
-            require_saved_path(model, "Cross-Entropy-DPO")
+            ref_model = None
+        require_reference(self.objective, model, ref_model, args, others.get("peft_config"), "Cross-Entropy-DPO")
         args.beta = self.objective.alpha
         with _without_advice_on_weights():
             super().__init__(model, ref_model, args, train_dataset=train_dataset, **others)

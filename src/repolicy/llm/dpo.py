@@ -17,7 +17,7 @@ from repolicy.llm.requirements import (
     require_no_columns,
     require_no_other_beta,
     require_positive_alpha,
-    require_saved_path,
+    require_reference,
     require_settings,
     require_trl,
     resolve_objective,
@@ -80,9 +80,8 @@ class DecomposedDPOTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
                 require_columns(dataset, [("chosen",), ("rejected",)], "Decomposed-DPO")
                 require_no_columns(dataset, REFERENCE_COLUMNS)
         if not self.objective.reads_prior:
-            ref_model, args.precompute_ref_log_probs = None, True  # nothing is loaded, and nothing is computed
-        if ref_model is None and others.get("peft_config") is None and not args.precompute_ref_log_probs:
-            require_saved_path(model, "DPO")
+            ref_model = None
+        require_reference(self.objective, model, ref_model, args, others.get("peft_config"), "DPO")
         args.beta = self.objective.alpha
         super().__init__(model, ref_model, args, train_dataset=train_dataset, **others)
         self.introduce(reference_given=ref_model is not None)

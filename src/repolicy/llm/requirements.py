@@ -122,6 +122,14 @@ def require_labels(dataset: Any) -> None:
             raise UsageError(f"a label is {value!r}; every label must be 0 or 1 (false or true)")
 
 
+def require_reference(objective: Objective, model: Any, ref_model: Any, args: Any, peft: Any, what: str) -> None:
+    """A prior that TRL will load is on disk; one that the objective never asks is neither loaded nor computed."""
+    if not objective.reads_prior:
+        args.precompute_ref_log_probs = True
+    elif ref_model is None and peft is None and not args.precompute_ref_log_probs:
+        require_saved_path(model, what)
+
+
 def require_saved_path(model: Any, what: str) -> None:
     """TRL loads its reference from where the model came from, so the model must have come from somewhere."""
     if isinstance(model, str) or "peft" in type(model).__module__:

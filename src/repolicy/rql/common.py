@@ -21,6 +21,7 @@ from repolicy.objective import Objective, task_reward
 from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, Prior
 from repolicy.policies.spaces import ActionSpace
+from repolicy.rql.settings import Settings
 
 try:
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
@@ -28,6 +29,22 @@ except ImportError:
     raise UsageError(
         "residual Q-learning runs on Stable-Baselines3, which is not installed: pip install 'repolicy[sb3]'"
     ) from None
+
+
+def replay_options(settings: Settings) -> dict[str, Any]:
+    """What both of Stable-Baselines3's algorithms take of the settings."""
+    return {
+        "learning_rate": settings.learning_rate,
+        "buffer_size": settings.buffer,
+        "learning_starts": settings.warmup,
+        "batch_size": settings.minibatch,
+        "tau": settings.tau,
+        "gamma": settings.gamma,
+        "train_freq": settings.train_every,
+        "gradient_steps": settings.gradient_steps,
+        "seed": settings.seed,
+        "device": "cpu",
+    }
 
 
 class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):

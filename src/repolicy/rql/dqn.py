@@ -18,7 +18,16 @@ from repolicy.policies.distributions import Categorical
 from repolicy.policies.file import save_policy
 from repolicy.policies.layers import layers_of, load_layers, scaled, side_by_side
 from repolicy.policies.policy import Policy, PolicySpec, Prior
-from repolicy.rql.common import Normalized, TaskReward, flat, normalizer_for, spaces_of, storable, usable
+from repolicy.rql.common import (
+    Normalized,
+    TaskReward,
+    flat,
+    normalizer_for,
+    replay_options,
+    spaces_of,
+    storable,
+    usable,
+)
 from repolicy.rql.settings import Settings
 
 from stable_baselines3 import DQN  # isort: skip
@@ -54,14 +63,7 @@ class ResidualDQN(DQN):  # type: ignore[misc]
         super().__init__(
             SoftQPolicy,
             TaskReward(env, objective),
-            learning_rate=settings.learning_rate,
-            buffer_size=settings.buffer,
-            learning_starts=settings.warmup,
-            batch_size=settings.minibatch,
-            tau=settings.tau,
-            gamma=settings.gamma,
-            train_freq=settings.train_every,
-            gradient_steps=settings.gradient_steps,
+            **replay_options(settings),
             exploration_initial_eps=0.0,
             exploration_final_eps=0.0,
             policy_kwargs={
@@ -71,8 +73,6 @@ class ResidualDQN(DQN):  # type: ignore[misc]
                 "features_extractor_class": Normalized,
                 "features_extractor_kwargs": {"normalizer": normalizer},
             },
-            seed=settings.seed,
-            device="cpu",
         )
         self.policy.objective, self.policy.prior = objective, self.prior
 

@@ -20,7 +20,17 @@ from repolicy.objective import Objective, reformulated
 from repolicy.policies.families import FAMILIES
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec, Prior, frozen
-from repolicy.rql.common import Normalized, Spaces, TaskReward, flat, normalizer_for, spaces_of, storable, usable
+from repolicy.rql.common import (
+    Normalized,
+    Spaces,
+    TaskReward,
+    flat,
+    normalizer_for,
+    replay_options,
+    spaces_of,
+    storable,
+    usable,
+)
 from repolicy.rql.settings import Settings
 
 from stable_baselines3 import SAC  # isort: skip
@@ -49,14 +59,7 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         super().__init__(
             "MlpPolicy",
             TaskReward(env, objective),
-            learning_rate=settings.learning_rate,
-            buffer_size=settings.buffer,
-            learning_starts=settings.warmup,
-            batch_size=settings.minibatch,
-            tau=settings.tau,
-            gamma=settings.gamma,
-            train_freq=settings.train_every,
-            gradient_steps=settings.gradient_steps,
+            **replay_options(settings),
             action_noise=_noise(settings.noise, actions.width) if settings.noise else None,
             ent_coef=objective.alpha,
             policy_kwargs={
@@ -65,8 +68,6 @@ class ResidualSAC(SAC):  # type: ignore[misc]
                 "features_extractor_class": Normalized,
                 "features_extractor_kwargs": {"normalizer": self._normalizer},
             },
-            seed=settings.seed,
-            device="cpu",
         )
         self.actor = self.policy.actor = Actor(self._first_policy(settings, found), settings.learning_rate)
 
