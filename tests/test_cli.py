@@ -19,8 +19,8 @@ from repolicy.cli import inspection
 from repolicy.cli import main as cli
 from repolicy.cli.about import Addons
 from repolicy.cli.terminal import Terminal
+from repolicy.engine.wanted import Wanted
 from repolicy.errors import RepolicyError
-from repolicy.objective import residual
 from repolicy.policies.file import read_policy, save_policy
 
 SMALL = ["--steps", "512", "--envs", "8", "--horizon", "16", "--minibatch", "64", "--segment", "2", "--ranks", "1"]
@@ -101,7 +101,7 @@ def test_a_run_is_resumed_by_its_folder_alone(capsys: pytest.CaptureFixture[str]
     customized = ["--omega", "0.3", "--alpha", "0.2", "--addon", f"{wish}=2", "--sparse", "--no-report", *SMALL]
     answered(capsys, "customize", "prior", *customized, "--env", env, "--out", "run")
     again = cli._parsed("customize", ["prior", "--out", "run", "--resume", "--trust"])
-    assert (again.wanted(), again.addon, again.sparse) == (residual(0.3, 0.2), (f"{wish}=2",), True)
+    assert (again.wanted(), again.addon, again.sparse) == (Wanted("residual", 0.3, 0.2), (f"{wish}=2",), True)
     assert answered(capsys, "customize", "prior", "--out", "run", "--resume", "--trust", "--no-report")["finished"]
     otherwise = ["--out", "run", "--resume", "--trust", "--omega", "0.4", "--no-report"]
     code, _, said = typed(capsys, "customize", "prior", *otherwise)
@@ -185,13 +185,13 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
         ("customize halfcheetah --addon hind_leg.py:mine(joint=bshin) --omega 0.1", "no options in brackets"),
         ("train CartPole-v1 --alpha 0.1 --surrogate vanilla", "add --epochs 1"),
         ("train CartPole-v1 --settings nothing.json", "settings file nothing.json cannot be read"),
-        ("customize halfcheetah", "objective residual needs omega"),
-        ("customize halfcheetah --omega 0.1", "needs an add-on: --addon NAME"),
+        ("customize halfcheetah", "needs an add-on, the new requirement: --addon NAME"),
         ("customize halfcheetah --addon hind_legs --omega 0.1", "did you mean hind_leg"),
         ("customize hopper --addon hind_leg --omega 0.1", "reads the numbers of HalfCheetah"),
         ("evaluate hopper --addon hind_leg", "reads the numbers of HalfCheetah"),
         ("rql train Pendulum-v1 --alpha 0.1 --addon hind_leg --objective greedy", "reads the numbers of HalfCheetah"),
-        ("customize halfcheetah --addon hind_leg --omega auto", "needs --kl-budget"),
+        ("customize halfcheetah --addon hind_leg --omega auto --objective kl", "auto goes with --objective residual"),
+        ("customize halfcheetah --addon hind_leg --omega much", "--omega is 'much'; it must be a number, or auto"),
         (
             "customize halfcheetah --addon hind_leg --omega auto --kl-budget 1 --objective greedy",
             "--kl-budget goes with --omega auto",
@@ -349,7 +349,9 @@ def test_a_prior_whose_nat_is_worth_something_gives_omega(capsys: pytest.Capture
     for name, error in (("known", 0.01), ("unknown", 0.4)):
         worth = {"value": 0.25, "error": error, "episodes": 32}
         save_policy(f"{name}.safetensors", saved.policy, saved.card | {"nat_worth": worth})
-    assert "needs omega" in refused(capsys, 2, "customize", "unknown.safetensors", *wish, "--out", "refused")
+    code, _, said = typed(capsys, "customize", "unknown.safetensors", *wish, "--out", "held")
+    assert (code, "the policy drifts 2 nats a step from its prior" in said) == (0, True)
+    assert json.loads(Path("held/run.json").read_text())["request"]["settings"]["kl_budget"] == 2.0
     code, _, said = typed(capsys, "customize", "known.safetensors", *wish, "--out", "run")
     assert code == 0, said
     assert "omega is 0.25, what a nat of the prior is worth" in said

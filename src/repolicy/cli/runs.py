@@ -13,12 +13,13 @@ from repolicy.engine.machine import torchrun_place
 from repolicy.engine.settings import S, Settings, read_settings, validated
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import as_file_name, confirm
-from repolicy.objective import Objective, coefficients, name_of, named
+from repolicy.objective import Objective, coefficients, name_of
 from repolicy.policies.options import Options
 
 if TYPE_CHECKING:
     from repolicy.engine.request import Request
     from repolicy.engine.training import Result
+    from repolicy.engine.wanted import Wanted
 
 
 ObjectiveName = Literal["no_entropy", "end_entropy", "repeat_entropy", "soft", "full"]
@@ -36,7 +37,7 @@ class Train:
     objective: ObjectiveName = "soft"
     """What the return contains (see the docs, "The eight objectives")."""
     alpha: float | None = None
-    """Weight of the entropy."""
+    """α, the weight of the entropy; by default the usual one, or scaled from the reward of trial steps."""
     addon: UseAppendAction[tuple[str, ...]] = ()
     """Add-on reward for --objective full: NAME, NAME=WEIGHT, module:function or file.py:function. Repeatable."""
     out: Path | None = None
@@ -72,10 +73,11 @@ class Train:
 
     def run(self) -> dict[str, Any]:
         from repolicy.engine.training import train
+        from repolicy.engine.wanted import Wanted
 
         return ended(
             train(
-                self.env, named(self.objective, alpha=self.alpha), self.folder, self.settings,
+                self.env, Wanted(self.objective, alpha=self.alpha), self.folder, self.settings,
                 addon=self.addon, resume=self.resume, watchers=watchers_of(self.folder, self.wandb),
                 patience=self.patience,
             )
@@ -96,10 +98,11 @@ class Customize:
     """The new requirement: NAME, NAME=WEIGHT, module:function or file.py:function; repolicy addons lists names.
     Repeatable."""
     omega: str | None = None
-    """ω′, the weight of the prior's log-probability; auto: adapt it, and alpha with it, to --kl-budget; by default what
-    a nat is worth, where the prior's file tells it."""
+    """ω′, the weight of the prior's log-probability; auto: adapt it to --kl-budget (and alpha with it) or to
+    --log-prior-budget. By default what a nat is worth, where the prior's file tells it, else auto."""
     alpha: float | None = None
-    """α̂, the weight of the entropy; by default the prior's own α, where its file tells it."""
+    """α̂, the weight of the entropy. By default the prior's own α, where its file tells it, else ω′, else scaled from
+    the add-on's reward."""
     states: float = 0.0
     """Weight of the prior's states: what a nat costs by which a state is unlike them; 0 as in the paper."""
     objective: Literal["residual", "kl", "greedy"] = "residual"
@@ -155,22 +158,12 @@ class Customize:
         )  # fmt: skip
         return ended(result) | (_reported(result) if self.report else {})
 
-    def wanted(self) -> Objective:
-        """The objective that the options describe."""
-        alpha = self.alpha if self.alpha is not None else alpha_of(self.prior)
-        held = self.settings.budget is not None
-        if held and (self.omega != "auto" or self.objective != "residual"):
-            option = "--kl-budget" if self.settings.kl_budget is not None else "--log-prior-budget"
-            raise UsageError(f"{option} goes with --omega auto and no other --objective than residual")
-        if self.omega == "auto" and not held:
-            raise UsageError(
-                "--omega auto needs --kl-budget, how far the policy may drift, or --log-prior-budget, how much less "
-                "likely its actions may be to the prior, both in nats a step"
-            )
-        omega = alpha if held else _number("--omega", self.omega)  # both begin at the prior's alpha
-        if omega is None and self.objective == "residual":
-            omega = _worth_of(self.prior)
-        return named(self.objective, omega=omega, alpha=alpha, states=self.states)
+    def wanted(self) -> "Wanted":
+        """The objective that the options describe, as far as they do."""
+        from repolicy.engine.wanted import Wanted
+
+        omega = self.omega if self.omega in (None, "auto") else _number("--omega", self.omega)
+        return Wanted(self.objective, cast("float | Literal['auto'] | None", omega), self.alpha, self.states)
 
 
 def run_before(command: Any, *kinds: "type[Request]") -> dict[str, Any] | None:
@@ -215,23 +208,9 @@ def alpha_of(prior: str) -> float:
     return float(objective["alpha"])
 
 
-def _worth_of(prior: str) -> float | None:
-    """The omega at which the prior's old reward counts once, where its file tells it well enough."""
-    from repolicy.engine.worth import Worth
-    from repolicy.policies.file import find_policy, read_card
-
-    card = read_card(find_policy(prior))
-    if "nat_worth" not in card or not (worth := Worth(**card["nat_worth"])).is_known:
-        return None
-    if speaks():
-        said = f"omega is {worth.value:.3g}, what a nat of the prior is worth; --omega sets another"
-        print(said, file=sys.stderr)
-    return worth.value
-
-
-def _number(option: str, text: str | None) -> float | None:
+def _number(option: str, text: str) -> float:
     try:
-        return None if text is None else float(text)
+        return float(text)
     except ValueError:
         raise UsageError(f"{option} is {text!r}; it must be a number, or auto") from None
 

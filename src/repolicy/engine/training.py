@@ -18,12 +18,11 @@ from repolicy.engine.machine import torchrun_place, versions
 from repolicy.engine.request import Request, spec_for
 from repolicy.engine.segments import Segments
 from repolicy.engine.settings import Settings
+from repolicy.engine.wanted import Wanted, for_customizing, for_training, trial
 from repolicy.engine.worth import measured
 from repolicy.envs import addons
-from repolicy.envs.evaluation import check_fit
 from repolicy.envs.making import make_envs, observing
 from repolicy.envs.patience import Watchdog
-from repolicy.envs.rollout import Collector
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.objective import Objective
 from repolicy.policies.dials import How, dial
@@ -77,7 +76,7 @@ class Result:
 
 def train(
     env: str,
-    objective: Objective,
+    objective: Objective | Wanted,
     out: str | Path,
     settings: Settings | None = None,
     *,
@@ -91,14 +90,17 @@ def train(
     A call into an environment that takes a minute is reported on stderr; one that takes `patience` seconds ends the
     process, since nothing else can end it.
     """
-    settings = (settings or train_defaults(env)).resolved()
-    check_objective(objective)
-    if objective.reads_prior:
-        raise UsageError("an objective with omega above 0 needs a prior: use customize")
-    if objective.reads_states:
-        raise UsageError("an objective with states above 0 needs a prior, whose states they are: use customize")
-    request = Request(env, objective, settings, addons.names(addon))
+    settings, wishes = (settings or train_defaults(env)).resolved(), addons.names(addon)
     with watchdog(patience):
+        if isinstance(objective, Wanted):
+            objective, settings, said = for_training(objective, env, wishes, settings)
+            tell(watchers, said)
+        check_objective(objective)
+        if objective.reads_prior:
+            raise UsageError("an objective with omega above 0 needs a prior: use customize")
+        if objective.reads_states:
+            raise UsageError("an objective with states above 0 needs a prior, whose states they are: use customize")
+        request = Request(env, objective, settings, wishes)
         check(request)
         return run(request, RunFolder(out), resume, watchers, patience=patience)
 
@@ -106,7 +108,7 @@ def train(
 def customize(
     prior: str | Path | Policy,
     addon: Sequence[str] | str,
-    objective: Objective,
+    objective: Objective | Wanted,
     out: str | Path,
     settings: Settings | None = None,
     *,
@@ -127,17 +129,25 @@ def customize(
     """
     saved, content = _prior(prior, reading, RunFolder(out).prior)
     env = env or env_of(saved.card, Path(str(prior)))
-    check_objective(objective)
-    if not objective.reads_addon:
-        raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
+    wishes = addons.names(addon)
+    if not wishes:
+        raise UsageError(
+            "customizing needs an add-on, the new requirement: --addon NAME, or file.py:function for one of your own "
+            "(repolicy addons lists those that ship)"
+        )
     settings = (settings or customize_defaults(env)).resolved()
     with watchdog(patience):
         env = observing(env, saved.policy.observation_size, settings.backend)
-        request = Request(env, objective, settings, addons.names(addon), hashlib.sha256(content).hexdigest(), sparse)
+        tell(watchers, notes_of(saved.card))
+        if isinstance(objective, Wanted):
+            objective, settings, said = for_customizing(objective, saved, env, wishes, settings)
+            tell(watchers, said)
+        check_objective(objective)
+        if not objective.reads_addon:
+            raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
+        request = Request(env, objective, settings, wishes, hashlib.sha256(content).hexdigest(), sparse)
         check(request)
-        for sentence in notes_of(saved.card) + try_addon(saved.policy, request):
-            for watcher in watchers:
-                watcher.say(sentence)
+        tell(watchers, try_addon(saved.policy, request))
         return run(request, RunFolder(out), resume, watchers, content, patience)
 
 
@@ -152,10 +162,7 @@ def _prior(prior: str | Path | Policy, reading: Options | None, kept: Path) -> t
 
 def try_addon(prior: Policy, request: Request) -> list[str]:
     """Drive the prior for some steps and look at each add-on: its shape, whether it is finite, its range."""
-    batch = make_envs(request.env, 8, request.settings.seed, request.settings.backend)
-    check_fit(prior, batch, "the prior")
-    rollout = Collector(batch, 256, torch.Generator().manual_seed(0), keep_transitions=True).collect(prior)
-    batch.close()
+    rollout = trial(prior, request.env, request.settings)
     said = []
     for name in request.addons:
         addon = addons.combined([name])
@@ -199,8 +206,12 @@ def run(
 
 
 def _begin(request: Request, folder: RunFolder, resume: bool, watchers: Sequence[Watcher], prior: bytes | None) -> None:
-    for sentence in folder.begin(request.as_dict(), versions(), resume, prior):
-        for watcher in watchers:
+    tell(watchers, folder.begin(request.as_dict(), versions(), resume, prior))
+
+
+def tell(watchers: Sequence[Watcher], sentences: Sequence[str]) -> None:
+    for watcher in watchers:
+        for sentence in sentences:
             watcher.say(sentence)
 
 

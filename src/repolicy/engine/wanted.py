@@ -1,0 +1,142 @@
+"""What is asked for before every weight is known, and the weights that are usual where nobody names them."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from repolicy.engine.request import spec_for
+from repolicy.engine.settings import Settings
+from repolicy.engine.worth import Worth
+from repolicy.envs import addons
+from repolicy.envs.evaluation import check_fit
+from repolicy.envs.making import make_envs
+from repolicy.envs.rollout import Collector, Rollout
+from repolicy.errors import NumericError, UsageError
+from repolicy.loading import without_version
+from repolicy.objective import Objective, coefficients, named
+from repolicy.policies.file import SavedPolicy
+from repolicy.policies.policy import Agent, Policy
+
+# A row an environment (of any version): the temperatures of the paper.
+ALPHAS = {"HalfCheetah": 0.13472, "Hopper": 0.001, "Ant": 0.0001}
+SHARE = 0.01  # of the reward a step: what a nat of entropy in every number of the action is worth elsewhere
+UNSEEN = 0.01  # where the trial steps see no reward: there is nothing else to go by at first
+BUDGET = 2.0  # nats a step that a policy may drift, where the prior's file does not tell what a nat is worth
+
+ENVS, STEPS = 8, 256  # of a trial
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An objective by its name; a coefficient that is None is chosen, and `omega` "auto" follows a KL budget."""
+
+    name: str
+    omega: float | Literal["auto"] | None = None
+    alpha: float | None = None
+    states: float = 0.0
+
+
+class Chosen(NamedTuple):
+    """What came of it: the objective, the settings with its budget, and a sentence for each choice."""
+
+    objective: Objective
+    settings: Settings
+    said: list[str]
+
+
+def for_training(wanted: Wanted, env: str, wishes: tuple[str, ...], settings: Settings) -> Chosen:
+    """The objective of training from nothing: alpha from a row of settings, else from the reward of trial steps."""
+    if "alpha" not in coefficients(wanted.name) or wanted.alpha is not None:
+        return Chosen(named(wanted.name, alpha=wanted.alpha), settings, [])
+    row = without_version(env)
+    if row in ALPHAS:
+        alpha, why = ALPHAS[row], f"the usual one for {row}"
+    else:
+        alpha, why = _alpha_of_reward(env, wishes if wanted.name == "full" else (), settings)
+    return Chosen(named(wanted.name, alpha=alpha), settings, [f"alpha is {alpha:g}, {why}; --alpha sets another"])
+
+
+def for_customizing(
+    wanted: Wanted, prior: SavedPolicy, env: str, wishes: tuple[str, ...], settings: Settings
+) -> Chosen:
+    """The objective of customizing: omega from what a nat is worth, else by a budget; alpha from what is known."""
+    held, omega, said = settings.budget is not None, wanted.omega, list[str]()
+    if held and (omega not in (None, "auto") or wanted.name != "residual"):
+        option = "--kl-budget" if settings.kl_budget is not None else "--log-prior-budget"
+        raise UsageError(f"{option} goes with --omega auto and no other --objective than residual")
+    if wanted.name == "residual" and not held and omega in (None, "auto"):
+        worth = _worth_of(prior.card) if omega is None else None
+        if worth is not None:
+            omega = worth
+            said.append(f"omega is {worth:.3g}, what a nat of the prior is worth; --omega sets another")
+        else:
+            settings, held = replace(settings, kl_budget=BUDGET), True
+            said.append(
+                f"omega and alpha move together so that the policy drifts {BUDGET:g} nats a step from its prior; "
+                "--kl-budget sets another distance, --omega a weight"
+            )
+    alpha = wanted.alpha
+    if alpha is None:
+        alpha, why = _alpha_of_customizing(prior, omega, env, wishes, settings)
+        said += [f"alpha {'begins at' if held else 'is'} {alpha:g}, {why}; --alpha sets another"] * bool(why)
+    weight = alpha if held else omega  # with a budget, both begin at alpha
+    if weight == "auto":
+        raise UsageError(f"--omega auto goes with --objective residual, not {wanted.name}")
+    return Chosen(named(wanted.name, omega=weight, alpha=alpha, states=wanted.states), settings, said)
+
+
+def _worth_of(card: dict[str, Any]) -> float | None:
+    """The omega at which the prior's old reward counts once, where its file tells it well enough."""
+    if "nat_worth" not in card or not (worth := Worth(**card["nat_worth"])).is_known:
+        return None
+    return worth.value
+
+
+def _alpha_of_customizing(
+    prior: SavedPolicy, omega: float | Literal["auto"] | None, env: str, wishes: tuple[str, ...], settings: Settings
+) -> tuple[float, str]:
+    """The prior's own, which needs no word; else omega; else by the size of the wish under the prior."""
+    told = prior.card.get("request", {}).get("objective", {}).get("alpha")
+    if told:
+        return float(told), ""
+    if omega not in (None, "auto", 0):
+        return float(omega), "as omega, since the prior's file does not tell its own"
+    steps = trial(prior.policy, env, settings)
+    rewards = addons.combined(wishes).reward(*steps.transitions)
+    return _scaled(rewards, prior.policy.actions.width, "add-on's reward under the prior")
+
+
+def _alpha_of_reward(env: str, wishes: tuple[str, ...], settings: Settings) -> tuple[float, str]:
+    """By the size of the reward that a new policy meets."""
+    probe = make_envs(env, 1, settings.seed, settings.backend)
+    probe.close()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        policy = Policy(spec_for(probe, settings))
+    steps = trial(policy, env, settings)
+    rewards = np.asarray(steps.basic)
+    if wishes:
+        rewards = rewards + addons.combined(wishes).reward(*steps.transitions)
+    return _scaled(rewards, policy.actions.width, "reward in trial steps")
+
+
+def _scaled(rewards: np.ndarray, numbers: int, what: str) -> tuple[float, str]:
+    """A hundredth of the usual size of a reward for a nat in every number of the action, in two digits."""
+    if not np.isfinite(rewards).all():
+        raise NumericError(f"the {what} is not a finite number everywhere")
+    size = float(np.sqrt(np.mean(rewards**2)))
+    if size == 0:
+        return UNSEEN, f"because the {what} was 0 throughout"
+    return float(f"{SHARE * size / numbers:.2g}"), f"scaled from the {what} ({size:.3g} a step)"
+
+
+def trial(agent: Agent, env: str, settings: Settings) -> Rollout:
+    """Some thousand steps of an agent, to look at what they bring."""
+    batch = make_envs(env, ENVS, settings.seed, settings.backend)
+    try:
+        check_fit(agent, batch, "the prior")
+        return Collector(batch, STEPS, torch.Generator().manual_seed(0), keep_transitions=True).collect(agent)
+    finally:
+        batch.close()

@@ -1,0 +1,111 @@
+"""The weights that are usual where nobody names them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_envs import tiny
+
+from repolicy.cli.main import main
+from repolicy.engine.settings import Settings
+from repolicy.engine.wanted import ALPHAS, BUDGET, SHARE, UNSEEN, Wanted, for_customizing, for_training
+from repolicy.errors import NumericError, UsageError
+from repolicy.objective import full, greedy, kl, no_entropy, residual, soft
+from repolicy.policies.file import SavedPolicy
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.spaces import ActionSpace
+
+FEW = Settings(envs=4, horizon=4, minibatch=8, ranks=1, hidden=(4,))
+ENV = tiny("LinearQuadratic")
+HERE = f"{Path(__file__)}:"
+
+
+def either_way(observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Any) -> np.ndarray:
+    """A reward of 1 or −1, so that its size is 1 whatever happens."""
+    return np.where(actions[:, 0] > 0, 1.0, -1.0)
+
+
+def nowhere(observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Any) -> np.ndarray:
+    return np.zeros(len(observations))
+
+
+def prior(**card: Any) -> SavedPolicy:
+    return SavedPolicy(Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(4,))), None, card)
+
+
+def told(alpha: float) -> dict[str, Any]:
+    return {"objective": {"alpha": alpha}}
+
+
+def test_training_takes_alpha_from_a_row_whatever_the_version_and_options() -> None:
+    for name, alpha in ALPHAS.items():
+        found = for_training(Wanted("soft"), f"{name}-v5?reset_noise_scale=0.3", (), FEW)
+        assert found.objective == soft(alpha)
+        assert found.said == [f"alpha is {alpha:g}, the usual one for {name}; --alpha sets another"]
+
+
+def test_what_is_named_is_taken_without_a_word() -> None:
+    assert for_training(Wanted("soft", alpha=0.3), "Hopper-v4", (), FEW) == (soft(0.3), FEW, [])
+    assert for_training(Wanted("no_entropy"), "Hopper-v4", (), FEW) == (no_entropy(), FEW, [])
+    wanted = Wanted("residual", 0.3, 0.2, 0.1)
+    assert for_customizing(wanted, prior(), ENV, (), FEW) == (residual(0.3, 0.2, 0.1), FEW, [])
+    with pytest.raises(UsageError, match="objective no_entropy has no alpha"):
+        for_training(Wanted("no_entropy", alpha=0.1), "Hopper-v4", (), FEW)
+
+
+def test_alpha_is_scaled_from_the_reward() -> None:
+    """CartPole pays 1 a step, for one choice; with a wish of 3 or −3 it pays 4 or −2."""
+    found = for_training(Wanted("soft"), "CartPole-v1", (), FEW)
+    assert found.objective == soft(SHARE)
+    assert found.said == ["alpha is 0.01, scaled from the reward in trial steps (1 a step); --alpha sets another"]
+    both = for_training(Wanted("full"), "CartPole-v1", (f"{HERE}either_way=3",), FEW).objective
+    assert both.alpha == pytest.approx(SHARE * np.sqrt(10), rel=0.05)
+    assert both == full(both.alpha)
+
+
+def test_a_reward_that_trial_steps_do_not_see() -> None:
+    wish = for_customizing(Wanted("greedy"), prior(), ENV, (f"{HERE}nowhere",), FEW)
+    assert wish.objective == greedy(UNSEEN)
+    assert "was 0 throughout" in wish.said[0]
+    with pytest.raises(NumericError, match="reward in trial steps is not a finite number"):
+        for_training(Wanted("soft"), tiny("WithoutReward"), (), FEW)
+
+
+def test_customizing_takes_the_priors_alpha_then_omega_then_the_wish() -> None:
+    wish = (f"{HERE}either_way=5",)
+    assert for_customizing(Wanted("kl"), prior(request=told(0.7)), ENV, wish, FEW) == (kl(0.7), FEW, [])
+    found = for_customizing(Wanted("residual", 0.4), prior(), ENV, wish, FEW)
+    assert found.objective == residual(0.4, 0.4)
+    assert "alpha is 0.4, as omega" in found.said[0]
+    for omega in (0.0, None):  # an omega of 0 is no measure of anything
+        found = for_customizing(Wanted("residual" if omega == 0.0 else "kl", omega), prior(), ENV, wish, FEW)
+        assert found.objective.alpha == 5 * SHARE
+        assert found.said[-1].startswith("alpha is 0.05, scaled from the add-on's reward under the prior (5 a step)")
+
+
+def test_customizing_takes_omega_from_the_worth_of_a_nat_or_else_holds_a_budget() -> None:
+    worth = {"value": 0.25, "error": 0.01, "episodes": 32}
+    found = for_customizing(Wanted("residual"), prior(request=told(0.7), nat_worth=worth), ENV, (), FEW)
+    assert found.objective == residual(0.25, 0.7)
+    assert "omega is 0.25, what a nat of the prior is worth" in found.said[0]
+    for wanted, card in ((Wanted("residual"), {}), (Wanted("residual", "auto"), {"nat_worth": worth})):
+        held = for_customizing(wanted, prior(request=told(0.7), **card), ENV, (), FEW)
+        assert (held.objective, held.settings.kl_budget) == (kl(0.7), BUDGET)
+        assert f"drifts {BUDGET:g} nats a step" in held.said[0]
+
+
+@pytest.mark.parametrize("again", [[], ["--resume"]])
+def test_the_shortest_command_runs(
+    again: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ["--steps", "64", "--envs", "4", "--horizon", "4", "--minibatch", "8", "--segment", "2", "--ranks", "1"]
+    main(["train", "CartPole-v1", *small])
+    assert "alpha is 0.01, scaled from the reward in trial steps" in capsys.readouterr().err
+    objective = json.loads(Path("runs/CartPole-v1-soft-0/run.json").read_text())["request"]["objective"]
+    assert objective["alpha"] == 0.01
+    if again:
+        main(["train", "CartPole-v1", "--resume"])
+        assert "scaled" not in capsys.readouterr().err
