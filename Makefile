@@ -10,7 +10,7 @@ demo: .venv/base  ## customize a shipped HalfCheetah: prior and result in a tabl
 	$(BIN)/repolicy customize halfcheetah --addon hind_leg=10 --omega auto --kl-budget 2 --steps 3e5 --out runs/demo --resume
 
 test: .venv/full
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: .venv/full
 	$(BIN)/ruff format --check .
