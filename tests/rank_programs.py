@@ -9,12 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.engine import ppo, ranks
+from repolicy.engine import ppo, ranks, states
+from repolicy.engine.request import Request
+from repolicy.engine.scale import ReturnScale
 from repolicy.engine.settings import Settings
 from repolicy.engine.worker import Worker
+from repolicy.envs.rollout import Episodes, Rollout
+from repolicy.objective import residual
 from repolicy.policies.moments import sums
 from repolicy.policies.network import Mlp
-from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.spaces import ActionSpace
 
 TIME, ENVS, SIZE = 8, 32, 4
@@ -94,4 +98,51 @@ def one_step(team: ranks.Ranks) -> dict[str, Any]:
         "parameters": learner.parameters.detach().clone(),
         "report": torch.tensor(report),
         "moments": seen,
+    }
+
+
+# The same with a price on states that the prior does not know --------------------------------------------------------
+
+
+def small_policy() -> Policy:
+    torch.manual_seed(0)
+    return Policy(PolicySpec(SIZE, ActionSpace("continuous", (2,), (-1.0,) * 2, (1.0,) * 2), hidden=(16,)))
+
+
+def shared_rollout(policy: Policy, mine: slice) -> Rollout:
+    """Some environments' share of one and the same 8 × 32 steps."""
+    torch.manual_seed(1)
+    observations, actions = 3.0 * torch.randn(TIME + 1, ENVS, SIZE), torch.randn(TIME, ENVS, 2)
+    ends = np.zeros((TIME, ENVS), bool)
+    seen, done, ends = observations[:, mine].contiguous(), actions[:, mine].contiguous(), ends[:, mine]
+    return Rollout(
+        seen.numpy(), done, done.numpy(), policy.log_prob(seen[:-1], done), ends.astype(float), ends, ends,
+        np.zeros((0, 2), np.int64), np.zeros((0, SIZE), np.float32), seen[1:].numpy(), [], Episodes(), 0.0, 0.0,
+    )  # fmt: skip
+
+
+def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
+    """A density that the first rank fits, and one gradient step with it through scores and reward."""
+    policy = small_policy()
+    generator = torch.Generator().manual_seed(2)
+    states.visited = lambda prior, request: torch.randn(500, SIZE, generator=generator)
+    made: Any = Worker.__new__(Worker)
+    made.settings = Settings(ranks=1, envs=ENVS, horizon=TIME, minibatch=ENVS * TIME)
+    made.objective, made.team, made.iteration = residual(0.3, 0.1, states=0.4), team, 1
+    made.request = Request("any", made.objective, made.settings)
+    made.prior, made.returns = frozen(policy), ReturnScale(made.settings.gamma)
+    made.density = states.density_of(made.prior, made.request, team)
+    made.learner = ppo.Learner(policy, Mlp(SIZE, (16,), 1), 1e-3)
+    made.addon = SimpleNamespace(reward=lambda before, actions, after, info: -np.abs(after[..., 0]))
+    share = ENVS // team.count
+    made.returns.begin(share)
+    batch, summary = made.prepared(shared_rollout(policy, slice(team.index * share, (team.index + 1) * share)), False)
+    made.learner.differentiate(batch, made.settings, bonus=0.0)
+    made.learner.step(1e9, team.sum, team.count, fit_actor=True)
+    prints = torch.zeros(team.count, dtype=torch.float64)
+    prints[team.index] = fingerprint(list(made.density.tensors().values()))[0]
+    return {
+        "gradient": made.learner.gradient[: len(made.learner.parameters)].clone(),
+        "reward": summary.metrics["reward_states"],
+        "densities": team.sum(prints).tolist(),
     }

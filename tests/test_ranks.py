@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from rank_programs import add_up_and_compare, one_step, put_up
+from rank_programs import add_up_and_compare, one_step, put_up, step_with_states
 
-from repolicy.engine import ranks
+from repolicy.engine import ranks, states
 from repolicy.engine.machine import shares_memory
 from repolicy.errors import RepolicyError
 
@@ -57,6 +57,19 @@ def test_two_ranks_of_16_environments_are_one_of_32() -> None:
     torch.testing.assert_close(shared["moments"], whole["moments"], rtol=1e-13, atol=0)
     torch.testing.assert_close(shared["report"], whole["report"], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(shared["parameters"], whole["parameters"], rtol=1e-5, atol=1e-6)
+
+
+def test_two_ranks_fit_one_density_and_share_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The density is the same bits on both, and the step that it leads to is that of one rank, beyond rounding."""
+    monkeypatch.setattr(states, "visited", states.visited)  # what the program below puts there goes again
+    with ranks.launched(1, []) as team:
+        whole = step_with_states(team)
+    with ranks.launched(2, program("from rank_programs import *; step_with_states(joined())")) as team:
+        shared = step_with_states(team)
+    assert shared["densities"] == whole["densities"] * 2
+    assert whole["reward"] < -0.1
+    assert shared["reward"] == pytest.approx(whole["reward"], rel=1e-12)
+    torch.testing.assert_close(shared["gradient"], whole["gradient"], rtol=1e-4, atol=1e-6)
 
 
 def test_one_rank_is_alone() -> None:

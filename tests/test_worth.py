@@ -1,5 +1,6 @@
 """What a nat is worth, where it is known: the optimum of linear–quadratic control at α."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,18 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
-from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, LinearQuadratic, Tiny
+from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, LinearQuadratic, Tiny, tiny
 
 from repolicy import exact
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.settings import Settings
+from repolicy.engine.training import train
+from repolicy.engine.weights import STATES, weights_of
 from repolicy.engine.worth import measured, worth_of
+from repolicy.objective import soft
+from repolicy.policies.file import add_to_card, find_policy, read_card, read_policy, save_policy, shipped
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.spaces import ActionSpace
 
@@ -65,3 +73,55 @@ def test_choices_have_no_worth() -> None:
     space = gymnasium.spaces.Discrete(2)
     policy = Policy(PolicySpec(1, ActionSpace("discrete", (int(space.n),)), "categorical"))
     assert measured(policy, "any") is None
+
+
+def test_training_ends_with_what_a_nat_is_worth(tmp_path: Path) -> None:
+    """Measured on the best policy, once, and nothing but its card is touched."""
+    settings = Settings(ranks=1, envs=4, horizon=16, minibatch=32, steps=128, hidden=(4,), evaluation_episodes=2)
+    result = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", settings)
+    best = RunFolder(result.folder).best_policy
+    known = read_policy(best)
+    found = measured(known.policy, tiny("LinearQuadratic"), 8)
+    assert found is not None
+    assert known.card["nat_worth"] == found.as_dict()
+    before = best.read_bytes()
+    train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", settings, resume=True)
+    assert best.read_bytes() == before
+
+
+def test_a_card_says_more_and_the_tensors_stay(tmp_path: Path) -> None:
+    path = tmp_path / "policy.safetensors"
+    save_policy(path, optimum(), {"name": "mine"}, prior=optimum())
+    before = safetensors.torch.load_file(path)
+    add_to_card(path, {"nat_worth": {"value": 0.3, "error": 0.01, "episodes": 8}})
+    after = safetensors.torch.load_file(path)
+    assert read_policy(path).card["name"] == "mine"
+    assert read_policy(path).card["nat_worth"]["value"] == 0.3
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_the_priors_that_ship_tell_what_was_measured() -> None:
+    rows = json.loads((Path(__file__).parents[1] / "results" / "nat_worth.json").read_text())
+    for name in shipped():
+        card = read_card(find_policy(name))
+        assert card["nat_worth"] == {key: rows[name][key] for key in ("value", "error", "episodes")}
+        found = weights_of(card)
+        assert found == (rows[name]["value"], STATES * rows[name]["value"])
+
+
+@pytest.mark.parametrize(
+    ("card", "expected"),
+    [
+        ({}, None),
+        ({"nat_worth": {"value": 0.3, "error": 0.2, "episodes": 8}}, None),  # within its error
+        ({"nat_worth": {"value": 0.3, "error": 0.1, "episodes": 8}}, (0.3, 0.0)),
+        (
+            {"nat_worth": {"value": 0.3, "error": 0.1, "episodes": 8}, "evaluation": {"evaluation_length": 20.0}},
+            (0.3, 0),
+        ),
+    ],
+)
+def test_the_usual_weights_are_what_the_card_tells(card: dict[str, Any], expected: Any) -> None:
+    """Without the states where the prior's episodes are too short to learn them, or unknown."""
+    assert weights_of(card) == expected

@@ -28,6 +28,7 @@ from repolicy.objective import Objective
 from repolicy.policies.dials import How, dial
 from repolicy.policies.file import (
     SavedPolicy,
+    add_to_card,
     env_of,
     find_policy,
     load_policy,
@@ -35,7 +36,6 @@ from repolicy.policies.file import (
     own_bytes,
     policy_bytes,
     read_policy,
-    save_policy,
 )
 from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy, frozen
@@ -309,7 +309,7 @@ def tell_worth(request: Request, folder: RunFolder) -> None:
     episodes = 4 * request.settings.evaluation_episodes
     found = measured(saved.policy, request.env, episodes, addons=request.addons, backend=request.settings.backend)
     if found is not None:
-        save_policy(folder.best_policy, saved.policy, saved.card | {"nat_worth": found.as_dict()})
+        add_to_card(folder.best_policy, {"nat_worth": found.as_dict()})
 
 
 class polite_interrupt:  # noqa: N801

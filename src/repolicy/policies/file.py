@@ -15,7 +15,7 @@ from repolicy.policies.density import Density
 from repolicy.policies.families import FAMILIES
 from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.policies.storage import check_shape, is_own, packed, read, write_bytes
+from repolicy.policies.storage import check_shape, is_own, packed, read, write, write_bytes
 
 PRIORS = Path(__file__).parent / "shipped"
 
@@ -91,6 +91,12 @@ def policy_bytes(
     if density is not None:
         tensors |= density.tensors()
     return packed("policy", tensors, header)
+
+
+def add_to_card(path: Path, more: dict[str, Any]) -> None:
+    """Say more on the card of a policy's file; its tensors stay the same to the bit."""
+    tensors, header = read(path, "policy")
+    write(path, "policy", tensors, header | {"card": _card(path, header) | more})
 
 
 def read_policy(path: str | Path, options: Options | None = None) -> SavedPolicy:

@@ -1,0 +1,88 @@
+"""Which default holds a heavy wish: what a nat is worth as ω′, and how much to add for leaving the prior's states.
+
+    python -m experiments.heavy --jobs 1
+
+A line of the ledger a run. `--only` takes the beginnings of keys.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments import campaign
+from experiments.one import Run
+
+WORTH = Path("results/nat_worth.json")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A prior and a wish."""
+
+    prior: str
+    env: str
+    addon: str
+    steps: str = "1e6"
+
+
+TASKS = {
+    "halfcheetah_10": Task("halfcheetah", "HalfCheetah-v4", "hind_leg=10"),
+    "halfcheetah": Task("halfcheetah", "HalfCheetah-v4", "hind_leg"),
+    "ant": Task("ant", "Ant-v4", "sideways"),
+    "hopper": Task("hopper", "Hopper-v4", "height"),
+}
+STATES = {"alone": 0.0, "tenth": 0.1, "third": 0.3, "states": 1.0}  # in units of what a nat is worth
+SEEDS = 3
+
+
+def worth(prior: str) -> float:
+    """What a nat of it is worth, as `experiments.nat_worth` measured it."""
+    return float(json.loads(WORTH.read_text())[prior]["value"])
+
+
+def compared(name: str, variant: str, seed: int, steps: str = "", more: str = "") -> Run:
+    """ω′ is the worth of a nat, beside a states weight of some share of it."""
+    task = TASKS[name]
+    omega = worth(task.prior)
+    words = ["customize", task.prior, "--addon", task.addon, "--omega", f"{omega:.3g}", "--states"]
+    words += [f"{STATES[variant] * omega:.3g}", "--steps", steps or task.steps, *more.split()]
+    words += ["--ranks", "1", "--seed", str(seed), "--no-report"]
+    key = "/".join(
+        [name, "_".join(filter(None, [variant, steps, more.replace("--", "").replace(" ", "_")])), str(seed)]
+    )
+    return Run(key, tuple(words), task.env, task.addon, episodes=100 if steps == "5e6" else 40)
+
+
+def prior(name: str) -> Run:
+    return Run(f"{name}/prior/0", (), TASKS[name].env, TASKS[name].addon, policy=TASKS[name].prior)
+
+
+def default(name: str, steps: str, seed: int) -> Run:
+    """What the command line does with no other option."""
+    task = TASKS[name]
+    words = ("customize", task.prior, "--addon", task.addon, "--steps", steps, "--ranks", "1", "--seed", str(seed))
+    return Run(f"{name}/default_{steps}/{seed}", (*words, "--no-report"), task.env, task.addon)
+
+
+def runs() -> list[Run]:
+    found = [prior(name) for name in TASKS]
+    for seed in range(SEEDS):
+        for name in TASKS:
+            found += [compared(name, variant, seed) for variant in STATES]
+        for gamma in ("0.99", "0.6"):
+            found += [compared("halfcheetah_10", v, seed, more=f"--gamma {gamma}") for v in ("alone", "states")]
+    for seed in range(SEEDS):
+        found += [compared("halfcheetah_10", "states", seed, steps="5e6")]
+        found += [compared("halfcheetah_10", "states", seed, steps="5e6", more="--gamma 0.99")]
+    return found
+
+
+def main() -> None:
+    parser = campaign.parser("heavy", __doc__)
+    parser.add_argument("--only", nargs="*", default=[""])
+    options = parser.parse_args()
+    campaign.fill([run for run in runs() if run.key.startswith(tuple(options.only))], options)
+
+
+if __name__ == "__main__":
+    campaign.run_main(main)

@@ -1,0 +1,27 @@
+"""The weights that customizing takes where nobody names them, from what the prior's file tells of it."""
+
+from typing import Any, NamedTuple
+
+from repolicy.engine.states import SKIPPED
+from repolicy.engine.worth import Worth
+
+STATES = 1.0  # the weight of the prior's states, in units of ω′: a nat of a state counts as a nat of an action
+BUDGET = 2.0  # nats a step that the policy may drift, where the file does not tell what a nat is worth
+
+
+class Weights(NamedTuple):
+    """What the two terms of the prior weigh."""
+
+    omega: float
+    states: float
+
+
+def weights_of(card: dict[str, Any]) -> Weights | None:
+    """What a nat of this prior is worth, where its card tells it well enough: at this ω′ its old reward counts once.
+
+    Its states weigh as much, unless its episodes are too short to learn them.
+    """
+    if "nat_worth" not in card or not (worth := Worth(**card["nat_worth"])).is_known:
+        return None
+    length = float(card.get("evaluation", {}).get("evaluation_length", 0.0))
+    return Weights(worth.value, STATES * worth.value if length >= 2 * SKIPPED else 0.0)
