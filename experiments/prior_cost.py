@@ -1,8 +1,9 @@
-"""What the prior's forward pass costs while customizing: residual beside greedy, iteration by iteration in turns.
+"""What the prior costs while customizing, iteration by iteration in turns: its log-probabilities, and its states.
 
     python -m experiments.prior_cost --out results/prior.jsonl
 
-Both read the same add-on in the same environment; only residual asks the prior for its log-probabilities.
+All three read the same add-on in the same environment. Greedy asks the prior for nothing, residual for its
+log-probabilities, and the third for the density of its states as well.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.customizing import TASKS, Task
+from experiments.one import commit
 from repolicy.engine.defaults import customize_defaults
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.ranks import Alone, one_thread
@@ -36,14 +38,16 @@ def main() -> None:
     options.out.parent.mkdir(exist_ok=True)
     options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for row in rows:
-        print(f"{row['task']:12s} the prior costs {100 * row['overhead']:.1f} % of an iteration")
+        costs = [f"{100 * row[name]:.1f} %" for name in ("overhead", "states_overhead")]
+        print(f"{row['task']:12s} of an iteration the prior costs {costs[0]}, and its states {costs[1]}")
 
 
 def measure(task: Task, rounds: int) -> dict[str, Any]:
-    alpha = float(task.alpha)
+    alpha, omega = float(task.alpha), float(task.omega)
     with tempfile.TemporaryDirectory() as path:
         workers = {
-            "residual": worker(task, residual(float(task.omega), alpha), Path(path) / "residual"),
+            "states": worker(task, residual(omega, alpha, states=omega), Path(path) / "states"),
+            "residual": worker(task, residual(omega, alpha), Path(path) / "residual"),
             "greedy": worker(task, greedy(alpha), Path(path) / "greedy"),
         }
         seconds: dict[str, list[float]] = {name: [] for name in workers}
@@ -53,12 +57,17 @@ def measure(task: Task, rounds: int) -> dict[str, Any]:
                 made.iterate(stop=False)
                 seconds[name].append(time.perf_counter() - began)
     medians = {name: statistics.median(found[1:]) for name, found in seconds.items()}
-    ratios = [a / b for a, b in zip(seconds["residual"][1:], seconds["greedy"][1:], strict=True)]
+
+    def overhead(one: str, other: str) -> float:
+        return statistics.median(a / b for a, b in zip(seconds[one][1:], seconds[other][1:], strict=True)) - 1.0
+
     return {
-        "command": "python -m experiments.prior_cost",
+        "command": f"python -m experiments.prior_cost --rounds {rounds}",
+        "commit": commit(),
         "task": task.prior,
         "seconds_an_iteration": medians,
-        "overhead": statistics.median(ratios) - 1.0,
+        "overhead": overhead("residual", "greedy"),
+        "states_overhead": overhead("states", "residual"),
     }
 
 
@@ -72,6 +81,7 @@ def worker(task: Task, objective: Objective, path: Path) -> Worker:
     segments = Segments(request, folder, Alone())
     if not objective.reads_prior:
         segments.worker.prior = None
+    segments.learn_states()
     segments.begin()
     return segments.worker
 

@@ -101,7 +101,7 @@ def test_a_run_is_resumed_by_its_folder_alone(capsys: pytest.CaptureFixture[str]
     customized = ["--omega", "0.3", "--alpha", "0.2", "--addon", f"{wish}=2", "--sparse", "--no-report", *SMALL]
     answered(capsys, "customize", "prior", *customized, "--env", env, "--out", "run")
     again = cli._parsed("customize", ["prior", "--out", "run", "--resume", "--trust"])
-    assert (again.wanted(), again.addon, again.sparse) == (Wanted("residual", 0.3, 0.2), (f"{wish}=2",), True)
+    assert (again.wanted(), again.addon, again.sparse) == (Wanted("residual", 0.3, 0.2, 0.0), (f"{wish}=2",), True)
     assert answered(capsys, "customize", "prior", "--out", "run", "--resume", "--trust", "--no-report")["finished"]
     otherwise = ["--out", "run", "--resume", "--trust", "--omega", "0.4", "--no-report"]
     code, _, said = typed(capsys, "customize", "prior", *otherwise)

@@ -103,8 +103,9 @@ class Customize:
     alpha: float | None = None
     """α̂, the weight of the entropy. By default the prior's own α, where its file tells it, else ω′, else scaled from
     the add-on's reward."""
-    states: float = 0.0
-    """Weight of the prior's states: what a nat costs by which a state is unlike them; 0 as in the paper."""
+    states: float | None = None
+    """Weight of the prior's states: what a nat costs by which a state is unlike them. By default as much as ω′ where
+    that is what a nat is worth, else 0, as in the paper."""
     objective: Literal["residual", "kl", "greedy"] = "residual"
     """residual: omega and alpha apart; kl: omega equal to alpha; greedy: the add-on alone."""
     env: str | None = None

@@ -53,6 +53,6 @@ def visited(prior: Policy, request: Request) -> Tensor:
     if len(found) < LEAST:
         raise UsageError(
             f"the prior's episodes end after {steps / max(episodes, 1):.0f} steps on average, too soon to learn its "
-            f"states (the first {SKIPPED} steps of an episode are left out): leave --states out"
+            f"states (the first {SKIPPED} steps of an episode are left out): --states 0 goes without them"
         )
     return torch.from_numpy(found)

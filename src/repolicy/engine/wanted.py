@@ -1,14 +1,14 @@
 """What is asked for before every weight is known, and the weights that are usual where nobody names them."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from repolicy.engine.request import spec_for
 from repolicy.engine.settings import Settings
-from repolicy.engine.worth import Worth
+from repolicy.engine.weights import weights_of
 from repolicy.envs import addons
 from repolicy.envs.evaluation import check_fit
 from repolicy.envs.making import make_envs
@@ -35,7 +35,7 @@ class Wanted:
     name: str
     omega: float | Literal["auto"] | None = None
     alpha: float | None = None
-    states: float = 0.0
+    states: float | None = None  # None: with an omega that is chosen, as much; with one that is named, 0
 
 
 class Chosen(NamedTuple):
@@ -63,14 +63,18 @@ def for_customizing(
 ) -> Chosen:
     """The objective of customizing: omega from what a nat is worth, else by a budget; alpha from what is known."""
     held, omega, said = settings.budget is not None, wanted.omega, list[str]()
+    states = wanted.states or 0.0
     if held and (omega not in (None, "auto") or wanted.name != "residual"):
         option = "--kl-budget" if settings.kl_budget is not None else "--log-prior-budget"
         raise UsageError(f"{option} goes with --omega auto and no other --objective than residual")
     if wanted.name == "residual" and not held and omega in (None, "auto"):
-        worth = _worth_of(prior.card) if omega is None else None
-        if worth is not None:
-            omega = worth
-            said.append(f"omega is {worth:.3g}, what a nat of the prior is worth; --omega sets another")
+        known = weights_of(prior.card) if omega is None else None
+        if known is not None:
+            omega, states = known.omega, known.states if wanted.states is None else wanted.states
+            said.append(
+                f"omega is {omega:.3g}, what a nat of the prior is worth, and states {states:.3g}, the weight of its "
+                "states; --omega and --states set others"
+            )
         else:
             settings, held = replace(settings, kl_budget=BUDGET), True
             said.append(
@@ -84,14 +88,7 @@ def for_customizing(
     weight = alpha if held else omega  # with a budget, both begin at alpha
     if weight == "auto":
         raise UsageError(f"--omega auto goes with --objective residual, not {wanted.name}")
-    return Chosen(named(wanted.name, omega=weight, alpha=alpha, states=wanted.states), settings, said)
-
-
-def _worth_of(card: dict[str, Any]) -> float | None:
-    """The omega at which the prior's old reward counts once, where its file tells it well enough."""
-    if "nat_worth" not in card or not (worth := Worth(**card["nat_worth"])).is_known:
-        return None
-    return worth.value
+    return Chosen(named(wanted.name, omega=weight, alpha=alpha, states=states), settings, said)
 
 
 def _alpha_of_customizing(

@@ -6,7 +6,6 @@ from repolicy.engine.states import SKIPPED
 from repolicy.engine.worth import Worth
 
 STATES = 1.0  # the weight of the prior's states, in units of ω′: a nat of a state counts as a nat of an action
-BUDGET = 2.0  # nats a step that the policy may drift, where the file does not tell what a nat is worth
 
 
 class Weights(NamedTuple):

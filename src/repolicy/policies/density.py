@@ -78,7 +78,7 @@ def fitted(inputs: Tensor, normalizer: Normalizer) -> Density:
     covariance = away.T @ away / len(inputs)
     varies = covariance.diagonal() > CONSTANT
     if not bool(varies.any()):
-        raise UsageError("no observation changes under the prior, so its states say nothing: leave --states out")
+        raise UsageError("no observation changes under the prior, so it has no states to learn: --states 0 goes on")
     some = torch.nonzero(varies).flatten()
     inner = covariance[some][:, some]
     lower = torch.linalg.cholesky(inner + RIDGE * inner.diagonal().diag())
