@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from repolicy.engine.defaults import train_defaults
+from repolicy.engine.defaults import TABLE, train_defaults
 from repolicy.engine.settings import Settings
 
 
@@ -48,6 +48,11 @@ class Bench:
     json: bool = False
     """Print one JSON object on stdout."""
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+
+    @staticmethod
+    def usual() -> list[Settings]:
+        """What the settings can be by default."""
+        return [train_defaults(env) for env in ("", *TABLE)]
 
     def beginning(self) -> "Bench":
         return Bench(self.env, settings=train_defaults(self.env))

@@ -78,8 +78,8 @@ class Evaluate:
         action = "sampled" if self.stochastic else "mean"
         terminal.say(f"{path} in {env} ({found.backend}), {self.episodes} episodes, {action} action")
         table = Table("", "mean", "std")
-        for name, mean, std in found.rows():
-            table.add_row(name.replace("_", " "), f"{mean:,.2f}", f"{std:,.2f}")
+        for column in found.columns.values():
+            table.add_row(column.title, f"{column.mean:,.2f}", f"{column.values.std():,.2f}")
         terminal.print(table)  # before the file, which may turn out not to be writable
 
         folder = Path() if path.parent == PRIORS else path.parent

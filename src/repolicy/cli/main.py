@@ -3,11 +3,13 @@
 import importlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import tyro
+from tyro.conf import Positional, arg
 
 from repolicy.cli import nets
 from repolicy.cli.about import Addons, Bench, Doctor
@@ -16,7 +18,32 @@ from repolicy.cli.look import Evaluate, Export, Inspect, Render
 from repolicy.cli.runs import Customize, Train, speaks
 from repolicy.cli.sweep import Sweep
 from repolicy.cli.terminal import full_stdout_is_an_error, silent_stdout
-from repolicy.errors import UsageError
+from repolicy.errors import RepolicyError, UsageError
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Print what completes the commands and their options in your shell: bash, zsh or fish.
+
+    Example: repolicy completion bash > ~/.local/share/bash-completion/completions/repolicy
+    """
+
+    shell: Positional[Annotated[Literal["bash", "zsh", "fish"], arg(metavar="SHELL")]]
+    """bash, zsh (into a folder of $fpath, as _repolicy) or fish (into ~/.config/fish/completions)."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.cli.completion import script
+
+        return {
+            "shell": self.shell,
+            "script": script(self.shell, COMMANDS, {group: _members(group) for group in GROUPS}),
+        }
+
+    def text(self, values: dict[str, Any]) -> str:
+        return str(values["script"])
+
 
 COMMANDS: dict[str, Any] = {
     "customize": Customize,
@@ -30,6 +57,7 @@ COMMANDS: dict[str, Any] = {
     "bench": Bench,
     "inspect": Inspect,
     "doctor": Doctor,
+    "completion": Completion,
 }
 
 # repolicy GROUP COMMAND: what a group is for, and the module whose COMMANDS it has.
@@ -49,7 +77,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> None:
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in HELP:
         print(_overview())
         sys.exit(0 if arguments else 2)
     if arguments[0] == "--version":
@@ -72,8 +100,8 @@ def _run(arguments: list[str]) -> None:
 
 def _in_group(group: str, name: str = "", *arguments: str) -> Any:
     """A command of a wing. The wing's table is read only now: nobody else pays for it."""
-    commands: Mapping[str, Any] = importlib.import_module(GROUPS[group][1]).COMMANDS
-    if name in ("", "-h", "--help"):
+    commands = _members(group)
+    if name in ("", *HELP):
         print(_group_overview(group, commands))
         sys.exit(0 if name else 2)
     return _parsed(name, list(arguments), commands, f"repolicy {group}")
@@ -96,11 +124,27 @@ def _parsed(name: str, arguments: list[str], commands: Mapping[str, Any] = COMMA
         with nets.without_a_box(f"{prog} {name}"):
             return tyro.cli(command, args=words, prog=f"{prog} {name}", **options)
 
-    help_wanted = not {"-h", "--help"}.isdisjoint(words)
-    if not hasattr(command, "beginning") or (help_wanted and words[0].startswith("-")):
+    if not HELP.isdisjoint(words):
+        from repolicy.cli.help import page
+
+        print(page(command, f"{prog} {name}", _told([word for word in words if word not in HELP], command, read)))
+        sys.exit(0)
+    if not hasattr(command, "beginning"):
         return read(words)
-    first = read([word for word in words if word not in ("-h", "--help")])
-    return read(words, default=first.beginning())
+    return read(words, default=read(words).beginning())
+
+
+def _told(words: list[str], command: Any, read: Callable[[list[str]], Any]) -> Any:
+    """The command whose defaults the words tell, or None where they do not: help is given to everyone."""
+    if not words or not hasattr(command, "beginning"):
+        return None
+    try:
+        return read(words).beginning()
+    except RepolicyError:
+        return None
+
+
+HELP = {"-h", "--help"}
 
 
 def _words(arguments: list[str]) -> list[str]:
@@ -132,6 +176,12 @@ def _overview() -> str:
     lines += [f"  {name:10s} {what}" for name, (what, _) in GROUPS.items()]
     lines += ["", "repolicy COMMAND --help lists a command's options. All take --json."]
     return "\n".join(lines)
+
+
+def _members(group: str) -> Mapping[str, Any]:
+    """The commands of a group."""
+    found: Mapping[str, Any] = importlib.import_module(GROUPS[group][1]).COMMANDS
+    return found
 
 
 def _group_overview(group: str, commands: Mapping[str, Any]) -> str:

@@ -61,6 +61,11 @@ class Train(Run):
     addon: UseAppendAction[tuple[str, ...]] = ()
     """Add-on reward for full and greedy, as in `repolicy customize`; by default what the environment's info tells."""
 
+    @staticmethod
+    def usual() -> list[Settings]:
+        """What the settings can be by default."""
+        return [train_defaults(env) for env in ("", *TASKS)]
+
     @property
     def folder(self) -> Path:
         return self.out or Path("runs/rql") / f"{as_file_name(self.env)}-{self.objective}-{self.settings.seed}"
@@ -104,6 +109,11 @@ class Customize(Run):
     """Add-on reward, as in `repolicy customize`; by default what the environment's info tells as addon_reward."""
     env: str | None = None
     """Environment; by default the one that the prior was trained in."""
+
+    @staticmethod
+    def usual() -> list[Settings]:
+        """What the settings can be by default."""
+        return [customize_defaults(env) for env in ("", *TASKS)]
 
     @property
     def folder(self) -> Path:

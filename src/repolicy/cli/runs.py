@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from repolicy.cli.look import policy_and_env
-from repolicy.engine.defaults import customize_defaults, train_defaults
+from repolicy.engine.defaults import TABLE, customize_defaults, train_defaults
 from repolicy.engine.machine import torchrun_place
 from repolicy.engine.settings import S, Settings, read_settings, validated
 from repolicy.errors import RepolicyError, UsageError
@@ -55,6 +55,11 @@ class Train:
     json: bool = False
     """Print one JSON object on stdout at the end."""
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+
+    @staticmethod
+    def usual() -> list[Settings]:
+        """What the settings can be by default."""
+        return [train_defaults(env) for env in ("", *TABLE)]
 
     @property
     def folder(self) -> Path:
@@ -130,6 +135,11 @@ class Customize:
     """Print one JSON object on stdout at the end."""
     reading: OmitArgPrefixes[Options] = field(default_factory=Options)
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+
+    @staticmethod
+    def usual() -> list[Settings]:
+        """What the settings can be by default."""
+        return [customize_defaults(env) for env in ("", *TABLE)]
 
     @property
     def folder(self) -> Path:

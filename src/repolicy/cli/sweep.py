@@ -8,6 +8,7 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from repolicy.cli.look import policy_and_env
 from repolicy.cli.runs import _customizing, alpha_of, confirm_names
+from repolicy.engine.defaults import TABLE, customize_defaults
 from repolicy.engine.settings import Settings
 from repolicy.policies.options import Options
 
@@ -55,6 +56,11 @@ class Sweep:
     """Print one JSON object on stdout."""
     reading: OmitArgPrefixes[Options] = field(default_factory=Options)
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+
+    @staticmethod
+    def usual() -> list[Settings]:
+        """What the settings can be by default."""
+        return [customize_defaults(env) for env in ("", *TABLE)]
 
     @property
     def folder(self) -> Path:

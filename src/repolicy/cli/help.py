@@ -1,0 +1,160 @@
+"""The help of a command: its options in groups, with those at the top that people need first.
+
+What an option is for stands in the docstring below its field, and what it is by default in the field.
+"""
+
+import ast
+import inspect
+import shutil
+import textwrap
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tyro.conf import Positional
+
+# A row a group, in order. Options that no row names stand with "learning" where they are settings, with "what to ask
+# for" where they are the command's own.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "first": ("addon", "omega", "kl-budget", "alpha", "env", "steps", "out", "resume", "ranks", "trust"),
+    "what to ask for": ("objective", "states", "log-prior-budget", "sparse"),
+    "how long": ("seed", "envs", "horizon", "segment", "epochs", "critic-warmup", "jobs", "episodes", "patience"),
+    "learning": (),
+    "networks": ("family", "hidden", "activation", "initial-std", "min-std"),
+    "logging": ("report", "wandb", "json", "evaluation-episodes", "settings"),
+    "files of other libraries": ("std", "temperature", "vecnormalize", "file-activation"),
+}
+FEW = 16  # options that need no groups
+VARIES = "depends on the environment"
+INDENT, WIDEST = 26, 110
+
+
+@dataclass(frozen=True)
+class Option:
+    """One line of the help."""
+
+    name: str
+    shape: str  # what follows the name, such as NUMBER
+    what: str
+    default: str  # "(default: 64)"
+    positional: bool
+    setting: bool
+
+
+def page(command: type, prog: str, start: Any = None) -> str:
+    """The help of a command; `start` is the one whose defaults count, where the words tell which."""
+    every = list(options(command, start))
+    named = [option for option in every if not option.positional]
+    usage = " ".join([*(option.name for option in every if option.positional), "[options]"])
+    lines = [f"usage: {prog} {usage}", "", *inspect.cleandoc(command.__doc__ or "").splitlines()]
+    for option in every:
+        lines += ["", *_lines(option)] * option.positional
+    for title, members in _grouped(named):
+        lines += ["", title.capitalize(), *(line for option in members for line in _lines(option))]
+    return "\n".join(lines)
+
+
+def options(command: type, start: Any = None) -> Iterator[Option]:
+    """Every option, those of its settings too, in the order of the fields."""
+    usual: list[Any] = list(command.usual()) if hasattr(command, "usual") else []
+    yield from _options(command, [start] if start is not None else [], usual)
+
+
+def _options(kind: type, examples: list[Any], usual: list[Any], setting: bool = False) -> Iterator[Option]:
+    """`examples` are what the values can be by default; none where the fields say it."""
+    hints, told = typing.get_type_hints(kind, include_extras=True), docstrings(kind)
+    for each in fields(kind):
+        hint, extras = _unwrapped(hints[each.name])
+        values = [getattr(example, each.name) for example in examples] or [_default(each)]
+        if isinstance(hint, type) and is_dataclass(hint):
+            own = each.name == "settings"
+            yield from _options(hint, usual if own and usual and not examples else values, [], own)
+            continue
+        renamed, metavar = (next((getattr(e, key) for e in extras if getattr(e, key, None)), None) for key in _ARG)
+        name, positional = (renamed or each.name).replace("_", "-"), Positional in extras
+        shape = "" if hint is bool else metavar or _shape(hint, each.name)
+        shown = _shown(values[0]) if all(value == values[0] for value in values) else f"(default: {VARIES})"
+        if hint is bool and values[0] is True:
+            name = f"[no-]{name}"
+        yield Option(shape if positional else name, shape, told.get(each.name, ""), shown, positional, setting)
+
+
+_ARG = ("name", "metavar")
+
+
+def _grouped(every: list[Option]) -> list[tuple[str, list[Option]]]:
+    if len(every) <= FEW:
+        return [("options", every)]
+    home = {name: title for title, names in GROUPS.items() for name in names}
+    order = {name: place for place, name in enumerate(home)}
+    found: dict[str, list[Option]] = {title: [] for title in GROUPS}
+    for option in sorted(every, key=lambda option: order.get(_plain(option), len(order))):
+        found[home.get(_plain(option), "learning" if option.setting else "what to ask for")].append(option)
+    return [(title, members) for title, members in found.items() if members]
+
+
+def _plain(option: Option) -> str:
+    return option.name.removeprefix("[no-]")
+
+
+def _lines(option: Option) -> list[str]:
+    width = min(shutil.get_terminal_size((100, 24)).columns, WIDEST) - 1
+    head = f"  {option.name}" if option.positional else f"  --{option.name} {option.shape}".rstrip()
+    said = option.what if option.positional else f"{option.what} {option.default}"
+    body = textwrap.wrap(said, max(width - INDENT, 30), break_on_hyphens=False) or [""]
+    if len(head) > INDENT - 2:
+        return [head, *(" " * INDENT + line for line in body)]
+    return [f"{head:{INDENT}}{body[0]}", *(" " * INDENT + line for line in body[1:])]
+
+
+def docstrings(kind: type) -> dict[str, str]:
+    """What stands below each field of a dataclass, and of those that it inherits from, on one line each."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        [tree] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(tree, ast.ClassDef)
+        for before, after in zip(tree.body, tree.body[1:], strict=False):
+            told = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
+            if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and isinstance(told, str):
+                found[before.target.id] = " ".join(told.split())
+    return found
+
+
+def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A type without its annotations and without `| None`, and the annotations."""
+    extras: tuple[Any, ...] = ()
+    while typing.get_origin(hint) is typing.Annotated:
+        extras += hint.__metadata__
+        hint = typing.get_args(hint)[0]
+    if typing.get_origin(hint) is types.UnionType:
+        hint = next(each for each in typing.get_args(hint) if each is not types.NoneType)
+    return hint, extras
+
+
+def _shape(hint: Any, name: str) -> str:
+    """What a value looks like."""
+    if typing.get_origin(hint) is Literal:
+        return "{" + ",".join(typing.get_args(hint)) + "}"
+    if typing.get_origin(hint) is tuple and typing.get_args(hint)[0] is not str:
+        return f"{_shape(typing.get_args(hint)[0], name)} ..."
+    return {int: "COUNT", float: "NUMBER", Path: "PATH"}.get(hint, name.upper())
+
+
+def _default(each: "Field[Any]") -> Any:
+    if each.default is not MISSING:
+        return each.default
+    return each.default_factory() if each.default_factory is not MISSING else MISSING
+
+
+def _shown(value: Any) -> str:
+    """A default in words; none where the text says what happens without one."""
+    if value is MISSING:
+        return "(required)"
+    if value is None or value is False or value in ((), ""):
+        return ""
+    if isinstance(value, tuple):
+        value = " ".join(map(str, value))
+    return f"(default: {'yes' if value is True else f'{value:,}' if isinstance(value, int) else value})"

@@ -1,0 +1,119 @@
+"""Help and completion: what a command can do, before anything is run."""
+
+import contextlib
+import io
+import re
+import shutil
+import subprocess
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tyro
+
+from repolicy.cli import help as pages
+from repolicy.cli import main as cli
+from repolicy.cli.runs import Customize, Train
+from repolicy.engine.settings import Settings
+
+EVERY = cli.COMMANDS | {
+    f"{group} {name}": command for group in cli.GROUPS for name, command in cli._members(group).items()
+}
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(list(words))
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", list(EVERY))
+def test_the_help_has_the_options_that_are_read(name: str) -> None:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        tyro.cli(EVERY[name], args=["--help"])
+    read = set(re.findall(r"^[ │]*(--[a-z][a-z-]+)", said.getvalue(), re.MULTILINE))
+    shown = set(re.findall(r"^  (--[a-z\[\]-]+)", pages.page(EVERY[name], name), re.MULTILINE))
+    assert {option.replace("[no-]", "") for option in shown} == read
+
+
+def test_help_without_a_prior_is_the_help_with_one_but_for_what_depends_on_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # so that no line is broken in two
+    monkeypatch.setattr(pages, "WIDEST", 200)
+    alone = printed(capsys, "customize", "--help").splitlines()
+    named = printed(capsys, "customize", "halfcheetah", "--help").splitlines()
+    assert alone[0] == named[0] == "usage: repolicy customize PRIOR [options]"
+    different = [(ours, theirs) for ours, theirs in zip(alone, named, strict=True) if ours != theirs]
+    assert all(ours.endswith("(default: depends on the environment)") for ours, _ in different)
+    assert any(theirs.endswith("Discount. (default: 0.9)") for _, theirs in different)
+    assert len(different) == " ".join(alone).count("depends on the environment") < 12
+    assert named == printed(capsys, "customize", "--help", "halfcheetah").splitlines()
+
+
+@pytest.mark.parametrize("words", ["customize nowhere", "train --no-such-option", "sweep", "train Nope-v0 --envs x"])
+def test_help_is_given_to_those_who_are_wrong(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, *words.split(), "--help").startswith(f"usage: repolicy {words.split()[0]} ")
+
+
+def test_settings_stand_in_groups_with_ten_first() -> None:
+    text = pages.page(Customize, "repolicy customize")
+    titles = [title.capitalize() for title in pages.GROUPS]
+    parts = re.split(rf"^({'|'.join(titles)})$", text, flags=re.MULTILINE)
+    assert parts[1::2] == titles
+    found = dict(zip(parts[1::2], parts[2::2], strict=True))
+    assert re.findall(r"^  --([a-z-]+)", found["First"], re.MULTILINE) == list(pages.GROUPS["first"])
+    assert len(pages.GROUPS["first"]) == 10
+    assert all(f"--{name} " in found["Networks"] for name in ("hidden", "activation", "family"))
+    assert all(f"--{name} " in found["Learning"] for name in ("gamma", "lam", "clip"))
+
+
+def test_no_row_names_an_option_that_no_command_has() -> None:
+    names = [option.name.removeprefix("[no-]") for command in EVERY.values() for option in pages.options(command)]
+    assert {name for row in pages.GROUPS.values() for name in row} <= set(names)
+
+
+@pytest.mark.parametrize("kind", [Settings, Train])
+def test_every_field_has_its_sentence(kind: Any) -> None:
+    told = pages.docstrings(kind)
+    assert all(told.get(field.name) for field in fields(kind) if field.name not in ("settings", "reading"))
+    assert not any("\n" in sentence for sentence in told.values())
+
+
+BASH = """
+source "$1"; shift
+COMP_WORDS=(repolicy "$@"); COMP_CWORD=$#
+_tyro_repolicy
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_commands_options_and_choices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["completion", "bash"])
+    file = tmp_path / "repolicy"
+    file.write_text(capsys.readouterr().out)
+
+    def completed(*words: str) -> list[str]:
+        done = subprocess.run(
+            ["bash", "-c", BASH, "bash", str(file), *words], capture_output=True, text=True, check=True
+        )
+        return done.stdout.split("\n")[:-1]
+
+    assert {*cli.COMMANDS, *cli.GROUPS} <= set(completed(""))
+    assert completed("customize", "halfcheetah", "--ad") == ["--addon"]
+    assert completed("customize", "--objective", "") == ["residual", "kl", "greedy"]
+    assert completed("rql", "cus") == ["customize"]
+    assert completed("rql", "train", "--al") == ["--alpha"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_have_a_script_too(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["completion", shell])
+    script = capsys.readouterr().out
+    assert all(word in script for word in ("repolicy", "'sweep'", "'rql'", "--kl-budget"))
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script, text=True, check=True)
