@@ -6,10 +6,13 @@ For every task: the prior as it is, then residual, KL and greedy from it, and th
 the basic reward in sight. (`python -m experiments.paper` has the paper's own protocol, from a prior of its Table 1.)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from experiments import campaign
 from experiments.one import Run
+from repolicy.engine.defaults import train_defaults
+from repolicy.engine.request import option
+from repolicy.engine.settings import Settings
 
 METHODS = ("residual", "kl", "greedy", "full")
 
@@ -48,6 +51,24 @@ HORIZONS = {
 }
 
 
+def settings_of(env: str) -> Settings:
+    """Those that these figures were made with: the environment's own for training, but for the horizon of HalfCheetah,
+    which never ends an episode, so that with a long one it pays to fall once and to spare the leg for ever after."""
+    gamma = 0.9 if env.startswith("HalfCheetah") else 0.99
+    return replace(train_defaults(env), steps=1_000_000, critic_warmup=0.05, gamma=gamma)
+
+
+PINNED = ("envs", "horizon", "segment", "epochs", "minibatch", "learning_rate", "schedule", "target_kl", "gamma",
+          "critic_warmup", "critic_explains", "hidden", "initial_std")  # fmt: skip
+
+
+def pinned(words: list[str], env: str) -> list[str]:
+    """The words of a customizing run with the settings that these figures were made with, whatever is usual by then."""
+    settings = settings_of(env)
+    options = {name: option(name, getattr(settings, name)) for name in PINNED}
+    return words + [word for found in options.values() if found[0] not in words for word in found]
+
+
 def run(name: str, method: str, seed: int) -> Run:
     task, key = {**TASKS, **HORIZONS}[name], f"{name}/{method}/{seed}"
     if method == "prior":
@@ -56,8 +77,8 @@ def run(name: str, method: str, seed: int) -> Run:
     if method == "full":
         return Run(key, ("train", task.env, "--objective", "full", *common), task.env, task.addon)
     omega = ["--omega", *task.omega.split()] if method == "residual" else []
-    words = ("customize", task.prior, "--env", task.env, "--objective", method, *omega, *common, "--no-report")
-    return Run(key, words, task.env, task.addon)
+    words = ["customize", task.prior, "--env", task.env, "--objective", method, *omega, *common, "--no-report"]
+    return Run(key, tuple(pinned(words, task.env)), task.env, task.addon)
 
 
 def runs(seeds: int, tasks: list[str], methods: list[str]) -> list[Run]:

@@ -21,8 +21,9 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import Tensor
 
 from experiments.batches import ForSb3, Paid
+from experiments.customizing import settings_of
 from experiments.through_hosts import summary
-from repolicy import customize_defaults, load_policy
+from repolicy import load_policy
 from repolicy.adapters.sb3 import ResidualPPO, from_repolicy, like, to_repolicy
 from repolicy.many.ledger import Ledger, Row
 
@@ -97,7 +98,7 @@ class Curves(BaseCallback):  # type: ignore[misc]
 
 def measure(task: str, way: str, seed: int, steps: int) -> Row:
     setup, how = TASKS[task], WAYS[way]
-    settings = replace(customize_defaults(setup.env), seed=seed, steps=steps)
+    settings = replace(settings_of(setup.env), seed=seed, steps=steps)
     prior, paid = load_policy(setup.prior), Paid(setup.env, setup.addon, settings.envs, seed)
     weights = {"none": (0.0, 0.0), "own": (setup.omega, setup.alpha), "tied": (setup.omega, setup.omega)}[how.omega]
     model = ResidualPPO(

@@ -15,9 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.customizing import TASKS, Task
+from experiments.customizing import TASKS, Task, settings_of
 from experiments.one import commit
-from repolicy.engine.defaults import customize_defaults
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.ranks import Alone, one_thread
 from repolicy.engine.request import Request
@@ -73,7 +72,7 @@ def measure(task: Task, rounds: int) -> dict[str, Any]:
 
 def worker(task: Task, objective: Objective, path: Path) -> Worker:
     """At the start of a customizing run's first segment, with or without a prior in sight."""
-    settings = replace(customize_defaults(task.env), ranks=1)
+    settings = replace(settings_of(task.env), ranks=1)
     folder = RunFolder(path)
     prior = find_policy(task.prior)
     request = Request(task.env, objective, settings, (task.addon,), prior="shipped")

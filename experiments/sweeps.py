@@ -12,7 +12,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from experiments import campaign
-from experiments.customizing import TASKS
+from experiments.customizing import TASKS, pinned
 from repolicy.cli.main import main as command_line
 from repolicy.many.ledger import Ledger, Row
 
@@ -40,7 +40,7 @@ def main() -> None:
 def run(task: str, folder: Path, jobs: int) -> list[Row]:
     addon, omegas = SWEEPS[task]
     words = ["sweep", task, "--addon", addon, "--omega", *omegas.split(), "--alpha", TASKS[task].alpha]
-    words += ["--steps", STEPS]
+    words = pinned([*words, "--steps", STEPS], TASKS[task].env)
     command_line([*words, "--out", str(folder), "--resume", "--jobs", str(jobs)])
     found = json.loads((folder / "sweep.json").read_text())
     rows = []

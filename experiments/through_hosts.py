@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 
 from experiments.batches import ForRslRl, ForSb3, Paid
-from repolicy import Policy, customize, customize_defaults, evaluate
+from experiments.customizing import settings_of
+from repolicy import Policy, customize, evaluate
 from repolicy.engine.settings import Settings
 from repolicy.many.ledger import Ledger, Row
 from repolicy.objective import residual
@@ -110,7 +111,7 @@ HOSTS: dict[str, Callable[[Settings], Policy]] = {
 
 
 def measure(host: str, seed: int, steps: int) -> Row:
-    policy = HOSTS[host](replace(customize_defaults(ENV), seed=seed, ranks=1, steps=steps))
+    policy = HOSTS[host](replace(settings_of(ENV), seed=seed, ranks=1, steps=steps))
     return summary(policy, ENV, ADDON)
 
 

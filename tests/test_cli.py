@@ -86,9 +86,9 @@ def test_train_evaluate_inspect(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_words_come_in_any_order_and_spelling() -> None:
-    """What an option is by default hangs on the environment, wherever on the line it is named."""
+    """What an option is by default hangs on the prior, wherever on the line it is named."""
     usual = cli._parsed("customize", ["halfcheetah", "--addon", "hind_leg", "--omega", "0.17", "--gamma", "0.7"])
-    assert (usual.settings.critic_warmup, usual.settings.gamma, usual.settings.initial_std) == (0.05, 0.7, 0.35)
+    assert (usual.settings.critic_warmup, usual.settings.gamma, usual.settings.minibatch) == (0.05, 0.7, 1024)
     assert cli._parsed("customize", ["--addon=hind_leg", "--omega=0.17", "--gamma=0.7", "halfcheetah"]) == usual
     Path("mine.json").write_text('{"learning_rate": 0.5}')
     assert cli._parsed("train", ["--settings=mine.json", "Ant-v4", "--steps=2e6"]).settings.learning_rate == 0.5

@@ -84,7 +84,7 @@ def test_a_film_that_cannot_be_is_refused(policy: str, shot: dict[str, object], 
 
 @pytest.mark.parametrize(
     ("env", "said"),
-    [("NoSuchEnvironment-v0", "Gymnasium, which renders"), ("Hopper-v5", "takes observations of 4 numbers")],
+    [("NoSuchEnvironment-v0", "neither Gymnasium nor EnvPool"), ("Hopper-v5", "takes observations of 4 numbers")],
 )
 def test_an_environment_that_does_not_fit_is_refused_in_one_sentence(policy: str, env: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
@@ -102,3 +102,14 @@ def test_the_command_refuses_in_one_sentence(
         cli.main(["render", policy, *words])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_robot_that_only_envpool_has_is_filmed(tmp_path: Path) -> None:
+    path = tmp_path / "policy.safetensors"
+    pushing = Policy(PolicySpec(3, ActionSpace("continuous", (1,), (-1.0,), (1.0,))))
+    pushing.network.biases[-1].data.fill_(1.0)
+    save_policy(path, pushing, {})
+    [content] = films([Shot(str(path), "PendulumSwingup-v1", seconds=0.4, width=96, height=64)])
+    seen = pictures(content, tmp_path / "film.mp4")
+    assert len(seen) >= 9
+    assert np.abs(seen[0] - seen[1:]).max() > 30

@@ -363,3 +363,11 @@ def test_a_gradient_that_is_not_finite_is_noticed() -> None:
     with pytest.raises(NumericError, match="the gradient is not finite"):
         made.step(1.0, lambda x: x, 1, fit_actor=True)
     assert torch.equal(made.parameters, before)
+
+
+def test_an_update_ends_in_the_very_step_that_went_too_far() -> None:
+    made = learner()
+    settings = replace(SETTINGS, epochs=50, learning_rate=0.3, target_kl=1e-3, minibatch=16)
+    report = update(made, batch_of(made), settings, torch.Generator().manual_seed(0))
+    assert report.epochs == 1
+    assert made.state()["adam_steps"].tolist() == [2, 2]  # the second minibatch sees what the first step did

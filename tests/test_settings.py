@@ -11,6 +11,8 @@ import pytest
 from repolicy.engine.defaults import TABLE, customize_defaults, train_defaults
 from repolicy.engine.settings import Settings, read_settings, validated
 from repolicy.errors import UsageError
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.spaces import ActionSpace
 
 
 @pytest.mark.parametrize(
@@ -61,9 +63,27 @@ def test_the_table() -> None:
     assert train_defaults("HalfCheetah-v4?reset_noise_scale=0.3") == train_defaults("HalfCheetah-v4")
 
 
-def test_customizing_looks_less_far_ahead_where_episodes_never_end() -> None:
-    assert customize_defaults("HalfCheetah-v5?reset_noise_scale=0.3").gamma < train_defaults("HalfCheetah-v5").gamma
-    assert customize_defaults("Hopper-v4") == replace(train_defaults("Hopper-v4"), steps=1_000_000, critic_warmup=0.05)
+def policy(hidden: tuple[int, ...], width: int) -> Policy:
+    space = ActionSpace("continuous", (width,), (-1.0,) * width, (1.0,) * width)
+    return Policy(PolicySpec(7, space, hidden=hidden))
+
+
+def test_customizing_goes_by_the_shape_of_the_prior() -> None:
+    robot, hopper = customize_defaults(policy((512, 256, 128), 12)), customize_defaults(policy((64, 64), 3))
+    assert (robot.minibatch, robot.hidden, robot.iteration_steps) == (2048, (256, 256), 8192)  # found by hand on a Go1
+    assert robot.learning_rate == pytest.approx(1e-4, rel=0.1)
+    assert (hopper.minibatch, hopper.hidden) == (512, (64, 64))
+    assert hopper.learning_rate > robot.learning_rate
+    assert robot.gamma == hopper.gamma < train_defaults("Hopper-v4").gamma
+    assert robot.iteration_steps % robot.minibatch == hopper.iteration_steps % hopper.minibatch == 0
+
+
+def test_extreme_shapes_have_settings_too() -> None:
+    for made in (policy((), 1), policy((8,), 1), policy((4096,), 500)):
+        settings = customize_defaults(made)
+        assert settings.resolved().iteration_steps % settings.minibatch == 0
+    assert customize_defaults(policy((4096,), 500)).minibatch == 4096
+    assert customize_defaults("hopper") == customize_defaults(policy((64, 64), 3))
 
 
 # Sharing by ranks -----------------------------------------------------------------------------------------------------

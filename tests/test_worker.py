@@ -263,3 +263,64 @@ def test_a_normalizer_that_acts_otherwise_is_caught(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Normalizer, "snapshot", lambda _: lambda observations: observations)
     with pytest.raises(NumericError, match="differ from those recorded while acting"):
         made.iterate(stop=False)
+
+
+# The critic first -----------------------------------------------------------------------------------------------------
+
+
+def test_the_actor_waits_for_its_critic_but_not_for_ever(tmp_path: Path) -> None:
+    made = worker(tmp_path, "Counter", soft(0.1), settings=replace(SETTINGS, critic_warmup=0.1, critic_explains=0.3))
+    alone = round(0.1 * made.settings.iterations)
+
+    def moves(iteration: int, explained: float) -> bool:
+        made.iteration = iteration
+        return made.actor_moves(explained)
+
+    assert not moves(alone - 1, 0.9)
+    assert moves(alone + 1, 0.3)
+    assert not moves(alone + 1, 0.29)
+    assert moves(3 * alone + 1, -5.0)
+    made.settings = replace(made.settings, critic_explains=None)
+    assert moves(alone + 1, -5.0)
+
+
+def test_a_step_that_is_steered_stays_while_the_actor_waits(tmp_path: Path) -> None:
+    """Rounding is no KL: the rate once rose a thousandfold while nothing moved, and the first step broke the policy."""
+    steered_by_kl = replace(SETTINGS, schedule="adaptive", critic_warmup=0.02, learning_rate=1e-4)
+    made = worker(tmp_path, "Counter", soft(0.1), settings=steered_by_kl)
+    before = made.learner.policy.state_dict()["log_std"].clone()
+    for _ in range(3):
+        metrics = made.iterate(stop=False)
+    assert made.learner.learning_rate == 1e-4
+    assert metrics["kl"] < 1e-6
+    assert torch.equal(made.learner.policy.state_dict()["log_std"], before)
+    made.settings = replace(made.settings, critic_warmup=0.0)
+    made.iterate(stop=False)
+    assert made.learner.learning_rate > 1e-4  # so short a step may be longer
+
+
+@pytest.mark.parametrize("explained", [-3.0, 0.5])
+def test_the_weights_of_a_budget_stay_where_the_critic_cannot_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, explained: float
+) -> None:
+    made = worker(tmp_path, "LinearQuadratic", kl(0.1), prior=True, settings=replace(SETTINGS, kl_budget=0.5))
+    prepared = made.prepared
+
+    def told(rollout: Rollout, stop: bool) -> tuple[ppo.Batch, object]:
+        batch, summary = prepared(rollout, stop)
+        summary.metrics["explained_variance"] = explained
+        return batch, summary
+
+    monkeypatch.setattr(made, "prepared", told)
+    made.iterate(stop=False)
+    assert (made.objective.omega == 0.1) == (explained < 0)
+
+
+def test_what_the_critic_explains(tmp_path: Path) -> None:
+    """Of the returns' variance, the share that is not left over; with or without advantages that are normalized."""
+    gains, targets = torch.tensor([[1.0, -1.0], [3.0, -3.0]]), torch.tensor([[10.0, -10.0], [0.0, 0.0]])
+    for wanted in (True, False):
+        made = worker(tmp_path, "Counter", soft(0.1), settings=replace(SETTINGS, normalize_advantages=wanted))
+        normalized, explained = made.normalized(gains, targets)
+        assert explained == pytest.approx(1.0 - float(gains.var() / targets.var()))
+        assert float(normalized.std(correction=0)) == pytest.approx(1.0 if wanted else 5.0**0.5)

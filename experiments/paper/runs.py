@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from experiments.customizing import pinned
 from experiments.one import Run
 from repolicy.envs.evaluation import EVALUATION_SEED
 from repolicy.envs.registered import CHEETAH_JOINTS
@@ -88,7 +89,7 @@ BEYOND = {
         for name in CHEETAH_JOINTS
     },
 }
-# As in the paper: customizing keeps the discount of training, and fits the critic alone for the first 5 %.
+# As in the paper: customizing keeps the settings of training, and fits the critic alone for the first 5 %.
 CUSTOMIZING = "--gamma 0.99 --critic-warmup 0.05"
 EVERY = VARIANTS | BEYOND
 
@@ -118,14 +119,8 @@ class Planned:
             return Run(self.key, (), task.env, addon, policy=start, evaluation_seed=EVALUATION_SEED + 1 + self.seed)
         words = ["train", task.env]
         if how.command == "customize":
-            words = [
-                "customize",
-                start,
-                "--env",
-                task.env,
-                "--no-report",
-                *([] if how.shipped else CUSTOMIZING.split()),
-            ]
+            words = ["customize", start, "--env", task.env, "--no-report"]
+            words = words if how.shipped else pinned([*words, *CUSTOMIZING.split()], task.env)
         words += ["--objective", how.objective, *how.more.split()]
         factors = dict(zip(("omega", "alpha"), how.factors, strict=True))
         for name in how.coefficients:

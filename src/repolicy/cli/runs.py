@@ -206,8 +206,10 @@ def settings_of(command: Any, before: dict[str, Any] | None, usual: S) -> S:
 
 def _customizing(command: Any, before: dict[str, Any] | None) -> Settings:
     """The same for a command that customizes."""
-    env = before["env"] if before else policy_and_env(command.prior, command.env, command.trust)[1]
-    return settings_of(command, before, customize_defaults(env))
+    if before is None:
+        policy_and_env(command.prior, command.env, command.trust)  # what is missing there is to be said first
+    usual = Settings() if before else customize_defaults(command.prior, command.reading)
+    return settings_of(command, before, usual)
 
 
 def alpha_of(prior: str) -> float:

@@ -1,10 +1,16 @@
 """The table of settings, a row an environment, and what customizing does otherwise."""
 
-from dataclasses import replace
-from typing import Any
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from repolicy.engine.settings import Settings
 from repolicy.loading import without_version
+
+if TYPE_CHECKING:
+    from repolicy.policies.options import Options
+    from repolicy.policies.policy import Policy
+
 
 # One row an environment (of any version), used by every objective alike. `experiments/learning.py` measures all but
 # Walker2d and Swimmer, whose rows are guesses from their relatives.
@@ -38,14 +44,45 @@ def train_defaults(env: str) -> Settings:
     return Settings(**TABLE.get(without_version(env), {}))
 
 
-# What customizing does otherwise than training. HalfCheetah never ends an episode: with a long horizon it pays to fall
-# once and to spare the leg for ever after, where the prior knows of nothing better. log prior is an advantage, which
-# has looked ahead already; the short horizon is that of the add-on alone.
-CUSTOMIZING: dict[str, dict[str, Any]] = {"HalfCheetah": {"gamma": 0.9}}
+# Customizing ----------------------------------------------------------------------------------------------------------
+
+GAMMA = 0.97  # log prior has looked ahead already; this looks ahead for the add-on alone
+SAMPLES = 128  # of a gradient step, for each number of an action: each adds noise of its own
+HORIZON = 128
+ROLLOUT = 8192  # samples of an update, at least
+WIDEST_CRITIC = 256
 
 
-def customize_defaults(env: str) -> Settings:
-    """The settings for customizing a policy of this environment (the paper's Appendix C.2)."""
-    return replace(
-        train_defaults(env), steps=1_000_000, critic_warmup=0.05, **CUSTOMIZING.get(without_version(env), {})
+def customize_defaults(prior: "str | Path | Policy", reading: "Options | None" = None) -> Settings:
+    """The settings for customizing a policy, the same rules for any, in any environment and with any add-on.
+
+    A good policy is easily broken, and its critic begins with nothing. So the step is steered by how far it moves the
+    policy, from a first one that is smaller for wider networks; the batch grows with the numbers of an action; and the
+    actor waits for the critic. `prior` is a policy or names one, as for `customize`.
+    """
+    from repolicy.policies.file import find_policy, read_policy
+
+    spec = (read_policy(find_policy(prior), reading).policy if isinstance(prior, str | Path) else prior).spec
+    widest = max((64, *spec.hidden))
+    minibatch = max(256, min(4096, power_of_two(SAMPLES * spec.actions.width)))
+    critic = min(WIDEST_CRITIC, widest)
+    return Settings(
+        steps=1_000_000,
+        envs=max(ROLLOUT, 4 * minibatch) // HORIZON,
+        horizon=HORIZON,
+        segment=16,
+        epochs=4,
+        minibatch=minibatch,
+        learning_rate=3e-4 * math.sqrt(64 / widest),
+        schedule="adaptive",
+        target_kl=0.03,
+        gamma=GAMMA,
+        critic_warmup=0.05,
+        critic_explains=0.3,
+        hidden=(critic, critic),
     )
+
+
+def power_of_two(number: float) -> int:
+    """The one nearest to a number, in ratio."""
+    return int(2 ** round(math.log2(number)))

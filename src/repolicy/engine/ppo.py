@@ -219,20 +219,21 @@ def update(
 ) -> Report:
     """Several epochs over the batch, in shuffled minibatches of `settings.minibatch` over all ranks together."""
     reports: list[list[float]] = []
-    epochs = 0
+    epochs, far = 0, math.inf if settings.target_kl is None else settings.target_kl
     size = max(1, min(settings.minibatch // ranks, len(batch.inputs)))
-    for _ in range(settings.epochs):
+    while epochs < settings.epochs and not (reports and reports[-1][2] > far):
         epochs += 1
+        epoch: list[float] = []
         for minibatch in batch.minibatches(size, generator):
             found = learner.differentiate(minibatch, settings, bonus)
             if not reports:
                 check_first_minibatch(found, minibatch)
-            report = learner.step(settings.max_gradient_norm, sum_over_ranks, ranks, fit_actor)
-            reports.append(report)
-            if settings.schedule == "adaptive":
-                learner.learning_rate = adapted(learner.learning_rate, report[2], settings.desired_kl)
-        if settings.target_kl is not None and reports[-1][2] > settings.target_kl:
-            break
+            reports.append(learner.step(settings.max_gradient_norm, sum_over_ranks, ranks, fit_actor))
+            epoch.append(reports[-1][2])
+            if epoch[-1] > far:
+                break
+    if settings.schedule == "adaptive" and fit_actor:  # a policy that stands still has no KL to steer by
+        learner.learning_rate = adapted(learner.learning_rate, sum(epoch) / len(epoch), settings.desired_kl)
     policy, value, kl, clipped, norm = torch.tensor(reports, dtype=torch.float64).mean(0).tolist()
     return Report(policy, value, kl, clipped, norm, learner.learning_rate, epochs)
 
@@ -251,7 +252,7 @@ def check_first_minibatch(found: Losses, batch: Batch) -> None:
 
 
 def adapted(learning_rate: float, kl: float, desired: float) -> float:
-    """The KL-adaptive schedule: slower when a step moved the policy too far, faster when too little."""
+    """The KL-adaptive schedule: slower when an update moved the policy too far, faster when too little."""
     if kl > 2.0 * desired:
         return max(learning_rate / 1.5, 1e-5)
     if 0.0 < kl < 0.5 * desired:

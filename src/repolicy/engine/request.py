@@ -80,13 +80,14 @@ def words(request: Request, prior: str | Path = "") -> list[str]:
 
 def options(settings: Settings, usual: Settings) -> list[str]:
     """The options that make these settings from the usual ones."""
-    parts: list[str] = []
-    for field in fields(Settings):
-        value, option = getattr(settings, field.name), "--" + field.name.replace("_", "-")
-        if value == getattr(usual, field.name):
-            continue
-        if isinstance(value, bool):
-            parts.append(option if value else f"--no-{option[2:]}")
-        else:
-            parts += [option, *(map(str, value) if isinstance(value, tuple) else [str(value)])]
-    return parts
+    names = [field.name for field in fields(Settings)]
+    changed = [name for name in names if getattr(settings, name) != getattr(usual, name)]
+    return [word for name in changed for word in option(name, getattr(settings, name))]
+
+
+def option(name: str, value: Any) -> list[str]:
+    """A setting as words of the command line."""
+    word = "--" + name.replace("_", "-")
+    if isinstance(value, bool):
+        return [word if value else f"--no-{word[2:]}"]
+    return [word, *(map(str, value) if isinstance(value, tuple) else [str(value)])]

@@ -69,9 +69,9 @@ class Settings(AnySettings):
     learning_rate: float = 3e-4
     """Adam's step size at the start."""
     schedule: Literal["linear", "adaptive", "constant"] = "linear"
-    """Learning rate over the run: linearly to 0, adapted to the KL of each step, or constant."""
+    """Learning rate over the run: linearly to 0, adapted to the KL of each update, or constant."""
     desired_kl: float = 0.01
-    """The KL that the adaptive schedule steers for."""
+    """The KL that the adaptive schedule steers for, in the last pass of an update."""
     target_kl: float | None = None
     """End an update early once the policy has moved this far from the one that acted."""
     gamma: float = 0.99
@@ -108,6 +108,8 @@ class Settings(AnySettings):
     """Episodes of the short evaluation at the end of every segment."""
     critic_warmup: float = 0.0
     """Share of the steps that fit the critic alone, before the actor moves."""
+    critic_explains: float | None = None
+    """Share of the returns that the critic must explain before the actor moves, for up to three times that long."""
     kl_budget: float | None = None
     """Adapt omega and alpha together so that the policy stays this far from its prior, in nats a step."""
     log_prior_budget: float | None = None
@@ -134,6 +136,7 @@ class Settings(AnySettings):
         ("max_gradient_norm", 1e-9, 1e9),
         ("evaluation_episodes", 1, 1e6),
         ("critic_warmup", 0, 1),
+        ("critic_explains", -1e6, 1),
         ("kl_budget", 1e-9, 1e6),
         ("log_prior_budget", 1e-9, 1e6),
     ]

@@ -135,7 +135,7 @@ def customize(
             "customizing needs an add-on, the new requirement: --addon NAME, or file.py:function for one of your own "
             "(repolicy addons lists those that ship)"
         )
-    settings = (settings or customize_defaults(env)).resolved()
+    settings = (settings or customize_defaults(saved.policy)).resolved()
     with watchdog(patience):
         env = observing(env, saved.policy.observation_size, settings.backend)
         tell(watchers, notes_of(saved.card))

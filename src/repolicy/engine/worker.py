@@ -21,6 +21,10 @@ from repolicy.policies.moments import sums
 from repolicy.policies.network import Mlp
 from repolicy.policies.policy import Policy, frozen
 
+LOST = -0.5  # of the returns explained, below which the weights of a KL budget stay: the critic could not follow
+ALONE = 1e-3  # learning rate of the critic alone, at least, where the KL of the policy steers it later
+WAITS = 3  # times the share of the steps that the critic has alone: the actor waits for it no longer
+
 
 class Worker:
     """What one rank learns, and where its environments stand."""
@@ -68,14 +72,19 @@ class Worker:
         collected = time.perf_counter()
         self.iteration += 1
         batch, summary = self.prepared(rollout, stop)
+        explained = summary.metrics["explained_variance"]
         if settings.schedule == "linear":
             learner.learning_rate = settings.learning_rate * (1.0 - (self.iteration - 1) / settings.iterations)
-        fit_actor = self.iteration > settings.critic_warmup * settings.iterations
+        rate, fit_actor = learner.learning_rate, self.actor_moves(explained)
+        if settings.schedule == "adaptive" and not fit_actor:
+            learner.learning_rate = max(rate, ALONE)
         weights = {"omega": self.objective.omega, "alpha": self.objective.alpha}  # that were in force
-        self.steer(summary.metrics, fit_actor)
+        self.steer(summary.metrics, fit_actor and explained > LOST)
         report = ppo.update(
             learner, batch, settings, self.stream, self.team.sum, self.team.count, self.objective.bonus, fit_actor
         )
+        if not fit_actor:
+            learner.learning_rate = rate
         if self.fits_normalizer:
             learner.policy.normalizer.update(summary.observations)
         now = time.perf_counter()
@@ -113,6 +122,12 @@ class Worker:
         self.off_budget = off_budget(spent, settings.budget, before, settings.iteration_steps, variance)
         self.objective = steered(self.objective, before, self.off_budget, omega_alone=alone)
 
+    def actor_moves(self, explained: float) -> bool:
+        """Whether the critic has had its time alone and explains enough, or has had three times as much."""
+        alone = self.settings.critic_warmup * self.settings.iterations
+        enough = self.settings.critic_explains is None or explained >= self.settings.critic_explains
+        return self.iteration > alone and (enough or self.iteration > WAITS * alone)
+
     def prepared(self, rollout: Rollout, stop: bool) -> tuple[ppo.Batch, "Summary"]:
         """From what happened to what the update learns from: scores, the reformulated reward, advantages."""
         settings = self.settings
@@ -134,14 +149,14 @@ class Worker:
         scaled = (reward.total / self.returns.std if settings.scale_rewards else reward.total).float()
         gains = ppo.advantages(scaled, values, next_values, terminated, ended, settings.gamma, settings.lam)
         targets = gains + values
+        normalized, summary.metrics["explained_variance"] = self.normalized(gains, targets)
         batch = ppo.Batch(
             inputs[:-1].flatten(0, 1),
             rollout.actions.flatten(0, 1),
             rollout.log_probs.flatten(),
-            self.normalized(gains).flatten(),
+            normalized.flatten(),
             targets.flatten(),
         )
-        summary.metrics["explained_variance"] = 1.0 - float((targets - values).var() / targets.var().clamp_min(1e-12))
         return batch, summary
 
     @torch.no_grad()
@@ -243,14 +258,15 @@ class Worker:
             metrics["prior_kl"] = metrics["log_policy"] - metrics["log_prior"]  # KL(policy ‖ prior), from samples
         return Summary(metrics, seen.reshape(3, -1))
 
-    def normalized(self, gains: Tensor) -> Tensor:
-        """Advantages with mean 0 and variance 1 over all ranks."""
+    def normalized(self, gains: Tensor, targets: Tensor) -> tuple[Tensor, float]:
+        """Advantages with mean 0 and variance 1 over all ranks, and the share of the targets that V explains."""
+        count, total, squares = self.team.sum(sums(torch.stack([gains, targets], -1)))
+        means = total / count
+        gain, target = (squares / count - means.square()).clamp_min(0.0).tolist()  # variances
+        explained = 1.0 - gain / max(target, 1e-12)
         if not self.settings.normalize_advantages:
-            return gains
-        count, total, squares = self.team.sum(sums(gains.unsqueeze(-1))).flatten().tolist()
-        mean = total / count
-        std = max(squares / count - mean * mean, 0.0) ** 0.5
-        return (gains - mean) / (std + 1e-8)
+            return gains, explained
+        return (gains - float(means[0])) / (gain**0.5 + 1e-8), explained
 
 
 @dataclass(frozen=True)

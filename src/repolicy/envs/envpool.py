@@ -15,15 +15,17 @@ from repolicy.loading import nearest
 
 
 class EnvPoolEnvs:
-    """EnvPool: physics batches in C++, one thread."""
+    """EnvPool: physics batches in C++, one thread. `filmed` at a width and a height, it has a picture to give."""
 
     backend = "envpool"
 
-    def __init__(self, name: str, count: int, seed: int) -> None:
+    def __init__(self, name: str, count: int, seed: int, filmed: tuple[int, int] | None = None) -> None:
         import envpool
 
         self.name, self.count = name, count
         plain, options = parsed(name)
+        if filmed is not None:
+            options |= {"render_mode": "rgb_array", "render_width": filmed[0], "render_height": filmed[1]}
         try:
             self._pool = envpool.make(
                 plain, env_type="gymnasium", num_envs=count, num_threads=1, seed=seed % 2**31, **options
@@ -65,6 +67,15 @@ class EnvPoolEnvs:
             final,
             numeric(info, self.count),
         )
+
+    @property
+    def steps_a_second(self) -> float:
+        """Of the robot's own time, where the task tells it."""
+        return 1.0 / float(getattr(self._pool.spec.config, "ctrl_dt", 1.0 / 30.0))
+
+    def render(self) -> np.ndarray:
+        """What the first environment looks like, `[H, W, 3]`."""
+        return np.asarray(self._pool.render())[0]  # type: ignore[no-any-return]
 
     def close(self) -> None:
         self._pool.close()

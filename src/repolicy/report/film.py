@@ -15,13 +15,15 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from repolicy.envs.envpool import EnvPoolEnvs
 from repolicy.envs.evaluation import check_fit
 from repolicy.envs.gymnasium import GymnasiumEnvs
-from repolicy.envs.names import in_gymnasium, maker
+from repolicy.envs.making import observing
+from repolicy.envs.names import envpool_names, in_gymnasium, maker, parsed
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.policies.file import find_policy, read_policy
 from repolicy.policies.policy import Policy
@@ -42,7 +44,7 @@ class Shot:
     policy: str
     """A policy's file."""
     env: str
-    """The environment, as Gymnasium knows it."""
+    """The environment, as Gymnasium knows it or, where it does not, EnvPool."""
     which: str = "policy"
     """Whom of the file to film: the policy, or the prior in it."""
     seconds: float = 6.0
@@ -74,8 +76,8 @@ def films(shots: Sequence[Shot]) -> list[bytes]:
 
 
 def _check(shot: Shot) -> None:
-    if not in_gymnasium(shot.env):
-        raise UsageError(f"{shot.env!r} cannot be filmed: Gymnasium, which renders, has no environment of that name")
+    if not in_gymnasium(shot.env) and parsed(shot.env)[0] not in envpool_names():
+        raise UsageError(f"{shot.env!r} cannot be filmed: neither Gymnasium nor EnvPool has one of that name")
     if shot.format not in FORMATS:
         raise UsageError(f"a film cannot be a {shot.format!r}; choose one of {', '.join(FORMATS)}")
     if not 0 < shot.seconds <= 3600:
@@ -136,9 +138,8 @@ def frames(shot: Shot) -> tuple[list[np.ndarray], float]:
     saved = read_policy(shot.policy)
     policy = saved.prior if shot.which == "prior" else saved.policy
     assert isinstance(policy, Policy)
-    env, batch = _stage(shot)
+    env, batch, native = _stage(replace(shot, env=observing(shot.env, policy.observation_size)))
     check_fit(policy, batch)
-    native = float(env.metadata.get("render_fps") or 30)
     stride = max(1, round(native / FRAMES_A_SECOND))
     rate = native / stride
     observations = batch.reset()
@@ -155,14 +156,39 @@ def frames(shot: Shot) -> tuple[list[np.ndarray], float]:
     return pictures, rate
 
 
-def _stage(shot: Shot) -> tuple[Any, GymnasiumEnvs]:
-    """The environment that renders, and the same one behind the contract that policies act in."""
+class Stage(NamedTuple):
+    """Who renders, the same one behind the contract that policies act in, and its steps a second."""
+
+    camera: Any
+    batch: GymnasiumEnvs | EnvPoolEnvs
+    rate: float
+
+
+def _stage(shot: Shot) -> Stage:
+    if not in_gymnasium(shot.env):
+        _need_context(shot)
+        batch = EnvPoolEnvs(shot.env, 1, shot.seed, filmed=(shot.width, shot.height))
+        return Stage(batch, batch, batch.steps_a_second)
     env = _made(maker(shot.env), shot)
     if getattr(env, "render_mode", None) != "rgb_array":
         raise UsageError(f"environment {shot.env!r} cannot be filmed: it takes no render_mode='rgb_array'")
     if getattr(env.unwrapped, "mujoco_renderer", None) is not None:
         _prepare(env.unwrapped, shot.fine)
-    return env, GymnasiumEnvs(shot.env, 1, shot.seed, lambda: env)
+    return Stage(env, GymnasiumEnvs(shot.env, 1, shot.seed, lambda: env), float(env.metadata.get("render_fps") or 30))
+
+
+_CONTEXTS: list[Any] = []  # alive for as long as the process that films
+
+
+def _need_context(shot: Shot) -> None:
+    """EnvPool draws robots into whatever context is current, and ends the process where there is none."""
+    try:
+        import mujoco
+
+        _CONTEXTS.append(mujoco.GLContext(shot.width, shot.height))
+        _CONTEXTS[-1].make_current()
+    except Exception as error:
+        raise _NoRendererError from error
 
 
 def _made(make: Any, shot: Shot) -> Any:
@@ -213,7 +239,7 @@ def _picture(env: Any, shot: Shot) -> np.ndarray:
     try:
         picture = env.render()
     except Exception as error:
-        if hasattr(env.unwrapped, "mujoco_renderer"):
+        if hasattr(getattr(env, "unwrapped", None), "mujoco_renderer"):
             raise _NoRendererError from error
         raise UsageError(f"environment {shot.env!r} cannot be filmed: {type(error).__name__}: {error}") from error
     picture = np.asarray(picture)

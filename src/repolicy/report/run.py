@@ -247,7 +247,7 @@ def repeat(folder: RunFolder, request: dict[str, Any]) -> str:
     """The command that makes the run again, to the bit; empty where only Python can say what was asked for."""
     asked, customized = Request.from_dict(request), bool(request["prior"])
     said = words(asked, _prior_of(folder, request) if customized else "")
-    usual = (customize_defaults if customized else train_defaults)(asked.env)
+    usual = customize_defaults(folder.prior) if customized else train_defaults(asked.env)
     parts = ["repolicy", *said, *options(asked.settings, usual), "--out", f"{folder.path}-again"]
     return shlex.join(parts) if said else ""
 
