@@ -84,7 +84,7 @@ class Train:
             train(
                 self.env, Wanted(self.objective, alpha=self.alpha), self.folder, self.settings,
                 addon=self.addon, resume=self.resume, watchers=watchers_of(self.folder, self.wandb),
-                patience=self.patience,
+                patience=self.patience, progress=False,
             )
         )  # fmt: skip
 
@@ -164,7 +164,7 @@ class Customize:
         result = customize(
             self.prior, self.addon, self.wanted(), self.folder, self.settings,
             env=policy_and_env(self.prior, self.env, self.trust)[1], sparse=self.sparse, resume=self.resume,
-            watchers=watchers_of(self.folder, self.wandb), patience=self.patience, reading=self.reading,
+            watchers=watchers_of(self.folder, self.wandb), patience=self.patience, reading=self.reading, progress=False,
         )  # fmt: skip
         return ended(result) | (_reported(result) if self.report else {})
 
@@ -258,7 +258,7 @@ def ended(result: "Result") -> dict[str, Any]:
         said = f"stopped after {result.steps:,} steps in {folder}; --resume goes on from {steps}"
     if speaks():
         print(said, file=sys.stderr)
-    return {"folder": str(folder), "steps": result.steps, "finished": result.finished, "metrics": result.metrics}
+    return {"folder": str(folder), "steps": result.steps, "finished": result.finished, "metrics": result.last}
 
 
 def _reported(result: "Result") -> dict[str, Any]:
