@@ -28,7 +28,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "files of other libraries": ("std", "temperature", "vecnormalize", "file-activation"),
 }
 FEW = 16  # options that need no groups
-VARIES = "depends on the environment"
+VARIES = "depends on the task"
 INDENT, WIDEST = 26, 110
 
 

@@ -8,7 +8,7 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from repolicy.cli.look import policy_and_env
 from repolicy.cli.runs import _customizing, alpha_of, confirm_names
-from repolicy.engine.defaults import TABLE, customize_defaults
+from repolicy.engine.defaults import by_shape
 from repolicy.engine.settings import Settings
 from repolicy.policies.options import Options
 
@@ -60,7 +60,7 @@ class Sweep:
     @staticmethod
     def usual() -> list[Settings]:
         """What the settings can be by default."""
-        return [customize_defaults(env) for env in ("", *TABLE)]
+        return [by_shape((64, 64), 1), by_shape((512, 256, 128), 12)]
 
     @property
     def folder(self) -> Path:

@@ -63,8 +63,13 @@ def customize_defaults(prior: "str | Path | Policy", reading: "Options | None" =
     from repolicy.policies.file import find_policy, read_policy
 
     spec = (read_policy(find_policy(prior), reading).policy if isinstance(prior, str | Path) else prior).spec
-    widest = max((64, *spec.hidden))
-    minibatch = max(256, min(4096, power_of_two(SAMPLES * spec.actions.width)))
+    return by_shape(spec.hidden, spec.actions.width)
+
+
+def by_shape(hidden: tuple[int, ...], numbers: int) -> Settings:
+    """The settings for customizing a policy of these layers and so many numbers in an action."""
+    widest = max((64, *hidden))
+    minibatch = max(256, min(4096, power_of_two(SAMPLES * numbers)))
     critic = min(WIDEST_CRITIC, widest)
     return Settings(
         steps=1_000_000,
