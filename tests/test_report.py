@@ -15,6 +15,7 @@ from repolicy.cli import main as cli
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.settings import Settings
 from repolicy.engine.training import customize, train
+from repolicy.engine.wanted import for_customizing
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.numbers import number, spread
@@ -122,7 +123,8 @@ def test_the_command_on_the_page_asks_for_the_same_run(runs: tuple[RunFolder, Ru
     assert json.loads(json.dumps(command.settings.as_dict())) == request["settings"]
     assert command.addon == tuple(request["addons"])
     if which:
-        assert command.wanted() == Objective(**request["objective"])
+        chosen = for_customizing(command.wanted(), read_policy(command.prior), ENV, command.addon, command.settings)
+        assert chosen.objective == Objective(**request["objective"])
         assert read_policy(command.prior).card == read_policy(runs[which].prior).card
     else:
         assert (command.env, command.objective, command.alpha) == (ENV, "soft", 0.01)
