@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from html import escape, unescape
 from pathlib import Path
@@ -14,16 +15,17 @@ from repolicy.cli import main as cli
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.settings import Settings
 from repolicy.engine.training import customize, train
+from repolicy.engine.wanted import for_customizing
 from repolicy.envs.addons import combined
-from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
+from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.numbers import number, spread
 from repolicy.envs.verdict import verdict
 from repolicy.errors import FileError, RepolicyError
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies.file import read_policy
 from repolicy.report import run as report
+from repolicy.report.charts import curve, labels, ticks
 from repolicy.report.film import CANNOT_RENDER, Shot
-from repolicy.report.page import curve, labels, ticks
 from repolicy.report.run import write_report
 
 ENV = "InvertedPendulum-v4"
@@ -77,7 +79,7 @@ def test_the_page_holds_the_numbers_of_the_evaluation_and_asks_nobody(runs: tupl
     assert "mean distance" in text
     means = [evaluate(who, ENV, 4, addon=addon, seed=EVALUATION_SEED) for who in (saved.prior, saved.policy)]
     assert escape(verdict(*means))[1:] in text[: text.index('class="tiles"')]
-    assert text.count("<video") == 2
+    assert text.count("<video") == 3  # prior, typical, worst
     assert text.count("<figcaption>KL to the prior") == 1
     assert not re.search(r'(src|href)="(?!data:)|https?://|@import|url\(', text)
 
@@ -106,8 +108,9 @@ def test_an_unknown_basic_reward_is_left_out(
 
     monkeypatch.setattr(report, "evaluate", without_basic)
     text = write_report(runs[1].path, episodes=2, trust=True).read_text()
-    assert "<th>basic reward</th>" not in text
-    assert "<th>add-on reward</th>" in text
+    assert ">basic reward</th>" not in text
+    assert ">add-on reward</th>" in text
+    assert "the environment tells no basic reward" in text
     assert "nan" not in re.sub(r"base64,[^\"]*", "", text)
 
 
@@ -120,7 +123,8 @@ def test_the_command_on_the_page_asks_for_the_same_run(runs: tuple[RunFolder, Ru
     assert json.loads(json.dumps(command.settings.as_dict())) == request["settings"]
     assert command.addon == tuple(request["addons"])
     if which:
-        assert command.wanted() == Objective(**request["objective"])
+        chosen = for_customizing(command.wanted(), read_policy(command.prior), ENV, command.addon, command.settings)
+        assert chosen.objective == Objective(**request["objective"])
         assert read_policy(command.prior).card == read_policy(runs[which].prior).card
     else:
         assert (command.env, command.objective, command.alpha) == (ENV, "soft", 0.01)
@@ -131,6 +135,21 @@ def test_no_command_is_shown_for_a_run_that_none_can_repeat(runs: tuple[RunFolde
     assert request is not None
     assert report.repeat(runs[1], request | {"objective": Objective("both", omega=0.05, alpha=0.1).as_dict()}) == ""
     assert "--sparse" in report.repeat(runs[1], request | {"sparse": True})
+
+
+@pytest.mark.usefixtures("_no_renderer")
+def test_a_run_that_is_not_finished_says_so_in_a_sentence(runs: tuple[RunFolder, RunFolder], tmp_path: Path) -> None:
+    """Whether it was stopped or is at work, the folder is the same."""
+    said = "This run is not finished: 1,024 of 9,216 steps are done so far, and this is what there is."
+    half = RunFolder(shutil.copytree(runs[0].path, tmp_path / "half"))
+    story = json.loads((half.path / "run.json").read_text())
+    story["request"]["settings"]["steps"] = 9216
+    (half.path / "run.json").write_text(json.dumps(story))
+    assert said in write_report(half.path, episodes=1).read_text()
+    assert "not finished" not in write_report(runs[0].path, episodes=1).read_text()
+    half.best_policy.unlink()
+    with pytest.raises(FileError, match=r"has no policy yet: its first segment is not done"):
+        write_report(half.path)
 
 
 def test_a_folder_without_a_run_has_no_page(tmp_path: Path) -> None:
@@ -168,3 +187,37 @@ def test_a_constant_curve_is_drawn() -> None:
     drawn: Callable[[float], str] = lambda value: curve("level", [1.0, 2.0, 3.0], [value] * 3)  # noqa: E731
     assert "nan" not in drawn(0.0) + drawn(5.0)
     assert "<path" in drawn(0.0)
+
+
+def test_a_tile_says_what_changed_and_whether_that_is_good() -> None:
+    def evaluation(basic: float, addon: float, metric: float) -> Evaluation:
+        wave = np.array([-1.0, 1.0])
+        one = np.ones(2)
+        return Evaluation(
+            "env",
+            "gymnasium",
+            False,
+            0,
+            wave + basic,
+            0 * wave + addon,
+            0 * wave + metric,
+            one,
+            one,
+            -2.0 * one,
+            "mean z",
+        )
+
+    found = report.tiles({"prior": evaluation(100, 5, 0.3), "customized": evaluation(101, 9, 0.2)})
+    said = {tile.what: (tile.change, tile.standing, tile.unit) for tile in found}
+    assert said == {
+        "total reward": ("▲ 5.0 ± 1.4 better; prior 105.0", "better", "an episode, mean action"),
+        "basic reward": ("no difference (1.0 ± 1.4); prior 100.0", "", "an episode, mean action"),
+        "mean z": ("▼ 0.100 ± 0.000 lower; prior 0.300", "", "mean of an episode, mean action"),
+        "add-on reward": ("▲ 4.000 ± 0.000 better; prior 5.000", "better", "an episode, mean action"),
+        "log prior a step": (
+            "no difference (0.000 ± 0.000); prior −2.000",
+            "",
+            "nats, mean over all steps, mean action",
+        ),
+    }
+    assert report.tiles({"policy": evaluation(1, 2, 3)})[0].change == ""

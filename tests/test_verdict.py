@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_envs import tiny
 
-from repolicy.envs.evaluation import Evaluation, evaluate
+from repolicy.envs.evaluation import Column, Evaluation, evaluate
 from repolicy.envs.verdict import basis, difference, verdict
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.spaces import ActionSpace
@@ -24,7 +24,7 @@ def evaluated(basic: np.ndarray, addon: np.ndarray | None, ended: tuple[int, ...
 
 
 def test_the_error_is_that_of_two_sets_of_episodes() -> None:
-    found = difference(np.array([1.0, 3.0]), np.array([10.0, 14.0, 18.0]))
+    found = difference(Column("", np.array([1.0, 3.0])), Column("", np.array([10.0, 14.0, 18.0])))
     assert found.value == 12.0
     assert found.error == pytest.approx(np.sqrt(2 / 2 + 16 / 3))
 

@@ -8,7 +8,7 @@ import numpy as np
 from experiments.paper.results import Results
 from experiments.statistics import interval, iqm
 from repolicy.many.ledger import Row
-from repolicy.report import page
+from repolicy.report import charts
 
 COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#64748b")
 GRID = 60  # points across
@@ -21,7 +21,7 @@ def drawing(title: str, curves: Mapping[str, Curve]) -> str:
     xs = [x for steps, *_ in curves.values() for x in (steps[0], steps[-1])]
     ys = np.concatenate([part for _, *parts in curves.values() for part in parts])
     # a policy that has lost everything would flatten the others
-    axes = page.Axes(xs, [max(float(ys.min()), -float(ys.max())), float(ys.max())], 560, 300)
+    axes = charts.Axes(xs, [max(float(ys.min()), -float(ys.max())), float(ys.max())], 560, 300)
     drawn, legend = axes.frame(), ""
     for color, (name, (steps, middle, low, high)) in zip(COLOURS, curves.items(), strict=False):
         edge = [*zip(steps, high, strict=True), *zip(steps[::-1], low[::-1], strict=True)]
@@ -37,7 +37,7 @@ def drawing(title: str, curves: Mapping[str, Curve]) -> str:
     )
 
 
-def _path(axes: page.Axes, points: list[tuple[float, float]]) -> str:
+def _path(axes: charts.Axes, points: list[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{axes.x(x):.1f},{axes.y(min(max(y, axes.y0), axes.y1)):.1f}" for x, y in points)
 
 

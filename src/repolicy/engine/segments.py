@@ -106,7 +106,9 @@ class Segments:
             "evaluation_task": parts.task,
             "evaluation_basic": found.basic,
             "evaluation_length": found.lengths,
-        } | ({} if found.addon is None else {"evaluation_addon": found.addon})
+        }
+        totals |= {} if found.addon is None else {"evaluation_addon": found.addon}
+        totals |= {} if found.metric is None else {"evaluation_metric": found.metric}
         sums = [float(len(task)), *(float(values.sum()) for values in totals.values())]
         count, *summed = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
         return {name: total / count for name, total in zip(totals, summed, strict=True)}

@@ -1,5 +1,6 @@
 """The paper's protocol: whole episodes, basic / add-on / total return of each."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +100,15 @@ class Column(NamedTuple):
     @property
     def std(self) -> float:
         return float(np.sqrt(np.average((self.values - self.mean) ** 2, weights=self.weights)))
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean; not a number where there is but one episode."""
+        count, shares = len(self.values), np.ones(len(self.values)) if self.weights is None else self.weights
+        if count < 2:
+            return math.nan
+        squares = np.sum((shares * (self.values - self.mean)) ** 2) * count / (count - 1)
+        return float(np.sqrt(squares) / shares.sum())
 
 
 def evaluate(

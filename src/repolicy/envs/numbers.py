@@ -17,10 +17,10 @@ def number(value: float, like: float | None = None, plus: bool = False) -> str:
 
 
 def rounded(value: float, error: float) -> str:
-    """To the second digit of its error: 653 of 653.2 ± 84.1, 0.412 of 0.4123 ± 0.012."""
+    """To the second digit of its error, but three decimals at most: 653 of 653.2 ± 84.1, 0.412 of 0.4123 ± 0.012."""
     if not error > 0:
         return number(value)
-    digits = max(0, 1 - math.floor(math.log10(error)))
+    digits = min(max(0, 1 - math.floor(math.log10(error))), 3)
     return f"{value:,.{digits}f}".replace("-", "−")
 
 

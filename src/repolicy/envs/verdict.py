@@ -8,9 +8,7 @@ A difference counts where it is larger than two standard errors of the episodes 
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
-from repolicy.envs.evaluation import Evaluation
+from repolicy.envs.evaluation import Column, Evaluation
 from repolicy.envs.numbers import number, rounded
 
 ENOUGH = 2.0  # standard errors
@@ -39,17 +37,21 @@ class Difference:
             return f"{number(self.value)} ± unknown"
         return f"{rounded(self.value, self.error)} ± {rounded(self.error, self.error)}"
 
+    @property
+    def size(self) -> "Difference":
+        """The same without its sign."""
+        return Difference(self.before, abs(self.value), self.error)
 
-def difference(before: np.ndarray, after: np.ndarray) -> Difference:
-    """Of two sets of episodes `[E]` and `[F]`, drawn apart from each other."""
-    variances = [np.var(found, ddof=1) / len(found) if len(found) > 1 else math.nan for found in (before, after)]
-    return Difference(float(before.mean()), float(after.mean() - before.mean()), float(np.sqrt(sum(variances))))
+
+def difference(before: Column, after: Column) -> Difference:
+    """Of two sets of episodes, drawn apart from each other."""
+    return Difference(before.mean, after.mean - before.mean, math.hypot(before.error, after.error))
 
 
 def differences(prior: Evaluation, customized: Evaluation) -> dict[str, Difference]:
     """Of every quantity that both evaluations know."""
     before, after = prior.columns, customized.columns
-    return {name: difference(before[name].values, after[name].values) for name in before if name in after}
+    return {name: difference(before[name], after[name]) for name in before if name in after}
 
 
 def verdict(prior: Evaluation, customized: Evaluation) -> str:
@@ -93,8 +95,7 @@ def _judged(found: Difference, what: str) -> str:
         return f"not known to be better than its prior: one episode each, {number(found.value, plus=True)} {what}"
     if not found.is_real:
         return f"no better than its prior: the difference {what} is {found}, less than two standard errors"
-    size = Difference(found.before, abs(found.value), found.error)
-    return f"{'better' if found.value > 0 else 'worse'} than its prior by {size}{found.share} {what}"
+    return f"{'better' if found.value > 0 else 'worse'} than its prior by {found.size}{found.share} {what}"
 
 
 def _price(basic: Difference, addon: Difference) -> str:

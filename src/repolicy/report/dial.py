@@ -17,6 +17,7 @@ from repolicy.policies.file import SavedPolicy, save_policy
 from repolicy.policies.policy import Policy
 from repolicy.policies.storage import finite, write_bytes, write_json
 from repolicy.report import page
+from repolicy.report.film import Shot
 from repolicy.report.run import filmed
 from repolicy.report.sweep import SCRIPT, every_point, figures, legend, slider, tables, tradeoff
 
@@ -100,7 +101,7 @@ def _filmed(dial: Dial, checksum: str) -> tuple[list[bytes | None], str]:
         files = [Path(folder, f"{t:g}.safetensors") for t in POSITIONS]
         for t, file in zip(POSITIONS, files, strict=True):
             dial.save(t, file, checksum)
-        return filmed([(str(file), "policy") for file in files], dial.env)
+        return filmed([Shot(str(file), dial.env) for file in files])
 
 
 def _html(dial: Dial, found: Found, pictures: Sequence[bytes | None], complaint: str) -> str:

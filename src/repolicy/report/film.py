@@ -35,6 +35,7 @@ NO_RENDERER = 3  # the exit code of a process that found its graphics library un
 LIBRARIES = ("egl", "osmesa")
 FRAMES_A_SECOND = 25
 FORMATS = ("mp4", "gif")
+QUALITIES = (28, 32, 36, 40, 44, 51)  # of H.264: the larger, the coarser
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,10 @@ class Shot:
     format: str = "mp4"
     fine: bool = False
     """With shadows and smooth edges, at ten times the work."""
+    around: int = 0
+    """The step to show what is before and after it, to the end of its episode; 0: from the beginning."""
+    most_bytes: int = 0
+    """How large the film may be; it is made coarser until it fits. 0: as large as it gets."""
 
 
 def films(shots: Sequence[Shot]) -> list[bytes]:
@@ -114,7 +119,7 @@ def main() -> None:
     try:
         for index, values in enumerate(json.loads((folder / "shots.json").read_text())):
             shot = Shot(**values)
-            (folder / str(index)).write_bytes(encoded(*frames(shot), shot.format))
+            (folder / str(index)).write_bytes(encoded(*frames(shot), shot.format, shot.most_bytes))
             gc.collect()  # a renderer that is collected later takes the next film's picture with it
     except RepolicyError as error:
         print(f"repolicy: {error}", file=sys.stderr)
@@ -133,8 +138,6 @@ class _NoRendererError(Exception):
 
 def frames(shot: Shot) -> tuple[list[np.ndarray], float]:
     """The pictures `[H, W, 3]` of a policy that takes its mean action, and how many make a second."""
-    import torch
-
     saved = read_policy(shot.policy)
     policy = saved.prior if shot.which == "prior" else saved.policy
     assert isinstance(policy, Policy)
@@ -142,13 +145,22 @@ def frames(shot: Shot) -> tuple[list[np.ndarray], float]:
     check_fit(policy, batch)
     stride = max(1, round(native / FRAMES_A_SECOND))
     rate = native / stride
-    observations = batch.reset()
+    act, observations, ended = policy.actor(1, 1), batch.reset(), False
+
+    def go(steps: int) -> None:
+        nonlocal observations, ended
+        for _ in range(steps):
+            step = batch.step(policy.to_environment(act(observations)))
+            observations = step.observations
+            ended |= bool(step.terminated[0] | step.truncated[0])
+
+    go(max(0, shot.around - round(shot.seconds * native / 2)))
+    ended = False
     pictures = [_picture(env, shot)]
     while len(pictures) < max(2, round(shot.seconds * rate)):
-        for _ in range(stride):
-            with torch.no_grad():
-                actions = policy(torch.from_numpy(observations)).mode().numpy()
-            observations = batch.step(policy.to_environment(actions)).observations
+        go(stride)
+        if shot.around and ended:
+            break
         pictures.append(_picture(env, shot))
     batch.close()
     if all(picture.min() == picture.max() for picture in pictures):
@@ -248,8 +260,16 @@ def _picture(env: Any, shot: Shot) -> np.ndarray:
     return picture[: picture.shape[0] // 2 * 2, : picture.shape[1] // 2 * 2].astype(np.uint8)  # H.264 wants even sizes
 
 
-def encoded(pictures: list[np.ndarray], rate: float, format: str) -> bytes:
-    """An mp4 that every browser plays, or a gif that goes round and round."""
+def encoded(pictures: list[np.ndarray], rate: float, format: str, most_bytes: int = 0) -> bytes:
+    """An mp4 that every browser plays, or a gif that goes round and round; an mp4 of at most so many bytes."""
+    for quality in QUALITIES:
+        content = _encoded(pictures, rate, format, quality)
+        if format != "mp4" or not most_bytes or len(content) <= most_bytes:
+            break
+    return content
+
+
+def _encoded(pictures: list[np.ndarray], rate: float, format: str, quality: int) -> bytes:
     import imageio.v2 as imageio
 
     options: dict[str, Any] = {"duration": 1000.0 / rate, "loop": 0}
@@ -259,7 +279,7 @@ def encoded(pictures: list[np.ndarray], rate: float, format: str) -> bytes:
             "codec": "libx264",
             "pixelformat": "yuv420p",
             "macro_block_size": 2,
-            "output_params": ["-crf", "28", "-preset", "veryfast", "-movflags", "+faststart"],
+            "output_params": ["-crf", str(quality), "-preset", "veryfast", "-movflags", "+faststart"],
         }
     with tempfile.TemporaryDirectory(prefix="repolicy-film-") as folder:
         path = Path(folder, f"film.{format}")

@@ -29,5 +29,37 @@ for (const button of document.querySelectorAll("button.copy")) {
     navigator.clipboard ? navigator.clipboard.writeText(code.textContent).then(copied, chosen) : chosen();
   });
 }
-for (const video of document.querySelectorAll("video"))
-  video.addEventListener("click", () => (video.paused ? video.play() : video.pause()));
+
+// Films in step: all that are seen begin together, and begin again when the last one has ended.
+const together = document.querySelector("#together");
+const filmed = () => [...document.querySelectorAll("figure:not([hidden]) > video")];
+function begin() {
+  for (const video of document.querySelectorAll("figure[hidden] > video")) video.pause();
+  for (const video of filmed()) {
+    video.currentTime = 0;
+    video.play().catch(() => {}); // a browser may wait for the reader's click
+  }
+}
+if (together && filmed().length) {
+  together.hidden = false;
+  const label = () => (together.textContent = filmed().some((v) => !v.paused) ? "pause all" : "play all in step");
+  together.addEventListener("click", () => {
+    filmed().some((video) => !video.paused) ? filmed().forEach((video) => video.pause()) : begin();
+  });
+  for (const video of document.querySelectorAll("video")) {
+    for (const name of ["play", "pause"]) video.addEventListener(name, label);
+    video.addEventListener("ended", () => filmed().every((other) => other.ended) && begin());
+  }
+  if (!matchMedia("(prefers-reduced-motion: reduce)").matches) begin();
+}
+
+// A table that is wider than the screen says so until its end is seen.
+function cue(scroll) {
+  const left = scroll.scrollWidth - scroll.clientWidth - scroll.scrollLeft;
+  scroll.classList.toggle("more", left > 2);
+  scroll.parentElement.querySelector(".cue").hidden = left <= 2;
+}
+const cues = () => document.querySelectorAll(".scroll").forEach(cue);
+for (const scroll of document.querySelectorAll(".scroll")) scroll.addEventListener("scroll", () => cue(scroll));
+addEventListener("resize", cues);
+cues();

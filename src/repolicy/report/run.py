@@ -3,6 +3,7 @@
 import hashlib
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,32 +15,47 @@ from repolicy.engine.request import Request, options, words
 from repolicy.envs.addons import Addon, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.numbers import number, spread
-from repolicy.envs.verdict import action, basis, early, verdict
+from repolicy.envs.verdict import Difference, action, basis, differences, early, verdict
 from repolicy.errors import FileError, RepolicyError
 from repolicy.loading import confirm
 from repolicy.objective import Objective, name_of
 from repolicy.policies.file import SavedPolicy, read_policy
 from repolicy.policies.storage import write_bytes
-from repolicy.report import page
+from repolicy.report import charts, page
+from repolicy.report.curves import learning
 from repolicy.report.film import Shot, films
+from repolicy.report.scenes import Scene, scenes
 
 FILM_SECONDS = 6.0
 EPISODES = 50
+FILM_BYTES = (
+    1_000_000  # all of a page's films: a third is added as they become text, and the page is to stay below 1.5 MB
+)
 
-CURVES = [
-    ("evaluation_objective", "Objective of an episode, short evaluations"),
-    ("basic_return", "Basic reward of an episode"),
-    ("evaluation_addon", "Add-on reward of an episode, short evaluations"),
-    ("reward_task", "Task's reward a step"),
-    ("prior_kl", "KL to the prior, nats a step"),
-    ("log_prior", "Log-likelihood under the prior, a step"),
-    ("omega", "ω′"),
-    ("entropy", "Entropy of the policy"),
-    ("std", "Mean std of the actions"),
-    ("episode_length", "Length of an episode"),
-    ("explained_variance", "Share of the returns that the critic explains"),
-    ("kl", "KL of an update"),
-]
+UNITS = {
+    "metric": "mean of an episode",
+    "length": "steps",
+    "log_prior_a_step": "nats, mean over all steps",
+}
+REWARDS = ("total_reward", "basic_reward", "addon_reward")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a report is made of: evaluations by who acts, and the films."""
+
+    folder: RunFolder
+    request: dict[str, Any]
+    saved: SavedPolicy
+    mean: dict[str, Evaluation]
+    sampled: dict[str, Evaluation]
+    scenes: list[Scene]
+    films: list[bytes | None]
+    complaint: str
+
+    @property
+    def prior(self) -> Evaluation | None:
+        return self.mean.get("prior")
 
 
 def write_report(
@@ -59,98 +75,126 @@ def write_report(
         raise FileError(f"{folder.path} has no policy yet: its first segment is not done")
     saved = read_policy(folder.best_policy)
     addon = combined(request["addons"]) if request["addons"] else None
-    say(f"report: {episodes} episodes of evaluation")
+    say(f"report: {episodes} episodes each with the mean action and sampled ones")
     with ranks.one_thread():
-        found = evaluations(saved, request, addon, episodes)
-    if "customized" in found:
-        say(f"{verdict(found['prior'], found['customized'])} ({basis(found['customized'])})")
-    say(as_text(*rewards(found)))
+        mean, sampled = (evaluations(saved, request, addon, episodes, how) for how in (False, True))
+    if "prior" in mean:
+        say(f"{verdict(mean['prior'], mean['customized'])} ({basis(mean['customized'])})")
+    say(as_text(*rewards(by_action(mean, sampled))))
     say("report: films")
-    pictures, complaint = filmed([(str(folder.best_policy), name) for name in found], request["env"])
+    with ranks.one_thread():
+        chosen = scenes(saved, folder.best_policy, request["env"], addon, episodes)
+    pictures, complaint = filmed([scene.shot for scene in chosen])
     path = folder.path / "report.html"
-    html = _html(folder, request, saved, found, pictures, complaint)
-    write_bytes(path, html.encode())
+    seen = Seen(folder, request, saved, mean, sampled, chosen, pictures, complaint)
+    write_bytes(path, _html(seen).encode())
     return path
 
 
 def evaluations(
-    saved: SavedPolicy, request: dict[str, Any], addon: Addon | None, episodes: int
+    saved: SavedPolicy, request: dict[str, Any], addon: Addon | None, episodes: int, stochastic: bool
 ) -> dict[str, Evaluation]:
-    """Mean action, the same seeds for all: prior and customized, or the policy alone."""
+    """The same seeds for all: prior and customized, or the policy alone."""
     who = {"policy": saved.policy} if saved.prior is None else {"prior": saved.prior, "customized": saved.policy}
     return {
         name: evaluate(
             policy, request["env"], episodes,
-            addon=addon, prior=saved.prior, seed=EVALUATION_SEED, backend=request["settings"]["backend"],
+            addon=addon, prior=saved.prior, stochastic=stochastic, seed=EVALUATION_SEED,
+            backend=request["settings"]["backend"],
         )
         for name, policy in who.items()
     }  # fmt: skip
 
 
-def filmed(whom: Sequence[tuple[str, str]], env: str) -> tuple[list[bytes | None], str]:
-    """A film of each (file, prior or another name), all None with a sentence where that cannot be."""
-    shots = [
-        Shot(file, env, which="prior" if name == "prior" else "policy", seconds=FILM_SECONDS) for file, name in whom
-    ]
+def filmed(shots: Sequence[Shot]) -> tuple[list[bytes | None], str]:
+    """The films, all None with a sentence where that cannot be. Of many, each is smaller: a page stays small."""
+    width, height = (480, 320) if len(shots) <= 3 else (360, 240)
+    share = FILM_BYTES // max(1, len(shots))
+    alike = [replace(shot, seconds=FILM_SECONDS, width=width, height=height, most_bytes=share) for shot in shots]
     try:
-        return list(films(shots)), ""
+        return list(films(alike)), ""
     except RepolicyError as error:
         return [None] * len(shots), str(error)
 
 
-def _html(
-    folder: RunFolder,
-    request: dict[str, Any],
-    saved: SavedPolicy,
-    found: dict[str, Evaluation],
-    pictures: Sequence[bytes | None],
-    complaint: str,
-) -> str:
-    env, customized = request["env"], "customized" in found
-    wanted = " + ".join(request["addons"])
-    episodes = len(next(iter(found.values())).basic)
-    again = repeat(folder, request)
-    budget = budget_of(request["settings"]) is not None
-    shown = "last policy" if budget else "best policy by the run's own objective"
-    steps = saved.card.get("steps", 0)
-    lead = f"{escape(_recipe(request))}. Shown is the {shown}, after {steps:,} environment steps" + (
-        ", beside the prior that it was made from." if customized else "."
-    )
+def _html(seen: Seen) -> str:
+    request, settings, wanted = seen.request, seen.request["settings"], " + ".join(seen.request["addons"])
+    again = repeat(seen.folder, request)
     figures = [
-        page.film(picture, caption(name, evaluation), "prior" if name == "prior" else "customized")
-        for (name, evaluation), picture in zip(found.items(), pictures, strict=True)
+        page.film(picture, scene.caption, scene.kind) for scene, picture in zip(seen.scenes, seen.films, strict=True)
     ]
     parts = [
-        _verdict(found),
-        page.tiles(summary(found)),
-        page.section("How it moves", page.films(figures, complaint), note="Mean action, in real time, the same start."),
+        _verdict(seen),
+        page.tiles(tiles(seen.mean)),
         page.section(
-            "What it earns",
-            page.table(*rewards(found)),
-            note=f"Mean ± std over {episodes} episodes with the mean action, in {escape(env)}."
-            + (" “log prior” is the prior's log-probability of the actions that were taken." if customized else ""),
+            "How it moves",
+            page.films(figures, seen.complaint),
+            note="In real time, with the mean action, in Gymnasium; what an episode earns is its total reward.",
         ),
-        _distribution(found),
-        _curves(folder),
+        page.section("What it earns", page.table(*rewards(by_action(seen.mean, seen.sampled))), note=_what(seen)),
+        _distribution(seen.mean),
+        learning(seen.folder, request, seen.sampled.get("prior")),
         page.section(
             "The same again",
             page.command(again) if again else "",
-            page.settings(request["settings"] | {f"objective: {key}": v for key, v in request["objective"].items()}),
-            page.settings(saved.card.get("versions", {})).replace("settings</summary>", "versions</summary>"),
+            page.settings(settings | {f"objective: {key}": value for key, value in request["objective"].items()}),
+            page.settings(seen.saved.card.get("versions", {}), "versions"),
         ),
     ]
-    return page.page(f"{env}{f' with {wanted}' if wanted else ''}", lead, parts)
+    return page.page(f"{request['env']}{f' with {wanted}' if wanted else ''}", _lead(seen), parts)
+
+
+def _lead(seen: Seen) -> str:
+    budget = budget_of(seen.request["settings"]) is not None
+    shown = "last policy" if budget else "best policy by the run's own objective"
+    steps = seen.saved.card.get("steps", 0)
+    beside = ", beside the prior that it was made from" if seen.prior else ""
+    return " ".join(
+        [
+            f"{escape(_recipe(seen.request))}. Shown is the {shown}, after {steps:,} environment steps{beside}.",
+            *(
+                [f"<strong>{unfinished(seen.folder, seen.request)}</strong>"]
+                if unfinished(seen.folder, seen.request)
+                else []
+            ),
+        ]
+    )
+
+
+def _what(seen: Seen) -> str:
+    episodes = len(next(iter(seen.mean.values())).basic)
+    about = " “Log prior” is the prior's log-probability of the actions that were taken." if seen.prior else ""
+    return f"Mean ± std over {episodes} episodes a row, in {escape(seen.request['env'])}.{about}"
+
+
+def unfinished(folder: RunFolder, request: dict[str, Any]) -> str:
+    """A sentence where the run has steps before it, whether it is at work or was stopped."""
+    latest = folder.latest()
+    done, wanted = (latest[1].get("steps", 0) if latest else 0), request["settings"]["steps"]
+    if done >= wanted:
+        return ""
+    return f"This run is not finished: {done:,} of {wanted:,} steps are done so far, and this is what there is."
 
 
 # What both kinds of report say ----------------------------------------------------------------------------------------
 
 
+def by_action(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> dict[str, Evaluation]:
+    """All evaluations, with the kind of action in their names."""
+    return {f"{who}, mean action": found for who, found in mean.items()} | {
+        f"{who}, sampled": found for who, found in sampled.items()
+    }
+
+
 def rewards(found: dict[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
     """Headings and rows as in the paper's Table 2: total, basic, the add-on's metric, the add-on."""
     columns = [evaluation.columns for evaluation in found.values()]
-    shared = [name for name in columns[0] if all(name in each for each in columns)]
-    rows = [[who, *(spread(each[name]) for name in shared)] for who, each in zip(found, columns, strict=True)]
-    return ["", *(columns[0][name].title for name in shared)], rows
+    titles = {name: column.title for each in columns for name, column in each.items()}
+    rows = [
+        [who, *(spread(each[name]) if name in each else "–" for name in titles)]
+        for who, each in zip(found, columns, strict=True)
+    ]
+    return ["", *titles.values()], rows
 
 
 def as_text(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -160,32 +204,52 @@ def as_text(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 
 
-def summary(found: dict[str, Evaluation]) -> list[tuple[str, str, str]]:
-    """The few numbers that a reader looks for first: (name, value, what it was before)."""
-    *before, after = (evaluation.columns for evaluation in found.values())
-    tiles = []
-    for name in ("total_reward", "basic_reward", "addon_reward", "metric", "log_prior_a_step", "length"):
-        if name not in after or (before and (name not in before[0] or name == "length")):
-            continue
-        beside = f"prior {number(before[0][name].mean)}" if before else ""
-        tiles.append((after[name].title, number(after[name].mean), beside))
-    return tiles
+def tiles(found: dict[str, Evaluation]) -> list[page.Tile]:
+    """The few numbers that a reader looks for first, each with what it changed by."""
+    *_, after = found.values()
+    changes = differences(found["prior"], after) if "prior" in found else {}
+    wanted = [*REWARDS, "metric", *(["log_prior_a_step"] if changes else ["length"])]
+    return [
+        page.Tile(
+            column.title, number(column.mean), *_change(name, changes.get(name)),
+            f"{UNITS.get(name, 'an episode')}, {'sampled' if after.stochastic else 'mean action'}",
+        )
+        for name, column in after.columns.items() if name in wanted
+    ]  # fmt: skip
+
+
+def _change(name: str, change: Difference | None) -> tuple[str, str]:
+    """What a tile says of a change, and how it is to be taken."""
+    if change is None:
+        return "", ""
+    before = f"prior {number(change.before)}"
+    if not change.is_real:
+        return f"no difference ({change}); {before}", ""
+    higher = change.value > 0
+    words, standing = ("higher", "lower")[not higher], ""
+    if name in REWARDS:
+        words = standing = "better" if higher else "worse"
+    if name == "log_prior_a_step":
+        words += " (more like the prior)" if higher else " (less like the prior)"
+    return f"{'▲' if higher else '▼'} {change.size} {words}; {before}", standing
 
 
 def caption(who: str, evaluation: Evaluation) -> str:
-    """`customized: total reward 5,488, mean |θ| 0.36`."""
+    """`customized, mean action: total reward 5,488, mean |θ| 0.36`."""
     columns = evaluation.columns
     wanted = ["total_reward" if "total_reward" in columns else "basic_reward"]
     wanted.append("metric" if "metric" in columns else "addon_reward")
     parts = [f"{columns[name].title} {number(columns[name].mean)}" for name in wanted if name in columns]
-    return f"{who}: {', '.join(parts)}" if parts else who
+    return f"{who}, mean action{': ' if parts else ''}{', '.join(parts)}"
 
 
-def _verdict(found: dict[str, Evaluation]) -> str:
-    if "customized" in found:
-        return page.verdict(verdict(found["prior"], found["customized"]), basis(found["customized"]))
-    words = early(found["policy"])
-    return page.verdict(words[0], f"With {action(found['policy'])}") if words else ""
+def _verdict(seen: Seen) -> str:
+    if seen.prior is None:
+        words = early(seen.mean["policy"])
+        return page.verdict(words[0], f"With {action(seen.mean['policy'])}") if words else ""
+    mean, sampled = seen.mean["customized"], seen.sampled["customized"]
+    beside = f"With {action(sampled)}: {verdict(seen.sampled['prior'], sampled)}"
+    return page.verdict(verdict(seen.prior, mean), f"{basis(mean)}. {beside}")
 
 
 def _distribution(found: dict[str, Evaluation]) -> str:
@@ -193,7 +257,9 @@ def _distribution(found: dict[str, Evaluation]) -> str:
     shared = [name for name in next(iter(columns.values())) if all(name in each for each in columns.values())]
     wanted = ["metric" if "metric" in shared else "addon_reward", "total_reward", "basic_reward"]
     drawn = [
-        page.histogram({who: each[name].values for who, each in columns.items()}, f"{title} of an episode")
+        charts.histogram(
+            {who: each[name].values for who, each in columns.items()}, f"{title} of an episode, mean action"
+        )
         for name in [name for name in wanted if name in shared][:2]
         for title in [next(iter(columns.values()))[name].title]
     ]
@@ -202,20 +268,6 @@ def _distribution(found: dict[str, Evaluation]) -> str:
         '<div class="charts pair">' + "".join(drawn) + "</div>",
         note="How many of the evaluation's episodes came out how.",
     )
-
-
-def _curves(folder: RunFolder) -> str:
-    columns = folder.logged()
-    drawn = []
-    for name, title in CURVES:
-        values = columns.get(name, [])
-        if name == "omega" and len(set(values)) < 2:
-            continue  # it is drawn where a KL budget moves it
-        drawn.append(page.curve(title, columns.get("steps", []), values) if values else "")
-    if not any(drawn):
-        return page.section("While it learned", note="The run logged no metrics.")
-    note = "Over environment steps, with sampled actions; the number is the last value, or the one under the pointer."
-    return page.section("While it learned", page.charts([chart for chart in drawn if chart]), note=note)
 
 
 # Recipe and command ---------------------------------------------------------------------------------------------------

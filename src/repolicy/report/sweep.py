@@ -9,7 +9,8 @@ from repolicy.envs.evaluation import Column
 from repolicy.envs.numbers import number, spread
 from repolicy.many.tradeoff import Found, Point
 from repolicy.policies.storage import write_bytes
-from repolicy.report import page
+from repolicy.report import charts, page
+from repolicy.report.film import Shot
 from repolicy.report.run import caption, filmed, rewards
 
 SCRIPT = """
@@ -37,7 +38,7 @@ def write_sweep_report(found: Found) -> Path:
     """Film the prior and every point, and write `report.html` into the sweep's folder."""
     env = found.request["env"]
     files = [found.prior.folder, *(point.best for point in found.points)]
-    pictures, complaint = filmed([(str(file), "policy") for file in files], env)
+    pictures, complaint = filmed([Shot(str(file), env) for file in files])
     index = found.knee
     wanted = " + ".join(found.request["addons"])
     lead = (
@@ -122,7 +123,7 @@ def legend(found: Found) -> str:
 def tradeoff(found: Found) -> str:
     everyone = [found.prior, *found.points]
     xs, ys = [_across(found, point) for point in everyone], [point.addon for point in everyone]
-    axes = page.Axes(xs, ys, 560, 300).widened(0.08)
+    axes = charts.Axes(xs, ys, 560, 300).widened(0.08)
     drawn = axes.frame()
     order = [*zip(xs[1:], ys[1:], strict=True)]
     if all(point.mean is not found.prior.mean for point in found.points):
@@ -140,7 +141,7 @@ def tradeoff(found: Found) -> str:
         drawn += f'<circle {kind} {where} r="6.5"><title>{name}: {x:,.2f}, {y:,.2f}</title></circle>'
         away = next((away for away in (-18, 26, -32, 40) if py + away > 14 and not _taken(px, py + away, labels)), -18)
         labels.append((px, py + away))
-        drawn += page.text("label", px, py + away, name, "middle")
+        drawn += charts.text("label", px, py + away, name, "middle")
     return f'<figure class="chart tradeoff">{axes.svg(drawn, "the trade-off")}</figure>'
 
 

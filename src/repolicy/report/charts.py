@@ -1,0 +1,193 @@
+"""Drawings of a page, as SVG: curves over steps, how episodes spread, and the axes that others draw in."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from itertools import pairwise
+
+import numpy as np
+
+from repolicy.envs.numbers import number
+
+WIDTH, HEIGHT = 340, 190
+LEFT, RIGHT, TOP, BOTTOM = 52, 10, 12, 28
+CURVE_POINTS = 240
+FEW = 30  # points that are marked one by one
+
+
+class Axes:
+    """From data to the drawing, and the drawing's frame."""
+
+    def __init__(
+        self, xs: Sequence[float], ys: Sequence[float], width: int = WIDTH, height: int = HEIGHT, least: float = 0.0
+    ) -> None:
+        """`least` is how much the vertical axis spans at least, in the data's unit."""
+        self.width, self.height, self.left, self.bottom = width, height, LEFT, BOTTOM
+        self.x0, self.x1 = _limits(xs, 0.0)
+        self.y0, self.y1 = _limits(ys, 0.06, least)
+
+    def x(self, value: float) -> float:
+        return self.left + (value - self.x0) / (self.x1 - self.x0) * (self.width - self.left - RIGHT)
+
+    def y(self, value: float) -> float:
+        return self.height - self.bottom - (value - self.y0) / (self.y1 - self.y0) * (self.height - TOP - self.bottom)
+
+    def widened(self, share: float) -> "Axes":
+        """With room left and right of the data."""
+        room = share * (self.x1 - self.x0)
+        self.x0, self.x1 = self.x0 - room, self.x1 + room
+        return self
+
+    def named(self, across: str, up: str) -> str:
+        """The names of the axes, for which room is made on both sides."""
+        self.left, self.bottom = LEFT + 22, BOTTOM + 22
+        middle = (TOP + self.height - self.bottom) / 2
+        return text("name", (self.left + self.width - RIGHT) / 2, self.height - 6, across, "middle") + (
+            f'<text class="name" transform="translate(14 {_f(middle)}) rotate(-90)" text-anchor="middle">'
+            f"{escape(up)}</text>"
+        )
+
+    def frame(self, with_y: bool = True) -> str:
+        drawn, end, base = [], self.width - RIGHT, self.height - self.bottom
+        marks = ticks(self.y0, self.y1) if with_y else []
+        for y, label in zip(map(self.y, marks), labels(marks), strict=True):
+            drawn += [line("grid", self.left, y, end, y), text("tick", self.left - 6, y + 4, label, "end")]
+        marks = ticks(self.x0, self.x1)
+        for x, label in zip(map(self.x, marks), labels(marks), strict=True):
+            drawn.append(text("tick", x, base + 18, label, "end" if x > end - 14 else "middle"))
+        return "".join([*drawn, line("axis", self.left, base, end, base)])
+
+    def svg(self, drawn: str, label: str, attributes: str = "") -> str:
+        return (
+            f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(label)}" {attributes}>'
+            f"{drawn}</svg>"
+        )
+
+
+def curve(
+    title: str,
+    xs: Sequence[float | None],
+    ys: Sequence[float | None],
+    until: float = 0.0,
+    least: float = 0.0,
+    levels: Mapping[str, float] | None = None,
+) -> str:
+    """A line over environment steps from 0 to `until`; empty where there is nothing to draw.
+
+    `levels` are horizontal lines with their names: where the prior is, or a budget. The vertical axis spans a tenth of
+    the largest value, and `least`, at the least: what hardly moves looks like it.
+    """
+    pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if x is not None and y is not None and math.isfinite(y)]
+    if len(pairs) < 2:
+        return ""
+    points = np.array([chunk.mean(axis=0) for chunk in np.array_split(np.array(pairs), min(len(pairs), CURVE_POINTS))])
+    level = {name: value for name, value in (levels or {}).items() if math.isfinite(value)}
+    seen = [*points[:, 1].tolist(), *level.values()]
+    axes = Axes([0.0, until or points[-1, 0]], seen, least=max(least, 0.1 * max(map(abs, seen))))
+    drawn = axes.frame()
+    for name, value in level.items():
+        y, above = axes.y(value), value > points[-1, 1]  # the label stands on the side where the line does not end
+        y_label = y - 5 if (above and y > TOP + 12) or y > axes.height - axes.bottom - 18 else y + 14
+        drawn += line(f"level {name}", axes.left, y, axes.width - RIGHT, y)
+        drawn += text("level", axes.width - RIGHT, y_label, f"{name} {short(value)}", "end")
+    path = "M" + "L".join(f"{_f(axes.x(x))},{_f(axes.y(y))}" for x, y in points)
+    drawn += f'<path class="line" d="{path}"/>'
+    if len(points) <= FEW:
+        drawn += "".join(f'<circle class="mark" cx="{_f(axes.x(x))}" cy="{_f(axes.y(y))}" r="2.4"/>' for x, y in points)
+    drawn += '<circle class="dot" r="3.5" hidden="hidden"/>'
+    data = json.dumps([[round(axes.x(x), 1), round(axes.y(y), 1), short(x), number(y)] for x, y in points])
+    first, last = (number(float(points[index, 1])) for index in (0, -1))
+    beside = "".join(f"; {name}: {number(value)}" for name, value in level.items())
+    said = f"{title}: from {first} to {last} over {short(float(points[-1, 0]))} steps{beside}"
+    return (
+        f'<figure class="chart"><figcaption>{escape(title)}<output>{last}</output></figcaption>'
+        + axes.svg(drawn, said, f"data-points='{escape(data)}'")
+        + "</figure>"
+    )
+
+
+def charts(figures: Sequence[str]) -> str:
+    return f'<div class="charts">{"".join(figures)}</div>'
+
+
+def histogram(series: Mapping[str, np.ndarray], what: str) -> str:
+    """How the episodes spread, a row for each of the series (its name is its color), on one axis."""
+    values = np.concatenate(list(series.values()))
+    low, high = float(values.min()), float(values.max())
+    if high - low < 1e-9 * max(1.0, abs(high)):
+        low, high = low - 0.5, high + 0.5
+    edges = np.linspace(low, high, 31)
+    row = 76
+    axes = Axes([low, high], [0.0, 1.0], 400, TOP + BOTTOM + row * len(series)).widened(0.02)
+    drawn = axes.frame(with_y=False)
+    for index, (name, found) in enumerate(series.items()):
+        base = TOP + row * (index + 1) - 4
+        counts, _ = np.histogram(found, edges)
+        for count, left, right in zip(counts, edges[:-1], edges[1:], strict=True):
+            if count:
+                tall = (row - 36) * count / counts.max()
+                drawn += (
+                    f'<rect class="{name}" x="{_f(axes.x(left) + 0.5)}" width="{_f(axes.x(right) - axes.x(left) - 1)}" '
+                    f'y="{_f(base - tall)}" height="{_f(tall)}"><title>{count} of {len(found)} episodes</title></rect>'
+                )
+        mean, top = float(found.mean()), base - row + 22
+        x, right = axes.x(mean), axes.x(mean) > 0.6 * axes.width
+        label = f"{name}: mean {number(mean)}"
+        drawn += line("mean", x, base, x, top)
+        drawn += text("label", x - 6 if right else x + 6, top + 4, label, "end" if right else "start")
+    means = ", ".join(f"{name} {number(float(found.mean()))} on average" for name, found in series.items())
+    return (
+        f'<figure class="chart">{axes.svg(drawn, f"{what}: {means}")}'
+        f'<figcaption class="below">{escape(what)}</figcaption></figure>'
+    )
+
+
+def line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<line class="{kind}" x1="{_f(x1)}" y1="{_f(y1)}" x2="{_f(x2)}" y2="{_f(y2)}"/>'
+
+
+def text(kind: str, x: float, y: float, words: str, anchor: str = "start") -> str:
+    return f'<text class="{kind}" x="{_f(x)}" y="{_f(y)}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+# Numbers on axes ------------------------------------------------------------------------------------------------------
+
+
+def ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """Round numbers from `low` to `high`."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / count
+    magnitude = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * magnitude for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [index * step for index in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def short(value: float, digits: int = 3) -> str:
+    """1.5M, 200k, 0.25."""
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.{digits}g}{letter}".replace("-", "−")
+    return f"{value:.{digits}g}".replace("-", "−")
+
+
+def labels(values: Sequence[float]) -> list[str]:
+    """Labels of ticks, with as many digits as put them where they are."""
+    near = 0.05 * min((b - a for a, b in pairwise(values)), default=math.inf)
+    enough = (d for d in range(3, 16) if all(abs(float(f"{value:.{d}g}") - value) <= near for value in values))
+    digits = next(enough, 16)
+    return [short(value, digits) for value in values]
+
+
+def _limits(values: Sequence[float], room: float, least: float = 0.0) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    if high - low < 1e-9 * max(1.0, abs(high)):
+        least = max(least, 1e-6, abs(low))
+    room = max(room * (high - low), 0.5 * (least - (high - low)))
+    return low - room, high + room
+
+
+def _f(value: float) -> str:
+    return f"{value:.1f}"

@@ -1,0 +1,136 @@
+"""Which episodes are worth a film: a typical one, and the worst with the step at which it went wrong.
+
+Films are made in Gymnasium, where the same seed and the mean action give the same episode again.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from repolicy.envs.addons import Addon
+from repolicy.envs.evaluation import EVALUATION_SEED, LONGEST
+from repolicy.envs.making import make_envs, observing
+from repolicy.envs.names import in_gymnasium
+from repolicy.envs.numbers import number
+from repolicy.envs.rollout import Collector
+from repolicy.errors import RepolicyError
+from repolicy.policies.file import SavedPolicy
+from repolicy.policies.policy import Agent
+from repolicy.report.film import Shot
+
+AT_A_TIME = 20  # steps between looks at whether the episode has ended
+MOST_STEPS = 10_000  # in all, so that a report is not kept waiting
+BEHIND = 0.1  # of the typical episode's reward: who is this far behind has gone wrong
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One whole episode with the mean action."""
+
+    seed: int
+    rewards: np.ndarray  # [T] basic reward and add-on as far as they are known
+    terminated: bool
+
+    def __str__(self) -> str:
+        return number(self.total)
+
+    @property
+    def total(self) -> float:
+        return float(self.rewards.sum())
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A film of a page: what to film, what stands beneath it, and whose it is, for its color."""
+
+    shot: Shot
+    caption: str
+    kind: str = "customized"
+
+
+def scenes(saved: SavedPolicy, file: Path, env: str, addon: Addon | None, episodes: int) -> list[Scene]:
+    """The prior, where there is one, a typical episode from the same start, and the worst one."""
+    who = "policy" if saved.prior is None else "customized"
+    found = _possibly(saved.policy, env, addon, episodes)
+    usual, last = (typical(found), worst(found)) if found else (None, None)
+    seed = usual.seed if usual else 0
+    said = f"{who}, mean action" if usual is None else f"{who}, a typical episode of {len(found)}, which earns {usual}"
+    chosen = [Scene(Shot(str(file), env, seed=seed), said)]
+    if saved.prior is not None:
+        chosen.insert(0, Scene(Shot(str(file), env, "prior", seed=seed), "prior, from the same start", "prior"))
+    if usual and last and last is not usual:
+        shot = Shot(str(file), env, seed=last.seed, around=wrong_at(last, usual) or 0)
+        chosen.append(Scene(shot, f"{who}, {story(last, usual, len(found))}"))
+    return chosen
+
+
+def _possibly(agent: Agent, env: str, addon: Addon | None, episodes: int) -> list[Episode]:
+    """Nothing where Gymnasium does not have the environment, or cannot make it: then there is less to choose from."""
+    try:
+        return played(agent, env, addon, episodes) if in_gymnasium(env) else []
+    except RepolicyError:
+        return []
+
+
+def played(agent: Agent, env: str, addon: Addon | None, episodes: int) -> list[Episode]:
+    """That many episodes, each in an environment of its own, or as many as there is time for; one at the least."""
+    env, found, steps = observing(env, agent.observation_size, "gymnasium"), list[Episode](), 0
+    while len(found) < episodes and steps < MOST_STEPS:
+        found.append(_episode(agent, env, addon, EVALUATION_SEED + len(found)))
+        steps += len(found[-1].rewards)
+    return found
+
+
+def _episode(agent: Agent, env: str, addon: Addon | None, seed: int) -> Episode:
+    envs = make_envs(env, 1, seed, "gymnasium")
+    collector = Collector(envs, AT_A_TIME, torch.Generator(), keep_transitions=addon is not None)
+    rewards: list[float] = []
+    while True:
+        rollout = collector.collect(agent, stochastic=False)
+        reward = rollout.basic[:, 0]
+        if addon is not None:
+            extra = addon.reward(*rollout.transitions)[:, 0]
+            reward = np.where(np.isfinite(reward), reward + extra, extra)
+        ended = np.flatnonzero(rollout.terminated[:, 0] | rollout.truncated[:, 0])
+        last = int(ended[0]) if len(ended) else AT_A_TIME - 1
+        rewards += reward[: last + 1].tolist()
+        if len(ended) or len(rewards) >= LONGEST:
+            envs.close()
+            return Episode(seed, np.array(rewards), bool(rollout.terminated[last, 0]))
+
+
+def typical(found: list[Episode]) -> Episode:
+    """The one whose reward is nearest to the median."""
+    middle = np.median([episode.total for episode in found])
+    return min(found, key=lambda episode: abs(episode.total - middle))
+
+
+def worst(found: list[Episode]) -> Episode:
+    return min(found, key=lambda episode: episode.total)
+
+
+def wrong_at(episode: Episode, usual: Episode) -> int | None:
+    """The step, from 1, at which an episode went wrong beside the usual one; None where it did not.
+
+    That is its end where the environment ended it sooner. Else, if it earns much less, it is the step that best parts
+    its rewards into those before and those after (the largest sum of differences from their mean).
+    """
+    if episode.terminated and len(episode.rewards) < len(usual.rewards):
+        return len(episode.rewards)
+    if usual.total - episode.total <= BEHIND * abs(usual.total):
+        return None
+    count = min(len(episode.rewards), len(usual.rewards))
+    behind = usual.rewards[:count] - episode.rewards[:count]
+    return int(np.argmin(np.round(np.cumsum([0.0, *(behind - behind.mean())]), 9))) + 1
+
+
+def story(episode: Episode, usual: Episode, count: int) -> str:
+    """What a film of the worst episode shows, in words."""
+    step, whose = wrong_at(episode, usual), f"the worst of {count} episodes, which earns {episode}"
+    if step is None:
+        return f"{whose}: nothing went wrong in it"
+    if episode.terminated and step == len(episode.rewards):
+        return f"{whose}: it ended early, at step {step:,}"
+    return f"{whose}: it went wrong about step {step:,}"

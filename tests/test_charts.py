@@ -1,0 +1,107 @@
+"""Drawings say no more than the numbers do: what hardly moves looks like it, and every curve has the same steps."""
+
+import re
+
+import numpy as np
+import pytest
+
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.request import Request
+from repolicy.engine.settings import Settings
+from repolicy.envs.evaluation import Evaluation
+from repolicy.objective import residual
+from repolicy.report.charts import FEW, Axes, curve, histogram
+from repolicy.report.curves import learning, lines
+
+STEPS = [100.0 * (index + 1) for index in range(10)]
+
+
+def heights(drawn: str) -> list[float]:
+    """The curve's height, point by point, as it is drawn."""
+    [path] = re.findall(r'class="line" d="M([^"]*)"', drawn)
+    return [float(point.split(",")[1]) for point in path.split("L")]
+
+
+def across(drawn: str) -> list[float]:
+    [path] = re.findall(r'class="line" d="M([^"]*)"', drawn)
+    return [float(point.split(",")[0]) for point in path.split("L")]
+
+
+def test_a_change_of_a_third_of_a_percent_is_drawn_small() -> None:
+    small = heights(curve("return", STEPS, np.linspace(1000.0, 997.0, 10).tolist()))
+    large = heights(curve("return", STEPS, np.linspace(1000.0, 500.0, 10).tolist()))
+    assert max(small) - min(small) < 0.04 * (max(large) - min(large))
+    nats = heights(curve("entropy", STEPS, np.linspace(0.02, 0.0, 10).tolist(), least=1.0))
+    assert max(nats) - min(nats) < 0.03 * (max(large) - min(large))
+
+
+def test_few_points_are_marked_and_many_are_not() -> None:
+    few, many = ([float(i) for i in range(count)] for count in (FEW, FEW + 1))
+    assert curve("few", few, few).count('class="mark"') == FEW
+    assert 'class="mark"' not in curve("many", many, many)
+
+
+def test_every_curve_has_the_same_steps() -> None:
+    early = curve("early", STEPS[:5], STEPS[:5], until=1000.0)
+    late = curve("late", STEPS[5:], STEPS[5:], until=1000.0)
+    width = Axes([0.0, 1000.0], [0.0, 1.0])
+    assert across(early) == pytest.approx([width.x(step) for step in STEPS[:5]], abs=0.06)
+    assert across(late) == pytest.approx([width.x(step) for step in STEPS[5:]], abs=0.06)
+
+
+def test_levels_are_lines_with_their_names() -> None:
+    drawn = curve("KL", STEPS, [0.1] * 10, levels={"prior": 0.0, "budget": 2.0})
+    assert {"prior 0", "budget 2"} <= set(re.findall(r'<text class="level"[^>]*>([^<]*)<', drawn))
+    [prior, budget] = [float(y) for y in re.findall(r'class="level \w+" x1="[^"]*" y1="([^"]*)"', drawn)]
+    assert budget < heights(drawn)[0] < prior
+    assert "prior: 0.000; budget: 2.000" in re.findall(r'aria-label="([^"]*)"', drawn)[0]
+    assert "nan" not in curve("KL", STEPS, [0.1] * 10, levels={"prior": float("nan")})
+
+
+def test_a_screen_reader_hears_the_numbers() -> None:
+    [said] = re.findall(r'aria-label="([^"]*)"', curve("KL", STEPS, STEPS))
+    assert said == "KL: from 100.0 to 1,000.0 over 1k steps"
+    [said] = re.findall(r'aria-label="([^"]*)"', histogram({"prior": np.array([1.0, 3.0])}, "reward"))
+    assert said == "reward: prior 2.000 on average"
+
+
+def prior(basic: float = 3.0) -> Evaluation:
+    """Two episodes of 10 steps."""
+    lengths = np.full(2, 10.0)
+    return Evaluation(
+        "env", "gymnasium", True, 0, np.full(2, basic), np.full(2, -5.0), np.full(2, 0.25), lengths,
+        -2.0 * lengths, -2.0 * lengths, "mean |θ|",
+    )  # fmt: skip
+
+
+def asked(**settings: float) -> Request:
+    return Request("env", residual(0.1, 0.2), Settings(**settings), ("hind_leg",))  # type: ignore[arg-type]
+
+
+def test_the_prior_stands_beside_what_was_learned() -> None:
+    found = lines(asked().as_dict(), prior())
+    values = {name: levels["prior"] for name, levels in found.items()}
+    assert values == pytest.approx(
+        {"basic_return": 3.0, "evaluation_addon": -5.0, "evaluation_metric": 0.25, "episode_length": 10.0,
+         "prior_kl": 0.0, "below_prior": 0.0, "log_prior": -2.0, "entropy": 2.0, "reward_task": -0.5,
+         "evaluation_objective": -5.0 + 0.1 * -20.0 + 0.2 * 20.0}
+    )  # fmt: skip
+    assert "basic_return" not in lines(asked().as_dict(), prior(np.nan))
+    assert lines(asked().as_dict(), None) == {}
+
+
+def test_a_budget_is_a_line_and_weights_that_move_have_no_objective() -> None:
+    held = lines(asked(kl_budget=2.0).as_dict(), prior())
+    assert held["prior_kl"] == {"prior": 0.0, "budget": 2.0}
+    assert "evaluation_objective" not in held
+    assert lines(asked(log_prior_budget=0.5).as_dict(), prior())["below_prior"]["budget"] == 0.5
+
+
+def test_the_metric_is_a_curve_under_its_own_name(tmp_path: object) -> None:
+    folder = RunFolder(str(tmp_path))
+    for step in (100, 200):
+        folder.log({"iteration": step, "steps": step, "evaluation_metric": 0.3 + step, "omega": 0.1})
+    text = learning(folder, asked().as_dict(), prior())
+    assert "<figcaption>Mean |θ| in an episode<" in text
+    assert "ω′" not in text  # it did not move
+    assert text.count("<figure") == 1

@@ -1,0 +1,109 @@
+"""Which episodes are filmed: the typical one and the worst, and the step at which that one went wrong."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny_envs import tiny
+
+from repolicy.envs.addons import combined
+from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
+from repolicy.policies.file import SavedPolicy, read_policy, save_policy
+from repolicy.policies.policy import Policy, PolicySpec, frozen
+from repolicy.policies.spaces import ActionSpace
+from repolicy.report import film, scenes
+from repolicy.report.film import QUALITIES, Shot, encoded, films
+from repolicy.report.scenes import Episode, played, story, typical, worst, wrong_at
+
+USUAL = Episode(0, np.ones(100), False)
+
+
+def agent(observations: int, bound: float = 1.0) -> Policy:
+    torch.manual_seed(1)
+    space = ActionSpace("continuous", (1,), (-bound,), (bound,))
+    return frozen(Policy(PolicySpec(observations, space, initial_std=0.5)))
+
+
+def saved(path: Path, prior: bool) -> SavedPolicy:
+    save_policy(path, agent(4, 3.0), {}, agent(4, 3.0) if prior else None)
+    return read_policy(path)
+
+
+def test_the_typical_one_is_in_the_middle_and_the_worst_at_the_end() -> None:
+    found = [Episode(seed, np.array([total]), False) for seed, total in enumerate([5.0, -1.0, 3.0, 100.0, 2.0])]
+    assert (typical(found).seed, worst(found).seed) == (2, 1)
+
+
+@pytest.mark.parametrize("step", [1, 2, 50, 81])
+def test_an_episode_goes_wrong_where_its_reward_drops(step: int) -> None:
+    rewards = np.ones(100)
+    rewards[step - 1 :] = 0.0
+    assert wrong_at(Episode(1, rewards, False), USUAL) == step
+    assert f"it went wrong about step {step}" in story(Episode(1, rewards, False), USUAL, 10)
+
+
+def test_an_episode_that_ended_sooner_went_wrong_there() -> None:
+    fallen = Episode(1, np.full(37, 2.0), True)
+    assert wrong_at(fallen, USUAL) == 37
+    assert story(fallen, USUAL, 10) == "the worst of 10 episodes, which earns 74.0: it ended early, at step 37"
+
+
+def test_a_little_less_is_nothing_wrong() -> None:
+    assert wrong_at(Episode(1, np.full(100, 0.91), False), USUAL) is None
+    assert "nothing went wrong" in story(Episode(1, np.full(100, 0.91), False), USUAL, 10)
+    assert wrong_at(Episode(1, np.full(100, 0.89), False), USUAL) == 1
+
+
+def test_episodes_are_those_of_an_evaluation_in_gymnasium() -> None:
+    addon = combined([f"{tiny('stay_near')}=2"])
+    found = played(agent(1), tiny("LinearQuadratic"), addon, 4)
+    beside = evaluate(agent(1), tiny("LinearQuadratic"), 4, addon=addon, seed=EVALUATION_SEED)
+    np.testing.assert_allclose([episode.total for episode in found], beside.total, rtol=1e-5)
+    assert [episode.seed - EVALUATION_SEED for episode in found] == [0, 1, 2, 3]
+    assert [len(episode.rewards) for episode in found] == beside.lengths.tolist()
+
+
+def test_there_is_an_end_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenes, "MOST_STEPS", 3)
+    assert len(played(agent(2), tiny("Counter"), None, 50)) == 1
+
+
+@pytest.mark.parametrize("prior", [False, True])
+def test_a_page_has_the_prior_a_typical_episode_and_the_worst(tmp_path: Path, prior: bool) -> None:
+    path = tmp_path / "policy.safetensors"
+    chosen = scenes.scenes(saved(path, prior), path, "InvertedPendulum-v4", None, 5)
+    found = played(agent(4, 3.0), "InvertedPendulum-v4", None, 5)
+    shots = [scene.shot for scene in chosen]
+    assert [scene.kind for scene in chosen] == ["prior"] * prior + ["customized"] * 2
+    assert [shot.seed for shot in shots] == [typical(found).seed] * (1 + prior) + [worst(found).seed]
+    assert [shot.which for shot in shots] == ["prior"] * prior + ["policy"] * 2
+    assert shots[-1].around == len(worst(found).rewards)
+    assert f"it ended early, at step {shots[-1].around}" in chosen[-1].caption
+
+
+def test_what_gymnasium_cannot_make_has_films_of_any_episode(tmp_path: Path) -> None:
+    path = tmp_path / "policy.safetensors"
+    chosen = scenes.scenes(saved(path, True), path, "Nowhere-v0", None, 5)
+    assert [scene.caption for scene in chosen] == ["prior, from the same start", "customized, mean action"]
+
+
+def test_a_film_shows_the_end_of_the_episode_and_no_more(tmp_path: Path) -> None:
+    """One picture a step: from ten steps before the one in the middle to the last that the episode has."""
+    path = tmp_path / "policy.safetensors"
+    saved(path, False)
+    steps = len(played(agent(4, 3.0), "InvertedPendulum-v4", None, 1)[0].rewards)
+    shot = Shot(str(path), "InvertedPendulum-v4", seed=EVALUATION_SEED, seconds=9.0, width=96, height=64)
+    assert steps > 13
+    shots = [replace(shot, around=steps, format="gif"), replace(shot, seconds=0.8, around=steps, format="gif")]
+    assert [Image.open(io.BytesIO(content)).n_frames for content in films(shots)] == [steps, 10]
+
+
+def test_a_film_is_made_coarser_until_it_fits() -> None:
+    noise = [np.random.default_rng(i).integers(0, 255, (64, 96, 3), np.uint8) for i in range(10)]
+    large, small = encoded(noise, 25, "mp4"), encoded(noise, 25, "mp4", most_bytes=10_000)
+    assert len(small) <= 10_000 < len(large)
+    assert encoded(noise, 25, "mp4", most_bytes=1) == film._encoded(noise, 25, "mp4", QUALITIES[-1])
