@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 EXTRAS = dev,sb3,rsl-rl,llm,onnx
 
-.PHONY: demo test lint bench mutate fuzz paper docs results clean
+.PHONY: demo test lint bench mutate fuzz paper site results clean
 
 demo: .venv/base  ## customize a shipped HalfCheetah: prior and result in a table, and in a report with films
 	$(BIN)/repolicy customize halfcheetah --addon hind_leg=10 --omega auto --kl-budget 2 --steps 3e5 --out runs/demo --resume
@@ -31,7 +31,7 @@ paper: .venv/full  ## the paper's tables, measured again: days; stop it at any t
 	nice -n 19 $(BIN)/python -m experiments.paper run --jobs 2
 	$(BIN)/python -m experiments.paper report
 
-docs: .venv/docs
+site: .venv/docs  ## these pages as a website in site/, which works from a disk, without a network
 	$(BIN)/mkdocs build --strict
 
 .venv/base: pyproject.toml constraints.txt
