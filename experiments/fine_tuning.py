@@ -1,6 +1,7 @@
 """What fine-tuning does to a policy: eight ways from the same prior and wish, iteration by iteration.
 
     python -m experiments.fine_tuning --out results/fine_tuning.jsonl
+    python -m experiments.fine_tuning --picture docs/images/fine-tuning.png     # of what is in the file
 
 Every way is a row of WAYS, and all are Stable-Baselines3's PPO on the same batch of environments, so nothing differs
 but what the row says. The environment pays the wish alone. Each line of the file holds the curves of one run: the basic
@@ -38,6 +39,9 @@ class Task:
     omega: float
     alpha: float
     budget: float
+    curve: (
+        str  # of what is noted, the one to look at: HalfCheetah's episodes never end early, Hopper's falls show in them
+    )
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,8 @@ class Way:
 
 
 TASKS = {
-    "halfcheetah": Task("halfcheetah", "HalfCheetah-v4", "hind_leg=10", 0.6, 0.13472, 2.0),
-    "hopper": Task("hopper", "Hopper-v4", "height", 0.3, 0.001, 1.0),
+    "halfcheetah": Task("halfcheetah", "HalfCheetah-v4", "hind_leg=10", 0.6, 0.13472, 2.0, "basic"),
+    "hopper": Task("hopper", "Hopper-v4", "height", 0.3, 0.001, 1.0, "basic_return"),
 }
 WAYS = {
     "ppo": Way(),
@@ -129,10 +133,37 @@ def measure(task: str, way: str, seed: int, steps: int) -> Row:
     model.learn(steps, callback=curves)
     names = sorted({name for each in curves.found for name in each})
     return {
+        "curve": setup.curve,
         "iteration_steps": settings.iteration_steps,
         "curves": {name: [each.get(name) for each in curves.found] for name in names},
         "end": summary(to_repolicy(model), setup.env, setup.addon),
     }
+
+
+def picture(rows: list[Row], path: Path) -> None:
+    """The unseen reward over the steps, a panel a task, a line a way: the mean of its seeds, and their range."""
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    tasks = [task for task in TASKS if any(row["task"] == task for row in rows)]
+    figure, panels = plt.subplots(1, len(tasks), figsize=(6 * len(tasks), 4), squeeze=False, layout="constrained")
+    for panel, task in zip(panels[0], tasks, strict=True):
+        for way in WAYS:
+            mine = [row for row in rows if (row["task"], row["way"]) == (task, way)]
+            if not mine:
+                continue
+            curves = np.array([row["curves"][row["curve"]] for row in mine], float)  # None becomes nan
+            steps = mine[0]["iteration_steps"] * np.arange(1, curves.shape[1] + 1) / 1e6
+            seen = ~np.isnan(curves).any(0)
+            line = panel.plot(steps[seen], curves.mean(0)[seen], label=way, lw=2.2 if "residual" in way else 1.2)
+            panel.fill_between(
+                steps[seen], curves.min(0)[seen], curves.max(0)[seen], color=line[0].get_color(), alpha=0.12
+            )
+        what = "basic reward a step" if TASKS[task].curve == "basic" else "basic return of an episode"
+        panel.set(title=f"{task}, {TASKS[task].addon}", xlabel="million steps", ylabel=f"{what}, which nobody sees")
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0][-1].legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=100)
 
 
 def main() -> None:
@@ -141,7 +172,10 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--picture", type=Path, help="draw the file's curves, and run nothing")
     options = parser.parse_args()
+    if options.picture:
+        return picture(list(Ledger(options.out).by_key().values()), options.picture)
     torch.set_num_threads(1)
     ledger = Ledger(options.out)
     with ledger.claimed():

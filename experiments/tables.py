@@ -200,6 +200,49 @@ def frontier_runs(world: str, method: str) -> dict[float, list[Row]]:
     return found
 
 
+def through_hosts() -> str:
+    """A row a trainer: mean over its seeds, and each seed's total."""
+    lines = ["| trainer | basic | add-on | total | total, sampled | seeds |", "|---|---|---|---|---|---|"]
+    runs = list(ledger("through_hosts.jsonl").values())
+    for host in dict.fromkeys(run["host"] for run in runs):
+        mine = [run for run in runs if run["host"] == host]
+        parts = [mean(run["mean"][f"{part}_reward"][0] for run in mine) for part in ("basic", "addon", "total")]
+        totals = [[run[which]["total_reward"][0] for run in mine] for which in ("mean", "sampled")]
+        cells = [*(f"{part:,.0f}" for part in parts[:2]), *(each_and_mean(part) for part in totals), str(len(mine))]
+        lines.append(f"| {host} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def each_and_mean(values: list[float]) -> str:
+    return f"**{mean(values):,.0f}** ({', '.join(f'{value:,.0f}' for value in values)})"
+
+
+def fine_tuning() -> str:
+    """A row a way: how much of the unseen reward is lost at first and at the end, and 100 episodes then."""
+    lines = [
+        "| prior, wish | way | lowest of 50 iterations | last 10 | basic, at the end | add-on | **total** | sampled "
+        "| seeds |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    runs = list(ledger("fine_tuning.jsonl").values())
+    for task, way in dict.fromkeys((run["task"], run["way"]) for run in sorted(runs, key=lambda run: run["task"])):
+        mine = [run for run in runs if (run["task"], run["way"]) == (task, way)]
+        shares = [of_the_start(run["curves"][run["curve"]]) for run in mine]
+        kept = [f"{mean(share[i] for share in shares):.0%}" for i in (0, 1)]
+        ends = [mean(run["end"]["mean"][f"{part}_reward"][0] for run in mine) for part in ("basic", "addon", "total")]
+        sampled = mean(run["end"]["sampled"]["total_reward"][0] for run in mine)
+        cells = [*kept, *(f"{end:,.0f}" for end in ends[:2]), f"**{ends[2]:,.0f}**", f"{sampled:,.0f}", str(len(mine))]
+        lines.append(f"| {task} | {way} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def of_the_start(curve: list[float | None]) -> tuple[float, float]:
+    """The lowest value of the first 50 iterations and the mean of the last 10, as shares of the first value."""
+    first = next(value for value in curve if value is not None)
+    early, late = ([value for value in part if value is not None] for part in (curve[:50], curve[-10:]))
+    return min(early) / first, mean(late) / first
+
+
 def distances(runs: list[Row]) -> str:
     return ", ".join(f"{run['after']['kl']:.3f}" for run in sorted(runs, key=lambda run: run["job"]["seed"]))
 
@@ -219,6 +262,8 @@ TABLES: Tables = {
     "horizon": horizon,
     "prior": prior,
     "sweeps": sweeps,
+    "through_hosts": through_hosts,
+    "fine_tuning": fine_tuning,
     "llm_optimum": llm_optimum,
     "llm_distance": llm_distance,
     "llm_controls": llm_controls,
