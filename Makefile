@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 EXTRAS = dev,sb3,rsl-rl,llm,onnx
 
-.PHONY: demo test lint bench mutate fuzz paper site results clean
+.PHONY: demo test lint bench mutate fuzz paper stale site clean
 
 demo: .venv/base  ## customize a shipped HalfCheetah: prior and result in a table, and in a report with films
 	$(BIN)/repolicy customize halfcheetah --addon hind_leg=10 --omega auto --kl-budget 2 --steps 3e5 --out runs/demo --resume
@@ -30,6 +30,9 @@ fuzz: .venv/full  ## damaged files and odd command lines: no traceback, no hang,
 paper: .venv/full  ## the paper's tables, measured again: days; stop it at any time, and go on
 	nice -n 19 $(BIN)/python -m experiments.paper run --jobs 2
 	$(BIN)/python -m experiments.paper report
+
+stale: .venv/base  ## which rows of results/ were measured with code that has changed since
+	$(BIN)/python -m experiments.stale
 
 site: .venv/docs  ## these pages as a website in site/, which works from a disk, without a network
 	$(BIN)/mkdocs build --strict

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.engine.defaults import train_defaults
+from repolicy.engine.machine import commit
 from repolicy.engine.ppo import Batch, Learner, update
 from repolicy.engine.settings import Settings
 from repolicy.envs.making import make_envs
@@ -38,7 +39,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for env in ENVS:
         for hidden in HIDDEN:
-            row = measure(env, hidden, options.rounds)
+            row = measure(env, hidden, options.rounds) | {"commit": commit()}
             print(json.dumps(row), flush=True)
             if options.out is not None:
                 with options.out.open("a") as file:

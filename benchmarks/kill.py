@@ -15,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from repolicy.engine.machine import commit
+
 COMPARED = ["policy.safetensors", "best.safetensors"]
 
 
@@ -43,7 +45,12 @@ def main() -> None:
             process.wait()
         start(words, killed).wait()
         same = {name: digest(whole / name) == digest(killed / name) for name in COMPARED}
-    row = {"command": f"python {' '.join(sys.argv)}", "kills_after_seconds": instants, "same_bits": same}
+    row = {
+        "command": f"python {' '.join(sys.argv)}",
+        "kills_after_seconds": instants,
+        "same_bits": same,
+        "commit": commit(),
+    }
     options.out.parent.mkdir(exist_ok=True)
     with options.out.open("a") as file:
         file.write(json.dumps(row) + "\n")

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from repolicy.engine.machine import commit
+
 ENVS = ["HalfCheetah-v4", "Hopper-v4", "Ant-v4"]
 
 
@@ -26,7 +28,7 @@ def main() -> None:
             program = [sys.executable, "-m", "repolicy", *words, "--json"]
             found = json.loads(subprocess.run(program, capture_output=True, text=True, check=True).stdout)
             rows = [row for row in rows if (row["env"], row["ranks"]) != (env, ranks)]
-            rows.append({"command": " ".join(["repolicy", *words])} | found)
+            rows.append({"command": " ".join(["repolicy", *words]), "commit": commit()} | found)
             options.out.parent.mkdir(exist_ok=True)
             options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
 

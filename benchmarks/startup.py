@@ -12,6 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from repolicy.engine.machine import commit
+
 # The command line's own start, with the first step of the run's environments announced on stdout.
 PROGRAM = """
 import os, sys, time
@@ -32,7 +34,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/startup.json"))
     parser.add_argument("--times", type=int, default=5)
     options = parser.parse_args()
-    figures = {"command": "python benchmarks/startup.py"}
+    figures = {"command": "python benchmarks/startup.py", "commit": commit()}
     for ranks in ("1", "2"):
         found = [first_step(ranks) for _ in range(options.times)]
         figures[f"seconds_to_first_step_{ranks}_rank"] = summary(found)

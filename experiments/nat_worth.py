@@ -9,7 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
-from experiments.one import commit
+from repolicy.engine.machine import commit
 from repolicy.engine.worth import measured
 from repolicy.policies.file import add_to_card, env_of, find_policy, read_policy, shipped
 

@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -22,7 +21,7 @@ import numpy as np
 
 from repolicy.cli.main import main as command_line
 from repolicy.engine.folder import RunFolder
-from repolicy.engine.machine import versions
+from repolicy.engine.machine import commit, versions
 from repolicy.engine.ranks import one_thread
 from repolicy.engine.request import Request
 from repolicy.envs.addons import combined
@@ -161,16 +160,6 @@ def machine() -> dict[str, Any]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {"processor": model, "cores": os.cpu_count(), "system": platform.system()}
-
-
-def commit() -> str:
-    """Of the code, with a + where files differ from it; empty where it is no clone."""
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
-        return done.stdout.strip()
-
-    return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", ":/src", ":/experiments") else "")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python -m experiments.prior_cost --out results/prior.jsonl
 
 All three read the same add-on in the same environment. Greedy asks the prior for nothing, residual for its
-log-probabilities, and the third for the density of its states as well.
+log-probabilities, and the third for the density of its states as well. Measured is the processor time of this process,
+which other programs on the machine do not lengthen much.
 """
 
 import argparse
@@ -16,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.customizing import TASKS, Task, settings_of
-from experiments.one import commit
 from repolicy.engine.folder import RunFolder
+from repolicy.engine.machine import commit
 from repolicy.engine.ranks import Alone, one_thread
 from repolicy.engine.request import Request
 from repolicy.engine.segments import Segments
@@ -52,9 +53,9 @@ def measure(task: Task, rounds: int) -> dict[str, Any]:
         seconds: dict[str, list[float]] = {name: [] for name in workers}
         for _ in range(rounds + 1):
             for name, made in workers.items():
-                began = time.perf_counter()
+                began = time.process_time()
                 made.iterate(stop=False)
-                seconds[name].append(time.perf_counter() - began)
+                seconds[name].append(time.process_time() - began)
     medians = {name: statistics.median(found[1:]) for name, found in seconds.items()}
 
     def overhead(one: str, other: str) -> float:

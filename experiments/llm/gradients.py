@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from experiments.llm.records import command_line, done, make_folder
+from repolicy.engine.machine import commit
 from repolicy.errors import UsageError
 from repolicy.llm.losses import returns_to_go, token_rewards, whole_returns
 from repolicy.objective import greedy, kl
@@ -71,6 +72,7 @@ def gradients(options: Gradients) -> dict[str, Any]:
         "cosine": {name: pair[0] for name, pair in means.items()},
         "relative_norm": {name: pair[1] for name, pair in means.items()},
         "command": command_line(options),
+        "commit": commit(),
     }
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "gradients.jsonl").write_text(json.dumps(record) + "\n")

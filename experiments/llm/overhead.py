@@ -17,6 +17,7 @@ import torch
 
 from experiments.llm.records import command_line, done, prepare
 from experiments.llm.toy import END, new_model, new_tokenizer
+from repolicy.engine.machine import commit
 from repolicy.errors import UsageError
 from repolicy.objective import kl
 
@@ -69,6 +70,7 @@ def overhead(options: Overhead) -> list[dict[str, Any]]:
                 "child_ms": round(child, 1),
                 "overhead_percent": round(100 * (child / parent - 1), 1),
                 "command": command_line(options),
+                "commit": commit(),
             }
             records.append(record)
             print(json.dumps(record), file=sys.stderr, flush=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from repolicy.engine.machine import commit
 from repolicy.errors import FileError, UsageError
 from repolicy.llm.requirements import require_trl
 
@@ -56,6 +57,7 @@ def run_missing(
             "command": command,
             "versions": {name: version(name) for name in ("torch", "transformers", "trl")},
             "threads": torch.get_num_threads(),
+            "commit": commit(),
         }
         with file.open("a") as lines:
             lines.write(json.dumps(record) + "\n")

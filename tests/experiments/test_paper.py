@@ -12,9 +12,9 @@ from experiments.paper.report import document, page_tables, results_of
 from experiments.paper.results import Results, mixed
 from experiments.paper.runs import planned
 from repolicy.cli.main import _parsed
+from repolicy.engine.wanted import Wanted
 from repolicy.errors import FileError, UsageError
 from repolicy.many.ledger import Ledger
-from repolicy.objective import named
 from tests.experiments.rows import row
 
 
@@ -41,8 +41,8 @@ def test_every_run_is_the_papers() -> None:
         options = {"omega": omegas[plan.task]} if plan.variant == "residual" else {}
         options |= {} if plan.variant == "no_entropy" else {"alpha": alpha}
         name = "soft" if plan.variant == "soft_state_std" else plan.variant
-        wanted = command.wanted() if words[0] == "customize" else named(command.objective, alpha=command.alpha)
-        assert wanted == named(name, **options), plan
+        wanted = command.wanted() if words[0] == "customize" else Wanted(command.objective, alpha=command.alpha)
+        assert wanted == Wanted(name, **options), plan
         settings = command.settings.as_dict()
         assert (settings["steps"], settings["seed"], settings["ranks"]) == (5_000_000, 3, 1)
         assert settings.pop("family") == ("state_gaussian" if plan.variant == "soft_state_std" else "auto")

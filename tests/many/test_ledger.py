@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from repolicy.engine.machine import commit
 from repolicy.errors import FileError
 from repolicy.many.ledger import Ledger
 
@@ -22,7 +23,7 @@ def test_rows_come_back_as_they_were_added(ledger: Ledger) -> None:
     assert Ledger(ledger.path.with_name("none.jsonl")).rows() == []
     ledger.add({"key": "a", "value": 2.0})
     assert [row["key"] for row in ledger.rows()] == ["a", "b", "a"]
-    assert ledger.rows()[1] == {"key": "b", "value": None, "each": [1, {"ω": "π"}]}
+    assert ledger.rows()[1] == {"commit": commit(), "key": "b", "value": None, "each": [1, {"ω": "π"}]}
     assert ledger.by_key()["a"]["value"] == 2.0
 
 

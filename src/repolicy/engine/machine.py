@@ -3,7 +3,9 @@
 import ctypes
 import os
 import platform
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -95,3 +97,16 @@ def versions() -> dict[str, str]:
         except ImportError:
             found[name] = "not installed"
     return found
+
+
+def commit() -> str:
+    """Of the clone that this code is in, with a + where files differ from it; empty where it is in none."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
+        return done.stdout.strip()
+
+    if shutil.which("git") is None or not git("ls-files", Path(__file__).name):
+        return ""
+    changed = git("status", "--porcelain", "--", ":/src", ":/experiments", ":/benchmarks")
+    return git("rev-parse", "HEAD") + ("+" if changed else "")

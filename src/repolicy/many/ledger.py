@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from repolicy.engine.machine import commit
 from repolicy.errors import FileError
 from repolicy.policies.storage import finite
 
@@ -50,8 +51,8 @@ class Ledger:
         return {row["key"]: row for row in self.rows()}
 
     def add(self, row: Row) -> None:
-        """One more line, on the disk when this returns."""
-        row = finite(row)
+        """One more line, with the commit of the code that made it, on the disk when this returns."""
+        row = finite(row if "commit" in row else row | {"commit": commit()})
         line = json.dumps(row | {"sha256": checksum(row)}) + "\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,125 @@
+"""Which rows of `results/` were measured with code that has changed since.
+
+    python -m experiments.stale
+
+A row names the commit that made it; of an older one, which does not, the commit that wrote it counts. A row is stale
+when git knows of a change to what its kind depends on since then. A change need not change a result: the eight short
+runs of `benchmarks/same_bits.py` tell whether training still ends in the same bits.
+"""
+
+import argparse
+import json
+import subprocess
+from collections import Counter
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+POLICY = ("src/repolicy/objective.py", "src/repolicy/policies", "src/repolicy/envs")
+TRAINING = (*POLICY, "src/repolicy/engine")
+# By the file's name, the first that fits: what the rows of that kind depend on.
+KINDS: dict[str, tuple[str, ...]] = {
+    "llm/*": ("src/repolicy/llm", "experiments/llm"),
+    "rql.jsonl": ("src/repolicy/rql", "experiments/rql.py", *POLICY),
+    "adapters.jsonl": ("src/repolicy/adapters", "benchmarks/adapters.py"),
+    "through_hosts.jsonl": ("src/repolicy/adapters", "experiments/through_hosts.py"),
+    "nat_worth.json": (*POLICY, "src/repolicy/engine/worth.py"),
+    "backward.jsonl": ("src/repolicy/policies/network.py", "src/repolicy/engine/ppo.py", "benchmarks/backward.py"),
+    "peers.jsonl": (*TRAINING, "benchmarks/peers.py"),
+    "kill.jsonl": (*TRAINING, "benchmarks/kill.py"),
+    "*": TRAINING,
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """So many rows of a file, made at one commit, and how often what they depend on has changed since."""
+
+    file: str
+    rows: int
+    commit: str  # with a + where the code was not quite that commit's
+    changes: int | None  # None where this clone has no such commit
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--results", type=Path, default=ROOT / "results")
+    options = parser.parse_args()
+    found = stale(options.results)
+    for each in found:
+        print(said(each))
+    files = {each.file for each in found}
+    print(f"{sum(each.rows for each in found)} rows in {len(files)} files are older than the code that they depend on")
+
+
+def stale(results: Path) -> list[Finding]:
+    """The rows whose code has changed, by file and commit."""
+    found = []
+    for path in sorted([*results.rglob("*.json"), *results.rglob("*.jsonl")]):
+        name = path.relative_to(results).as_posix()
+        for commit, rows in Counter(commits(path)).items():
+            changes = changed_since(commit.rstrip("+"), depends_on(name))
+            if changes != 0:
+                found.append(Finding(name, rows, commit, changes))
+    return found
+
+
+def depends_on(name: str) -> tuple[str, ...]:
+    """What the rows in a file of this name depend on."""
+    return next(paths for pattern, paths in KINDS.items() if fnmatch(name, pattern))
+
+
+def commits(path: Path) -> list[str]:
+    """Of each row, the commit that it names, else the one that wrote its line."""
+    text = path.read_text()
+    if path.suffix == ".json":
+        whole = json.loads(text)
+        rows = [row for row in whole.values() if isinstance(row, dict)] if "commit" not in whole else [whole]
+        named = [row.get("commit", "") for row in rows or [whole]]
+        return [commit or written(path)[0] for commit in named]
+    return [
+        json.loads(line).get("commit", "") or wrote
+        for line, wrote in zip(text.splitlines(), written(path), strict=True)
+    ]
+
+
+@cache
+def written(path: Path) -> list[str]:
+    """The commit that wrote each line; zeros where it is not committed yet."""
+    lines = git("blame", "--porcelain", "--", str(path), cwd=path.parent).splitlines()
+    return [line.split()[0] for line, before in zip(lines, ["", *lines], strict=False) if _heads(line, before)]
+
+
+def _heads(line: str, before: str) -> bool:
+    """Whether a line of git's blame begins the story of a row: a commit, after the text of the row before."""
+    return (not before or before.startswith("\t")) and not line.startswith("\t")
+
+
+@cache
+def changed_since(commit: str, paths: tuple[str, ...]) -> int | None:
+    """How many commits have changed these paths since; None where the commit is unknown here."""
+    if not commit.strip("0"):
+        return 0  # not committed yet: of now
+    done = subprocess.run(
+        ["git", "rev-list", "--count", f"{commit}..HEAD", "--", *paths],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return int(done.stdout) if done.returncode == 0 else None
+
+
+def git(*words: str, cwd: Path = ROOT) -> str:
+    return subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True, check=True).stdout
+
+
+def said(found: Finding) -> str:
+    """A finding in a line."""
+    short = found.commit[:10] + found.commit[40:]
+    if found.changes is None:
+        return f"{found.file}: {found.rows} rows of {short}, a commit that this clone does not have"
+    return f"{found.file}: {found.rows} rows of {short}; {found.changes} commits have changed their code since"
+
+
+if __name__ == "__main__":
+    main()
