@@ -131,7 +131,7 @@ def test_omega_holds_a_budget_of_drift(prior: Path, tmp_path: Path) -> None:
     drift = evaluate(found.policy, tiny("WithoutReward"), 200, prior=read_policy(prior).policy, stochastic=True)
     assert drift.log_prior is not None
     assert (drift.log_policy - drift.log_prior).sum() / drift.lengths.sum() == pytest.approx(0.1, rel=0.15)
-    multiplier = found.metrics["omega"]
+    multiplier = found.last["omega"]
     omega = multiplier / ALPHA
     wanted = optimum(omega * STATE_COST + WISH_STATE_COST, omega * CONTROL_COST + WISH_CONTROL_COST, multiplier)
     gain, std = gain_and_std(found.policy)

@@ -86,9 +86,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quick")
 def test_a_run_stores_its_density_and_is_resumed_to_the_bit(tmp_path: Path) -> None:
     whole = asked(tmp_path, "whole", residual(0.1, 0.1, states=0.5))
-    assert whole.metrics["reward_states"] < 0
-    parts = [whole.metrics[f"reward_{part}"] for part in ("task", "prior", "entropy", "states")]
-    assert sum(parts) == pytest.approx(whole.metrics["reward_total"])
+    assert whole.last["reward_states"] < 0
+    parts = [whole.last[f"reward_{part}"] for part in ("task", "prior", "entropy", "states")]
+    assert sum(parts) == pytest.approx(whole.last["reward_total"])
     saved = read_policy(RunFolder(whole.folder).last_policy)
     assert saved.density is not None
     request = Request(tiny("Endless"), residual(0.1, 0.1, states=0.5), SETTINGS)

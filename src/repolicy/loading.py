@@ -22,6 +22,13 @@ from repolicy.errors import FileError, UsageError, in_one_sentence
 def load_object(reference: str, what: str) -> Any:
     """Import what `module:name` or `path/to/file.py:name` stands for; `what` says in errors what it was to be."""
     source, _, name = reference.rpartition(":")
+    if source == SESSION:
+        if name not in _session:
+            raise UsageError(
+                f"{what} {reference!r} was a function of another Python session; hand it over again, or write it into "
+                f"a file and name it as file.py:{name}"
+            )
+        return _session[name]
     if not source or not name:
         raise UsageError(f"{what} {reference!r} is not of the form module:name or file.py:name")
     if source.endswith(".py") and not Path(source).is_file():
@@ -33,6 +40,26 @@ def load_object(reference: str, what: str) -> Any:
     except AttributeError:
         public = [key for key in vars(module) if not key.startswith("_")]
         raise UsageError(f"{what} {reference!r}: {source} has no {name!r}{nearest(name, public)}") from None
+
+
+SESSION = "session"  # `session:name` is a function that lives in this process alone
+_session: dict[str, Any] = {}
+
+
+def reference_to(function: Any) -> str:
+    """The name by which `load_object` finds a function: its module's where that has it, else one of this session."""
+    module, name = getattr(function, "__module__", None) or "", getattr(function, "__qualname__", "")
+    if module != "__main__" and name and getattr(sys.modules.get(module), name, None) is function:
+        return f"{module}:{name}"
+    name = re.sub(r"\W+", "_", getattr(function, "__name__", type(function).__name__)).strip("_")
+    while name == "lambda" and _session.get(name, function) is not function:  # they are all called the same
+        name = f"lambda_{len(_session)}"
+    _session[name] = function
+    return f"{SESSION}:{name}"
+
+
+def lives_here_alone(reference: str) -> bool:
+    return reference.startswith(f"{SESSION}:")
 
 
 # The package's own environments and add-on, which policies of Residual Q-learning name in their files.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from repolicy.cli.look import policy_and_env
-from repolicy.engine.defaults import TABLE, customize_defaults, train_defaults
+from repolicy.engine.defaults import TABLE, customize_defaults, of_shape, train_defaults
 from repolicy.engine.machine import torchrun_place
 from repolicy.engine.settings import S, Settings, read_settings, validated
 from repolicy.errors import RepolicyError, UsageError
@@ -57,9 +57,9 @@ class Train:
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
 
     @staticmethod
-    def usual() -> list[Settings]:
-        """What the settings can be by default."""
-        return [train_defaults(env) for env in ("", *TABLE)]
+    def usual() -> tuple[str, list[Settings]]:
+        """What the settings depend on by default, and examples."""
+        return "the environment", [train_defaults(env) for env in ("", *TABLE)]
 
     @property
     def folder(self) -> Path:
@@ -84,7 +84,7 @@ class Train:
             train(
                 self.env, Wanted(self.objective, alpha=self.alpha), self.folder, self.settings,
                 addon=self.addon, resume=self.resume, watchers=watchers_of(self.folder, self.wandb),
-                patience=self.patience,
+                patience=self.patience, progress=False,
             )
         )  # fmt: skip
 
@@ -137,9 +137,9 @@ class Customize:
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
 
     @staticmethod
-    def usual() -> list[Settings]:
-        """What the settings can be by default."""
-        return [customize_defaults(env) for env in ("", *TABLE)]
+    def usual() -> tuple[str, list[Settings]]:
+        """What the settings depend on by default, and examples."""
+        return "the prior", [of_shape(64, 1), of_shape(256, 12)]
 
     @property
     def folder(self) -> Path:
@@ -165,7 +165,7 @@ class Customize:
         result = customize(
             self.prior, self.addon, self.wanted(), self.folder, self.settings,
             env=policy_and_env(self.prior, self.env, self.trust)[1], sparse=self.sparse, resume=self.resume,
-            watchers=watchers_of(self.folder, self.wandb), patience=self.patience, reading=self.reading,
+            watchers=watchers_of(self.folder, self.wandb), patience=self.patience, reading=self.reading, progress=False,
         )  # fmt: skip
         return ended(result) | (_reported(result) if self.report else {})
 
@@ -261,7 +261,7 @@ def ended(result: "Result") -> dict[str, Any]:
         said = f"stopped after {result.steps:,} steps in {folder}; --resume goes on from {steps}"
     if speaks():
         print(said, file=sys.stderr)
-    return {"folder": str(folder), "steps": result.steps, "finished": result.finished, "metrics": result.metrics}
+    return {"folder": str(folder), "steps": result.steps, "finished": result.finished, "metrics": result.last}
 
 
 def _reported(result: "Result") -> dict[str, Any]:

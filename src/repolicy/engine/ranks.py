@@ -199,6 +199,7 @@ def launched(count: int, program: list[str]) -> Iterator[Ranks]:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=complaints,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # they import what we can
                 process_group=0,  # Ctrl-C is for the first rank, which tells the others
             )
             for index in range(1, count)

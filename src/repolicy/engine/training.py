@@ -5,7 +5,7 @@ import hashlib
 import signal
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +16,9 @@ from repolicy.engine.defaults import customize_defaults, train_defaults
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import torchrun_place, versions
 from repolicy.engine.request import Request, spec_for
+from repolicy.engine.result import Result as Result
 from repolicy.engine.segments import Segments
+from repolicy.engine.session import EnvLike, env_name, folder_for, ranks_for, resumed, shown
 from repolicy.engine.settings import Settings
 from repolicy.engine.wanted import Wanted, for_customizing, for_training, trial
 from repolicy.engine.worth import measured
@@ -25,13 +27,11 @@ from repolicy.envs.making import make_envs, observing
 from repolicy.envs.patience import Watchdog
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.objective import Objective
-from repolicy.policies.dials import How, dial
 from repolicy.policies.file import (
     SavedPolicy,
     add_to_card,
     env_of,
     find_policy,
-    load_policy,
     notes_of,
     own_bytes,
     policy_bytes,
@@ -50,47 +50,34 @@ class Watcher(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a run ended in."""
-
-    folder: Path
-    steps: int
-    finished: bool
-    metrics: dict[str, float]  # of the last iteration
-
-    @property
-    def policy(self) -> Policy:
-        """The policy at the end of the last segment."""
-        return load_policy(RunFolder(self.folder).last_policy)
-
-    @property
-    def best(self) -> Policy:
-        """The policy of the segment with the highest return of the run's own objective."""
-        return load_policy(RunFolder(self.folder).best_policy)
-
-    def at(self, t: float, how: How = "mixture") -> Policy:
-        """The policy between the prior (t = 0) and the best one (t = 1), without training: see docs/dial.md."""
-        return dial(self.folder, t, how)
-
-
 def train(
-    env: str,
-    objective: Objective | Wanted,
-    out: str | Path,
+    env: EnvLike,
+    objective: Objective | Wanted | None = None,
+    out: str | Path | None = None,
     settings: Settings | None = None,
     *,
-    addon: Sequence[str] | str = (),
+    addon: addons.Wish = (),
     resume: bool = False,
     watchers: Sequence[Watcher] = (),
     patience: float | None = None,
+    progress: bool | None = None,
 ) -> Result:
     """Train a policy from nothing. The folder `out` holds everything of the run; with `resume` it goes on there.
+
+    `env` is an id, or a function that makes one. Without an objective it is `soft`, with the usual alpha. `progress`
+    shows the live display, by default in a terminal or a notebook.
 
     A call into an environment that takes a minute is reported on stderr; one that takes `patience` seconds ends the
     process, since nothing else can end it.
     """
-    settings, wishes = (settings or train_defaults(env)).resolved(), addons.names(addon)
+    env, wishes, watchers = env_name(env), addons.names(addon), [*watchers, *shown(progress)]
+    name = objective.name if isinstance(objective, Wanted) else "soft"
+    folder = folder_for(out, env, name, settings.seed if settings else 0, resume)
+    made, kept = resumed(folder, resume)
+    objective = objective or made or Wanted("soft")
+    settings, said = ranks_for(settings or kept or train_defaults(env), [env, *wishes])
+    settings = settings.resolved()
+    tell(watchers, said)
     with watchdog(patience):
         if isinstance(objective, Wanted):
             objective, settings, said = for_training(objective, env, wishes, settings)
@@ -102,40 +89,49 @@ def train(
             raise UsageError("an objective with states above 0 needs a prior, whose states they are: use customize")
         request = Request(env, objective, settings, wishes)
         check(request)
-        return run(request, RunFolder(out), resume, watchers, patience=patience)
+        return run(request, RunFolder(folder), resume, watchers, patience=patience)
 
 
 def customize(
-    prior: str | Path | Policy,
-    addon: Sequence[str] | str,
-    objective: Objective | Wanted,
-    out: str | Path,
+    prior: str | Path | Policy | Result,
+    addon: addons.Wish = (),
+    objective: Objective | Wanted | None = None,
+    out: str | Path | None = None,
     settings: Settings | None = None,
     *,
-    env: str | None = None,
+    env: EnvLike | None = None,
     sparse: bool = False,
     resume: bool = False,
     watchers: Sequence[Watcher] = (),
     patience: float | None = None,
     reading: Options | None = None,
+    progress: bool | None = None,
 ) -> Result:
     """Give a trained policy a new requirement, without the reward that trained it.
 
     The actor starts as the prior, with the prior's observation statistics, frozen; the critic starts fresh and is
     fitted alone for the first `settings.critic_warmup` of the steps. `prior` is a policy's file, a run's folder, the
-    name of a policy that ships, or a policy; a file of another library is read with the options `reading`. The run
-    keeps a copy of the policy and never needs that file again. `sparse` accepts an add-on that is constant over a trial
-    of some thousand steps. `patience` is as in `train`.
+    name of a policy that ships, a policy, or the result of a run; a file of another library is read with the options
+    `reading`. The run keeps a copy of the policy and never needs that file again. `addon` is a name or a function, or a
+    list of them. Without an objective it is `residual` with the usual weights. `sparse` accepts an add-on that is
+    constant over a trial of some thousand steps. `patience` and `progress` are as in `train`.
     """
-    saved, content = _prior(prior, reading, RunFolder(out).prior)
-    env = env or env_of(saved.card, Path(str(prior)))
+    watchers = [*watchers, *shown(progress)]
+    name = objective.name if isinstance(objective, Wanted) else "residual"
+    folder = folder_for(out, prior, name, settings.seed if settings else 0, resume)
+    saved, content = _prior(prior, reading, RunFolder(folder).prior)
+    env = env_name(env) if env is not None else _env_of(saved, prior)
+    made, kept = resumed(folder, resume)
+    objective = objective or made or Wanted("residual")
     wishes = addons.names(addon)
     if not wishes:
         raise UsageError(
             "customizing needs an add-on, the new requirement: --addon NAME, or file.py:function for one of your own "
             "(repolicy addons lists those that ship)"
         )
-    settings = (settings or customize_defaults(saved.policy)).resolved()
+    settings, said = ranks_for(settings or kept or customize_defaults(saved.policy), [env, *wishes])
+    settings = settings.resolved()
+    tell(watchers, said)
     with watchdog(patience):
         env = observing(env, saved.policy.observation_size, settings.backend)
         tell(watchers, notes_of(saved.card))
@@ -148,14 +144,22 @@ def customize(
         request = Request(env, objective, settings, wishes, hashlib.sha256(content).hexdigest(), sparse)
         check(request)
         tell(watchers, try_addon(saved.policy, request))
-        return run(request, RunFolder(out), resume, watchers, content, patience)
+        return run(request, RunFolder(folder), resume, watchers, content, patience)
 
 
-def _prior(prior: str | Path | Policy, reading: Options | None, kept: Path) -> tuple[SavedPolicy, bytes]:
+def _env_of(saved: SavedPolicy, prior: object) -> str:
+    """The environment that the prior was made for, where it is known."""
+    if isinstance(prior, Policy):
+        raise UsageError("a policy alone does not say which environment it is for; give env=...")
+    result = isinstance(prior, Result)  # whose names were this session's own
+    return env_of(saved.card, prior.folder if isinstance(prior, Result) else Path(str(prior)), trust=result)
+
+
+def _prior(prior: str | Path | Policy | Result, reading: Options | None, kept: Path) -> tuple[SavedPolicy, bytes]:
     """A prior, and the file that a run keeps of it."""
     if isinstance(prior, Policy):
         return SavedPolicy(frozen(prior), None, {}), policy_bytes(prior, {})
-    path = find_policy(prior)
+    path = find_policy(prior.folder if isinstance(prior, Result) else prior)
     saved = read_policy(path, reading)
     return saved, own_bytes(path, saved, kept)
 

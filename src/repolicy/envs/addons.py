@@ -19,7 +19,7 @@ from repolicy.envs.names import parsed
 from repolicy.envs.registered import REGISTERED, STANDS, Function, Registered
 from repolicy.envs.step import Info
 from repolicy.errors import NumericError, UsageError, in_one_sentence
-from repolicy.loading import load_object, nearest, without_version
+from repolicy.loading import load_object, nearest, reference_to, without_version
 
 
 @dataclass(frozen=True)
@@ -110,13 +110,17 @@ def check_env(requests: Sequence[str], env: str) -> None:
             )
 
 
+Wish = str | Function | Sequence[str | Function]  # an add-on by its name or as a function, or several
+
+
 def names(wanted: object) -> tuple[str, ...]:
-    """One name or several, as several."""
-    found = (wanted,) if isinstance(wanted, str) else tuple(wanted) if isinstance(wanted, list | tuple) else ()
-    if not all(isinstance(name, str) for name in found) or (wanted and not found):
+    """One name or function or several, as names."""
+    several = wanted if isinstance(wanted, list | tuple) else (wanted,)
+    found = tuple(reference_to(each) if callable(each) else each for each in several)
+    if not all(isinstance(name, str) for name in found):
         raise UsageError(
-            f"the add-on is {wanted!r}; give its name, such as 'height=0.5' or 'my_rewards.py:quiet' "
-            "(every process of a run imports it by that), or a list of names"
+            f"the add-on is {wanted!r}; give its name, such as 'height=0.5' or 'my_rewards.py:quiet', a function, or a "
+            "list of them"
         )
     return found
 

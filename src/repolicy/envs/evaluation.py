@@ -1,6 +1,6 @@
 """The paper's protocol: whole episodes, basic / add-on / total return of each."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs.addons import Addon, combined, names
+from repolicy.envs.addons import Addon, Wish, check_env, combined, names
 from repolicy.envs.making import make_envs, observing
 from repolicy.envs.rollout import Collector
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.errors import UsageError
-from repolicy.policies.file import load_policy
+from repolicy.policies.file import addons_of, env_of, find_policy, read_policy
 from repolicy.policies.policy import Agent, Prior
 
 BLOCK = 20  # steps that are scored together
@@ -103,26 +103,36 @@ class Column(NamedTuple):
 
 def evaluate(
     agent: Agent | str | Path,
-    env: str,
+    env: str | None = None,
     episodes: int = 100,
     *,
-    addon: Addon | Sequence[str] | str | None = None,
+    addon: Addon | Wish | None = None,
     prior: Prior | None = None,
     stochastic: bool = False,
     seed: int = 0,
     backend: Backend = "auto",
     progress: Callable[[int], None] | None = None,
     longest: int = 0,
+    trust: bool = False,
 ) -> Evaluation:
     """Run the policy for whole episodes, with its mean action unless `stochastic`.
 
-    An episode counts as one after `longest` steps, where these are given.
-    A policy may be named by its file, its run's folder or as it ships, an add-on as on the command line.
+    A policy may be named by its file, its run's folder or as it ships; then its environment, its add-on and its prior
+    are known. Code that the file names as one of these is run where you `trust` the file. An add-on is named as on the
+    command line, or a function; () is none. An episode counts as one after `longest` steps, where these are given.
     """
     if isinstance(agent, str | Path):
-        agent = load_policy(agent)
+        path = find_policy(agent)
+        saved = read_policy(path)
+        agent, prior = saved.policy, prior or saved.prior
+        env = env or env_of(saved.card, path, trust)
+        addon = addons_of(saved.card, path, trust) if addon is None else addon
+    if env is None:
+        raise UsageError("a policy alone does not say which environment it is for; name one: evaluate(policy, ENV)")
     if addon is not None and not isinstance(addon, Addon):
-        addon = combined(names(addon))
+        wishes = names(addon)
+        check_env(wishes, env)
+        addon = combined(wishes) if wishes else None
     if episodes < 1:
         raise UsageError(f"episodes is {episodes}; it must be 1 or more")
     envs = make_envs(observing(env, agent.observation_size, backend), min(episodes, 50), seed, backend)

@@ -1,0 +1,91 @@
+"""What a run ended in, and what can be done with it in Python."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from repolicy.engine.folder import RunFolder
+from repolicy.envs.evaluation import Evaluation, evaluate
+from repolicy.errors import UsageError
+from repolicy.policies.dials import How, dial
+from repolicy.policies.file import load_policy
+from repolicy.policies.policy import Policy
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# What `plot` draws where nothing else is asked for, as far as the run has it: a metric and its axis.
+CURVES = {
+    "evaluation_objective": "objective of an episode",
+    "basic_return": "basic reward of an episode",
+    "reward_task": "task's reward a step",
+    "prior_kl": "KL to the prior, nats a step",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What a run ended in."""
+
+    folder: Path
+    steps: int
+    finished: bool
+    last: dict[str, float]  # the metrics of the last iteration
+
+    def __repr__(self) -> str:
+        said = [f"{self.steps:,} steps" + ("" if self.finished else ", stopped early")]
+        if "best" in self.last:
+            said.append(f"objective {self.last['best']:,.1f} an episode at best")
+        if "prior_kl" in self.last:
+            said.append(f"{self.last['prior_kl']:.2f} nats a step from the prior")
+        return f"Result of {self.folder}: {'; '.join(said)}"
+
+    @property
+    def policy(self) -> Policy:
+        """The policy at the end of the last segment."""
+        return load_policy(RunFolder(self.folder).last_policy)
+
+    @property
+    def best(self) -> Policy:
+        """The policy of the segment with the highest return of the run's own objective."""
+        return load_policy(RunFolder(self.folder).best_policy)
+
+    def at(self, t: float, how: How = "mixture") -> Policy:
+        """The policy between the prior (t = 0) and the best one (t = 1), without training: see docs/dial.md."""
+        return dial(self.folder, t, how)
+
+    def metrics(self) -> dict[str, np.ndarray]:
+        """Everything that was logged, a value an iteration; nan where an iteration has none (docs/metrics.md)."""
+        return {name: np.array(values, np.float64) for name, values in RunFolder(self.folder).logged().items()}
+
+    def evaluate(self, episodes: int = 100, *, stochastic: bool = False, seed: int = 0) -> Evaluation:
+        """Whole episodes of the best policy, in the run's environment, with its add-on."""
+        return evaluate(self.folder, episodes=episodes, stochastic=stochastic, seed=seed, trust=True)
+
+    def report(self) -> Path:
+        """Evaluate and film the best policy beside its prior, and write report.html into the run's folder."""
+        from repolicy import write_report
+
+        return write_report(self.folder, trust=True)
+
+    def plot(self, *names: str) -> "Figure":
+        """Curves of these metrics over environment steps, or of the few that people look at first."""
+        try:
+            from matplotlib import pyplot
+        except ImportError:
+            raise UsageError("plot needs the package matplotlib: pip install matplotlib") from None
+        found = self.metrics()
+        missing = [name for name in names if name not in found]
+        if missing:
+            raise UsageError(f"the run logged no {missing[0]!r}; it has {', '.join(found)}")
+        wanted = names or [name for name in CURVES if name in found]
+        figure, axes = pyplot.subplots(1, len(wanted), figsize=(4.5 * len(wanted), 3.2), squeeze=False)
+        for axis, name in zip(axes[0], wanted, strict=True):
+            known = np.isfinite(found[name])
+            marker = "o" if known.sum() < 20 else ""
+            axis.plot(found["steps"][known], found[name][known], marker=marker)
+            axis.set(xlabel="environment steps", ylabel=CURVES.get(name, name.replace("_", " ")))
+        figure.tight_layout()
+        return figure

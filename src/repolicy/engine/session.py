@@ -1,0 +1,82 @@
+"""What Python hands over that a command line cannot: functions, results, and nothing where something is usual."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.machine import torchrun_place
+from repolicy.engine.result import Result
+from repolicy.engine.settings import Settings, validated
+from repolicy.errors import UsageError
+from repolicy.loading import as_file_name, lives_here_alone, reference_to
+from repolicy.objective import Objective
+from repolicy.policies.policy import Policy
+
+EnvLike = str | Callable[..., "gymnasium.Env[Any, Any]"]
+
+
+def env_name(env: EnvLike) -> str:
+    """An environment's name; of a function that makes one, the name by which it is found again."""
+    if isinstance(env, str):
+        return env
+    if isinstance(env, gymnasium.Env) or not callable(env):
+        raise UsageError(
+            f"the environment is of type {type(env).__name__}; give its id, or a function that makes one "
+            "(every process of a run makes environments of its own)"
+        )
+    return reference_to(env)
+
+
+def ranks_for(settings: Settings, names: Sequence[str]) -> tuple[Settings, list[str]]:
+    """One rank where a function lives in this process alone; refused where more were asked for."""
+    here = [name for name in names if lives_here_alone(name)]
+    if not here or torchrun_place() is not None:  # under torchrun every process has run the same program
+        return settings, []
+    name = here[0].partition(":")[2]
+    if settings.ranks > 1:
+        raise UsageError(
+            f"the function {name!r} lives in this Python session alone, and {settings.ranks} ranks must import it: "
+            f"write it into a file and name it as file.py:{name}, or set ranks=1"
+        )
+    said = f"one rank: the function {name!r} lives in this Python session; name it as file.py:{name} for every core"
+    return replace(settings, ranks=1), [said] * (settings.ranks == 0)
+
+
+def folder_for(out: str | Path | None, name: object, objective: str, seed: int, resume: bool) -> Path:
+    """The run's folder; without a name, runs/NAME-OBJECTIVE-SEED, and where that is taken, the next that is free."""
+    if out is not None:
+        return Path(out)
+    stem = name.folder.name if isinstance(name, Result) else "policy" if isinstance(name, Policy) else str(name)
+    plain = Path("runs") / f"{as_file_name(Path(stem).stem if '/' in stem else stem)}-{objective}-{seed}"
+    if resume:
+        return plain
+    tried, count = plain, 1
+    while tried.exists():
+        count += 1
+        tried = plain.with_name(f"{plain.name}-{count}")
+    return tried
+
+
+def resumed(out: Path, resume: bool) -> tuple[Objective | None, Settings | None]:
+    """What the run that is resumed was asked for."""
+    found = RunFolder(out).request() if resume else None
+    if found is None:
+        return None, None
+    return Objective(**found["objective"]), Settings(**validated(found["settings"], f"the run in {out}"))
+
+
+def shown(progress: bool | None) -> list[Any]:
+    """The live display, by default where somebody looks: in a terminal or a notebook."""
+    if progress is None:
+        progress = sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+    place = torchrun_place()
+    if not progress or (place is not None and place[0] > 0):
+        return []
+    from repolicy import Display
+
+    return [Display()]

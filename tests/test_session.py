@@ -1,0 +1,195 @@
+"""Repolicy from Python: functions and results are handed over, and what comes back can be asked."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import tiny_envs
+import torch
+from tiny_envs import LinearQuadratic, Manifold, stay_near, tiny
+
+import repolicy
+from repolicy.engine import ranks
+from repolicy.engine.session import ranks_for
+from repolicy.errors import UsageError
+from repolicy.loading import lives_here_alone, load_object, reference_to
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.spaces import ActionSpace
+
+SMALL = repolicy.Settings(steps=512, envs=8, horizon=16, minibatch=64, segment=2, hidden=(8,), evaluation_episodes=2)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[repolicy.Result, repolicy.Result]:
+    """A policy that was trained in an environment of this session, and customized to a wish of this session."""
+    folder = tmp_path_factory.mktemp("chain")
+
+    def nearer(observations: Any, actions: Any, after: Any, info: Any) -> Any:
+        return -(after[:, 0] ** 2)
+
+    trained = repolicy.train(lambda: LinearQuadratic(), repolicy.soft(0.1), folder / "prior", SMALL)
+    wish = repolicy.customize(trained, nearer, repolicy.residual(0.3, 0.1), folder / "run", replace(SMALL, ranks=1))
+    return trained, wish
+
+
+def test_a_function_of_a_module_goes_by_its_name_and_others_by_the_session() -> None:
+    assert reference_to(stay_near) == "tiny_envs:stay_near"
+    assert load_object("tiny_envs:stay_near", "add-on") is stay_near
+
+    def mine() -> None: ...
+
+    first, second = (lambda: 1), (lambda: 2)
+    for function in (mine, first, second, tiny_envs.Tiny().reset):
+        name = reference_to(function)
+        assert lives_here_alone(name)
+        assert load_object(name, "add-on") == function
+    assert reference_to(first) != reference_to(second)
+    with pytest.raises(UsageError, match=r"another Python session.*file.py:gone"):
+        load_object("session:gone", "add-on")
+
+
+def test_what_lives_here_alone_takes_one_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    name = reference_to(lambda: None)
+    alone, said = ranks_for(replace(SMALL, ranks=0), ["CartPole-v1", name])
+    assert alone.ranks == 1
+    assert "name it as file.py:" in said[0]
+    assert ranks_for(SMALL, ["CartPole-v1", "mine.py:f"]) == (SMALL, [])
+    with pytest.raises(UsageError, match="lives in this Python session alone, and 2 ranks must import it"):
+        repolicy.customize(
+            "hopper", lambda *_: 0, repolicy.kl(0.1), settings=replace(SMALL, ranks=2), env=tiny("LinearQuadratic")
+        )
+
+
+def test_other_ranks_import_what_this_process_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "a_module_of_mine.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
+    with ranks.launched(2, ["import a_module_of_mine"]):
+        pass  # ends with an error where the other could not
+
+
+def test_a_policy_is_customized_from_a_result_to_a_function(chain: tuple[repolicy.Result, repolicy.Result]) -> None:
+    prior, wish = chain
+    assert (prior.finished, wish.finished) == (True, True)
+    scored = wish.evaluate(4)
+    assert scored.env.startswith("session:lambda")
+    assert set(scored.columns) >= {"total_reward", "addon_reward", "log_prior_a_step"}
+    assert prior.evaluate(4).addon is None
+    states = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
+    assert not np.array_equal(wish.policy.predict(states, deterministic=True)[0], prior.policy.predict(states)[0])
+
+
+def test_a_result_tells_of_itself_in_one_line(chain: tuple[repolicy.Result, repolicy.Result]) -> None:
+    prior, wish = chain
+    for result in chain:
+        assert repr(result).startswith(f"Result of {result.folder}: 512 steps; objective ")
+        assert "\n" not in repr(result)
+    assert "nats a step from the prior" in repr(wish)
+    assert "prior" not in repr(prior).partition(": ")[2]
+    assert "stopped early" in repr(replace(wish, finished=False))
+
+
+def test_a_result_has_its_metrics_and_draws_them(chain: tuple[repolicy.Result, repolicy.Result]) -> None:
+    pytest.importorskip("matplotlib").use("agg")
+    result = chain[1]
+    found = result.metrics()
+    assert found["steps"].tolist() == [128, 256, 384, 512]
+    assert found["prior_kl"][-1] == pytest.approx(result.last["prior_kl"])
+    assert np.isnan(found["evaluation_objective"]).tolist() == [True, False, True, False]
+    axes = result.plot().axes
+    assert [axis.get_ylabel() for axis in axes][-1] == "KL to the prior, nats a step"
+    [axis] = result.plot("entropy").axes
+    np.testing.assert_array_equal(axis.lines[0].get_ydata(), found["entropy"])
+    with pytest.raises(UsageError, match="logged no 'entrophy'"):
+        result.plot("entrophy")
+
+
+def test_a_result_writes_its_report(
+    chain: tuple[repolicy.Result, repolicy.Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("repolicy.report.run.write_report", lambda folder, trust: (folder, trust))
+    assert chain[1].report() == (chain[1].folder, True)
+
+
+def test_a_run_that_is_evaluated_knows_its_add_on() -> None:
+    env, wish = tiny("LinearQuadratic"), tiny("stay_near")
+    prior = Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(8,)))
+    settings = replace(SMALL, ranks=1, steps=256)
+    result = repolicy.customize(prior, [wish, f"{wish}=2"], repolicy.kl(0.1), settings=settings, env=env)
+    assert result.folder == Path("runs/policy-residual-0")
+    found = repolicy.evaluate(result.folder, episodes=2, trust=True)
+    assert found.addon is not None
+    assert found.log_prior is not None
+    assert repolicy.evaluate(result.folder, episodes=2, trust=True, addon=()).addon is None
+    with pytest.raises(UsageError, match="names code that would be run"):
+        repolicy.evaluate(result.folder, episodes=2)
+    with pytest.raises(UsageError, match="a policy alone does not say which environment"):
+        repolicy.evaluate(result.best)
+    with pytest.raises(UsageError, match="a policy alone does not say which environment"):
+        repolicy.customize(prior, wish, repolicy.kl(0.1))
+    again = repolicy.customize(prior, wish, repolicy.kl(0.1), settings=settings, env=env)
+    assert again.folder == Path("runs/policy-residual-0-2")
+    resumed = repolicy.customize(prior, wish, out=again.folder, env=env, resume=True)  # objective, settings: the run's
+    assert resumed.finished
+
+
+def test_progress_is_shown_where_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    for progress, shown in ((True, True), (False, False), (None, False)):  # nobody looks at a test's stderr
+        repolicy.train("CartPole-v1", repolicy.soft(0.1), f"run-{progress}", replace(SMALL, ranks=1), progress=progress)
+        assert bool(capsys.readouterr().err) == shown
+
+
+@pytest.mark.parametrize("env", [lambda: gymnasium.make("CartPole-v1"), gymnasium.make("CartPole-v1"), 3])
+def test_an_environment_is_a_name_or_a_function_and_no_thing(env: Any) -> None:
+    if callable(env):
+        settings = replace(SMALL, ranks=1, steps=128, segment=1)
+        assert repolicy.train(env, repolicy.soft(0.1), "run", settings).finished
+        return
+    with pytest.raises(UsageError, match="give its id, or a function that makes one"):
+        repolicy.train(env, repolicy.soft(0.1), "run", SMALL)
+
+
+def test_predict_is_what_stable_baselines3_predicts(tmp_path: Path) -> None:
+    sb3 = pytest.importorskip("stable_baselines3")
+    from stable_baselines3.common.evaluation import evaluate_policy
+
+    env = gymnasium.make("Pendulum-v1")
+    theirs = sb3.PPO("MlpPolicy", env, seed=3)
+    theirs.save(tmp_path / "theirs.zip")
+    ours = repolicy.load_policy(tmp_path / "theirs.zip")
+    seen = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    for observation in (seen, seen[0]):
+        action, state = ours.predict(observation, deterministic=True)
+        np.testing.assert_allclose(action, theirs.predict(observation, deterministic=True)[0], atol=1e-5)
+        assert state is None
+    torch.manual_seed(0)
+    sampled = np.stack([ours.predict(seen[0])[0] for _ in range(400)])
+    assert sampled.std() > 0.3
+    mean, _ = evaluate_policy(ours, env, n_eval_episodes=1, warn=False)  # type: ignore[arg-type]
+    assert -2000 < mean < 0
+    with pytest.raises(UsageError, match=r"observations of 3 numbers, .* shape \(4,\)"):
+        ours.predict(np.zeros(4))
+
+
+def test_predict_gives_choices_as_the_environment_counts_them() -> None:
+    env: Any = Manifold()
+    sizes = tuple(map(int, env.action_space.nvec))
+    spec = PolicySpec(3, ActionSpace("discrete", sizes, (5.0, 7.0)), family="categorical", hidden=(4,))
+    single, several = Policy(spec).predict(np.zeros(3))[0], Policy(spec).predict(np.zeros((6, 3)))[0]
+    assert (single.shape, several.shape) == ((len(sizes),), (6, len(sizes)))
+    assert (several >= [5, 7]).all()
+    one = Policy(PolicySpec(4, ActionSpace("discrete", (2,)), family="categorical", hidden=(4,)))
+    assert gymnasium.make("CartPole-v1").action_space.contains(one.predict(np.zeros(4))[0])
+
+
+def test_the_names_of_the_first_hour_are_at_the_top() -> None:
+    assert repolicy.residual(0.3, 0.1) == repolicy.Objective("addon", omega=0.3, alpha=0.1)
+    assert {"kl", "soft", "greedy", "full", "sweep", "PolicySpec", "Display"} <= set(dir(repolicy))
