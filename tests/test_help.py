@@ -48,9 +48,9 @@ def test_help_without_a_prior_is_the_help_with_one_but_for_what_depends_on_it(
     named = printed(capsys, "customize", "halfcheetah", "--help").splitlines()
     assert alone[0] == named[0] == "usage: repolicy customize PRIOR [options]"
     different = [(ours, theirs) for ours, theirs in zip(alone, named, strict=True) if ours != theirs]
-    assert all(ours.endswith("(default: depends on the task)") for ours, _ in different)
-    assert any("over all ranks. (default: 1,024)" in theirs for _, theirs in different)
-    assert len(different) == " ".join(alone).count("depends on the task") < 12
+    assert all(ours.endswith("(default: depends on the prior)") for ours, _ in different)
+    assert any(theirs.endswith("Adam's step size at the start. (default: 0.0003)") for _, theirs in different)
+    assert len(different) == " ".join(alone).count("depends on the prior") < 12
     assert named == printed(capsys, "customize", "--help", "halfcheetah").splitlines()
 
 

@@ -50,9 +50,9 @@ class Bench:
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
 
     @staticmethod
-    def usual() -> list[Settings]:
-        """What the settings can be by default."""
-        return [train_defaults(env) for env in ("", *TABLE)]
+    def usual() -> tuple[str, list[Settings]]:
+        """What the settings depend on by default, and examples."""
+        return "the environment", [train_defaults(env) for env in ("", *TABLE)]
 
     def beginning(self) -> "Bench":
         return Bench(self.env, settings=train_defaults(self.env))

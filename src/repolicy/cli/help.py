@@ -27,8 +27,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "logging": ("report", "wandb", "json", "evaluation-episodes", "settings"),
     "files of other libraries": ("std", "temperature", "vecnormalize", "file-activation"),
 }
+Usual = tuple[str, list[Any]]  # what a command's settings depend on by default, and examples
 FEW = 16  # options that need no groups
-VARIES = "depends on the task"
 INDENT, WIDEST = 26, 110
 
 
@@ -59,24 +59,25 @@ def page(command: type, prog: str, start: Any = None) -> str:
 
 def options(command: type, start: Any = None) -> Iterator[Option]:
     """Every option, those of its settings too, in the order of the fields."""
-    usual: list[Any] = list(command.usual()) if hasattr(command, "usual") else []
+    usual: Usual = command.usual() if hasattr(command, "usual") else ("", [])
     yield from _options(command, [start] if start is not None else [], usual)
 
 
-def _options(kind: type, examples: list[Any], usual: list[Any], setting: bool = False) -> Iterator[Option]:
+def _options(kind: type, examples: list[Any], usual: Usual, setting: bool = False) -> Iterator[Option]:
     """`examples` are what the values can be by default; none where the fields say it."""
+    on, several = usual
     hints, told = typing.get_type_hints(kind, include_extras=True), docstrings(kind)
     for each in fields(kind):
         hint, extras = _unwrapped(hints[each.name])
         values = [getattr(example, each.name) for example in examples] or [_default(each)]
         if isinstance(hint, type) and is_dataclass(hint):
             own = each.name == "settings"
-            yield from _options(hint, usual if own and usual and not examples else values, [], own)
+            yield from _options(hint, several if own and several and not examples else values, usual, own)
             continue
         renamed, metavar = (next((getattr(e, key) for e in extras if getattr(e, key, None)), None) for key in _ARG)
         name, positional = (renamed or each.name).replace("_", "-"), Positional in extras
         shape = "" if hint is bool else metavar or _shape(hint, each.name)
-        shown = _shown(values[0]) if all(value == values[0] for value in values) else f"(default: {VARIES})"
+        shown = _shown(values[0]) if all(value == values[0] for value in values) else f"(default: depends on {on})"
         if hint is bool and values[0] is True:
             name = f"[no-]{name}"
         yield Option(shape if positional else name, shape, told.get(each.name, ""), shown, positional, setting)

@@ -62,9 +62,9 @@ class Train(Run):
     """Add-on reward for full and greedy, as in `repolicy customize`; by default what the environment's info tells."""
 
     @staticmethod
-    def usual() -> list[Settings]:
-        """What the settings can be by default."""
-        return [train_defaults(env) for env in ("", *TASKS)]
+    def usual() -> tuple[str, list[Settings]]:
+        """What the settings depend on by default, and examples."""
+        return "the environment", [train_defaults(env) for env in ("", *TASKS)]
 
     @property
     def folder(self) -> Path:
@@ -111,9 +111,9 @@ class Customize(Run):
     """Environment; by default the one that the prior was trained in."""
 
     @staticmethod
-    def usual() -> list[Settings]:
-        """What the settings can be by default."""
-        return [customize_defaults(env) for env in ("", *TASKS)]
+    def usual() -> tuple[str, list[Settings]]:
+        """What the settings depend on by default, and examples."""
+        return "the environment", [customize_defaults(env) for env in ("", *TASKS)]
 
     @property
     def folder(self) -> Path:

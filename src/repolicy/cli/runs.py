@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from repolicy.cli.look import policy_and_env
-from repolicy.engine.defaults import TABLE, by_shape, customize_defaults, train_defaults
+from repolicy.engine.defaults import TABLE, customize_defaults, of_shape, train_defaults
 from repolicy.engine.machine import torchrun_place
 from repolicy.engine.settings import S, Settings, read_settings, validated
 from repolicy.errors import RepolicyError, UsageError
@@ -57,9 +57,9 @@ class Train:
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
 
     @staticmethod
-    def usual() -> list[Settings]:
-        """What the settings can be by default."""
-        return [train_defaults(env) for env in ("", *TABLE)]
+    def usual() -> tuple[str, list[Settings]]:
+        """What the settings depend on by default, and examples."""
+        return "the environment", [train_defaults(env) for env in ("", *TABLE)]
 
     @property
     def folder(self) -> Path:
@@ -137,9 +137,9 @@ class Customize:
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
 
     @staticmethod
-    def usual() -> list[Settings]:
-        """What the settings can be by default."""
-        return [by_shape((64, 64), 1), by_shape((512, 256, 128), 12)]
+    def usual() -> tuple[str, list[Settings]]:
+        """What the settings depend on by default, and examples."""
+        return "the prior", [of_shape(64, 1), of_shape(256, 12)]
 
     @property
     def folder(self) -> Path:

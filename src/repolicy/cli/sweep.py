@@ -8,7 +8,7 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from repolicy.cli.look import policy_and_env
 from repolicy.cli.runs import _customizing, alpha_of, confirm_names
-from repolicy.engine.defaults import by_shape
+from repolicy.engine.defaults import of_shape
 from repolicy.engine.settings import Settings
 from repolicy.policies.options import Options
 
@@ -58,9 +58,9 @@ class Sweep:
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
 
     @staticmethod
-    def usual() -> list[Settings]:
-        """What the settings can be by default."""
-        return [by_shape((64, 64), 1), by_shape((512, 256, 128), 12)]
+    def usual() -> tuple[str, list[Settings]]:
+        """What the settings depend on by default, and examples."""
+        return "the prior", [of_shape(64, 1), of_shape(256, 12)]
 
     @property
     def folder(self) -> Path:

@@ -63,12 +63,11 @@ def customize_defaults(prior: "str | Path | Policy", reading: "Options | None" =
     from repolicy.policies.file import find_policy, read_policy
 
     spec = (read_policy(find_policy(prior), reading).policy if isinstance(prior, str | Path) else prior).spec
-    return by_shape(spec.hidden, spec.actions.width)
+    return of_shape(max((64, *spec.hidden)), spec.actions.width)
 
 
-def by_shape(hidden: tuple[int, ...], numbers: int) -> Settings:
-    """The settings for customizing a policy of these layers and so many numbers in an action."""
-    widest = max((64, *hidden))
+def of_shape(widest: int, numbers: int) -> Settings:
+    """The same by the widest layer of the policy and how many numbers its actions have."""
     minibatch = max(256, min(4096, power_of_two(SAMPLES * numbers)))
     critic = min(WIDEST_CRITIC, widest)
     return Settings(
