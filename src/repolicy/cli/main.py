@@ -13,6 +13,7 @@ from tyro.conf import Positional, arg
 
 from repolicy.cli import nets
 from repolicy.cli.about import Addons, Bench, Doctor
+from repolicy.cli.diagnose import Diagnose
 from repolicy.cli.dial import Dial
 from repolicy.cli.look import Evaluate, Export, Inspect, Render
 from repolicy.cli.runs import Customize, Train, speaks
@@ -50,6 +51,7 @@ COMMANDS: dict[str, Any] = {
     "train": Train,
     "sweep": Sweep,
     "dial": Dial,
+    "diagnose": Diagnose,
     "evaluate": Evaluate,
     "render": Render,
     "export": Export,

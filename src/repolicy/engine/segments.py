@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from repolicy.engine import ranks
+from repolicy.engine.doubts import Standing, doubt
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import versions
 from repolicy.engine.request import Request
@@ -36,10 +37,14 @@ class Segments:
         self.worker = Worker(request, read_policy(folder.prior).policy if request.prior else None, team)
         self.segment = 0
         self.best = -np.inf
+        self.start: Standing | None = None  # of the prior, in what this run is after
+        self.doubt = ""  # what is to be said of the segment that ended
 
     def remaining(self, stop: Callable[[], bool]) -> Iterator[dict[str, float]]:
         """The metrics of every iteration that is still to do; it ends early where `stop()` says so on any rank."""
         worker, settings, started = self.worker, self.worker.settings, time.perf_counter()
+        if worker.prior is not None and worker.iteration == 0:
+            self.keep(self.evaluated())
         while worker.iteration < settings.iterations:
             self.begin()
             end = min(worker.iteration + settings.segment, settings.iterations)
@@ -53,6 +58,7 @@ class Segments:
                     return
                 if worker.iteration == end:
                     metrics |= self.end()
+                    self.doubt = self.doubted(metrics)
                 yield metrics | {"seconds": time.perf_counter() - started}
             self.segment += 1
             self.save()
@@ -68,22 +74,45 @@ class Segments:
             check_fit(worker.prior, envs, "the prior")
         worker.begin(Collector(envs, settings.horizon, stream, keep_transitions=worker.addon is not None), stream)
 
+    @property
+    def moves(self) -> bool:
+        """Whether each segment has weights of its own: then the last is best, and only the task compares."""
+        return self.worker.settings.budget is not None
+
     def end(self) -> dict[str, float]:
         """A short evaluation, shared out over the ranks, and the policies it leads to."""
-        worker, settings = self.worker, self.worker.settings
-        worker.collector.envs.close()
-        metrics = self.evaluated()
-        moves = settings.budget is not None  # then each segment has weights of its own, and the last is best
-        better = moves or metrics["evaluation_objective"] > self.best
+        self.worker.collector.envs.close()
+        return self.keep(self.evaluated())
+
+    def keep(self, metrics: dict[str, float]) -> dict[str, float]:
+        """The policy as the last one and, where it is, as the best. At the start that is the prior."""
+        worker, start = self.worker, self.worker.iteration == 0
+        better = self.moves or metrics["evaluation_objective"] > self.best
         self.best = metrics["evaluation_objective"] if better else self.best
+        if start:
+            self.start = self.standing(metrics)
         if self.team.index == 0:
             card = {"request": worker.request.as_dict(), "steps": worker.steps, "evaluation": metrics}
             card |= {"versions": versions()}
             policy, prior, density = worker.learner.policy, worker.prior, worker.density
-            save_policy(self.folder.last_policy, policy, card | {"which": "last"}, prior, density)
-            if better:
+            if not start:
+                save_policy(self.folder.last_policy, policy, card | {"which": "last"}, prior, density)
+            if better and not (start and self.moves):
                 save_policy(self.folder.best_policy, policy, card | {"which": "best"}, prior, density)
         return metrics | {"best": self.best}
+
+    def standing(self, metrics: dict[str, float]) -> Standing:
+        return Standing(
+            metrics["evaluation_task" if self.moves else "evaluation_objective"], metrics["evaluation_error"]
+        )
+
+    def doubted(self, metrics: dict[str, float]) -> str:
+        worker = self.worker
+        if self.start is None:
+            return ""
+        share, what = worker.iteration / worker.settings.iterations, "the add-on" if self.moves else "the objective"
+        drift, explained = metrics["prior_kl"], metrics["explained_variance"]
+        return doubt(self.start, self.standing(metrics), drift, explained, share, f"{what} of an episode")
 
     def evaluated(self) -> dict[str, float]:
         """The run's own objective and its parts, over a few episodes with sampled actions."""
@@ -109,9 +138,12 @@ class Segments:
         }
         totals |= {} if found.addon is None else {"evaluation_addon": found.addon}
         totals |= {} if found.metric is None else {"evaluation_metric": found.metric}
-        sums = [float(len(task)), *(float(values.sum()) for values in totals.values())]
-        count, *summed = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
-        return {name: total / count for name, total in zip(totals, summed, strict=True)}
+        after = "evaluation_task" if self.moves else "evaluation_objective"
+        squares = np.square(totals[after])
+        sums = [float(len(task)), float(squares.sum()), *(float(values.sum()) for values in totals.values())]
+        count, squared, *summed = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
+        means = {name: total / count for name, total in zip(totals, summed, strict=True)}
+        return means | {"evaluation_error": Standing.of(means[after] * count, squared, count).error}
 
     # On disk ----------------------------------------------------------------------------------------------------------
 
@@ -126,6 +158,7 @@ class Segments:
         state |= worker.density.tensors() if worker.density is not None else {}
         header: dict[str, Any] = {"iteration": worker.iteration, "steps": worker.steps, "best": self.best}
         header |= {"off_budget": worker.off_budget, "objective": worker.objective.as_dict()}
+        header |= {} if self.start is None else {"start": [self.start.mean, self.start.error]}
         self.folder.save(self.segment, state, header)
 
     def restore(self) -> list[str]:
@@ -144,6 +177,7 @@ class Segments:
         )
         worker.returns.statistics = state["returns"]
         worker.iteration, self.best, self.segment = header["iteration"], header["best"], header["segment"]
+        self.start = Standing(*header["start"]) if "start" in header else None
         worker.off_budget, worker.objective = header["off_budget"], Objective(**header["objective"])
         return complaints
 

@@ -296,6 +296,9 @@ def _worked(
                 folder.log(metrics)
             for watcher in watchers:
                 watcher.write(metrics)
+            if segments.doubt:
+                tell(watchers, [segments.doubt])
+                segments.doubt = ""
     finally:
         for watcher in watchers:
             watcher.close()

@@ -1,0 +1,117 @@
+"""The command that looks at a prior before anything is trained."""
+
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
+
+from repolicy.cli.look import policy_and_env
+from repolicy.errors import UsageError
+from repolicy.policies.options import Options
+
+if TYPE_CHECKING:
+    from repolicy.engine.diagnosis import Diagnosis, Drive
+
+
+@dataclass(frozen=True)
+class Diagnose:
+    """Look at a prior before training: does it act, what is its word worth, and which weights to begin with.
+
+    Example: repolicy diagnose theirs.zip --env HalfCheetah-v4 --addon hind_leg=10
+    """
+
+    prior: Positional[Annotated[str, arg(metavar="PRIOR")]]
+    """The trained policy, as for customize: a name that ships, a policy's file, or a run's folder."""
+    addon: UseAppendAction[tuple[str, ...]] = ()
+    """The new requirement, as for customize. Repeatable."""
+    env: str | None = None
+    """Environment; by default the one that the prior was trained in."""
+    backend: Literal["auto", "envpool", "gymnasium"] = "auto"
+    """Whose environments."""
+    trust: bool = False
+    """Run code that the prior's file names as its environment."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+    reading: OmitArgPrefixes[Options] = field(default_factory=Options)
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.cli.terminal import Terminal
+        from repolicy.engine.diagnosis import ENVS, STEPS, check_addon, diagnose
+        from repolicy.engine.ranks import one_thread
+        from repolicy.engine.worth import Worth
+        from repolicy.envs.addons import check_env, combined
+        from repolicy.envs.making import observing
+        from repolicy.policies.file import notes_of, read_policy
+
+        if not self.addon:
+            raise UsageError("a diagnosis needs the add-on that you wish for: --addon NAME, as for customize")
+        path, env = policy_and_env(self.prior, self.env, self.trust)
+        saved, terminal = read_policy(path, self.reading), Terminal()
+        check_env(self.addon, env)
+        env = observing(env, saved.policy.observation_size, self.backend)
+        told = Worth(**saved.card["nat_worth"]) if "nat_worth" in saved.card else None
+        with one_thread(), terminal.status(f"{env}: thrice {STEPS:,} steps in {ENVS} environments"):
+            found = diagnose(saved.policy, env, combined(self.addon), told=told, backend=self.backend)
+        check_addon(found)
+        command = ["repolicy", "customize", self.prior, "--env", env]
+        command += [word for name in self.addon for word in ("--addon", name)] + found.first
+        _show(terminal, found, notes_of(saved.card), shlex.join(command))
+        return found.as_dict() | {"prior": str(path), "addons": list(self.addon), "command": shlex.join(command)}
+
+
+def _show(terminal: Any, found: "Diagnosis", notes: list[str], command: str) -> None:
+    from rich.table import Table
+
+    terminal.say(found.verdict)
+    for sentence in [*found.complaints[1:], *notes]:
+        terminal.say(sentence)
+    table = Table("", "mean action", "sampled", "untrained")
+    drives = (found.by_mean, found.sampled, found.ignorant)
+    for name, cells in _rows(drives).items():
+        table.add_row(name, *cells)
+    terminal.print(table)
+    for worth, what in ((found.worth, "the environment's reward"), (found.wish_worth, "the add-on")):
+        if worth is not None:
+            terminal.say(
+                f"a nat of log prior is worth {worth.value:.2g} ± {worth.error:.1g} of {what}"
+                + ("" if worth.is_known else ": too little to tell from chance")
+            )
+    terminal.say("settings that customize takes:")
+    for name, why in found.reasons.items():
+        terminal.say(f"  {name.replace('_', ' ')} {_value(getattr(found.settings, name))}: {why}")
+    omega = found.omega
+    if omega is not None:
+        terminal.say(
+            f"omega from {omega / 3:.2g} (the wish first) to {3 * omega:.2g} (the prior first); to begin with:"
+        )
+    else:
+        terminal.say("what a nat is worth cannot be told, so hold a distance; to begin with:")
+    terminal.say(f"  {command}")
+
+
+def _rows(drives: "tuple[Drive, ...]") -> dict[str, list[str]]:
+    rows = {
+        "return": [_spread(drive.as_dict().get("basic")) for drive in drives],
+        "add-on": [_spread(drive.as_dict()["addon"]) for drive in drives],
+        "steps an episode": [f"{drive.lengths.mean():,.0f}" for drive in drives],
+        "ended before its time": [f"{drive.fell.mean():.0%}" for drive in drives],
+        "std of an action": ["" if drive.std is None else f"{drive.std:.2g}" for drive in drives],
+        "entropy a step, nats": ["", *(f"{drive.entropy:.2g}" for drive in drives[1:])],
+        "observations beyond ±10": [*(f"{drive.far:.1%}" for drive in drives[:2]), ""],
+    }
+    return {name: cells for name, cells in rows.items() if any(cells)}
+
+
+def _spread(values: list[float] | None) -> str:
+    return "" if values is None else f"{values[0]:,.4g} ± {values[1]:,.2g}"
+
+
+def _value(value: Any) -> str:
+    return (
+        " × ".join(map(str, value))
+        if isinstance(value, tuple)
+        else f"{value:.2g}"
+        if isinstance(value, float)
+        else f"{value:,}"
+    )

@@ -1,0 +1,236 @@
+"""What is to be known of a prior before anything is trained: does it act, how wide is it, what is its word worth?
+
+A thousand steps in each of some environments, by the mean action and sampled, and as many of a policy that knows
+nothing. No reward but the add-on's is needed; the environment's own is shown where there is one.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from repolicy.engine.defaults import customize_defaults
+from repolicy.engine.request import spec_for
+from repolicy.engine.settings import Settings
+from repolicy.engine.wanted import BUDGET
+from repolicy.engine.worth import Worth, worth_of
+from repolicy.envs.addons import Addon
+from repolicy.envs.evaluation import EVALUATION_SEED, check_fit
+from repolicy.envs.making import make_envs
+from repolicy.envs.rollout import Collector, Rollout
+from repolicy.envs.step import Backend
+from repolicy.errors import UsageError
+from repolicy.policies.policy import Policy
+
+ENVS, STEPS, BLOCK = 16, 1_000, 50
+FAR = 10.0  # a normalized observation that far out was hardly seen in training
+FAR_SHARE = 0.01  # of all numbers: more than that is no accident
+NARROW = 1e-3  # a std of this share of an action's range leaves nothing to explore with
+
+
+@dataclass(frozen=True)
+class Drive:
+    """The first episode of each environment, or its first thousand steps: arrays `[N]`."""
+
+    basic: np.ndarray
+    addon: np.ndarray
+    lengths: np.ndarray
+    fell: np.ndarray  # whether it ended by itself, and not by a time limit
+    entropy: float  # −log π of the actions that were taken, a step
+    std: float | None  # of the actions, on average
+    far: float  # share of the observations' numbers that the normalizer puts beyond ±10
+
+    def as_dict(self) -> dict[str, Any]:
+        known = {"basic": self.basic} if np.isfinite(self.basic).all() else {}
+        sums = known | {"addon": self.addon, "length": self.lengths}
+        return {name: [float(values.mean()), float(values.std())] for name, values in sums.items()} | {
+            "fell": float(self.fell.mean()), "std": self.std, "entropy": self.entropy, "far": self.far
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found, the worst first."""
+
+    env: str
+    by_mean: Drive
+    sampled: Drive
+    ignorant: Drive  # a new policy that knows nothing, sampled
+    worth: Worth | None  # of a nat in the environment's own reward
+    wish_worth: Worth | None  # and in the add-on
+    complaints: list[str]
+    settings: Settings
+    reasons: dict[str, str]  # of settings that hang on the prior
+
+    @property
+    def omega(self) -> float | None:
+        """Where to begin: where a nat counts as much as the noise of actions costs, in whichever reward costs more."""
+        known = [found.value for found in (self.worth, self.wish_worth) if found is not None and found.is_known]
+        return max(known, default=None)
+
+    @property
+    def first(self) -> list[str]:
+        """The options to begin with."""
+        omega = self.omega
+        return ["--omega", "auto", "--kl-budget", f"{BUDGET:g}"] if omega is None else ["--omega", f"{omega:.2g}"]
+
+    @property
+    def verdict(self) -> str:
+        if self.complaints:
+            return self.complaints[0]
+        falls = f"{self.by_mean.fell.sum():.0f} of {len(self.by_mean.fell)} episodes end before their time"
+        return f"it acts: {'no episode ends' if not self.by_mean.fell.any() else falls}{_return(self)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "env": self.env,
+            "verdict": self.verdict,
+            "complaints": self.complaints,
+            "mean_action": self.by_mean.as_dict(),
+            "sampled": self.sampled.as_dict(),
+            "untrained": self.ignorant.as_dict(),
+            "worth": None if self.worth is None else asdict(self.worth),
+            "wish_worth": None if self.wish_worth is None else asdict(self.wish_worth),
+            "omega": self.omega,
+            "first": self.first,
+            "settings": self.settings.as_dict(),
+            "reasons": self.reasons,
+        }
+
+
+def _return(found: Diagnosis) -> str:
+    if not np.isfinite(found.by_mean.basic).all():
+        return ", and the environment tells no reward"
+    return (
+        f", return {found.by_mean.basic.mean():,.4g} by the mean action and {found.sampled.basic.mean():,.4g} sampled"
+    )
+
+
+def diagnose(
+    policy: Policy,
+    env: str,
+    addon: Addon,
+    *,
+    told: Worth | None = None,
+    seed: int = EVALUATION_SEED,
+    backend: Backend = "auto",
+) -> Diagnosis:
+    """Drive the policy, sampled and by its mean action, and one that knows nothing.
+
+    `told` is what a nat is worth where the prior's file tells it: that was measured over more episodes.
+    """
+    probe = make_envs(env, 1, seed, backend)
+    probe.close()
+    check_fit(policy, probe, "the prior")
+    settings = customize_defaults(policy)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        ignorant = Policy(spec_for(probe, settings))
+    sampled, by_mean, untrained = (
+        drive(who, env, addon, stochastic, seed, backend)
+        for who, stochastic in ((policy, True), (policy, False), (ignorant, True))
+    )
+    worth = wish_worth = None
+    if policy.actions.kind == "continuous":
+        steps, numbers = float(sampled.lengths.mean()), policy.actions.width
+        wish_worth = worth_of(by_mean.addon, sampled.addon, steps, numbers)
+        if told is not None:
+            worth = told
+        elif np.isfinite([*by_mean.basic, *sampled.basic]).all():
+            worth = worth_of(by_mean.basic, sampled.basic, steps, numbers)
+    said = complaints(policy, by_mean, sampled, untrained)
+    return Diagnosis(env, by_mean, sampled, untrained, worth, wish_worth, said, settings, reasons(policy, settings))
+
+
+@torch.no_grad()
+def drive(policy: Policy, env: str, addon: Addon, stochastic: bool, seed: int, backend: Backend) -> Drive:
+    """A thousand steps in each environment, of which each one's first episode counts."""
+    envs = make_envs(env, ENVS, seed, backend)
+    sums = {name: np.zeros(ENVS) for name in ("basic", "addon", "lengths")}
+    fell, alive, far, entropy, stds = np.zeros(ENVS, bool), np.ones(ENVS, bool), 0.0, 0.0, list[float]()
+    try:
+        collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=True)
+        blocks = 0
+        while alive.any() and blocks < STEPS // BLOCK:
+            rollout = collector.collect(policy, stochastic)
+            paid = addon.reward(*rollout.transitions)
+            for t in range(BLOCK):
+                for name, values in (("basic", rollout.basic[t]), ("addon", paid[t]), ("lengths", np.ones(ENVS))):
+                    sums[name][alive] += values[alive]
+                fell |= alive & rollout.terminated[t]
+                alive &= ~(rollout.terminated[t] | rollout.truncated[t])
+            far += _far(policy, rollout)
+            entropy -= float(rollout.log_probs.mean())
+            stds += _std(policy, rollout)
+            blocks += 1
+    finally:
+        envs.close()
+    std = float(np.mean(stds)) if stds else None
+    return Drive(sums["basic"], sums["addon"], sums["lengths"], fell, entropy / blocks, std, far / blocks)
+
+
+def _far(policy: Policy, rollout: Rollout) -> float:
+    normalizer = policy.normalizer
+    inputs = (torch.from_numpy(rollout.observations) - normalizer.shift) * normalizer.scale
+    return float((inputs.abs() > FAR).double().mean())
+
+
+def _std(policy: Policy, rollout: Rollout) -> list[float]:
+    log_std = getattr(policy(torch.from_numpy(rollout.observations[0])), "log_std", None)
+    return [] if log_std is None else [float(log_std.exp().mean())]
+
+
+def complaints(policy: Policy, by_mean: Drive, sampled: Drive, ignorant: Drive) -> list[str]:
+    """What speaks against training from this prior as it was read."""
+    found = []
+    missing = (
+        "; are the statistics of its observations missing (--vecnormalize FILE), or is this another version of the "
+        "environment?"
+    )
+    known = np.isfinite([*by_mean.basic, *sampled.basic, *ignorant.basic]).all()
+    if known and not better(by_mean.basic, ignorant.basic) and not better(sampled.basic, ignorant.basic):
+        found.append(
+            f"it acts no better than a policy that knows nothing: return {by_mean.basic.mean():,.4g}, against "
+            f"{ignorant.basic.mean():,.4g}{missing}"
+        )
+    if sampled.far > FAR_SHARE:
+        found.append(f"{sampled.far:.0%} of the numbers that it sees are beyond ±{FAR:g}{missing}")
+    if by_mean.fell.mean() - sampled.fell.mean() <= -0.5:
+        found.append(
+            f"sampled actions end {sampled.fell.mean():.0%} of the episodes, the mean action "
+            f"{by_mean.fell.mean():.0%}: its std is too wide to train from; where you gave it, give a smaller --std"
+        )
+    spans = np.array(policy.actions.high) - np.array(policy.actions.low)
+    if sampled.std is not None and np.isfinite(spans).all() and sampled.std < NARROW * spans.mean():
+        found.append(
+            f"its std is {sampled.std:.2g}, too narrow to try anything: where you gave it, give a larger --std, and "
+            "expect large values of log prior"
+        )
+    return found
+
+
+def better(one: np.ndarray, other: np.ndarray) -> bool:
+    """On average, by more than twice the error."""
+    return bool(one.mean() - other.mean() > 2.0 * np.sqrt(one.var() / len(one) + other.var() / len(other)))
+
+
+def reasons(policy: Policy, settings: Settings) -> dict[str, str]:
+    """Why customizing takes these settings."""
+    hidden, numbers = " × ".join(map(str, policy.spec.hidden)) or "none", policy.actions.width
+    return {
+        "learning_rate": f"the first step, smaller for wider layers (here {hidden}); then an update's KL steers it",
+        "minibatch": f"128 samples for each number of an action (here {numbers}), as a power of two",
+        "envs": f"with {settings.horizon} steps each, {settings.iteration_steps:,} samples for an update",
+        "hidden": "the critic, as wide as the prior within 64 to 256",
+        "gamma": "log prior has looked ahead already; this is for the add-on, some 30 steps",
+        "critic_warmup": "the critic alone, then up to three times that until it explains "
+        f"{settings.critic_explains:.0%} of the returns",
+    }
+
+
+def check_addon(found: Diagnosis) -> None:
+    """Raise where the add-on cannot be told from nothing."""
+    both = np.concatenate([found.by_mean.addon / found.by_mean.lengths, found.sampled.addon / found.sampled.lengths])
+    if both.min() == both.max():
+        raise UsageError(f"the add-on gave {both.min():g} a step throughout: there is nothing to learn from")

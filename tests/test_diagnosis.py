@@ -1,0 +1,138 @@
+"""What is known of a prior before training: on linear–quadratic control, where it can be known."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_worth import ALPHA, optimum
+from tiny_envs import tiny
+
+from repolicy.cli import main as cli
+from repolicy.engine import diagnosis
+from repolicy.engine.diagnosis import Diagnosis, Drive, complaints, diagnose
+from repolicy.envs.addons import combined
+from repolicy.policies.file import save_policy
+from repolicy.policies.policy import Policy
+
+LONG = f"{Path(__file__).parent / 'test_worth.py'}:Long"
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(diagnosis, "STEPS", 100)
+    monkeypatch.chdir(tmp_path)
+
+
+def found(policy: Policy, addon: str = tiny("stay_near"), env: str = LONG) -> Diagnosis:
+    return diagnose(policy, env, combined([addon]))
+
+
+def test_a_good_prior_acts_and_its_nats_have_their_worth() -> None:
+    healthy = found(optimum())
+    assert healthy.complaints == []
+    assert healthy.verdict.startswith("it acts: no episode ends, return")
+    assert healthy.worth is not None
+    assert healthy.worth.value == pytest.approx(ALPHA, abs=3 * healthy.worth.error)
+    assert healthy.omega is not None
+    assert healthy.omega >= healthy.worth.value
+    assert healthy.first == ["--omega", f"{healthy.omega:.2g}"]
+    assert healthy.sampled.entropy == pytest.approx(float(optimum()(torch.zeros(1, 1)).entropy().detach()), abs=0.05)
+    assert healthy.by_mean.far == 0.0
+
+
+def test_a_policy_that_knows_nothing_is_told_from_one_that_does() -> None:
+    lost = optimum()
+    with torch.no_grad():
+        lost.network.weights[0].mul_(-1.0)  # it pushes the wrong way
+    assert "acts no better than a policy that knows nothing" in found(lost, env=tiny("LinearQuadratic")).verdict
+
+
+def test_statistics_that_are_missing_show_in_what_is_seen() -> None:
+    blind = optimum()
+    blind.normalizer.var.fill_(1e-6)
+    blind.normalizer._refresh()
+    assert any("beyond ±10" in sentence and "--vecnormalize" in sentence for sentence in found(blind).complaints)
+
+
+def drive(fell: float, std: float = 0.3) -> Drive:
+    zeros = np.zeros(10)
+    return Drive(zeros * np.nan, zeros, zeros + 100, np.arange(10) < 10 * fell, 0.0, std, 0.0)
+
+
+def test_a_std_that_cannot_be_trained_from() -> None:
+    assert complaints(optimum(), drive(0.0), drive(0.1), drive(1.0)) == []
+    assert "too wide" in complaints(optimum(), drive(0.0), drive(0.9), drive(1.0))[0]
+    assert "too narrow" in complaints(optimum(), drive(0.0), drive(0.0, 1e-4), drive(1.0))[0]
+
+
+def test_without_a_reward_the_rest_is_told() -> None:
+    silent = found(optimum(), env=tiny("WithoutReward"))
+    assert silent.worth is None
+    assert "tells no reward" in silent.verdict
+    assert silent.wish_worth is not None
+
+
+def test_episodes_that_end_before_their_time_are_counted_once() -> None:
+    policy = found(optimum(), env=tiny("Mortal"), addon=f"{Path(__file__)}:one").sampled
+    assert policy.fell.all()
+    assert policy.addon.tolist() == policy.lengths.tolist()
+    assert 1.0 < policy.lengths.mean() < 20.0
+
+
+def one(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
+    return np.ones(len(observations))
+
+
+def typed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = 0
+    try:
+        cli.main(list(words))
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_command_tells_the_verdict_first_and_a_command_last(capsys: pytest.CaptureFixture[str]) -> None:
+    save_policy("mine.safetensors", optimum(), {})
+    words = ("diagnose", "mine.safetensors", "--env", LONG, "--addon", tiny("stay_near"))
+    code, _, err = typed(capsys, *words)
+    assert code == 0
+    lines = err.strip().splitlines()
+    assert lines[0].startswith("it acts")
+    assert lines[-1].strip().startswith("repolicy customize mine.safetensors --env")
+    code, out, _ = typed(capsys, *words, "--json")
+    told = json.loads(out)
+    assert told["settings"]["schedule"] == "adaptive"
+    assert set(told["reasons"]) <= set(told["settings"])
+    assert told["command"] == lines[-1].strip()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("hopper",), "needs the add-on that you wish for"),
+        (("hopper", "--addon", "hind_leg"), "reads the numbers of HalfCheetah"),
+        (("nothing.zip", "--addon", "height"), "there is no file nothing.zip"),
+        (("hopper", "--addon", "height", "--env", "Ant-v4"), "reads the numbers of Hopper"),
+        (("hopper", "--addon", tiny("stay_near"), "--env", "Ant-v4"), "the prior takes observations of 11 numbers"),
+    ],
+)
+def test_what_cannot_be_diagnosed_is_one_sentence(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = typed(capsys, "diagnose", *words)
+    assert code in (1, 2)
+    assert out == ""
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_an_add_on_that_is_always_the_same_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    save_policy("mine.safetensors", optimum(), {})
+    code, _, err = typed(capsys, "diagnose", "mine.safetensors", "--env", LONG, "--addon", f"{Path(__file__)}:one")
+    assert code == 2
+    assert "the add-on gave 1 a step throughout" in err
