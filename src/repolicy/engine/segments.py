@@ -44,7 +44,7 @@ class Segments:
         """The metrics of every iteration that is still to do; it ends early where `stop()` says so on any rank."""
         worker, settings, started = self.worker, self.worker.settings, time.perf_counter()
         if worker.prior is not None and worker.iteration == 0:
-            self.keep(self.evaluated())
+            self.keep(self.evaluated(), start=True)
         while worker.iteration < settings.iterations:
             self.begin()
             end = min(worker.iteration + settings.segment, settings.iterations)
@@ -84,9 +84,9 @@ class Segments:
         self.worker.collector.envs.close()
         return self.keep(self.evaluated())
 
-    def keep(self, metrics: dict[str, float]) -> dict[str, float]:
+    def keep(self, metrics: dict[str, float], start: bool = False) -> dict[str, float]:
         """The policy as the last one and, where it is, as the best. At the start that is the prior."""
-        worker, start = self.worker, self.worker.iteration == 0
+        worker = self.worker
         better = self.moves or metrics["evaluation_objective"] > self.best
         self.best = metrics["evaluation_objective"] if better else self.best
         if start:
