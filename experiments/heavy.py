@@ -69,8 +69,9 @@ def runs() -> list[Run]:
     for seed in range(SEEDS):
         for name in TASKS:
             found += [compared(name, variant, seed) for variant in STATES]
-        for gamma in ("0.99", "0.6"):
+        for gamma in ("0.9", "0.99"):
             found += [compared("halfcheetah_10", v, seed, more=f"--gamma {gamma}") for v in ("alone", "states")]
+            found += [compared("ant", "states", seed, more=f"--gamma {gamma}")]
     for seed in range(SEEDS):
         found += [compared("halfcheetah_10", "states", seed, steps="5e6")]
         found += [compared("halfcheetah_10", "states", seed, steps="5e6", more="--gamma 0.99")]

@@ -24,6 +24,7 @@ from repolicy.policies.file import read_policy, save_policy
 from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.spaces import ActionSpace
+from repolicy.report.curves import learning
 
 SETTINGS = Settings(ranks=1, envs=4, horizon=16, minibatch=32, segment=2, steps=256, hidden=(8,), evaluation_episodes=2)
 
@@ -89,11 +90,13 @@ def test_a_run_stores_its_density_and_is_resumed_to_the_bit(tmp_path: Path) -> N
     assert whole.last["reward_states"] < 0
     parts = [whole.last[f"reward_{part}"] for part in ("task", "prior", "entropy", "states")]
     assert sum(parts) == pytest.approx(whole.last["reward_total"])
+    request = RunFolder(whole.folder).request()
+    assert request is not None
+    assert "Price of states unlike the prior" in learning(RunFolder(whole.folder), request, None)
     saved = read_policy(RunFolder(whole.folder).last_policy)
     assert saved.density is not None
-    request = Request(tiny("Endless"), residual(0.1, 0.1, states=0.5), SETTINGS)
     assert saved.prior is not None
-    again = density_of(saved.prior, request, Alone())
+    again = density_of(saved.prior, Request.from_dict(request), Alone())
     assert all(
         torch.equal(a, b) for a, b in zip(saved.density.tensors().values(), again.tensors().values(), strict=True)
     )
@@ -104,7 +107,7 @@ def test_a_run_stores_its_density_and_is_resumed_to_the_bit(tmp_path: Path) -> N
     ours, theirs = whole.policy.state_dict(), resumed.policy.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     without = asked(tmp_path, "without", residual(0.1, 0.1))
-    assert "reward_states" not in without.metrics
+    assert "reward_states" not in without.last
     assert not all(torch.equal(ours[name], value) for name, value in without.policy.state_dict().items())
 
 

@@ -26,6 +26,7 @@ CURVES = [
     Curve("evaluation_addon", "Add-on reward of an episode"),
     Curve("evaluation_metric", "{metric} in an episode"),
     Curve("reward_task", "Task's reward a step"),
+    Curve("reward_states", "Price of states unlike the prior's, a step", 0.01),
     Curve("prior_kl", "KL to the prior, nats a step", 0.1),
     Curve("below_prior", "Less likely than the prior's own actions, nats a step", 0.1),
     Curve("log_prior", "Log prior a step, nats", 1.0),
