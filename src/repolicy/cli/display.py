@@ -4,6 +4,7 @@ import time
 
 from rich.console import Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -15,45 +16,78 @@ from repolicy.loading import printable
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_FRAMES = 0.25
 
-# (heading, [(metric, what people call it, format)]); a row is shown once its metric has been seen.
+# (heading, [(metric, what people call it, format, unit)]); a row is shown once its metric has been seen.
 ROWS = [
     (
-        "return",
+        "an episode",
         [
-            ("basic_return", "basic return of episodes", ",.1f"),
-            ("task_return", "task's return of episodes", ",.1f"),
-            ("episode_length", "episode length", ",.0f"),
-            ("evaluation_objective", "objective, last evaluation", ",.1f"),
-            ("best", "objective, best evaluation", ",.1f"),
+            ("basic_return", "basic reward", ",.1f", ""),
+            ("task_return", "task's reward", ",.1f", ""),
+            ("episode_length", "length", ",.0f", "steps"),
+            ("evaluation_basic", "basic reward, last evaluation", ",.1f", ""),
+            ("evaluation_addon", "add-on reward, last evaluation", ",.1f", ""),
+            ("evaluation_objective", "objective, last evaluation", ",.1f", ""),
+            ("best", "objective, best evaluation", ",.1f", ""),
         ],
     ),
     (
-        "reward a step",
+        "a step",
         [
-            ("reward_task", "task", "+.4f"),
-            ("reward_prior", "prior  ω′ log π₀", "+.4f"),
-            ("reward_entropy", "entropy  −α log π", "+.4f"),
-            ("reward_states", "states unlike the prior's", "+.4f"),
-            ("reward_total", "total", "+.4f"),
+            ("reward_task", "task's reward", "+.4f", ""),
+            ("reward_prior", "ω′ · log prior", "+.4f", ""),
+            ("reward_entropy", "−α · log policy", "+.4f", ""),
+            ("reward_states", "states unlike the prior's", "+.4f", ""),
+            ("reward_total", "sum", "+.4f", ""),
+            ("log_prior", "log prior", ".3f", "nats"),
+            ("log_prior_low", "… its lowest tenth", ".3f", "nats"),
+            ("prior_kl", "KL to the prior", ".3f", "nats"),
+            ("below_prior", "less likely to the prior than its own", ".3f", "nats"),
         ],
     ),
     (
         "policy",
         [
-            ("entropy", "entropy", ".3f"),
-            ("std", "mean std", ".3f"),
-            ("log_prior", "log-likelihood under the prior", ".3f"),
-            ("log_prior_low", "… its lowest tenth", ".3f"),
-            ("prior_kl", "KL to the prior, nats a step", ".3f"),
-            ("kl", "KL of the last update", ".4f"),
-            ("clipped", "clipped", ".1%"),
-            ("loss", "loss of Q", ".4f"),
-            ("critic_loss", "loss of the critics", ".4f"),
-            ("actor_loss", "loss of the actor", ".4f"),
-            ("explained_variance", "critic explains", ".1%"),
+            ("omega", "ω′", ".4g", ""),
+            ("alpha", "α", ".4g", ""),
+            ("entropy", "entropy", ".3f", "nats"),
+            ("std", "mean std", ".3f", "of an action"),
+            ("kl", "KL of the last update", ".4f", "nats"),
+            ("clipped", "clipped", ".1%", "of the samples"),
+            ("loss", "loss of Q", ".4f", ""),
+            ("critic_loss", "loss of the critics", ".4f", ""),
+            ("actor_loss", "loss of the actor", ".4f", ""),
+            ("explained_variance", "critic explains", ".1%", "of the returns"),
         ],
     ),
 ]
+# What a line tells, where there is no panel: a metric, and its words.
+SHORT = {
+    "basic_return": "basic reward {:,.1f} an episode",
+    "task_return": "task's reward {:,.1f} an episode",
+    "evaluation_addon": "add-on reward {:,.1f} an episode",
+    "evaluation_objective": "objective {:,.1f} an episode",
+    "entropy": "entropy {:.3f} nats",
+    "prior_kl": "{:.3f} nats a step from the prior",
+}
+
+
+def recipe(request: Request) -> str:
+    """The weights of a run and its length: `ω′ 0.6 · α̂ 0.135 · 1,000,000 steps`."""
+    objective, settings = request.objective, request.settings
+    alpha = "α̂" if request.prior else "α"
+    kl, below = (getattr(settings, f"{name}_budget", None) for name in ("kl", "log_prior"))
+    if kl is not None:
+        parts = [f"ω′ and α̂ from {objective.omega:.3g} on, moved to stay {kl:g} nats a step from the prior"]
+    elif below is not None:
+        parts = [f"ω′ from {objective.omega:.3g} on, moved until actions are {below:g} nats less likely to the prior"]
+    else:
+        parts = [f"ω′ {objective.omega:.3g}"] * objective.reads_prior
+    if objective.alpha and kl is None:
+        parts.append(f"{alpha} {objective.alpha:.3g}")
+    parts += [f"{objective.bonus:.3g} · entropy in the loss"] * (objective.bonus > 0)
+    parts += [f"states {objective.states:.3g}"] * objective.reads_states
+    ranks = getattr(settings, "ranks", 1)
+    return " · ".join([*parts, f"{settings.steps:,} steps" + (f" on {ranks} cores" if ranks > 1 else "")])
 
 
 class Display:
@@ -67,6 +101,7 @@ class Display:
     def begin(self, request: Request, start: int, total: int) -> None:
         self._request, self._start, self._total = request, start, total
         self._began = self._shown = time.monotonic()
+        self.say(recipe(request))
         if start:
             self.say(f"resuming at {start * request.settings.iteration_steps:,} of {request.settings.steps:,} steps")
         if self._live:
@@ -101,33 +136,47 @@ class Display:
         found = self._latest
         parts = [
             f"{share:4.0%}",
-            f"{found['steps']:,.0f} steps",
-            f"{found['steps_per_second']:,.0f}/s",
+            self._steps(),
+            f"{found['steps_per_second']:,.0f} a second",
             f"{clock(left)} left",
         ]
-        for name, title, form in [row for _, rows in ROWS for row in rows]:
-            if name in ("basic_return", "task_return", "evaluation_objective", "entropy", "prior_kl") and name in found:
-                parts.append(f"{title} {found[name]:{form}}")
-        return " · ".join(parts)
+        held = self._held()
+        shown = [name for name in SHORT if name in found and not (held and name == "prior_kl")]
+        return " · ".join([*parts, *(SHORT[name].format(found[name]) for name in shown), *held])
+
+    def _steps(self) -> str:
+        """`100,000 of 100,000 steps`: what is over is the rest of the last iteration."""
+        wanted = self._request.settings.steps
+        return f"{min(self._latest['steps'], wanted):,.0f} of {wanted:,} steps"
+
+    def _held(self) -> list[str]:
+        """Where the weights are that follow a budget, and how much of it is spent."""
+        found, settings = self._latest, self._request.settings
+        for budget, spent in (("kl_budget", "prior_kl"), ("log_prior_budget", "below_prior")):
+            if getattr(settings, budget, None) is not None and spent in found and "omega" in found:
+                share = f"{max(found[spent], 0.0):.2f} of the budget of {getattr(settings, budget):g} nats a step"
+                return [f"ω′ {found['omega']:.3g}", share]
+        return []
 
     def _panel(self) -> Group:
         share, left = self._progress()
-        found, settings = self._latest, self._request.settings
+        found = self._latest
         head = Text.assemble(
             (printable(self._request.env), "bold"),
-            f"  {found['steps']:,.0f} of {settings.steps:,} steps  ",
-            f"{found['steps_per_second']:,.0f} a second  {clock(left)} left",
+            f"  {self._steps()}  {found['steps_per_second']:,.0f} a second  {clock(left)} left",
         )
-        times = Text()
+        times = Text("time: ")
         for name, color in (("physics", "green"), ("policy", "cyan"), ("update", "magenta")):
             if f"share_{name}" in found:
                 times.append(f"{name} ", color).append(f"{found[f'share_{name}']:.0%}   ")
         table = Table.grid(padding=(0, 2))
         for heading, rows in ROWS:
-            for index, (name, title, form) in enumerate([row for row in rows if row[0] in found]):
-                value = format(found[name], form)
-                table.add_row(Text(heading if index == 0 else "", "bold"), title, Text(value, justify="right"))
-        return Group(head, ProgressBar(total=1.0, completed=share, width=60), times, table)
+            for index, (name, title, form, unit) in enumerate([row for row in rows if row[0] in found]):
+                value = Text(format(found[name], form), justify="right")
+                table.add_row(Text(heading if index == 0 else "", "bold"), title, value, unit)
+        held = [Text(" · ".join(self._held()), "bold")] if self._held() else []
+        bar = ProgressBar(total=1.0, completed=share, width=60)
+        return Group(head, Padding(bar, (1, 0)), times, *held, Text(), table)
 
 
 def clock(seconds: float) -> str:

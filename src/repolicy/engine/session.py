@@ -51,7 +51,7 @@ def folder_for(out: str | Path | None, name: object, objective: str, seed: int, 
     """The run's folder; without a name, runs/NAME-OBJECTIVE-SEED, and where that is taken, the next that is free."""
     if out is not None:
         return Path(out)
-    stem = name.folder.name if isinstance(name, Result) else "policy" if isinstance(name, Policy) else str(name)
+    stem = called(name)
     plain = Path("runs") / f"{as_file_name(Path(stem).stem if '/' in stem else stem)}-{objective}-{seed}"
     if resume:
         return plain
@@ -60,6 +60,11 @@ def folder_for(out: str | Path | None, name: object, objective: str, seed: int, 
         count += 1
         tried = plain.with_name(f"{plain.name}-{count}")
     return tried
+
+
+def called(thing: object) -> str:
+    """What to call an environment, or a prior in whatever form."""
+    return str(thing.folder) if isinstance(thing, Result) else "policy" if isinstance(thing, Policy) else str(thing)
 
 
 def resumed(out: Path, resume: bool) -> tuple[Objective | None, Settings | None]:

@@ -18,7 +18,7 @@ from repolicy.engine.machine import torchrun_place, versions
 from repolicy.engine.request import Request, spec_for
 from repolicy.engine.result import Result as Result
 from repolicy.engine.segments import Segments
-from repolicy.engine.session import EnvLike, env_name, folder_for, ranks_for, resumed, shown
+from repolicy.engine.session import EnvLike, called, env_name, folder_for, ranks_for, resumed, shown
 from repolicy.engine.settings import Settings
 from repolicy.engine.wanted import Wanted, for_customizing, for_training, trial
 from repolicy.engine.worth import measured
@@ -77,7 +77,7 @@ def train(
     objective = objective or made or Wanted("soft")
     settings, said = ranks_for(settings or kept or train_defaults(env), [env, *wishes])
     settings = settings.resolved()
-    tell(watchers, said)
+    tell(watchers, [f"training in {env}, into {folder}", *said])
     with watchdog(patience):
         if isinstance(objective, Wanted):
             objective, settings, said = for_training(objective, env, wishes, settings)
@@ -131,7 +131,7 @@ def customize(
         )
     settings, said = ranks_for(settings or kept or customize_defaults(saved.policy), [env, *wishes])
     settings = settings.resolved()
-    tell(watchers, said)
+    tell(watchers, [f"customizing {called(prior)} in {env} to {' + '.join(wishes)}, into {folder}", *said])
     with watchdog(patience):
         env = observing(env, saved.policy.observation_size, settings.backend)
         tell(watchers, notes_of(saved.card))
