@@ -178,6 +178,10 @@ def env_of(card: dict[str, Any], path: Path, trust: bool = False) -> str:
     """The environment that the policy in a file was made for; refused where it is code, unless the file is trusted."""
     found = card.get("request", {}).get("env")
     if found is None:
+        from repolicy.policies.formats.shelf import on_shelf
+
+        if (published := on_shelf(path)) is not None:
+            return published.env
         raise UsageError(f"{path} does not say which environment it is for; name one with --env")
     confirm([found], path, "env", trust)
     return str(found)
@@ -204,6 +208,12 @@ def find_policy(reference: str | Path) -> Path:
         return path
     if str(reference) in shipped():
         return PRIORS / f"{reference}.safetensors"
+    if ":" in str(reference):
+        from repolicy.policies.formats.shelf import SHELF, fetched
+
+        if str(reference) in SHELF:
+            return fetched(str(reference))
+        raise FileError(f"there is no file {path}, and none on the shelf of that name{nearest(str(reference), SHELF)}")
     if path.is_dir():
         raise FileError(f"{path} is a folder without a run; name a policy's file in it")
     raise FileError(
