@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 BIN = .venv/bin
-EXTRAS = dev,sb3,rsl-rl,llm,onnx
+EXTRAS = dev,sb3,rsl-rl,llm,onnx,hub
 
 .PHONY: demo test lint bench mutate fuzz paper stale site clean
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from repolicy.policies.policy import Policy as Policy
     from repolicy.policies.policy import PolicySpec as PolicySpec
     from repolicy.policies.policy import Prior as Prior
+    from repolicy.report.publish import push as push
     from repolicy.report.run import write_report as write_report
 
 __version__ = "0.1.0"
@@ -60,6 +61,7 @@ _HOMES = {
     "load_policy": "policies.file",
     "no_entropy": "objective",
     "repeat_entropy": "objective",
+    "push": "report.publish",
     "residual": "objective",
     "save_policy": "policies.file",
     "soft": "objective",

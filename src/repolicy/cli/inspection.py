@@ -16,6 +16,7 @@ from repolicy.engine.request import Request
 from repolicy.errors import FileError
 from repolicy.loading import printable
 from repolicy.policies.file import PROBES, check_reachable, find_policy, read_policy
+from repolicy.policies.hub import is_on_hub
 from repolicy.policies.options import Options
 from repolicy.policies.storage import is_own, read
 from repolicy.report.film import libraries
@@ -23,7 +24,8 @@ from repolicy.report.film import libraries
 
 def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
     """The story of a policy, a checkpoint or a run's folder: printed, and returned."""
-    check_reachable(path)
+    if not is_on_hub(path):
+        check_reachable(path)
     if path.is_dir():
         return _inspect_folder(path)
     path = find_policy(path)
@@ -178,6 +180,7 @@ EXTRAS = {
     "llm": ["trl", "peft"],
     "ray": ["ray"],
     "wandb": ["wandb"],
+    "hub": ["huggingface_hub"],
     "onnx": ["onnx", "onnxruntime", "onnxscript"],
 }
 

@@ -52,7 +52,7 @@ class Evaluate:
         from repolicy.engine.ranks import one_thread
         from repolicy.envs.addons import check_env, combined
         from repolicy.envs.evaluation import evaluate
-        from repolicy.policies.file import PRIORS, addons_of, env_of, find_policy, notes_of, read_policy
+        from repolicy.policies.file import addons_of, beside, env_of, find_policy, notes_of, read_policy
         from repolicy.policies.storage import write_json
 
         path = find_policy(self.policy)
@@ -82,8 +82,7 @@ class Evaluate:
             table.add_row(column.title, f"{column.mean:,.2f}", f"{column.values.std():,.2f}")
         terminal.print(table)  # before the file, which may turn out not to be writable
 
-        folder = Path() if path.parent == PRIORS else path.parent
-        out = self.out or folder / f"evaluation-{path.stem}-{action}-{found.backend}.json"
+        out = self.out or beside(path) / f"evaluation-{path.stem}-{action}-{found.backend}.json"
         values = {"policy": str(path), "which": saved.card.get("which", "")} | found.as_dict()
         write_json(out, values)
         terminal.say(f"each episode: {out}")
@@ -196,7 +195,7 @@ def policy_and_env(reference: str, env: str | None, trust: bool) -> tuple[Path, 
 
 
 def _beside(path: Path, suffix: str) -> Path:
-    """The policy's name with another suffix, beside it; in this folder for a policy that ships."""
-    from repolicy.policies.file import PRIORS
+    """The policy's name with another suffix, beside it; in this folder for one that ships or was downloaded."""
+    from repolicy.policies.file import beside
 
-    return Path(path.stem + suffix) if path.parent == PRIORS else path.with_suffix(suffix)
+    return beside(path) / f"{path.stem}{suffix}"

@@ -16,6 +16,7 @@ from repolicy.cli.about import Addons, Bench, Doctor
 from repolicy.cli.diagnose import Diagnose
 from repolicy.cli.dial import Dial
 from repolicy.cli.look import Evaluate, Export, Inspect, Render
+from repolicy.cli.push import Push
 from repolicy.cli.runs import Customize, Train, speaks
 from repolicy.cli.sweep import Sweep
 from repolicy.cli.terminal import full_stdout_is_an_error, silent_stdout
@@ -55,6 +56,7 @@ COMMANDS: dict[str, Any] = {
     "evaluate": Evaluate,
     "render": Render,
     "export": Export,
+    "push": Push,
     "addons": Addons,
     "bench": Bench,
     "inspect": Inspect,

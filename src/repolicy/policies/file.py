@@ -13,6 +13,7 @@ from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import confirm, nearest, printable
 from repolicy.policies.density import Density
 from repolicy.policies.families import FAMILIES
+from repolicy.policies.hub import DOWNLOADED, downloaded, is_on_hub
 from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.storage import check_shape, is_own, packed, read, write, write_bytes
@@ -196,7 +197,9 @@ def addons_of(card: dict[str, Any], path: Path, trust: bool = False) -> tuple[st
 
 def find_policy(reference: str | Path) -> Path:
     """A file as it is; of a run's folder, its best policy (or the last, where none is called best); of a name, the
-    prior that ships under it."""
+    prior that ships under it; of `hf://USER/NAME`, the policy on the hub."""
+    if is_on_hub(reference):
+        return downloaded(reference)
     path = Path(reference)
     check_reachable(path)
     if path.is_dir() and (path / "run.json").exists():
@@ -220,6 +223,11 @@ def find_policy(reference: str | Path) -> Path:
         f"there is no file {path}, and no policy of that name ships with repolicy "
         f"({', '.join(shipped())} do){nearest(str(reference), shipped())}"
     )
+
+
+def beside(path: Path) -> Path:
+    """The folder for what is made of a policy: its own, or this one where that is the package's or a cache's."""
+    return Path() if path.parent == PRIORS or path in DOWNLOADED else path.parent
 
 
 def check_reachable(path: Path) -> None:

@@ -1,0 +1,93 @@
+"""Policies on the Hugging Face Hub, named `hf://USER/NAME` or `hf://USER/NAME@REVISION`.
+
+Of a repository one file is downloaded, `policy.safetensors`, and read like any other's: nothing in it is run.
+"""
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from repolicy.errors import FileError, UsageError
+
+FILE = "policy.safetensors"
+DOWNLOADED: set[Path] = set()  # by this process: files in a cache, which is no place for results
+
+
+class Place(NamedTuple):
+    """A repository of the hub, and perhaps a revision of it."""
+
+    repository: str
+    revision: str | None
+
+    def __str__(self) -> str:
+        return f"hf://{self.repository}" + (f"@{self.revision}" if self.revision else "")
+
+
+def is_on_hub(reference: str | Path) -> bool:
+    return str(reference).startswith("hf:/")
+
+
+def place(reference: str | Path) -> Place:
+    """What a name stands for; a path has lost one of the two slashes."""
+    found = re.fullmatch(r"hf:/{1,2}([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", str(reference))
+    if found is None:
+        raise UsageError(f"{str(reference)!r} is no name on the hub; write hf://USER/NAME or hf://USER/NAME@REVISION")
+    return Place(found[1], found[2])
+
+
+def downloaded(reference: str | Path) -> Path:
+    """The policy's file of a repository, in the hub's own cache on this machine."""
+    at = place(reference)
+    hub = library()
+    with in_sentences(at):
+        path = Path(hub.hf_hub_download(at.repository, FILE, revision=at.revision, endpoint=hub.constants.ENDPOINT))
+    DOWNLOADED.add(path)
+    return path
+
+
+def library() -> Any:
+    try:
+        import huggingface_hub
+        import huggingface_hub.constants
+        import huggingface_hub.errors
+    except ImportError:
+        raise UsageError("hf:// needs the package huggingface_hub: pip install 'repolicy[hub]'") from None
+    return huggingface_hub
+
+
+@contextlib.contextmanager
+def in_sentences(at: Place) -> Iterator[None]:
+    """Around calls of the hub's library: what a login, a name or a network can do wrong, a sentence each."""
+    errors, log = library().errors, logging.getLogger("huggingface_hub")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # it tells of each retry
+    try:
+        yield
+    except errors.RevisionNotFoundError:
+        raise FileError(f"hf://{at.repository} has no revision {at.revision}") from None
+    except errors.RemoteEntryNotFoundError:
+        raise FileError(f"{at} holds no {FILE}: it is no policy that repolicy push wrote") from None
+    except errors.GatedRepoError:
+        raise FileError(f"{at} asks you to accept its terms first, on its page, and to log in: hf auth login") from None
+    except errors.LocalTokenNotFoundError:
+        raise FileError(f"{at} needs a login: hf auth login") from None
+    except errors.HFValidationError:
+        raise UsageError(f"{at} is no name on the hub; write hf://USER/NAME or hf://USER/NAME@REVISION") from None
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in (401, 403, 404):
+            raise FileError(
+                f"{at} is not there, or not for you: look at its name, and log in where it is private (hf auth login)"
+            ) from None
+        raise FileError(f"{at}: the hub answered with status {status}; try again later") from None
+    except (OSError, errors.LocalEntryNotFoundError) as error:
+        raise FileError(f"{at} cannot be reached: no network, or no hub ({type(error).__name__})") from None
+    except Exception as error:  # its client's own: timeouts, broken connections
+        if "http" not in type(error).__module__:
+            raise
+        raise FileError(f"{at} cannot be reached: no network, or no hub ({type(error).__name__})") from None
+    finally:
+        log.setLevel(level)

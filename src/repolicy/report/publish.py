@@ -1,0 +1,150 @@
+"""A policy goes to the Hugging Face Hub: its file, a card that tells what it is, and its film where there is one."""
+
+import hashlib
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.ranks import one_thread
+from repolicy.engine.request import Request, words
+from repolicy.envs.addons import check_env, combined
+from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.envs.verdict import verdict
+from repolicy.policies.file import SavedPolicy, addons_of, env_of, find_policy, own_bytes, read_policy
+from repolicy.policies.hub import FILE, Place, in_sentences, library, place
+from repolicy.policies.options import Options
+from repolicy.report.run import repeat, rewards
+
+EPISODES = 20
+FILMS = (".mp4", ".gif")
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What went to the hub."""
+
+    place: str
+    revision: str
+    files: tuple[str, ...]
+
+
+def push(
+    policy: str | Path,
+    target: str,
+    *,
+    license: str | None = None,
+    private: bool = False,
+    env: str | None = None,
+    episodes: int = EPISODES,
+    trust: bool = False,
+    reading: Options | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Pushed:
+    """Upload a policy, or a run's best one, to `hf://USER/NAME`, with a card. It is evaluated for the card's table.
+
+    The hub's own login is used (`hf auth login`). `license` is an identifier of the hub's, such as mit.
+    """
+    at, path = place(target), find_policy(policy)
+    saved = read_policy(path, reading)
+    content = own_bytes(path, saved)
+    hub = library()
+    say(f"evaluating: {episodes} episodes")
+    found = _evaluated(saved, path, env, episodes, trust)
+    film = next((each for suffix in FILMS if (each := path.with_suffix(suffix)).is_file()), None)
+    page = card(saved, path, at, found, film, license, hashlib.sha256(content).hexdigest())
+    files = {FILE: content, "README.md": page.encode()} | ({film.name: film.read_bytes()} if film else {})
+    with in_sentences(at):
+        api = hub.HfApi(endpoint=hub.constants.ENDPOINT)
+        api.create_repo(at.repository, exist_ok=True, private=private)
+        done = api.create_commit(
+            at.repository,
+            [hub.CommitOperationAdd(name, data) for name, data in files.items()],
+            commit_message="A policy, by repolicy push",
+            revision=at.revision,
+        )
+    if license is None:
+        say("its card names no license: others may not use it; --license mit says that they may")
+    return Pushed(str(at), done.oid, tuple(files))
+
+
+def _evaluated(saved: SavedPolicy, path: Path, env: str | None, episodes: int, trust: bool) -> dict[str, Evaluation]:
+    env, names = env or env_of(saved.card, path, trust), addons_of(saved.card, path, trust)
+    check_env(names, env)
+    addon = combined(names) if names else None
+    who = {"prior": saved.prior, "customized": saved.policy} if saved.prior else {"policy": saved.policy}
+    with one_thread():
+        return {
+            name: evaluate(each, env, episodes, addon=addon, prior=saved.prior, seed=EVALUATION_SEED)
+            for name, each in who.items()
+        }
+
+
+def card(
+    saved: SavedPolicy,
+    path: Path,
+    at: Place,
+    found: dict[str, Evaluation],
+    film: Path | None,
+    license: str | None,
+    checksum: str,
+) -> str:
+    """The model card, in Markdown with the header that the hub reads."""
+    request = saved.card.get("request", {})
+    env, wishes = next(iter(found.values())).env, request.get("addons", [])
+    episodes = len(next(iter(found.values())).basic)
+    title = f"a policy for {env}" + (f", customized to {' + '.join(wishes)}" if saved.prior else "")
+    lines = [
+        "---", f"license: {license or 'unknown'}", "library_name: repolicy", "pipeline_tag: reinforcement-learning",
+        "tags: [reinforcement-learning, repolicy]", "---", "", f"# {at.repository.partition('/')[2]}: {title}", "",
+    ]  # fmt: skip
+    if saved.prior:
+        lines += [_plain(verdict(found["prior"], found["customized"])) + ".", ""]
+    if film:
+        tag = f"![film]({film.name})" if film.suffix == ".gif" else f'<video src="{film.name}" controls></video>'
+        lines += [tag, ""]
+    headings, rows = rewards(found)
+    lines += [_row(headings), _row(["---"] * len(headings)), *map(_row, rows), ""]
+    lines += [f"Mean ± std over {episodes} episodes with the mean action.", "", "## Use it", ""]
+    lines += _code(
+        "pip install 'repolicy[hub]'",
+        f"repolicy evaluate {at}{_env(env, request)}",
+        f"repolicy customize {at}{_env(env, request)} --addon NAME",
+    )
+    again = _repeat(path, saved.card, f"runs/{at.repository.partition('/')[2]}")
+    if again:
+        lines += ["## Make it again", "", *_code(again)]
+    made = ", ".join(f"{name} {version}" for name, version in saved.card.get("versions", {}).items())
+    lines += [f"Made with {made}." if made else "", f"The file's sha256 is {checksum}."]
+    return "\n".join(lines) + "\n"
+
+
+def _env(env: str, request: dict[str, Any]) -> str:
+    """Code that makes an environment does not travel with a policy: whoever has it names it."""
+    return " --env ENV" if ":" in env or not request.get("env") else ""
+
+
+def _repeat(path: Path, told: dict[str, Any], elsewhere: str) -> str:
+    """The command that makes the policy again: of a run's folder to the bit, else as far as the card tells."""
+    folder = RunFolder(path.parent)
+    request = folder.request() if (path.parent / "run.json").exists() else None
+    if request is not None:
+        return repeat(folder, request).replace(str(folder.path), elsewhere)
+    asked = told.get("request", {})
+    if "prior" not in asked or "sparse" not in asked:
+        return str(told.get("command", ""))
+    return shlex.join(["repolicy", *words(Request.from_dict(asked), "PRIOR" if asked["prior"] else "")])
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _code(*lines: str) -> list[str]:
+    return ["```", *lines, "```", ""]
+
+
+def _plain(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,211 @@
+"""Policies travel by a hub: a fake one on this machine, which speaks as much of its language as is needed."""
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_envs import tiny
+
+import repolicy
+from repolicy.cli.main import main
+from repolicy.errors import FileError, UsageError
+from repolicy.policies import hub
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.spaces import ActionSpace
+
+pytest.importorskip("huggingface_hub")
+huggingface_hub = hub.library()
+ENV = tiny("LinearQuadratic")
+TOKEN = "hf_of_nobody"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Repositories as dictionaries of files; who writes must say the token."""
+
+    files: dict[str, dict[str, bytes]]
+
+    def log_message(self, *_: object) -> None: ...
+
+    def answer(self, status: int, body: bytes = b"{}", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        parts = self.path.partition("?")[0].strip("/").split("/")
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return self.answer(401)
+        if parts == ["api", "repos", "create"]:
+            asked = json.loads(body)
+            name = f"{asked.get('organization') or 'somebody'}/{asked['name']}"
+            self.files.setdefault(name, {})
+            return self.answer(200, json.dumps({"url": f"http://{self.headers['Host']}/{name}"}).encode())
+        if parts == ["api", "validate-yaml"]:
+            return self.answer(200, json.dumps({"errors": [], "warnings": []}).encode())
+        name = "/".join(parts[2:4])
+        if parts[4] == "preupload":
+            files = [
+                {"path": each["path"], "uploadMode": "regular", "shouldIgnore": False, "oid": None}
+                for each in json.loads(body)["files"]
+            ]
+            return self.answer(200, json.dumps({"files": files}).encode())
+        for line in map(json.loads, body.splitlines()):
+            if line["key"] == "file":
+                self.files[name][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+        url = f"http://{self.headers['Host']}/{name}/commit/{'c' * 40}"
+        self.answer(200, json.dumps({"success": True, "commitOid": "c" * 40, "commitUrl": url}).encode())
+        return None
+
+    def do_GET(self) -> None:
+        parts = self.path.partition("?")[0].strip("/").split("/")
+        if len(parts) < 5 or parts[2] != "resolve" or "/".join(parts[:2]) not in self.files:
+            return self.answer(404, X_Error_Code="RepoNotFound")
+        if parts[3] not in ("main", "c" * 40, "v1"):
+            return self.answer(404, X_Error_Code="RevisionNotFound")
+        found = self.files["/".join(parts[:2])].get("/".join(parts[4:]))
+        if found is None:
+            return self.answer(404, X_Error_Code="EntryNotFound")
+        return self.answer(200, found, ETag=f'"{hashlib.sha256(found).hexdigest()}"', X_Repo_Commit="c" * 40)
+
+    do_HEAD = do_GET  # noqa: N815
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, dict[str, bytes]]]:
+    """The repositories of a hub that runs while the test does."""
+    monkeypatch.chdir(tmp_path)
+    Hub.files = {}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    constants = huggingface_hub.constants
+    at(monkeypatch, f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)  # between its retries
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    yield Hub.files
+    server.shutdown()
+    server.server_close()
+
+
+def at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    """As if HF_ENDPOINT had been this when the library was imported."""
+    constants = huggingface_hub.constants
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+
+
+def a_policy(name: str = "mine.safetensors", **card: Any) -> Policy:
+    spec = PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(4,))
+    policy = Policy(spec)
+    repolicy.save_policy(name, policy, card)
+    return policy
+
+
+def typed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = 0
+    try:
+        main(list(words))
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    return code, capsys.readouterr().err
+
+
+def test_what_is_pushed_comes_back_as_a_prior(
+    files: dict[str, dict[str, bytes]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = a_policy(request={"env": ENV, "objective": {"alpha": 0.1}})
+    Path("mine.gif").write_bytes(b"GIF89a")
+    pushed = ["push", "mine.safetensors", "hf://somebody/mine", "--license", "mit", "--episodes", "3", "--trust"]
+    code, said = typed(capsys, *pushed)
+    assert (code, "pushed: hf://somebody/mine, policy.safetensors, README.md, mine.gif" in said) == (0, True), said
+    assert set(files["somebody/mine"]) == {"policy.safetensors", "README.md", "mine.gif"}
+    assert files["somebody/mine"]["policy.safetensors"] == Path("mine.safetensors").read_bytes()
+
+    states = np.linspace(-1, 1, 5, dtype=np.float32)[:, None]
+    ours = policy.predict(states, deterministic=True)[0]
+    for name in ("hf://somebody/mine", "hf://somebody/mine@v1", Path("hf://somebody/mine")):
+        np.testing.assert_array_equal(repolicy.load_policy(name).predict(states, deterministic=True)[0], ours)
+    assert not Path("cache/models--somebody--mine/snapshots", "c" * 40, "README.md").exists()  # one file, no more
+    code, said = typed(capsys, "evaluate", "hf://somebody/mine", "--episodes", "2", "--trust", "--json")
+    assert code == 0, said
+    assert list(Path().glob("evaluation-policy-*.json"))  # here, and not in the hub's cache
+    assert typed(capsys, "inspect", "hf://somebody/mine")[0] == 0
+    code, said = typed(capsys, "evaluate", "hf://somebody/mine")
+    assert (code, "names code that would be run" in said) == (2, True)  # a stranger's file, as any other
+
+
+def test_the_card_has_table_license_and_how_to_repeat(
+    files: dict[str, dict[str, bytes]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = repolicy.Settings(steps=256, envs=8, horizon=16, minibatch=64, segment=1, hidden=(4,), ranks=1)
+    prior, wish = a_policy(request={"env": ENV}), tiny("stay_near")
+    result = repolicy.customize(prior, wish, repolicy.residual(0.3, 0.1), "runs/near", settings, env=ENV)
+    Path("runs/near/best.mp4").write_bytes(b"film")
+    done = repolicy.push(result.folder, "hf://somebody/near", episodes=3, trust=True)
+    assert done.files == ("policy.safetensors", "README.md", "best.mp4")
+    card = files["somebody/near"]["README.md"].decode()
+    header, _, text = card.removeprefix("---\n").partition("\n---\n")
+    assert {"license: unknown", "library_name: repolicy"} <= set(header.splitlines())
+    assert "| prior |" in text
+    assert "| customized |" in text
+    assert "Mean ± std over 3 episodes" in text
+    assert '<video src="best.mp4"' in text
+    assert "repolicy customize hf://somebody/near --env ENV --addon NAME" in text
+    assert "--omega 0.3 --alpha 0.1" in text.partition("## Make it again")[2]
+    assert hashlib.sha256(files["somebody/near"]["policy.safetensors"]).hexdigest() in text
+    assert typed(capsys, "push", "runs/near", "hf://somebody/near", "--episodes", "1")[0] == 2  # it names code
+
+
+@pytest.mark.parametrize("name", ["hf://alone", "hf://a/b/c", "hf://a/b@", "hf://../b@x y"])
+def test_what_is_no_name_of_the_hub(name: str, files: Any) -> None:
+    with pytest.raises(UsageError, match=r"write hf://USER/NAME"):
+        repolicy.load_policy(name)
+
+
+def test_what_can_go_wrong_is_a_sentence(
+    files: dict[str, dict[str, bytes]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files["somebody/empty"] = {}
+    files["somebody/text"] = {"policy.safetensors": b"this is no policy"}
+    for name, sentence in (
+        ("hf://somebody/gone", "hf://somebody/gone is not there, or not for you"),
+        ("hf://somebody/text@v9", "hf://somebody/text has no revision v9"),
+        ("hf://somebody/empty", "hf://somebody/empty holds no policy.safetensors"),
+        ("hf://somebody/text", "policy.safetensors"),
+    ):
+        code, said = typed(capsys, "evaluate", name)
+        assert (code, said.count("\n"), sentence in said) == (1, 1, True), said
+    a_policy(request={"env": ENV})
+    monkeypatch.delenv("HF_TOKEN")
+    push = ["push", "mine.safetensors", "hf://somebody/mine", "--episodes", "1", "--trust"]
+    code, said = typed(capsys, *push)
+    assert (code, "log in where it is private (hf auth login)" in said or "needs a login" in said) == (1, True), said
+    at(monkeypatch, "http://127.0.0.1:9")  # nobody listens there
+    for words in (push, ["evaluate", "hf://somebody/mine"]):
+        code, said = typed(capsys, *words)
+        assert (code, "hf://somebody/mine cannot be reached: no network, or no hub" in said) == (1, True), said
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    with pytest.raises(UsageError, match=r"pip install 'repolicy\[hub\]'"):
+        hub.downloaded("hf://somebody/mine")
+
+
+def test_a_stranger_is_told_apart_from_a_file() -> None:
+    assert hub.place("hf://a/b@v1.0") == hub.Place("a/b", "v1.0")
+    assert not hub.is_on_hub("runs/hf")
+    assert issubclass(FileError, repolicy.RepolicyError)
