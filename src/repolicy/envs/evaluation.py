@@ -17,6 +17,7 @@ from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.errors import UsageError
 from repolicy.policies.file import addons_of, env_of, find_policy, read_policy
 from repolicy.policies.policy import Agent, Prior
+from repolicy.policies.priors import Scorer
 
 BLOCK = 20  # steps that are scored together
 EVALUATION_SEED = 10_000  # a seed away from the small ones that runs are trained with
@@ -193,12 +194,13 @@ def run_episodes(
     wanted += ["addon", "metric"] * (addon is not None) + ["log_prior"] * (prior is not None)
     wanted += ["familiarity"] * (familiarity is not None)
     sums = {name: np.zeros(envs.count) for name in wanted}
+    scorer = None if prior is None else Scorer(prior)
     done: dict[str, list[float]] = {name: [] for name in [*sums, "terminated"]}
     while quota.max() > 0:
         rollout = collector.collect(agent, stochastic)
         block = {"basic": rollout.basic, "length": np.ones_like(rollout.basic), "log_policy": rollout.log_probs.numpy()}
-        if prior is not None:
-            block["log_prior"] = prior.log_prob(torch.from_numpy(rollout.observations[:-1]), rollout.actions).numpy()
+        if scorer is not None:
+            block["log_prior"] = scorer(*rollout.scored).numpy()
         if addon is not None:
             block["addon"] = addon.reward(*rollout.transitions)
             block["metric"] = addon.metric(*rollout.transitions)
