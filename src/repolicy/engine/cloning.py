@@ -19,7 +19,7 @@ from repolicy.engine.settings import Settings
 from repolicy.envs.evaluation import Evaluation, run_episodes
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector, Rollout
-from repolicy.envs.step import Backend, Envs
+from repolicy.envs.step import Envs
 from repolicy.errors import FileError, UsageError
 from repolicy.policies.distributions import Gaussian
 from repolicy.policies.file import SavedPolicy, policy_bytes, read_policy
@@ -30,7 +30,8 @@ from repolicy.policies.storage import read
 
 ROUNDS = 3  # one on the prior's rollouts, the others on the clone's
 SCORED_ROUNDS = 8  # where the prior cannot act, its states are found on the way
-STEPS = 65_536  # of a round, unless the whole run is shorter
+STEPS = 32_768  # of a round, unless the whole run is shorter
+FIT_EPOCHS = 30  # of a round of regression, at most
 ENVS, BLOCK = 32, 64
 DRAWS, MINIBATCH, EPOCHS = 16, 128, 4  # of fitting to log-probabilities alone
 SCORED_STATES = 8_192  # of a round
@@ -60,15 +61,6 @@ def clone(prior: Exact, env: str, settings: Settings, kept: Path, say: Say) -> t
 
 def name_of(prior: Exact) -> str:
     return "the prior" if isinstance(prior, Policy) else prior.name
-
-
-def placed(prior: Exact, env: str, backend: Backend = "auto") -> Exact:
-    """The same prior for the spaces of this environment."""
-    if not isinstance(prior, MeanPrior):
-        return prior
-    envs = make_envs(env, 1, 0, backend)
-    envs.close()
-    return prior.placed(envs.observation_size, envs.actions)
 
 
 def spec_of(prior: Exact, env: str) -> PolicySpec:
@@ -140,7 +132,7 @@ def _to_means(prior: Exact, policy: Policy, collector: Collector, blocks: int) -
         assert samples is not None
         if round_ == 0:
             fit_normalizer(policy, samples.observations)
-        fit(policy, samples, collector.generator)
+        fit(policy, samples, collector.generator, most_epochs=FIT_EPOCHS)
 
 
 class _Labels:

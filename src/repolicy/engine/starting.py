@@ -6,19 +6,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from repolicy.engine import ranks
-from repolicy.engine.cloning import clone, placed, spec_of
+from repolicy.engine.cloning import clone, spec_of
 from repolicy.engine.defaults import customize_defaults
 from repolicy.engine.result import Result
 from repolicy.engine.settings import Settings
 from repolicy.envs import addons
-from repolicy.envs.making import observing
-from repolicy.envs.step import Backend
+from repolicy.envs.making import placed
 from repolicy.errors import UsageError
 from repolicy.policies.file import SavedPolicy, env_of, find_policy, notes_of, own_bytes, policy_bytes, read_policy
 from repolicy.policies.given import Source, exact_of, source_of
 from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy, frozen
-from repolicy.policies.priors import Exact, name_of
+from repolicy.policies.priors import Exact, MeanPrior, name_of
 
 Init = Literal["auto", "copy", "clone"]
 
@@ -59,12 +58,8 @@ class Start:
         if self.exact is None:
             assert self.saved is not None
             return customize_defaults(self.saved.policy)
-        return customize_defaults(Policy(spec_of(self.exact, self.seen(env))))
-
-    def seen(self, env: str, backend: Backend = "auto") -> str:
-        """The environment with the part of its observations that the prior takes, where its file tells their size."""
-        size = getattr(getattr(self.exact, "mean", None), "observation_size", 0)
-        return observing(env, size, backend) if size else env
+        exact, env = placed(self.exact, env) if isinstance(self.exact, MeanPrior) else (self.exact, env)
+        return customize_defaults(Policy(spec_of(exact, env)))
 
     @property
     def notes(self) -> list[str]:
@@ -79,8 +74,9 @@ class Start:
             return self
         addons.combined(wishes)  # what cannot work is to be said before the work
         addons.check_env(wishes, env)
-        env = self.seen(env, settings.backend)
-        exact = placed(self.exact, env, settings.backend)
+        exact = self.exact
+        if isinstance(exact, MeanPrior):
+            exact, env = placed(exact, env, settings.backend)
         saved, content = clone(exact, env, settings, kept, say)
         return replace(self, saved=saved, content=content, exact=exact)
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from repolicy.envs.addons import Addon, Wish, check_env, combined, names
-from repolicy.envs.making import make_envs, observing
+from repolicy.envs.making import make_envs, observing, placed
 from repolicy.envs.rollout import Collector
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.errors import UsageError
 from repolicy.policies.file import addons_of, env_of, find_policy, read_policy
 from repolicy.policies.policy import Agent, Prior
-from repolicy.policies.priors import Scorer
+from repolicy.policies.priors import MeanPrior, Scorer
 
 BLOCK = 20  # steps that are scored together
 EVALUATION_SEED = 10_000  # a seed away from the small ones that runs are trained with
@@ -140,6 +140,8 @@ def evaluate(
         addon = addons_of(saved.card, path, trust) if addon is None else addon
     if env is None:
         raise UsageError("a policy alone does not say which environment it is for; name one: evaluate(policy, ENV)")
+    if isinstance(agent, MeanPrior):
+        agent, env = placed(agent, env, backend)
     if addon is not None and not isinstance(addon, Addon):
         wishes = names(addon)
         check_env(wishes, env)

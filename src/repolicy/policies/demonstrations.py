@@ -11,6 +11,7 @@ from torch import Tensor
 from repolicy.errors import FileError, UsageError, in_one_sentence
 
 LEAST = 100  # steps
+SOME = np.zeros(1)
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ def _npz(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise FileError(f"there is no file {path}")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream:
+            file = np.load(stream, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise FileError(f"{path} is a single array; save observations and actions with np.savez")
             found: dict[str, np.ndarray] = {
@@ -53,6 +55,8 @@ def _npz(path: Path) -> dict[str, np.ndarray]:
             raise FileError(f"{path} holds pickled objects, which are not run; save plain arrays of numbers") from None
         raise FileError(f"{path} is damaged, or no .npz file: {error}") from None
     for name in ("observations", "actions"):
+        if not isinstance(found.get(name, SOME), np.ndarray):  # NumPy gives the bytes of what is no array
+            raise FileError(f"{path} is damaged: {name} are no array")
         if name not in found:
             raise FileError(f"{path} has no array {name!r} (it has {names}); it needs observations and actions")
     return found

@@ -13,9 +13,9 @@ from repolicy.policies.moments import sums
 from repolicy.policies.policy import Policy
 
 BLOCKS, HELD_OUT = 20, 2  # of consecutive rows, and how many of them: neighbors in time are nearly the same
-MINIBATCH = 512
+MINIBATCH, STEPS = 512, 50  # rows of a step at most, and steps of an epoch at least
 LEARNING_RATE, CUTS = 1e-3, 2  # after which it ends
-PATIENCE = 3  # epochs without a gain, before the step size is cut to a third
+PATIENCE, GAIN = 3, 1e-3  # epochs in which less than these nats are gained, before the step size is cut to a third
 MOST_EPOCHS = 200
 
 
@@ -68,7 +68,11 @@ def fit_normalizer(policy: Policy, observations: Tensor) -> None:
 
 
 def fit(
-    policy: Policy, samples: Samples, generator: torch.Generator, say: Callable[[int, float], None] = lambda *_: None
+    policy: Policy,
+    samples: Samples,
+    generator: torch.Generator,
+    say: Callable[[int, float], None] = lambda *_: None,
+    most_epochs: int = MOST_EPOCHS,
 ) -> Fitted:
     """Maximum likelihood with Adam, until the held-out rows gain no more; the best epoch's numbers are kept."""
     block = torch.arange(len(samples.actions)) * BLOCKS // len(samples.actions)
@@ -78,10 +82,12 @@ def fit(
     groups: list[dict[str, Any]] = [{"params": list(policy.network.parameters())}]
     groups.append({"params": stds, "lr": 10.0 * LEARNING_RATE})
     optimizer = torch.optim.Adam(groups, LEARNING_RATE)
+    size = max(16, min(MINIBATCH, len(seen.actions) // STEPS))
     best, epoch, since, cuts, held = _copy(policy), 0, 0, 0, mean_log_likelihood(policy, unseen)
-    while epoch < MOST_EPOCHS and cuts <= CUTS:
+    before = held
+    while epoch < most_epochs and cuts <= CUTS:
         epoch += 1
-        for rows in torch.randperm(len(seen.actions), generator=generator).split(MINIBATCH):
+        for rows in torch.randperm(len(seen.actions), generator=generator).split(size):
             loss = -seen.rows(rows).log_likelihood(policy).mean()
             optimizer.zero_grad()
             loss.backward()
@@ -90,8 +96,9 @@ def fit(
         say(epoch, found)
         since += 1
         if found > held:
-            since = since if found < held + 1e-3 else 0  # a gain that nobody would notice does not go on for long
             best, held = _copy(policy), found
+        if held > before + GAIN:
+            since, before = 0, held
         if since >= PATIENCE:
             policy.load_state_dict(best)
             since, cuts = 0, cuts + 1

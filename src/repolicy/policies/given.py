@@ -7,16 +7,16 @@ with `--trust`.
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from repolicy.errors import UsageError
 from repolicy.loading import load_object
-from repolicy.policies.file import find_policy
+from repolicy.policies.file import find_policy, notes_of, read_policy
 from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy
-from repolicy.policies.priors import Exact, MeanPrior, Std, name_of, prior_of
+from repolicy.policies.priors import Exact, MeanPrior, ScoredPrior, Std, name_of, prior_of
 from repolicy.policies.storage import is_own
 from repolicy.policies.widths import fitted_to, wants_fit
 
@@ -50,6 +50,30 @@ def exact_of(given: Any, options: Options | None = None, trust: bool = False) ->
 
         return _with_std(runner(path, trust), options, str(path), (f"{error}; it runs as it is",))
     return None
+
+
+class Acting(NamedTuple):
+    """What a reference to a policy leads to, to be run."""
+
+    path: Path
+    agent: Policy | MeanPrior
+    prior: Policy | None
+    card: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def acting(reference: str | Path, options: Options, trust: bool) -> Acting:
+    """A policy to run, of our own or as it is."""
+    exact = exact_of(str(reference), options, trust)
+    if isinstance(exact, ScoredPrior):
+        raise UsageError(f"{exact.name} scores actions and does not choose any: it is a prior, and no policy to run")
+    if isinstance(exact, MeanPrior):
+        return Acting(Path(reference), exact, None, {}, exact.notes)
+    if exact is not None:
+        return Acting(Path(reference), exact, None, {}, ())
+    path = find_policy(reference)
+    saved = read_policy(path, options)
+    return Acting(path, saved.policy, saved.prior, saved.card, tuple(notes_of(saved.card)))
 
 
 def _with_std(thing: Any, options: Options, name: str = "", notes: tuple[str, ...] = ()) -> Exact:
