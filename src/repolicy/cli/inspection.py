@@ -73,9 +73,12 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
 
 def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
     """Another library's policy: what is in its file, and what is missing."""
-    from repolicy.policies.formats import describe
+    from repolicy.policies.formats import CannotCopyError, describe
 
-    found = describe(path, options)
+    try:
+        found = describe(path, options)
+    except CannotCopyError as error:
+        return _inspect_uncopied(path, error)
     actor, std, normalizer = found.actor, found.std, found.normalizer
     norms = sum(hidden.norm is not None for hidden in actor.hidden)
     missing = ["the environment (--env)"]
@@ -98,6 +101,22 @@ def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
         "normalizer": f"clips at {normalizer.clip or math.inf:g}{seen}" if normalizer else "none",
         "missing": ", ".join(missing),
         "notes": "; ".join(found.notes) or "none",
+    }
+    _show(story)
+    return story
+
+
+def _inspect_uncopied(path: Path, why: FileError) -> dict[str, Any]:
+    """Another library's policy that can only run as it is."""
+    from repolicy.policies.formats import recognized
+
+    onnx = recognized(path) == "onnx"
+    story = {
+        "file": str(path),
+        "kind": "an ONNX graph" if onnx else "TorchScript",
+        "can be copied": f"no: {why}",
+        "runs as it is": "in onnxruntime" if onnx else "in PyTorch, as a program: with --trust",
+        "missing": "the environment (--env), a std (--std)",
     }
     _show(story)
     return story

@@ -52,16 +52,16 @@ class Evaluate:
         from repolicy.engine.ranks import one_thread
         from repolicy.envs.addons import check_env, combined
         from repolicy.envs.evaluation import evaluate
-        from repolicy.policies.file import addons_of, beside, env_of, find_policy, notes_of, read_policy
+        from repolicy.policies.file import addons_of, beside, env_of
+        from repolicy.policies.given import acting
         from repolicy.policies.storage import write_json
 
-        path = find_policy(self.policy)
-        saved = read_policy(path, self.reading)
-        env, terminal = self.env or env_of(saved.card, path, self.trust), Terminal()
-        for note in notes_of(saved.card):
+        path, agent, prior, card, notes = acting(self.policy, self.reading, self.trust)
+        env, terminal = self.env or env_of(card, path, self.trust), Terminal()
+        for note in notes:
             terminal.say(note)
         try:
-            addons = self.addon or addons_of(saved.card, path, self.trust)
+            addons = self.addon or addons_of(card, path, self.trust)
             check_env(addons, env)
             addon = combined(addons) if addons else None
         except UsageError as error:
@@ -71,8 +71,8 @@ class Evaluate:
             addon = None
         with one_thread(), terminal.status(f"{env}: running {self.episodes} episodes") as status:
             found = evaluate(
-                saved.policy, env, self.episodes,
-                addon=addon, prior=saved.prior, stochastic=self.stochastic, seed=self.seed, backend=self.backend,
+                agent, env, self.episodes,
+                addon=addon, prior=prior, stochastic=self.stochastic, seed=self.seed, backend=self.backend,
                 progress=lambda done: status.update(f"{env}: {done} of {self.episodes} episodes"),
             )  # fmt: skip
         action = "sampled" if self.stochastic else "mean"
@@ -83,7 +83,7 @@ class Evaluate:
         terminal.print(table)  # before the file, which may turn out not to be writable
 
         out = self.out or beside(path) / f"evaluation-{path.stem}-{action}-{found.backend}.json"
-        values = {"policy": str(path), "which": saved.card.get("which", "")} | found.as_dict()
+        values = {"policy": str(path), "which": card.get("which", "")} | found.as_dict()
         write_json(out, values)
         terminal.say(f"each episode: {out}")
         return {key: value for key, value in values.items() if key != "each"} | {"file": str(out)}
@@ -189,7 +189,10 @@ class Inspect:
 def policy_and_env(reference: str, env: str | None, trust: bool) -> tuple[Path, str]:
     """A policy's file, and the environment that is named or else the one that it was made for."""
     from repolicy.policies.file import env_of, find_policy, read_card
+    from repolicy.policies.given import is_code
 
+    if is_code(reference):  # which has no card
+        return Path(reference), env or env_of({}, Path(reference))
     path = find_policy(reference)
     return path, env or env_of(read_card(path), path, trust)
 

@@ -15,6 +15,7 @@ from repolicy.cli import nets
 from repolicy.cli.about import Addons, Bench, Doctor
 from repolicy.cli.diagnose import Diagnose
 from repolicy.cli.dial import Dial
+from repolicy.cli.imitate import Imitate
 from repolicy.cli.look import Evaluate, Export, Inspect, Render
 from repolicy.cli.push import Push
 from repolicy.cli.runs import Customize, Train, speaks
@@ -53,6 +54,7 @@ COMMANDS: dict[str, Any] = {
     "sweep": Sweep,
     "dial": Dial,
     "diagnose": Diagnose,
+    "imitate": Imitate,
     "evaluate": Evaluate,
     "render": Render,
     "export": Export,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from repolicy.cli.look import policy_and_env
-from repolicy.engine.defaults import TABLE, customize_defaults, of_shape, train_defaults
+from repolicy.engine.defaults import TABLE, of_shape, train_defaults
 from repolicy.engine.machine import torchrun_place
 from repolicy.engine.settings import S, Settings, read_settings, validated
 from repolicy.errors import RepolicyError, UsageError
@@ -98,7 +98,8 @@ class Customize:
 
     prior: Positional[Annotated[str, arg(metavar="PRIOR")]]
     """The trained policy: a name that ships (halfcheetah, hopper, ant), a policy's file (Repolicy's own or another
-    library's), or a run's folder."""
+    library's), a run's folder, or code: module:name or file.py:name of a function from observations to mean actions
+    (with --std), or of an object with log_prob."""
     addon: UseAppendAction[tuple[str, ...]] = ()
     """The new requirement: NAME, NAME=WEIGHT, module:function or file.py:function; repolicy addons lists names.
     Repeatable."""
@@ -115,6 +116,9 @@ class Customize:
     """residual: omega and alpha apart; kl: omega equal to alpha; greedy: the add-on alone."""
     env: str | None = None
     """Environment; by default the one that the prior was trained in."""
+    init: Literal["auto", "copy", "clone"] = "auto"
+    """copy: the actor starts as the prior; clone: it is fitted to the prior first, which then scores as it is; auto:
+    clone what cannot be copied."""
     out: Path | None = None
     """The run's folder; by default runs/PRIOR-OBJECTIVE-SEED."""
     resume: bool = False
@@ -128,7 +132,8 @@ class Customize:
     wandb: str | None = None
     """Log to this Weights & Biases project too."""
     trust: bool = False
-    """Run code that the file of the prior, or the run that is resumed, names as its environment or add-on."""
+    """Run code: a prior that is TorchScript, or what the prior's file or the resumed run names as environment or
+    add-on."""
     report: bool = True
     """At the end, evaluate and film prior and result, and write report.html into the folder."""
     json: bool = False
@@ -166,6 +171,7 @@ class Customize:
             self.prior, self.addon, self.wanted(), self.folder, self.settings,
             env=policy_and_env(self.prior, self.env, self.trust)[1], sparse=self.sparse, resume=self.resume,
             watchers=watchers_of(self.folder, self.wandb), patience=self.patience, reading=self.reading, progress=False,
+            init=self.init, trust=self.trust,
         )  # fmt: skip
         return ended(result) | (_reported(result) if self.report else {})
 
@@ -208,8 +214,16 @@ def _customizing(command: Any, before: dict[str, Any] | None) -> Settings:
     """The same for a command that customizes."""
     if before is None:
         policy_and_env(command.prior, command.env, command.trust)  # what is missing there is to be said first
-    usual = Settings() if before else customize_defaults(command.prior, command.reading)
+    usual = Settings() if before else _usual(command)
     return settings_of(command, before, usual)
+
+
+def _usual(command: Any) -> Settings:
+    """The settings that go with the prior."""
+    from repolicy.engine.starting import start_of
+
+    start = start_of(command.prior, command.reading, getattr(command, "init", "copy"), command.trust, Path())
+    return start.usual(policy_and_env(command.prior, command.env, command.trust)[1])
 
 
 def alpha_of(prior: str) -> float:

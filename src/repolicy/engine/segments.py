@@ -26,15 +26,20 @@ from repolicy.errors import NumericError
 from repolicy.objective import Objective, reformulated, task_reward
 from repolicy.policies.density import Density
 from repolicy.policies.file import read_policy, save_policy
+from repolicy.policies.priors import Exact, MeanPrior
 from repolicy.policies.storage import write
 
 
 class Segments:
     """One rank's way through the segments of a run."""
 
-    def __init__(self, request: Request, folder: RunFolder, team: ranks.Ranks) -> None:
+    def __init__(self, request: Request, folder: RunFolder, team: ranks.Ranks, exact: Exact | None = None) -> None:
         self.folder, self.team = folder, team
-        self.worker = Worker(request, read_policy(folder.prior).policy if request.prior else None, team)
+        saved = read_policy(folder.prior) if request.prior else None
+        self.clone_of = None if saved is None else saved.card.get("clone_of")
+        if saved is not None and isinstance(exact, MeanPrior):
+            exact = exact.placed(saved.policy.observation_size, saved.policy.actions)
+        self.worker = Worker(request, None if saved is None else saved.policy, team, exact)
         self.segment = 0
         self.best = -np.inf
         self.start: Standing | None = None  # of the prior, in what this run is after
@@ -93,7 +98,7 @@ class Segments:
             self.start = self.standing(metrics)
         if self.team.index == 0:
             card = {"request": worker.request.as_dict(), "steps": worker.steps, "evaluation": metrics}
-            card |= {"versions": versions()}
+            card |= {"versions": versions()} | ({"prior_is": self.clone_of} if self.clone_of else {})
             policy, prior, density = worker.learner.policy, worker.prior, worker.density
             if not start:
                 save_policy(self.folder.last_policy, policy, card | {"which": "last"}, prior, density)
@@ -122,7 +127,7 @@ class Segments:
         envs = make_envs(worker.request.env, episodes, seed + index * episodes, settings.backend)
         found = run_episodes(
             worker.learner.policy, envs, episodes,
-            addon=worker.addon, prior=worker.prior, stochastic=True, seed=seed + index,
+            addon=worker.addon, prior=worker.exact, stochastic=True, seed=seed + index,
             familiarity=worker.familiarity if worker.density is not None else None,
         )  # fmt: skip
         envs.close()

@@ -2,17 +2,18 @@
 
 import contextlib
 import hashlib
+import json
 import signal
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
 from repolicy.engine import ranks
-from repolicy.engine.defaults import customize_defaults, train_defaults
+from repolicy.engine.defaults import train_defaults
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import torchrun_place, versions
 from repolicy.engine.request import Request, spec_for
@@ -20,6 +21,7 @@ from repolicy.engine.result import Result as Result
 from repolicy.engine.segments import Segments
 from repolicy.engine.session import EnvLike, called, env_name, folder_for, ranks_for, resumed, shown
 from repolicy.engine.settings import Settings
+from repolicy.engine.starting import Init, Start, named_as, start_of
 from repolicy.engine.wanted import Wanted, for_customizing, for_training, trial
 from repolicy.engine.worth import measured
 from repolicy.envs import addons
@@ -27,18 +29,11 @@ from repolicy.envs.making import make_envs, observing
 from repolicy.envs.patience import Watchdog
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.objective import Objective
-from repolicy.policies.file import (
-    SavedPolicy,
-    add_to_card,
-    env_of,
-    find_policy,
-    notes_of,
-    own_bytes,
-    policy_bytes,
-    read_policy,
-)
+from repolicy.policies.file import add_to_card, read_policy
+from repolicy.policies.given import from_source
 from repolicy.policies.options import Options
-from repolicy.policies.policy import Policy, frozen
+from repolicy.policies.policy import Policy, Prior
+from repolicy.policies.priors import Exact, Function
 
 
 class Watcher(Protocol):
@@ -93,7 +88,7 @@ def train(
 
 
 def customize(
-    prior: str | Path | Policy | Result,
+    prior: str | Path | Policy | Result | Prior | Function,
     addon: addons.Wish = (),
     objective: Objective | Wanted | None = None,
     out: str | Path | None = None,
@@ -106,6 +101,9 @@ def customize(
     patience: float | None = None,
     reading: Options | None = None,
     progress: bool | None = None,
+    std: float | Literal["fit"] | None = None,
+    init: Init = "auto",
+    trust: bool = False,
 ) -> Result:
     """Give a trained policy a new requirement, without the reward that trained it.
 
@@ -115,12 +113,17 @@ def customize(
     `reading`. The run keeps a copy of the policy and never needs that file again. `addon` is a name or a function, or a
     list of them. Without an objective it is `residual` with the usual weights. `sparse` accepts an add-on that is
     constant over a trial of some thousand steps. `patience` and `progress` are as in `train`.
+
+    What cannot be copied scores as it is, and the actor is fitted to it first: an object with `log_prob`, a function
+    from observations to mean actions with a `std`, `module:name` of one, an ONNX graph of another kind, and TorchScript
+    that you `trust`. To resume, it has to be given again. `init="clone"` does so with what could be copied, too.
     """
     watchers = [*watchers, *shown(progress)]
+    reading = reading if std is None else replace(reading or Options(), std=std)
     name = objective.name if isinstance(objective, Wanted) else "residual"
-    folder = folder_for(out, prior, name, settings.seed if settings else 0, resume)
-    saved, content = _prior(prior, reading, RunFolder(folder).prior)
-    env = env_name(env) if env is not None else _env_of(saved, prior)
+    folder = folder_for(out, named_as(prior), name, settings.seed if settings else 0, resume)
+    start = start_of(prior, reading, init, trust, RunFolder(folder).prior)
+    env = env_name(env) if env is not None else start.env()
     made, kept = resumed(folder, resume)
     objective = objective or made or Wanted("residual")
     wishes = addons.names(addon)
@@ -129,12 +132,15 @@ def customize(
             "customizing needs an add-on, the new requirement: --addon NAME, or file.py:function for one of your own "
             "(repolicy addons lists those that ship)"
         )
-    settings, said = ranks_for(settings or kept or customize_defaults(saved.policy), [env, *wishes])
+    settings, said = ranks_for(start.settings(settings or kept or start.usual(env)), [env, *wishes])
     settings = settings.resolved()
-    tell(watchers, [f"customizing {called(prior)} in {env} to {' + '.join(wishes)}, into {folder}", *said])
+    saying = f"customizing {called(named_as(prior))} in {env} to {' + '.join(wishes)}, into {folder}"
+    tell(watchers, [saying, *said, *start.notes])
     with watchdog(patience):
+        start = start.cloned(env, wishes, settings, RunFolder(folder).prior, lambda said: tell(watchers, [said]))
+        saved, content = start.saved, start.content
+        assert saved is not None
         env = observing(env, saved.policy.observation_size, settings.backend)
-        tell(watchers, notes_of(saved.card))
         if isinstance(objective, Wanted):
             objective, settings, said = for_customizing(objective, saved, env, wishes, settings)
             tell(watchers, said)
@@ -144,24 +150,7 @@ def customize(
         request = Request(env, objective, settings, wishes, hashlib.sha256(content).hexdigest(), sparse)
         check(request)
         tell(watchers, try_addon(saved.policy, request))
-        return run(request, RunFolder(folder), resume, watchers, content, patience)
-
-
-def _env_of(saved: SavedPolicy, prior: object) -> str:
-    """The environment that the prior was made for, where it is known."""
-    if isinstance(prior, Policy):
-        raise UsageError("a policy alone does not say which environment it is for; give env=...")
-    result = isinstance(prior, Result)  # whose names were this session's own
-    return env_of(saved.card, prior.folder if isinstance(prior, Result) else Path(str(prior)), trust=result)
-
-
-def _prior(prior: str | Path | Policy | Result, reading: Options | None, kept: Path) -> tuple[SavedPolicy, bytes]:
-    """A prior, and the file that a run keeps of it."""
-    if isinstance(prior, Policy):
-        return SavedPolicy(frozen(prior), None, {}), policy_bytes(prior, {})
-    path = find_policy(prior.folder if isinstance(prior, Result) else prior)
-    saved = read_policy(path, reading)
-    return saved, own_bytes(path, saved, kept)
+        return run(request, RunFolder(folder), resume, watchers, content, patience, start)
 
 
 def try_addon(prior: Policy, request: Request) -> list[str]:
@@ -197,16 +186,19 @@ def run(
     watchers: Sequence[Watcher],
     prior: bytes | None = None,
     patience: float | None = None,
+    start: Start | None = None,
 ) -> Result:
     """Everything before and after the work itself: the folder, the ranks, Ctrl-C and SIGTERM."""
+    exact = None if start is None else start.exact
     if ranks.under_torchrun():
-        return _run_as_one_of_many(request, folder, resume, watchers, prior)
+        return _run_as_one_of_many(request, folder, resume, watchers, prior, exact)
     ranks.check_count(request.settings.ranks)
     with folder.locked():
         _begin(request, folder, resume, watchers, prior)
         program = ["from repolicy.engine.training import follow; follow()", str(folder.path), str(patience or "")]
+        program.append("" if start is None or start.source is None else json.dumps(start.source))
         with polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
-            return work(request, folder, team, watchers, interrupted)
+            return work(request, folder, team, watchers, interrupted, exact)
 
 
 def _begin(request: Request, folder: RunFolder, resume: bool, watchers: Sequence[Watcher], prior: bytes | None) -> None:
@@ -254,12 +246,13 @@ def follow() -> None:
     """What every rank but the first runs: the same work, from the request in the folder."""
     import sys
 
-    folder, patience, team = RunFolder(sys.argv[1]), sys.argv[2], ranks.joined(*map(int, sys.argv[3:]))
+    folder, patience, team = RunFolder(sys.argv[1]), sys.argv[2], ranks.joined(*map(int, sys.argv[4:]))
     values = folder.request()
     assert values is not None
     try:
         with Watchdog(team.index, float(patience) if patience else None):
-            work(Request.from_dict(values), folder, team, (), threading.Event())
+            exact = from_source(json.loads(sys.argv[3])) if sys.argv[3] else None
+            work(Request.from_dict(values), folder, team, (), threading.Event(), exact)
     except RepolicyError as error:
         sys.exit(str(error))
 
@@ -268,17 +261,22 @@ def follow() -> None:
 
 
 def work(
-    request: Request, folder: RunFolder, team: ranks.Ranks, watchers: Sequence[Watcher], interrupted: threading.Event
+    request: Request,
+    folder: RunFolder,
+    team: ranks.Ranks,
+    watchers: Sequence[Watcher],
+    interrupted: threading.Event,
+    exact: Exact | None = None,
 ) -> Result:
     """All segments that are still to do. Every rank runs this; the first one writes."""
     with ranks.one_thread(), torch.random.fork_rng(devices=[]):
-        return _worked(request, folder, team, watchers, interrupted)
+        return _worked(request, folder, Segments(request, folder, team, exact), watchers, interrupted)
 
 
 def _worked(
-    request: Request, folder: RunFolder, team: ranks.Ranks, watchers: Sequence[Watcher], interrupted: threading.Event
+    request: Request, folder: RunFolder, segments: Segments, watchers: Sequence[Watcher], interrupted: threading.Event
 ) -> Result:
-    segments = Segments(request, folder, team)
+    team = segments.team
     try:
         complaints, worker = segments.restore(), segments.worker
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -340,7 +338,12 @@ class polite_interrupt:  # noqa: N801
 
 
 def _run_as_one_of_many(
-    request: Request, folder: RunFolder, resume: bool, watchers: Sequence[Watcher], prior: bytes | None
+    request: Request,
+    folder: RunFolder,
+    resume: bool,
+    watchers: Sequence[Watcher],
+    prior: bytes | None,
+    exact: Exact | None,
 ) -> Result:
     """Under torchrun: every process comes here with the same request; the first one claims the folder."""
     team = ranks.Distributed()
@@ -357,6 +360,6 @@ def _run_as_one_of_many(
             refused = float(team.sum(torch.tensor([0.0 if refusal is None else 1.0])))
             if refused:
                 raise refusal or UsageError("the first rank could not begin")
-            return work(request, folder, team, watchers if team.index == 0 else (), interrupted)
+            return work(request, folder, team, watchers if team.index == 0 else (), interrupted, exact)
     finally:
         team.close()

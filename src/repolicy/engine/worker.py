@@ -20,6 +20,7 @@ from repolicy.policies.density import Density
 from repolicy.policies.moments import sums
 from repolicy.policies.network import Mlp
 from repolicy.policies.policy import Policy, frozen
+from repolicy.policies.priors import Exact, Scorer
 
 LOST = -0.5  # of the returns explained, below which the weights of a KL budget stay: the critic could not follow
 ALONE = 1e-3  # learning rate of the critic alone, at least, where the KL of the policy steers it later
@@ -29,9 +30,12 @@ WAITS = 3  # times the share of the steps that the critic has alone: the actor w
 class Worker:
     """What one rank learns, and where its environments stand."""
 
-    def __init__(self, request: Request, prior: Policy | None, team: ranks.Ranks) -> None:
+    def __init__(self, request: Request, prior: Policy | None, team: ranks.Ranks, exact: Exact | None = None) -> None:
+        """`exact`: what `prior` was fitted to, where it is no copy. Then that scores; the actor starts as `prior`."""
         self.request, self.prior, self.team = request, prior, team
         self.settings, self.objective = request.settings, request.objective
+        self.exact = exact or prior
+        self.scorer = None if self.exact is None else Scorer(self.exact)
         self.addon = None
         if request.objective.reads_addon:  # what it reports for people is not needed here
             self.addon = replace(addons.combined(request.addons), metrics=())
@@ -62,6 +66,8 @@ class Worker:
         """Go on with these environments and this random stream."""
         self.collector, self.stream = collector, stream
         self.returns.begin(collector.envs.count)
+        if self.scorer is not None:
+            self.scorer.begin()
 
     def iterate(self, stop: bool) -> dict[str, float]:
         """Collect, score, update. The ranks meet twice, apart from the minibatches."""
@@ -171,8 +177,8 @@ class Worker:
     def score(self, rollout: Rollout, inputs: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         """log prior, V(s_t) and V(s_{t+1}), each `[T, N]`, for the whole rollout at once."""
         learner, log_prior = self.learner, None
-        if self.prior is not None:
-            log_prior = self.prior.log_prob(torch.from_numpy(rollout.observations[:-1]), rollout.actions)
+        if self.scorer is not None:
+            log_prior = self.scorer(*rollout.scored)
         values = learner.values(inputs)
         next_values = values[1:].clone()
         if len(rollout.cut):

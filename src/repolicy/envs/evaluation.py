@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from repolicy.envs.addons import Addon, Wish, check_env, combined, names
-from repolicy.envs.making import make_envs, observing
+from repolicy.envs.making import make_envs, observing, placed
 from repolicy.envs.rollout import Collector
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.errors import UsageError
 from repolicy.policies.file import addons_of, env_of, find_policy, read_policy
 from repolicy.policies.policy import Agent, Prior
+from repolicy.policies.priors import MeanPrior, Scorer
 
 BLOCK = 20  # steps that are scored together
 EVALUATION_SEED = 10_000  # a seed away from the small ones that runs are trained with
@@ -139,6 +140,8 @@ def evaluate(
         addon = addons_of(saved.card, path, trust) if addon is None else addon
     if env is None:
         raise UsageError("a policy alone does not say which environment it is for; name one: evaluate(policy, ENV)")
+    if isinstance(agent, MeanPrior):
+        agent, env = placed(agent, env, backend)
     if addon is not None and not isinstance(addon, Addon):
         wishes = names(addon)
         check_env(wishes, env)
@@ -193,12 +196,13 @@ def run_episodes(
     wanted += ["addon", "metric"] * (addon is not None) + ["log_prior"] * (prior is not None)
     wanted += ["familiarity"] * (familiarity is not None)
     sums = {name: np.zeros(envs.count) for name in wanted}
+    scorer = None if prior is None else Scorer(prior)
     done: dict[str, list[float]] = {name: [] for name in [*sums, "terminated"]}
     while quota.max() > 0:
         rollout = collector.collect(agent, stochastic)
         block = {"basic": rollout.basic, "length": np.ones_like(rollout.basic), "log_policy": rollout.log_probs.numpy()}
-        if prior is not None:
-            block["log_prior"] = prior.log_prob(torch.from_numpy(rollout.observations[:-1]), rollout.actions).numpy()
+        if scorer is not None:
+            block["log_prior"] = scorer(*rollout.scored).numpy()
         if addon is not None:
             block["addon"] = addon.reward(*rollout.transitions)
             block["metric"] = addon.metric(*rollout.transitions)

@@ -11,6 +11,7 @@ from repolicy.envs.names import envpool_names, observed, parsed, with_observed
 from repolicy.envs.step import Backend, Envs
 from repolicy.errors import UsageError
 from repolicy.loading import nearest
+from repolicy.policies.priors import MeanPrior
 
 CUSTOMARY = ("state", "policy", "obs", "actor")  # what a policy's part of an observation is called
 
@@ -29,6 +30,15 @@ def make_envs(name: str, count: int, seed: int, backend: Backend = "auto") -> En
     if backend == "gymnasium" or plain not in envpool_names():
         return GymnasiumEnvs(name, count, seed)
     return EnvPoolEnvs(name, count, seed)
+
+
+def placed(prior: MeanPrior, name: str, backend: Backend = "auto") -> tuple[MeanPrior, str]:
+    """The same prior for the spaces of an environment, and its name, with the part that the prior observes."""
+    size = getattr(prior.mean, "observation_size", 0)
+    name = observing(name, size, backend) if size else name
+    probe = make_envs(name, 1, 0, backend)
+    probe.close()
+    return prior.placed(probe.observation_size, probe.actions), name
 
 
 def observing(name: str, size: int, backend: Backend = "auto") -> str:

@@ -6,6 +6,7 @@ log-probabilities, add-on rewards) is left to those who come after.
 
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from repolicy.envs.spaces import own_numbers
 from repolicy.envs.step import Envs, Info
 from repolicy.errors import NumericError
-from repolicy.policies.policy import Agent
+from repolicy.policies.policy import Agent, Recalling
 
 
 @dataclass
@@ -45,6 +46,12 @@ class Rollout:
     policy_seconds: float
 
     @property
+    def scored(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What a prior is asked about: observations, actions, and after which steps an episode ended."""
+        ended = torch.from_numpy(self.terminated | self.truncated)
+        return torch.from_numpy(self.observations[:-1]), self.actions, ended
+
+    @property
     def transitions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, Info]:
         """What an add-on is asked about: observations, actions, true next observations, info, all `[T, N, ...]`."""
         assert self.next_observations is not None
@@ -66,6 +73,7 @@ class Collector:
         self.generator = generator
         self.keep_transitions = keep_transitions
         self._current = envs.reset()
+        self._memory: Any = None  # of an agent that has one
         self._returns = np.zeros(envs.count)
         self._lengths = np.zeros(envs.count, np.int64)
 
@@ -74,6 +82,9 @@ class Collector:
         """T steps with sampled actions, or with the mode of each distribution."""
         steps, count, size = self.horizon, self.envs.count, self.envs.observation_size
         act = agent.actor(steps, count, self.generator if stochastic else None)
+        recalling = act if isinstance(act, Recalling) else None
+        if recalling is not None and self._memory is not None:
+            recalling.memory = self._memory
         observations = np.empty((steps + 1, count, size), np.float32)
         basic = np.empty((steps, count))
         terminated, truncated = np.zeros((steps, count), bool), np.zeros((steps, count), bool)
@@ -106,10 +117,13 @@ class Collector:
                         cut.append((t, int(n)))
                         cut_observations.append(step.final[n])
                 self._returns[ended], self._lengths[ended] = 0.0, 0
+                if recalling is not None:
+                    recalling.begin_anew(ended)
             if next_observations is not None:
                 next_observations[t] = step.final
                 infos.append(step.info)
         self._current = observations[steps].copy()
+        self._memory = None if recalling is None else recalling.memory
         if not np.isfinite(observations).all():
             t, n = np.argwhere(~np.isfinite(observations).all(-1))[0]
             raise NumericError(

@@ -1,11 +1,12 @@
 """A policy's file: the policy, the prior that it was customized from, and what it tells of its training."""
 
 import hashlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,10 +82,14 @@ def save_policy(
 
 
 def policy_bytes(
-    policy: Policy, card: dict[str, Any], prior: Policy | None = None, density: Density | None = None
+    policy: Policy,
+    card: dict[str, Any],
+    prior: Policy | None = None,
+    density: Density | None = None,
+    extra: dict[str, Tensor] | None = None,
 ) -> bytes:
-    """What `save_policy` writes."""
-    tensors = _policy_tensors(policy, "policy")
+    """What `save_policy` writes; `extra` tensors are of no concern to whoever reads the policy."""
+    tensors = _policy_tensors(policy, "policy") | (extra or {})
     header = {"policy": policy.spec.as_dict(), "card": card}
     if prior is not None:
         tensors |= _policy_tensors(prior, "prior")
@@ -121,23 +126,34 @@ def read_policy(path: str | Path, options: Options | None = None) -> SavedPolicy
 def load_policy(
     reference: str | Path,
     *,
-    std: float | None = None,
+    std: float | Literal["fit"] | None = None,
     temperature: float | None = None,
     vecnormalize: str | None = None,
     activation: str | None = None,
+    demonstrations: str | None = None,
 ) -> Policy:
     """The policy in a file, in a run's folder (its best), or that ships under a name.
 
     The options are for files of other libraries, as on the command line.
     """
-    return read_policy(find_policy(reference), Options(std, temperature, vecnormalize, activation)).policy
+    return read_policy(
+        find_policy(reference), Options(std, temperature, vecnormalize, activation, demonstrations)
+    ).policy
 
 
 def _copied(path: Path, options: Options) -> SavedPolicy:
     from repolicy.policies.formats import describe  # whoever has only files of ours need not wait for the readers
     from repolicy.policies.formats.copied import policy_from
+    from repolicy.policies.formats.described import Std
+    from repolicy.policies.widths import fitted_to, wants_fit
 
     described = describe(path, options)
+    if wants_fit(options):
+        if described.std is not None or described.actions.kind == "discrete":
+            raise UsageError(f"{path} needs no std: leave --std fit out")
+        ones = Std("vector", np.ones(described.actions.width, np.float32), "identity")
+        std, said = fitted_to(policy_from(replace(described, std=ones)), options)
+        described = replace(described, std=replace(ones, raw=std.numpy()), notes=(*described.notes, said))
     origin = {
         "library": described.library,
         "version": described.version,

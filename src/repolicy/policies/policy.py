@@ -7,7 +7,7 @@ A `Policy` is a network, a family of distributions and its own observation norma
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -36,6 +36,16 @@ class Actor(Protocol):
 
     def log_probs(self, actions: Tensor) -> Tensor:
         """log π of all the actions that it took, `[T, N]` for `[T, N, A]`, as it was when it took them."""
+
+
+@runtime_checkable
+class Recalling(Protocol):
+    """An actor with a memory, which outlives it where a rollout ends and not where an episode does."""
+
+    memory: Any
+
+    def begin_anew(self, ended: np.ndarray) -> None:
+        """In these environments `[N]` the next observation begins an episode."""
 
 
 class Agent(Prior, Protocol):

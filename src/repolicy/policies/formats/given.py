@@ -28,7 +28,7 @@ def tempered(network: Perceptron, options: Options, where: str) -> Perceptron:
 
 
 def given_std(options: Options, width: int) -> Std | None:
-    if options.std is None:
+    if options.std is None or options.std == "fit":
         return None
     if not (0.0 < options.std < math.inf):
         raise UsageError(f"--std is {options.std}; it must be above 0")
@@ -36,6 +36,8 @@ def given_std(options: Options, width: int) -> Std | None:
 
 
 def without_std(options: Options) -> tuple[str, ...]:
+    if options.std == "fit":
+        return ()
     if options.std is None:
         return ("the policy has no std: give one with --std",)
     return (f"the std {options.std} is yours; the file has none",)

@@ -1,0 +1,283 @@
+"""The actor for a prior that cannot be copied: a policy of ours, fitted to it on its own rollouts.
+
+The prior's means are known, or else nothing but its log-probabilities. Known means are fitted by regression: on the
+prior's rollouts first, then on rollouts of the clone, in states that only its mistakes lead to. Where there is nothing
+but log-probabilities, the clone's own draws are scored, which pulls it toward the prior without a sample of it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy.engine.settings import Settings
+from repolicy.envs.evaluation import Evaluation, run_episodes
+from repolicy.envs.making import make_envs
+from repolicy.envs.rollout import Collector, Rollout
+from repolicy.envs.step import Envs
+from repolicy.errors import FileError, UsageError
+from repolicy.policies.distributions import Gaussian
+from repolicy.policies.file import SavedPolicy, policy_bytes, read_policy
+from repolicy.policies.fitting import Samples, fit, fit_normalizer
+from repolicy.policies.policy import Policy, PolicySpec, frozen
+from repolicy.policies.priors import Exact, MeanPrior, ScoredPrior, Scorer, State
+from repolicy.policies.storage import read
+
+ROUNDS = 3  # one on the prior's rollouts, the others on the clone's
+SCORED_ROUNDS = 8  # where the prior cannot act, its states are found on the way
+STEPS = 32_768  # of a round, unless the whole run is shorter
+FIT_EPOCHS = 30  # of a round of regression, at most
+ENVS, BLOCK = 32, 64
+DRAWS, MINIBATCH, EPOCHS = 16, 128, 4  # of fitting to log-probabilities alone
+SCORED_STATES = 8_192  # of a round
+FAR = 0.5  # nats a step: what a clone misses by is then a sentence of its own
+LONGEST = 1_000  # steps of an episode that prior and clone are compared in
+PROBES = 8  # environments and steps by which a prior is known again
+
+Say = Callable[[str], None]
+
+
+def clone(prior: Exact, env: str, settings: Settings, kept: Path, say: Say) -> tuple[SavedPolicy, bytes]:
+    """A policy that is fitted to the prior, and the file that a run keeps of it.
+
+    `kept` may be such a file of the same prior; then it is taken again.
+    """
+    before = _kept(prior, kept)
+    if before is not None:
+        return before
+    say(f"{name_of(prior)} runs as it is; a policy is fitted to it, to be the actor")
+    policy, steps = fitted(prior, env, settings)
+    found = compared(prior, policy, env, settings)
+    say(found.sentence(name_of(prior)))
+    card = {"which": "clone", "clone_of": found.as_dict() | {"prior": name_of(prior), "steps": steps}}
+    probes = fingerprint(prior, policy, env, settings)
+    return SavedPolicy(frozen(policy), None, card), policy_bytes(policy, card, extra=probes)
+
+
+def name_of(prior: Exact) -> str:
+    return "the prior" if isinstance(prior, Policy) else prior.name
+
+
+def spec_of(prior: Exact, env: str) -> PolicySpec:
+    """The shape of a clone."""
+    envs = make_envs(env, 1, 0)
+    envs.close()
+    return _spec(prior, envs)
+
+
+def acts(prior: Exact) -> bool:
+    return not isinstance(prior, ScoredPrior)
+
+
+# Fitting --------------------------------------------------------------------------------------------------------------
+
+
+def fitted(prior: Exact, env: str, settings: Settings) -> tuple[Policy, int]:
+    """A clone, and how many steps its rollouts had. All from the run's seed."""
+    seed = int(np.random.SeedSequence([settings.seed, 0, 3000]).generate_state(1)[0] >> 2)
+    generator = torch.Generator().manual_seed(seed)
+    steps = min(STEPS, settings.steps)
+    blocks = max(1, round(steps / (ENVS * BLOCK)))
+    envs = make_envs(env, ENVS, seed, settings.backend)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            policy = Policy(_spec(prior, envs))
+        fit_to = _to_means if acts(prior) else _to_scores
+        rounds = ROUNDS if acts(prior) else SCORED_ROUNDS
+        fit_to(prior, policy, Collector(envs, BLOCK, generator), blocks)
+    finally:
+        envs.close()
+    return policy, rounds * blocks * ENVS * BLOCK
+
+
+def _spec(prior: Exact, envs: Envs) -> PolicySpec:
+    width = min(256, max(64, 2 ** math.ceil(math.log2(8 * envs.observation_size))))
+    hidden = (width, width)
+    if isinstance(prior, Policy):
+        spec = prior.spec
+        if spec.family.startswith("features"):
+            raise UsageError("a policy with gSDE's std is copied, and not fitted: leave --init out")
+        return PolicySpec(
+            spec.observation_size, spec.actions, spec.family, hidden, "elu", min_std=0.0, clips=spec.clips
+        )
+    discrete = envs.actions.kind == "discrete"
+    std = 0.5
+    if isinstance(prior, MeanPrior):
+        std = float(prior.std.mean())
+    elif not discrete and np.all(np.isfinite(envs.actions.low + envs.actions.high)):
+        std = 0.25 * float(np.mean(np.subtract(envs.actions.high, envs.actions.low)))
+    return PolicySpec(
+        envs.observation_size, envs.actions, "categorical" if discrete else "gaussian", hidden, "elu",
+        initial_std=std, min_std=0.0,
+    )  # fmt: skip
+
+
+def _to_means(prior: Exact, policy: Policy, collector: Collector, blocks: int) -> None:
+    """Regression on what the prior does where it comes to, and then where the clone comes to."""
+    assert not isinstance(prior, ScoredPrior)
+    if isinstance(prior, MeanPrior) and policy.log_std is not None:
+        policy.log_std.data.copy_(prior.std.log().expand_as(policy.log_std))
+    samples: Samples | None = None
+    for round_ in range(ROUNDS):
+        labels, agent = _Labels(prior, collector.generator), prior if round_ == 0 else policy
+        for _ in range(blocks):
+            found = labels(collector.collect(agent))
+            samples = found if samples is None else samples + found
+        assert samples is not None
+        if round_ == 0:
+            fit_normalizer(policy, samples.observations)
+        fit(policy, samples, collector.generator, most_epochs=FIT_EPOCHS)
+
+
+class _Labels:
+    """What the prior would do along rollouts that go on, one after another."""
+
+    def __init__(self, prior: MeanPrior | Policy, generator: torch.Generator) -> None:
+        self.prior, self.generator = prior, generator
+        self.state: State | None = None
+
+    @torch.no_grad()
+    def __call__(self, rollout: Rollout) -> Samples:
+        observations, _, ended = rollout.scored
+        if isinstance(self.prior, Policy):
+            distribution = self.prior(observations)
+        else:
+            distribution, self.state = self.prior.follow(observations, ended, self.state)
+        if isinstance(distribution, Gaussian):
+            actions, spread = distribution.mean, distribution.log_std.exp().expand_as(distribution.mean).flatten(0, 1)
+        else:
+            actions, spread = distribution.sample(self.generator), None
+        return Samples(observations.flatten(0, 1), actions.flatten(0, 1), spread)
+
+
+def _to_scores(prior: Exact, policy: Policy, collector: Collector, blocks: int) -> None:
+    """Descend KL(clone ‖ prior) where the clone comes to, by the score function.
+
+    Each draw is compared with the mean of the others in its state. Where both policies agree, all draws are worth the
+    same and nothing moves, however few they are.
+    """
+    stds = [] if policy.log_std is None else [policy.log_std]
+    groups: list[dict[str, Any]] = [{"params": list(policy.network.parameters())}]
+    groups.append({"params": stds, "lr": 3e-3})
+    optimizer = torch.optim.Adam(groups, 1e-3)
+    generator, total = collector.generator, SCORED_ROUNDS * EPOCHS
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: max(0.02, 1.0 - epoch / total))
+    for round_ in range(SCORED_ROUNDS):
+        states = torch.cat([collector.collect(policy).scored[0].flatten(0, 1) for _ in range(blocks)])
+        if round_ == 0:
+            fit_normalizer(policy, states)
+        for _ in range(EPOCHS):
+            for rows in torch.randperm(len(states), generator=generator)[:SCORED_STATES].split(MINIBATCH):
+                loss = score_loss(prior, policy, states[rows], generator)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            schedule.step()
+
+
+def score_loss(prior: Exact, policy: Policy, states: Tensor, generator: torch.Generator) -> Tensor:
+    """A number whose gradient is, in expectation, that of KL(policy ‖ prior) at these states."""
+    many = states.unsqueeze(0).expand(DRAWS, *states.shape)
+    distribution = policy(many)
+    with torch.no_grad():
+        actions = distribution.sample(generator)
+        missing = distribution.log_prob(actions) - prior.log_prob(many, actions)
+        weight = (missing - missing.mean(0)) * (DRAWS / (DRAWS - 1))
+    log_probs: Tensor = distribution.log_prob(actions)
+    return (weight * log_probs).mean()
+
+
+# What is said of it ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A clone beside its prior, over some episodes with sampled actions."""
+
+    kl: float  # KL(clone ‖ prior) a step, in nats, in the clone's own states
+    clone: tuple[float, float] | None  # mean and std of the basic reward, where the environment tells it
+    prior: tuple[float, float] | None
+    episodes: int
+
+    def as_dict(self) -> dict[str, Any]:
+        values: dict[str, Any] = {"kl": self.kl, "episodes": self.episodes}
+        for name, found in (("clone_return", self.clone), ("prior_return", self.prior)):
+            values |= {} if found is None else {name: list(found)}
+        return values
+
+    def sentence(self, name: str) -> str:
+        said = f"the actor is {self.kl:.3g} nats a step from {name} (KL, {self.episodes} episodes)"
+        if self.clone is not None:
+            said += f", with a return of {self.clone[0]:,.4g} ± {self.clone[1]:,.2g}"
+            said += "" if self.prior is None else f" where the prior has {self.prior[0]:,.4g} ± {self.prior[1]:,.2g}"
+        if self.kl > FAR:
+            said += "; that much of the prior is lost where customizing begins, and omega pulls the actor back to it"
+        return said
+
+
+def compared(prior: Exact, policy: Policy, env: str, settings: Settings) -> Compared:
+    episodes = settings.evaluation_episodes
+    envs = make_envs(env, episodes, settings.seed, settings.backend)
+
+    def run(agent: Any) -> Evaluation:
+        return run_episodes(
+            agent, envs, episodes, prior=prior, stochastic=True, seed=settings.seed, longest=LONGEST
+        )  # fmt: skip
+
+    try:
+        ours = run(policy)
+        theirs = run(prior) if acts(prior) else None
+    finally:
+        envs.close()
+    assert ours.log_prior is not None
+    kl = float((ours.log_policy - ours.log_prior).sum() / ours.lengths.sum())
+    return Compared(kl, _return(ours), None if theirs is None else _return(theirs), episodes)
+
+
+def _return(found: Evaluation) -> tuple[float, float] | None:
+    if not np.isfinite(found.basic).all():
+        return None
+    return float(found.basic.mean()), float(found.basic.std())
+
+
+# Knowing a prior again ------------------------------------------------------------------------------------------------
+
+
+PROBED = ("observations", "actions", "ended", "log_probs")
+
+
+def fingerprint(prior: Exact, policy: Policy, env: str, settings: Settings) -> dict[str, Tensor]:
+    """Some steps of the clone, and the prior's log-probabilities of them."""
+    envs = make_envs(env, PROBES, settings.seed, settings.backend)
+    rollout = Collector(envs, PROBES, torch.Generator().manual_seed(settings.seed)).collect(policy)
+    envs.close()
+    probes = (*rollout.scored, Scorer(prior)(*rollout.scored))
+    return {f"exact.{name}": value for name, value in zip(PROBED, probes, strict=True)}
+
+
+def _kept(prior: Exact, kept: Path) -> tuple[SavedPolicy, bytes] | None:
+    """The clone that a run has kept of this very prior."""
+    if not kept.is_file():
+        return None
+    tensors, header = read(kept, "policy")
+    card = header["card"]
+    if not isinstance(card, dict) or "clone_of" not in card:
+        return None
+    try:
+        observations, actions, ended, stored = (tensors[f"exact.{name}"] for name in PROBED)
+    except KeyError as error:
+        raise FileError(f"{kept} is no whole clone: it has no {error}") from None
+    found = Scorer(prior)(observations, actions, ended)
+    worst = float((found - stored).abs().max())
+    if not worst <= 1e-3 * (1.0 + float(stored.abs().max())):
+        raise UsageError(
+            f"{name_of(prior)} is not the prior of the run in {kept.parent}: on the observations that it kept, "
+            f"log-probabilities differ by up to {worst:.3g}; give the prior and the std that it began with"
+        )
+    return read_policy(kept), kept.read_bytes()

@@ -1,0 +1,106 @@
+"""What a customization starts from: a copy of the prior, or the prior as it is with a policy that is fitted to it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from repolicy.engine import ranks
+from repolicy.engine.cloning import clone, spec_of
+from repolicy.engine.defaults import customize_defaults
+from repolicy.engine.result import Result
+from repolicy.engine.settings import Settings
+from repolicy.envs import addons
+from repolicy.envs.making import placed
+from repolicy.errors import UsageError
+from repolicy.policies.file import SavedPolicy, env_of, find_policy, notes_of, own_bytes, policy_bytes, read_policy
+from repolicy.policies.given import Source, exact_of, source_of
+from repolicy.policies.options import Options
+from repolicy.policies.policy import Policy, frozen
+from repolicy.policies.priors import Exact, MeanPrior, name_of
+
+Init = Literal["auto", "copy", "clone"]
+
+
+@dataclass(frozen=True)
+class Start:
+    """saved, content: the policy that the actor starts as, and its file. exact: what scores, where that is no copy."""
+
+    given: Any
+    name: str
+    saved: SavedPolicy | None
+    content: bytes
+    exact: Exact | None = None
+    source: Source | None = None  # how other processes get what scores
+
+    def env(self) -> str:
+        """The environment that the prior was made for, where it is known."""
+        if self.saved is None:
+            raise UsageError(f"{self.name} does not say which environment it is for; name one with --env")
+        if isinstance(self.given, Policy):
+            raise UsageError("a policy alone does not say which environment it is for; give env=...")
+        result = isinstance(self.given, Result)  # whose names were this session's own
+        return env_of(self.saved.card, Path(self.name), trust=result)
+
+    def settings(self, settings: Settings) -> Settings:
+        """With as many ranks as can have the prior."""
+        if self.exact is None or self.source is not None or ranks.under_torchrun():
+            return settings
+        if settings.ranks > 1:
+            raise UsageError(
+                f"{self.name} is an object of this program, which the other ranks cannot import: take one rank, or "
+                "put it into a module and name it as module:function"
+            )
+        return replace(settings, ranks=1)
+
+    def usual(self, env: str) -> Settings:
+        """The settings where nobody names others."""
+        if self.exact is None:
+            assert self.saved is not None
+            return customize_defaults(self.saved.policy)
+        exact, env = placed(self.exact, env) if isinstance(self.exact, MeanPrior) else (self.exact, env)
+        return customize_defaults(Policy(spec_of(exact, env)))
+
+    @property
+    def notes(self) -> list[str]:
+        said = [] if self.saved is None else notes_of(self.saved.card)
+        return said if self.exact is None or isinstance(self.exact, Policy) else [*said, *self.exact.notes]
+
+    def cloned(
+        self, env: str, wishes: tuple[str, ...], settings: Settings, kept: Path, say: Callable[[str], None]
+    ) -> "Start":
+        """With a policy to start from, fitted to the prior where it is no copy of it."""
+        if self.exact is None:
+            return self
+        addons.combined(wishes)  # what cannot work is to be said before the work
+        addons.check_env(wishes, env)
+        exact = self.exact
+        if isinstance(exact, MeanPrior):
+            exact, env = placed(exact, env, settings.backend)
+        saved, content = clone(exact, env, settings, kept, say)
+        return replace(self, saved=saved, content=content, exact=exact)
+
+
+def start_of(given: Any, reading: Options | None, init: Init, trust: bool, kept: Path) -> Start:
+    """What a user gave as a prior, read but not yet fitted."""
+    prior = given.folder if isinstance(given, Result) else given
+    exact = exact_of(prior, reading, trust)
+    name = str(prior) if isinstance(prior, str | Path) else getattr(exact, "name", "the prior")
+    if exact is not None:
+        if init == "copy":
+            raise UsageError(f"{name} cannot be copied; leave --init out, and the actor is fitted to it")
+        return Start(given, name, None, b"", exact, source_of(prior, exact, reading, trust))
+    if isinstance(prior, Policy):
+        saved, content = SavedPolicy(frozen(prior), None, {}), policy_bytes(prior, {})
+    else:
+        path = find_policy(prior)
+        saved = read_policy(path, reading)
+        content = b"" if init == "clone" else own_bytes(path, saved, kept)
+    if init != "clone":
+        return Start(given, name, saved, content)
+    return Start(given, name, saved, content, saved.policy, source_of(prior, saved.policy, reading, trust))
+
+
+def named_as(given: Any) -> Any:
+    """What a run's folder is named after."""
+    return given if isinstance(given, str | Path | Policy | Result) else name_of(given)

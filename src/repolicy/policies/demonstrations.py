@@ -1,0 +1,122 @@
+"""Recorded observations and actions: an .npz file, or a Minari dataset. No pickle is run."""
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy.errors import FileError, UsageError, in_one_sentence
+
+LEAST = 100  # steps
+SOME = np.zeros(1)
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """M steps, in the order of time: observations `[M, O]`, actions `[M, A]` (floats, or choices as int64)."""
+
+    name: str
+    observations: Tensor
+    actions: Tensor
+    ended: Tensor  # [M] after which steps an episode ended, where that is known
+    env: str | None = None  # that they were recorded in, where that is known
+
+    @property
+    def discrete(self) -> bool:
+        return self.actions.dtype == torch.int64
+
+
+def read_demonstrations(reference: str | Path) -> Demonstrations:
+    """What is in `FILE.npz` (arrays `observations`, `actions`, perhaps `ended`), or in a Minari dataset."""
+    path = Path(reference)
+    if path.is_file() or path.suffix == ".npz":
+        arrays = _npz(path)
+        return _checked(str(path), arrays["observations"], arrays["actions"], arrays.get("ended"))
+    return _minari(str(reference))
+
+
+def _npz(path: Path) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        raise FileError(f"there is no file {path}")
+    try:
+        with path.open("rb") as stream:
+            file = np.load(stream, allow_pickle=False)
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise FileError(f"{path} is a single array; save observations and actions with np.savez")
+            found: dict[str, np.ndarray] = {
+                str(name): file[name] for name in ("observations", "actions", "ended") if name in file.files
+            }
+            names = ", ".join(file.files) or "nothing"
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError) as error:
+        if "allow_pickle" in str(error):
+            raise FileError(f"{path} holds pickled objects, which are not run; save plain arrays of numbers") from None
+        raise FileError(f"{path} is damaged, or no .npz file: {error}") from None
+    for name in ("observations", "actions"):
+        if not isinstance(found.get(name, SOME), np.ndarray):  # NumPy gives the bytes of what is no array
+            raise FileError(f"{path} is damaged: {name} are no array")
+        if name not in found:
+            raise FileError(f"{path} has no array {name!r} (it has {names}); it needs observations and actions")
+    return found
+
+
+def _minari(name: str) -> Demonstrations:
+    try:
+        import minari
+    except ImportError:
+        raise UsageError(
+            f"there is no file {name}; if it is a Minari dataset, install what reads them: pip install 'minari[hdf5]'"
+        ) from None
+    with in_one_sentence(f"the Minari dataset {name!r} cannot be read", FileError):
+        data = minari.load_dataset(name)
+        observations, actions, ended = [], [], []
+        for episode in data.iterate_episodes():
+            if not isinstance(episode.observations, np.ndarray):
+                raise FileError(f"the Minari dataset {name!r} has observations that are no plain arrays")
+            taken = np.asarray(episode.actions)
+            observations.append(episode.observations[: len(taken)])  # without the last, after which nobody acted
+            actions.append(taken)
+            ended.append(np.arange(len(taken)) == len(taken) - 1)
+        spec = getattr(data, "env_spec", None)
+    if not observations:
+        raise FileError(f"the Minari dataset {name!r} has no episode")
+    env = getattr(spec, "id", None)
+    arrays = [np.concatenate(parts) for parts in (observations, actions, ended)]
+    return _checked(name, arrays[0], arrays[1], arrays[2], env)
+
+
+def _checked(
+    name: str, observations: np.ndarray, actions: np.ndarray, ended: np.ndarray | None, env: str | None = None
+) -> Demonstrations:
+    """As tensors, with everything checked that would otherwise be a surprise later."""
+    for what, values in (("observations", observations), ("actions", actions)):
+        if values.dtype.kind not in "fiub":
+            raise FileError(f"{name}: {what} are {values.dtype}, and not numbers")
+        if values.ndim == 0:
+            raise FileError(f"{name}: {what} are one number, and no rows")
+    if len(observations) != len(actions):
+        more = "; leave out the last observation of each episode, after which nobody acted" * (
+            len(observations) > len(actions)
+        )
+        raise FileError(f"{name}: it has {len(observations):,} observations and {len(actions):,} actions{more}")
+    if len(actions) < LEAST:
+        raise FileError(f"{name}: {len(actions):,} steps are too few to learn from; it needs {LEAST} or more")
+    discrete = actions.dtype.kind in "iub"
+    rows = observations.reshape(len(observations), -1).astype(np.float32)
+    taken = actions.reshape(len(actions), -1).astype(np.int64 if discrete else np.float32)
+    for what, found in (("observations", rows), ("actions", taken)):
+        if not found.shape[1]:
+            raise FileError(f"{name}: {what} have no numbers (their shape is {list(observations.shape)})")
+        bad = np.argwhere(~np.isfinite(found))
+        if len(bad):
+            raise FileError(
+                f"{name}: {what} have {len(bad):,} numbers that are not finite, the first in row {bad[0][0]}"
+            )
+    if discrete and taken.min() < 0:
+        raise FileError(f"{name}: actions are whole numbers and count choices from 0, but one is {taken.min()}")
+    last = np.zeros(len(taken), bool) if ended is None else np.asarray(ended).reshape(-1).astype(bool)
+    if len(last) != len(taken):
+        raise FileError(f"{name}: ended has {len(last):,} entries for {len(taken):,} steps")
+    return Demonstrations(name, torch.from_numpy(rows), torch.from_numpy(taken), torch.from_numpy(last), env)

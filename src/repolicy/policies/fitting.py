@@ -1,0 +1,124 @@
+"""Fitting a policy to actions by maximum likelihood, with a part of them held out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from repolicy.errors import NumericError
+from repolicy.policies.distributions import Gaussian
+from repolicy.policies.moments import sums
+from repolicy.policies.policy import Policy
+
+BLOCKS, HELD_OUT = 20, 2  # of consecutive rows, and how many of them: neighbors in time are nearly the same
+MINIBATCH, STEPS = 512, 50  # rows of a step at most, and steps of an epoch at least
+LEARNING_RATE, CUTS = 1e-3, 2  # after which it ends
+PATIENCE, GAIN = 3, 1e-3  # epochs in which less than these nats are gained, before the step size is cut to a third
+MOST_EPOCHS = 200
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What to do where: observations `[M, O]`, actions `[M, A]`.
+
+    With `spread` `[M, A]`, each action is the mean of a Gaussian with this std, and the expectation over it is fitted.
+    """
+
+    observations: Tensor
+    actions: Tensor
+    spread: Tensor | None = None
+
+    def rows(self, which: Tensor) -> "Samples":
+        spread = None if self.spread is None else self.spread[which]
+        return Samples(self.observations[which], self.actions[which], spread)
+
+    def __add__(self, other: Self) -> "Samples":
+        spread = None
+        if self.spread is not None and other.spread is not None:
+            spread = torch.cat([self.spread, other.spread])
+        return Samples(
+            torch.cat([self.observations, other.observations]), torch.cat([self.actions, other.actions]), spread
+        )
+
+    def log_likelihood(self, policy: Policy) -> Tensor:
+        """Of each row, `[M]`, in nats."""
+        distribution = policy(self.observations)
+        found: Tensor = distribution.log_prob(self.actions)
+        if self.spread is not None and isinstance(distribution, Gaussian):  # E[(a − μ)²] = (mean − μ)² + spread²
+            found = found - 0.5 * (self.spread * torch.exp(-distribution.log_std)).square().sum(-1)
+        return found
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """How well the best epoch did, in nats a row."""
+
+    log_likelihood: float
+    held_out: float
+    epochs: int
+    rows: int
+
+
+def fit_normalizer(policy: Policy, observations: Tensor) -> None:
+    """Statistics of these observations alone."""
+    policy.normalizer.count.zero_()
+    policy.normalizer.update(sums(observations))
+
+
+def fit(
+    policy: Policy,
+    samples: Samples,
+    generator: torch.Generator,
+    say: Callable[[int, float], None] = lambda *_: None,
+    most_epochs: int = MOST_EPOCHS,
+) -> Fitted:
+    """Maximum likelihood with Adam, until the held-out rows gain no more; the best epoch's numbers are kept."""
+    block = torch.arange(len(samples.actions)) * BLOCKS // len(samples.actions)
+    outside = torch.isin(block, torch.randperm(BLOCKS, generator=generator)[:HELD_OUT])
+    seen, unseen = samples.rows(~outside), samples.rows(outside)
+    stds = [] if policy.log_std is None else [policy.log_std]
+    groups: list[dict[str, Any]] = [{"params": list(policy.network.parameters())}]
+    groups.append({"params": stds, "lr": 10.0 * LEARNING_RATE})
+    optimizer = torch.optim.Adam(groups, LEARNING_RATE)
+    size = max(16, min(MINIBATCH, len(seen.actions) // STEPS))
+    best, epoch, since, cuts, held = _copy(policy), 0, 0, 0, mean_log_likelihood(policy, unseen)
+    before = held
+    while epoch < most_epochs and cuts <= CUTS:
+        epoch += 1
+        for rows in torch.randperm(len(seen.actions), generator=generator).split(size):
+            loss = -seen.rows(rows).log_likelihood(policy).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        found = mean_log_likelihood(policy, unseen)
+        say(epoch, found)
+        since += 1
+        if found > held:
+            best, held = _copy(policy), found
+        if held > before + GAIN:
+            since, before = 0, held
+        if since >= PATIENCE:
+            policy.load_state_dict(best)
+            since, cuts = 0, cuts + 1
+            for group in optimizer.param_groups:
+                group["lr"] /= 3.0
+    policy.load_state_dict(best)
+    return Fitted(mean_log_likelihood(policy, seen), held, epoch, len(samples.actions))
+
+
+@torch.no_grad()
+def mean_log_likelihood(policy: Policy, samples: Samples) -> float:
+    found = torch.cat([samples.rows(rows).log_likelihood(policy) for rows in _chunks(len(samples.actions))])
+    if not bool(torch.isfinite(found).all()):
+        raise NumericError("while a policy was fitted, the log-likelihood of an action was not finite")
+    return float(found.double().mean())
+
+
+def _chunks(count: int) -> tuple[Tensor, ...]:
+    return torch.arange(count).split(8192)
+
+
+def _copy(policy: Policy) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in policy.state_dict().items()}

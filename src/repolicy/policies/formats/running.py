@@ -1,0 +1,212 @@
+"""Files that cannot be copied, run as they are: a graph in onnxruntime, TorchScript in PyTorch.
+
+Either may have a memory. A graph shows it by inputs that belong to outputs (`h_in`, `h_out`), TorchScript by buffers
+that change when it runs. One environment's memory is never another's: where a file does not take several rows at a
+time, or mixes them up, it runs row by row.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy.errors import FileError, UsageError, described
+from repolicy.policies.formats.find import recognized
+from repolicy.policies.formats.onnx import ACTION_NAMES, _model, _tensor
+from repolicy.policies.priors import State
+
+TRIED = 3  # rows, to see whether they are kept apart
+
+
+def runner(path: Path, trust: bool) -> "Graph | Script":
+    """What runs the file, as a `Program`; TorchScript only where it is trusted."""
+    if recognized(path) == "onnx":
+        return Graph(path)
+    if recognized(path) != "torchscript":
+        raise FileError(f"{path} is no ONNX graph and no TorchScript, so it cannot be run as it is")
+    if not trust:
+        raise UsageError(
+            f"{path} is TorchScript that cannot be copied, and TorchScript is a program, which may do what you may; "
+            "if you trust it, add --trust (in Python, trust=True)"
+        )
+    return Script(path)
+
+
+class Graph:
+    """An ONNX graph in onnxruntime, on one core."""
+
+    observation_size = 0  # where the graph does not fix it
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import onnxruntime
+        except ImportError:
+            raise UsageError(f"{path} needs the package onnxruntime: pip install 'repolicy[onnx]'") from None
+        for tensor in _model(path).graph.initializer:  # weights come from its own folder, or it is refused
+            _tensor(tensor, path)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's own, of several classes
+            raise FileError(f"{path} cannot be run by onnxruntime: {described(error)[:200]}") from None
+        outputs = [output.name for output in self._session.get_outputs()]
+        inputs = {entry.name: entry for entry in self._session.get_inputs()}
+        self._memory = {
+            name: other for name in inputs if (other := re.sub("in$", "out", name)) != name and other in outputs
+        }
+        seen = [name for name in inputs if name not in self._memory]
+        if len(seen) != 1:
+            raise FileError(
+                f"{path} takes {len(seen)} inputs ({', '.join(seen)}) beside those of its memory; a prior takes "
+                "observations alone"
+            )
+        [self._source], left = seen, [name for name in outputs if name not in self._memory.values()]
+        self._action = min(left, key=lambda name: name not in ACTION_NAMES)
+        self._shapes = {name: _sizes(inputs[name].shape, path) for name in self._memory}
+        self.remembers, shape = bool(self._memory), inputs[self._source].shape
+        self._one_by_one = shape[0] == 1
+        if len(shape) != 2:
+            raise FileError(f"{path} takes observations of shape {shape}, and no rows of numbers")
+        if isinstance(shape[1], int):
+            self.observation_size = shape[1]
+
+    def prepare(self, observation_size: int) -> bool:
+        return self.remembers
+
+    def begin(self, count: int) -> State:
+        return {name: torch.zeros(count, *shape) for name, shape in self._shapes.items()}
+
+    def step(self, observations: np.ndarray, state: State) -> tuple[np.ndarray, State]:
+        if not self._one_by_one and not self._memory:
+            return self._run(observations, {})[0], state
+        rows = [
+            self._run(observations[n : n + 1], {name: kept[n].numpy() for name, kept in state.items()})
+            for n in range(len(observations))
+        ]
+        after = {
+            name: torch.from_numpy(np.stack([row[1][index] for row in rows])) for index, name in enumerate(self._memory)
+        }
+        return np.concatenate([row[0] for row in rows]), after
+
+    def _run(self, observations: np.ndarray, memory: dict[str, np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+        wanted = [self._action, *self._memory.values()]
+        found, *after = self._session.run(wanted, {self._source: observations} | memory)
+        return np.asarray(found), after
+
+
+def _sizes(shape: list[Any], path: Path) -> list[int]:
+    if not all(isinstance(size, int) for size in shape):
+        raise FileError(f"{path} has a memory of a shape that it does not fix, {shape}: it cannot be run as it is")
+    return shape
+
+
+class Script:
+    """A TorchScript module. What it remembers are its buffers that change; each row is an environment's own."""
+
+    def __init__(self, path: Path) -> None:
+        from repolicy.policies.export import _quiet
+
+        try:
+            with _quiet():
+                self._module = torch.jit.load(str(path), map_location="cpu").eval()
+                for tensor in (*self._module.parameters(), *self._module.buffers()):
+                    tensor.requires_grad_(False)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise FileError(f"{path} cannot be loaded by PyTorch: {described(error)[:200]}") from None
+        self._path, self._names, self._axes = path, list[str](), dict[str, int | None]()
+        self.remembers = self._together = False
+
+    def prepare(self, observation_size: int) -> bool:
+        """Find its memory, and whether it can run several rows at a time."""
+        if hasattr(self._module, "reset_memory"):  # as rsl_rl exports it
+            self._module.reset_memory()
+        before = self._buffers()
+        noise = torch.randn(2, TRIED, observation_size, generator=torch.Generator().manual_seed(0))
+        first = self._row(noise[0, :1])
+        after = self._buffers()
+        self._names = [name for name, value in before.items() if not torch.equal(value, after[name])]
+        self._start = {name: before[name] for name in self._names}
+        self._set(self._start)
+        if not torch.allclose(first, self._row(noise[0, :1]), atol=1e-6):
+            raise UsageError(
+                f"{self._path} gives different actions from the same start: its state is not in its buffers, so it "
+                "cannot be kept apart for each environment"
+            )
+        self.remembers, self._together = bool(self._names), False
+        self._axes = {name: {2: 0, 3: 1}.get(value.dim()) for name, value in self._start.items()}
+        apart = self._tried(noise)
+        self._together = True
+        try:
+            together = self._tried(noise)
+            self._together = all(torch.allclose(a, b, atol=1e-5) for a, b in zip(apart, together, strict=True))
+        except (RuntimeError, IndexError):
+            self._together = False
+        self._set(self._start)
+        return self.remembers
+
+    def begin(self, count: int) -> State:
+        return {name: value.expand(count, *value.shape).clone() for name, value in self._start.items()}
+
+    @torch.no_grad()
+    def step(self, observations: np.ndarray, state: State) -> tuple[Tensor, State]:
+        rows = torch.from_numpy(observations)
+        if self._together:
+            self._set({name: self._packed(name, kept) for name, kept in state.items()})
+            found = self._row(rows)
+            return found, {name: self._unpacked(name, self._buffer(name)) for name in self._names}
+        means: list[Tensor] = []
+        after: list[State] = []
+        for n in range(len(rows)):
+            self._set({name: kept[n] for name, kept in state.items()})
+            means.append(self._row(rows[n : n + 1]))
+            after.append({name: self._buffer(name).clone() for name in self._names})
+        return torch.cat(means), {name: torch.stack([row[name] for row in after]) for name in self._names}
+
+    def _tried(self, noise: Tensor) -> list[Tensor]:
+        """Means and memories of some rows over some steps."""
+        state, found = self.begin(TRIED), []
+        for rows in noise:
+            mean, state = self.step(rows.numpy(), state)
+            found.append(mean)
+        return [*found, *state.values()]
+
+    @torch.no_grad()
+    def _row(self, observations: Tensor) -> Tensor:
+        found = self._module(observations)
+        if not isinstance(found, Tensor):
+            raise UsageError(f"{self._path} gives {type(found).__name__}, and no tensor of actions")
+        return found.detach().clone()
+
+    def _packed(self, name: str, rows: Tensor) -> Tensor:
+        """A memory `[N, …, 1, …]` as one buffer, with a row an environment where it had one row."""
+        axis = self._axes[name]
+        if axis is None or rows.shape[1 + axis] != 1:
+            raise RuntimeError("it has no axis of rows")
+        return rows.squeeze(1 + axis).movedim(0, axis).contiguous()
+
+    def _unpacked(self, name: str, buffer: Tensor) -> Tensor:
+        axis = self._axes[name]
+        assert axis is not None
+        return buffer.movedim(axis, 0).unsqueeze(1 + axis).clone()
+
+    def _buffers(self) -> dict[str, Tensor]:
+        return {name: buffer.detach().clone() for name, buffer in self._module.named_buffers()}
+
+    def _buffer(self, name: str) -> Tensor:
+        found: Any = self._module
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found.detach()  # type: ignore[no-any-return]
+
+    def _set(self, values: dict[str, Tensor]) -> None:
+        for name, value in values.items():
+            *owners, last = name.split(".")
+            owner: Any = self._module
+            for part in owners:
+                owner = getattr(owner, part)
+            setattr(owner, last, value.clone())

@@ -1,0 +1,127 @@
+"""What a user gives as a prior: a policy of ours, a file that is copied, or what must run as it is.
+
+Code runs only where the user named it: as an object in Python, as `module:name` on the command line, or as TorchScript
+with `--trust`.
+"""
+
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from repolicy.errors import UsageError
+from repolicy.loading import load_object
+from repolicy.policies.file import find_policy, notes_of, read_policy
+from repolicy.policies.options import Options
+from repolicy.policies.policy import Policy
+from repolicy.policies.priors import Exact, MeanPrior, ScoredPrior, Std, name_of, prior_of
+from repolicy.policies.storage import is_own
+from repolicy.policies.widths import fitted_to, wants_fit
+
+Source = dict[str, Any]  # how another process gets the same prior
+
+
+def is_code(reference: object) -> bool:
+    """Whether it is `module:name` or `file.py:name`, and not a file's name."""
+    return isinstance(reference, str) and ":" in reference and not Path(reference).exists()
+
+
+def exact_of(given: Any, options: Options | None = None, trust: bool = False) -> Exact | None:
+    """What runs as it is; None for a policy of ours, or a file that can be copied into one."""
+    options = options or Options()
+    if isinstance(given, Policy):
+        return None
+    if is_code(given):
+        found = load_object(given, "prior")
+        return found if isinstance(found, Policy) else _with_std(found, options, given)
+    if not isinstance(given, str | Path):
+        return _with_std(given, options)
+    path = find_policy(given)
+    if is_own(path):
+        return None
+    from repolicy.policies.formats import CannotCopyError, describe
+
+    try:
+        describe(path, options)
+    except CannotCopyError as error:
+        from repolicy.policies.formats.running import runner
+
+        return _with_std(runner(path, trust), options, str(path), (f"{error}; it runs as it is",))
+    return None
+
+
+class Acting(NamedTuple):
+    """What a reference to a policy leads to, to be run."""
+
+    path: Path
+    agent: Policy | MeanPrior
+    prior: Policy | None
+    card: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def acting(reference: str | Path, options: Options, trust: bool) -> Acting:
+    """A policy to run, of our own or as it is."""
+    exact = exact_of(str(reference), options, trust)
+    if isinstance(exact, ScoredPrior):
+        raise UsageError(f"{exact.name} scores actions and does not choose any: it is a prior, and no policy to run")
+    if isinstance(exact, MeanPrior):
+        return Acting(Path(reference), exact, None, {}, exact.notes)
+    if exact is not None:
+        return Acting(Path(reference), exact, None, {}, ())
+    path = find_policy(reference)
+    saved = read_policy(path, options)
+    return Acting(path, saved.policy, saved.prior, saved.card, tuple(notes_of(saved.card)))
+
+
+def _with_std(thing: Any, options: Options, name: str = "", notes: tuple[str, ...] = ()) -> Exact:
+    if options.vecnormalize or options.temperature is not None or options.file_activation:
+        raise UsageError(
+            f"{name or name_of(thing)} runs as it is: --vecnormalize, --temperature and --file-activation do not "
+            "belong to it"
+        )
+    if not wants_fit(options):
+        assert options.std != "fit"
+        found = prior_of(thing, options.std, name)
+    else:
+        unit = prior_of(thing, 1.0, name)
+        if not isinstance(unit, MeanPrior):
+            raise UsageError(f"{unit.name} has log_prob, which knows its own std: leave --std out")
+        std, sentence = fitted_to(unit, options)
+        found, notes = MeanPrior(unit.mean, std, unit.name), (*notes, sentence)
+    found.notes = (*found.notes, *notes)
+    return found
+
+
+def source_of(given: Any, exact: Exact, options: Options | None, trust: bool) -> Source | None:
+    """How other processes get this prior; None where they cannot."""
+    options = options or Options()
+    if isinstance(given, MeanPrior):
+        given, options = given.mean, replace(options, std=None)
+    reference = str(given) if isinstance(given, str | Path) else _importable(given)
+    if reference is None:
+        return None
+    if isinstance(given, str) and not is_code(given):
+        reference = str(find_policy(given).resolve())
+    std = exact.std.tolist() if isinstance(exact, MeanPrior) else None
+    return {"prior": reference, "std": std, "trust": trust, "options": asdict(options)}
+
+
+def from_source(source: Source) -> Exact:
+    """In another process: what the user named, with the std that it was given there."""
+    std: Std | None = None if source["std"] is None else torch.tensor(source["std"])
+    options = Options(**source["options"] | {"std": None if std is None else 1.0, "demonstrations": None})
+    found = exact_of(source["prior"], options, source["trust"])
+    assert found is not None
+    return MeanPrior(found.mean, std, found.name) if isinstance(found, MeanPrior) and std is not None else found
+
+
+def _importable(thing: Any) -> str | None:
+    """`module:name` of a function or an object of a module, where that leads to it again."""
+    module = sys.modules.get(getattr(thing, "__module__", None) or "")
+    name = getattr(thing, "__name__", "")
+    if module is None or module.__name__ == "__main__" or getattr(module, name, None) is not thing:
+        return None
+    return f"{module.__name__}:{name}"

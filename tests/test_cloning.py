@@ -1,0 +1,200 @@
+"""A prior that cannot be copied: its own log-probability is in the return, and the actor is fitted to it first."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_customize import ALPHA, SETTINGS, Log, as_policy, gain_and_std, optimum, wish
+from tiny_envs import CONTROL_COST, STATE_COST, tiny
+from torch import Tensor
+
+from repolicy.engine import cloning
+from repolicy.engine.cloning import fitted, score_loss
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.settings import Settings
+from repolicy.engine.training import Result, customize
+from repolicy.errors import UsageError
+from repolicy.objective import residual
+from repolicy.policies.file import read_policy
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.priors import Exact, MeanPrior, ScoredPrior, State, prior_of
+from repolicy.policies.spaces import ActionSpace
+
+EXACT = optimum(STATE_COST, CONTROL_COST, ALPHA)
+GAIN, STD = float(EXACT.gain), math.sqrt(float(EXACT.covariance))
+WISH = f"{Path(__file__).with_name('test_customize.py')}:{wish.__name__}"
+FEW = replace(SETTINGS, steps=2_048, segment=2)
+
+
+def steer(observations: np.ndarray) -> np.ndarray:
+    """The first task's optimum, as somebody would write it by hand."""
+    return -GAIN * observations
+
+
+class Steering:
+    """The same, as nothing but log-probabilities."""
+
+    def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
+        return torch.distributions.Normal(-GAIN * observations[:, 0], STD).log_prob(actions[:, 0])
+
+
+class Said(Log):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sentences: list[str] = []
+
+    def say(self, sentence: str) -> None:
+        self.sentences.append(sentence)
+
+
+def customized(prior: Any, out: Path, settings: Settings = FEW, **options: Any) -> tuple[Result, Said]:
+    said, asked = Said(), {"env": tiny("LinearQuadratic")} | options
+    return customize(prior, WISH, residual(2.0 * ALPHA, 0.15), out, settings, watchers=[said], **asked), said
+
+
+@pytest.mark.parametrize(("prior", "std"), [(steer, STD), (Steering(), None)], ids=["a mean", "log_prob alone"])
+def test_the_actor_is_fitted_and_the_prior_itself_scores(prior: Any, std: Any, tmp_path: Path) -> None:
+    """While the critic alone is fitted, the actor stays as it was fitted, and nats of the exact prior are logged."""
+    warm = replace(FEW, critic_warmup=1.0)
+    result, said = customized(prior, tmp_path / "run", warm, std=std)
+    assert gain_and_std(result.policy) == pytest.approx((GAIN, STD), rel=0.1)
+    entropy = 0.5 + math.log(STD * math.sqrt(2.0 * math.pi))
+    assert result.last["log_prior"] == pytest.approx(-entropy, abs=0.1)
+    assert result.last["prior_kl"] == pytest.approx(0.0, abs=0.05)
+    [sentence] = [sentence for sentence in said.sentences if "nats a step from" in sentence]
+    assert "with a return of -" in sentence
+    assert ("where the prior has -" in sentence) == (std is not None)
+    saved = read_policy(RunFolder(result.folder).prior)
+    assert saved.card["clone_of"]["kl"] == pytest.approx(0.0, abs=0.05)
+    assert read_policy(RunFolder(result.folder).last_policy).card["prior_is"] == saved.card["clone_of"]
+
+
+def test_it_is_the_exact_prior_that_scores_and_not_the_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prior that is off by a constant nat has the same clone and another log-probability."""
+    monkeypatch.setattr(cloning, "SCORED_ROUNDS", 1)
+
+    class Shifted(Steering):
+        def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
+            return super().log_prob(observations, actions) - 1.0
+
+    plain, _ = customized(Steering(), tmp_path / "plain", FEW)
+    shifted, _ = customized(Shifted(), tmp_path / "shifted", FEW)
+    first = [RunFolder(result.folder).logged()["log_prior"][0] for result in (plain, shifted)]
+    assert first[0] - first[1] == pytest.approx(1.0, abs=1e-4)
+
+
+def test_customizing_finds_the_optimum_of_the_summed_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in closed form for the copied prior; in few steps, and so less exactly."""
+    wanted = optimum(2.0 * STATE_COST + 0.3, 2.0 * CONTROL_COST + 2.0, 0.15)
+    monkeypatch.setattr(cloning, "STEPS", 2_048)
+    result, _ = customized(steer, tmp_path / "run", replace(SETTINGS, steps=24_000), std=STD)
+    assert gain_and_std(result.policy)[0] == pytest.approx(float(wanted.gain), rel=0.15)
+    assert float(wanted.gain) < 0.7 * GAIN
+
+
+def test_a_run_is_resumed_to_the_bit_with_the_same_prior_and_refused_with_another(tmp_path: Path) -> None:
+    four = replace(FEW, steps=4 * FEW.iteration_steps, segment=1)
+    whole, _ = customized(steer, tmp_path / "run", four, std=STD)
+    before = whole.policy.state_dict()
+    max((tmp_path / "run" / "checkpoints").iterdir()).unlink()
+    kept = (tmp_path / "run" / "prior.safetensors").read_bytes()
+    again, said = customized(steer, tmp_path / "run", four, std=STD, resume=True)
+    assert all(torch.equal(before[name], value) for name, value in again.policy.state_dict().items())
+    assert (tmp_path / "run" / "prior.safetensors").read_bytes() == kept
+    assert not [sentence for sentence in said.sentences if "is fitted to it" in sentence]
+    for other, std in ((lambda observations: -0.5 * observations, STD), (steer, 2 * STD)):
+        with pytest.raises(UsageError, match="is not the prior of the run in .*differ by up to"):
+            customized(other, tmp_path / "run", four, std=std, resume=True)
+
+
+class Remembering:
+    """Repeats half of what it saw in the step before."""
+
+    def begin(self, count: int) -> State:
+        return {"seen": torch.zeros(count, 1)}
+
+    def step(self, observations: np.ndarray, state: State) -> tuple[Any, State]:
+        return -0.5 * state["seen"], {"seen": torch.from_numpy(observations)}
+
+
+def test_a_clone_without_a_memory_says_what_that_costs(tmp_path: Path) -> None:
+    result, said = customized(prior_of(Remembering(), 0.1), tmp_path / "run", replace(FEW, critic_warmup=1.0))
+    [sentence] = [sentence for sentence in said.sentences if "nats a step from Remembering" in sentence]
+    assert "that much of the prior is lost where customizing begins" in sentence
+    kl = read_policy(RunFolder(result.folder).prior).card["clone_of"]["kl"]
+    assert kl > 1.0
+    assert result.last["prior_kl"] == pytest.approx(kl, rel=0.5)
+    again, _ = customized(Remembering(), tmp_path / "run", replace(FEW, critic_warmup=1.0), std=0.1, resume=True)
+    assert again.finished
+
+
+def test_choices_are_fitted_by_their_log_probabilities() -> None:
+    class Choosing:
+        def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
+            logits = torch.stack([observations[:, 0], 0.0 * observations[:, 0], -observations[:, 0]], 1)
+            return logits.log_softmax(1).gather(1, actions.long())[:, 0]
+
+    prior: Exact = ScoredPrior(Choosing())
+    policy, steps = fitted(prior, tiny("Told") + "?actions=choice", replace(FEW, steps=2_048))
+    assert steps == 8 * 2_048
+    states = torch.linspace(-1.5, 1.5, 31).unsqueeze(1)
+    probabilities = torch.stack([policy.log_prob(states, torch.full((31, 1), choice)) for choice in range(3)], 1).exp()
+    wanted = torch.cat([states, 0.0 * states, -states], 1).softmax(1)
+    assert float((probabilities - wanted).abs().max()) < 0.1
+
+
+def test_fitting_to_log_probabilities_descends_the_divergence_and_rests_at_the_prior() -> None:
+    prior, states = as_policy(EXACT), torch.randn(40, 1)
+    assert float(score_gradient(prior, prior, states, 1).abs().max()) < 1e-4
+    other = Policy(PolicySpec(1, ActionSpace("continuous", (1,)), hidden=(4,)))
+    (wanted,) = torch.autograd.grad(other(states).kl(prior(states)).mean(), other.log_std)
+    found = torch.stack([score_gradient(prior, other, states, seed) for seed in range(400)])
+    error = float(found.std() / len(found) ** 0.5)
+    assert float(found.mean()) == pytest.approx(float(wanted), abs=4.0 * error)
+    assert error < 0.05 * abs(float(wanted))
+
+
+def score_gradient(prior: Policy, policy: Policy, states: Tensor, seed: int) -> Tensor:
+    policy.requires_grad_(True)
+    loss = score_loss(prior, policy, states, torch.Generator().manual_seed(seed))
+    (found,) = torch.autograd.grad(loss, policy.log_std)
+    return found
+
+
+def test_a_policy_that_could_be_copied_is_fitted_where_that_is_wanted(tmp_path: Path) -> None:
+    result, said = customized(as_policy(EXACT), tmp_path / "run", replace(FEW, critic_warmup=1.0), init="clone")
+    assert result.policy.spec.hidden == (64, 64)
+    assert gain_and_std(result.policy) == pytest.approx((GAIN, STD), rel=0.1)
+    assert any("nats a step from the prior" in sentence for sentence in said.sentences)
+
+
+def test_ranks_import_the_prior(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"def steer(observations):\n    return {-GAIN} * observations\n")
+    two = replace(FEW, ranks=2, steps=2 * FEW.iteration_steps)
+    result, _ = customized(f"{file}:steer", tmp_path / "run", two, std=STD)
+    assert result.finished
+    assert result.last["prior_kl"] == pytest.approx(0.0, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("prior", "options", "sentence"),
+    [
+        (steer, {}, "steer gives a mean and no std"),
+        (steer, {"std": 0.1, "env": None}, "steer does not say which environment it is for; name one with --env"),
+        (lambda observations: observations, {"std": 0.1, "ranks": 2}, "the other ranks cannot import: take one rank"),
+        (steer, {"std": 0.1, "init": "copy"}, "steer cannot be copied"),
+        (MeanPrior(lambda seen: seen[0], 0.1), {}, r"gave means of shape \[1\]"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(
+    prior: Any, options: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    settings = replace(FEW, ranks=options.pop("ranks", 1))
+    with pytest.raises(UsageError, match=sentence):
+        customized(prior, tmp_path / "run", settings, **options)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,257 @@
+"""A policy from recorded actions, the std of a mean from them, and data that is refused in one sentence."""
+
+import io
+import math
+import pickle
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_cli import SMALL, _elsewhere, answered, refused  # noqa: F401
+from test_cloning import EXACT, GAIN, STD
+from test_customize import as_policy
+from tiny_envs import tiny
+
+from repolicy.engine.imitation import imitate
+from repolicy.errors import FileError, RepolicyError, UsageError
+from repolicy.policies.demonstrations import Demonstrations, read_demonstrations
+from repolicy.policies.file import load_policy, read_policy, save_policy
+from repolicy.policies.given import exact_of
+from repolicy.policies.options import Options
+from repolicy.policies.priors import MeanPrior
+
+ROWS = 3_000
+
+
+def recorded(path: Path, count: int = ROWS, **other: Any) -> Path:
+    """A thousand actions of the first task's optimum in random states, as `np.savez` writes them."""
+    generator = np.random.default_rng(0)
+    states = generator.uniform(-2.0, 2.0, (count, 1)).astype(np.float32)
+    actions = -GAIN * states + STD * generator.normal(size=(count, 1))
+    np.savez(path, **{"observations": states, "actions": actions} | other)
+    return path
+
+
+def test_the_likeliest_policy_is_the_one_that_was_recorded(tmp_path: Path) -> None:
+    found = imitate(recorded(tmp_path / "d.npz"), tmp_path / "p.safetensors", hidden=(16,))
+    entropy = 0.5 + math.log(STD * math.sqrt(2.0 * math.pi))
+    assert found.fitted.held_out == pytest.approx(-entropy, abs=0.1)
+    policy = load_policy(found.file)
+    assert float(policy.std) == pytest.approx(STD, rel=0.05)
+    states = torch.linspace(-1.5, 1.5, 31)[:, None]
+    with torch.no_grad():
+        assert float((policy(states).mode() + GAIN * states).abs().max()) < 0.1 * STD + 0.1
+
+
+def test_a_std_may_depend_on_the_state(tmp_path: Path) -> None:
+    generator = np.random.default_rng(1)
+    states = generator.uniform(-1.0, 1.0, (ROWS, 1))
+    widths = 0.3 * np.exp(1.2 * states)
+    np.savez(tmp_path / "d.npz", observations=states, actions=widths * generator.normal(size=(ROWS, 1)))
+    both = [
+        imitate(tmp_path / "d.npz", tmp_path / "p.safetensors", hidden=(8,), state_std=wanted)
+        for wanted in (False, True)
+    ]
+    # log √E[σ²] − E[log σ], which is what one std for all costs
+    gain = 0.5 * math.log(math.sinh(2.4) / 2.4)
+    assert both[1].fitted.held_out - both[0].fitted.held_out == pytest.approx(gain, abs=0.1)
+
+
+def test_choices_are_imitated_with_their_frequencies(tmp_path: Path) -> None:
+    generator = np.random.default_rng(2)
+    states = generator.integers(0, 2, (ROWS, 1))
+    actions = np.where(generator.random((ROWS, 1)) < 0.8, states, 2)
+    np.savez(tmp_path / "d.npz", observations=states.astype(float), actions=actions)
+    policy = imitate(tmp_path / "d.npz", tmp_path / "p.safetensors", hidden=(8,)).policy
+    chances = policy.log_prob(torch.tensor([[0.0], [1.0], [0.0]]), torch.tensor([[0], [1], [2]])).exp()
+    assert chances.tolist() == pytest.approx([0.8, 0.8, 0.2], abs=0.05)
+
+
+@pytest.mark.usefixtures("_elsewhere")
+def test_customizing_goes_on_from_an_imitation(capsys: pytest.CaptureFixture[str]) -> None:
+    recorded(Path("d.npz"), 500)
+    env = tiny("LinearQuadratic")
+    made = answered(capsys, "imitate", "d.npz", "--env", env, "--hidden", "8", "--out", "prior.safetensors")
+    assert made["return"]["mean"] < 0.0
+    assert read_policy(Path(made["file"])).card["request"] == {"env": env}
+    wanted = ["--addon", tiny("stay_near"), "--omega", "0.3", "--alpha", "0.1", "--trust", "--no-report", *SMALL]
+    assert answered(capsys, "customize", made["file"], *wanted, "--out", "run")["finished"]
+    assert "has observations of 1 numbers" in refused(capsys, 2, "imitate", "d.npz", "--env", tiny("Counter"))
+
+
+# The std of a mean ----------------------------------------------------------------------------------------------------
+
+
+def steer(observations: np.ndarray) -> np.ndarray:
+    return -GAIN * observations
+
+
+def test_the_std_of_a_mean_is_fitted_to_its_recorded_actions(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "d.npz")
+    data = read_demonstrations(path)
+    prior = exact_of(steer, Options(std="fit", demonstrations=str(path)))
+    assert isinstance(prior, MeanPrior)
+    assert float(prior.std) == pytest.approx(STD, rel=0.05)
+    [note] = prior.notes
+    assert "costs 0.5 nats a step, and ω′ times that in reward" in note
+    best = prior.log_prob(data.observations, data.actions).mean()
+    assert float(-best) == pytest.approx(0.5 + float(prior.std.log()) + 0.5 * math.log(2.0 * math.pi), abs=1e-4)
+    for factor in (0.95, 1.05):  # no other std makes them likelier
+        other = MeanPrior(steer, prior.std * factor)
+        assert other.log_prob(data.observations, data.actions).mean() < best
+
+
+def test_the_std_of_a_file_without_one_is_fitted_too(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    from repolicy.policies.export import export
+
+    policy = as_policy(EXACT)
+    export(policy, tmp_path / "mean.onnx", "onnx")
+    path = recorded(tmp_path / "d.npz")
+    copied = load_policy(tmp_path / "mean.onnx", std="fit", demonstrations=str(path))
+    assert float(copied.std) == pytest.approx(STD, rel=0.05)
+    with pytest.raises(UsageError, match="--std fit needs recorded actions"):
+        load_policy(tmp_path / "mean.onnx", std="fit")
+    with pytest.raises(UsageError, match="--demonstrations goes with --std fit"):
+        load_policy(tmp_path / "mean.onnx", std=0.1, demonstrations=str(path))
+    np.savez(tmp_path / "means.npz", observations=np.ones((200, 1)), actions=policy(torch.ones(200, 1)).mode().detach())
+    with pytest.raises(UsageError, match="are the policy's own means, which tell no std"):
+        load_policy(tmp_path / "mean.onnx", std="fit", demonstrations=str(tmp_path / "means.npz"))
+    np.savez(tmp_path / "wide.npz", observations=np.ones((200, 2)), actions=np.ones((200, 1)))
+    with pytest.raises(UsageError, match="observations of 2 numbers and actions of 1; the policy takes 1 and gives 1"):
+        load_policy(tmp_path / "mean.onnx", std="fit", demonstrations=str(tmp_path / "wide.npz"))
+    own = tmp_path / "own.safetensors"
+    save_policy(own, policy, {})
+    with pytest.raises(UsageError, match="holds all that there is to know"):
+        load_policy(own, std="fit", demonstrations=str(path))
+
+
+def test_a_std_before_tanh_is_fitted_before_tanh(tmp_path: Path) -> None:
+    """A TorchScript perceptron that ends in tanh and a scale: recorded actions are taken back through both."""
+    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())
+    states = torch.randn(3_000, 3)
+    with torch.no_grad():
+        before = module[0](states) + torch.tensor([0.1, 0.4]) * torch.randn(3_000, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(module), str(tmp_path / "policy.pt"))
+    np.savez(tmp_path / "d.npz", observations=states, actions=torch.tanh(before))
+    policy = load_policy(tmp_path / "policy.pt", std="fit", demonstrations=str(tmp_path / "d.npz"))
+    assert policy.spec.family == "squashed"
+    assert policy.std is not None
+    assert policy.std.tolist() == pytest.approx([0.1, 0.4], rel=0.06)
+
+
+# Bad data -------------------------------------------------------------------------------------------------------------
+
+
+class Runs:
+    """What a pickle would run."""
+
+    def __reduce__(self) -> Any:
+        return (Path("ran").touch, ())
+
+
+SEEN, DONE = np.zeros((200, 3)), np.zeros((200, 2))
+
+
+def spoilt(values: np.ndarray, number: float) -> np.ndarray:
+    values = values.copy()
+    values[7, 1] = number
+    return values
+
+
+@pytest.mark.parametrize(
+    ("arrays", "sentence"),
+    [
+        ({"observations": SEEN}, "has no array 'actions' (it has observations)"),
+        ({"obs": SEEN, "acts": DONE}, "has no array 'observations' (it has obs, acts)"),
+        ({"observations": SEEN[:-1], "actions": DONE}, "it has 199 observations and 200 actions"),
+        ({"observations": np.zeros((201, 3)), "actions": DONE}, "leave out the last observation of each episode"),
+        ({"observations": SEEN[:5], "actions": DONE[:5]}, "5 steps are too few to learn from"),
+        ({"observations": spoilt(SEEN, np.nan), "actions": DONE}, "observations have 1 numbers that are not finite"),
+        (
+            {"observations": SEEN, "actions": spoilt(DONE, np.inf)},
+            "actions have 1 numbers that are not finite, the first in row 7",
+        ),
+        ({"observations": SEEN.astype(str), "actions": DONE}, "observations are <U"),
+        ({"observations": SEEN, "actions": np.zeros((200, 0))}, "actions have no numbers"),
+        ({"observations": np.float64(1.0), "actions": DONE}, "observations are one number"),
+        ({"observations": SEEN, "actions": DONE, "ended": np.zeros(3)}, "ended has 3 entries for 200 steps"),
+        ({"observations": SEEN, "actions": np.full((200, 1), -1)}, "count choices from 0, but one is -1"),
+        ({"observations": np.array([Runs()] * 200, object), "actions": DONE}, "pickled objects, which are not run"),
+    ],
+)
+def test_bad_data_is_one_sentence(
+    arrays: dict[str, Any], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("d.npz", **arrays)
+    with pytest.raises(FileError) as found:
+        read_demonstrations("d.npz")
+    assert sentence in str(found.value)
+    assert not Path("ran").exists()
+
+
+def test_files_that_are_no_npz_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("one.npy", SEEN)
+    Path("one.npy").rename("one.npz")
+    Path("pickle.npz").write_bytes(pickle.dumps(Runs()))
+    Path("text.npz").write_text("observations\n")
+    whole = io.BytesIO()
+    np.savez(whole, observations=SEEN, actions=DONE)
+    Path("cut.npz").write_bytes(whole.getvalue()[:900])
+    with zipfile.ZipFile("odd.npz", "w") as file:
+        file.writestr("observations.npy", b"no array")
+        file.writestr("actions.npy", b"")
+    for name in ("one", "pickle", "text", "cut", "odd", "missing"):
+        with pytest.raises(FileError) as found:
+            read_demonstrations(f"{name}.npz")
+        assert f"{name}.npz" in str(found.value)
+        assert "\n" not in str(found.value)
+    assert not Path("ran").exists()
+
+
+def test_a_minari_dataset_needs_minari(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "minari", None)
+    with pytest.raises(UsageError, match=r"pip install 'minari\[hdf5\]'"):
+        read_demonstrations("mujoco/hopper/expert-v0")
+
+
+def test_a_minari_dataset_is_read_episode_by_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minari = pytest.importorskip("minari")
+    import gymnasium
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    env, last = gymnasium.make("Pendulum-v1"), np.arange(60) == 59
+    episodes = [
+        minari.data_collector.EpisodeBuffer(
+            id=k, observations=np.full((61, 3), k, np.float32), actions=np.full((60, 1), 0.1 * k, np.float32),
+            rewards=np.zeros(60), terminations=np.zeros(60, bool), truncations=last,
+        )
+        for k in range(3)
+    ]  # fmt: skip
+    warnings.simplefilter("ignore")  # Minari's, about authors and links
+    minari.create_dataset_from_buffers("pendulum/random-v0", buffer=episodes, env=env)
+    found = read_demonstrations("pendulum/random-v0")
+    assert found.observations.shape == (180, 3)
+    assert found.actions.shape == (180, 1)
+    assert torch.nonzero(found.ended)[:, 0].tolist() == [59, 119, 179]
+    assert found.env == "Pendulum-v1"
+    with pytest.raises(RepolicyError, match="the Minari dataset 'no/such-v0' cannot be read"):
+        read_demonstrations("no/such-v0")
+
+
+def test_data_that_does_not_fit_the_environment_is_refused(tmp_path: Path) -> None:
+    data = Demonstrations("d", torch.zeros(200, 1), torch.full((200, 1), 5), torch.zeros(200, dtype=torch.bool))
+    env = tiny("Told") + "?actions=choice"
+    with pytest.raises(UsageError, match=r"has choices up to \[5\]"):
+        imitate(data, tmp_path / "p.safetensors", env=env)
+    with pytest.raises(UsageError, match="has actions of 1 choices, but .* takes 1 numbers"):
+        imitate(data, tmp_path / "p.safetensors", env=tiny("LinearQuadratic"))
+    assert not (tmp_path / "p.safetensors").exists()

@@ -1,0 +1,197 @@
+"""Priors that are functions, objects and programs with a memory: what they score, along episodes too."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_envs import tiny
+from torch import Tensor, nn
+
+from repolicy.envs.evaluation import run_episodes
+from repolicy.envs.making import make_envs
+from repolicy.envs.rollout import Collector
+from repolicy.errors import NumericError, UsageError
+from repolicy.policies.given import exact_of, from_source, is_code, source_of
+from repolicy.policies.options import Options
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.priors import MeanPrior, ScoredPrior, Scorer, State, prior_of
+from repolicy.policies.spaces import ActionSpace
+
+TWO = ActionSpace("continuous", (2,))
+ONE = ActionSpace("continuous", (1,))
+
+
+def twice(observations: np.ndarray) -> np.ndarray:
+    return np.stack([2.0 * observations[:, 0], observations.sum(1)], axis=1)
+
+
+@pytest.mark.parametrize("std", [0.3, [0.1, 2.0]])
+def test_a_mean_with_a_std_scores_as_torchs_normal(std: Any) -> None:
+    prior = MeanPrior(twice, std).placed(3, TWO)
+    observations, actions = torch.randn(4, 7, 3), torch.randn(4, 7, 2)
+    mean = torch.from_numpy(twice(observations.reshape(-1, 3).numpy())).reshape(4, 7, 2)
+    wanted = torch.distributions.Normal(mean, torch.tensor(std)).log_prob(actions).sum(-1)
+    torch.testing.assert_close(prior.log_prob(observations, actions), wanted)
+
+
+def test_a_torch_module_is_a_mean() -> None:
+    module = nn.Linear(3, 2)
+    observations = torch.randn(5, 3)
+    prior = MeanPrior(module, 0.5).placed(3, TWO)
+    torch.testing.assert_close(prior.distribution(observations).mode(), module(observations).detach())
+
+
+class Leaning:
+    """Knows log-probabilities, in NumPy, and nothing else."""
+
+    def log_prob(self, observations: Tensor, actions: Tensor) -> np.ndarray:
+        assert observations.dim() == actions.dim() == 2
+        return -np.abs(np.asarray(actions - observations[:, :1])).sum(1)
+
+
+def test_an_object_with_log_prob_is_asked_in_rows() -> None:
+    observations, actions = torch.randn(4, 7, 3), torch.randn(4, 7, 2)
+    wanted = -(actions - observations[..., :1]).abs().sum(-1)
+    torch.testing.assert_close(prior_of(Leaning).log_prob(observations, actions), wanted)
+
+
+# A memory -------------------------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """Its mean is how many steps of the episode it has seen, times 0.1."""
+
+    def begin(self, count: int) -> State:
+        return {"steps": torch.zeros(count, 1)}
+
+    def step(self, observations: np.ndarray, state: State) -> tuple[Any, State]:
+        steps = state["steps"] + 1.0
+        return 0.1 * steps, {"steps": steps}
+
+
+@pytest.fixture
+def counting() -> MeanPrior:
+    return MeanPrior(Counting(), 0.5).placed(2, ONE)
+
+
+def test_a_memory_runs_along_with_the_episode_and_over_the_ends_of_rollouts(counting: MeanPrior) -> None:
+    """The environment shows (episode, step), so that what must be remembered can be seen."""
+    envs = make_envs(tiny("Counter"), 3, 0)
+    collector, scorer = Collector(envs, 4, torch.Generator().manual_seed(0)), Scorer(counting)
+    agent = Policy(PolicySpec(2, envs.actions, hidden=(4,)))
+    for _ in range(5):
+        observations, actions, ended = collector.collect(agent).scored
+        seen = observations[..., 1:] + 1.0
+        wanted = torch.distributions.Normal(0.1 * seen, 0.5).log_prob(actions).sum(-1)
+        torch.testing.assert_close(scorer(observations, actions, ended), wanted)
+    scorer.begin()  # with new environments, it has seen nothing
+    fresh = torch.distributions.Normal(torch.full((1, 1, 1), 0.1), 0.5).log_prob(actions[:1]).sum(-1)
+    torch.testing.assert_close(scorer(observations[:1], actions[:1], ended[:1]), fresh)
+
+
+def test_what_remembers_acts_by_its_memory(counting: MeanPrior) -> None:
+    envs = make_envs(tiny("Counter"), 3, 0)
+    collector = Collector(envs, 4, torch.Generator().manual_seed(0))
+    for _ in range(5):
+        rollout = collector.collect(counting, stochastic=False)
+        observations, actions, _ = rollout.scored
+        torch.testing.assert_close(actions, 0.1 * (observations[..., 1:] + 1.0))
+    sampled = collector.collect(counting)
+    assert sampled.actions.std() > 0.2
+
+
+def test_an_evaluation_scores_whole_episodes_with_their_memory(counting: MeanPrior) -> None:
+    """Its own actions, scored while acting and again afterwards: the same."""
+    envs = make_envs(tiny("Counter"), 2, 0)
+    found = run_episodes(counting, envs, 12, prior=counting, stochastic=True)
+    assert found.log_prior is not None
+    np.testing.assert_allclose(found.log_prior, found.log_policy, rtol=1e-5)
+    assert len(set(found.lengths)) > 3
+
+
+def test_what_remembers_has_no_log_prob_of_single_steps(counting: MeanPrior) -> None:
+    with pytest.raises(UsageError, match="has a memory"):
+        counting.log_prob(torch.zeros(2, 2), torch.zeros(2, 1))
+
+
+# What is refused, and how it is found ---------------------------------------------------------------------------------
+
+
+def flat(observations: np.ndarray) -> np.ndarray:
+    return observations[:, 0]
+
+
+def broken(observations: np.ndarray) -> np.ndarray:
+    raise KeyError("gain")
+
+
+def infinite(observations: np.ndarray) -> np.ndarray:
+    return np.full((len(observations), 2), np.inf)
+
+
+class Wide:
+    def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
+        return actions
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: prior_of(twice), r"twice gives a mean and no std.*--std \(in Python, std=\)"),
+        (lambda: prior_of(twice, 0.0), "the std of twice is 0.0; it must be above 0"),
+        (lambda: prior_of(twice, [0.1, float("nan")]), "must be above 0"),
+        (lambda: prior_of(Leaning(), 0.1), "knows its own std"),
+        (lambda: prior_of(3), "the prior int is int; it must be a policy, an object with log_prob"),
+        (lambda: MeanPrior(twice, [0.1, 0.2, 0.3]).placed(3, TWO), "has 3 stds, and an action has 2 numbers"),
+        (lambda: MeanPrior(twice, 0.1).placed(3, ActionSpace("discrete", (4,))), "choices have no mean"),
+        (lambda: scored(MeanPrior(flat, 0.1).placed(3, TWO)), r"means of shape \[5\].*must give \[5, 2\]"),
+        (lambda: scored(MeanPrior(broken, 0.1).placed(3, TWO)), "broken failed: KeyError"),
+        (lambda: scored(ScoredPrior(Wide())), r"gave shape \[5, 2\] for 5 observations and actions"),
+    ],
+)
+def test_what_is_no_prior_is_one_sentence(make: Any, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        make()
+
+
+def scored(prior: Any) -> Tensor:
+    return prior.log_prob(torch.zeros(5, 3), torch.zeros(5, 2))
+
+
+def test_a_mean_that_is_not_finite_is_said() -> None:
+    with pytest.raises(NumericError, match="infinite gave a mean that is not finite"):
+        scored(MeanPrior(infinite, 0.1).placed(3, TWO))
+
+
+def test_code_is_named_by_the_user_and_found_again_elsewhere(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def act(observations):\n    return observations[:, :1]\n\nclass P:\n    log_prob = None\n")
+    reference, options = f"{file}:act", Options(std=0.3)
+    assert is_code(reference)
+    assert not is_code(str(file))
+    found = exact_of(reference, options)
+    again = from_source(source_of(reference, found, options, False))
+    for prior in (found, again):
+        assert isinstance(prior, MeanPrior)
+        assert float(prior.log_prob(torch.ones(1, 2), torch.ones(1, 1))) == pytest.approx(-np.log(0.3) - 0.9189, 1e-3)
+        assert (prior.name, float(prior.std)) == (reference, pytest.approx(0.3))
+    with pytest.raises(UsageError, match="has no 'acts'; did you mean act"):
+        exact_of(f"{file}:acts", options)
+    with pytest.raises(UsageError, match="--vecnormalize.*do not belong to it"):
+        exact_of(reference, Options(std=0.3, vecnormalize="v.pkl"))
+
+
+def test_only_what_a_module_holds_can_be_imported_elsewhere() -> None:
+    def local(observations: np.ndarray) -> np.ndarray:
+        return observations
+
+    assert source_of(local, prior_of(local, 0.1), None, False) is None
+    source = source_of(MeanPrior(twice, [0.1, 0.2]), MeanPrior(twice, [0.1, 0.2]), None, False)
+    assert source is not None
+    assert source["prior"] == f"{twice.__module__}:twice"
+    again = from_source(source)
+    assert isinstance(again, MeanPrior)
+    assert again.mean is twice
+    assert again.std.tolist() == pytest.approx([0.1, 0.2])
