@@ -71,12 +71,11 @@ def train(
     made, kept = resumed(folder, resume)
     objective = objective or made or Wanted("soft")
     settings, said = ranks_for(settings or kept or train_defaults(env), [env, *wishes])
-    settings = settings.resolved()
-    tell(watchers, [f"training in {env}, into {folder}", *said])
+    settings, said = settings.resolved(), [f"training in {env}, into {folder}", *said]
     with watchdog(patience):
         if isinstance(objective, Wanted):
-            objective, settings, said = for_training(objective, env, wishes, settings)
-            tell(watchers, said)
+            objective, settings, chosen = for_training(objective, env, wishes, settings)
+            said += chosen
         check_objective(objective)
         if objective.reads_prior:
             raise UsageError("an objective with omega above 0 needs a prior: use customize")
@@ -84,6 +83,7 @@ def train(
             raise UsageError("an objective with states above 0 needs a prior, whose states they are: use customize")
         request = Request(env, objective, settings, wishes)
         check(request)
+        tell(watchers, said)
         return run(request, RunFolder(folder), resume, watchers, patience=patience)
 
 
