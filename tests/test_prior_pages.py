@@ -1,0 +1,126 @@
+"""The commands of the pages about priors run as they stand there, with fewer steps."""
+
+import functools
+import shlex
+import textwrap
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from test_cli import SMALL, _elsewhere, typed  # noqa: F401
+from test_cloning import FEW
+
+import repolicy
+from repolicy.engine import cloning
+from repolicy.objective import residual
+
+DOCS = Path(__file__).parents[1] / "docs"
+pytestmark = pytest.mark.usefixtures("_elsewhere")
+
+
+def section(page: str, title: str) -> str:
+    return (DOCS / page).read_text().split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def code(text: str) -> list[str]:
+    """The indented blocks of a section."""
+    blocks: list[str] = [""]
+    for line in text.splitlines():
+        if line.startswith("    ") or (not line and blocks[-1]):
+            blocks[-1] += line + "\n"
+        elif blocks[-1]:
+            blocks.append("")
+    return [textwrap.dedent(block) for block in blocks if block.strip()]
+
+
+def commands(text: str) -> list[list[str]]:
+    """The command lines of a section, with fewer steps and episodes."""
+    found = []
+    for line in "".join(code(text)).splitlines():
+        if not line.startswith("repolicy "):
+            continue
+        words = shlex.split(line, comments=True)[1:]
+        if "--episodes" in words:
+            words[words.index("--episodes") + 1] = "2"
+        if "--steps" in words:
+            at = words.index("--steps")
+            del words[at : at + 2]
+        if words[0] == "customize":
+            words += [*SMALL, "--evaluation-episodes", "1", "--no-report"]
+        words += ["--seconds", "0.1", "--width", "64"] if words[0] == "render" else []
+        found.append(words)
+    return found
+
+
+def run_all(capsys: pytest.CaptureFixture[str], text: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(cloning, "FIT_EPOCHS", 2)
+    monkeypatch.setattr(cloning, "LONGEST", 100)
+    said = []
+    for words in commands(text):
+        status, out, err = typed(capsys, *words)
+        assert status == 0, f"{' '.join(words)}: {err}"
+        said.append(out + err)
+    return said
+
+
+def test_a_function(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    text = section("any-prior.md", "A function")
+    program, _, snippet = code(text)
+    Path("swing.py").write_text(program)
+    said = run_all(capsys, text, monkeypatch)
+    assert len(said) == 3
+    assert "nats a step from swing.py:act" in said[1]
+    names: dict[str, Any] = {}
+    exec(program, names)
+    few = functools.partial(repolicy.customize, settings=FEW)
+    exec(
+        snippet.replace("runs/calm", "runs/again"),
+        names | {"repolicy": SimpleNamespace(customize=few)} | {"residual": residual},
+    )
+    assert Path("runs/again/best.safetensors").exists()
+
+
+class Around(torch.nn.Module):
+    """A connection around a layer, which no perceptron of ours has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = (torch.nn.Linear(a, b) for a, b in ((17, 7), (7, 7), (7, 6)))
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        first = torch.tanh(self.first(obs))
+        return self.last(first + torch.tanh(self.second(first)))
+
+
+def test_graphs_and_modules(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxscript")
+    module = Around()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(module), "lstm.pt")
+        torch.onnx.export(module, (torch.zeros(1, 17),), "policy.onnx", dynamo=False, opset_version=17)
+    said = run_all(capsys, section("any-prior.md", "A graph or a module that cannot be copied"), monkeypatch)
+    assert len(said) == 3
+    assert "in onnxruntime" in said[0]
+    assert "nats a step from policy.onnx" in said[1]
+
+
+def test_demonstrations(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(0)
+    np.savez("cheetah.npz", observations=generator.normal(size=(300, 17)), actions=generator.normal(size=(300, 6)))
+    said = run_all(capsys, section("any-prior.md", "A prior from demonstrations"), monkeypatch)
+    assert len(said) == 2
+    assert "that was held out" in said[0]
+
+
+def test_two_minutes_from_file_to_film(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    sb3 = pytest.importorskip("stable_baselines3")
+    sb3.PPO("MlpPolicy", gymnasium.make("HalfCheetah-v5"), seed=3).save("theirs.zip")
+    said = run_all(capsys, section("your-policy.md", "Two minutes from file to film"), monkeypatch)
+    assert len(said) == 4
+    assert Path("theirs.mp4").stat().st_size > 0
