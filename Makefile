@@ -35,7 +35,7 @@ stale: .venv/base  ## which rows of results/ were measured with code that has ch
 	$(BIN)/python -m experiments.stale
 
 site: .venv/docs  ## these pages as a website in site/, which works from a disk, without a network
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 .venv/base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -1,0 +1,182 @@
+"""Every command of the pages runs, typed as a reader types it, with fewer steps and episodes."""
+
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tyro
+
+from repolicy.cli import main as cli
+from repolicy.engine import states
+from repolicy.envs import evaluation
+from repolicy.many import sweep
+from repolicy.many.pool import Job
+from repolicy.policies.file import find_policy, save_policy
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.spaces import ActionSpace
+from repolicy.report import film
+from repolicy.report import run as report
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.glob("*.md") if not page.name.startswith("llm"))]
+
+FEW = "--envs 4 --horizon 16 --minibatch 32 --hidden 8 --ranks 1 --evaluation-episodes 1 --segment 4"
+FEWER = {
+    "train": f"--steps 64 {FEW}",
+    "customize": f"--steps 64 {FEW} --no-report",
+    "sweep": f"--steps 64 {FEW} --episodes 1",
+    "bench": f"--slices 1 {FEW}",
+    "dial": "--episodes 1",
+    "evaluate": "--episodes 1",
+    "render": "--seconds 0.1 --width 32",
+    "rql": "--steps 100",
+}
+NOT_HERE = ("go1_policy.onnx", "torchrun")  # a file to be downloaded, several machines: these lines are only parsed
+
+
+def command_lines(page: Path) -> list[str]:
+    """Lines in a block of code that begin with the command, without their comments."""
+    text = page.read_text().replace("\\\n", " ")
+    found = re.findall(r"^(?:    )?((?:torchrun .* -m )?repolicy [^`\n]+)$", text, re.MULTILINE)
+    return [line.split("  #")[0].split(" # ")[0].strip() for line in found]
+
+
+def commands_in_sentences(page: Path) -> list[str]:
+    """Those with an option, in a sentence or a table, with a number for the seed S."""
+    found = re.findall(r"`(repolicy [^`]* --[^`]+)`", page.read_text().replace("\n", " "))
+    return [line.replace("--seed S", "--seed 0") for line in found if "..." not in line]
+
+
+def test_there_is_something_to_run() -> None:
+    assert len([line for page in PAGES for line in command_lines(page)]) > 40
+    assert len([line for page in PAGES for line in commands_in_sentences(page)]) > 5
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_in_sentences_are_understood(page: Path) -> None:
+    for line in commands_in_sentences(page):
+        understood(shlex.split(line)[1:])
+
+
+def understood(words: list[str]) -> None:
+    """Fails for a command, or an option of it, that is not there."""
+    if "--help" not in words:
+        tyro.cli(cli.COMMANDS[words[0]], args=cli._words(words[1:]))
+
+
+# Running them ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with everything that the pages take for granted: two files of one's own, and some runs."""
+    place = tmp_path_factory.mktemp("desk")
+    for name, code in zip(("my_envs.py", "my_rewards.py"), snippets("quickstart.md"), strict=False):
+        (place / name).write_text(code)
+    with (place / "my_envs.py").open("a") as file:
+        file.write("\n\nMaze = Puck\n")
+    with (place / "my_rewards.py").open("a") as file:
+        file.write("\n\ndef quiet(observations, actions, after, info):\n    return -0.1 * np.square(actions).sum(-1)\n")
+    shutil.copy(place / "my_rewards.py", place / "rewards.py")
+    cheetah = PolicySpec(17, ActionSpace("continuous", (6,), (-1.0,) * 6, (1.0,) * 6), hidden=(8,))
+    save_policy(place / "theirs.safetensors", Policy(cheetah), {})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        quick(patch)
+        run("repolicy train my_envs.py:Puck --alpha 0.01 --out runs/puck")
+        run("repolicy train HalfCheetah-v4 --alpha 0.1 --out runs/mine")
+        wanted = "--addon my_rewards.py:dry=5 --omega 0.1 --out runs/dry"
+        run(f"repolicy customize runs/puck --env my_envs.py:Puck {wanted}")
+        run("repolicy customize runs/mine --addon hind_leg=10 --omega 0.1 --out runs/demo")
+    for name, same in (("maze", "puck"), ("cheetah", "mine"), ("a", "mine")):
+        shutil.copytree(place / "runs" / same, place / "runs" / name)
+    return place
+
+
+@pytest.fixture
+def folder(desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the desk."""
+    shutil.copytree(desk, tmp_path / "desk")
+    monkeypatch.chdir(tmp_path / "desk")
+    quick(monkeypatch)
+    return tmp_path / "desk"
+
+
+def quick(patch: pytest.MonkeyPatch) -> None:
+    """Short episodes, few observations to fit, and no other processes: for pictures, and for the points of a sweep."""
+    patch.setattr(evaluation, "LONGEST", 20)
+    for name, few in (("WANTED", 256), ("LEAST", 256), ("SKIPPED", 0), ("ENVS", 8)):
+        patch.setattr(states, name, few)
+    patch.setattr(film, "films", filmed)
+    patch.setattr(report, "films", filmed)
+    patch.setattr(sweep, "work", worked)
+
+
+def filmed(shots: Sequence[film.Shot]) -> list[bytes]:
+    """Two pictures of an environment that draws itself; MuJoCo's films have tests of their own."""
+    for shot in shots:
+        film._check(shot)
+    if ":" in shots[0].env:
+        short = replace(shots[0], policy=str(find_policy(shots[0].policy)), seconds=0.01)
+        return [film.encoded(*film.frames(short), short.format)] * len(shots)
+    return [b"a film"] * len(shots)
+
+
+def worked(jobs: Sequence[Job], start: Any, at_once: int, ended: Callable[[Job, str], None], watch: Any) -> None:
+    for job in jobs:
+        cli.main([*job.program[3:]])
+        ended(job, "")
+
+
+def snippets(page: str) -> list[str]:
+    return [part.split("```")[0] for part in (DOCS / page).read_text().split("```python\n")[1:]]
+
+
+def run(line: str) -> None:
+    """Fails where the command does, with what it said."""
+    words = shlex.split(line)[1:]
+    few = FEWER.get(words[0], "").split()
+    if "--resume" in words:
+        few = ["--no-report"] * (words[0] == "customize")  # with what began the run
+    elif "--out" in words and (out := Path(words[words.index("--out") + 1])).is_dir():
+        shutil.rmtree(out)
+    try:
+        cli.main([*words, *few])
+    except SystemExit as ended:
+        if ended.code:
+            pytest.fail(f"{line} ended with {ended.code}")
+
+
+@pytest.mark.filterwarnings("ignore:.*is out of date:DeprecationWarning")  # of HalfCheetah-v4, the paper's
+@pytest.mark.parametrize("page", [page for page in PAGES if command_lines(page)], ids=lambda page: page.name)
+def test_the_commands_of_a_page_run(page: Path, folder: Path) -> None:
+    lines = command_lines(page)
+    if any("theirs.zip" in line for line in lines):
+        sb3 = pytest.importorskip("stable_baselines3")
+        sb3.PPO("MlpPolicy", "HalfCheetah-v4", n_steps=8, batch_size=8).save("theirs.zip")
+    for line in lines:
+        if any(absent in line for absent in NOT_HERE):
+            understood(shlex.split(line.partition("-m ")[2] or line)[1:])
+        else:
+            run(line)
+
+
+def test_the_quickstart_in_python(folder: Path) -> None:
+    code = snippets("quickstart.md")[2]
+    settings = "settings=repolicy.Settings(steps=64, envs=4, horizon=16, minibatch=32, ranks=1, segment=4)"
+    exec(code.replace('"runs/again",', f'"runs/again", {settings},'), {})
+    assert (folder / "runs/again/best.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "line", ["repolicy train HalfCheetah-v4 --stepps 3", "repolicy evaluate runs/none", "repolicy addon"]
+)
+def test_a_command_that_fails_would_be_noticed(line: str, folder: Path) -> None:
+    with pytest.raises(pytest.fail.Exception):
+        run(line)
