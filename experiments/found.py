@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from experiments import campaign
+from experiments.one import machine
+from experiments.pages import markdown
 from repolicy.engine.defaults import customize_defaults
 from repolicy.engine.diagnosis import diagnose
 from repolicy.engine.folder import RunFolder
@@ -71,7 +73,7 @@ def measure(task: Task, path: Path, folder: Path, seed: int, steps: int) -> Row:
         with one_thread():
             row[which] = measured(policy, saved.policy, env, task.addon, None if held else objective)
     row["rose"] = rose(row["start"]["objective"], row["last"]["objective"])
-    return row | {"addon_metric": addon.metric_name, "machine": campaign_machine()}
+    return row | {"addon_metric": addon.metric_name, "machine": machine()}
 
 
 def diagnosed(saved: SavedPolicy, env: str, task: Task) -> float | None:
@@ -105,10 +107,24 @@ def rose(start: list[float], now: list[float]) -> str:
     return "rose" if difference > error else "fell" if difference < -error else "neither"
 
 
-def campaign_machine() -> dict[str, Any]:
-    from experiments.one import machine
+def table(rows: list[Row]) -> str:
+    """A row a run: what it was after, and where that stood at the start and at the end."""
+    headings = ["prior, wish", "seed", "weights", "objective, start", "end", "", "wish", "old return (never read)"]
+    lines = []
+    for row in sorted(rows, key=lambda row: row["key"]):
+        start, last, budget = row["start"], row["last"], row["settings"]["kl_budget"]
+        held = f"{budget:g} nats" if budget is not None else f"ω′ {row['objective']['omega']:.2g}"
+        name = row["key"].rpartition("/")[0].replace("_", " ")
+        parts = [
+            f"{_number(start['mean'][part][0])} to {_number(last['mean'][part][0])}" for part in ("addon", "basic")
+        ]
+        ends = [" ± ".join(map(_number, found["objective"])) for found in (start, last)]
+        lines.append([f"{name}, {row['addon']}", str(row["seed"]), held, *ends, f"**{row['rose']}**", *parts])
+    return markdown(headings, lines) if lines else "Not measured yet."
 
-    return machine()
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import torch
 
 from experiments import campaign
 from experiments.one import machine
+from experiments.pages import markdown
 from repolicy.engine.ranks import one_thread
 from repolicy.envs.evaluation import EVALUATION_SEED, check_fit
 from repolicy.envs.making import make_envs, observing
@@ -72,6 +73,31 @@ def _largest(env: str, key: str) -> float:
 def spread(values: np.ndarray) -> list[float]:
     """The mean and its standard error."""
     return [float(f"{values.mean():.6g}"), float(f"{values.std() / len(values) ** 0.5:.3g}")]
+
+
+def table(rows: list[Row]) -> str:
+    """A row a policy and way of acting, beside the prior's."""
+    headings = ["policy", "action", "old return (never read)", "energy cost a step", "clearance cost a step",
+                "error of speed, m/s", "of turning, rad/s", "falls"]  # fmt: skip
+    found = {row["key"]: row for row in rows}
+    lines = []
+    for key, row in found.items():
+        name, action = key.split("/")
+        prior = found[f"prior/{action}"]
+        lines.append(
+            [
+                name,
+                action,
+                f"{row['basic'][0]:.2f} ± {row['basic'][1]:.2f} ({row['basic'][0] / prior['basic'][0]:.0%})",
+                *(
+                    f"{-row[part][0]:.4f} ({row[part][0] / prior[part][0] - 1:+.0%})"
+                    for part in ("energy", "clearance")
+                ),
+                *(f"{row[part][0]:.3f}" for part in TRACKED),
+                f"{row['falls']} of {row['episodes']}",
+            ]
+        )
+    return markdown(headings, lines) if lines else "Not measured yet."
 
 
 def main() -> None:
