@@ -31,7 +31,7 @@ from repolicy.objective import Objective, reformulated
 from repolicy.policies.file import SavedPolicy, find_policy, read_policy
 from repolicy.policies.policy import Policy
 
-STEPS, EPISODES = 500_000, 48
+STEPS, EPISODES = 500_000, 24
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def measure(task: Task, path: Path, folder: Path, seed: int, steps: int) -> Row:
     row |= {"objective": request["objective"], "settings": request["settings"], "episodes": EPISODES}
     held = request["settings"]["kl_budget"] is not None
     objective = Objective(**request["objective"])
-    for which, policy in (("start", saved.policy), ("last", result.policy), ("best", result.best)):
+    for which, policy in (("start", saved.policy), ("last", result.policy)):
         with one_thread():
             row[which] = measured(policy, saved.policy, env, task.addon, None if held else objective)
     row["rose"] = rose(row["start"]["objective"], row["last"]["objective"])

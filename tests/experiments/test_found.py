@@ -9,8 +9,9 @@ from repolicy.objective import kl
 from tests.test_worth import optimum
 
 
-def test_the_objective_of_a_policy_that_is_its_prior_is_the_wish() -> None:
+def test_the_objective_of_a_policy_that_is_its_prior_is_the_wish(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under kl, log prior and log policy cancel."""
+    monkeypatch.setattr(found, "EPISODES", 8)
     seen = found.measured(optimum(), optimum(), tiny("LinearQuadratic"), tiny("stay_near"), kl(0.7))
     assert seen["objective"] == pytest.approx(seen["sampled"]["addon"], abs=1e-4)
     assert seen["objective"][0] < seen["mean"]["addon"][0] < 0.0  # noise costs
