@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 
+from experiments import found as found_settings
+from experiments import real_robot
 from experiments.customizing import GAMMAS, METHODS, TASKS
 from experiments.pages import Tables, fill
 from repolicy.many.ledger import Ledger, Row
@@ -264,6 +266,8 @@ TABLES: Tables = {
     "sweeps": sweeps,
     "through_hosts": through_hosts,
     "fine_tuning": fine_tuning,
+    "found": lambda: found_settings.table([*ledger("found.jsonl").values()]),
+    "real_robot": lambda: real_robot.table([*ledger("real_robot.jsonl").values()]),
     "llm_optimum": llm_optimum,
     "llm_distance": llm_distance,
     "llm_controls": llm_controls,

@@ -53,7 +53,8 @@ def test_the_shipped_ones(request_: str, expected: np.ndarray) -> None:
 
 def test_every_shipped_one_is_tested_and_described() -> None:
     marks = test_the_shipped_ones.pytestmark  # type: ignore[attr-defined]
-    assert {re.split(r"[(=]", row[0])[0] for row in marks[0].args[1]} == set(REGISTERED)
+    apart = {"on_command"}  # further down, as it reads two observations
+    assert {re.split(r"[(=]", row[0])[0] for row in marks[0].args[1]} | apart == set(REGISTERED)
     assert all(entry.make.__doc__ for entry in REGISTERED.values())
 
 
@@ -203,3 +204,13 @@ def test_one_that_ships_is_refused_where_an_option_moves_its_numbers(option: str
 def test_missing_info_is_named() -> None:
     with pytest.raises(UsageError, match="needs 'y_velocity' in the environment's info, which has clock"):
         combined(["sideways"]).reward(OBSERVATIONS, ACTIONS, NEXT, {"clock": np.zeros((2, 3))})
+
+
+def test_doing_as_told_is_the_error_of_the_velocity() -> None:
+    """Of the command before the step and the velocity after it; a new command is no fault of the step's."""
+    before, after = np.zeros((2, 48), np.float32), np.zeros((2, 48), np.float32)
+    before[0, 45:48] = [1.0, -0.5, 0.2]
+    after[0, [0, 1, 5]] = [0.9, -0.5, 0.5]
+    after[0, 45:48] = 100.0
+    found = combined(["on_command=2"]).reward(before, np.zeros((2, 12)), after, {})
+    np.testing.assert_allclose(found, [-2.0 * (0.1**2 + 0.3**2), 0.0], rtol=1e-5)

@@ -97,6 +97,16 @@ def clearance() -> Function:
     return lambda observations, actions, next_observations, info: _info(info, "reward_feet_clearance")
 
 
+def on_command() -> Function:
+    """−|commanded velocity − velocity|², ahead, aside and in turning, as the robot itself observes it: do as told."""
+
+    def missed(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info) -> np.ndarray:
+        velocity = next_observations[:, [0, 1, 5]]
+        return -np.square(velocity - observations[:, 45:48]).sum(axis=1)  # type: ignore[no-any-return]
+
+    return missed
+
+
 REGISTERED = {
     "hind_leg": Registered(hind_leg, ("HalfCheetah",), "mean |θ|", lambda reward: -reward),
     "height": Registered(height, ("Hopper", "Walker2d"), "mean z", lambda reward: reward),
@@ -107,6 +117,9 @@ REGISTERED = {
     "mppi_joint": Registered(mppi_joint, ("Swimmer",), "mean |θ|", lambda reward: -reward),
     "energy": Registered(energy, PLAYGROUND, "energy cost", lambda reward: -reward, reads="info"),
     "smooth": Registered(smooth, PLAYGROUND, "action-rate cost", lambda reward: -reward, reads="info"),
+    "on_command": Registered(
+        on_command, ("Go1JoystickFlatTerrain", "Go1JoystickRoughTerrain"), "missed velocity²", lambda reward: -reward
+    ),
     "clearance": Registered(clearance, PLAYGROUND, "clearance cost", lambda reward: -reward, reads="info"),
 }
 

@@ -1,0 +1,152 @@
+"""Do the settings that customizing finds by itself serve any prior? A line of the ledger a prior and seed.
+
+    python -m experiments.found --priors ../shared/priors
+
+Nothing is chosen by hand but the wish: omega is what `repolicy diagnose` names first, everything else is usual. The
+objective is measured at the start and at the end, over episodes of sampled actions on the same seeds. A run that is in
+the ledger is not repeated; one that was interrupted goes on.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments import campaign
+from experiments.one import machine
+from experiments.pages import markdown
+from repolicy.engine.defaults import customize_defaults
+from repolicy.engine.diagnosis import diagnose
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.ranks import one_thread
+from repolicy.engine.training import customize
+from repolicy.engine.wanted import Wanted
+from repolicy.engine.worth import Worth
+from repolicy.envs.addons import combined
+from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
+from repolicy.envs.making import observing
+from repolicy.many.ledger import Ledger, Row
+from repolicy.objective import Objective, reformulated
+from repolicy.policies.file import SavedPolicy, find_policy, read_policy
+from repolicy.policies.policy import Policy
+
+STEPS, EPISODES = 500_000, 24
+
+
+@dataclass(frozen=True)
+class Task:
+    """A prior and a wish."""
+
+    prior: str  # a name that ships, or a file in the folder of other people's priors
+    env: str
+    addon: str
+
+
+BERKELEY = "BerkeleyHumanoidJoystickFlatTerrain-v1?energy_scale=-0.001"  # by itself its energy has the weight 0
+TASKS = {
+    "go1": Task("mujoco_playground/go1_policy.onnx", "Go1JoystickFlatTerrain-v1", "energy"),
+    "berkeley": Task("mujoco_playground/bh_policy.onnx", BERKELEY, "energy"),
+    "zoo_halfcheetah": Task("rl_trained_agents/ppo_HalfCheetah-v3.zip", "HalfCheetah-v4", "hind_leg=10"),
+    "zoo_hopper": Task("rl_trained_agents/trpo_Hopper-v3.zip", "Hopper-v4", "height"),
+    "halfcheetah": Task("halfcheetah", "HalfCheetah-v4", "hind_leg=10"),
+    "hopper": Task("hopper", "Hopper-v4", "height"),
+    "ant": Task("ant", "Ant-v4", "sideways"),
+}
+
+
+def measure(task: Task, path: Path, folder: Path, seed: int, steps: int) -> Row:
+    """Diagnose, customize, and compare the objective at the end with that at the start."""
+    saved = read_policy(path)
+    env, addon = observing(task.env, saved.policy.observation_size), combined([task.addon])
+    with one_thread():
+        omega = diagnosed(saved, env, task)
+    settings = replace(customize_defaults(saved.policy), steps=steps, seed=seed, ranks=1)
+    result = customize(path, task.addon, Wanted("residual", omega), folder, settings, env=env, resume=True)
+    request = RunFolder(folder).request()
+    assert request is not None
+    row: Row = {"prior": task.prior, "env": env, "addon": task.addon, "seed": seed, "steps": result.steps}
+    row |= {"objective": request["objective"], "settings": request["settings"], "episodes": EPISODES}
+    held = request["settings"]["kl_budget"] is not None
+    objective = Objective(**request["objective"])
+    for which, policy in (("start", saved.policy), ("last", result.policy)):
+        with one_thread():
+            row[which] = measured(policy, saved.policy, env, task.addon, None if held else objective)
+    row["rose"] = rose(row["start"]["objective"], row["last"]["objective"])
+    return row | {"addon_metric": addon.metric_name, "machine": machine()}
+
+
+def diagnosed(saved: SavedPolicy, env: str, task: Task) -> float | None:
+    told = Worth(**saved.card["nat_worth"]) if "nat_worth" in saved.card else None
+    return diagnose(saved.policy, env, combined([task.addon]), told=told).omega
+
+
+def measured(policy: Policy, prior: Policy, env: str, wish: str, objective: Objective | None) -> dict[str, Any]:
+    """The objective of an episode and its parts, (mean, standard error); without one, the wish alone."""
+    found: dict[str, Any] = {}
+    for action in ("sampled", "mean"):
+        seen = evaluate(
+            policy, env, EPISODES, addon=wish, prior=prior, stochastic=action == "sampled", seed=EVALUATION_SEED
+        )
+        assert seen.addon is not None
+        if action == "sampled":
+            parts = None if objective is None else reformulated(objective, seen.addon, seen.log_prior, seen.log_policy)
+            found["objective"] = spread(seen.addon if parts is None else parts.total)
+        found[action] = {"basic": spread(seen.basic), "addon": spread(seen.addon), "length": spread(seen.lengths)}
+    return found
+
+
+def spread(values: np.ndarray) -> list[float]:
+    """The mean and its standard error."""
+    return [float(f"{values.mean():.6g}"), float(f"{values.std() / len(values) ** 0.5:.3g}")]
+
+
+def rose(start: list[float], now: list[float]) -> str:
+    """Whether the objective rose by more than the error of the difference."""
+    difference, error = now[0] - start[0], float(np.hypot(start[1], now[1]))
+    return "rose" if difference > error else "fell" if difference < -error else "neither"
+
+
+def table(rows: list[Row]) -> str:
+    """A row a run: what it was after, and where that stood at the start and at the end."""
+    headings = ["prior, wish", "seed", "weights", "objective, start", "end", "", "wish", "old return (never read)"]
+    lines = []
+    for row in sorted(rows, key=lambda row: row["key"]):
+        start, last, budget = row["start"], row["last"], row["settings"]["kl_budget"]
+        held = f"{budget:g} nats" if budget is not None else f"ω′ {row['objective']['omega']:.2g}"
+        name = row["key"].rpartition("/")[0].replace("_", " ")
+        parts = [
+            f"{_number(start['mean'][part][0])} to {_number(last['mean'][part][0])}" for part in ("addon", "basic")
+        ]
+        ends = [" ± ".join(map(_number, found["objective"])) for found in (start, last)]
+        lines.append([f"{name}, {row['addon']}", str(row["seed"]), held, *ends, f"**{row['rose']}**", *parts])
+    return markdown(headings, lines) if lines else "Not measured yet."
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def main() -> None:
+    parser = campaign.parser("found", __doc__)
+    parser.add_argument("--priors", type=Path, default=Path("../shared/priors"), help="the folder of other people's")
+    parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--steps", type=float, default=STEPS)
+    options = parser.parse_args()
+    ledger = Ledger(options.ledger)
+    for seed in range(options.seeds):
+        for name in options.tasks:
+            key, task = f"{name}/{seed}", TASKS[name]
+            if key in ledger.by_key():
+                continue
+            there = options.priors / task.prior
+            path = there if there.exists() else find_policy(task.prior)
+            row = measure(task, path, options.runs / f"{name}-{seed}", seed, int(options.steps))
+            with ledger.claimed():
+                ledger.add({"key": key} | row)
+            print(f"{key}: {row['rose']}, {row['start']['objective']} to {row['last']['objective']}", flush=True)
+
+
+if __name__ == "__main__":
+    campaign.run_main(main)

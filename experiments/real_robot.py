@@ -1,0 +1,130 @@
+"""A published policy of a real robot, and what became of it: falls, power, feet, and how well it does as told.
+
+    python -m experiments.real_robot --policy prior=go1_policy.onnx --policy energy=runs/go1-energy
+
+A line of the ledger a policy and way of acting. The tracking error is that of the velocities themselves, taken out of
+the task's own terms, exp(−error² / 0.25), which `info` tells; it serves this table, and no run has read it.
+"""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import torch
+
+from experiments import campaign
+from experiments.one import machine
+from experiments.pages import markdown
+from repolicy.engine.ranks import one_thread
+from repolicy.envs.evaluation import EVALUATION_SEED, check_fit
+from repolicy.envs.making import make_envs, observing
+from repolicy.envs.rollout import Collector
+from repolicy.errors import UsageError
+from repolicy.many.ledger import Ledger, Row
+from repolicy.policies.file import find_policy, read_policy
+from repolicy.policies.policy import Policy
+
+ENV, BLOCK, WIDTH = "Go1JoystickFlatTerrain-v1", 50, 0.25  # its tracking_sigma
+TERMS = {"energy": "reward_energy", "clearance": "reward_feet_clearance", "slip": "reward_feet_slip"}
+TRACKED = {"speed_error": "reward_tracking_lin_vel", "turning_error": "reward_tracking_ang_vel"}
+
+
+@torch.no_grad()
+def measured(policy: Policy, env: str, episodes: int, stochastic: bool) -> Row:
+    """The first episode of each environment: return, length, falls, the terms' sums, and errors of the velocities."""
+    envs = make_envs(env, episodes, EVALUATION_SEED, "auto")
+    check_fit(policy, envs)
+    collector = Collector(envs, BLOCK, torch.Generator().manual_seed(EVALUATION_SEED), keep_transitions=True)
+    alive, fell = np.ones(episodes, bool), np.zeros(episodes, bool)
+    sums = {name: np.zeros(episodes) for name in ("basic", "length", *TERMS, *TRACKED)}
+    scales = {name: _largest(envs.name, key) for name, key in TRACKED.items()}
+    while alive.any():
+        rollout = collector.collect(policy, stochastic)
+        info = rollout.info
+        for t in range(BLOCK):
+            step = {"basic": rollout.basic[t], "length": np.ones(episodes)}
+            step |= {name: info[key][t] for name, key in TERMS.items()}
+            step |= {name: error(info[key][t] / scales[name]) for name, key in TRACKED.items()}
+            for name, values in step.items():
+                sums[name][alive] += values[alive]
+            fell |= alive & rollout.terminated[t]
+            alive &= ~(rollout.terminated[t] | rollout.truncated[t])
+    envs.close()
+    lengths = sums.pop("length")
+    row: Row = {name: spread(values if name == "basic" else values / lengths) for name, values in sums.items()}
+    return row | {"length": spread(lengths), "falls": int(fell.sum()), "episodes": episodes}
+
+
+def error(kept: np.ndarray) -> np.ndarray:
+    """The error of a velocity, from exp(−error² / 0.25)."""
+    return np.sqrt(-WIDTH * np.log(np.clip(kept, 1e-6, 1.0)))  # type: ignore[no-any-return]
+
+
+def _largest(env: str, key: str) -> float:
+    """A tracking term at no error, which is the weight that the task gives it."""
+    import envpool
+
+    from repolicy.envs.names import parsed
+
+    config: Any = envpool.make_spec(parsed(env)[0]).config
+    return float(getattr(config, key.removeprefix("reward_") + "_scale"))
+
+
+def spread(values: np.ndarray) -> list[float]:
+    """The mean and its standard error."""
+    return [float(f"{values.mean():.6g}"), float(f"{values.std() / len(values) ** 0.5:.3g}")]
+
+
+def table(rows: list[Row]) -> str:
+    """A row a policy and way of acting, beside the prior's."""
+    headings = ["policy", "action", "old return (never read)", "energy cost a step", "clearance cost a step",
+                "error of speed, m/s", "of turning, rad/s", "falls"]  # fmt: skip
+    found = {row["key"]: row for row in rows}
+    lines = []
+    for key, row in found.items():
+        name, action = key.split("/")
+        prior = found[f"prior/{action}"]
+        lines.append(
+            [
+                name,
+                action,
+                f"{row['basic'][0]:.2f} ± {row['basic'][1]:.2f} ({row['basic'][0] / prior['basic'][0]:.0%})",
+                *(
+                    f"{-row[part][0]:.4f} ({row[part][0] / prior[part][0] - 1:+.0%})"
+                    for part in ("energy", "clearance")
+                ),
+                *(f"{row[part][0]:.3f}" for part in TRACKED),
+                f"{row['falls']} of {row['episodes']}",
+            ]
+        )
+    return markdown(headings, lines) if lines else "Not measured yet."
+
+
+def main() -> None:
+    parser = campaign.parser("real_robot", __doc__)
+    parser.add_argument("--policy", action="append", default=[], metavar="NAME=FILE")
+    parser.add_argument("--episodes", type=int, default=100)
+    parser.add_argument("--env", default=ENV)
+    options = parser.parse_args()
+    ledger = Ledger(options.ledger)
+    for given in options.policy:
+        name, equals, file = given.partition("=")
+        if not equals:
+            raise UsageError(f"--policy is {given!r}; write NAME=FILE")
+        path = find_policy(file)
+        policy = read_policy(path).policy
+        env = observing(options.env, policy.observation_size)
+        for action in ("mean", "sampled"):
+            key = f"{name}/{action}"
+            if key in ledger.by_key():
+                continue
+            with one_thread():
+                row = measured(policy, env, options.episodes, action == "sampled")
+            row |= {"policy": hashlib.sha256(path.read_bytes()).hexdigest(), "env": env, "machine": machine()}
+            with ledger.claimed():
+                ledger.add({"key": key} | row)
+            print(key, row["basic"], row["energy"], row["falls"], row["speed_error"], flush=True)
+
+
+if __name__ == "__main__":
+    campaign.run_main(main)

@@ -1,0 +1,40 @@
+"""What the programs for found settings and for a real robot say of numbers that are known."""
+
+import numpy as np
+import pytest
+from tiny_envs import tiny
+
+from experiments import found, real_robot
+from repolicy.objective import kl
+from tests.test_worth import optimum
+
+
+def test_the_objective_of_a_policy_that_is_its_prior_is_the_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under kl, log prior and log policy cancel."""
+    monkeypatch.setattr(found, "EPISODES", 8)
+    seen = found.measured(optimum(), optimum(), tiny("LinearQuadratic"), tiny("stay_near"), kl(0.7))
+    assert seen["objective"] == pytest.approx(seen["sampled"]["addon"], abs=1e-4)
+    assert seen["objective"][0] < seen["mean"]["addon"][0] < 0.0  # noise costs
+    wish = found.measured(optimum(), optimum(), tiny("LinearQuadratic"), tiny("stay_near"), None)
+    assert wish["objective"] == seen["sampled"]["addon"]
+
+
+@pytest.mark.parametrize(("now", "said"), [([5.0, 1.0], "rose"), ([-5.0, 1.0], "fell"), ([1.3, 1.0], "neither")])
+def test_rising_is_more_than_the_error(now: list[float], said: str) -> None:
+    assert found.rose([0.0, 1.0], now) == said
+
+
+def test_the_error_of_a_velocity_comes_back() -> None:
+    errors = np.array([0.0, 0.1, 0.7])
+    np.testing.assert_allclose(real_robot.error(np.exp(-np.square(errors) / 0.25)), errors, atol=1e-12)
+
+
+def test_a_robots_row_stands_beside_its_priors() -> None:
+    part = {"energy": [-0.10, 0.01], "clearance": [-0.2, 0.01], "speed_error": [0.1, 0.0], "turning_error": [0.2, 0.0]}
+    prior = {"key": "prior/mean", "basic": [30.0, 1.0], "falls": 0, "episodes": 100} | part
+    ours = prior | {"key": "energy/mean", "basic": [29.4, 1.0], "energy": [-0.08, 0.01], "falls": 2}
+    line = real_robot.table([prior, ours]).splitlines()[-1]
+    assert "29.40 ± 1.00 (98%)" in line
+    assert "0.0800 (-20%)" in line
+    assert line.endswith("2 of 100 |")
+    assert real_robot.table([]) == found.table([]) == "Not measured yet."
