@@ -28,6 +28,7 @@ class Mutant:
 
 OBJECTIVE, PPO, WORKER = "tests/test_objective.py", "tests/test_ppo.py", "tests/test_worker.py"
 POLICY = "tests/test_policy.py"
+STATES, WORTH = "tests/test_states.py", "tests/test_worth.py"
 DQN, SAC = "tests/rql/test_dqn.py", "tests/rql/test_sac.py"
 LLM = {
     name: f"tests/llm/test_{name}.py"
@@ -43,6 +44,17 @@ MUTANTS = [
     Mutant("objective.py", 'Objective("addon", omega=alpha, alpha=alpha)', 'Objective("addon", alpha=alpha)', OBJECTIVE, "kl without its prior"),
     Mutant("objective.py", 'Objective("basic", alpha=alpha, bonus=alpha)', 'Objective("basic", alpha=alpha)', OBJECTIVE, "repeat without repeating"),
     Mutant("objective.py", 'return Objective("basic", bonus=alpha)', 'return Objective("basic", alpha=alpha)', OBJECTIVE, "end-entropy becomes soft"),
+    Mutant("objective.py", "familiar = objective.states * states", "familiar = -objective.states * states", OBJECTIVE, "sign of the prior's states"),
+    Mutant("objective.py", "total + familiar if objective.states else total", "total", OBJECTIVE, "prior's states dropped"),
+    Mutant("policies/density.py", "self.whitening) - self.edge)", "self.whitening))", STATES, "no hinge"),
+    Mutant("policies/density.py", "missing = 0.5 *", "missing = 1.0 *", STATES, "twice the nats"),
+    Mutant("policies/density.py", "away.T @ away / len(inputs)", "away.T @ away", STATES, "covariance not a mean"),
+    Mutant("policies/density.py", "= inverse.T", "= inverse", STATES, "whitened the wrong way round"),
+    Mutant("engine/states.py", "if team.index == 0:", "if True:", "tests/test_ranks.py", "a density of every rank's own"),
+    Mutant("engine/worth.py", "0.5 * numbers * steps", "numbers * steps", WORTH, "half of what a nat is worth"),
+    Mutant("engine/worth.py", "self.value > 2 * self.error", "True", WORTH, "a worth within its error is taken"),
+    Mutant("engine/weights.py", "STATES * worth.value if length", "STATES if length", WORTH, "states without omega"),
+    Mutant("exact/solve.py", "task + objective.states * states", "task", "tests/exact/test_states_term.py", "the optimum without the states"),
     Mutant("engine/ppo.py", "gamma * (~terminated)", "gamma * (~ended)", "tests/test_advantages.py", "time limits treated as termination"),
     Mutant("engine/ppo.py", "decays = gamma * lam * (~ended)", "decays = gamma * lam * (~terminated)", "tests/test_advantages.py", "advantages leak across time limits"),
     Mutant("engine/ppo.py", "decays = gamma * lam *", "decays = gamma *", "tests/test_advantages.py", "λ dropped"),

@@ -65,7 +65,7 @@ def default(name: str, steps: str, seed: int) -> Run:
 
 
 def runs() -> list[Run]:
-    found = [prior(name) for name in TASKS]
+    found = [prior(name) for name in TASKS] + [default("halfcheetah_10", "3e5", seed) for seed in range(SEEDS)]
     for seed in range(SEEDS):
         for name in TASKS:
             found += [compared(name, variant, seed) for variant in STATES]

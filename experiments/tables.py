@@ -215,6 +215,28 @@ def through_hosts() -> str:
     return "\n".join(lines)
 
 
+def heavy() -> str:
+    """A row a setting of the weights: means over seeds, the last policies."""
+    lines = [
+        "| prior, add-on | ω′ | states | γ, step size | steps | basic | add-on | **total** | total, sampled | seeds |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in ledger("heavy.jsonl").values():
+        words = row["command"].split()
+        asked, settings = row["request"]["objective"], row["request"]["settings"]
+        weights = f"{asked['omega']:.3g}", f"{asked.get('states', 0.0):.3g}"
+        learning = f"{settings['gamma']:g}, {settings['schedule']}"
+        group = (f"{words[2]}, {words[4]}", *weights, learning, f"{settings['steps'] / 1e6:g}M")
+        groups.setdefault(group, []).append(row)
+    for row_of in sorted(groups, key=lambda group: (group[0], group[4], group[3], -float(group[2]))):
+        runs = [row["last"] for row in groups[row_of]]
+        basic, addon = (mean(run["mean"][f"{part}_reward"][0] for run in runs) for part in ("basic", "addon"))
+        totals = [each_and_mean([run[action]["total_reward"][0] for run in runs]) for action in ("mean", "sampled")]
+        lines.append(f"| {' | '.join([*row_of, f'{basic:,.0f}', f'{addon:,.0f}', *totals, str(len(runs))])} |")
+    return "\n".join(lines)
+
+
 def each_and_mean(values: list[float]) -> str:
     return f"**{mean(values):,.0f}** ({', '.join(f'{value:,.0f}' for value in values)})"
 
@@ -260,6 +282,7 @@ TABLES: Tables = {
     "speed": speed,
     "peers": peers,
     "customizing": customizing,
+    "heavy": heavy,
     "customizing_short": lambda: customizing(detailed=False),
     "horizon": horizon,
     "prior": prior,

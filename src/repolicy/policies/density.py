@@ -12,7 +12,7 @@ from torch import Tensor
 from repolicy.errors import UsageError
 from repolicy.policies.normalizer import Normalizer
 
-QUANTILE = 0.05  # of the prior's own states: what is less likely than that begins to cost
+QUANTILE = 0.25  # of the prior's own states: what is less likely than that begins to cost
 MOST = 60.0  # nats that one state can cost
 RIDGE = 1e-4  # added to the covariance, as a share of its diagonal
 CONSTANT = 1e-10  # variance below which an observation counts as constant, for the prior never changes it
@@ -23,8 +23,8 @@ class Density:
     """A Gaussian over normalized observations, in float64.
 
     mean: [O]; whitening: [O, O], so that |(x − mean) · whitening|² is the squared Mahalanobis distance (an observation
-    that is constant under the prior has a row of 0, and does not count); edge: [], the distance below which all but
-    5 % of the prior's states lie; shift, scale: [O] each, of the normalizer that it was fitted behind.
+    that is constant under the prior has a row of 0, and does not count); edge: [], the distance below which three
+    quarters of the prior's states lie; shift, scale: [O] each, of the normalizer that it was fitted behind.
     """
 
     mean: Tensor
