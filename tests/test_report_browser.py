@@ -196,7 +196,7 @@ def test_the_slider_moves_every_part(swept: dict[str, Any], browser: Any) -> Non
     assert [before for before, after in zip(first, second, strict=True) if before == after] == []
     WebDriverWait(browser, 30).until(
         lambda page: page.execute_script(
-            "return [...document.querySelectorAll('figure:not([hidden]) > video')].every(v => v.videoWidth == 360)"
+            "return [...document.querySelectorAll('figure:not([hidden]) > video')].every(v => v.videoWidth == 480)"
         )
     )
     browser.find_elements(By.CSS_SELECTOR, "circle[data-point]")[0].click()
