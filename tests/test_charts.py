@@ -1,6 +1,7 @@
 """Drawings say no more than the numbers do: what hardly moves looks like it, and every curve has the same steps."""
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from repolicy.engine.request import Request
 from repolicy.engine.settings import Settings
 from repolicy.envs.evaluation import Evaluation
 from repolicy.objective import residual
-from repolicy.report.charts import FEW, Axes, curve, histogram
+from repolicy.report.charts import FEW, LEFT, Axes, beside, curve, histogram
 from repolicy.report.curves import learning, lines
 
 STEPS = [100.0 * (index + 1) for index in range(10)]
@@ -105,3 +106,29 @@ def test_the_metric_is_a_curve_under_its_own_name(tmp_path: object) -> None:
     assert "<figcaption>Mean |θ| in an episode<" in text
     assert "ω′" not in text  # it did not move
     assert text.count("<figure") == 1
+
+
+def test_names_stand_off_the_points_the_path_and_each_other() -> None:
+    axes = Axes([0.0, 1.0], [0.0, 1.0], 400, 300)
+    at = [(200.0, 150.0), (230.0, 140.0), (260.0, 150.0), (300.0, 250.0)]
+    names = ["prior", "ω′ 0.1", "ω′ 0.3", "ω′ 1"]
+    found = beside(names, at, at, axes)
+    boxes = [(x - 4 * len(name), x + 4 * len(name), y - 12, y + 3) for name, (x, y) in zip(names, found, strict=True)]
+    for index, (left, right, top, foot) in enumerate(boxes):
+        assert left >= LEFT
+        assert right <= 400
+        assert foot < axes.height - axes.bottom
+        assert not any(left < x < right and top < y < foot for x, y in at)
+        for (x1, y1), (x2, y2) in pairwise(at):
+            shares = np.linspace(0, 1, 50)
+            assert not any(left < x1 + s * (x2 - x1) < right and top < y1 + s * (y2 - y1) < foot for s in shares)
+        for other in boxes[:index]:
+            assert right < other[0] or other[1] < left or foot < other[2] or other[3] < top
+
+
+def test_axes_say_what_they_are() -> None:
+    axes = Axes([0.0, 1.0], [0.0, 1.0], 400, 300)
+    before = axes.x(0.0), axes.y(0.0)
+    assert {">across<", ">up<"} <= set(re.findall(r">\w+<", axes.named("across", "up")))
+    assert axes.x(0.0) > before[0]  # room is made for them
+    assert axes.y(0.0) < before[1]

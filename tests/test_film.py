@@ -1,5 +1,6 @@
 """Films show somebody moving, and a machine that cannot render says what it lacks."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -113,3 +114,14 @@ def test_a_robot_that_only_envpool_has_is_filmed(tmp_path: Path) -> None:
     seen = pictures(content, tmp_path / "film.mp4")
     assert len(seen) >= 9
     assert np.abs(seen[0] - seen[1:]).max() > 30
+
+
+def test_an_environment_that_lacks_a_package_says_which_one_would_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "policy.safetensors"
+    save_policy(path, Policy(PolicySpec(4, ActionSpace("discrete", (2,)), "categorical")), {})
+    (tmp_path / "pygame.py").write_text("raise ImportError('No module named pygame')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with pytest.raises(UsageError, match=r"without pygame: pip install 'repolicy\[film\]'"):
+        films([Shot(str(path), "CartPole-v1", seconds=0.4)])

@@ -1,4 +1,4 @@
-"""A sweep from the command line, and its page in a real browser: the slider switches table and film."""
+"""Pages in a real browser: the verdict, the slider that moves everything, films in step, a phone, and no network."""
 
 import json
 import os
@@ -11,10 +11,14 @@ import numpy as np
 import pytest
 
 from repolicy.cli import main as cli
+from repolicy.engine.settings import Settings
+from repolicy.engine.training import customize
+from repolicy.objective import residual
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.spaces import ActionSpace
 from repolicy.report import run as report
+from repolicy.report.run import write_report
 
 SETTINGS = {"steps": 512, "envs": 8, "horizon": 32, "minibatch": 256, "segment": 2, "evaluation_episodes": 2}
 
@@ -39,6 +43,7 @@ def browser(tmp_path: Path) -> Iterator[Any]:
         f"user-data-dir={tmp_path / 'browser'}",
     ):  # fmt: skip
         options.add_argument(f"--{option}")
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
     opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     try:
         yield opened
@@ -65,7 +70,94 @@ def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return found
 
 
-def test_the_slider_switches_table_and_film(swept: dict[str, Any], browser: Any) -> None:
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run that was customized."""
+    tmp_path = tmp_path_factory.mktemp("reported")
+    prior = tmp_path / "prior.safetensors"
+    space = ActionSpace("continuous", (1,), (-3.0,), (3.0,))
+    save_policy(prior, Policy(PolicySpec(4, space)), {"request": {"env": "InvertedPendulum-v4"}})
+    settings = Settings(**SETTINGS, ranks=1)
+    customize(prior, f"{__file__}:calm", residual(0.1, 0.01), tmp_path / "run", settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "FILM_SECONDS", 0.6)
+        return write_report(tmp_path / "run", episodes=8, trust=True)
+
+
+NETWORK = {"http", "https", "ws", "wss", "ftp"}
+
+
+def asked_for(browser: Any) -> set[str]:
+    """The kinds of address that the browser was sent to."""
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    sent = [message["params"]["request"]["url"] for message in messages if message["method"].endswith("WillBeSent")]
+    return {url.partition(":")[0] for url in sent}
+
+
+def test_the_verdict_stands_on_top_and_the_films_run_in_step(reported: Path, browser: Any) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    browser.get(f"file://{reported}")
+    verdict = browser.find_element(By.ID, "verdict")
+    assert verdict.is_displayed()
+    assert "better than its prior" in verdict.text or "worse than its prior" in verdict.text.lower()
+    assert verdict.location["y"] < browser.find_element(By.CLASS_NAME, "tiles").location["y"] < 600
+    videos = browser.find_elements(By.TAG_NAME, "video")
+    assert len(videos) == 3
+    for video in videos:
+        assert video.get_attribute("controls")
+        assert "film, " in video.get_attribute("aria-label")
+    button = browser.find_element(By.ID, "together")
+    times = "return [...document.querySelectorAll('video')].map(video => [video.paused, video.currentTime])"
+    WebDriverWait(browser, 30).until(lambda page: button.text == "pause all")
+    button.click()
+    WebDriverWait(browser, 30).until(lambda page: button.text == "play all in step")
+    assert all(paused for paused, _ in browser.execute_script(times))
+    browser.execute_script("document.querySelector('video').currentTime = 0.3")
+    button.click()
+    WebDriverWait(browser, 30).until(lambda page: not any(paused for paused, _ in page.execute_script(times)))
+    moments = [moment for _, moment in browser.execute_script(times)]
+    assert max(moments) - min(moments) < 0.2
+    assert all(chart.get_attribute("aria-label") for chart in browser.find_elements(By.TAG_NAME, "svg"))
+    assert not asked_for(browser) & NETWORK
+    assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+    assert reported.stat().st_size < 1_500_000
+
+
+ON_A_PHONE = """
+const small = [], cut = [], silent = [];
+for (const part of document.querySelectorAll("body *")) {
+  const box = part.getBoundingClientRect();
+  const own = [...part.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+  if (!box.width || part.closest("[hidden]") || ["SCRIPT", "STYLE"].includes(part.tagName)) continue;
+  const svg = part.closest("svg");
+  const scale = svg ? svg.getBoundingClientRect().width / svg.viewBox.baseVal.width : 1;
+  if (own && parseFloat(getComputedStyle(part).fontSize) * scale < 11.99) small.push(part.textContent);
+  const outside = box.right > innerWidth + 0.5 || box.left < -0.5;
+  if (outside && !part.closest(".scroll")) cut.push(part.outerHTML.slice(0, 99));
+}
+for (const scroll of document.querySelectorAll(".scroll"))
+  if (scroll.clientWidth && scroll.scrollWidth > scroll.clientWidth + 2)
+    if (!scroll.parentElement.querySelector(".cue").getBoundingClientRect().height) silent.push(scroll.textContent);
+return [innerWidth, document.documentElement.scrollWidth, small, cut, silent];
+"""
+
+
+def on_a_phone(browser: Any, page: str, width: int) -> None:
+    """Nothing is cut off without a cue, and every text can be read."""
+    phone = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    browser.get(f"file://{page}")
+    assert browser.execute_script(ON_A_PHONE) == [width, width, [], [], []]
+
+
+def test_the_page_of_a_run_fits_a_phone(reported: Path, browser: Any) -> None:
+    for width in (390, 360):
+        on_a_phone(browser, str(reported), width)
+
+
+def test_the_slider_moves_every_part(swept: dict[str, Any], browser: Any) -> None:
     assert [point["omega"] for point in swept["points"]] == [0.0, 0.1]
     assert swept["prior"]["kl"] == 0.0
     assert [point["omega"] for point in swept["failed"]] == [0.5]
@@ -78,13 +170,17 @@ def test_the_slider_switches_table_and_film(swept: dict[str, Any], browser: Any)
     browser.get(f"file://{swept['report']}")
     slider = browser.find_element(By.ID, "omega")
 
-    def seen() -> tuple[str, str, str, str]:
-        """(the value, the table, the chosen row, the film) that a reader sees."""
-        [table] = [part for part in browser.find_elements(By.CSS_SELECTOR, "div[data-shown]") if part.is_displayed()]
+    def seen() -> tuple[str, ...]:
+        """(the value, the verdict, the table, the command, the chosen row, the mark, the film) that a reader sees."""
+        parts = [part for part in browser.find_elements(By.CSS_SELECTOR, "div[data-shown]") if part.is_displayed()]
+        assert len({part.get_attribute("data-shown") for part in parts}) == 1
+        verdict, table, command = (part.text for part in parts)
         [film] = [part for part in browser.find_elements(By.CSS_SELECTOR, "figure[data-shown]") if part.is_displayed()]
         row = browser.find_element(By.CSS_SELECTOR, "tr.chosen")
-        source = film.find_element(By.TAG_NAME, "video").get_attribute("src")
-        return browser.find_element(By.ID, "chosen").text, table.text, row.text, source
+        assert film.find_element(By.TAG_NAME, "video").is_displayed()
+        [mark] = browser.find_elements(By.CSS_SELECTOR, "circle.chosen")
+        point = mark.get_attribute("data-point")
+        return browser.find_element(By.ID, "chosen").text, verdict, table, command, row.text, point, film.text
 
     slider.send_keys(Keys.HOME)
     first = seen()
@@ -92,13 +188,19 @@ def test_the_slider_switches_table_and_film(swept: dict[str, Any], browser: Any)
     second = seen()
     assert first[0].startswith("ω′ 0")
     assert second[0].startswith("ω′ 0.1")
-    assert "ω′ 0.1" in second[1]
-    assert all(before != after for before, after in zip(first, second, strict=True))
+    assert second[1].startswith("ω′ 0.1: ")
+    assert "ω′ 0.1, mean action" in second[2]
+    assert "omega-0-longer" in first[3]
+    assert "omega-0.1-longer" in second[3]
+    assert slider.get_attribute("aria-valuetext") == second[0]
+    assert [before for before, after in zip(first, second, strict=True) if before == after] == []
     WebDriverWait(browser, 30).until(
         lambda page: page.execute_script(
             "return [...document.querySelectorAll('figure:not([hidden]) > video')].every(v => v.videoWidth == 480)"
         )
     )
     browser.find_elements(By.CSS_SELECTOR, "circle[data-point]")[0].click()
-    assert seen()[1] == first[1]
+    assert seen()[:5] == first[:5]
+    assert not asked_for(browser) & NETWORK
+    on_a_phone(browser, swept["report"], 390)
     assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]

@@ -1,5 +1,6 @@
 """The bend of a trade-off, and sweeps that are refused before anything is written."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -41,17 +42,17 @@ def test_a_trade_off_that_only_loses_has_its_knee_at_the_start() -> None:
         knee([], [])
 
 
-def found(*points: tuple[float, float, float]) -> Found:
-    """A sweep that found (ω′, basic, add-on) of each; the first is the prior's."""
+def found(*points: tuple[float, float, float], spread: float = 0.0, episodes: int = 2) -> Found:
+    """A sweep that found (ω′, basic, add-on) of each, in episodes around it; the first is the prior's."""
+    wave = spread * (-1.0) ** np.arange(episodes)
     made = [
-        Point(omega, Path("nowhere"), mean=evaluation(np.array([basic]), np.array([addon])))
-        for omega, basic, addon in points
+        Point(omega, Path("nowhere"), mean=evaluation(basic + wave, addon + wave)) for omega, basic, addon in points
     ]
     return Found({}, Path("nowhere"), made[0], made[1:], [], "")
 
 
 def evaluation(basic: np.ndarray, addon: np.ndarray) -> Evaluation:
-    one = np.ones(1)
+    one = np.ones(len(basic))
     return Evaluation("env", "gymnasium", False, 0, basic, addon, None, one, one, one)
 
 
@@ -68,6 +69,30 @@ def test_the_knee_of_a_sweep_does_not_move_for_a_point_that_lost_everything() ->
 def test_a_line_has_no_knee_and_a_loss_is_called_one() -> None:
     assert "has no knee" in found(SWEPT[0], SWEPT[4]).verdict
     assert found((np.inf, 10.0, 5.0), (0.1, 9.0, 4.0)).verdict == "no value of ω′ gains on the prior"
+
+
+def test_a_knee_is_named_only_where_it_is_larger_than_its_error() -> None:
+    """At ω′ 0.3 and 0.6 the curve bends almost alike; with an error of 5,000 / √50 they cannot be told apart."""
+    assert found(*SWEPT, spread=5.0, episodes=50).verdict == "the trade-off bends at ω′ 0.3"
+    hidden = found(*SWEPT, spread=5000.0, episodes=50)
+    assert hidden.knee is None
+    assert hidden.verdict.startswith("no knee: the points' errors leave open which of them bends most; more episodes")
+    assert found(*SWEPT, episodes=1).knee is None  # one episode says nothing of its error
+
+
+def test_a_sweep_that_knows_no_basic_reward_is_bent_by_the_kl() -> None:
+    """KL is a mean over steps: episodes are drawn with their lengths."""
+    unknown, lengths = np.full(50, np.nan), np.tile([10.0, 90.0], 25)
+    points = []
+    for omega, kl, addon in ((np.inf, 0.0, 0.0), (1.0, 0.1, 8.0), (0.1, 1.0, 10.0)):
+        mean, sampled = (evaluation(unknown, np.full(50, addon)) for _ in range(2))
+        sampled = dataclasses.replace(sampled, stochastic=True, lengths=lengths, log_prior=-kl * lengths)
+        points.append(
+            Point(omega, Path("nowhere"), mean=mean, sampled=dataclasses.replace(sampled, log_policy=0 * lengths))
+        )
+    swept = Found({}, Path("nowhere"), points[0], points[1:], [], "")
+    assert swept.cost == "kl_a_step"
+    assert swept.knee == 0
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,15 @@ def number(value: float, like: float | None = None, plus: bool = False) -> str:
     return f"{value:{'+' if plus else ''},.{digits}f}".replace("-", "−")
 
 
-def rounded(value: float, error: float) -> str:
-    """To the second digit of its error, but three decimals at most: 653 of 653.2 ± 84.1, 0.412 of 0.4123 ± 0.012."""
+def rounded(value: float, error: float, of: float | None = None) -> str:
+    """To the second digit of its error, but to three decimals at most where these suffice: 653 of 653.2 ± 84.1.
+
+    `of` is the number that has the error, where `value` is the error itself.
+    """
     if not error > 0:
         return number(value)
-    digits = min(max(0, 1 - math.floor(math.log10(error))), 3)
-    return f"{value:,.{digits}f}".replace("-", "−")
+    digits, enough = max(0, 1 - math.floor(math.log10(error))), abs(value if of is None else of) >= 0.01
+    return f"{value:,.{min(digits, 3) if enough else digits}f}".replace("-", "−")
 
 
 def spread(column: "Column") -> str:

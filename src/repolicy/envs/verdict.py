@@ -35,7 +35,7 @@ class Difference:
     def __str__(self) -> str:
         if math.isnan(self.error):
             return f"{number(self.value)} ± unknown"
-        return f"{rounded(self.value, self.error)} ± {rounded(self.error, self.error)}"
+        return f"{rounded(self.value, self.error)} ± {rounded(self.error, self.error, of=self.value)}"
 
     @property
     def size(self) -> "Difference":

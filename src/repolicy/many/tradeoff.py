@@ -4,6 +4,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ import numpy as np
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.request import Request, words
 from repolicy.engine.settings import Settings
-from repolicy.envs.evaluation import Evaluation
+from repolicy.envs.evaluation import Column, Evaluation
 from repolicy.errors import UsageError
 from repolicy.objective import residual
 from repolicy.policies.storage import finite
+
+CERTAIN = 0.95  # of the drawings must agree on where the bend is
+DRAWINGS = 1000
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,11 @@ class Point:
     error: str = ""
     mean: Evaluation | None = None  # mean action
     sampled: Evaluation | None = None
+
+    def column(self, name: str) -> Column | None:
+        """A quantity of each episode: with the mean action, the KL with sampled ones."""
+        found = self.sampled if name == "kl_a_step" else self.mean
+        return found.columns.get(name) if found is not None else None
 
     @property
     def kl(self) -> float:
@@ -79,23 +88,47 @@ class Found:
         return all(point.basic is not None for point in [self.prior, *self.points])
 
     @property
+    def cost(self) -> str:
+        """What stands on the trade-off's horizontal axis."""
+        return "basic_reward" if self.basic_known else "kl_a_step"
+
+    @cached_property
     def knee(self) -> int | None:
-        """Index of the point at the bend of the trade-off, or None where it has none: it may be a line, or no gain."""
+        """Index of the point at the bend of the trade-off, or None where it has none, or none that is certain."""
+        return self._bend - 1 if self._bend > 0 and self._certain else None
+
+    @cached_property
+    def _bend(self) -> int:
+        """The same of the means, as they are: 0 is the prior, for a trade-off that is a line, or no gain."""
+        return int(self._bends(None)[0])
+
+    @cached_property
+    def _certain(self) -> bool:
+        """Whether the bend stays where it is when each point's episodes are drawn again, with replacement."""
+        if any(len(point.mean.basic) < 2 for point in [self.prior, *self.points] if point.mean is not None):
+            return False  # one episode says nothing of its own error
+        return bool(np.mean(self._bends(np.random.default_rng(0)) == self._bend) >= CERTAIN)
+
+    def _bends(self, random: np.random.Generator | None) -> np.ndarray:
+        """Where the bend is, for each drawing of the episodes, or of the episodes as they are."""
         everyone = [self.prior, *self.points]
-        kept = [point.basic or 0.0 for point in everyone]
-        least = 0.0 if kept[0] > 0 else -math.inf  # who has lost all can lose no more: −10⁶ would dwarf the others
-        costs = [-max(least, basic) for basic in kept] if self.basic_known else [point.kl for point in everyone]
-        index = knee(costs, [point.addon for point in everyone])
-        return index - 1 if index > 0 else None
+        drawn = [_drawn(point, [self.cost, "addon_reward"], random) for point in everyone]
+        costs, gains = (np.stack([each[index] for each in drawn], axis=-1) for index in (0, 1))  # [R, points]
+        if self.basic_known:
+            least = 0.0 if (self.prior.basic or 0.0) > 0 else -math.inf
+            costs = -np.maximum(least, costs)  # who has lost all can lose no more: −10⁶ would dwarf the others
+        return np.array([knee(cost.tolist(), gain.tolist()) for cost, gain in zip(costs, gains, strict=True)])
 
     @property
     def verdict(self) -> str:
         """Where the bend is, in a sentence."""
         if self.knee is not None:
             return f"the trade-off bends at {self.name(self.points[self.knee])}"
-        if any(point.addon > self.prior.addon for point in self.points):
+        if not any(point.addon > self.prior.addon for point in self.points):
+            return f"no value of {self.letter} gains on the prior"
+        if self._bend == 0:
             return "the trade-off has no knee: no point lies above the straight line between its ends"
-        return f"no value of {self.letter} gains on the prior"
+        return "no knee: the points' errors leave open which of them bends most; more episodes or steps would tell"
 
     def longer(self, point: Point) -> str:
         """The command that trains one point for ten times as long."""
@@ -119,6 +152,20 @@ def knee(costs: Sequence[float], gains: Sequence[float]) -> int:
     if len(costs) != len(gains) or not costs:
         raise UsageError(f"a knee needs as many costs as gains, and at least one; got {len(costs)} and {len(gains)}")
     return int(np.argmax(_scaled(gains) - _scaled(costs)))
+
+
+def _drawn(point: Point, names: Sequence[str], random: np.random.Generator | None) -> list[np.ndarray]:
+    """The means of quantities over the episodes of a point `[R]`, in R drawings of these episodes with replacement."""
+    columns = [column for name in names if (column := point.column(name)) is not None]
+    assert len(columns) == len(names)
+    if random is None:
+        return [np.array([column.mean]) for column in columns]
+    picked = random.integers(0, len(columns[0].values), (DRAWINGS, len(columns[0].values)))  # the same for all
+    weights = [np.ones(len(column.values)) if column.weights is None else column.weights for column in columns]
+    return [
+        (column.values * weight)[picked].sum(-1) / weight[picked].sum(-1)
+        for column, weight in zip(columns, weights, strict=True)
+    ]
 
 
 def _scaled(values: Sequence[float]) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from repolicy.envs.numbers import number
 
 WIDTH, HEIGHT = 340, 190
-LEFT, RIGHT, TOP, BOTTOM = 52, 10, 12, 28
+LEFT, RIGHT, TOP, BOTTOM = 64, 10, 12, 28
 CURVE_POINTS = 240
 FEW = 30  # points that are marked one by one
 
@@ -41,7 +41,7 @@ class Axes:
 
     def named(self, across: str, up: str) -> str:
         """The names of the axes, for which room is made on both sides."""
-        self.left, self.bottom = LEFT + 22, BOTTOM + 22
+        self.left, self.bottom = LEFT + 28, BOTTOM + 22
         middle = (TOP + self.height - self.bottom) / 2
         return text("name", (self.left + self.width - RIGHT) / 2, self.height - 6, across, "middle") + (
             f'<text class="name" transform="translate(14 {_f(middle)}) rotate(-90)" text-anchor="middle">'
@@ -132,7 +132,7 @@ def histogram(series: Mapping[str, np.ndarray], what: str) -> str:
                     f'y="{_f(base - tall)}" height="{_f(tall)}"><title>{count} of {len(found)} episodes</title></rect>'
                 )
         mean, top = float(found.mean()), base - row + 22
-        x, right = axes.x(mean), axes.x(mean) > 0.6 * axes.width
+        x, right = axes.x(mean), axes.x(mean) > 0.5 * axes.width
         label = f"{name}: mean {number(mean)}"
         drawn += line("mean", x, base, x, top)
         drawn += text("label", x - 6 if right else x + 6, top + 4, label, "end" if right else "start")
@@ -141,6 +141,28 @@ def histogram(series: Mapping[str, np.ndarray], what: str) -> str:
         f'<figure class="chart">{axes.svg(drawn, f"{what}: {means}")}'
         f'<figcaption class="below">{escape(what)}</figcaption></figure>'
     )
+
+
+Spot = tuple[float, float]
+
+
+def beside(names: Sequence[str], at: Sequence[Spot], path: Sequence[Spot], axes: Axes) -> list[Spot]:
+    """Where the names of points stand, the middle of each one's foot: off the points, the path and each other."""
+    taken = [*at, *(a + share * (b - a) for a, b in pairwise(map(np.array, path)) for share in np.linspace(0, 1, 40))]
+    found: list[Spot] = []
+    for name, (x, y) in zip(names, at, strict=True):
+        half = 4.0 * len(name) + 2
+        ways = [(way * across, down) for across in (0, half + 12) for down in (-16, 26, 5, -30, 40) for way in (1, -1)]
+        places = [(x + across, y + down) for across, down in ways if across or down != 5]
+        boxes = [(px - half, px + half, py - 13, py + 4) for px, py in places]
+        crowds = [sum(left < tx < right and top < ty < foot for tx, ty in taken) for left, right, top, foot in boxes]
+        inside = [box[0] > axes.left and box[1] < axes.width and box[3] < axes.height - axes.bottom for box in boxes]
+        crowds = [crowd + 99 * (not free) for crowd, free in zip(crowds, inside, strict=True)]
+        best = crowds.index(min(crowds))
+        (left, right, top, foot), spot = boxes[best], places[best]
+        taken += [(tx, ty) for tx in np.linspace(left, right, 9) for ty in (top, (top + foot) / 2, foot)]
+        found.append(spot)
+    return found
 
 
 def line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:

@@ -217,8 +217,15 @@ def _made(make: Any, shot: Shot) -> Any:
             continue
         except Exception as error:
             _need_mujoco()
-            raise UsageError(f"environment {shot.env!r} cannot be filmed: {type(error).__name__}: {error}") from error
+            raise UsageError(_why(shot, error)) from error
     raise UsageError(f"environment {shot.env!r} cannot be filmed: it takes no render_mode='rgb_array'")
+
+
+def _why(shot: Shot, error: Exception) -> str:
+    """What is wrong in a sentence; where a package is missing, which one would help."""
+    if "pygame" in str(error):
+        return f"environment {shot.env!r} cannot be filmed without pygame: pip install 'repolicy[film]'"
+    return f"environment {shot.env!r} cannot be filmed: {type(error).__name__}: {error}"
 
 
 def _need_mujoco() -> None:
@@ -253,7 +260,7 @@ def _picture(env: Any, shot: Shot) -> np.ndarray:
     except Exception as error:
         if hasattr(getattr(env, "unwrapped", None), "mujoco_renderer"):
             raise _NoRendererError from error
-        raise UsageError(f"environment {shot.env!r} cannot be filmed: {type(error).__name__}: {error}") from error
+        raise UsageError(_why(shot, error)) from error
     picture = np.asarray(picture)
     if picture.ndim != 3 or picture.shape[2] != 3:
         raise UsageError(f"environment {shot.env!r} cannot be filmed: it renders pictures of shape {picture.shape}")

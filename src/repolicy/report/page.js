@@ -33,6 +33,7 @@ for (const button of document.querySelectorAll("button.copy")) {
 // Films in step: all that are seen begin together, and begin again when the last one has ended.
 const together = document.querySelector("#together");
 const filmed = () => [...document.querySelectorAll("figure:not([hidden]) > video")];
+const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
 function begin() {
   for (const video of document.querySelectorAll("figure[hidden] > video")) video.pause();
   for (const video of filmed()) {
@@ -50,7 +51,7 @@ if (together && filmed().length) {
     for (const name of ["play", "pause"]) video.addEventListener(name, label);
     video.addEventListener("ended", () => filmed().every((other) => other.ended) && begin());
   }
-  if (!matchMedia("(prefers-reduced-motion: reduce)").matches) begin();
+  if (!still) begin();
 }
 
 // A table that is wider than the screen says so until its end is seen.

@@ -35,7 +35,7 @@ def section(heading: str, *content: str, note: str = "") -> str:
 
 def verdict(words: str, basis: str) -> str:
     """What a reader should take away, and what it rests on."""
-    said = escape(words[0].upper() + words[1:])
+    said = escape((words[0].upper() if words[0].isascii() else words[0]) + words[1:])  # ω′ stays what it is
     return f'<p class="verdict" id="verdict">{said}.</p>\n<p class="note">{escape(basis)}.</p>'
 
 

@@ -7,14 +7,15 @@ from pathlib import Path
 
 from repolicy.envs.evaluation import Column
 from repolicy.envs.numbers import number, spread
+from repolicy.envs.verdict import basis, verdict
 from repolicy.many.tradeoff import Found, Point
 from repolicy.policies.storage import write_bytes
 from repolicy.report import charts, page
 from repolicy.report.film import Shot
-from repolicy.report.run import caption, filmed, rewards
+from repolicy.report.run import by_action, caption, filmed, rewards, tiles
 
 SCRIPT = """
-// The slider: one point is shown at a time.
+// The slider: of all that belongs to a point, what belongs to one is shown.
 const slider = document.querySelector("#omega");
 function show(index) {
   slider.value = index;
@@ -22,10 +23,9 @@ function show(index) {
   for (const part of document.querySelectorAll("[data-shown]")) part.hidden = part.dataset.shown !== String(index);
   for (const mark of document.querySelectorAll("[data-point]"))
     mark.classList.toggle("chosen", mark.dataset.point === String(index));
-  for (const video of document.querySelectorAll("figure:not([hidden]) > video")) {
-    video.currentTime = 0;
-    video.play().catch(() => {});
-  }
+  slider.setAttribute("aria-valuetext", slider.dataset.names.split("|")[index]);
+  cues();
+  if (!still) begin();
 }
 slider.addEventListener("input", () => show(slider.value));
 for (const mark of document.querySelectorAll("[data-point]"))
@@ -39,7 +39,7 @@ def write_sweep_report(found: Found) -> Path:
     env = found.request["env"]
     files = [found.prior.folder, *(point.best for point in found.points)]
     pictures, complaint = filmed([Shot(str(file), env) for file in files])
-    index = found.knee
+    index = found.knee if found.knee is not None else len(found.points) // 2
     wanted = " + ".join(found.request["addons"])
     lead = (
         f"{len(found.points)} values of ω′, the weight of the prior's log-probability; α̂ {found.request['alpha']:g}; "
@@ -50,6 +50,7 @@ def write_sweep_report(found: Found) -> Path:
         page.section(
             "Choose ω′",
             slider(found, index, "add-on first", "prior first"),
+            *verdicts(found),
             page.films(figures(found, pictures), complaint),
             *tables(found),
         ),
@@ -63,7 +64,10 @@ def write_sweep_report(found: Found) -> Path:
         ),
         page.section(
             "Train one for longer",
-            "" if index is None else page.command(found.longer(found.points[index])),
+            *(
+                f'<div data-shown="{position}">{page.command(found.longer(point))}</div>'
+                for position, point in enumerate(found.points)
+            ),
             page.settings(found.request["settings"]),
         ),
     ]
@@ -86,9 +90,20 @@ def figures(found: Found, pictures: Sequence[bytes | None]) -> list[str]:
     return drawn
 
 
-def slider(found: Found, index: int | None, left: str, right: str) -> str:
-    names = [f"{found.name(point)}{' (knee)' if i == index else ''}" for i, point in enumerate(found.points)]
-    first = index or 0
+def verdicts(found: Found) -> list[str]:
+    """The verdict on each point, and its numbers beside the prior's."""
+    drawn = []
+    for index, point in enumerate(found.points):
+        assert point.mean is not None
+        assert found.prior.mean is not None
+        said = page.verdict(f"{found.name(point)}: {verdict(found.prior.mean, point.mean)}", basis(point.mean))
+        shown = page.tiles(tiles({"prior": found.prior.mean, "customized": point.mean}))
+        drawn.append(f'<div class="beneath" data-shown="{index}">{said}{shown}</div>')
+    return drawn
+
+
+def slider(found: Found, first: int, left: str, right: str) -> str:
+    names = [f"{found.name(point)}{' (knee)' if i == found.knee else ''}" for i, point in enumerate(found.points)]
     return (
         f'<div class="slider"><label for="omega">{escape(left)}</label>'
         f'<input type="range" id="omega" min="0" max="{len(names) - 1}" step="1" value="{first}" '
@@ -103,8 +118,16 @@ def tables(found: Found) -> list[str]:
     for index, point in enumerate(found.points):
         assert point.mean is not None
         assert found.prior.mean is not None
-        both = {"prior": found.prior.mean, found.name(point): point.mean}
-        drawn.append(f'<div class="beneath" data-shown="{index}">{page.table(*rewards(both))}</div>')
+        assert point.sampled is not None
+        assert found.prior.sampled is not None
+        name = found.name(point)
+        mean, sampled = (
+            {"prior": found.prior.mean, name: point.mean},
+            {"prior": found.prior.sampled, name: point.sampled},
+        )
+        drawn.append(
+            f'<div class="beneath" data-shown="{index}">{page.table(*rewards(by_action(mean, sampled)))}</div>'
+        )
     return drawn
 
 
@@ -113,45 +136,59 @@ def every_point(found: Found) -> str:
 
 
 def legend(found: Found) -> str:
-    cost = "the basic reward" if found.basic_known else "the KL to the prior"
+    knee = "the dotted ring marks the knee" if found.knee is not None else escape(found.verdict)
     return (
-        f"Up: the add-on reward of an episode. Across: {cost}{'' if found.basic_known else ', nats a step'}. "
-        "The grey dot is the prior; the dotted ring marks the knee. A click on a point chooses it."
+        "Rewards are of an episode; bars are two standard errors to each side. "
+        f"The grey dot is the prior; {knee}. A click on a point chooses it."
     )
 
 
+NAMES = {
+    "basic_reward": "basic reward, mean action",
+    "kl_a_step": "KL to the prior, nats a step, sampled",
+}
+
+
 def tradeoff(found: Found) -> str:
+    """What each point keeps, across, and what it gains, up, with the errors of both."""
     everyone = [found.prior, *found.points]
-    xs, ys = [_across(found, point) for point in everyone], [point.addon for point in everyone]
-    axes = charts.Axes(xs, ys, 560, 300).widened(0.08)
-    drawn = axes.frame()
-    order = [*zip(xs[1:], ys[1:], strict=True)]
+    spots = [(_with_error(point, found.cost), _with_error(point, "addon_reward")) for point in everyone]
+    ends = [
+        [value + sign * error for spot in spots for value, error in [spot[side]] for sign in (-1, 1)] for side in (0, 1)
+    ]
+    axes = charts.Axes(ends[0], ends[1], 400, 300)
+    drawn = axes.named(NAMES[found.cost], "add-on reward, mean action")
+    axes.widened(0.08)
+    drawn += axes.frame()
+    at = [(axes.x(x), axes.y(y)) for (x, _), (y, _) in spots]
+    order = at[1:]
     if all(point.mean is not found.prior.mean for point in found.points):
-        order.append((xs[0], ys[0]))  # the prior is what the largest ω′ leads to
-    line = "L".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in order)
-    drawn += f'<path class="path" d="M{line}"/>'
-    labels: list[tuple[float, float]] = []
-    for index, (point, x, y) in enumerate(zip(everyone, xs, ys, strict=True)):
-        px, py = axes.x(x), axes.y(y)
+        order.append(at[0])  # the prior is what the largest ω′ leads to
+    drawn += f'<path class="path" d="M{"L".join(f"{x:.1f},{y:.1f}" for x, y in order)}"/>'
+    names = ["prior", *(found.name(point) for point in found.points)]
+    for index, (name, (px, py), ((x, dx), (y, dy))) in enumerate(zip(names, at, spots, strict=True)):
+        drawn += charts.line("error", axes.x(x - dx), py, axes.x(x + dx), py)
+        drawn += charts.line("error", px, axes.y(y - dy), px, axes.y(y + dy))
         where = f'cx="{px:.1f}" cy="{py:.1f}"'
-        name = "prior" if index == 0 else found.name(point)
         if index and index - 1 == found.knee:
             drawn += f'<circle class="knee" {where} r="13"/>'
         kind = 'class="prior"' if index == 0 else f'class="point" data-point="{index - 1}"'
-        drawn += f'<circle {kind} {where} r="6.5"><title>{name}: {x:,.2f}, {y:,.2f}</title></circle>'
-        away = next((away for away in (-18, 26, -32, 40) if py + away > 14 and not _taken(px, py + away, labels)), -18)
-        labels.append((px, py + away))
-        drawn += charts.text("label", px, py + away, name, "middle")
-    return f'<figure class="chart tradeoff">{axes.svg(drawn, "the trade-off")}</figure>'
+        said = f"{name}: {x:,.2f} ± {dx:,.2f}, {y:,.2f} ± {dy:,.2f}"
+        drawn += f'<circle {kind} {where} r="6.5"><title>{escape(said)}</title></circle>'
+    drawn += "".join(
+        charts.text("label", x, y, name, "middle")
+        for name, (x, y) in zip(names, charts.beside(names, at, order, axes), strict=True)
+    )
+    said = "; ".join(f"{name} {number(x)}, {number(y)}" for name, ((x, _), (y, _)) in zip(names, spots, strict=True))
+    heading = f"the trade-off, {NAMES[found.cost]} and add-on reward: {said}"
+    return f'<figure class="chart tradeoff">{axes.svg(drawn, heading)}</figure>'
 
 
-def _taken(x: float, y: float, labels: list[tuple[float, float]]) -> bool:
-    """A label there would lie on another one."""
-    return any(abs(x - other_x) < 52 and abs(y - other_y) < 14 for other_x, other_y in labels)
-
-
-def _across(found: Found, point: Point) -> float:
-    return (point.basic or 0.0) if found.basic_known else point.kl
+def _with_error(point: Point, name: str) -> tuple[float, float]:
+    """A quantity and two of its standard errors; no error where there is one episode."""
+    column = point.column(name)
+    assert column is not None
+    return column.mean, 0.0 if math.isnan(column.error) else 2 * column.error
 
 
 # In words and numbers -------------------------------------------------------------------------------------------------
