@@ -4,13 +4,16 @@ PYTHON ?= python3
 BIN = .venv/bin
 EXTRAS = dev,sb3,rsl-rl,llm,onnx,hub
 
-.PHONY: demo test lint bench mutate fuzz paper stale site clean
+.PHONY: demo test wheel lint bench mutate fuzz paper stale site clean
 
 demo: .venv/base  ## customize a shipped HalfCheetah: prior and result in a table, and in a report with films
 	$(BIN)/repolicy customize halfcheetah --addon hind_leg=10 --omega auto --kl-budget 2 --steps 3e5 --out runs/demo --resume
 
 test: .venv/full
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+wheel: .venv/full  ## the package as others get it: installed from a wheel, in another folder, and used
+	PYTHON=$(BIN)/python .ci/wheel
 
 lint: .venv/full
 	$(BIN)/ruff format --check .

@@ -68,6 +68,18 @@ def test_what_lives_here_alone_takes_one_rank(capsys: pytest.CaptureFixture[str]
         )
 
 
+def test_a_sweep_takes_names_and_results_but_nothing_that_lives_here_alone(
+    chain: tuple[repolicy.Result, repolicy.Result],
+) -> None:
+    settings = replace(SMALL, ranks=1)
+    with pytest.raises(UsageError, match=r"each point of a sweep is a process of its own.*file.py:lambda"):
+        repolicy.sweep(chain[0], stay_near, [0.1], settings=settings)  # its environment is a lambda
+    with pytest.raises(UsageError, match="each point of a sweep is a process"):
+        repolicy.sweep("hopper", lambda *_: 0, [0.1], settings=settings)
+    with pytest.raises(UsageError, match="the same reward, 0, in all"):  # so far, it is as asked for
+        repolicy.sweep(chain[0], tiny("constant"), [0.1], settings=settings, env=LinearQuadratic)
+
+
 def test_other_ranks_import_what_this_process_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "a_module_of_mine.py").touch()

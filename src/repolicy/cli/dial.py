@@ -89,7 +89,7 @@ class Dial:
         table = Table(*headings(found), title=f"{env}: from the prior (0) to the customized policy (1), {self.how}")
         for row in rows(found, shown=lambda column: number(column.mean))[1:]:
             table.add_row(*row)
-        terminal.print(table)
         terminal.say(found.verdict)
+        terminal.print(table)
         terminal.say(f"report: {report}")
         return as_dict(turning, found, checksum) | {"report": str(report)}

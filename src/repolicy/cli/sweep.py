@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from repolicy.cli.look import policy_and_env
-from repolicy.cli.runs import _customizing, alpha_of, confirm_names
+from repolicy.cli.runs import _customizing, confirm_names
 from repolicy.engine.defaults import of_shape
 from repolicy.engine.settings import Settings
 from repolicy.policies.options import Options
@@ -33,7 +33,7 @@ class Sweep:
     omega: tuple[float, ...] = ()
     """The values of ω′; 0 is the add-on alone."""
     alpha: float | None = None
-    """α̂, the weight of the entropy; by default the prior's own α, where its file tells it."""
+    """α̂, the weight of the entropy; by default the prior's own α, or scaled from the add-on's reward."""
     env: str | None = None
     """Environment; by default the one that the prior was trained in."""
     jobs: int = 0
@@ -94,11 +94,10 @@ class Sweep:
         from repolicy.report.sweep import headings, rows, write_sweep_report
 
         omegas = in_order(self.omega)
-        alpha = self.alpha if self.alpha is not None else alpha_of(self.prior)
         terminal = Terminal()
         with terminal.status("training") as status:
             found = sweep(
-                self.prior, self.addon, omegas, alpha, self.folder, self.settings,
+                self.prior, self.addon, omegas, self.alpha, self.folder, self.settings,
                 env=policy_and_env(self.prior, self.env, self.trust)[1],
                 sparse=self.sparse, jobs=self.jobs, on_ray=self.ray, resume=self.resume,
                 episodes=self.episodes, reading=self.reading, say=terminal.say,
@@ -111,8 +110,8 @@ class Sweep:
         table = Table(*headings(found), title=f"{found.request['env']}: what each ω′ keeps and gains")
         for row in rows(found, shown=lambda column: number(column.mean)):
             table.add_row(*row)
-        terminal.print(table)
         terminal.say(found.verdict)
+        terminal.print(table)
         if found.knee is not None:
             point = found.points[found.knee]
             terminal.say(f"its policy: {point.best}; to train it for longer: {found.longer(point)}")

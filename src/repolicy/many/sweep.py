@@ -13,16 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from repolicy.engine import ranks
+from repolicy.engine.defaults import customize_defaults
 from repolicy.engine.folder import RunFolder, changed
 from repolicy.engine.machine import physical_cores
 from repolicy.engine.request import Request
+from repolicy.engine.result import Result
+from repolicy.engine.session import EnvLike, env_name
 from repolicy.engine.settings import Settings
 from repolicy.engine.training import check, try_addon
-from repolicy.envs.addons import Addon, combined
+from repolicy.engine.wanted import Wanted, for_customizing
+from repolicy.envs.addons import Addon, Wish, combined, names
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.making import observing
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.loading import read_json
+from repolicy.loading import lives_here_alone, read_json
 from repolicy.many import ray
 from repolicy.many.pool import Here, Job, Start, work
 from repolicy.many.tradeoff import Found, Point, as_dict, point_words
@@ -34,14 +38,14 @@ from repolicy.policies.storage import write_bytes, write_json
 
 
 def sweep(
-    prior: str | Path,
-    addon: Sequence[str],
+    prior: str | Path | Result,
+    addon: Wish,
     omegas: Sequence[float],
-    alpha: float,
-    out: str | Path,
-    settings: Settings,
+    alpha: float | None = None,
+    out: str | Path | None = None,
+    settings: Settings | None = None,
     *,
-    env: str | None = None,
+    env: EnvLike | None = None,
     sparse: bool = False,
     jobs: int = 0,
     on_ray: bool = False,
@@ -51,20 +55,31 @@ def sweep(
     say: Callable[[str], None] = lambda _: None,
     progress: Callable[[dict[float, float]], None] = lambda _: None,
 ) -> Found:
-    """Train every point, evaluate prior and points, and write `sweep.json` into the folder `out`."""
+    """Train every point, evaluate prior and points, and write `sweep.json` into the folder `out`.
+
+    Prior, add-on and what is left out are as in `customize`; each point is a process, which imports what it is named.
+    """
     omegas = in_order(omegas)
     if jobs < 0:
         raise UsageError(f"jobs is {jobs}; it must be 1 or more, or 0 for one a core")
     if episodes < 1:
         raise UsageError(f"episodes is {episodes}; it must be 1 or more")
-    path, folder = find_policy(prior), Path(out)
-    saved = read_policy(path, reading)
-    settings = replace(settings, ranks=1)
-    env = observing(env or env_of(saved.card, path), saved.policy.observation_size, settings.backend)
-    request = {"env": env, "addons": list(addon), "alpha": alpha, "settings": settings.as_dict(), "sparse": sparse}
-    trial = Request(env, greedy(alpha), settings, tuple(addon), sparse=sparse)
+    result = prior.folder if isinstance(prior, Result) else None
+    path = find_policy(result or str(prior))
+    folder = Path(out) if out is not None else Path("runs") / f"{path.stem}-sweep"
+    saved, wishes = read_policy(path, reading), names(addon)
+    settings = replace(settings or customize_defaults(saved.policy), ranks=1)
+    env = env_of(saved.card, path, trust=result is not None) if env is None else env_name(env)
+    _check_importable([env, *wishes])
+    env = observing(env, saved.policy.observation_size, settings.backend)
+    said = notes_of(saved.card)
+    if alpha is None:
+        chosen = for_customizing(Wanted("kl"), saved, env, wishes, settings)
+        alpha, said = chosen.objective.alpha, said + chosen.said
+    request = {"env": env, "addons": list(wishes), "alpha": alpha, "settings": settings.as_dict(), "sparse": sparse}
+    trial = Request(env, greedy(alpha), settings, wishes, sparse=sparse)
     check(trial)
-    for sentence in notes_of(saved.card) + try_addon(saved.policy, trial):
+    for sentence in said + try_addon(saved.policy, trial):
         say(sentence)
     start = ray.on_ray() if on_ray else Here
     with RunFolder(folder).locked():
@@ -81,6 +96,15 @@ def sweep(
         found = _evaluated(folder, request, saved.policy, trained, failed, episodes, say)
         write_json(folder / "sweep.json", as_dict(found))
     return found
+
+
+def _check_importable(names: Sequence[str]) -> None:
+    here = [name.partition(":")[2] for name in names if lives_here_alone(name)]
+    if here:
+        raise UsageError(
+            f"each point of a sweep is a process of its own, which cannot import the function {here[0]!r} of this "
+            f"Python session: write it into a file and name it as file.py:{here[0]}"
+        )
 
 
 def in_order(omegas: Sequence[float]) -> list[float]:
