@@ -62,7 +62,7 @@ def test_a_run_from_another_librarys_file_keeps_all_that_it_needs(tmp_path: Path
     path, actor = rsl_rl(tmp_path / "model_7.pt")
     listener = Listener()
     run(path, tmp_path / "run", watchers=[listener])
-    assert "elu, is assumed" in listener.said[0]
+    assert any("elu, is assumed" in sentence for sentence in listener.said)
     assert listener.said[-1].startswith("add-on")
     kept = read_policy(tmp_path / "run" / "prior.safetensors")
     obs = torch.randn(16, 1)
@@ -160,7 +160,7 @@ def test_the_commands_take_another_librarys_file(tmp_path: Path, capsys: pytest.
     assert "does not say which environment it is for; name one with --env" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["customize", str(path), "--addon", "height", "--omega", "1", "--env", "Hopper-v4"])
-    assert "does not tell the alpha" in capsys.readouterr().err
+    assert "takes observations of 3 numbers, but 'Hopper-v4' gives 11" in capsys.readouterr().err
 
 
 def test_a_file_is_known_by_its_first_bytes(tmp_path: Path) -> None:

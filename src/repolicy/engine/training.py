@@ -135,21 +135,24 @@ def customize(
     settings, said = ranks_for(start.settings(settings or kept or start.usual(env)), [env, *wishes])
     settings = settings.resolved()
     saying = f"customizing {called(named_as(prior))} in {env} to {' + '.join(wishes)}, into {folder}"
-    tell(watchers, [saying, *said, *start.notes])
+    said = [saying, *said, *start.notes]
     with watchdog(patience):
+        if start.exact is not None:  # then it takes a while
+            tell(watchers, said)
+            said = []
         start = start.cloned(env, wishes, settings, RunFolder(folder).prior, lambda said: tell(watchers, [said]))
         saved, content = start.saved, start.content
         assert saved is not None
         env = observing(env, saved.policy.observation_size, settings.backend)
         if isinstance(objective, Wanted):
-            objective, settings, said = for_customizing(objective, saved, env, wishes, settings)
-            tell(watchers, said)
+            objective, settings, chosen = for_customizing(objective, saved, env, wishes, settings)
+            said += chosen
         check_objective(objective)
         if not objective.reads_addon:
             raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
         request = Request(env, objective, settings, wishes, hashlib.sha256(content).hexdigest(), sparse)
         check(request)
-        tell(watchers, try_addon(saved.policy, request))
+        tell(watchers, said + try_addon(saved.policy, request))
         return run(request, RunFolder(folder), resume, watchers, content, patience, start)
 
 
