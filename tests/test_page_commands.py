@@ -37,7 +37,7 @@ FEWER = {
     "render": "--seconds 0.1 --width 32",
     "rql": "--steps 100",
 }
-NOT_HERE = ("go1_policy.onnx", "torchrun")  # a file to be downloaded, several machines: these lines are only parsed
+NOT_HERE = ("go1_policy.onnx", "torchrun", "hf://")  # a download, several machines, a hub: these lines are only parsed
 
 
 def command_lines(page: Path) -> list[str]:

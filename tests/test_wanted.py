@@ -9,6 +9,7 @@ import pytest
 from tiny_envs import tiny
 
 from repolicy.cli.main import main
+from repolicy.engine import wanted
 from repolicy.engine.settings import Settings
 from repolicy.engine.wanted import ALPHAS, BUDGET, SHARE, UNSEEN, Wanted, for_customizing, for_training
 from repolicy.engine.weights import STATES
@@ -50,8 +51,8 @@ def test_training_takes_alpha_from_a_row_whatever_the_version_and_options() -> N
 def test_what_is_named_is_taken_without_a_word() -> None:
     assert for_training(Wanted("soft", alpha=0.3), "Hopper-v4", (), FEW) == (soft(0.3), FEW, [])
     assert for_training(Wanted("no_entropy"), "Hopper-v4", (), FEW) == (no_entropy(), FEW, [])
-    wanted = Wanted("residual", 0.3, 0.2, 0.1)
-    assert for_customizing(wanted, prior(), ENV, (), FEW) == (residual(0.3, 0.2, 0.1), FEW, [])
+    every = Wanted("residual", 0.3, 0.2, 0.1)
+    assert for_customizing(every, prior(), ENV, (), FEW) == (residual(0.3, 0.2, 0.1), FEW, [])
     with pytest.raises(UsageError, match="objective no_entropy has no alpha"):
         for_training(Wanted("no_entropy", alpha=0.1), "Hopper-v4", (), FEW)
 
@@ -64,6 +65,12 @@ def test_alpha_is_scaled_from_the_reward() -> None:
     both = for_training(Wanted("full"), "CartPole-v1", (f"{HERE}either_way=3",), FEW).objective
     assert both.alpha == pytest.approx(SHARE * np.sqrt(10), rel=0.05)
     assert both == full(both.alpha)
+
+
+def test_the_reward_is_shared_out_over_the_numbers_of_an_action() -> None:
+    alpha, why = wanted._scaled(np.array([3.0, -3.0]), 6, "reward")
+    assert alpha == pytest.approx(3 * SHARE / 6)
+    assert why == "scaled from the reward (3 a step)"
 
 
 def test_a_reward_that_trial_steps_do_not_see() -> None:
@@ -96,8 +103,8 @@ def test_customizing_takes_omega_from_the_worth_of_a_nat_or_else_holds_a_budget(
         found = for_customizing(Wanted("residual", states=states), known, ENV, (), FEW)
         assert found.objective == residual(0.25, 0.7, expected)
     assert for_customizing(Wanted("residual", 0.3), known, ENV, (), FEW).objective == residual(0.3, 0.7)
-    for wanted, card in ((Wanted("residual"), {}), (Wanted("residual", "auto"), {"nat_worth": worth})):
-        held = for_customizing(wanted, prior(request=told(0.7), **card), ENV, (), FEW)
+    for asked, card in ((Wanted("residual"), {}), (Wanted("residual", "auto"), {"nat_worth": worth})):
+        held = for_customizing(asked, prior(request=told(0.7), **card), ENV, (), FEW)
         assert (held.objective, held.settings.kl_budget) == (kl(0.7), BUDGET)
         assert f"drifts {BUDGET:g} nats a step" in held.said[0]
 
