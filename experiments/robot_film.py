@@ -5,7 +5,9 @@ python -m experiments.robot_film --run runs/go1-energy --out docs/images/go1.gif
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import imageio.v2 as imageio
 import numpy as np
@@ -18,7 +20,7 @@ EVERY = 2  # pictures of which one is kept
 COLORS = 48
 
 
-def beside(left: list[np.ndarray], right: list[np.ndarray], keep: int = EVERY) -> list[Image.Image]:
+def beside(left: Sequence[Any], right: Sequence[Any], keep: int = EVERY) -> list[Image.Image]:
     """Every so many pictures `[H, W, 3]` of both, side by side, in few colors."""
     pairs = zip(left[::keep], right[::keep], strict=True)
     return [Image.fromarray(np.concatenate(pair, axis=1)).quantize(COLORS) for pair in pairs]
