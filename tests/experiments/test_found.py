@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tiny_envs import tiny
 
-from experiments import found, real_robot
+from experiments import found, real_robot, robot_film
 from repolicy.objective import kl
 from tests.test_worth import optimum
 
@@ -38,3 +38,11 @@ def test_a_robots_row_stands_beside_its_priors() -> None:
     assert "0.0800 (-20%)" in line
     assert line.endswith("2 of 100 |")
     assert real_robot.table([]) == found.table([]) == "Not measured yet."
+
+
+def test_two_films_stand_side_by_side() -> None:
+    left, right = [[np.full((4, 6, 3), value, np.uint8) for _ in range(5)] for value in (0, 255)]
+    pictures = robot_film.beside(left, right)
+    assert [picture.size for picture in pictures] == [(12, 4)] * 3
+    seen = np.asarray(pictures[0].convert("RGB"))
+    assert (seen[:, :6].max(), seen[:, 6:].min()) == (0, 255)
