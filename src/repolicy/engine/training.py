@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from repolicy.engine import ranks
+from repolicy.engine.conditioned import collapsed
 from repolicy.engine.defaults import customize_defaults, train_defaults
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import torchrun_place, versions
@@ -27,6 +28,7 @@ from repolicy.envs.making import make_envs, observing
 from repolicy.envs.patience import Watchdog
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.objective import Objective
+from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.file import (
     SavedPolicy,
     add_to_card,
@@ -128,6 +130,10 @@ def customize(
         raise UsageError(
             "customizing needs an add-on, the new requirement: --addon NAME, or file.py:function for one of your own "
             "(repolicy addons lists those that ship)"
+        )
+    if isinstance(saved.policy, Conditioned):
+        raise UsageError(
+            "a policy that takes omega as an input is no prior; keep a position of it with `repolicy dial`"
         )
     settings, said = ranks_for(settings or kept or customize_defaults(saved.policy), [env, *wishes])
     settings = settings.resolved()
@@ -236,6 +242,8 @@ def check(request: Request) -> None:
     probe.close()
     spec_for(probe, request.settings)
     settings, objective = request.settings, request.objective
+    if objective.omegas and settings.budget is not None:
+        raise UsageError("a policy for every omega of a range has no one omega that could follow a budget")
     if settings.kl_budget is not None and not 0 < objective.omega == objective.alpha:
         raise UsageError(
             "a KL budget moves omega and alpha together, from one value on: it goes with customize --omega auto, "
@@ -299,6 +307,8 @@ def _worked(
             if segments.doubt:
                 tell(watchers, [segments.doubt])
                 segments.doubt = ""
+        if worker.iteration == request.settings.iterations:
+            tell(watchers, collapsed(metrics))
     finally:
         for watcher in watchers:
             watcher.close()

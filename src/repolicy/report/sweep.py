@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 from repolicy.envs.evaluation import Column
 from repolicy.envs.numbers import number, spread
@@ -120,11 +121,26 @@ def legend(found: Found) -> str:
     )
 
 
-def tradeoff(found: Found) -> str:
+class Beside(NamedTuple):
+    """A point of another sweep, to compare with."""
+
+    omega: float
+    basic: float | None
+    kl: float
+    addon: float
+
+
+def tradeoff(found: Found, beside: Sequence[Beside] = ()) -> str:
     everyone = [found.prior, *found.points]
     xs, ys = [_across(found, point) for point in everyone], [point.addon for point in everyone]
-    axes = charts.Axes(xs, ys, 560, 300).widened(0.08)
+    others = [(other, (other.basic or 0.0) if found.basic_known else other.kl) for other in beside]
+    axes = charts.Axes([*xs, *(x for _, x in others)], [*ys, *(other.addon for other, _ in others)], 560, 300)
+    axes = axes.widened(0.08)
     drawn = axes.frame()
+    for other, x in others:
+        where = f'cx="{axes.x(x):.1f}" cy="{axes.y(other.addon):.1f}"'
+        name = f"trained alone, {found.letter} {other.omega:g}"
+        drawn += f'<circle class="beside" {where} r="6.5"><title>{name}</title></circle>'
     order = [*zip(xs[1:], ys[1:], strict=True)]
     if all(point.mean is not found.prior.mean for point in found.points):
         order.append((xs[0], ys[0]))  # the prior is what the largest ω′ leads to
