@@ -72,7 +72,8 @@ def measure(task: Task, path: Path, folder: Path, seed: int, steps: int) -> Row:
     for which, policy in (("start", saved.policy), ("last", result.policy)):
         with one_thread():
             row[which] = measured(policy, saved.policy, env, task.addon, None if held else objective)
-    row["rose"] = rose(row["start"]["objective"], row["last"]["objective"])
+    gained, error = gain(*(np.array(row[which].pop("each")) for which in ("start", "last")))
+    row |= {"gained": [gained, error], "rose": "rose" if gained > error else "fell" if gained < -error else "neither"}
     return row | {"addon_metric": addon.metric_name, "machine": machine()}
 
 
@@ -91,7 +92,8 @@ def measured(policy: Policy, prior: Policy, env: str, wish: str, objective: Obje
         assert seen.addon is not None
         if action == "sampled":
             parts = None if objective is None else reformulated(objective, seen.addon, seen.log_prior, seen.log_policy)
-            found["objective"] = spread(seen.addon if parts is None else parts.total)
+            found["each"] = [float(value) for value in (seen.addon if parts is None else parts.total)]
+            found["objective"] = spread(np.array(found["each"]))
         found[action] = {"basic": spread(seen.basic), "addon": spread(seen.addon), "length": spread(seen.lengths)}
     return found
 
@@ -101,15 +103,24 @@ def spread(values: np.ndarray) -> list[float]:
     return [float(f"{values.mean():.6g}"), float(f"{values.std() / len(values) ** 0.5:.3g}")]
 
 
-def rose(start: list[float], now: list[float]) -> str:
-    """Whether the objective rose by more than the error of the difference."""
-    difference, error = now[0] - start[0], float(np.hypot(start[1], now[1]))
-    return "rose" if difference > error else "fell" if difference < -error else "neither"
+def gain(start: np.ndarray, now: np.ndarray) -> tuple[float, float]:
+    """How much more an episode brings, with its standard error: the seeds are the same, so differences count."""
+    differences = now - start
+    return float(differences.mean()), float(differences.std() / len(differences) ** 0.5)
 
 
 def table(rows: list[Row]) -> str:
     """A row a run: what it was after, and where that stood at the start and at the end."""
-    headings = ["prior, wish", "seed", "weights", "objective, start", "end", "", "wish", "old return (never read)"]
+    headings = [
+        "prior, wish",
+        "seed",
+        "weights",
+        "objective, start",
+        "end",
+        "gained",
+        "wish",
+        "old return (never read)",
+    ]
     lines = []
     for row in sorted(rows, key=lambda row: row["key"]):
         start, last, budget = row["start"], row["last"], row["settings"]["kl_budget"]
@@ -118,8 +129,9 @@ def table(rows: list[Row]) -> str:
         parts = [
             f"{_number(start['mean'][part][0])} to {_number(last['mean'][part][0])}" for part in ("addon", "basic")
         ]
-        ends = [" ± ".join(map(_number, found["objective"])) for found in (start, last)]
-        lines.append([f"{name}, {row['addon']}", str(row["seed"]), held, *ends, f"**{row['rose']}**", *parts])
+        ends = [_number(found["objective"][0]) for found in (start, last)]
+        gained = f"**{' ± '.join(map(_number, row['gained']))}**"
+        lines.append([f"{name}, {row['addon']}", str(row["seed"]), held, *ends, gained, *parts])
     return markdown(headings, lines) if lines else "Not measured yet."
 
 

@@ -105,6 +105,7 @@ def main() -> None:
     parser.add_argument("--policy", action="append", default=[], metavar="NAME=FILE")
     parser.add_argument("--episodes", type=int, default=100)
     parser.add_argument("--env", default=ENV)
+    parser.add_argument("--actions", nargs="+", default=["mean", "sampled"], choices=["mean", "sampled"])
     options = parser.parse_args()
     ledger = Ledger(options.ledger)
     for given in options.policy:
@@ -114,7 +115,7 @@ def main() -> None:
         path = find_policy(file)
         policy = read_policy(path).policy
         env = observing(options.env, policy.observation_size)
-        for action in ("mean", "sampled"):
+        for action in options.actions:
             key = f"{name}/{action}"
             if key in ledger.by_key():
                 continue

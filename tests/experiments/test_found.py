@@ -19,9 +19,11 @@ def test_the_objective_of_a_policy_that_is_its_prior_is_the_wish(monkeypatch: py
     assert wish["objective"] == seen["sampled"]["addon"]
 
 
-@pytest.mark.parametrize(("now", "said"), [([5.0, 1.0], "rose"), ([-5.0, 1.0], "fell"), ([1.3, 1.0], "neither")])
-def test_rising_is_more_than_the_error(now: list[float], said: str) -> None:
-    assert found.rose([0.0, 1.0], now) == said
+def test_a_gain_is_that_of_the_same_episodes() -> None:
+    """What the episodes differ in among themselves is no error of it."""
+    start = np.array([10.0, 20.0, 30.0, 40.0])
+    assert found.gain(start, start + 1.0) == (1.0, 0.0)
+    assert found.gain(start, start + np.array([0.0, 2.0, 0.0, 2.0])) == (1.0, 0.5)
 
 
 def test_the_error_of_a_velocity_comes_back() -> None:
