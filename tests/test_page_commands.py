@@ -38,7 +38,9 @@ FEWER = {
     "rql": "--steps 100",
 }
 # Downloads, a hub, several machines; and the files of any-prior.md, whose test is its own: these lines are only parsed.
-NOT_HERE = re.compile(r"go1_policy|playground:|hf://|torchrun|swing\.py|runs/calm|policy\.onnx|lstm\.pt|cheetah\.npz|imitated")
+NOT_HERE = re.compile(
+    r"go1_policy|playground:|hf://|torchrun|swing\.py|runs/calm|policy\.onnx|lstm\.pt|cheetah\.npz|imitated"
+)
 
 
 def command_lines(page: Path) -> list[str]:
