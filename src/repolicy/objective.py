@@ -24,6 +24,36 @@ Task = Literal["basic", "addon", "both"]
 Array = TypeVar("Array", bound=Any)
 
 
+class Omegas(NamedTuple):
+    """The ω′ of one policy for all of them. On its dial stands log ω′, from −1 at the lower end to 1 at the upper."""
+
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.low:g} to {self.high:g}"
+
+    def checked(self) -> "Omegas":
+        if not 0 < self.low < self.high < math.inf:
+            raise UsageError(
+                f"omega from {self} is no range: it must begin above 0, as a dial is divided by ratios, and end above "
+                "where it begins, such as 0.03..3"
+            )
+        return self
+
+    def place(self, omega: float) -> float:
+        return 2.0 * math.log(omega / self.low) / math.log(self.high / self.low) - 1.0
+
+    def omega(self, place: Any) -> Any:
+        """At positions that are plain numbers, arrays or tensors."""
+        return self.low * (self.high / self.low) ** ((place + 1.0) / 2.0)
+
+    def spread(self, count: int) -> list[float]:
+        """As many values, at equal distances on the dial."""
+        steps = [2.0 * index / (count - 1) - 1.0 for index in range(1, count - 1)]
+        return [self.low, *(float(f"{self.omega(step):.3g}") for step in steps), self.high]
+
+
 @dataclass(frozen=True)
 class Objective:
     """What the return contains.
@@ -33,6 +63,7 @@ class Objective:
     alpha: weight of −log policy(a|s) in the reward; α, or α̂ while customizing.
     bonus: weight of the policy's entropy in the *loss*, which pays for the present step's entropy alone.
     states: weight of the next state's familiarity to the prior in the reward; not in the paper, where it is 0.
+    omega_to: of a policy for many ω′ at once, the largest, `omega` being the smallest; 0 where there is one omega.
     """
 
     task: Task = "basic"
@@ -40,15 +71,27 @@ class Objective:
     alpha: float = 0.0
     bonus: float = 0.0
     states: float = 0.0
+    omega_to: float = 0.0
 
     def __post_init__(self) -> None:
         if self.task not in ("basic", "addon", "both"):
             raise UsageError(f"task is {self.task!r}; it must be 'basic', 'addon' or 'both'")
-        for name in ("omega", "alpha", "bonus", "states"):
+        for name in ("omega", "alpha", "bonus", "states", "omega_to"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value < 0:
                 raise UsageError(f"{name} is {value!r}; it must be a finite number, 0 or greater")
             object.__setattr__(self, name, float(value))
+        if self.omega_to:
+            Omegas(self.omega, self.omega_to).checked()
+
+    @property
+    def omegas(self) -> Omegas | None:
+        """The range of omega, for a policy that takes it as an input."""
+        return Omegas(self.omega, self.omega_to) if self.omega_to else None
+
+    def at(self, omega: float) -> "Objective":
+        """The same at one omega."""
+        return replace(self, omega=omega, omega_to=0.0)
 
     @property
     def reads_basic(self) -> bool:
@@ -67,8 +110,8 @@ class Objective:
         return self.states != 0
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON; without `states` where it is 0, as it was written before there was such a part."""
-        return {name: value for name, value in asdict(self).items() if name != "states" or value}
+        """As JSON; without later fields where they are 0, as it was written before there were such."""
+        return {name: value for name, value in asdict(self).items() if name not in ("states", "omega_to") or value}
 
 
 # The eight objectives of the paper, a row each ------------------------------------------------------------------------
@@ -104,12 +147,13 @@ def kl(alpha: float) -> Objective:
     return Objective("addon", omega=alpha, alpha=alpha)
 
 
-def residual(omega: float, alpha: float, states: float = 0.0) -> Objective:
+def residual(omega: float, alpha: float, states: float = 0.0, omega_to: float = 0.0) -> Objective:
     """Residual PPO: the prior's log-probability and the entropy with weights of their own (Eq. 16).
 
-    With `states` above 0 it is no longer Eq. 16, but that plus an occupancy term.
+    With `states` above 0 it is no longer Eq. 16, but that plus an occupancy term. With `omega_to` the policy takes
+    omega as an input, and is trained for all from `omega` to `omega_to` at once.
     """
-    return Objective("addon", omega=omega, alpha=alpha, states=states)
+    return Objective("addon", omega=omega, alpha=alpha, states=states, omega_to=omega_to)
 
 
 def full(alpha: float) -> Objective:
@@ -160,8 +204,10 @@ def name_of(objective: Objective) -> tuple[str, dict[str, float]] | None:
     given = {"omega": objective.omega, "alpha": objective.alpha or objective.bonus}
     for name, function in OBJECTIVES.items():
         values = {key: given[key] for key in coefficients(name)}
-        if replace(function(**values), states=objective.states) == objective:
-            return name, values | ({"states": objective.states} if objective.states else {})
+        made = replace(function(**values), states=objective.states, omega_to=objective.omega_to)
+        if made == objective and ("omega" in values or not objective.omega_to):
+            beyond = {"states": objective.states, "omega_to": objective.omega_to}
+            return name, values | {key: value for key, value in beyond.items() if value}
     return None
 
 
@@ -192,15 +238,18 @@ def task_reward(objective: Objective, basic: Array | None, addon: Array | None) 
     return addon if objective.task == "addon" else basic + addon
 
 
-def reformulated(objective: Objective, task: Any, log_prior: Any, log_policy: Any, states: Any = None) -> Reward:
+def reformulated(
+    objective: Objective, task: Any, log_prior: Any, log_policy: Any, states: Any = None, omega: Any = None
+) -> Reward:
     """task + omega · log prior − alpha · log policy, with its parts apart (Eq. 16).
 
-    `states` is the familiarity of the next states, for an objective that weighs it.
+    `states` is the familiarity of the next states, for an objective that weighs it; `omega` each step's own, for one
+    with a range.
 
     A term whose coefficient is 0 is left out rather than multiplied, so `log_prior` may be None where omega is 0, an
     infinite log-probability does no harm there, and the remaining sum is the same to the bit.
     """
-    prior = objective.omega * log_prior if objective.omega else 0.0 * task
+    prior = (objective.omega if omega is None else omega) * log_prior if objective.omega else 0.0 * task
     entropy = -objective.alpha * log_policy if objective.alpha else 0.0 * task
     total = task
     if objective.omega:

@@ -13,7 +13,7 @@ from repolicy.engine.machine import torchrun_place
 from repolicy.engine.settings import S, Settings, read_settings, validated
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import as_file_name, confirm
-from repolicy.objective import Objective, coefficients, name_of
+from repolicy.objective import Objective, Omegas, coefficients, name_of
 from repolicy.policies.options import Options
 
 if TYPE_CHECKING:
@@ -104,8 +104,9 @@ class Customize:
     """The new requirement: NAME, NAME=WEIGHT, module:function or file.py:function; repolicy addons lists names.
     Repeatable."""
     omega: str | None = None
-    """ω′, the weight of the prior's log-probability; auto: adapt it to --kl-budget (and alpha with it) or to
-    --log-prior-budget. By default what a nat is worth, where the prior's file tells it, else auto."""
+    """ω′, the weight of the prior's log-probability; 0.03..3: all from one to the other, as one policy with a dial;
+    auto: adapt it to --kl-budget (and alpha with it) or to --log-prior-budget. By default what a nat is worth, where
+    the prior's file tells it, else auto."""
     alpha: float | None = None
     """α̂, the weight of the entropy. By default the prior's own α, where its file tells it, else ω′, else scaled from
     the add-on's reward."""
@@ -157,7 +158,7 @@ class Customize:
         if before is None:
             return start
         made, held = Objective(**before["objective"]), start.settings.budget is not None
-        omega = "auto" if held else str(made.omega)
+        omega = "auto" if held else f"{made.omega}..{made.omega_to}" if made.omega_to else str(made.omega)
         return replace(
             start, env=before["env"], omega=omega if "omega" in coefficients(self.objective) else None,
             alpha=made.alpha, states=made.states, sparse=before["sparse"],
@@ -179,8 +180,9 @@ class Customize:
         """The objective that the options describe, as far as they do."""
         from repolicy.engine.wanted import Wanted
 
-        omega = self.omega if self.omega in (None, "auto") else _number("--omega", self.omega)
-        return Wanted(self.objective, cast("float | Literal['auto'] | None", omega), self.alpha, self.states)
+        omega, omega_to = (self.omega, 0.0) if self.omega in (None, "auto") else _omega(str(self.omega))
+        known = cast("float | Literal['auto'] | None", omega)
+        return Wanted(self.objective, known, self.alpha, self.states, omega_to)
 
 
 def run_before(command: Any, *kinds: "type[Request]") -> dict[str, Any] | None:
@@ -235,11 +237,13 @@ def alpha_of(prior: str) -> float:
     return float(objective["alpha"])
 
 
-def _number(option: str, text: str) -> float:
+def _omega(text: str) -> tuple[float, float]:
+    """Omega and, of a range such as 0.03..3, where it ends; else 0."""
+    low, dots, high = text.partition("..")
     try:
-        return float(text)
+        return Omegas(float(low), float(high)).checked() if dots else (float(text), 0.0)
     except ValueError:
-        raise UsageError(f"{option} is {text!r}; it must be a number, or auto") from None
+        raise UsageError(f"--omega is {text!r}; it must be a number, a range such as 0.03..3, or auto") from None
 
 
 def speaks() -> bool:

@@ -46,7 +46,7 @@ class Batch:
     actions: Tensor  # [B, A]
     log_probs: Tensor  # [B] under the policy that acted
     advantages: Tensor  # [B]
-    returns: Tensor  # [B] what the critic is to predict
+    returns: Tensor  # [B] or [B, H] what the critic is to predict
 
     def minibatches(self, size: int, generator: torch.Generator) -> Iterator["Batch"]:
         """Of about `size` samples each: what is left over is spread, as a step on a few samples is mostly noise."""
@@ -71,7 +71,7 @@ class Losses:
     clipped: float
     log_ratios: np.ndarray  # [B]
     by_log_prob: np.ndarray  # [B]
-    by_value: np.ndarray  # [B]
+    by_value: np.ndarray  # [B] or [B, H]
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Learner:
         self._steps = {"actor": 0, "critic": 0}  # of Adam: the critic may be fitted alone for a while
 
     def values(self, inputs: Tensor) -> Tensor:
-        """V of normalized observations `[..., O]`."""
+        """V of normalized observations `[..., O]`; of a critic with H heads `[..., H]`."""
         return self.critic(inputs).squeeze(-1)
 
     def differentiate(self, batch: Batch, settings: Settings, bonus: float) -> Losses:
@@ -122,7 +122,7 @@ class Learner:
             gradients.append(torch.tensor(-bonus))
         torch.autograd.backward(roots, gradients)
         backward(outputs.grad)  # type: ignore[arg-type]
-        backward_critic(torch.from_numpy(found.by_value).unsqueeze(-1))
+        backward_critic(torch.from_numpy(found.by_value).reshape(values.shape))
         self._report.copy_(torch.tensor([found.policy, found.value, found.divergence, found.clipped]))
         return found
 

@@ -73,8 +73,9 @@ def words(request: Request, prior: str | Path = "") -> list[str]:
     for name in request.addons:
         parts += ["--addon", name]
     parts += ["--omega", "auto"] if request.settings.budget is not None else ["--objective", objective]
+    high = coefficients.pop("omega_to", None)
     for key, value in coefficients.items():
-        parts += [f"--{key}", f"{value!r}"]
+        parts += [f"--{key}", f"{value!r}..{high!r}" if high and key == "omega" else f"{value!r}"]
     return parts + ["--sparse"] * request.sparse
 
 

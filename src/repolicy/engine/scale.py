@@ -7,29 +7,36 @@ from repolicy.policies.moments import merged, sums
 
 
 class ReturnScale:
-    """The running std of the discounted return of the reformulated reward."""
+    """The running std of the discounted return of the reformulated reward, or of each of several parts of it."""
 
-    def __init__(self, gamma: float) -> None:
-        self.gamma = gamma
-        self.statistics = torch.tensor([1e-4, 0.0, 1.0], dtype=torch.float64)  # count, mean, variance
+    def __init__(self, gamma: float, *parts: int) -> None:
+        self.gamma, self.parts = gamma, parts
+        start = torch.tensor([1e-4, 0.0, 1.0], dtype=torch.float64)  # count, mean, variance
+        self.statistics = start.reshape(3, *[1] * len(parts)).repeat(1, *parts)
+
+    @property
+    def stds(self) -> Tensor:
+        return (self.statistics[2] + 1e-8).sqrt()
 
     @property
     def std(self) -> float:
-        return float((self.statistics[2] + 1e-8).sqrt())
+        """Of the whole; of several parts, on average."""
+        return float(self.stds.mean())
 
     def begin(self, count: int) -> None:
-        self._running = torch.zeros(count, dtype=torch.float64)
+        self._running = torch.zeros(count, *self.parts, dtype=torch.float64)
 
     def follow(self, rewards: Tensor, ended: Tensor) -> Tensor:
-        """Run the discounted returns on over rewards `[T, N]`. Returns the `moments.sums` of all of them, `[3]`."""
-        kept = self.gamma * (~ended).double()
+        """Run the discounted returns on over rewards `[T, N]`, or `[T, N, parts]`. Returns the `moments.sums` of all
+        of them, `[3]` or `[3 · parts]`."""
+        kept = self.gamma * (~ended).double().reshape(*ended.shape, *[1] * len(self.parts))
         seen = torch.empty_like(rewards)
         running = self._running
         for t in range(len(rewards)):
             seen[t] = running + rewards[t]
             running = seen[t] * kept[t]
         self._running = running
-        return sums(seen.unsqueeze(-1))[:, 0]
+        return sums(seen.reshape(-1, *(self.parts or (1,)))).flatten()
 
     def update(self, added: Tensor) -> None:
-        self.statistics = merged(self.statistics, added)
+        self.statistics = merged(self.statistics, added.reshape(self.statistics.shape))

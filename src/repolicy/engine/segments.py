@@ -13,15 +13,18 @@ import numpy as np
 import torch
 
 from repolicy.engine import ranks
+from repolicy.engine.conditioned import ConditionedWorker
 from repolicy.engine.doubts import Standing, doubt
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import versions
 from repolicy.engine.request import Request
 from repolicy.engine.states import density_of
 from repolicy.engine.worker import Worker
+from repolicy.envs.dialed import Dialed
 from repolicy.envs.evaluation import check_fit, run_episodes
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
+from repolicy.envs.step import Envs
 from repolicy.errors import NumericError
 from repolicy.objective import Objective, reformulated, task_reward
 from repolicy.policies.density import Density
@@ -39,7 +42,8 @@ class Segments:
         self.clone_of = None if saved is None else saved.card.get("clone_of")
         if saved is not None and isinstance(exact, MeanPrior):
             exact = exact.placed(saved.policy.observation_size, saved.policy.actions)
-        self.worker = Worker(request, None if saved is None else saved.policy, team, exact)
+        kind = ConditionedWorker if request.objective.omegas else Worker
+        self.worker = kind(request, None if saved is None else saved.policy, team, exact)
         self.segment = 0
         self.best = -np.inf
         self.start: Standing | None = None  # of the prior, in what this run is after
@@ -74,9 +78,11 @@ class Segments:
         share = settings.envs // self.team.count
         stream = torch.Generator().manual_seed(derived_seed(settings.seed, self.segment, 1 + index))
         seed = derived_seed(settings.seed, self.segment, 0) + index * share
-        envs = make_envs(worker.request.env, share, seed, settings.backend)
+        envs: Envs = make_envs(worker.request.env, share, seed, settings.backend)
         if worker.prior is not None:
             check_fit(worker.prior, envs, "the prior")
+        if worker.objective.omegas:
+            envs = Dialed(envs, derived_seed(settings.seed, self.segment, 10**6), index * share, settings.envs)
         worker.begin(Collector(envs, settings.horizon, stream, keep_transitions=worker.addon is not None), stream)
 
     @property
@@ -92,7 +98,9 @@ class Segments:
     def keep(self, metrics: dict[str, float], start: bool = False) -> dict[str, float]:
         """The policy as the last one and, where it is, as the best. At the start that is the prior."""
         worker = self.worker
-        better = self.moves or metrics["evaluation_objective"] > self.best
+        # No one return tells of all omegas of a range, so there the last is best too.
+        last_is_best = self.moves or worker.objective.omegas is not None
+        better = last_is_best or metrics["evaluation_objective"] > self.best
         self.best = metrics["evaluation_objective"] if better else self.best
         if start:
             self.start = self.standing(metrics)
@@ -102,7 +110,7 @@ class Segments:
             policy, prior, density = worker.learner.policy, worker.prior, worker.density
             if not start:
                 save_policy(self.folder.last_policy, policy, card | {"which": "last"}, prior, density)
-            if better and not (start and self.moves):
+            if better and not (start and last_is_best):
                 save_policy(self.folder.best_policy, policy, card | {"which": "best"}, prior, density)
         return metrics | {"best": self.best}
 
@@ -122,18 +130,19 @@ class Segments:
     def evaluated(self) -> dict[str, float]:
         """The run's own objective and its parts, over a few episodes with sampled actions."""
         worker, settings, index = self.worker, self.worker.settings, self.team.index
+        policy, objective = worker.shown
         episodes = max(1, settings.evaluation_episodes // self.team.count)
         seed = derived_seed(settings.seed, self.segment, 1000)
         envs = make_envs(worker.request.env, episodes, seed + index * episodes, settings.backend)
         found = run_episodes(
-            worker.learner.policy, envs, episodes,
+            policy, envs, episodes,
             addon=worker.addon, prior=worker.exact, stochastic=True, seed=seed + index,
             familiarity=worker.familiarity if worker.density is not None else None,
         )  # fmt: skip
         envs.close()
-        task = task_reward(worker.objective, found.basic, found.addon)
+        task = task_reward(objective, found.basic, found.addon)
         parts = reformulated(  # linear: sums in, sums out
-            worker.objective, task, found.log_prior, found.log_policy, found.familiarity
+            objective, task, found.log_prior, found.log_policy, found.familiarity
         )
         totals = {
             "evaluation_objective": parts.total,

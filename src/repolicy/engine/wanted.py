@@ -30,12 +30,16 @@ ENVS, STEPS = 8, 256  # of a trial
 
 @dataclass(frozen=True)
 class Wanted:
-    """An objective by its name; a coefficient that is None is chosen, and `omega` "auto" follows a KL budget."""
+    """An objective by its name; a coefficient that is None is chosen, and `omega` "auto" follows a KL budget.
+
+    With `omega_to` the policy is for all from `omega` to there.
+    """
 
     name: str
     omega: float | Literal["auto"] | None = None
     alpha: float | None = None
     states: float | None = None  # None: with an omega that is chosen, as much; with one that is named, 0
+    omega_to: float = 0.0
 
 
 class Chosen(NamedTuple):
@@ -88,7 +92,8 @@ def for_customizing(
     weight = alpha if held else omega  # with a budget, both begin at alpha
     if weight == "auto":
         raise UsageError(f"--omega auto goes with --objective residual, not {wanted.name}")
-    return Chosen(named(wanted.name, omega=weight, alpha=alpha, states=states), settings, said)
+    made = named(wanted.name, omega=weight, alpha=alpha, states=states)
+    return Chosen(replace(made, omega_to=wanted.omega_to), settings, said)
 
 
 def _alpha_of_customizing(

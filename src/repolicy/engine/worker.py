@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from repolicy.envs import addons
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.errors import NumericError
-from repolicy.objective import Reward, reformulated, task_reward
+from repolicy.objective import Objective, Reward, reformulated, task_reward
 from repolicy.policies.density import Density
 from repolicy.policies.moments import sums
 from repolicy.policies.network import Mlp
@@ -25,6 +26,8 @@ from repolicy.policies.priors import Exact, Scorer
 LOST = -0.5  # of the returns explained, below which the weights of a KL budget stay: the critic could not follow
 ALONE = 1e-3  # learning rate of the critic alone, at least, where the KL of the policy steers it later
 WAITS = 3  # times the share of the steps that the critic has alone: the actor waits for it no longer
+
+Seen = TypeVar("Seen", np.ndarray, Tensor)
 
 
 class Worker:
@@ -42,17 +45,29 @@ class Worker:
         self.density: Density | None = None  # of the prior's states, where the objective weighs them
         self.iteration = 0
         self.off_budget = -FARTHEST
-        self.returns = ReturnScale(self.settings.gamma)
+        self.returns = self.scales()
         self.evidence: dict[str, Tensor] = {}  # what the last iteration saw, in case it fails
         torch.manual_seed(self.settings.seed)  # initial weights: the same on every rank
-        if prior is None:
-            probe = make_envs(request.env, 1, 0, self.settings.backend)
+        self.learner = ppo.Learner(*self.networks(), self.settings.learning_rate)
+
+    def networks(self) -> tuple[Policy, Mlp]:
+        """The policy and the critic, as they begin."""
+        if self.prior is None:
+            probe = make_envs(self.request.env, 1, 0, self.settings.backend)
             probe.close()
             policy = Policy(spec_for(probe, self.settings))
         else:
-            policy = frozen(prior).requires_grad_(True)
-        critic = Mlp(policy.observation_size, self.settings.hidden, 1, self.settings.activation)
-        self.learner = ppo.Learner(policy, critic, self.settings.learning_rate)
+            policy = frozen(self.prior).requires_grad_(True)
+        return policy, Mlp(policy.observation_size, self.settings.hidden, 1, self.settings.activation)
+
+    def scales(self) -> ReturnScale:
+        """Of what the critic predicts."""
+        return ReturnScale(self.settings.gamma)
+
+    @property
+    def shown(self) -> tuple[Policy, Objective]:
+        """What the short evaluations evaluate, and by which objective."""
+        return self.learner.policy, self.objective
 
     @property
     def steps(self) -> int:
@@ -136,7 +151,6 @@ class Worker:
 
     def prepared(self, rollout: Rollout, stop: bool) -> tuple[ppo.Batch, "Summary"]:
         """From what happened to what the update learns from: scores, the reformulated reward, advantages."""
-        settings = self.settings
         self.evidence = {
             "observations": torch.from_numpy(rollout.observations),
             "actions": rollout.actions,
@@ -152,18 +166,25 @@ class Worker:
         ended = terminated | torch.from_numpy(rollout.truncated)
         summary = self.exchange(rollout, reward, log_prior, ended, stop)
 
-        scaled = (reward.total / self.returns.std if settings.scale_rewards else reward.total).float()
-        gains = ppo.advantages(scaled, values, next_values, terminated, ended, settings.gamma, settings.lam)
-        targets = gains + values
+        gains, targets = self.credit(reward, values, next_values, terminated, ended)
         normalized, summary.metrics["explained_variance"] = self.normalized(gains, targets)
         batch = ppo.Batch(
             inputs[:-1].flatten(0, 1),
             rollout.actions.flatten(0, 1),
             rollout.log_probs.flatten(),
             normalized.flatten(),
-            targets.flatten(),
+            targets.flatten(0, 1),
         )
         return batch, summary
+
+    def credit(
+        self, reward: Reward, values: Tensor, next_values: Tensor, terminated: Tensor, ended: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Advantages `[T, N]`, and what the critic is to predict."""
+        settings = self.settings
+        scaled = (reward.total / self.returns.std if settings.scale_rewards else reward.total).float()
+        gains = ppo.advantages(scaled, values, next_values, terminated, ended, settings.gamma, settings.lam)
+        return gains, gains + values
 
     @torch.no_grad()
     def width(self, inputs: Tensor) -> dict[str, float]:
@@ -178,7 +199,8 @@ class Worker:
         """log prior, V(s_t) and V(s_{t+1}), each `[T, N]`, for the whole rollout at once."""
         learner, log_prior = self.learner, None
         if self.scorer is not None:
-            log_prior = self.scorer(*rollout.scored)
+            observations, actions, ended = rollout.scored
+            log_prior = self.scorer(self.bare(observations), actions, ended)
         values = learner.values(inputs)
         next_values = values[1:].clone()
         if len(rollout.cut):
@@ -190,14 +212,16 @@ class Worker:
         """The reformulated reward of a rollout, in float64, with every part checked."""
         addon_reward = None
         if self.addon is not None:
-            addon_reward = torch.from_numpy(self.addon.reward(*rollout.transitions))
+            before, actions, after, info = rollout.transitions
+            addon_reward = torch.from_numpy(self.addon.reward(self.bare(before), actions, self.bare(after), info))
         task = task_reward(self.objective, torch.from_numpy(rollout.basic), addon_reward)
         parts = reformulated(
             self.objective,
             task,
             None if log_prior is None else log_prior.double(),
             rollout.log_probs.double(),
-            self.familiarity(rollout.next_observations),
+            None if rollout.next_observations is None else self.familiarity(self.bare(rollout.next_observations)),
+            self.omegas(rollout),
         )
         for name, part in (
             ("reward", parts.task),
@@ -211,6 +235,20 @@ class Worker:
                 )
         return parts
 
+    # Where there are many omegas at once, these are other ones (`conditioned.py`).
+
+    def omegas(self, rollout: Rollout) -> Tensor | None:
+        """Each step's own omega `[T, N]`, or None where it is the objective's."""
+        return None
+
+    def bare(self, observations: Seen) -> Seen:
+        """What the environment itself shows, as the prior and add-ons know it."""
+        return observations
+
+    def parts(self, reward: Reward) -> Tensor:
+        """The rewards whose values the critic learns."""
+        return reward.total  # type: ignore[no-any-return]
+
     def familiarity(self, observations: np.ndarray | None) -> Tensor | None:
         """Of true next observations, where the objective weighs it."""
         if self.density is None or self.prior is None or observations is None:
@@ -222,7 +260,7 @@ class Worker:
         """By how many nats actions are less likely, to the prior, than its own in the same states; and the squares."""
         if self.settings.log_prior_budget is None or self.prior is None or log_prior is None:
             return {}
-        own = -self.prior(torch.from_numpy(rollout.observations[:-1])).entropy().double()
+        own = -self.prior(torch.from_numpy(self.bare(rollout.observations[:-1]))).entropy().double()
         nats = own - log_prior.double()
         return {"below_prior": nats.sum(), "below_prior_squares": nats.square().sum()}
 
@@ -246,9 +284,9 @@ class Worker:
             "stop": float(stop),
         }
         numbers = torch.tensor([float(value) for value in values.values()], dtype=torch.float64)
-        discounted, seen = self.returns.follow(reward.total, ended), sums(rollout.observations[:-1])
+        discounted, seen = self.returns.follow(self.parts(reward), ended), sums(rollout.observations[:-1])
         self.team.sum(packed := torch.cat([numbers, discounted, seen.flatten()]))
-        numbers, discounted, seen = packed.split([len(numbers), 3, seen.numel()])
+        numbers, discounted, seen = packed.split([len(numbers), len(discounted), seen.numel()])
         self.returns.update(discounted)
         totals = dict(zip(values, numbers.tolist(), strict=True))
         episodes, samples = totals["episodes"], self.settings.iteration_steps

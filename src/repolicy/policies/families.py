@@ -92,8 +92,9 @@ class Family(Protocol):
 class Continuous:
     """Normal numbers: the outputs are their means and, with a std that depends on the state, what it is made of.
 
-    shared: one std for all states; head: its raw numbers are outputs; features: the outputs' squares, times a matrix
-    of variances, are its square (gSDE).
+    shared: one std for all states, whose raw numbers take in what outputs there are behind the means (a conditioned
+    policy has them); head: its raw numbers are outputs; features: the outputs' squares, times a matrix of variances,
+    are its square (gSDE).
     """
 
     squashes: bool = False
@@ -111,6 +112,8 @@ class Continuous:
     def distribution(self, outputs: Tensor, spec: "PolicySpec", raw_std: Tensor | None) -> Distribution:
         form, rest = STDS[spec.std], outputs[..., spec.actions.width :]
         raw = rest + form.inverse(spec.initial_std) if raw_std is None else raw_std
+        if self.std == "shared" and rest.shape[-1]:
+            raw = raw + rest
         least = raw.new_tensor(math.log(max(spec.min_std if self.std != "features" else 0.0, 1e-30)))
         log_std = form.log_std(bounded(raw, spec), least)
         if self.std == "features":
@@ -127,8 +130,8 @@ class Continuous:
         form, width = STDS[spec.std], spec.actions.width
         noise: Iterator[np.ndarray] = iter(torch.randn(steps, count, width, generator=generator).numpy())
         if raw_std is not None:
-            raw = bounded(raw_std.detach().cpu().numpy(), spec)
-            fixed = form.std(raw, spec.min_std if self.std == "shared" else 0.0)
+            start = raw_std.detach().cpu().numpy()
+            fixed = form.std(bounded(start, spec), spec.min_std if self.std == "shared" else 0.0)
         shift, clip = np.float32(form.inverse(spec.initial_std)), spec.mean_clip
 
         def draw(outputs: np.ndarray) -> np.ndarray:
@@ -136,7 +139,7 @@ class Continuous:
             if clip is not None:
                 mean = mean.clip(-clip, clip)
             if self.std == "shared":
-                std = fixed
+                std = form.std(bounded(start + rest, spec), spec.min_std) if rest.shape[1] else fixed
             elif self.std == "head":
                 std = form.std(bounded(rest + shift, spec), spec.min_std)
             else:

@@ -1,6 +1,8 @@
 """A policy's file: the policy, the prior that it was customized from, and what it tells of its training."""
 
 import hashlib
+import math
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +14,8 @@ from torch import Tensor
 
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import confirm, nearest, printable
+from repolicy.objective import Omegas
+from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.density import Density
 from repolicy.policies.families import FAMILIES
 from repolicy.policies.hub import DOWNLOADED, downloaded, is_on_hub
@@ -29,7 +33,7 @@ CARD = {
     "request?": {
         "env?": str,
         "addons?": [str],
-        "objective?": {"task?": str, "omega?": float, "alpha?": float, "bonus?": float, "states?": float},
+        "objective?": dict.fromkeys(("omega?", "alpha?", "bonus?", "states?", "omega_to?"), float) | {"task?": str},
         "settings?": {},
     },
     "which?": str,
@@ -90,7 +94,9 @@ def policy_bytes(
 ) -> bytes:
     """What `save_policy` writes; `extra` tensors are of no concern to whoever reads the policy."""
     tensors = _policy_tensors(policy, "policy") | (extra or {})
-    header = {"policy": policy.spec.as_dict(), "card": card}
+    header: dict[str, Any] = {"policy": policy.spec.as_dict(), "card": card}
+    if isinstance(policy, Conditioned):
+        header["omegas"] = list(policy.omegas)
     if prior is not None:
         tensors |= _policy_tensors(prior, "prior")
         header["prior"] = prior.spec.as_dict()
@@ -263,7 +269,7 @@ def shipped() -> list[str]:
 
 def _policy_tensors(policy: Policy, name: str) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(PROBES, policy.spec.observation_size, generator=generator)
+    noise = torch.randn(PROBES, policy.observation_size, generator=generator)
     observations = (policy.normalizer.mean + policy.normalizer.var.clamp_min(0.0).sqrt() * noise).float()
     with torch.no_grad():
         actions = policy(observations).sample(generator)
@@ -290,8 +296,9 @@ def _rebuilt(path: Path, tensors: dict[str, Tensor], header: dict[str, Any], nam
     }
     try:
         spec = PolicySpec.from_dict(header[name])
-        _check_sizes(spec, state)
-        policy = Policy(spec)
+        make = _maker(header) if name == "policy" else Policy
+        _check_sizes(spec, state, make)
+        policy = make(spec)
         policy.load_state_dict(state)
         probes = {key: tensors[f"{name}_probes.{key}"] for key in ("observations", "actions", "log_probs")}
         check_fingerprint(policy, probes, f"the {name} in {path}")
@@ -300,6 +307,17 @@ def _rebuilt(path: Path, tensors: dict[str, Tensor], header: dict[str, Any], nam
     except (RepolicyError, KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
         raise FileError(f"{path} is no whole policy: {printable((str(error).splitlines() or [''])[0])}") from None
     return frozen(policy)
+
+
+def _maker(header: dict[str, Any]) -> Callable[[PolicySpec], Policy]:
+    """Of the policy in a file: a conditioned one, where the header tells a range of omega."""
+    if header.get("omegas") is None:
+        return Policy
+    check_shape(header, {"omegas": [float]}, "its header")
+    low, high = header["omegas"]
+    if not 0 < low < high < math.inf:
+        raise ValueError(f"it says that its omegas go from {low:g} to {high:g}")
+    return lambda spec: Conditioned(spec, Omegas(low, high))
 
 
 def _density(path: str | Path, tensors: dict[str, Tensor], prior: Policy | None) -> Density | None:
@@ -314,7 +332,7 @@ def _density(path: str | Path, tensors: dict[str, Tensor], prior: Policy | None)
     return found
 
 
-def _check_sizes(spec: PolicySpec, state: dict[str, Tensor]) -> None:
+def _check_sizes(spec: PolicySpec, state: dict[str, Tensor], make: Callable[[PolicySpec], Policy]) -> None:
     """Raise unless the tensors are those of such a policy, before memory is set aside for what a file claims."""
     actions = spec.actions
     if not {len(actions.low), len(actions.high)} <= {0, actions.width}:
@@ -325,7 +343,7 @@ def _check_sizes(spec: PolicySpec, state: dict[str, Tensor]) -> None:
     claimed, held = sum(a * b for a, b in pairwise(widths)), sum(tensor.numel() for tensor in state.values())
     if claimed > held:
         raise ValueError(f"its spec makes weights of {claimed:,} numbers, and it holds {held:,}")
-    wanted = Policy(spec).state_dict()
+    wanted = make(spec).state_dict()
     if missing := {*wanted} ^ {*state}:
         raise ValueError(f"it lacks {min(missing)}, or should not have it")
     for key, tensor in wanted.items():

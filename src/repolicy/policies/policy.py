@@ -7,7 +7,7 @@ A `Policy` is a network, a family of distributions and its own observation norma
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -200,6 +200,10 @@ class Policy(nn.Module):
             return actions.clip(low, high)
         return np.asarray(self.family.to_environment(actions, low, high))
 
+    def alike(self) -> Self:
+        """Another policy of this shape."""
+        return type(self)(self.spec)
+
     def _mode(self, outputs: np.ndarray) -> np.ndarray:
         return self.family.mode(torch.from_numpy(outputs), self.spec).numpy()
 
@@ -227,8 +231,11 @@ class NetworkActor:
         return self._policy.head(torch.from_numpy(np.stack(self._outputs))).log_prob(actions)
 
 
-def frozen(policy: Policy) -> Policy:
+P = TypeVar("P", bound=Policy)
+
+
+def frozen(policy: P) -> P:
     """A copy of the policy that takes no gradient and changes no more: a prior."""
-    copy = Policy(policy.spec)
+    copy = policy.alike()
     copy.load_state_dict(policy.state_dict())
     return copy.requires_grad_(False).eval()

@@ -1,0 +1,60 @@
+"""Environments that show, behind each observation, where on a dial the episode stands: a position from −1 to 1.
+
+A position is drawn when an episode begins, and stays until it ends. Each environment draws from a stratum of its own,
+one for each of all environments of all ranks, so that every part of the dial is seen equally often at any time, however
+long the episodes are.
+"""
+
+import numpy as np
+
+from repolicy.envs.step import Envs, Step
+from repolicy.policies.spaces import ActionSpace
+
+ENDS = 0.1  # the share of the strata that is exactly at either end of the dial
+
+
+class Dialed:
+    """The environments `envs`, which are those from `first` on of `total`."""
+
+    def __init__(self, envs: Envs, seed: int, first: int = 0, total: int | None = None) -> None:
+        self.envs, self.backend, self.count = envs, envs.backend, envs.count
+        total = total or envs.count
+        self._strata = np.random.default_rng(seed).permutation(total)[first : first + envs.count]
+        self._total, self._rng = total, np.random.default_rng([seed, first])
+
+    @property
+    def name(self) -> str:
+        return self.envs.name
+
+    @property
+    def observation_size(self) -> int:
+        return self.envs.observation_size + 1
+
+    @property
+    def actions(self) -> ActionSpace:
+        return self.envs.actions
+
+    @property
+    def groups(self) -> dict[str, int]:
+        return self.envs.groups
+
+    def reset(self) -> np.ndarray:
+        self._places = self._drawn()
+        return self._behind(self.envs.reset())
+
+    def step(self, actions: np.ndarray) -> Step:
+        step = self.envs.step(actions)
+        final, ended = self._behind(step.final), step.terminated | step.truncated
+        if ended.any():
+            self._places = np.where(ended, self._drawn(), self._places)
+        return step._replace(observations=self._behind(step.observations), final=final)
+
+    def close(self) -> None:
+        self.envs.close()
+
+    def _drawn(self) -> np.ndarray:
+        shares = (self._strata + self._rng.random(self.count)) / self._total
+        return ((2.0 * shares - 1.0) / (1.0 - 2.0 * ENDS)).clip(-1.0, 1.0)
+
+    def _behind(self, observations: np.ndarray) -> np.ndarray:
+        return np.concatenate([observations, self._places[:, None].astype(np.float32)], 1)

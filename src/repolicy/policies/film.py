@@ -1,0 +1,164 @@
+"""A network with one input more, a position from −1 to 1, which scales and shifts what each of its layers computes.
+
+Before the activation, so that at any one position the network is an ordinary one with other weights and biases. (FiLM:
+Perez et al., 2018.) Scales and shifts are polynomials in the position, without a constant, and 0 at the beginning.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from repolicy.policies.network import ACTIVATIONS, BY_HAND, Mlp
+
+DEGREE = 4  # of the polynomials: enough for a bend or two over the range
+
+
+def polynomials(places: Tensor) -> Tensor:
+    """Chebyshev's, of degrees 1 to `DEGREE`, of positions `[B]`: `[B, DEGREE]`. Beyond ±1 they are those of ±1."""
+    degrees = torch.arange(1, DEGREE + 1, dtype=places.dtype)
+    return torch.cos(torch.arccos(places.clamp(-1.0, 1.0)).unsqueeze(-1) * degrees)
+
+
+class FilmMlp(Mlp):
+    """`[B, inputs + 1]` to `[B, outputs + spare]`: the last input is the position.
+
+    The spare outputs are polynomials in it, which read nothing else.
+    """
+
+    def __init__(
+        self, inputs: int, hidden: tuple[int, ...], outputs: int, *options: Any, spare: int = 0, **more: Any
+    ) -> None:
+        super().__init__(inputs, hidden, outputs, *options, **more)
+        ends = [0]
+        for size in (*hidden, outputs):
+            ends += [ends[-1] + size, ends[-1] + 2 * size]
+        slices = [slice(*pair) for pair in pairwise([*ends, ends[-1] + spare])]
+        self._scales, self._shifts, self._spare = slices[:-1:2], slices[1:-1:2], slices[-1]
+        self.film = nn.Parameter(torch.zeros(DEGREE, ends[-1] + spare))
+        self._ones = torch.zeros(ends[-1] + spare)  # what the polynomials are added to
+        # A layer computed by hand wants `inner` times the activation's argument, and gets it from here.
+        self._inner = torch.ones(ends[-1] + spare)
+        for scale, shift in zip(self._scales, self._shifts, strict=True):
+            self._ones[scale] = 1.0
+            if self.by_hand and shift is not self._shifts[-1]:
+                self._inner[scale] = self._inner[shift] = BY_HAND[self.activation].inner
+
+    def films(self, places: Tensor) -> Tensor:
+        """Scales, shifts and spare outputs at positions `[B]`, side by side."""
+        return torch.addmm(self._ones, polynomials(places), self.film)
+
+    @torch.no_grad()
+    def fold(self, place: float, into: Mlp) -> Tensor:
+        """Give `into`, a network without position, the weights of this one at a position. Returns the spare outputs."""
+        (films,) = self.films(torch.tensor([place]))
+        for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            scale, shift, norm = films[self._scales[index]], films[self._shifts[index]], self.norm(index)
+            before = norm is not None and norm.place == "before"
+            into.weights[index].copy_(weight if before else weight * scale.unsqueeze(-1))
+            into.biases[index].copy_(bias if before else bias * scale + shift)
+            if norm is not None and (folded := into.norm(index)) is not None:
+                folded.weight.copy_(norm.weight * scale if before else norm.weight)
+                folded.bias.copy_(norm.bias * scale + shift if before else norm.bias)
+        return films[self._spare]
+
+    def snapshot(self) -> Callable[[np.ndarray], np.ndarray]:
+        """The network as it is now, in NumPy; positions change seldom, so their scales and shifts are kept."""
+        activate, slope = ACTIVATIONS[self.activation][1], self.slope
+        layers = [
+            (weight.detach().t().contiguous().numpy(), bias.detach().clone().numpy()) for weight, bias in self._pairs
+        ]
+        norms = [(norm.place, norm.snapshot()) if (norm := self.norm(index)) else None for index in range(len(layers))]
+        film, places, films = self.film.detach().clone(), np.empty(0), np.empty(0)
+
+        def run(inputs: np.ndarray) -> np.ndarray:
+            nonlocal places, films
+            if not np.array_equal(places, inputs[:, -1]):
+                places = inputs[:, -1].copy()
+                films = torch.addmm(self._ones, polynomials(torch.from_numpy(places)), film).numpy()
+            values = np.ascontiguousarray(inputs[:, :-1])
+            for index, ((weight, bias), norm) in enumerate(zip(layers, norms, strict=True)):
+                values = values @ weight
+                values += bias
+                if norm and norm[0] == "before":
+                    values = norm[1](values)
+                values *= films[:, self._scales[index]]
+                values += films[:, self._shifts[index]]
+                if index < len(layers) - 1:
+                    values = activate(values, slope)
+                if norm and norm[0] == "after":
+                    values = norm[1](values)
+            spare = films[:, self._spare]
+            return np.concatenate([values, spare], 1) if spare.shape[1] else values
+
+        return run
+
+    def _plainly(self, inputs: Tensor) -> Tensor:
+        activate, films, values = (
+            ACTIVATIONS[self.activation][0],
+            self.films(inputs[:, -1]),
+            inputs[:, :-1].contiguous(),
+        )
+        for index, (weight, bias) in enumerate(self._pairs):
+            norm, values = self.norm(index), nn.functional.linear(values, weight, bias)
+            if norm is not None and norm.place == "before":
+                values = norm(values)
+            values = values * films[:, self._scales[index]] + films[:, self._shifts[index]]
+            if index < len(self._pairs) - 1:
+                values = activate(values, self.slope)
+            if norm is not None and norm.place == "after":
+                values = norm(values)
+        return torch.cat([values, films[:, self._spare]], -1)
+
+    # By hand ----------------------------------------------------------------------------------------------------------
+
+    def _layers(self, inputs: Tensor) -> list[Tensor]:
+        return [self._outputs(inputs)[0]]
+
+    def _outputs(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
+        """The outputs, the polynomials, scales and shifts, f of each layer before it, and what each layer scales."""
+        activation, values = BY_HAND[self.activation], inputs[:, :-1].contiguous()
+        bases = polynomials(inputs[:, -1])
+        films = torch.addmm(self._ones * self._inner, bases, self.film * self._inner)
+        taken, linear, outer, added = [], [], 1.0, 0.0  # a layer's inputs are outer · values + added
+        for (weight, bias), scale, shift in zip(self._pairs, self._scales, self._shifts, strict=True):
+            if added:
+                bias = torch.add(bias, weight.sum(1), alpha=added)
+            taken.append(values)
+            linear.append(torch.addmm(bias, values, weight.t(), alpha=outer))
+            values = torch.addcmul(films[:, shift], linear[-1], films[:, scale])
+            if len(linear) < len(self._pairs):
+                values, outer, added = activation.apply(values), activation.outer, activation.shift
+        return torch.cat([values, films[:, self._spare]], 1), bases, films, taken, linear
+
+    @torch.no_grad()
+    def vjp(self, inputs: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
+        if not self.by_hand:
+            return super().vjp(inputs)
+        activation = BY_HAND[self.activation]
+        outputs, bases, films, taken, linear = self._outputs(inputs)
+
+        @torch.no_grad()
+        def backward(grad: Tensor) -> None:
+            by_films = torch.empty_like(films)
+            size = outputs.shape[1] - films[:, self._spare].shape[1]
+            by_films[:, self._spare] = grad[:, size:]
+            grad = grad[:, :size]
+            for index in range(len(self._pairs) - 1, -1, -1):
+                (weight, bias), values = self._pairs[index], taken[index]
+                outer, added = (activation.outer, activation.shift) if index else (1.0, 0.0)
+                by_films[:, self._shifts[index]] = grad
+                torch.mul(grad, linear[index], out=by_films[:, self._scales[index]])
+                grad = grad * films[:, self._scales[index]]
+                torch.sum(grad, 0, out=bias.grad)
+                torch.addmm(torch.mul(bias.grad, added).unsqueeze(1), grad.t(), values, alpha=outer, out=weight.grad)
+                if index:
+                    grad = activation.backward(grad @ (activation.outer * weight), values)
+            torch.mm(bases.t(), by_films, out=self.film.grad)
+            assert self.film.grad is not None
+            self.film.grad.mul_(self._inner)
+
+        return outputs, backward

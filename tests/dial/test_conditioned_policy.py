@@ -1,0 +1,135 @@
+"""A policy for a range of ω′: at the start it is its prior, at each position an ordinary policy."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from repolicy.errors import UsageError
+from repolicy.objective import Omegas
+from repolicy.policies.conditioned import Conditioned
+from repolicy.policies.film import FilmMlp, polynomials
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.spaces import ActionSpace
+
+BOX = ActionSpace("continuous", (2,), (-2.0, -2.0), (2.0, 2.0))
+OMEGAS = Omegas(0.03, 3.0)
+PLAIN = PolicySpec(4, BOX, hidden=(8, 6), initial_std=0.35)
+SPECS = {
+    "tanh": PLAIN,
+    "elu": replace(PLAIN, activation="elu"),
+    "relu": replace(PLAIN, activation="relu", hidden=(8,)),
+    "swish": replace(PLAIN, activation="swish", std="softplus"),
+    "norms": replace(PLAIN, norms=("before", "after")),
+    "linear": replace(PLAIN, hidden=()),
+    "state_gaussian": replace(PLAIN, family="state_gaussian"),
+    "squashed": replace(PLAIN, family="squashed"),
+    "features": replace(PLAIN, family="features_gaussian"),
+    "categorical": PolicySpec(4, ActionSpace("discrete", (3, 2)), "categorical", hidden=(8,)),
+}
+
+
+def shaken(policy: Policy, seed: int = 0) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in policy.parameters():
+        parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
+
+
+def prior(kind: str) -> Policy:
+    made = Policy(SPECS[kind])
+    shaken(made)
+    generator = torch.Generator().manual_seed(1)
+    seen = 2.0 + 3.0 * torch.randn(50, 4, generator=generator).double()
+    made.normalizer.update(torch.stack([torch.full((4,), 50.0).double(), seen.sum(0), seen.square().sum(0)]))
+    return made
+
+
+def seen(count: int = 50, place: float | None = None) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    places = torch.rand(count, 1, generator=generator) * 2 - 1 if place is None else torch.full((count, 1), place)
+    return torch.cat([2.0 + 3.0 * torch.randn(count, 4, generator=generator), places], 1)
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_at_the_start_it_is_the_prior_at_every_position_to_the_bit(kind: str) -> None:
+    start, observations = prior(kind), seen()
+    made = Conditioned.begun(start, OMEGAS)
+    outputs = made.network(made.normalizer(observations))
+    wanted = start.network(start.normalizer(observations[:, :-1]))
+    assert torch.equal(outputs[:, : wanted.shape[1]], wanted)
+    assert torch.equal(outputs[:, wanted.shape[1] :], torch.zeros(50, outputs.shape[1] - wanted.shape[1]))
+    found, sure = made(observations), start(observations[:, :-1])
+    assert torch.equal(found.mode(), sure.mode())
+    if hasattr(sure, "log_std"):
+        assert torch.equal(found.log_std.expand(50, 2), sure.log_std.expand(50, 2))  # type: ignore[attr-defined]
+    for omega in (OMEGAS.low, 0.5, OMEGAS.high):
+        assert all(torch.equal(made.at(omega).state_dict()[name], value) for name, value in start.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_a_position_is_an_ordinary_policy_that_acts_alike(kind: str) -> None:
+    made = Conditioned.begun(prior(kind), OMEGAS)
+    shaken(made, 3)
+    modes = []
+    for omega in (OMEGAS.low, 0.2, 1.1, OMEGAS.high):
+        observations = seen(place=OMEGAS.place(omega))
+        plain, actions = made.at(omega), made(observations).sample(torch.Generator().manual_seed(4))
+        found = plain.log_prob(observations[:, :-1], actions)
+        torch.testing.assert_close(found, made.log_prob(observations, actions), atol=1e-4, rtol=1e-4)
+        modes.append(plain(observations[:, :-1]).mode())
+        torch.testing.assert_close(modes[-1], made(observations).mode(), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(modes[0].float(), modes[-1].float(), atol=0.01)
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_acting_scores_what_it_did(kind: str) -> None:
+    """The snapshot in NumPy, whose scales are kept until a position changes."""
+    made = Conditioned.begun(prior(kind), OMEGAS)
+    shaken(made, 3)
+    actor = made.actor(3, 50, torch.Generator().manual_seed(5))
+    observations = [seen(place=0.3), seen(place=0.3), seen()]
+    actions = torch.stack([torch.as_tensor(actor(each.numpy())) for each in observations])
+    with torch.no_grad():
+        wanted = made(torch.stack(observations)).log_prob(actions)
+    torch.testing.assert_close(actor.log_probs(actions), wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["tanh", "elu", "relu", "swish", "norms", "linear"])
+def test_the_gradient_by_hand_is_autograds(kind: str) -> None:
+    spec = SPECS[kind]
+    network = FilmMlp(4, spec.hidden, 3, spec.activation, norms=spec.norms, spare=2)
+    for parameter in network.parameters():
+        parameter.data += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(6))
+        parameter.grad = torch.zeros_like(parameter)
+    inputs, weights = seen(20), torch.randn(20, 5, generator=torch.Generator().manual_seed(7))
+    plainly = network._plainly(inputs)
+    wanted = torch.autograd.grad((plainly * weights).sum(), list(network.parameters()))
+    outputs, backward = network.vjp(inputs)
+    torch.testing.assert_close(outputs, plainly)
+    backward(weights)
+    for parameter, gradient in zip(network.parameters(), wanted, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-4, rtol=1e-4)
+
+
+def test_the_polynomials_are_chebyshevs_and_stay_at_the_ends() -> None:
+    places = torch.linspace(-1.0, 1.0, 9)
+    wanted = torch.stack([places, 2 * places**2 - 1, 4 * places**3 - 3 * places], 1)
+    torch.testing.assert_close(polynomials(places)[:, :3], wanted, atol=1e-5, rtol=0)
+    assert torch.equal(polynomials(torch.tensor([1.7])), polynomials(torch.tensor([1.0])))
+
+
+def test_outside_of_the_range_it_warns_and_acts_as_at_the_end() -> None:
+    made = Conditioned.begun(prior("tanh"), OMEGAS)
+    shaken(made, 3)
+    with pytest.warns(UserWarning, match="omega is 30, and this policy was trained from 0.03 to 3: it acts as at 3"):
+        found = made.at(30.0)
+    assert torch.equal(found.network.weights[0], made.at(3.0).network.weights[0])
+    for wrong in (0.0, -1.0, float("nan"), float("inf"), "1", True):
+        with pytest.raises(UsageError, match="a number above 0: this policy's go from 0.03 to 3"):
+            made.at(wrong)  # type: ignore[arg-type]
+
+
+def test_the_dial_is_logarithmic() -> None:
+    assert [OMEGAS.place(omega) for omega in (0.03, 0.3, 3.0)] == pytest.approx([-1.0, 0.0, 1.0])
+    assert OMEGAS.spread(5) == pytest.approx([0.03, 0.0949, 0.3, 0.949, 3.0])
+    assert OMEGAS.omega(torch.tensor([-1.0, 1.0]).double()).tolist() == pytest.approx([0.03, 3.0])
