@@ -202,11 +202,11 @@ def name_of(objective: Objective) -> tuple[str, dict[str, float]] | None:
     ('kl', {'alpha': 0.1})
     """
     given = {"omega": objective.omega, "alpha": objective.alpha or objective.bonus}
+    beyond = {"states": objective.states, "omega_to": objective.omega_to}
     for name, function in OBJECTIVES.items():
         values = {key: given[key] for key in coefficients(name)}
-        made = replace(function(**values), states=objective.states, omega_to=objective.omega_to)
-        if made == objective and ("omega" in values or not objective.omega_to):
-            beyond = {"states": objective.states, "omega_to": objective.omega_to}
+        made = function(**values)
+        if made == replace(objective, states=0.0, omega_to=0.0) and ("omega" in values or not objective.omega_to):
             return name, values | {key: value for key, value in beyond.items() if value}
     return None
 

@@ -50,6 +50,7 @@ def seen(count: int = 50, place: float | None = None) -> torch.Tensor:
     return torch.cat([2.0 + 3.0 * torch.randn(count, 4, generator=generator), places], 1)
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("kind", SPECS)
 def test_at_the_start_it_is_the_prior_at_every_position_to_the_bit(kind: str) -> None:
     start, observations = prior(kind), seen()
@@ -66,6 +67,7 @@ def test_at_the_start_it_is_the_prior_at_every_position_to_the_bit(kind: str) ->
         assert all(torch.equal(made.at(omega).state_dict()[name], value) for name, value in start.state_dict().items())
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("kind", SPECS)
 def test_a_position_is_an_ordinary_policy_that_acts_alike(kind: str) -> None:
     made = Conditioned.begun(prior(kind), OMEGAS)

@@ -11,7 +11,10 @@ from repolicy.errors import UsageError
 
 @dataclass(frozen=True)
 class Dial:
-    """Turn between a prior and its customized policy, without training: one position as a file, or all in a report.
+    """Turn between a prior and its customized policy: one position as a file, or all in a report.
+
+    Of a run with a range of omega, each position is an omega that it was trained for. Of any other, the positions cost
+    no training.
 
     Example: repolicy dial runs/cheetah --at 0.5 --out half.safetensors
     """
@@ -19,9 +22,13 @@ class Dial:
     policy: Positional[Annotated[str, arg(metavar="RUN")]]
     """A run's folder (then its best policy), or a customized policy's file, which holds its prior."""
     at: float | None = None
-    """The position: 0 is the prior, 1 the customized policy. Without it: a report on eleven positions."""
-    how: Literal["mixture", "weights"] = "mixture"
-    """mixture: of the two distributions, prior^(1−t) · customized^t; weights: of the numbers in the two networks."""
+    """The position: 0 is the prior, 1 the customized policy; of a run with a range of omega, the omega. Without it: a
+    report on eleven positions."""
+    how: Literal["mixture", "weights"] | None = None
+    """mixture (the usual one): of the two distributions, prior^(1−t) · customized^t; weights: of the numbers in the two
+    networks. Of a run with a range of omega there is nothing to choose."""
+    beside: Path | None = None
+    """The folder of a sweep, whose points the report shows beside those of a run with a range of omega."""
     out: Path | None = None
     """The file of the position, or the folder of the report; by default beside the policy."""
     env: str | None = None
@@ -45,21 +52,31 @@ class Dial:
         saved = read_policy(path)
         prior_of(saved, path)
         checksum = hashlib.sha256(path.read_bytes()).hexdigest()
+        if self._how(saved) == "trained" and self.how is not None:
+            raise UsageError(f"{path} was trained at all positions, so there is nothing to mix: leave out --how")
+        if self.beside is not None and (self._how(saved) != "trained" or self.at is not None):
+            raise UsageError("--beside is for the report on a run with a range of omega")
         return self._all(path, saved, checksum) if self.at is None else self._one(path, saved, checksum, self.at)
+
+    def _how(self, saved: Any) -> Any:
+        from repolicy.policies.conditioned import Conditioned
+
+        return "trained" if isinstance(saved.policy, Conditioned) else self.how or "mixture"
 
     def _one(self, path: Path, saved: Any, checksum: str, t: float) -> dict[str, Any]:
         from repolicy.cli.terminal import Terminal
         from repolicy.policies.dials import beyond
         from repolicy.report.dial import Dial as Turning
 
-        out = self.out or path.with_name(f"{path.stem}-{self.how}-{t:g}.safetensors")
-        turning = Turning(path, saved, self.how, "", (), out)
-        turning.save(t, out, checksum)
+        how = self._how(saved)
+        out = self.out or path.with_name(f"{path.stem}-{how}-{t:g}.safetensors")
+        said = saved.policy.beyond(t) if how == "trained" else beyond(t)
+        Turning(path, saved, how, "", (), out).save(t, out, checksum)
         terminal = Terminal()
-        if said := beyond(t):
+        if said:
             terminal.say(f"warning: {said}")
-        terminal.say(f"policy: {out}, {self.how} at t = {t:g}")
-        return {"file": str(out), "at": t, "how": self.how, "of": str(path)}
+        terminal.say(f"policy: {out}, {how} at {'omega' if how == 'trained' else 't'} = {t:g}")
+        return {"file": str(out), "at": t, "how": how, "of": str(path)}
 
     def _all(self, path: Path, saved: Any, checksum: str) -> dict[str, Any]:
         from rich.table import Table
@@ -68,7 +85,7 @@ class Dial:
         from repolicy.envs.addons import check_env
         from repolicy.envs.numbers import number
         from repolicy.policies.file import addons_of, env_of
-        from repolicy.report.dial import POSITIONS, as_dict, measured, write_dial_report
+        from repolicy.report.dial import POSITIONS, as_dict, measured, points_of, write_dial_report
         from repolicy.report.dial import Dial as Turning
         from repolicy.report.sweep import headings, rows
 
@@ -77,7 +94,8 @@ class Dial:
         if not addons:
             raise UsageError(f"{path} does not say which add-on it was customized to; name one with --addon")
         check_env(addons, env)
-        turning = Turning(path, saved, self.how, env, addons, self.out or path.with_name(f"{path.stem}-dial"))
+        how, out = self._how(saved), self.out or path.with_name(f"{path.stem}-dial")
+        turning = Turning(path, saved, how, env, addons, out, points_of(self.beside) if self.beside else ())
         terminal = Terminal()
         with terminal.status("evaluating") as status:
             found = measured(
@@ -86,8 +104,14 @@ class Dial:
             )  # fmt: skip
             status.update("films")
             report = write_dial_report(turning, found, checksum)
-        table = Table(*headings(found), title=f"{env}: from the prior (0) to the customized policy (1), {self.how}")
-        for row in rows(found, shown=lambda column: number(column.mean))[1:]:
+        trained = how == "trained"
+        title = (
+            f"omega from {saved.policy.omegas}"
+            if trained
+            else f"from the prior (0) to the customized policy (1), {how}"
+        )
+        table = Table(*headings(found), title=f"{env}: {title}")
+        for row in rows(found, shown=lambda column: number(column.mean))[0 if trained else 1 :]:
             table.add_row(*row)
         terminal.say(found.verdict)
         terminal.print(table)

@@ -15,6 +15,7 @@ from repolicy.engine.machine import physical_cores, versions
 from repolicy.engine.request import Request
 from repolicy.errors import FileError
 from repolicy.loading import printable
+from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.file import PROBES, check_reachable, find_policy, read_policy
 from repolicy.policies.hub import is_on_hub
 from repolicy.policies.options import Options
@@ -59,7 +60,14 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
         story["copied from"] = f"{origin['file']}, {origin['kind']} of {origin['library']}, sha256 {origin['sha256']}"
     story |= {name.replace("_", " "): f"{value:,.2f}" for name, value in card.get("evaluation", {}).items()}
     if "dial" in card:
-        story["dial"] = "{how} at t = {at:g} between the prior and {of}".format(**card["dial"])
+        words = (
+            "{how} at omega = {at:g} of {of}"
+            if card["dial"]["how"] == "trained"
+            else ("{how} at t = {at:g} between the prior and {of}")
+        )
+        story["dial"] = words.format(**card["dial"])
+    if isinstance(saved.policy, Conditioned):
+        story["dial"] = f"takes omega as an input, from {saved.policy.omegas}"
     if "nat_worth" in card:
         worth = card["nat_worth"]
         story["a nat is worth"] = f"{worth['value']:.3g} ± {worth['error']:.2g} of the reward"

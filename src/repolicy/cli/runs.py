@@ -284,11 +284,14 @@ def ended(result: "Result") -> dict[str, Any]:
 
 def _reported(result: "Result") -> dict[str, Any]:
     """The run's page, written once, where the run is done. The run is not lost when the page fails."""
+    from repolicy.cli.dial import Dial
     from repolicy.report.run import write_report
 
     if not result.finished or not speaks():
         return {}
     try:
+        if "dial_kl" in result.last:
+            return Dial(str(result.folder), trust=True).run()
         path = write_report(result.folder, trust=True, say=lambda sentence: print(sentence, file=sys.stderr))
     except RepolicyError as error:
         print(f"no report: {error}", file=sys.stderr)

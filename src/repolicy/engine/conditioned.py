@@ -5,6 +5,8 @@ head for each part of the reward, none of which holds ω′ as a factor. Advanta
 those of the parts, each times its weight at that ω′, add up to the advantage of the whole.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,17 @@ from repolicy.policies.policy import Policy
 
 STRATA = 8  # of the dial, in each of which advantages have mean 0 and variance 1
 ALIKE = 1.0  # nats: with the ends of the dial closer to each other than this, there is little to turn
+
+
+def collapsed(metrics: dict[str, float]) -> list[str]:
+    """What is to be said of a finished run whose dial turns too little."""
+    apart = metrics.get("dial_kl", math.inf)
+    if apart > ALIKE:
+        return []
+    return [
+        f"the two ends of the dial are only {apart:.2g} nats apart, so it hardly turns anything: take a wider range of "
+        "omega, a wish with a larger weight, or more steps"
+    ]
 
 
 class ConditionedWorker(Worker):

@@ -53,7 +53,8 @@ class Result:
         return load_policy(RunFolder(self.folder).best_policy)
 
     def at(self, t: float, how: How = "mixture") -> Policy:
-        """The policy between the prior (t = 0) and the best one (t = 1), without training: see docs/dial.md."""
+        """The policy between the prior (t = 0) and the best one (t = 1), without training; of a run with a range of
+        omega, the policy for that omega (docs/dial.md)."""
         return dial(self.folder, t, how)
 
     def metrics(self) -> dict[str, np.ndarray]:

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from repolicy.engine import ranks
+from repolicy.engine.conditioned import collapsed
 from repolicy.engine.defaults import train_defaults
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import torchrun_place, versions
@@ -29,6 +30,7 @@ from repolicy.envs.making import make_envs, observing
 from repolicy.envs.patience import Watchdog
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.objective import Objective
+from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.file import add_to_card, read_policy
 from repolicy.policies.given import from_source
 from repolicy.policies.options import Options
@@ -132,6 +134,10 @@ def customize(
             "customizing needs an add-on, the new requirement: --addon NAME, or file.py:function for one of your own "
             "(repolicy addons lists those that ship)"
         )
+    if start.saved is not None and isinstance(start.saved.policy, Conditioned):
+        raise UsageError(
+            "a policy that takes omega as an input is no prior; keep a position of it with `repolicy dial`"
+        )
     settings, said = ranks_for(start.settings(settings or kept or start.usual(env)), [env, *wishes])
     settings = settings.resolved()
     saying = f"customizing {called(named_as(prior))} in {env} to {' + '.join(wishes)}, into {folder}"
@@ -231,6 +237,8 @@ def check(request: Request) -> None:
     probe.close()
     spec_for(probe, request.settings)
     settings, objective = request.settings, request.objective
+    if objective.omegas and settings.budget is not None:
+        raise UsageError("a policy for every omega of a range has no one omega that could follow a budget")
     if settings.kl_budget is not None and not 0 < objective.omega == objective.alpha:
         raise UsageError(
             "a KL budget moves omega and alpha together, from one value on: it goes with customize --omega auto, "
@@ -300,6 +308,8 @@ def _worked(
             if segments.doubt:
                 tell(watchers, [segments.doubt])
                 segments.doubt = ""
+        if worker.iteration == request.settings.iterations:
+            tell(watchers, collapsed(metrics))
     finally:
         for watcher in watchers:
             watcher.close()

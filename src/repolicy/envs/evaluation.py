@@ -15,6 +15,7 @@ from repolicy.envs.making import make_envs, observing, placed
 from repolicy.envs.rollout import Collector
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.errors import UsageError
+from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.file import addons_of, env_of, find_policy, read_policy
 from repolicy.policies.policy import Agent, Prior
 from repolicy.policies.priors import MeanPrior, Scorer
@@ -161,6 +162,11 @@ def evaluate(
 
 def check_fit(agent: Agent, envs: HasSpaces, what: str = "the policy") -> None:
     """Raise unless the agent's observations and actions are the environment's, with both sizes named."""
+    if isinstance(agent, Conditioned) and agent.observation_size == envs.observation_size + 1:
+        raise UsageError(
+            f"{what} is one for every omega from {agent.omegas}, so it must be told which: `repolicy dial FILE --at "
+            f"{agent.omegas.omega(0.0):.3g} --out POLICY` keeps one as a file; in Python, policy.at(omega)"
+        )
     if agent.observation_size != envs.observation_size:
         parts = ", ".join(f"{key} {size}" for key, size in envs.groups.items())
         raise UsageError(

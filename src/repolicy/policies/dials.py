@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
+from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.file import SavedPolicy, find_policy, read_policy
 from repolicy.policies.layers import layers_of, load_layers, scaled, side_by_side
 from repolicy.policies.policy import Policy, frozen
@@ -29,9 +30,12 @@ How = Literal["mixture", "weights"]
 def dial(policy: str | Path | SavedPolicy, t: float, how: How = "mixture") -> Policy:
     """The policy at `t` between the prior in a customized policy's file (t = 0) and the customized policy (t = 1).
 
-    `policy` is a file, a run's folder (then its best policy), or what `read_policy` gave.
+    `policy` is a file, a run's folder (then its best policy), or what `read_policy` gave. Of one that was trained for a
+    range of omega, `t` is the omega.
     """
     saved = policy if isinstance(policy, SavedPolicy) else read_policy(find_policy(policy))
+    if isinstance(saved.policy, Conditioned):
+        return saved.policy.at(t)
     name = "this policy" if isinstance(policy, SavedPolicy) else str(policy)
     if said := beyond(t):
         warnings.warn(said, stacklevel=2)
@@ -63,10 +67,14 @@ def beyond(t: float) -> str:
     return f"t is {t:g}, which goes on beyond {end}: no training ever was there, so evaluate what comes out"
 
 
-def story(card: dict[str, Any], t: float, how: How, file: str, checksum: str) -> dict[str, Any]:
+def story(card: dict[str, Any], t: float, how: How | Literal["trained"], file: str, checksum: str) -> dict[str, Any]:
     """The card of a dialed policy: the run's request, and where on the dial it lies; the scores were another's."""
     kept = {key: card[key] for key in ("request", "versions", "steps") if key in card}
-    return kept | {"which": f"{how} at t = {t:g}", "dial": {"at": t, "how": how, "of": file, "sha256": checksum}}
+    if how == "trained" and "objective" in kept.get("request", {}):
+        objective = {key: value for key, value in kept["request"]["objective"].items() if key != "omega_to"}
+        kept["request"] = kept["request"] | {"objective": objective | {"omega": t}}
+    name = "omega" if how == "trained" else "t"
+    return kept | {"which": f"{how} at {name} = {t:g}", "dial": {"at": t, "how": how, "of": file, "sha256": checksum}}
 
 
 # The two dials --------------------------------------------------------------------------------------------------------

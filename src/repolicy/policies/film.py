@@ -6,7 +6,7 @@ Perez et al., 2018.) Scales and shifts are polynomials in the position, without 
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,14 @@ def polynomials(places: Tensor) -> Tensor:
     """Chebyshev's, of degrees 1 to `DEGREE`, of positions `[B]`: `[B, DEGREE]`. Beyond ±1 they are those of ±1."""
     degrees = torch.arange(1, DEGREE + 1, dtype=places.dtype)
     return torch.cos(torch.arccos(places.clamp(-1.0, 1.0)).unsqueeze(-1) * degrees)
+
+
+class Layer(NamedTuple):
+    """What a layer leaves for the backward pass, each `[B, units]`."""
+
+    linear: Tensor  # before scale and shift
+    scale: Tensor
+    values: Tensor  # after the activation
 
 
 class FilmMlp(Mlp):
@@ -46,6 +54,8 @@ class FilmMlp(Mlp):
             self._ones[scale] = 1.0
             if self.by_hand and shift is not self._shifts[-1]:
                 self._inner[scale] = self._inner[shift] = BY_HAND[self.activation].inner
+
+        self._kept = self._room(0)  # for `vjp`: memory that is asked for anew takes as long as what is done in it
 
     def films(self, places: Tensor) -> Tensor:
         """Scales, shifts and spare outputs at positions `[B]`, side by side."""
@@ -113,52 +123,59 @@ class FilmMlp(Mlp):
                 values = norm(values)
         return torch.cat([values, films[:, self._spare]], -1)
 
-    # By hand ----------------------------------------------------------------------------------------------------------
+    # By hand, a layer at a time: the scales and shifts of all layers at once do not fit into a processor's cache ------
 
     def _layers(self, inputs: Tensor) -> list[Tensor]:
-        return [self._outputs(inputs)[0]]
+        if torch.is_grad_enabled():  # autograd cannot follow what is written into memory that is there already
+            return [self._plainly(inputs)]
+        return [self._outputs(inputs, self._room(len(inputs)))[0]]
 
-    def _outputs(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
-        """The outputs, the polynomials, scales and shifts, f of each layer before it, and what each layer scales."""
-        activation, values = BY_HAND[self.activation], inputs[:, :-1].contiguous()
-        bases = polynomials(inputs[:, -1])
-        films = torch.addmm(self._ones * self._inner, bases, self.film * self._inner)
-        taken, linear, outer, added = [], [], 1.0, 0.0  # a layer's inputs are outer · values + added
-        for (weight, bias), scale, shift in zip(self._pairs, self._scales, self._shifts, strict=True):
+    def _outputs(self, inputs: Tensor, layers: list[Layer]) -> tuple[Tensor, Tensor]:
+        """The outputs and the polynomials; `layers` takes what happened in between."""
+        activation, last = BY_HAND[self.activation], len(layers) - 1
+        bases, film, ones = polynomials(inputs[:, -1]), self.film * self._inner, self._ones * self._inner
+        values, outer, added = inputs[:, :-1].contiguous(), 1.0, 0.0  # a layer's inputs are outer · values + added
+        for index, ((weight, bias), layer) in enumerate(zip(self._pairs, layers, strict=True)):
             if added:
                 bias = torch.add(bias, weight.sum(1), alpha=added)
-            taken.append(values)
-            linear.append(torch.addmm(bias, values, weight.t(), alpha=outer))
-            values = torch.addcmul(films[:, shift], linear[-1], films[:, scale])
-            if len(linear) < len(self._pairs):
+            torch.addmm(bias, values, weight.t(), alpha=outer, out=layer.linear)
+            torch.addmm(ones[self._scales[index]], bases, film[:, self._scales[index]], out=layer.scale)
+            values = torch.mul(layer.linear, layer.scale, out=layer.values)
+            values.addmm_(bases, film[:, self._shifts[index]])
+            if index < last:
                 values, outer, added = activation.apply(values), activation.outer, activation.shift
-        return torch.cat([values, films[:, self._spare]], 1), bases, films, taken, linear
+        return torch.cat([values, bases @ film[:, self._spare]], 1), bases
+
+    def _room(self, count: int) -> list[Layer]:
+        return [Layer(*(torch.empty(count, len(bias)) for _ in range(3))) for bias in self.biases]
 
     @torch.no_grad()
     def vjp(self, inputs: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
         if not self.by_hand:
             return super().vjp(inputs)
         activation = BY_HAND[self.activation]
-        outputs, bases, films, taken, linear = self._outputs(inputs)
+        if len(self._kept[0].linear) < len(inputs):
+            self._kept = self._room(len(inputs))
+        layers = [Layer(*(each[: len(inputs)] for each in layer)) for layer in self._kept]
+        outputs, bases = self._outputs(inputs, layers)
 
         @torch.no_grad()
         def backward(grad: Tensor) -> None:
-            by_films = torch.empty_like(films)
-            size = outputs.shape[1] - films[:, self._spare].shape[1]
-            by_films[:, self._spare] = grad[:, size:]
+            assert self.film.grad is not None
+            size, across, observations = len(self.biases[-1]), bases.t(), inputs[:, :-1]
+            self.film.grad[:, self._spare] = across @ grad[:, size:]
             grad = grad[:, :size]
             for index in range(len(self._pairs) - 1, -1, -1):
-                (weight, bias), values = self._pairs[index], taken[index]
+                (weight, bias), layer = self._pairs[index], layers[index]
+                values = layers[index - 1].values if index else observations
                 outer, added = (activation.outer, activation.shift) if index else (1.0, 0.0)
-                by_films[:, self._shifts[index]] = grad
-                torch.mul(grad, linear[index], out=by_films[:, self._scales[index]])
-                grad = grad * films[:, self._scales[index]]
+                self.film.grad[:, self._shifts[index]] = across @ grad
+                self.film.grad[:, self._scales[index]] = across @ layer.linear.mul_(grad)
+                grad = torch.mul(grad, layer.scale, out=layer.scale)
                 torch.sum(grad, 0, out=bias.grad)
                 torch.addmm(torch.mul(bias.grad, added).unsqueeze(1), grad.t(), values, alpha=outer, out=weight.grad)
                 if index:
                     grad = activation.backward(grad @ (activation.outer * weight), values)
-            torch.mm(bases.t(), by_films, out=self.film.grad)
-            assert self.film.grad is not None
             self.film.grad.mul_(self._inner)
 
         return outputs, backward

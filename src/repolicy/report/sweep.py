@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 from repolicy.envs.evaluation import Column
 from repolicy.envs.numbers import number, spread
@@ -149,17 +150,33 @@ NAMES = {
 }
 
 
-def tradeoff(found: Found) -> str:
+class Beside(NamedTuple):
+    """A point of another sweep, to compare with."""
+
+    omega: float
+    basic: float | None
+    kl: float
+    addon: float
+
+
+def tradeoff(found: Found, beside: Sequence[Beside] = ()) -> str:
     """What each point keeps, across, and what it gains, up, with the errors of both."""
     everyone = [found.prior, *found.points]
     spots = [(_with_error(point, found.cost), _with_error(point, "addon_reward")) for point in everyone]
+    others = [((other.basic or 0.0) if found.basic_known else other.kl, other.addon) for other in beside]
     ends = [
-        [value + sign * error for spot in spots for value, error in [spot[side]] for sign in (-1, 1)] for side in (0, 1)
+        [value + sign * error for spot in spots for value, error in [spot[side]] for sign in (-1, 1)]
+        + [other[side] for other in others]
+        for side in (0, 1)
     ]
     axes = charts.Axes(ends[0], ends[1], 400, 300)
     drawn = axes.named(NAMES[found.cost], "add-on reward, mean action")
     axes.widened(0.08)
     drawn += axes.frame()
+    for other, (x, y) in zip(beside, others, strict=True):
+        said = f"trained alone, {found.letter} {other.omega:g}: {x:,.2f}, {y:,.2f}"
+        where = f'cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}"'
+        drawn += f'<circle class="beside" {where} r="6.5"><title>{escape(said)}</title></circle>'
     at = [(axes.x(x), axes.y(y)) for (x, _), (y, _) in spots]
     order = at[1:]
     if all(point.mean is not found.prior.mean for point in found.points):

@@ -1,0 +1,197 @@
+"""A dial that was trained, beside points trained one by one, and beside the two dials that cost no training.
+
+    python -m experiments.dial --tasks halfcheetah hopper --seeds 0
+
+For each task: one run over a range of ω′ (2.5 times the steps of one point of `experiments.sweeps`), evaluated at the
+sweep's values and at twenty others; and the mixture and the weights between the prior and one point. What is in the
+ledger is not repeated, and a run that was cut off goes on.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from experiments import campaign
+from experiments.one import Run as Training
+from experiments.one import machine, trained
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.machine import commit, versions
+from repolicy.engine.ranks import one_thread
+from repolicy.engine.settings import Settings
+from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
+from repolicy.many.ledger import Ledger, Row
+from repolicy.policies.conditioned import Conditioned
+from repolicy.policies.dials import prior_of, turned
+from repolicy.policies.file import find_policy, read_policy
+from repolicy.policies.policy import Policy
+from repolicy.policies.storage import write_json
+
+EPISODES, MANY = 20, 20
+STEPS = "2.5e6"
+
+
+@dataclass(frozen=True)
+class Task:
+    env: str
+    addon: str
+    alpha: float
+    omegas: str  # the range
+    end: float  # the omega of the point that the free dials turn to
+    settings: Settings  # those that the sweep was trained with
+
+
+CHEETAH = Settings(envs=128, minibatch=2048, learning_rate=1e-3, gamma=0.9, critic_warmup=0.05)
+HOPPER = Settings(envs=32, horizon=128, minibatch=512, learning_rate=5e-4, critic_warmup=0.05)
+TASKS = {
+    "halfcheetah": Task("HalfCheetah-v4", "hind_leg=10", 0.13472, "0.1..3", 0.17, CHEETAH),
+    "hopper": Task("Hopper-v4", "height", 0.001, "0.003..3", 0.003, HOPPER),
+}
+
+
+def main() -> None:
+    parser = campaign.parser("dial", __doc__)
+    parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--show", action="store_true", help="say what the ledger holds, and run nothing")
+    options = parser.parse_args()
+    ledger = Ledger(options.ledger)
+    if not options.show:
+        with ledger.claimed():
+            known = {row["key"] for row in ledger.rows()}
+            for task in options.tasks:
+                for seed in options.seeds:
+                    if f"{task}/trained/{seed}" not in known:
+                        ledger.add(trained_dial(task, seed, options.runs))
+                for how in ("mixture", "weights"):
+                    if f"{task}/{how}" not in known:
+                        ledger.add(free_dial(task, how, options.runs))
+    for row in ledger.rows():
+        print(row["key"], json.dumps(compared(row, swept(row["task"]))))
+
+
+def words(name: str, omega: str, steps: str, seed: int, runs: Path) -> tuple[str, ...]:
+    task, settings = TASKS[name], runs / f"{name}.json"
+    write_json(settings, task.settings.as_dict())
+    asked = ["customize", name, "--env", task.env, "--addon", task.addon, "--omega", omega, "--alpha", f"{task.alpha}"]
+    return (*asked, "--steps", steps, "--ranks", "1", "--seed", str(seed), "--settings", str(settings), "--no-report")
+
+
+def trained_dial(name: str, seed: int, runs: Path) -> Row:
+    task, folder, key = TASKS[name], runs / f"{name}-{seed}", f"{name}/trained/{seed}"
+    story = trained(Training(key, words(name, task.omegas, STEPS, seed, runs), task.env, task.addon), folder)
+    policy = read_policy(find_policy(folder)).policy
+    assert isinstance(policy, Conditioned)
+    apart = RunFolder(folder).logged()["dial_kl"][-1]
+    low, high = policy.omegas
+    values = [row["omega"] for row in swept(name)[1:] if low <= row["omega"] <= high]
+    positions = [position(name, folder, policy.at(omega), omega, EPISODES) for omega in values]
+    many = [position(name, folder, policy.at(omega), omega, EPISODES // 2) for omega in policy.omegas.spread(MANY)]
+    story = {part: story[part] for part in ("command", "steps", "seconds", "steps_per_cpu_second", "curve")}
+    row: Row = {"key": key, "task": name, "how": "trained", "seed": seed} | story
+    row |= {"ends_apart": round(apart, 3), "episodes": EPISODES, "positions": positions, "many": many}
+    return row | {"versions": versions(), "machine": machine(), "commit": commit()}
+
+
+def free_dial(name: str, how: str, runs: Path) -> Row:
+    """Between the prior and one point; as many positions as the sweep has in the range."""
+    task, folder = TASKS[name], runs / f"{name}-end-0"
+    asked = Training(f"{name}/end/0", words(name, f"{task.end}", "1e6", 0, runs), task.env, task.addon)
+    story = trained(asked, folder)
+    saved = read_policy(find_policy(folder))
+    prior = prior_of(saved, folder)
+    count = len([row for row in swept(name)[1:] if row["omega"] >= float(task.omegas.split("..")[0])])
+    positions = []
+    for t in np.linspace(0.0, 1.0, count):
+        policy = turned(prior, saved.policy, float(t), "mixture" if how == "mixture" else "weights")
+        positions.append(position(name, folder, policy, float(f"{t:.4g}"), EPISODES))
+    row: Row = {"key": f"{name}/{how}", "task": name, "how": how, "command": story["command"]}
+    return row | {"episodes": EPISODES, "positions": positions, "commit": commit()}
+
+
+def position(name: str, folder: Path, policy: Policy, place: float, episodes: int) -> Row:
+    """What a position is worth, with the mean action and with sampled ones."""
+    task, prior = TASKS[name], prior_of(read_policy(find_policy(folder)), folder)
+    found: Row = {"at": place}
+    for action in ("mean", "sampled"):
+        with one_thread():
+            result = evaluate(
+                policy, task.env, episodes, addon=task.addon, prior=prior,
+                stochastic=action == "sampled", seed=EVALUATION_SEED,
+            )  # fmt: skip
+        found[action] = {quantity: [float(f"{part:.6g}") for part in parts] for quantity, *parts in result.rows()}
+    return found
+
+
+def swept(name: str) -> list[Row]:
+    """The prior and the separately trained points, as `experiments.sweeps` left them."""
+    return [row for row in Ledger(Path("results/sweeps.jsonl")).rows() if row["task"] == name]
+
+
+# What it comes to -----------------------------------------------------------------------------------------------------
+
+
+def objective(found: Row, omega: float, alpha: float) -> float:
+    """J(ω′) of an episode with sampled actions: add-on + ω′ · Σ log prior − α̂ · Σ log policy."""
+    sampled = {name: parts[0] for name, parts in found["sampled"].items()}
+    length, log_prior, kl = sampled["length"], sampled["log_prior_a_step"], sampled.get("kl_a_step", 0.0)
+    return float(sampled["addon_reward"] + length * (omega * log_prior - alpha * (log_prior + kl)))
+
+
+def hypervolume(points: Sequence[tuple[float, float]], worst: tuple[float, float]) -> float:
+    """The area that the points dominate, above the worst that one can have of each."""
+    area, best = 0.0, worst[1]
+    for x, y in sorted(points, reverse=True):
+        area += max(0.0, x - worst[0]) * max(0.0, y - best)
+        best = max(best, y)
+    return area
+
+
+def ranks(values: Sequence[float]) -> np.ndarray:
+    return np.argsort(np.argsort(values)).astype(float)
+
+
+def spearman(one: Sequence[float], other: Sequence[float]) -> float:
+    return float(np.corrcoef(ranks(one), ranks(other))[0, 1])
+
+
+def of(found: Row, name: str) -> float:
+    return float(found["mean"][name][0])
+
+
+def outcome(found: Row) -> tuple[float, float]:
+    return of(found, "basic_reward"), of(found, "addon_reward")
+
+
+def compared(row: Row, points: list[Row]) -> dict[str, object]:
+    """A row of the ledger beside the sweep: shares of J's gain, hypervolumes, order, and the largest gap."""
+    task, (prior, *alone) = TASKS[row["task"]], points
+    low = float(task.omegas.split("..")[0])
+    alone = [point for point in alone if point["omega"] >= low]
+    worst = tuple(min(each) for each in zip(*(outcome(point) for point in [prior, *alone]), strict=True))
+    volume = hypervolume([outcome(point) for point in alone], worst)  # type: ignore[arg-type]
+    ours = hypervolume([outcome(found) for found in row["positions"]], worst)  # type: ignore[arg-type]
+    story: dict[str, object] = {"hypervolume": round(ours / volume, 4)}
+    if row["how"] != "trained":
+        return story
+    gains = {}
+    for point, found in zip(alone, row["positions"], strict=True):
+        omega = point["omega"]
+        start, theirs, mine = (objective(each, omega, task.alpha) for each in (prior, point, found))
+        gains[f"{omega:g}"] = [round(start), round(theirs), round(mine), round((mine - start) / (theirs - start), 3)]
+    places = [found["at"] for found in row["many"]]
+    basic, addon = zip(*(outcome(found) for found in row["many"]), strict=True)
+    steps = np.hypot(*(np.diff(each) / (np.ptp(each) or 1.0) for each in (np.array(basic), np.array(addon))))
+    return story | {
+        "J of prior, alone, dial, and the share of the gain": gains,
+        "spearman with basic": round(spearman(places, basic), 3),
+        "spearman with add-on": round(-spearman(places, addon), 3),
+        "largest step over mean": round(float(steps.max() / steps.mean()), 2),
+        "ends apart": row["ends_apart"],
+    }
+
+
+if __name__ == "__main__":
+    campaign.run_main(main)

@@ -1,0 +1,236 @@
+"""Learning for every ω′ of a range at once: what each environment is asked for, and how it is paid."""
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import test_customize
+from test_customize import SETTINGS, WISH_CONTROL_COST, WISH_STATE_COST, as_policy, customized, gain_and_std, optimum
+from tiny_envs import CONTROL_COST, STATE_COST, tiny
+
+from repolicy.cli import main as cli
+from repolicy.engine import ppo
+from repolicy.engine.conditioned import ConditionedWorker
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.ranks import Alone
+from repolicy.engine.request import Request, words
+from repolicy.engine.segments import Segments
+from repolicy.engine.settings import Settings
+from repolicy.envs.dialed import ENDS, Dialed
+from repolicy.envs.evaluation import evaluate
+from repolicy.envs.making import make_envs
+from repolicy.errors import FileError, UsageError
+from repolicy.objective import Objective, Omegas, kl, residual
+from repolicy.policies.conditioned import Conditioned
+from repolicy.policies.file import load_policy, read_policy, save_policy
+from repolicy.policies.storage import packed, read
+
+ALPHA = 0.2
+WISH = f"{Path(test_customize.__file__)}:wish"
+FEW = Settings(**SETTINGS.as_dict() | {"steps": 1_024, "envs": 16, "segment": 1, "minibatch": 128, "hidden": (8,)})
+
+
+def prior_file(folder: Path) -> Path:
+    path = folder / "prior.safetensors"
+    card = {"request": {"env": tiny("WithoutReward"), "objective": {"alpha": ALPHA}}}
+    save_policy(path, as_policy(optimum(STATE_COST, CONTROL_COST, ALPHA)), card)
+    return path
+
+
+@pytest.fixture
+def prior(tmp_path: Path) -> Path:
+    return prior_file(tmp_path)
+
+
+# What each environment is asked for -----------------------------------------------------------------------------------
+
+
+def test_every_environment_has_a_stratum_of_its_own_whatever_rank_it_is_of() -> None:
+    total, count = 40, 10
+    batches = [Dialed(make_envs(tiny("Counter"), count, 0), 7, first, total) for first in range(0, total, count)]
+    places = np.concatenate([batch.reset()[:, -1] for batch in batches])
+    shares = np.sort(places)
+    assert [(shares == end).sum() for end in (-1.0, 1.0)] == [ENDS * total, ENDS * total]
+    inner = shares[int(ENDS * total) : -int(ENDS * total)]
+    assert (np.floor((inner + 1.0) / 2.0 * len(inner)).clip(0, len(inner) - 1) == np.arange(len(inner))).all()
+
+
+def test_a_position_stays_until_its_episode_ends() -> None:
+    envs = Dialed(make_envs(tiny("Counter"), 6, 0), 3)
+    before = envs.reset()[:, -1]
+    moved = 0
+    for _ in range(20):
+        step = envs.step(np.zeros((6, 1), np.float32))
+        ended, now = step.terminated | step.truncated, step.observations[:, -1]
+        assert (step.final[:, -1] == before).all()  # what an episode ended in is still its own
+        assert (now[~ended] == before[~ended]).all()
+        moved += int((now[ended] != before[ended]).sum())
+        before = now
+    assert moved > 5
+    assert envs.observation_size == step.observations.shape[1] == 3
+
+
+# How it is paid -------------------------------------------------------------------------------------------------------
+
+
+def worker(prior: Path, tmp_path: Path, objective: Objective, settings: Settings = FEW) -> ConditionedWorker:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.prior.write_bytes(prior.read_bytes())
+    segments = Segments(Request(tiny("WithoutReward"), objective, settings, (WISH,), "a checksum"), folder, Alone())
+    segments.begin()
+    made = segments.worker
+    assert isinstance(made, ConditionedWorker)
+    with torch.no_grad():  # a critic that believes something, and a policy that is the prior no more
+        made.learner.parameters.add_(0.2 * torch.randn(len(made.learner.parameters)))
+    return made
+
+
+@pytest.mark.parametrize("alpha", [0.15, 0.0])
+def test_the_parts_advantages_add_up_to_that_of_the_whole(prior: Path, tmp_path: Path, alpha: float) -> None:
+    """As of a critic whose value is the weighted sum of its heads', with each episode's own omega in the reward."""
+    made = worker(prior, tmp_path, residual(0.05, alpha, omega_to=1.6))
+    made.returns.statistics[2] = torch.tensor([4.0, 9.0, 0.25])[: 2 + (alpha > 0)].double()
+    rollout = made.collector.collect(made.learner.policy)
+    inputs = made.learner.policy.normalizer(torch.from_numpy(rollout.observations))
+    log_prior, values, next_values = made.score(rollout, inputs)
+    assert log_prior is not None
+    reward = made.reward(rollout, log_prior)
+    terminated = torch.from_numpy(rollout.terminated)
+    ended = terminated | torch.from_numpy(rollout.truncated)
+    assert bool(ended.any())
+    omegas = made.omegas(rollout)
+    assert float(omegas.min()) == pytest.approx(0.05)
+    assert float(omegas.max()) == pytest.approx(1.6)
+    torch.testing.assert_close(reward.prior, omegas * log_prior.double())
+    gains, targets = made.credit(reward, values, next_values, terminated, ended)
+    weights = made.weights() * made.returns.stds
+    value, next_value = ((weights * each).sum(-1) for each in (values, next_values))
+    wanted = ppo.advantages(reward.total, value, next_value, terminated, ended, FEW.gamma, FEW.lam)
+    torch.testing.assert_close(gains.double(), wanted, atol=1e-4, rtol=1e-4)
+    assert targets.shape == (*gains.shape, len(made.returns.stds))
+
+
+def test_advantages_are_of_one_size_in_every_part_of_the_dial(prior: Path, tmp_path: Path) -> None:
+    made = worker(prior, tmp_path, residual(0.05, 0.15, omega_to=1.6))
+    made.omegas(made.collector.collect(made.learner.policy))
+    gains, _ = made.normalized(
+        torch.exp(3.0 * made.places) * torch.randn(made.places.shape), torch.randn(*made.places.shape, 3)
+    )
+    for low, high in ((-1.0, -0.75), (-0.25, 0.0), (0.75, 1.1)):
+        part = gains[(made.places >= low) & (made.places < high)]
+        assert float(part.mean()) == pytest.approx(0.0, abs=1e-5)
+        assert float(part.std(correction=0)) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_the_wish_and_the_prior_see_what_the_environment_shows(prior: Path, tmp_path: Path) -> None:
+    """Not the position behind it: at the start the policy is the prior, so no step brings it nearer or farther."""
+    made = worker(prior, tmp_path, residual(0.05, 0.15, omega_to=1.6))
+    made.learner.policy.load_state_dict(Conditioned.begun(read_policy(prior).policy, made.range).state_dict())
+    rollout = made.collector.collect(made.learner.policy)
+    log_prior, *_ = made.score(rollout, made.learner.policy.normalizer(torch.from_numpy(rollout.observations)))
+    assert log_prior is not None
+    torch.testing.assert_close(log_prior, rollout.log_probs, atol=1e-4, rtol=1e-4)
+    states = rollout.observations[:-1, :, 0]
+    wanted = -(WISH_STATE_COST * states**2 + WISH_CONTROL_COST * rollout.sent[..., 0] ** 2)
+    np.testing.assert_allclose(made.reward(rollout, log_prior).task.numpy(), wanted, rtol=1e-5)
+
+
+def test_one_run_finds_the_optimum_for_omegas_that_it_was_not_told_of(prior: Path, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, steps=100_000, learning_rate=8e-3)
+    found = customized(prior, residual(0.25 * ALPHA, 0.15, omega_to=8.0 * ALPHA), tmp_path / "run", settings)
+    assert found.last["dial_kl"] > 1.0
+    for omega in (0.37, 0.6, 1.0, 1.9, 3.0, 5.0):
+        wanted = optimum(omega * STATE_COST + WISH_STATE_COST, omega * CONTROL_COST + WISH_CONTROL_COST, 0.15)
+        gain, std = gain_and_std(found.at(omega * ALPHA))
+        assert gain == pytest.approx(float(wanted.gain), rel=0.05), omega
+        assert std == pytest.approx(math.sqrt(float(wanted.covariance)), rel=0.05), omega
+
+
+def test_it_goes_on_to_the_same_bits(prior: Path, tmp_path: Path) -> None:
+    for name in ("whole", "cut"):
+        customized(prior, residual(0.05, 0.15, omega_to=1.6), tmp_path / name, FEW)
+    for path in (tmp_path / "cut").glob("checkpoints/*"):
+        if int(path.stem) > 1:
+            path.unlink()
+    cli.main(
+        ["customize", str(prior), "--addon", WISH, "--resume", "--out", str(tmp_path / "cut"), "--no-report", "--trust"]
+    )
+    ours, theirs = (load_policy(tmp_path / name).state_dict() for name in ("whole", "cut"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert float(ours["network.film"].abs().max()) > 0
+
+
+# Files, and what is refused -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dialed(prior: Path, tmp_path: Path) -> Path:
+    made = Conditioned.begun(read_policy(prior).policy, Omegas(0.05, 1.6))
+    made.network.film.data.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(0))
+    path = tmp_path / "dialed.safetensors"
+    save_policy(path, made, {"request": {"env": tiny("WithoutReward")}}, read_policy(prior).policy)
+    return path
+
+
+def test_a_file_holds_the_range(dialed: Path) -> None:
+    found = read_policy(dialed).policy
+    assert isinstance(found, Conditioned)
+    assert found.omegas == (0.05, 1.6)
+    assert float(found.network.film.abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("omegas", [[1.6, 0.05], [0.05], ["a", "b"], [0.0, 1.0], [0.05, 1e400], "text", [1.0, 1.0]])
+def test_a_file_with_no_range_is_refused(dialed: Path, omegas: object) -> None:
+    tensors, header = read(dialed, "policy")
+    dialed.write_bytes(packed("policy", tensors, header | {"omegas": omegas}))
+    with pytest.raises(FileError):
+        read_policy(dialed)
+
+
+def test_a_file_whose_tensors_are_not_its_networks_is_refused(dialed: Path) -> None:
+    tensors, header = read(dialed, "policy")
+    dialed.write_bytes(packed("policy", tensors | {"policy.network.film": torch.zeros(4, 3)}, header))
+    with pytest.raises(FileError, match=r"network\.film is \[4, 3\]"):
+        read_policy(dialed)
+
+
+def test_where_one_policy_is_wanted_it_says_how_to_keep_one(dialed: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"one for every omega from 0\.05 to 1\.6.*--at 0\.283 --out"):
+        evaluate(dialed, tiny("WithoutReward"), 1)
+    with pytest.raises(UsageError, match="takes omega as an input is no prior"):
+        customized(dialed, kl(0.1), tmp_path / "run", FEW)
+
+
+@pytest.mark.parametrize("text", ["3..0.03", "0..3", "1..1", "-1..2", "0.1..", "..3", "a..b", "0.1..inf", "0.1..0"])
+def test_no_range_is_refused_in_a_sentence(
+    prior: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["customize", str(prior), "--addon", WISH, f"--omega={text}", "--out", str(tmp_path / "run"), "--trust"]
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(asked)
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert "range" in said
+    assert "0.03..3" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_range_goes_with_no_budget_and_no_other_objective(prior: Path, tmp_path: Path) -> None:
+    held = Settings(**FEW.as_dict() | {"log_prior_budget": 1.0})
+    with pytest.raises(UsageError, match="no one omega that could follow a budget"):
+        customized(prior, residual(0.05, 0.15, omega_to=1.6), tmp_path / "run", held)
+    with pytest.raises(UsageError, match="no range: it must begin above 0"):
+        residual(0.0, 0.15, omega_to=1.0)
+
+
+def test_the_command_line_says_the_range_again() -> None:
+    asked = Request("Hopper-v4", residual(0.003, 0.001, omega_to=3.0), Settings(ranks=1), ("height",))
+    assert "--omega 0.003..3.0" in " ".join(words(asked, "hopper"))
