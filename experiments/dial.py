@@ -43,7 +43,7 @@ class Task:
     settings: Settings  # those that the sweep was trained with
 
 
-CHEETAH = Settings(envs=128, minibatch=2048, learning_rate=1e-3, gamma=0.9, critic_warmup=0.05)
+CHEETAH = Settings(initial_std=0.35, envs=128, minibatch=2048, learning_rate=1e-3, gamma=0.9, critic_warmup=0.05)
 HOPPER = Settings(envs=32, horizon=128, minibatch=512, learning_rate=5e-4, critic_warmup=0.05)
 TASKS = {
     "halfcheetah": Task("HalfCheetah-v4", "hind_leg=10", 0.13472, "0.1..3", 0.17, CHEETAH),
@@ -89,7 +89,7 @@ def trained_dial(name: str, seed: int, runs: Path) -> Row:
     values = [row["omega"] for row in swept(name)[1:] if low <= row["omega"] <= high]
     positions = [position(name, folder, policy.at(omega), omega, EPISODES) for omega in values]
     many = [position(name, folder, policy.at(omega), omega, EPISODES // 2) for omega in policy.omegas.spread(MANY)]
-    story = {part: story[part] for part in ("command", "steps", "seconds", "steps_per_cpu_second", "curve")}
+    story = {part: story[part] for part in ("command", "request", "steps", "seconds", "steps_per_cpu_second", "curve")}
     row: Row = {"key": key, "task": name, "how": "trained", "seed": seed} | story
     row |= {"ends_apart": round(apart, 3), "episodes": EPISODES, "positions": positions, "many": many}
     return row | {"versions": versions(), "machine": machine(), "commit": commit()}

@@ -1,0 +1,102 @@
+"""The page of a dial that was trained, and its positions as files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import repolicy
+from repolicy.cli import main as cli
+from repolicy.errors import FileError
+from repolicy.objective import Omegas
+from repolicy.policies.conditioned import Conditioned
+from repolicy.policies.export import export
+from repolicy.policies.file import read_policy, save_policy
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.spaces import ActionSpace
+from repolicy.report.dial import points_of
+
+
+def pushing(observations: Any, actions: Any, next_observations: Any, info: Any) -> Any:
+    return -abs(actions[..., 0])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    prior = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,)), hidden=(8,)))
+    made = Conditioned.begun(prior, Omegas(0.01, 1.0))
+    made.network.film.data.normal_(0.0, 0.5, generator=torch.Generator().manual_seed(0))
+    request = {"env": "InvertedPendulum-v4", "addons": [f"{__file__}:pushing"]}
+    request["objective"] = {"task": "addon", "omega": 0.01, "omega_to": 1.0, "alpha": 0.1}
+    path = tmp_path / "best.safetensors"
+    save_policy(path, made, {"request": request, "evaluation": {"task": 1.0}}, prior)
+    return path
+
+
+def test_a_position_is_a_file_like_any_other(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "mine.safetensors"
+    cli.main(["dial", str(file), "--at", "0.2", "--out", str(out), "--json"])
+    assert json.loads(capsys.readouterr().out) == {"file": str(out), "at": 0.2, "how": "trained", "of": str(file)}
+    saved, observations = read_policy(out), torch.randn(10, 4)
+    assert torch.equal(saved.policy(observations).mode(), repolicy.dial(file, 0.2)(observations).mode())
+    assert not torch.allclose(saved.policy(observations).mode(), repolicy.dial(file, 1.0)(observations).mode())
+    assert saved.prior is not None
+    assert saved.card["request"]["objective"] == {"task": "addon", "omega": 0.2, "alpha": 0.1}
+    assert "evaluation" not in saved.card
+    assert export(saved.policy, tmp_path / "mine.pt", "torchscript") < 1e-5
+    for path, said in ((out, "trained at omega = 0.2"), (file, "takes omega as an input, from 0.01 to 1")):
+        cli.main(["inspect", str(path)])
+        assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_outside_of_the_range_the_command_warns(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["dial", str(file), "--at", "5"])
+    assert "warning: omega is 5, and this policy was trained from 0.01 to 1: it acts as at 1" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--at", "0"], "it must be a number above 0"),
+        (["--at", "0.2", "--how", "weights"], "there is nothing to mix"),
+        (["--at", "0.2", "--beside", "sweep"], "--beside is for the report"),
+    ],
+)
+def test_what_cannot_be_turned_is_refused(
+    file: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["dial", str(file), *words])
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_page_has_every_position_and_the_points_beside_it(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("repolicy.report.dial.filmed", lambda shots: ([None] * len(shots), ""))
+    means = {"summary": {"basic_reward": {"mean": 3.5}, "addon_reward": {"mean": -2.25}}}
+    sweep = {"points": [{"omega": 0.3, "kl": 0.5, "mean_action": means}]}
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep))
+    words = ["--episodes", "2", "--beside", str(tmp_path), "--out", str(tmp_path / "dial"), "--trust", "--json"]
+    cli.main(["dial", str(file), *words])
+    found = json.loads(capsys.readouterr().out)
+    places = [position["at"] for position in found["positions"]]
+    assert places == Omegas(0.01, 1.0).spread(11)
+    assert abs(found["prior"]["kl"]) < 1e-4 < found["positions"][0]["kl"]
+    html = (tmp_path / "dial" / "report.html").read_text()
+    assert html.count('data-shown="10"') == 3  # film, table, command
+    assert f"--at {places[7]:g}" in html
+    assert "trained alone, ω′ 0.3" in html
+    assert "http" not in html.replace("http://www.w3.org", "")
+
+
+def test_a_damaged_sweep_is_refused(tmp_path: Path) -> None:
+    for content in ("[]", '{"points": [{"omega": "a"}]}', "no json"):
+        (tmp_path / "sweep.json").write_text(content)
+        with pytest.raises(FileError):
+            points_of(tmp_path)
