@@ -29,7 +29,7 @@ from repolicy.policies.file import find_policy, read_policy
 from repolicy.policies.policy import Policy
 from repolicy.policies.storage import write_json
 
-EPISODES, MANY = 20, 20
+EPISODES, MANY = 10, 20
 STEPS = "2.5e6"
 
 
@@ -88,7 +88,10 @@ def trained_dial(name: str, seed: int, runs: Path) -> Row:
     low, high = policy.omegas
     values = [row["omega"] for row in swept(name)[1:] if low <= row["omega"] <= high]
     positions = [position(name, folder, policy.at(omega), omega, EPISODES) for omega in values]
-    many = [position(name, folder, policy.at(omega), omega, EPISODES // 2) for omega in policy.omegas.spread(MANY)]
+    many = [
+        position(name, folder, policy.at(omega), omega, EPISODES // 2, ("mean",))
+        for omega in policy.omegas.spread(MANY)
+    ]
     story = {part: story[part] for part in ("command", "request", "steps", "seconds", "steps_per_cpu_second", "curve")}
     row: Row = {"key": key, "task": name, "how": "trained", "seed": seed} | story
     row |= {"ends_apart": round(apart, 3), "episodes": EPISODES, "positions": positions, "many": many}
@@ -111,11 +114,13 @@ def free_dial(name: str, how: str, runs: Path) -> Row:
     return row | {"episodes": EPISODES, "positions": positions, "commit": commit()}
 
 
-def position(name: str, folder: Path, policy: Policy, place: float, episodes: int) -> Row:
+def position(
+    name: str, folder: Path, policy: Policy, place: float, episodes: int, actions: tuple[str, ...] = ("mean", "sampled")
+) -> Row:
     """What a position is worth, with the mean action and with sampled ones."""
     task, prior = TASKS[name], prior_of(read_policy(find_policy(folder)), folder)
     found: Row = {"at": place}
-    for action in ("mean", "sampled"):
+    for action in actions:
         with one_thread():
             result = evaluate(
                 policy, task.env, episodes, addon=task.addon, prior=prior,

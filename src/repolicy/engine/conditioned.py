@@ -12,7 +12,7 @@ from torch import Tensor
 
 from repolicy.engine import ppo
 from repolicy.engine.scale import ReturnScale
-from repolicy.engine.worker import Array, Worker
+from repolicy.engine.worker import Seen, Worker
 from repolicy.envs.rollout import Rollout
 from repolicy.objective import Objective, Omegas, Reward
 from repolicy.policies.conditioned import Conditioned
@@ -71,7 +71,7 @@ class ConditionedWorker(Worker):
     def scales(self) -> ReturnScale:
         return ReturnScale(self.settings.gamma, len(self.fixed_weights))
 
-    def bare(self, observations: Array) -> Array:
+    def bare(self, observations: Seen) -> Seen:
         return observations[..., :-1]
 
     def omegas(self, rollout: Rollout) -> Tensor:

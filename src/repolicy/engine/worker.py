@@ -27,8 +27,7 @@ LOST = -0.5  # of the returns explained, below which the weights of a KL budget 
 ALONE = 1e-3  # learning rate of the critic alone, at least, where the KL of the policy steers it later
 WAITS = 3  # times the share of the steps that the critic has alone: the actor waits for it no longer
 
-
-Array = TypeVar("Array", np.ndarray, Tensor)
+Seen = TypeVar("Seen", np.ndarray, Tensor)
 
 
 class Worker:
@@ -242,7 +241,7 @@ class Worker:
         """Each step's own omega `[T, N]`, or None where it is the objective's."""
         return None
 
-    def bare(self, observations: Array) -> Array:
+    def bare(self, observations: Seen) -> Seen:
         """What the environment itself shows, as the prior and add-ons know it."""
         return observations
 

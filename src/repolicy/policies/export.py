@@ -1,12 +1,15 @@
 """A policy for other programs: raw observations to the mean action, in one ONNX or TorchScript file.
 
 What the environment takes comes out: the normalizer is inside, squashed actions are squashed and scaled, and of
-discrete actions the most probable is chosen. The file that was written is read back and must agree with the policy.
+discrete actions the most probable is chosen. A policy that takes omega as an input has a second input. The file that
+was written is read back and must agree with the policy.
 """
 
 import contextlib
+import inspect
 import io
 import logging
+import math
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.errors import RepolicyError, UsageError
+from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.network import Mlp
 from repolicy.policies.policy import Policy
 from repolicy.policies.storage import write_bytes
@@ -49,14 +53,20 @@ class Acting(nn.Module):
         space = policy.spec.actions
         self.family, self.spec, self.bound = policy.family, policy.spec, policy.normalizer.bound
         self.one_choice = space.kind == "discrete" and len(space.sizes) == 1
-        self.network = _plain(policy.network)
-        self.register_buffer("mean", policy.normalizer.shift)
-        self.register_buffer("scale", policy.normalizer.scale)
+        size = policy.spec.observation_size
+        self.network = policy.network if isinstance(policy, Conditioned) else _plain(policy.network)
+        self.register_buffer("mean", policy.normalizer.shift[:size])
+        self.register_buffer("scale", policy.normalizer.scale[:size])
         self.register_buffer("low", torch.tensor(space.low))
         self.register_buffer("high", torch.tensor(space.high))
 
     def forward(self, observations: Tensor) -> Tensor:
-        outputs = self.network(((observations - self.mean) * self.scale).clamp(-self.bound, self.bound))
+        return self.acted(self.network(self.inputs(observations)))
+
+    def inputs(self, observations: Tensor) -> Tensor:
+        return ((observations - self.mean) * self.scale).clamp(-self.bound, self.bound)
+
+    def acted(self, outputs: Tensor) -> Tensor:
         mode = self.family.mode(outputs, self.spec)
         if self.spec.clips:
             mode = mode.clamp(self.low, self.high)
@@ -65,11 +75,26 @@ class Acting(nn.Module):
         return mode.squeeze(-1) if self.one_choice else mode  # type: ignore[no-any-return]
 
 
+class ActingAt(Acting):
+    """The same of a policy that takes omega as an input: `[N]`, beside the observations."""
+
+    def __init__(self, policy: Conditioned) -> None:
+        super().__init__(policy)
+        self.omegas = policy.omegas
+
+    def forward(self, observations: Tensor, omega: Tensor) -> Tensor:  # type: ignore[override]
+        low, high = self.omegas
+        place = 2.0 * torch.log(omega / low) / math.log(high / low) - 1.0
+        inputs = torch.cat([self.inputs(observations), place.unsqueeze(-1)], -1)
+        return self.acted(self.network._plainly(inputs))  # type: ignore[operator]
+
+
 def export(policy: Policy, path: str | Path, format: Format) -> float:
     """Write the policy for other programs. Returns the largest difference found between the file and the policy."""
     if format not in SUFFIXES:
         raise UsageError(f"there is no format {format!r}; choose from {', '.join(SUFFIXES)}")
-    module = Acting(policy).eval().requires_grad_(False)
+    acting = ActingAt(policy) if isinstance(policy, Conditioned) else Acting(policy)
+    module = acting.eval().requires_grad_(False)
     content = (_onnx if format == "onnx" else _torchscript)(module, policy.spec.observation_size)
     worst = difference(policy, (_onnx_reader if format == "onnx" else _torchscript_reader)(content))
     if not worst <= TOLERANCE:
@@ -78,18 +103,22 @@ def export(policy: Policy, path: str | Path, format: Format) -> float:
     return worst
 
 
-def difference(policy: Policy, act: Callable[[np.ndarray], np.ndarray]) -> float:
+def difference(policy: Policy, act: Callable[..., np.ndarray]) -> float:
     """How far `act` is from the policy's mean action at worst, relative to its size where that is above 1.
 
     It is tried on observations like those that the policy was trained on, and on some that the normalizer clips.
     """
     generator = torch.Generator().manual_seed(0)
     spread = torch.cat([torch.ones(256), torch.full((64,), 30.0)])[:, None]
-    noise = spread * torch.randn(len(spread), policy.spec.observation_size, generator=generator)
+    noise = spread * torch.randn(len(spread), policy.observation_size, generator=generator)
     observations = (policy.normalizer.mean + policy.normalizer.var.clamp_min(0.0).sqrt() * noise).float()
     with torch.no_grad():
         wanted = policy.to_environment(policy(observations).mode().numpy())
-    found = act(observations.numpy())
+    if isinstance(policy, Conditioned):
+        omegas = policy.omegas.omega(observations[:, -1])
+        found = act(observations[:, :-1].contiguous().numpy(), omegas.numpy())
+    else:
+        found = act(observations.numpy())
     if policy.actions.kind == "discrete" and len(policy.actions.sizes) == 1:
         wanted = wanted[:, 0]
     if found.shape != wanted.shape:
@@ -112,6 +141,11 @@ def _plain(network: Mlp) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+def _example(module: Acting, size: int) -> tuple[Tensor, ...]:
+    """What it is traced with."""
+    return (torch.zeros(2, size), torch.ones(2)) if isinstance(module, ActingAt) else (torch.zeros(2, size),)
+
+
 # ONNX -----------------------------------------------------------------------------------------------------------------
 
 
@@ -122,13 +156,14 @@ def _onnx(module: Acting, size: int) -> bytes:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UsageError(f"--format onnx needs the package {error.name}: pip install 'repolicy[onnx]'") from None
+    names, batch = list(inspect.signature(module.forward).parameters), torch.export.Dim("batch")
     with _quiet():
         program = torch.onnx.export(
             module,
-            (torch.zeros(2, size),),
-            input_names=["observations"],
+            _example(module, size),
+            input_names=names,
             output_names=["actions"],
-            dynamic_shapes={"observations": {0: torch.export.Dim("batch")}},
+            dynamic_shapes={name: {0: batch} for name in names},
             dynamo=True,
             verbose=False,
         )
@@ -139,13 +174,14 @@ def _onnx(module: Acting, size: int) -> bytes:
             return path.read_bytes()
 
 
-def _onnx_reader(content: bytes) -> Callable[[np.ndarray], np.ndarray]:
+def _onnx_reader(content: bytes) -> Callable[..., np.ndarray]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    return lambda observations: np.asarray(session.run(["actions"], {"observations": observations})[0])
+    names = [each.name for each in session.get_inputs()]
+    return lambda *inputs: np.asarray(session.run(["actions"], dict(zip(names, inputs, strict=True)))[0])
 
 
 # TorchScript ----------------------------------------------------------------------------------------------------------
@@ -153,16 +189,16 @@ def _onnx_reader(content: bytes) -> Callable[[np.ndarray], np.ndarray]:
 
 def _torchscript(module: Acting, size: int) -> bytes:
     with _quiet():
-        traced = torch.jit.trace(module, torch.zeros(2, size))
+        traced = torch.jit.trace(module, _example(module, size))
         buffer = io.BytesIO()
         torch.jit.save(torch.jit.freeze(traced), buffer)
     return buffer.getvalue()
 
 
-def _torchscript_reader(content: bytes) -> Callable[[np.ndarray], np.ndarray]:
+def _torchscript_reader(content: bytes) -> Callable[..., np.ndarray]:
     with _quiet():
         loaded = torch.jit.load(io.BytesIO(content))
-    return lambda observations: np.asarray(loaded(torch.from_numpy(observations)).numpy())
+    return lambda *inputs: np.asarray(loaded(*map(torch.from_numpy, inputs)).numpy())
 
 
 @contextlib.contextmanager
@@ -174,6 +210,7 @@ def _quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is", DeprecationWarning)
+            warnings.filterwarnings("ignore", r"# The axis name: batch will not be used", UserWarning)
             warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
             yield
     finally:

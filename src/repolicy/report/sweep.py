@@ -173,10 +173,10 @@ def tradeoff(found: Found, beside: Sequence[Beside] = ()) -> str:
     drawn = axes.named(NAMES[found.cost], "add-on reward, mean action")
     axes.widened(0.08)
     drawn += axes.frame()
-    for point, (x, y) in zip(beside, others, strict=True):
-        name = f"trained alone, {found.letter} {point.omega:g}"
+    for other, (x, y) in zip(beside, others, strict=True):
+        said = f"trained alone, {found.letter} {other.omega:g}: {x:,.2f}, {y:,.2f}"
         where = f'cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}"'
-        drawn += f'<circle class="beside" {where} r="6.5"><title>{name}</title></circle>'
+        drawn += f'<circle class="beside" {where} r="6.5"><title>{escape(said)}</title></circle>'
     at = [(axes.x(x), axes.y(y)) for (x, _), (y, _) in spots]
     order = at[1:]
     if all(point.mean is not found.prior.mean for point in found.points):
