@@ -371,3 +371,13 @@ def test_an_update_ends_in_the_very_step_that_went_too_far() -> None:
     report = update(made, batch_of(made), settings, torch.Generator().manual_seed(0))
     assert report.epochs == 1
     assert made.state()["adam_steps"].tolist() == [2, 2]  # the second minibatch sees what the first step did
+
+
+def test_a_policy_that_stands_still_steers_no_step() -> None:
+    """Its KL is rounding."""
+    made = learner()
+    made.learning_rate = 1e-4
+    batch = batch_of(made)
+    batch.log_probs.add_(1e-6)
+    update(made, batch, replace(SETTINGS, schedule="adaptive"), torch.Generator(), fit_actor=False)
+    assert made.learning_rate == 1e-4
