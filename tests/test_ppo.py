@@ -378,6 +378,6 @@ def test_a_policy_that_stands_still_steers_no_step() -> None:
     made = learner()
     made.learning_rate = 1e-4
     batch = batch_of(made)
-    batch.log_probs.add_(1e-6)
+    batch.log_probs.add_(5e-4)
     update(made, batch, replace(SETTINGS, schedule="adaptive"), torch.Generator(), fit_actor=False)
     assert made.learning_rate == 1e-4
