@@ -146,10 +146,11 @@ def sweeps() -> str:
 
 
 def prior() -> str:
-    lines = ["| prior | an iteration without it | with it | costs |", "|---|---|---|---|"]
+    lines = ["| prior | an iteration without it | with it | costs | its states cost |", "|---|---|---|---|---|"]
     for row in rows("prior.jsonl"):
         without, with_it = (1000 * row["seconds_an_iteration"][name] for name in ("greedy", "residual"))
-        lines.append(f"| {row['task']} | {without:.0f} ms | {with_it:.0f} ms | {100 * row['overhead']:.1f} % |")
+        costs = [f"{100 * row[name]:.1f} %" if name in row else "–" for name in ("overhead", "states_overhead")]
+        lines.append(f"| {row['task']} | {without:.0f} ms | {with_it:.0f} ms | {' | '.join(costs)} |")
     return "\n".join(lines)
 
 
