@@ -25,7 +25,7 @@ Rows = list[Row]
 
 def main() -> None:
     tasks: dict[str, Rows] = {}
-    for row in Ledger(ROOT / "results" / "rql.jsonl").rows():
+    for row in Ledger(ROOT / "results" / "rql.jsonl").by_key().values():
         tasks.setdefault(row["key"].partition("/")[0], []).append(row)
     page = re.sub(
         r"(<!-- results -->\n).*?(<!-- end -->)",

@@ -22,7 +22,7 @@ TRAINING = (*POLICY, "src/repolicy/engine")
 # By the file's name, the first that fits: what the rows of that kind depend on.
 KINDS: dict[str, tuple[str, ...]] = {
     "llm/*": ("src/repolicy/llm", "experiments/llm"),
-    "rql.jsonl": ("src/repolicy/rql", "experiments/rql.py", *POLICY),
+    "rql.jsonl": ("src/repolicy/rql", "experiments/rql.py", *TRAINING),  # Residual PPO's rows are the engine's
     "adapters.jsonl": ("src/repolicy/adapters", "benchmarks/adapters.py"),
     "through_hosts.jsonl": ("src/repolicy/adapters", "experiments/through_hosts.py"),
     "nat_worth.json": (*POLICY, "src/repolicy/engine/worth.py"),

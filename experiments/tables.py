@@ -17,6 +17,7 @@ from experiments import real_robot
 from experiments.customizing import GAMMAS, METHODS, TASKS
 from experiments.pages import Tables, fill
 from repolicy.many.ledger import Ledger, Row
+from repolicy.policies.density import QUANTILE
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -145,10 +146,11 @@ def sweeps() -> str:
 
 
 def prior() -> str:
-    lines = ["| prior | an iteration without it | with it | costs |", "|---|---|---|---|"]
+    lines = ["| prior | an iteration without it | with it | costs | its states cost |", "|---|---|---|---|---|"]
     for row in rows("prior.jsonl"):
         without, with_it = (1000 * row["seconds_an_iteration"][name] for name in ("greedy", "residual"))
-        lines.append(f"| {row['task']} | {without:.0f} ms | {with_it:.0f} ms | {100 * row['overhead']:.1f} % |")
+        costs = [f"{100 * row[name]:.1f} %" if name in row else "–" for name in ("overhead", "states_overhead")]
+        lines.append(f"| {row['task']} | {without:.0f} ms | {with_it:.0f} ms | {' | '.join(costs)} |")
     return "\n".join(lines)
 
 
@@ -218,18 +220,20 @@ def through_hosts() -> str:
 def heavy() -> str:
     """A row a setting of the weights: means over seeds, the last policies."""
     lines = [
-        "| prior, add-on | ω′ | states | γ, step size | steps | basic | add-on | **total** | total, sampled | seeds |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| prior, add-on | ω′ | states | below | γ, step size | steps | basic | add-on | **total** | total, sampled "
+        "| seeds |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     groups: dict[tuple[str, ...], list[Row]] = {}
-    for row in ledger("heavy.jsonl").values():
+    for key, row in ledger("heavy.jsonl").items():
         words = row["command"].split()
         asked, settings = row["request"]["objective"], row["request"]["settings"]
         weights = f"{asked['omega']:.3g}", f"{asked.get('states', 0.0):.3g}"
+        quantile = float(key.split("/")[0].removeprefix("hinge_")) if key.startswith("hinge_") else QUANTILE
         learning = f"{settings['gamma']:g}, {settings['schedule']}"
-        group = (f"{words[2]}, {words[4]}", *weights, learning, f"{settings['steps'] / 1e6:g}M")
+        group = (f"{words[2]}, {words[4]}", *weights, f"{quantile:.0%}", learning, f"{settings['steps'] / 1e6:g}M")
         groups.setdefault(group, []).append(row)
-    for row_of in sorted(groups, key=lambda group: (group[0], group[4], group[3], -float(group[2]))):
+    for row_of in sorted(groups, key=lambda group: (group[0], group[3:], -float(group[2]))):
         runs = [row["last"] for row in groups[row_of]]
         basic, addon = (mean(run["mean"][f"{part}_reward"][0] for run in runs) for part in ("basic", "addon"))
         totals = [each_and_mean([run[action]["total_reward"][0] for run in runs]) for action in ("mean", "sampled")]
