@@ -66,7 +66,7 @@ def _scored_by(prior: Policy) -> Callable[[Any, Any], Any]:
 
 
 def _check_same_shape(what: str, found: Any, rewards: Any) -> None:
-    """Shapes that only almost fit would be stretched over each other, and nobody would notice."""
+    """Shapes that almost fit would be broadcast over each other without an error."""
     if tuple(found.shape) != tuple(rewards.shape):
         raise UsageError(
             f"{what} have the shape {tuple(found.shape)} and rewards {tuple(rewards.shape)}; both must be one number a "

@@ -105,7 +105,7 @@ def _run(arguments: list[str]) -> None:
 
 
 def _in_group(group: str, name: str = "", *arguments: str) -> Any:
-    """A command of a wing. The wing's table is read only now: nobody else pays for it."""
+    """A command of a group. The group's module is slow to import, so it is imported only here."""
     commands = _members(group)
     if name in ("", *HELP):
         print(_group_overview(group, commands))

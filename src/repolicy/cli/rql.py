@@ -57,7 +57,7 @@ class Train(Run):
     objective: ObjectiveName = "soft"
     """soft: the basic reward; full: basic and add-on; greedy: the add-on alone."""
     alpha: float | None = None
-    """Temperature: the weight of the entropy; by default the task's own."""
+    """α, the reward that a nat of entropy is worth; by default the task's own."""
     addon: UseAppendAction[tuple[str, ...]] = ()
     """Add-on reward for full and greedy, as in `repolicy customize`; by default what the environment's info tells."""
 
@@ -102,9 +102,9 @@ class Customize(Run):
     prior: Positional[Annotated[str, arg(metavar="PRIOR")]]
     """The trained policy: a policy's file, a run's folder, or a name that ships."""
     omega: float | None = None
-    """ω′, the weight of the prior's log-probability."""
+    """ω′, the reward that a nat of the prior's log-likelihood is worth."""
     alpha: float | None = None
-    """α̂, the temperature; by default the prior's own, where its file tells it."""
+    """α̂, the reward that a nat of entropy is worth; by default the prior's own α, if its file tells it."""
     addon: UseAppendAction[tuple[str, ...]] = ()
     """Add-on reward, as in `repolicy customize`; by default what the environment's info tells as addon_reward."""
     env: str | None = None

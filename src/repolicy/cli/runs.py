@@ -37,7 +37,7 @@ class Train:
     objective: ObjectiveName = "soft"
     """What the return contains (see the docs, "The eight objectives")."""
     alpha: float | None = None
-    """α, the weight of the entropy; by default the usual one, or scaled from the reward of trial steps."""
+    """α, the reward that a nat of entropy is worth; by default the usual one, or scaled from the reward in a trial."""
     addon: UseAppendAction[tuple[str, ...]] = ()
     """Add-on reward for --objective full: NAME, NAME=WEIGHT, module:function or file.py:function. Repeatable."""
     out: Path | None = None
@@ -104,15 +104,15 @@ class Customize:
     """The new requirement: NAME, NAME=WEIGHT, module:function or file.py:function; repolicy addons lists names.
     Repeatable."""
     omega: str | None = None
-    """ω′, the weight of the prior's log-probability; 0.03..3: all from one to the other, as one policy with a dial;
-    auto: adapt it to --kl-budget (and alpha with it) or to --log-prior-budget. By default what a nat is worth, where
-    the prior's file tells it, else auto."""
+    """ω′, the reward that a nat of the prior's log-likelihood is worth. 0.03..3: all from one to the other, as one
+    policy with a dial; auto: moved to hold --kl-budget (and alpha with it) or --log-prior-budget. By default as
+    measured on the prior, where its file tells it, else auto."""
     alpha: float | None = None
-    """α̂, the weight of the entropy. By default the prior's own α, where its file tells it, else ω′, else scaled from
-    the add-on's reward."""
+    """α̂, the reward that a nat of entropy is worth. By default the prior's own α, where its file tells it, else ω′,
+    else scaled from the add-on's reward."""
     states: float | None = None
-    """Weight of the prior's states: what a nat costs by which a state is unlike them. By default as much as ω′ where
-    that is what a nat is worth, else 0, as in the paper."""
+    """Price of a nat by which a state is less likely than the prior's own states. By default as much as an ω′ that was
+    measured on the prior, else 0, as in the paper."""
     objective: Literal["residual", "kl", "greedy"] = "residual"
     """residual: omega and alpha apart; kl: omega equal to alpha; greedy: the add-on alone."""
     env: str | None = None

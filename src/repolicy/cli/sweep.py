@@ -33,7 +33,7 @@ class Sweep:
     omega: tuple[float, ...] = ()
     """The values of ω′; 0 is the add-on alone."""
     alpha: float | None = None
-    """α̂, the weight of the entropy; by default the prior's own α, or scaled from the add-on's reward."""
+    """α̂, the reward that a nat of entropy is worth; by default the prior's own α, or scaled from the add-on."""
     env: str | None = None
     """Environment; by default the one that the prior was trained in."""
     jobs: int = 0

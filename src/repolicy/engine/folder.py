@@ -127,7 +127,7 @@ class RunFolder:
                 raise FileError(f"{path} is there already, and no run's lock; choose another --out")
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not os.path.samestat(held, os.lstat(path)):  # whoever held it has just taken it away
+                if not os.path.samestat(held, os.lstat(path)):  # its holder has just removed it
                     raise BlockingIOError
             except OSError:
                 raise FileError(f"another run is at work in {self.path}; choose another --out") from None

@@ -183,7 +183,7 @@ def losses(log_probs: np.ndarray, values: np.ndarray, batch: Batch, settings: Se
     In NumPy, by hand: on a few hundred numbers, that is much quicker than torch and autograd.
     """
     advantages, count = batch.advantages.numpy(), len(values)
-    with np.errstate(over="ignore", invalid="ignore"):  # whoever calls looks whether the loss is finite
+    with np.errstate(over="ignore", invalid="ignore"):  # the caller checks that the loss is finite
         log_ratios = log_probs - batch.log_probs.numpy()
         ratios = np.exp(log_ratios)
         clipped_ratios = np.clip(ratios, 1.0 - settings.clip, 1.0 + settings.clip)

@@ -54,7 +54,7 @@ class Start:
         return replace(settings, ranks=1)
 
     def usual(self, env: str) -> Settings:
-        """The settings where nobody names others."""
+        """The default settings."""
         if self.exact is None:
             assert self.saved is not None
             return customize_defaults(self.saved.policy)

@@ -1,4 +1,4 @@
-"""What is asked for before every weight is known, and the weights that are usual where nobody names them."""
+"""An objective whose weights are not all named yet, and the default weights."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple

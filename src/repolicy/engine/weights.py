@@ -1,4 +1,4 @@
-"""The weights that customizing takes where nobody names them, from what the prior's file tells of it."""
+"""The default weights of customizing, from what the prior's file says."""
 
 from typing import Any, NamedTuple
 

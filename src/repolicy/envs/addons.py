@@ -77,7 +77,7 @@ def _in_one_row(
 def _called(what: str, function: Function, transitions: tuple[np.ndarray, np.ndarray, np.ndarray, Info]) -> np.ndarray:
     """A finite number for each transition, or a sentence about what came instead."""
     observations, actions, after, info = transitions
-    with in_one_sentence(f"{what} failed", UsageError):  # on copies: what a function does in place is its own business
+    with in_one_sentence(f"{what} failed", UsageError):  # on copies: the function may change its arguments in place
         found = np.asarray(
             function(observations.copy(), actions.copy(), after.copy(), {key: info[key].copy() for key in info}),
             np.float64,

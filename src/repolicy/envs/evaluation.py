@@ -78,7 +78,7 @@ class Evaluation:
             "seed": self.seed,
             "episodes": len(self.basic),
             "ended_early": None if self.terminated is None else int(self.terminated.sum()),
-            "summary": {"basic_reward": {"mean": None, "std": None}}  # where nobody knows it
+            "summary": {"basic_reward": {"mean": None, "std": None}}  # unknown in this environment
             | {name: {"mean": mean, "std": std} for name, mean, std in self.rows()},
             "each": {name: column.values.tolist() for name, column in self.columns.items()},
         }

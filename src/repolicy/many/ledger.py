@@ -65,7 +65,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """One program at a time fills a ledger; whoever only reads it need not ask. The claim ends with its holder."""
+        """One program at a time writes a ledger; readers need no claim. It ends with its process."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = open(self.path, "a")  # noqa: SIM115

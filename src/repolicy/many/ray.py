@@ -66,7 +66,7 @@ def _work(program: Sequence[str], log: str, place: str) -> int:
 
 
 def check_answers(address: str | None) -> None:
-    """Raise where nobody listens at HOST:PORT. (Ray itself would try for half a minute, and then print pages.)"""
+    """Raise if nothing listens at HOST:PORT. (Ray itself would try for half a minute, and then print pages.)"""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if address in (None, "auto", "local"):
         return

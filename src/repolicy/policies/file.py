@@ -92,7 +92,7 @@ def policy_bytes(
     density: Density | None = None,
     extra: dict[str, Tensor] | None = None,
 ) -> bytes:
-    """What `save_policy` writes; `extra` tensors are of no concern to whoever reads the policy."""
+    """What `save_policy` writes; `extra` tensors are not read with the policy."""
     tensors = _policy_tensors(policy, "policy") | (extra or {})
     header: dict[str, Any] = {"policy": policy.spec.as_dict(), "card": card}
     if isinstance(policy, Conditioned):
@@ -148,7 +148,7 @@ def load_policy(
 
 
 def _copied(path: Path, options: Options) -> SavedPolicy:
-    from repolicy.policies.formats import describe  # whoever has only files of ours need not wait for the readers
+    from repolicy.policies.formats import describe  # slow to import, and not needed for files of ours
     from repolicy.policies.formats.copied import policy_from
     from repolicy.policies.formats.described import Std
     from repolicy.policies.widths import fitted_to, wants_fit

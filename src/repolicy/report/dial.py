@@ -132,7 +132,7 @@ def beside_words(points: Sequence[Beside]) -> str:
 
 
 def _filmed(dial: Dial, checksum: str) -> tuple[list[bytes | None], str]:
-    """A film of each position; whoever films wants files."""
+    """A film of each position, from files, because films are made from files."""
     with tempfile.TemporaryDirectory(prefix="repolicy-dial-") as folder:
         files = [Path(folder, f"{t:g}.safetensors") for t in dial.positions]
         for t, file in zip(dial.positions, files, strict=True):

@@ -204,7 +204,7 @@ def _need_context(shot: Shot) -> None:
 
 
 def _made(make: Any, shot: Shot) -> Any:
-    """The environment at the wanted size, where it has a say in that."""
+    """The environment at the wanted size, if it takes a size."""
     attempts: list[dict[str, Any]] = [
         {"render_mode": "rgb_array", "width": shot.width, "height": shot.height},
         {"render_mode": "rgb_array"},

@@ -122,7 +122,7 @@ def card(
 
 
 def _env(env: str, request: dict[str, Any]) -> str:
-    """Code that makes an environment does not travel with a policy: whoever has it names it."""
+    """Code that makes an environment does not travel with a policy: its user names it again."""
     return " --env ENV" if ":" in env or not request.get("env") else ""
 
 

@@ -43,7 +43,7 @@ def write_sweep_report(found: Found) -> Path:
     index = found.knee if found.knee is not None else len(found.points) // 2
     wanted = " + ".join(found.request["addons"])
     lead = (
-        f"{len(found.points)} values of ω′, the weight of the prior's log-probability; α̂ {found.request['alpha']:g}; "
+        f"{len(found.points)} values of ω′, what a nat of the prior is worth; α̂ {found.request['alpha']:g}; "
         f"{found.request['settings']['steps']:,} environment steps each. {found.verdict[0].upper()}{found.verdict[1:]}."
     )
     episodes = len(found.prior.mean.basic) if found.prior.mean is not None else 0

@@ -20,7 +20,7 @@ def lines(steps: int, settings: AnySettings) -> int:
 
 
 class Log:
-    """The metrics, for the folder and for whoever watches; its `step` is Stable-Baselines3's kind of callback."""
+    """The metrics, for the folder and for the watchers; its `step` is Stable-Baselines3's kind of callback."""
 
     def __init__(
         self, request: Request, folder: RunFolder, watchers: Sequence[Watcher], interrupted: threading.Event

@@ -71,7 +71,7 @@ HIGHWAY = {"lanes_count": 3, "vehicles_count": 30, "duration": 40, "simulation_f
 
 
 class Highway(Task):
-    """Drive fast and crash into nobody; add-on: keep to the right."""
+    """Drive fast without a crash; add-on: keep to the right."""
 
     def __init__(self) -> None:
         _need_highway_env("highway-v0")

@@ -67,7 +67,7 @@ def _pickle(content: bytes, where: str) -> str | None:
 
 
 def _found(path: Path) -> str:
-    """What is in a file that nobody knows, for a sentence."""
+    """What is in a file of an unknown format, for a sentence."""
     content = read_bytes(path)
     if content[:1] == b"\x80" and LEGACY_START not in content[:32]:
         return f"a pickle of {read_pickle(content, str(path))!r:.80}"
