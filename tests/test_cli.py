@@ -180,7 +180,7 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
         ("train HalfCheeta-v4 --alpha 0.1", "there is no environment 'HalfCheeta-v4'; did you mean HalfCheetah-v4"),
         ("train CartPole-v1 --objective residual", "invalid choice 'residual'"),
         ("train CartPole-v1 --alpha 0.1 --kl-budget 1", "moves omega and alpha together"),
-        ("sweep halfcheetah --addon hind_leg --omega 0.1 --kl-budget 1", "moves omega and alpha together"),
+        ("sweep halfcheetah --addon hind_leg --omega 0.1 --kl-budget 1", "--kl-budget goes with --omega auto"),
         ("bench CartPole-v1 --slices 0", "slices is 0"),
         ("customize halfcheetah --addon hind_leg.py:mine(joint=bshin) --omega 0.1", "no options in brackets"),
         ("train CartPole-v1 --alpha 0.1 --surrogate vanilla", "add --epochs 1"),
@@ -191,7 +191,7 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
         ("evaluate hopper --addon hind_leg", "reads the numbers of HalfCheetah"),
         ("rql train Pendulum-v1 --alpha 0.1 --addon hind_leg --objective greedy", "reads the numbers of HalfCheetah"),
         ("customize halfcheetah --addon hind_leg --omega auto --objective kl", "auto goes with --objective residual"),
-        ("customize halfcheetah --addon hind_leg --omega much", "--omega is 'much'; it must be a number, or auto"),
+        ("customize halfcheetah --addon hind_leg --omega much", "--omega is 'much'; it must be a number, a range such as 0.03..3, or auto"),
         (
             "customize halfcheetah --addon hind_leg --omega auto --kl-budget 1 --objective greedy",
             "--kl-budget goes with --omega auto",

@@ -298,14 +298,14 @@ def test_a_run_json_that_was_edited_is_noticed(begun: tuple[Path, Request], caps
 
 def test_another_prior_in_its_place_is_noticed(begun: tuple[Path, Request]) -> None:
     prior, request = begun
-    run(request, RunFolder("run"), True, (), prior)
+    run(request, RunFolder("run"), True, (), (), prior)
     other = Path("run/prior.safetensors")
     save_policy(other, repolicy.Policy(replace(SPECS["gaussian"], observation_size=1, actions=ONE)), {"another": True})
     with pytest.raises(FileError, match="run/prior.safetensors is not the prior that this run began with"):
-        run(request, RunFolder("run"), True, (), prior)
+        run(request, RunFolder("run"), True, (), (), prior)
     other.unlink()
     with pytest.raises(FileError, match="run/prior.safetensors cannot be read"):
-        run(request, RunFolder("run"), True, (), prior)
+        run(request, RunFolder("run"), True, (), (), prior)
 
 
 def test_other_versions_are_said_and_not_refused(tmp_path: Path) -> None:

@@ -85,8 +85,7 @@ def train(
             raise UsageError("an objective with states above 0 needs a prior, whose states they are: use customize")
         request = Request(env, objective, settings, wishes)
         check(request)
-        tell(watchers, said)
-        return run(request, RunFolder(folder), resume, watchers, patience=patience)
+        return run(request, RunFolder(folder), resume, watchers, said, patience=patience)
 
 
 def customize(
@@ -158,8 +157,8 @@ def customize(
             raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
         request = Request(env, objective, settings, wishes, hashlib.sha256(content).hexdigest(), sparse)
         check(request)
-        tell(watchers, said + try_addon(saved.policy, request))
-        return run(request, RunFolder(folder), resume, watchers, content, patience, start)
+        said += try_addon(saved.policy, request)
+        return run(request, RunFolder(folder), resume, watchers, said, content, patience, start)
 
 
 def try_addon(prior: Policy, request: Request) -> list[str]:
@@ -193,25 +192,25 @@ def run(
     folder: RunFolder,
     resume: bool,
     watchers: Sequence[Watcher],
+    said: Sequence[str],
     prior: bytes | None = None,
     patience: float | None = None,
     start: Start | None = None,
 ) -> Result:
-    """Everything before and after the work itself: the folder, the ranks, Ctrl-C and SIGTERM."""
+    """Everything before and after the work itself: the folder, the ranks, Ctrl-C and SIGTERM.
+
+    `said` is what the watchers are told as soon as nothing more can be refused.
+    """
     exact = None if start is None else start.exact
     if ranks.under_torchrun():
-        return _run_as_one_of_many(request, folder, resume, watchers, prior, exact)
+        return _run_as_one_of_many(request, folder, resume, watchers, said, prior, exact)
     ranks.check_count(request.settings.ranks)
     with folder.locked():
-        _begin(request, folder, resume, watchers, prior)
+        tell(watchers, [*said, *folder.begin(request.as_dict(), versions(), resume, prior)])
         program = ["from repolicy.engine.training import follow; follow()", str(folder.path), str(patience or "")]
         program.append("" if start is None or start.source is None else json.dumps(start.source))
         with polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
             return work(request, folder, team, watchers, interrupted, exact)
-
-
-def _begin(request: Request, folder: RunFolder, resume: bool, watchers: Sequence[Watcher], prior: bytes | None) -> None:
-    tell(watchers, folder.begin(request.as_dict(), versions(), resume, prior))
 
 
 def tell(watchers: Sequence[Watcher], sentences: Sequence[str]) -> None:
@@ -355,6 +354,7 @@ def _run_as_one_of_many(
     folder: RunFolder,
     resume: bool,
     watchers: Sequence[Watcher],
+    said: Sequence[str],
     prior: bytes | None,
     exact: Exact | None,
 ) -> Result:
@@ -367,7 +367,7 @@ def _run_as_one_of_many(
             if team.index == 0:
                 try:
                     claim.enter_context(folder.locked())
-                    _begin(request, folder, resume, watchers, prior)
+                    tell(watchers, [*said, *folder.begin(request.as_dict(), versions(), resume, prior)])
                 except RepolicyError as error:
                     refusal = error
             refused = float(team.sum(torch.tensor([0.0 if refusal is None else 1.0])))

@@ -9,7 +9,7 @@ def sums(values: Tensor | np.ndarray) -> Tensor:
     """Of values `[..., F]` their count, Σ x and Σ x², `[3, F]` in float64: what adds up across batches and ranks."""
     values = torch.as_tensor(values)
     flat = values.reshape(-1, values.shape[-1]).double()
-    return torch.stack([torch.full_like(flat[0], float(len(flat))), flat.sum(0), flat.square().sum(0)])
+    return torch.stack([flat.new_full(flat.shape[1:], float(len(flat))), flat.sum(0), flat.square().sum(0)])
 
 
 def merged(statistics: Tensor, added: Tensor) -> Tensor:
