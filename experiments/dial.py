@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from repolicy.policies.storage import write_json
 
 EPISODES, MANY = 10, 20
 STEPS = "2.5e6"
+GAINS = "J of prior, alone, dial, and the share of the gain"
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ def outcome(found: Row) -> tuple[float, float]:
     return of(found, "basic_reward"), of(found, "addon_reward")
 
 
-def compared(row: Row, points: list[Row]) -> dict[str, object]:
+def compared(row: Row, points: list[Row]) -> dict[str, Any]:
     """A row of the ledger beside the sweep: shares of J's gain, hypervolumes, order, and the largest gap."""
     task, (prior, *alone) = TASKS[row["task"]], points
     low = float(task.omegas.split("..")[0])
@@ -178,7 +180,7 @@ def compared(row: Row, points: list[Row]) -> dict[str, object]:
     worst = tuple(min(each) for each in zip(*(outcome(point) for point in [prior, *alone]), strict=True))
     volume = hypervolume([outcome(point) for point in alone], worst)  # type: ignore[arg-type]
     ours = hypervolume([outcome(found) for found in row["positions"]], worst)  # type: ignore[arg-type]
-    story: dict[str, object] = {"hypervolume": round(ours / volume, 4)}
+    story: dict[str, Any] = {"hypervolume": round(ours / volume, 4)}
     if row["how"] != "trained":
         return story
     gains = {}
@@ -190,12 +192,52 @@ def compared(row: Row, points: list[Row]) -> dict[str, object]:
     basic, addon = zip(*(outcome(found) for found in row["many"]), strict=True)
     steps = np.hypot(*(np.diff(each) / (np.ptp(each) or 1.0) for each in (np.array(basic), np.array(addon))))
     return story | {
-        "J of prior, alone, dial, and the share of the gain": gains,
+        GAINS: gains,
         "spearman with basic": round(spearman(places, basic), 3),
         "spearman with add-on": round(-spearman(places, addon), 3),
         "largest step over mean": round(float(steps.max() / steps.mean()), 2),
         "ends apart": row["ends_apart"],
     }
+
+
+def table(found: list[Row]) -> str:
+    """A line a value of ω′: the prior, the point that was trained alone, and the dial there; then the whole."""
+    lines = [
+        "| task, seed | ω′ | basic: alone | dial | add-on: alone | dial | J: prior | alone | dial | share of gain |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in [row for row in found if row["how"] == "trained"]:
+        points = swept(row["task"])
+        gains: dict[str, list[float]] = compared(row, points)[GAINS]
+        for number, position_ in enumerate(row["positions"]):
+            name = f"{position_['at']:g}"
+            (alone,) = [point for point in points if point["omega"] == position_["at"]]
+            pairs = [f"{outcome(each)[part]:,.0f}" for part in (0, 1) for each in (alone, position_)]
+            start, theirs, mine, share = gains[name]
+            cells = [f"{row['task']}, {row['seed']}" if number == 0 else "", name, *pairs]
+            lines.append(
+                f"| {' | '.join([*cells, *(f'{each:,.0f}' for each in (start, theirs, mine))])} | {share:.0%} |"
+            )
+    return "\n".join(lines)
+
+
+def summary(found: list[Row]) -> str:
+    lines = [
+        "| task | dial | hypervolume, share of the sweep's | Spearman: basic | add-on | largest step | ends apart |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in found:
+        told = compared(row, swept(row["task"]))
+        name = f"trained, seed {row['seed']}" if row["how"] == "trained" else row["how"]
+        cells = [f"{told['hypervolume']:.0%}"]
+        cells += [f"{told[each]}" if each in told else "" for each in ("spearman with basic", "spearman with add-on")]
+        cells += (
+            [f"{told['largest step over mean']} × the mean", f"{told['ends apart']:.0f} nats"]
+            if len(told) > 1
+            else ["", ""]
+        )
+        lines.append(f"| {row['task']} | {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

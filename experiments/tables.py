@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 
+from experiments import dial, real_robot
 from experiments import found as found_settings
-from experiments import real_robot
 from experiments.customizing import GAMMAS, METHODS, TASKS
 from experiments.pages import Tables, fill
 from repolicy.many.ledger import Ledger, Row
@@ -291,6 +291,8 @@ TABLES: Tables = {
     "horizon": horizon,
     "prior": prior,
     "sweeps": sweeps,
+    "dial": lambda: dial.table([*ledger("dial.jsonl").values()]),
+    "dial_whole": lambda: dial.summary([*ledger("dial.jsonl").values()]),
     "through_hosts": through_hosts,
     "fine_tuning": fine_tuning,
     "found": lambda: found_settings.table([*ledger("found.jsonl").values()]),
