@@ -149,7 +149,7 @@ class Customize:
 
     @property
     def folder(self) -> Path:
-        return self.out or Path("runs") / f"{Path(self.prior).stem}-{self.objective}-{self.settings.seed}"
+        return self.out or Path("runs") / f"{as_file_name(Path(self.prior).stem)}-{self.objective}-{self.settings.seed}"
 
     def beginning(self) -> "Customize":
         """What the options are options of: the environment's own settings, or the run that is resumed."""
