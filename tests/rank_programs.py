@@ -19,6 +19,7 @@ from repolicy.objective import residual
 from repolicy.policies.moments import sums
 from repolicy.policies.network import Mlp
 from repolicy.policies.policy import Policy, PolicySpec, frozen
+from repolicy.policies.priors import Scorer
 from repolicy.policies.spaces import ActionSpace
 
 TIME, ENVS, SIZE = 8, 32, 4
@@ -82,7 +83,7 @@ def one_step(team: ranks.Ranks) -> dict[str, Any]:
     mine = slice(team.index * share, (team.index + 1) * share)
     settings = Settings(max_gradient_norm=1e9)
     me: Any = SimpleNamespace(settings=settings, team=team)
-    normalized = Worker.normalized(me, gains[:, mine])
+    normalized, _ = Worker.normalized(me, gains[:, mine], returns[:, mine])
     batch = ppo.Batch(
         observations[:, mine].flatten(0, 1),
         actions[:, mine].flatten(0, 1),
@@ -131,6 +132,7 @@ def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
     made.objective, made.team, made.iteration = residual(0.3, 0.1, states=0.4), team, 1
     made.request = Request("any", made.objective, made.settings)
     made.prior, made.returns = frozen(policy), ReturnScale(made.settings.gamma)
+    made.exact, made.scorer = made.prior, Scorer(made.prior)
     made.density = states.density_of(made.prior, made.request, team)
     made.learner = ppo.Learner(policy, Mlp(SIZE, (16,), 1), 1e-3)
     made.addon = SimpleNamespace(reward=lambda before, actions, after, info: -np.abs(after[..., 0]))

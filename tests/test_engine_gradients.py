@@ -24,6 +24,7 @@ from repolicy.exact import MDP, estimator_gradient
 from repolicy.objective import Objective
 from repolicy.policies.network import Mlp
 from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.priors import Scorer
 from repolicy.policies.spaces import ActionSpace
 
 STEPS, GAMMA = 3, 0.8
@@ -133,6 +134,7 @@ def engine_gradient(objective: Objective, surrogate: Any) -> tuple[Policy, Tenso
     made.objective, made.team, made.iteration = objective, Alone(), 1
     made.learner, made.returns = Learner(policy, critic, 0.0), ReturnScale(GAMMA)
     made.prior = tabular(PRIOR.log()) if objective.reads_prior or objective.reads_states else None
+    made.exact, made.scorer = made.prior, None if made.prior is None else Scorer(made.prior)
     made.density = Known() if objective.reads_states else None
     made.addon = Table() if objective.reads_addon else None
     seen = rollout(policy)
