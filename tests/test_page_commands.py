@@ -12,7 +12,7 @@ import pytest
 import tyro
 
 from repolicy.cli import main as cli
-from repolicy.engine import states
+from repolicy.engine import states, worth
 from repolicy.envs import evaluation
 from repolicy.many import sweep
 from repolicy.many.pool import Job
@@ -114,6 +114,7 @@ def folder(desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def quick(patch: pytest.MonkeyPatch) -> None:
     """Short episodes, few observations to fit, and no other processes: for pictures, and for the points of a sweep."""
     patch.setattr(evaluation, "LONGEST", 20)
+    patch.setattr(worth, "LONGEST", 20)
     for name, few in (("WANTED", 256), ("LEAST", 256), ("SKIPPED", 0), ("ENVS", 8)):
         patch.setattr(states, name, few)
     patch.setattr(film, "films", filmed)
