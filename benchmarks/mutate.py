@@ -28,7 +28,7 @@ class Mutant:
 
 OBJECTIVE, PPO, WORKER = "tests/test_objective.py", "tests/test_ppo.py", "tests/test_worker.py"
 POLICY = "tests/test_policy.py"
-STATES, WORTH = "tests/test_states.py", "tests/test_worth.py"
+STATES, WORTH, GRADIENTS = "tests/test_states.py", "tests/test_worth.py", "tests/test_engine_gradients.py"
 DQN, SAC = "tests/rql/test_dqn.py", "tests/rql/test_sac.py"
 LLM = {
     name: f"tests/llm/test_{name}.py"
@@ -44,8 +44,8 @@ MUTANTS = [
     Mutant("objective.py", 'Objective("addon", omega=alpha, alpha=alpha)', 'Objective("addon", alpha=alpha)', OBJECTIVE, "kl without its prior"),
     Mutant("objective.py", 'Objective("basic", alpha=alpha, bonus=alpha)', 'Objective("basic", alpha=alpha)', OBJECTIVE, "repeat without repeating"),
     Mutant("objective.py", 'return Objective("basic", bonus=alpha)', 'return Objective("basic", alpha=alpha)', OBJECTIVE, "end-entropy becomes soft"),
-    Mutant("objective.py", "familiar = objective.states * states", "familiar = -objective.states * states", OBJECTIVE, "sign of the prior's states"),
-    Mutant("objective.py", "total + familiar if objective.states else total", "total", OBJECTIVE, "prior's states dropped"),
+    Mutant("objective.py", "familiar = objective.states * states", "familiar = -objective.states * states", GRADIENTS, "sign of the prior's states"),
+    Mutant("objective.py", "total + familiar if objective.states else total", "total", GRADIENTS, "prior's states dropped"),
     Mutant("policies/density.py", "self.whitening) - self.edge)", "self.whitening))", STATES, "no hinge"),
     Mutant("policies/density.py", "missing = 0.5 *", "missing = 1.0 *", STATES, "twice the nats"),
     Mutant("policies/density.py", "away.T @ away / len(inputs)", "away.T @ away", STATES, "covariance not a mean"),
