@@ -14,6 +14,7 @@ from repolicy.errors import FileError
 from repolicy.policies.file import env_of, find_policy, read_card, read_policy, save_policy
 from repolicy.policies.formats import shelf
 from repolicy.policies.formats.shelf import SHELF, Published, fetched, place
+from repolicy.policies.given import is_code
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.spaces import ActionSpace
 
@@ -121,3 +122,9 @@ def test_what_is_on_the_shelf_is_what_it_says(name: str, real: Callable[[str], P
     path = fetched(name, lambda address: left.pop(0).read_bytes())
     assert read_policy(path).policy.observation_size > 0
     assert SHELF[name].licence in ("MIT", "Apache-2.0")
+
+
+def test_names_of_the_shelf_and_the_hub_are_no_code() -> None:
+    assert not any(is_code(name) for name in (*SHELF, "playground:go2", "hf://somebody/mine"))
+    assert is_code("mine.py:swing")
+    assert is_code("mine:swing")

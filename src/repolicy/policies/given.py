@@ -14,6 +14,8 @@ import torch
 from repolicy.errors import UsageError
 from repolicy.loading import load_object
 from repolicy.policies.file import find_policy, notes_of, read_policy
+from repolicy.policies.formats.shelf import SHELF
+from repolicy.policies.hub import is_on_hub
 from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy
 from repolicy.policies.priors import Exact, MeanPrior, ScoredPrior, Std, name_of, prior_of
@@ -24,8 +26,10 @@ Source = dict[str, Any]  # how another process gets the same prior
 
 
 def is_code(reference: object) -> bool:
-    """Whether it is `module:name` or `file.py:name`, and not a file's name."""
-    return isinstance(reference, str) and ":" in reference and not Path(reference).exists()
+    """Whether it is `module:name` or `file.py:name`, and not the name of a file, or one of the hub's or the shelf's."""
+    if not isinstance(reference, str) or ":" not in reference or Path(reference).exists():
+        return False
+    return not is_on_hub(reference) and reference.partition(":")[0] not in {name.partition(":")[0] for name in SHELF}
 
 
 def exact_of(given: Any, options: Options | None = None, trust: bool = False) -> Exact | None:
