@@ -199,7 +199,9 @@ def test_the_slider_moves_every_part(swept: dict[str, Any], browser: Any) -> Non
             "return [...document.querySelectorAll('figure:not([hidden]) > video')].every(v => v.videoWidth == 480)"
         )
     )
-    browser.find_elements(By.CSS_SELECTOR, "circle[data-point]")[0].click()
+    point = browser.find_elements(By.CSS_SELECTOR, "circle[data-point]")[0]
+    clicked = "arguments[0].dispatchEvent(new MouseEvent('click', {bubbles: true}))"
+    browser.execute_script(clicked, point)  # two points of so short a training may lie on one another
     assert seen()[:5] == first[:5]
     assert not asked_for(browser) & NETWORK
     on_a_phone(browser, swept["report"], 390)

@@ -52,7 +52,7 @@ class Results:
         rows = self.of(task, variant)
         if not rows:
             return None
-        means, stds = np.array([row[which][action][part] for row in rows], np.float64).T
+        means, stds = np.array([row.get(which, row["last"])[action][part] for row in rows], np.float64).T
         return Scores(means, stds, rows[0]["episodes"])
 
     @property
