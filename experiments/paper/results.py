@@ -52,7 +52,8 @@ class Results:
         rows = self.of(task, variant)
         if not rows:
             return None
-        means, stds = np.array([row.get(which, row["last"])[action][part] for row in rows], np.float64).T
+        kept = [row[which if which in row else "last"] for row in rows]  # a prior is one policy, its last
+        means, stds = np.array([each[action][part] for each in kept], np.float64).T
         return Scores(means, stds, rows[0]["episodes"])
 
     @property
