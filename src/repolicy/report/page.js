@@ -34,23 +34,34 @@ for (const button of document.querySelectorAll("button.copy")) {
 const together = document.querySelector("#together");
 const filmed = () => [...document.querySelectorAll("figure:not([hidden]) > video")];
 const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+let running = false;
+function tell(now) {
+  running = now;
+  together.textContent = running ? "pause all" : "play all in step";
+}
 function begin() {
   for (const video of document.querySelectorAll("figure[hidden] > video")) video.pause();
   for (const video of filmed()) {
     video.currentTime = 0;
-    video.play().catch(() => {}); // a browser may wait for the reader's click
+    video.play().catch(() => tell(filmed().some((other) => !other.paused))); // a browser may wait for a click
   }
+  tell(true);
 }
 if (together && filmed().length) {
   together.hidden = false;
-  const label = () => (together.textContent = filmed().some((v) => !v.paused) ? "pause all" : "play all in step");
   together.addEventListener("click", () => {
-    filmed().some((video) => !video.paused) ? filmed().forEach((video) => video.pause()) : begin();
+    if (!running) return begin();
+    tell(false);
+    filmed().forEach((video) => video.pause());
   });
   for (const video of document.querySelectorAll("video")) {
-    for (const name of ["play", "pause"]) video.addEventListener(name, label);
-    video.addEventListener("ended", () => filmed().every((other) => other.ended) && begin());
+    video.addEventListener("play", () => tell(true));
+    video.addEventListener("pause", () => {
+      if (filmed().every((other) => other.paused) && filmed().some((other) => !other.ended)) tell(false);
+    });
+    video.addEventListener("ended", () => running && filmed().every((other) => other.ended) && begin());
   }
+  tell(false);
   if (!still) begin();
 }
 
