@@ -18,7 +18,7 @@ from tiny_envs import tiny
 from repolicy.cli import inspection
 from repolicy.cli import main as cli
 from repolicy.cli.about import Addons
-from repolicy.cli.terminal import Terminal
+from repolicy.engine.terminal import Terminal
 from repolicy.engine.wanted import Wanted
 from repolicy.errors import RepolicyError
 from repolicy.policies.file import read_policy, save_policy

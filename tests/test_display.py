@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import repolicy
-from repolicy.cli.display import ROWS, SHORT, Display, recipe
+from repolicy.engine.display import ROWS, SHORT, Display, recipe
 from repolicy.engine.request import Request
 from repolicy.objective import full, kl, repeat_entropy, residual, soft
 
@@ -33,11 +33,12 @@ def asked(objective: Any = None, prior: str = "abc", **changed: Any) -> Request:
         (asked(repeat_entropy(0.2), "", ranks=1), "α 0.2 · 0.2 · entropy in the loss · 100,000 steps"),
         (
             asked(kl_budget=2.0, ranks=1),
-            "ω′ and α̂ from 0.1 on, moved to stay 2 nats a step from the prior · 100,000 steps",
+            "ω′ 0.1 · α̂ 0.1 · from there ω′ and α̂ move to stay 2 nats a step from the prior · 100,000 steps",
         ),
         (
             asked(residual(0.3, 0.1), log_prior_budget=3.0, ranks=1),
-            "ω′ from 0.3 on, moved until actions are 3 nats less likely to the prior · α̂ 0.1 · 100,000 steps",
+            "ω′ 0.3 · α̂ 0.1 · from there ω′ moves until actions are 3 nats less likely than the prior's own "
+            "· 100,000 steps",
         ),
         (asked(full(0.0), "", ranks=1), "100,000 steps"),
     ],

@@ -17,11 +17,11 @@ from test_cli import answered, refused, typed
 from tiny_envs import tiny
 
 import repolicy
-from repolicy.cli.terminal import Terminal
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.request import Request
 from repolicy.engine.settings import Settings, read_settings
 from repolicy.engine.steering import off_budget, steered
+from repolicy.engine.terminal import Terminal
 from repolicy.engine.training import run
 from repolicy.engine.watch import TensorBoard
 from repolicy.errors import FileError, RepolicyError, UsageError

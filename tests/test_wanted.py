@@ -12,7 +12,6 @@ from repolicy.cli.main import main
 from repolicy.engine import wanted
 from repolicy.engine.settings import Settings
 from repolicy.engine.wanted import ALPHAS, BUDGET, SHARE, UNSEEN, Wanted, for_customizing, for_training
-from repolicy.engine.weights import STATES
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import full, greedy, kl, no_entropy, residual, soft
 from repolicy.policies.file import SavedPolicy
@@ -99,7 +98,7 @@ def test_customizing_takes_omega_from_the_worth_of_a_nat_or_else_holds_a_budget(
     assert found.objective == residual(0.25, 0.7)
     assert "omega is 0.25, what a nat of the prior is worth" in found.said[0]
     known = prior(request=told(0.7), nat_worth=worth, evaluation={"evaluation_length": 1000.0})
-    for states, expected in ((None, 0.25 * STATES), (0.1, 0.1), (0.0, 0.0)):
+    for states, expected in ((None, 0.25), (0.1, 0.1), (0.0, 0.0)):
         found = for_customizing(Wanted("residual", states=states), known, ENV, (), FEW)
         assert found.objective == residual(0.25, 0.7, expected)
     assert for_customizing(Wanted("residual", 0.3), known, ENV, (), FEW).objective == residual(0.3, 0.7)

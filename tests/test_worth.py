@@ -16,7 +16,7 @@ from repolicy import exact
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.settings import Settings
 from repolicy.engine.training import train
-from repolicy.engine.weights import STATES, weights_of
+from repolicy.engine.weights import weights_of
 from repolicy.engine.worth import measured, worth_of
 from repolicy.objective import soft
 from repolicy.policies.file import add_to_card, find_policy, read_card, read_policy, save_policy, shipped
@@ -107,7 +107,7 @@ def test_the_priors_that_ship_tell_what_was_measured() -> None:
         card = read_card(find_policy(name))
         assert card["nat_worth"] == {key: rows[name][key] for key in ("value", "error", "episodes")}
         found = weights_of(card)
-        assert found == (rows[name]["value"], STATES * rows[name]["value"])
+        assert found == (rows[name]["value"], rows[name]["value"])
 
 
 @pytest.mark.parametrize(

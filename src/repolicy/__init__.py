@@ -7,9 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from repolicy.cli.display import Display as Display
     from repolicy.engine.defaults import customize_defaults as customize_defaults
     from repolicy.engine.defaults import train_defaults as train_defaults
+    from repolicy.engine.display import Display as Display
     from repolicy.engine.result import Result as Result
     from repolicy.engine.settings import Settings as Settings
     from repolicy.engine.training import customize as customize
@@ -41,7 +41,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Addon": "envs.addons",
-    "Display": "cli.display",
+    "Display": "engine.display",
     "Evaluation": "envs.evaluation",
     "Objective": "objective",
     "Policy": "policies.policy",

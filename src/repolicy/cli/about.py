@@ -22,7 +22,7 @@ class Addons:
     def run(self) -> dict[str, Any]:
         from rich.table import Table
 
-        from repolicy.cli.terminal import Terminal
+        from repolicy.engine.terminal import Terminal
         from repolicy.envs.registered import described
 
         table = Table("name", "environment", "what it rewards", "reported as")
@@ -84,7 +84,7 @@ class Doctor:
 def _show(figures: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from repolicy.cli.terminal import Terminal
+    from repolicy.engine.terminal import Terminal
 
     title = (
         f"{figures['env']} ({figures['backend']}), {figures['ranks']} rank{'s' * (figures['ranks'] > 1)}, "

@@ -36,9 +36,9 @@ class Diagnose:
     reading: OmitArgPrefixes[Options] = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
-        from repolicy.cli.terminal import Terminal
         from repolicy.engine.diagnosis import ENVS, STEPS, check_addon, diagnose
         from repolicy.engine.ranks import one_thread
+        from repolicy.engine.terminal import Terminal
         from repolicy.engine.worth import Worth
         from repolicy.envs.addons import check_env, combined
         from repolicy.envs.making import observing

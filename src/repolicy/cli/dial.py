@@ -64,7 +64,7 @@ class Dial:
         return "trained" if isinstance(saved.policy, Conditioned) else self.how or "mixture"
 
     def _one(self, path: Path, saved: Any, checksum: str, t: float) -> dict[str, Any]:
-        from repolicy.cli.terminal import Terminal
+        from repolicy.engine.terminal import Terminal
         from repolicy.policies.dials import beyond
         from repolicy.report.dial import Dial as Turning
 
@@ -81,7 +81,7 @@ class Dial:
     def _all(self, path: Path, saved: Any, checksum: str) -> dict[str, Any]:
         from rich.table import Table
 
-        from repolicy.cli.terminal import Terminal
+        from repolicy.engine.terminal import Terminal
         from repolicy.envs.addons import check_env
         from repolicy.envs.numbers import number
         from repolicy.policies.file import addons_of, env_of

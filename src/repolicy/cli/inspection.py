@@ -9,10 +9,11 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from repolicy.cli.terminal import Terminal
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import physical_cores, versions
 from repolicy.engine.request import Request
+from repolicy.engine.settings import budget_of
+from repolicy.engine.terminal import Terminal
 from repolicy.errors import FileError
 from repolicy.loading import printable
 from repolicy.policies.conditioned import Conditioned
@@ -178,11 +179,8 @@ def _sentence(request: dict[str, Any]) -> str:
         parts.append(f"(and {objective['bonus']:g} · entropy in the loss)")
     if objective.get("states"):
         parts.append(f"+ {objective['states']:g} familiar states")
-    kl, likelihood = settings.get("kl_budget"), settings.get("log_prior_budget")
-    if isinstance(kl, int | float):
-        parts.append(f"at first; both weights move to hold {kl:g} nats a step to the prior")
-    if isinstance(likelihood, int | float):
-        parts.append(f"at first; omega moves until actions are {likelihood:g} nats less likely than the prior's own")
+    if (budget := budget_of(settings)) is not None:
+        parts.append(f"at first; {budget.words}")
     return " ".join(parts)
 
 

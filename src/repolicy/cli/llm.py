@@ -90,7 +90,7 @@ class Evaluate:
             raise UsageError("responses and tokens must be 1 or more")
 
     def run(self) -> dict[str, Any]:
-        from repolicy.cli.terminal import Terminal
+        from repolicy.engine.terminal import Terminal
         from repolicy.llm.evaluation import evaluate
 
         found = evaluate(self)

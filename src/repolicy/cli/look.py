@@ -48,8 +48,8 @@ class Evaluate:
     def run(self) -> dict[str, Any]:
         from rich.table import Table
 
-        from repolicy.cli.terminal import Terminal
         from repolicy.engine.ranks import one_thread
+        from repolicy.engine.terminal import Terminal
         from repolicy.envs.addons import check_env, combined
         from repolicy.envs.evaluation import evaluate
         from repolicy.policies.file import addons_of, beside, env_of

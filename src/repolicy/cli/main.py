@@ -20,7 +20,7 @@ from repolicy.cli.look import Evaluate, Export, Inspect, Render
 from repolicy.cli.push import Push
 from repolicy.cli.runs import Customize, Train, speaks
 from repolicy.cli.sweep import Sweep
-from repolicy.cli.terminal import full_stdout_is_an_error, silent_stdout
+from repolicy.engine.terminal import full_stdout_is_an_error, silent_stdout
 from repolicy.errors import RepolicyError, UsageError
 
 

@@ -34,7 +34,7 @@ class Push:
     reading: OmitArgPrefixes[Options] = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
-        from repolicy.cli.terminal import Terminal
+        from repolicy.engine.terminal import Terminal
         from repolicy.report.publish import push
 
         say = Terminal().say

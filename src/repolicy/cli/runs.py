@@ -254,7 +254,7 @@ def speaks() -> bool:
 
 def watchers_of(out: Path, wandb: str | None) -> list[Any]:
     """Who watches a run that the command line started; under torchrun, only the first process has any."""
-    from repolicy.cli.display import Display
+    from repolicy.engine.display import Display
     from repolicy.engine.folder import RunFolder
     from repolicy.engine.watch import TensorBoard, Wandb
 

@@ -87,7 +87,7 @@ class Sweep:
     def run(self) -> dict[str, Any]:
         from rich.table import Table
 
-        from repolicy.cli.terminal import Terminal
+        from repolicy.engine.terminal import Terminal
         from repolicy.envs.numbers import number
         from repolicy.many.sweep import in_order, sweep
         from repolicy.many.tradeoff import as_dict

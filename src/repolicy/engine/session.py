@@ -12,9 +12,10 @@ from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import torchrun_place
 from repolicy.engine.result import Result
 from repolicy.engine.settings import Settings, validated
+from repolicy.engine.wanted import Wanted
 from repolicy.errors import UsageError
 from repolicy.loading import as_file_name, lives_here_alone, reference_to
-from repolicy.objective import Objective
+from repolicy.objective import Objective, name_of
 from repolicy.policies.policy import Policy
 
 EnvLike = str | Callable[..., "gymnasium.Env[Any, Any]"]
@@ -62,6 +63,14 @@ def folder_for(out: str | Path | None, name: object, objective: str, seed: int, 
     return tried
 
 
+def called_objective(objective: Objective | Wanted | None, usual: str) -> str:
+    """What a run's folder calls its objective: not each has a name."""
+    if isinstance(objective, Objective):
+        found = name_of(objective)
+        return "custom" if found is None else found[0]
+    return usual if objective is None else objective.name
+
+
 def called(thing: object) -> str:
     """What to call an environment, or a prior in whatever form."""
     return str(thing.folder) if isinstance(thing, Result) else "policy" if isinstance(thing, Policy) else str(thing)
@@ -82,6 +91,6 @@ def shown(progress: bool | None) -> list[Any]:
     place = torchrun_place()
     if not progress or (place is not None and place[0] > 0):
         return []
-    from repolicy import Display
+    from repolicy.engine.display import Display
 
     return [Display()]

@@ -3,9 +3,10 @@
 import math
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from repolicy.engine.machine import physical_cores, shares_memory
 from repolicy.errors import FileError, UsageError
@@ -43,6 +44,39 @@ class AnySettings:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class Budget(NamedTuple):
+    """Nats a step that a run may spend: what they are counted by, and what moves to hold them."""
+
+    nats: float
+    spent: str  # the metric that must stay below
+    moves: str
+    until: str
+
+    @property
+    def words(self) -> str:
+        """`ω′ and α̂ move to stay 2 nats a step from the prior`."""
+        return f"{self.moves} {self.until.format(self.nats)}"
+
+
+# Of each setting that is a budget: what is spent, what moves, and until when.
+BUDGETS = {
+    "kl_budget": ("prior_kl", "ω′ and α̂ move", "to stay {:g} nats a step from the prior"),
+    "log_prior_budget": (
+        "below_prior",
+        "ω′ moves",
+        "until actions are {:g} nats less likely than the prior's own",
+    ),
+}
+
+
+def budget_of(settings: Mapping[str, Any]) -> Budget | None:
+    """The budget among settings, perhaps those of a file, where there is one."""
+    for name, row in BUDGETS.items():
+        if isinstance(nats := settings.get(name), int | float):
+            return Budget(float(nats), *row)
+    return None
 
 
 @dataclass(frozen=True)
@@ -147,9 +181,8 @@ class Settings(AnySettings):
         return self.envs * self.horizon
 
     @property
-    def budget(self) -> float | None:
-        """Of nats a step, where there is one, of either kind."""
-        return self.log_prior_budget if self.kl_budget is None else self.kl_budget
+    def budget(self) -> Budget | None:
+        return budget_of(vars(self))
 
     def resolved(self) -> "Settings":
         """With `ranks` counted out, and what must fit together checked."""

@@ -20,7 +20,7 @@ from repolicy.engine.machine import torchrun_place, versions
 from repolicy.engine.request import Request, spec_for
 from repolicy.engine.result import Result as Result
 from repolicy.engine.segments import Segments
-from repolicy.engine.session import EnvLike, called, env_name, folder_for, ranks_for, resumed, shown
+from repolicy.engine.session import EnvLike, called, called_objective, env_name, folder_for, ranks_for, resumed, shown
 from repolicy.engine.settings import Settings
 from repolicy.engine.starting import Init, Start, named_as, start_of
 from repolicy.engine.wanted import Wanted, for_customizing, for_training, trial
@@ -68,7 +68,7 @@ def train(
     process, since nothing else can end it.
     """
     env, wishes, watchers = env_name(env), addons.names(addon), [*watchers, *shown(progress)]
-    name = objective.name if isinstance(objective, Wanted) else "soft"
+    name = called_objective(objective, "soft")
     folder = folder_for(out, env, name, settings.seed if settings else 0, resume)
     made, kept = resumed(folder, resume)
     objective = objective or made or Wanted("soft")
@@ -121,7 +121,7 @@ def customize(
     """
     watchers = [*watchers, *shown(progress)]
     reading = reading if std is None else replace(reading or Options(), std=std)
-    name = objective.name if isinstance(objective, Wanted) else "residual"
+    name = called_objective(objective, "residual")
     folder = folder_for(out, named_as(prior), name, settings.seed if settings else 0, resume)
     start = start_of(prior, reading, init, trust, RunFolder(folder).prior)
     env = env_name(env) if env is not None else start.env()
@@ -139,6 +139,11 @@ def customize(
         )
     settings, said = ranks_for(start.settings(settings or kept or start.usual(env)), [env, *wishes])
     settings = settings.resolved()
+    if start.exact is not None and settings.log_prior_budget is not None:
+        raise UsageError(
+            "a log-prior budget compares with how likely the prior's own actions are to it, which only a copied policy "
+            "tells: take a KL budget"
+        )
     saying = f"customizing {called(named_as(prior))} in {env} to {' + '.join(wishes)}, into {folder}"
     said = [saying, *said, *start.notes]
     with watchdog(patience):

@@ -58,7 +58,7 @@ def for_training(wanted: Wanted, env: str, wishes: tuple[str, ...], settings: Se
     if row in ALPHAS:
         alpha, why = ALPHAS[row], f"the usual one for {row}"
     else:
-        alpha, why = _alpha_of_reward(env, wishes if wanted.name == "full" else (), settings)
+        alpha, why = _alpha_of_reward(env, wishes if named(wanted.name, alpha=1.0).reads_addon else (), settings)
     return Chosen(named(wanted.name, alpha=alpha), settings, [f"alpha is {alpha:g}, {why}; --alpha sets another"])
 
 
@@ -67,11 +67,12 @@ def for_customizing(
 ) -> Chosen:
     """The objective of customizing: omega from what a nat is worth, else by a budget; alpha from what is known."""
     held, omega, said = settings.budget is not None, wanted.omega, list[str]()
+    free = "omega" in coefficients(wanted.name)  # of the objective's own weights
     states = wanted.states or 0.0
-    if held and (omega not in (None, "auto") or wanted.name != "residual"):
+    if held and (omega not in (None, "auto") or not free):
         option = "--kl-budget" if settings.kl_budget is not None else "--log-prior-budget"
         raise UsageError(f"{option} goes with --omega auto and no other --objective than residual")
-    if wanted.name == "residual" and not held and omega in (None, "auto"):
+    if free and not held and omega in (None, "auto"):
         known = weights_of(prior.card) if omega is None else None
         if known is not None:
             omega, states = known.omega, known.states if wanted.states is None else wanted.states

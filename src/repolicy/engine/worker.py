@@ -132,15 +132,14 @@ class Worker:
 
     def steer(self, metrics: dict[str, float], fit_actor: bool) -> None:
         """Move the weights towards the budget, where there is one, as soon as the actor moves."""
-        settings, before = self.settings, self.off_budget
-        if settings.budget is None:
+        budget, before = self.settings.budget, self.off_budget
+        if budget is None:
             return
-        alone = settings.log_prior_budget is not None
-        spent = metrics["below_prior" if alone else "prior_kl"]
+        alone, spent = self.settings.log_prior_budget is not None, metrics[budget.spent]
         variance = metrics.pop("below_prior_squares") - spent**2 if alone else None
         if not fit_actor:
             return
-        self.off_budget = off_budget(spent, settings.budget, before, settings.iteration_steps, variance)
+        self.off_budget = off_budget(spent, budget.nats, before, self.settings.iteration_steps, variance)
         self.objective = steered(self.objective, before, self.off_budget, omega_alone=alone)
 
     def actor_moves(self, explained: float) -> bool:

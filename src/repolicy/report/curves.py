@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from repolicy.engine.folder import RunFolder
+from repolicy.engine.settings import budget_of
 from repolicy.envs.evaluation import Evaluation
 from repolicy.objective import Objective, reformulated, task_reward
 from repolicy.report import charts, page
@@ -66,6 +67,7 @@ def lines(request: dict[str, Any], prior: Evaluation | None) -> dict[str, dict[s
     if prior is None:
         return {}
     objective, found = Objective(**request["objective"]), prior.columns
+    budget = budget_of(request["settings"])
     means = {name: column.mean for name, column in found.items()}
     at = {
         "basic_return": means.get("basic_reward"),
@@ -80,17 +82,10 @@ def lines(request: dict[str, Any], prior: Evaluation | None) -> dict[str, dict[s
     if objective.task == "addon" or "basic_reward" in found:
         task = task_reward(objective, prior.basic, prior.addon)
         at["reward_task"] = float(task.sum() / prior.lengths.sum())
-        if not objective.states and not _budgets(request):
+        if not objective.states and budget is None:  # which moves the weights
             parts = reformulated(objective, task, prior.log_prior, prior.log_policy)
             at["evaluation_objective"] = float(np.mean(parts.total))
     drawn = {name: {"prior": value} for name, value in at.items() if value is not None}
-    for name, value in _budgets(request).items():
-        drawn[name]["budget"] = value
+    if budget is not None:
+        drawn[budget.spent]["budget"] = budget.nats
     return drawn
-
-
-def _budgets(request: dict[str, Any]) -> dict[str, float]:
-    """The curves that a budget bounds; where there is one, the weights of the objective move."""
-    settings = request["settings"]
-    found = {"prior_kl": settings.get("kl_budget"), "below_prior": settings.get("log_prior_budget")}
-    return {name: float(value) for name, value in found.items() if value is not None}

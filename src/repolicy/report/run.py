@@ -12,6 +12,7 @@ from repolicy.engine import ranks
 from repolicy.engine.defaults import customize_defaults, train_defaults
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.request import Request, options, words
+from repolicy.engine.settings import budget_of
 from repolicy.envs.addons import Addon, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.numbers import number, spread
@@ -277,22 +278,11 @@ def _recipe(request: dict[str, Any]) -> str:
     objective = Objective(**request["objective"])
     budget = budget_of(request["settings"])
     if budget is not None:
-        return f"Residual PPO, ω′ adapted to {budget}"
+        return f"Residual PPO: {budget.words}"
     name, coefficients = name_of(objective) or ("unnamed", {"omega": objective.omega, "alpha": objective.alpha})
     letters = {"states": "states", "omega": "ω′", "alpha": "α̂" if request["prior"] else "α"}
     numbers = ", ".join(f"{letters[key]} {value:g}" for key, value in coefficients.items())
     return f"The {name.replace('_', '-')} objective{f' ({numbers})' if numbers else ''}"
-
-
-def budget_of(settings: dict[str, Any]) -> str | None:
-    """What ω′ was adapted to, where it was."""
-    if settings.get("kl_budget") is not None:
-        return f"hold {settings['kl_budget']:g} nats a step to the prior"
-    if settings.get("log_prior_budget") is not None:
-        return (
-            f"keep actions within {settings['log_prior_budget']:g} nats a step of how likely the prior's own are to it"
-        )
-    return None
 
 
 def repeat(folder: RunFolder, request: dict[str, Any]) -> str:

@@ -9,8 +9,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from repolicy.cli.terminal import Terminal
 from repolicy.engine.request import Request
+from repolicy.engine.settings import budget_of
+from repolicy.engine.terminal import Terminal
 from repolicy.loading import printable
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -75,18 +76,15 @@ def recipe(request: Request) -> str:
     """The weights of a run and its length: `ω′ 0.6 · α̂ 0.135 · 1,000,000 steps`."""
     objective, settings = request.objective, request.settings
     alpha = "α̂" if request.prior else "α"
-    kl, below = (getattr(settings, f"{name}_budget", None) for name in ("kl", "log_prior"))
-    if kl is not None:
-        parts = [f"ω′ and α̂ from {objective.omega:.3g} on, moved to stay {kl:g} nats a step from the prior"]
-    elif below is not None:
-        parts = [f"ω′ from {objective.omega:.3g} on, moved until actions are {below:g} nats less likely to the prior"]
-    else:
-        parts = [f"ω′ {objective.omega:.3g}"] * objective.reads_prior
-    if objective.alpha and kl is None:
+    budget = budget_of(settings.as_dict())
+    parts = [f"ω′ {objective.omega:.3g}"] * objective.reads_prior
+    if objective.alpha:
         parts.append(f"{alpha} {objective.alpha:.3g}")
     parts += [f"{objective.bonus:.3g} · entropy in the loss"] * (objective.bonus > 0)
     parts += [f"states {objective.states:.3g}"] * objective.reads_states
     ranks = getattr(settings, "ranks", 1)
+    if budget is not None:
+        parts.append(f"from there {budget.words}")
     return " · ".join([*parts, f"{settings.steps:,} steps" + (f" on {ranks} cores" if ranks > 1 else "")])
 
 
@@ -151,12 +149,11 @@ class Display:
 
     def _held(self) -> list[str]:
         """Where the weights are that follow a budget, and how much of it is spent."""
-        found, settings = self._latest, self._request.settings
-        for budget, spent in (("kl_budget", "prior_kl"), ("log_prior_budget", "below_prior")):
-            if getattr(settings, budget, None) is not None and spent in found and "omega" in found:
-                share = f"{max(found[spent], 0.0):.2f} of the budget of {getattr(settings, budget):g} nats a step"
-                return [f"ω′ {found['omega']:.3g}", share]
-        return []
+        found, budget = self._latest, budget_of(self._request.settings.as_dict())
+        if budget is None or budget.spent not in found or "omega" not in found:
+            return []
+        share = f"{max(found[budget.spent], 0.0):.2f} of the budget of {budget.nats:g} nats a step"
+        return [f"ω′ {found['omega']:.3g}", share]
 
     def _panel(self) -> Group:
         share, left = self._progress()
