@@ -1,6 +1,7 @@
 """Break the mathematics on purpose, one place at a time: every break must turn a test red.
 
     python benchmarks/mutate.py
+    python benchmarks/mutate.py engine/worker sign      # those whose file or description holds one of these
 
 Each mutant is a copy of the package with one piece of text replaced; the tests named beside it run against that copy.
 """
@@ -29,6 +30,7 @@ class Mutant:
 OBJECTIVE, PPO, WORKER = "tests/test_objective.py", "tests/test_ppo.py", "tests/test_worker.py"
 POLICY = "tests/test_policy.py"
 STATES, WORTH, GRADIENTS = "tests/test_states.py", "tests/test_worth.py", "tests/test_engine_gradients.py"
+DIAL = "tests/dial tests/test_envs.py"
 DQN, SAC = "tests/rql/test_dqn.py", "tests/rql/test_sac.py"
 LLM = {
     name: f"tests/llm/test_{name}.py"
@@ -37,7 +39,7 @@ LLM = {
 LLM["mixing"] = "tests/llm/test_dial.py"
 MUTANTS = [
     Mutant("objective.py", "entropy = -objective.alpha", "entropy = objective.alpha", OBJECTIVE, "sign of the entropy"),
-    Mutant("objective.py", "prior = objective.omega *", "prior = -objective.omega *", OBJECTIVE, "sign of the prior"),
+    Mutant("objective.py", "prior = (objective.omega if", "prior = -(objective.omega if", OBJECTIVE, "sign of the prior"),
     Mutant("objective.py", "total = total + prior", "total = total", OBJECTIVE, "prior dropped"),
     Mutant("objective.py", "total = total + entropy", "total = total", OBJECTIVE, "entropy dropped"),
     Mutant("objective.py", 'objective.task == "addon" else basic + addon', 'objective.task == "addon" else addon', OBJECTIVE, "full reads the add-on alone"),
@@ -53,7 +55,7 @@ MUTANTS = [
     Mutant("engine/states.py", "if team.index == 0:", "if True:", "tests/test_ranks.py", "a density of every rank's own"),
     Mutant("engine/worth.py", "0.5 * numbers * steps", "numbers * steps", WORTH, "half of what a nat is worth"),
     Mutant("engine/worth.py", "self.value > 2 * self.error", "True", WORTH, "a worth within its error is taken"),
-    Mutant("engine/weights.py", "STATES * worth.value if length", "STATES if length", WORTH, "states without omega"),
+    Mutant("engine/weights.py", "worth.value if length", "1.0 if length", WORTH, "states without omega"),
     Mutant("exact/solve.py", "task + objective.states * states", "task", "tests/exact/test_states_term.py", "the optimum without the states"),
     Mutant("engine/ppo.py", "gamma * (~terminated)", "gamma * (~ended)", "tests/test_advantages.py", "time limits treated as termination"),
     Mutant("engine/ppo.py", "decays = gamma * lam * (~ended)", "decays = gamma * lam * (~terminated)", "tests/test_advantages.py", "advantages leak across time limits"),
@@ -85,15 +87,27 @@ MUTANTS = [
     Mutant("engine/doubts.py", "self.mean - other.mean > ", "self.mean - other.mean < ", "tests/test_doubts.py", "a gain taken for a loss"),
     Mutant("engine/worker.py", "next_values = values[1:].clone()", "next_values = values[:-1].clone()", WORKER, "next values not next"),
     Mutant("engine/worker.py", "next_values[rollout.cut[:, 0], rollout.cut[:, 1]] = learner.values(ends)", "pass", WORKER, "values after time limits not replaced"),
-    Mutant("engine/worker.py", "torch.from_numpy(rollout.observations[:-1]), rollout.actions)", "rollout.inputs[:-1] * 2, rollout.actions)", WORKER, "prior sees other observations"),
+    Mutant("engine/worker.py", "self.scorer(self.bare(observations), actions", "self.scorer(2 * self.bare(observations), actions", WORKER, "prior sees other observations"),
     Mutant("engine/worker.py", "gains = ppo.advantages(scaled, values, next_values, terminated, ended", "gains = ppo.advantages(scaled, values, next_values, ended, ended", WORKER, "masks of the loop swapped"),
-    Mutant("engine/worker.py", "targets = gains + values", "targets = gains", WORKER, "critic's targets without values"),
+    Mutant("engine/worker.py", "return gains, gains + values", "return gains, gains", WORKER, "critic's targets without values"),
     Mutant("engine/scale.py", "running = seen[t] * kept[t]", "running = seen[t] * self.gamma", WORKER, "discounted return across episodes"),
     Mutant("engine/worker.py", "return self.prior is None and", "return", WORKER, "the prior's normalizer not frozen"),
     Mutant("engine/steering.py", "exp(STEERING * now", "exp(-STEERING * now", WORKER, "KL budget steered the wrong way"),
+    Mutant("engine/steering.py", "replace(objective, omega=omega) if omega_alone else", "", WORKER, "a log-prior budget moves alpha too"),
+    Mutant("engine/worker.py", "nats = own - log_prior.double()", "nats = log_prior.double() - own", WORKER, "likelier actions spend the log-prior budget"),
     Mutant("engine/steering.py", "DAMPING * (now - before)", "DAMPING * (before - now)", WORKER, "a drift on its way pushed along"),
-    Mutant("engine/segments.py", "better = self.moves or ", "better = ", WORKER, "returns by other weights compared"),
+    Mutant("engine/segments.py", "last_is_best = self.moves or ", "last_is_best = ", WORKER, "returns by other weights compared"),
     Mutant("engine/segments.py", "derived_seed(settings.seed, self.segment, 1 + index)", "derived_seed(settings.seed, 0, 1 + index)", WORKER, "segments share random numbers"),
+    Mutant("engine/conditioned.py", "return (gains * self.unscaled()).sum(-1)", "return gains.sum(-1)", DIAL, "heads added without their weights"),
+    Mutant("engine/conditioned.py", "self.range.omega(self.places.double())}", "torch.ones_like(self.places)}", DIAL, "one omega for the whole dial"),
+    Mutant("engine/conditioned.py", "- means[stratum, 0]", "", DIAL, "advantages of a stratum without their mean"),
+    Mutant("engine/conditioned.py", "return observations[..., :-1]", "return observations[..., 1:]", DIAL, "the prior sees the dial's position"),
+    Mutant("envs/dialed.py", "np.where(ended, self._drawn(), self._places)", "self._drawn()", DIAL, "the dial turns within an episode"),
+    Mutant("envs/dialed.py", "self._behind(step.final), step.terminated", "self._behind(step.final) * 1.0, step.truncated", DIAL, "the dial stays where an episode ended early"),
+    Mutant("policies/dials.py", "(1 - t) * narrow / precision, t *", "t * narrow / precision, (1 - t) *", "tests/test_dials.py", "the mixture turns the wrong way"),
+    Mutant("policies/dials.py", "precision**-0.5", "precision**-1", "tests/test_dials.py", "the mixture's std is a variance"),
+    Mutant("envs/verdict.py", "math.hypot(before.error, after.error)", "after.error", "tests/test_verdict.py", "a difference with the error of one side"),
+    Mutant("envs/verdict.py", "ENOUGH * self.error", "self.error", "tests/test_verdict.py", "one standard error is enough"),
     Mutant("policies/formats/shelf.py", "if hashlib.sha256(content).hexdigest() != sha256", "if False", "tests/formats/test_shelf.py", "another file taken from the shelf"),
     Mutant("policies/normalizer.py", "inputs: np.ndarray = observations - shift", "inputs: np.ndarray = observations + shift", POLICY, "acting: shift of the normalizer"),
     Mutant("policies/normalizer.py", "np.minimum(inputs, bound", "np.minimum(inputs, 1.1 * bound", POLICY, "acting: clip of the normalizer"),
@@ -122,7 +136,7 @@ MUTANTS = [
     Mutant("envs/rollout.py", "next_observations[t] = step.final", "next_observations[t] = step.observations", "tests/test_rollout.py", "add-ons see the next episode's start"),
     Mutant("policies/normalizer.py", "* self.scale).clamp_", "/ self.scale).clamp_", "tests/test_policy.py", "normalizer multiplies"),
     Mutant("policies/moments.py", "delta.square() * count * new_count / total", "delta.square() * 0.0", "tests/test_policy.py", "variance between batches dropped"),
-    Mutant("many/tradeoff.py", "-max(least, basic)", "-basic", "tests/test_sweep.py", "a point that lost everything flattens the others"),
+    Mutant("many/tradeoff.py", "-np.maximum(least, costs)", "-costs", "tests/test_sweep.py", "a point that lost everything flattens the others"),
     Mutant("envs/evaluation.py", "ended & (quota > 0)", "ended", "tests/test_evaluation.py", "short episodes counted more often"),
     Mutant("envs/evaluation.py", "self.basic + self.addon", "self.addon", "tests/test_evaluation.py", "total without the basic reward"),
     Mutant("llm/losses.py", "reward - objective.omega * log_prior", "reward + objective.omega * log_prior", LLM["losses"], "sign of the prior in the implicit reward"),
@@ -166,21 +180,24 @@ MUTANTS = [
 
 
 def main() -> None:
-    for mutant in MUTANTS:
+    """All mutants, or those whose file or description holds one of the words on the command line."""
+    words = sys.argv[1:] or [""]
+    chosen = [mutant for mutant in MUTANTS if any(word in f"{mutant.file} {mutant.what}" for word in words)]
+    for mutant in chosen:
         check(mutant)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         package = copied(Path(folder))
-        for tests in dict.fromkeys(mutant.tests for mutant in MUTANTS):
+        for tests in dict.fromkeys(mutant.tests for mutant in chosen):
             if passes(tests, package) != 0:
                 raise SystemExit(f"{tests} must pass before anything is broken")
     survivors = 0
-    for mutant in MUTANTS:
+    for mutant in chosen:
         killed = dies(mutant)
         survivors += not killed
         print(f"{'killed  ' if killed else 'SURVIVED'}  {mutant.file:18s} {mutant.what}", flush=True)
     seconds = time.perf_counter() - started
-    print(f"{len(MUTANTS) - survivors} of {len(MUTANTS)} mutants killed in {seconds:.0f} s")
+    print(f"{len(chosen) - survivors} of {len(chosen)} mutants killed in {seconds:.0f} s")
     sys.exit(1 if survivors else 0)
 
 
