@@ -52,6 +52,12 @@ def test_programs_that_pages_name_are_there(page: Path) -> None:
         assert path.exists() or path.with_suffix(".py").exists() or module == "experiments.NAME", f"{page.name}: {path}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tests_that_pages_name_are_there(page: Path) -> None:
+    for test in re.findall(r"`(tests/[\w/]+\.py)`", page.read_text()):
+        assert (DOCS.parent / test).exists(), f"{page.name}: {test}"
+
+
 def commands(page: str) -> list[str]:
     """The command lines of a page that call an experiment, without what is said beside them."""
     lines = (line.partition("#")[0].strip() for line in (DOCS / page).read_text().splitlines())

@@ -182,3 +182,21 @@ def alive(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def ended(program: str) -> None:
+    """What the first rank does at the end, with one other that runs this."""
+    child = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        ranks.Siblings([child]).end()
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_rank_that_lingers_after_the_last_sum_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "LINGERING", 0.2)
+    ended("import time; time.sleep(60)")
+    monkeypatch.setattr(ranks, "LINGERING", 30.0)
+    with pytest.raises(RepolicyError, match=r"rank 1 ended \(exit code 3\)"):
+        ended("raise SystemExit(3)")

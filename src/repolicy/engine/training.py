@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 import signal
 import threading
 from collections.abc import Sequence
@@ -270,6 +271,7 @@ def follow() -> None:
             work(Request.from_dict(values), folder, team, (), threading.Event(), exact)
     except RepolicyError as error:
         sys.exit(str(error))
+    os._exit(0)  # the first rank has written everything; threads of an environment's can hold up an interpreter's end
 
 
 # The work of one rank -------------------------------------------------------------------------------------------------
