@@ -140,7 +140,7 @@ class Siblings:
             os._exit(1)
 
     def end(self) -> None:
-        """Wait until all have ended, as they do after the last sum. One that lingers had given all: it may be killed."""
+        """Wait until all have ended, as they do after the last sum. One that lingers has given all it had."""
         for index, child in enumerate(self._children, start=1):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 if child.wait(timeout=LINGERING) != 0:
