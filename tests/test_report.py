@@ -6,6 +6,7 @@ import shlex
 import shutil
 from collections.abc import Callable
 from html import escape, unescape
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -190,6 +191,8 @@ def test_a_constant_curve_is_drawn() -> None:
 
 
 def test_a_tile_says_what_changed_and_whether_that_is_good() -> None:
+    seeds = count()  # so the two are drawn apart
+
     def evaluation(basic: float, addon: float, metric: float) -> Evaluation:
         wave = np.array([-1.0, 1.0])
         one = np.ones(2)
@@ -197,7 +200,7 @@ def test_a_tile_says_what_changed_and_whether_that_is_good() -> None:
             "env",
             "gymnasium",
             False,
-            0,
+            next(seeds),
             wave + basic,
             0 * wave + addon,
             0 * wave + metric,

@@ -1,6 +1,7 @@
 """The sentence on top of a report: what it claims follows from the episodes, and it claims no more than they show."""
 
 import dataclasses
+from itertools import count
 
 import numpy as np
 import pytest
@@ -15,11 +16,17 @@ from repolicy.policies.spaces import ActionSpace
 HALF = np.array([-1.0, 1.0] * 25)  # 50 episodes with a mean of 0 and a variance of 50 / 49
 
 
-def evaluated(basic: np.ndarray, addon: np.ndarray | None, ended: tuple[int, ...] = ()) -> Evaluation:
+SEEDS = count()  # so that two sets of episodes are drawn apart
+
+
+def evaluated(
+    basic: np.ndarray, addon: np.ndarray | None, ended: tuple[int, ...] = (), seed: int | None = None
+) -> Evaluation:
     lengths = np.full(len(basic), 1000.0)
     lengths[: len(ended)] = ended
+    seed = next(SEEDS) if seed is None else seed
     return Evaluation(
-        "env", "gymnasium", False, 0, basic, addon, None, lengths, lengths, None, terminated=lengths < 1000
+        "env", "gymnasium", False, seed, basic, addon, None, lengths, lengths, None, terminated=lengths < 1000
     )
 
 
@@ -27,6 +34,16 @@ def test_the_error_is_that_of_two_sets_of_episodes() -> None:
     found = difference(Column("", np.array([1.0, 3.0])), Column("", np.array([10.0, 14.0, 18.0])))
     assert found.value == 12.0
     assert found.error == pytest.approx(np.sqrt(2 / 2 + 16 / 3))
+
+
+def test_episodes_that_began_alike_are_compared_one_by_one() -> None:
+    """Starts are worth ±100 to either policy, and the new one gains 10 ± 1 at each of them."""
+    before, after = (100 * HALF, 100 * HALF + 10 + np.roll(HALF, 1) / 7), 0 * HALF
+    prior = evaluated(before[0], after, seed=5)
+    assert verdict(prior, evaluated(before[1], after, seed=5)).startswith("better than its prior by 10.000 ± 0.020 in")
+    assert verdict(prior, evaluated(before[1], after, seed=6)).startswith("no better than its prior: the difference in")
+    fewer = evaluated(before[1][:40], after[:40], seed=5)
+    assert verdict(prior, fewer).startswith("no better than its prior")
 
 
 def test_better_at_a_price() -> None:

@@ -193,17 +193,19 @@ def run_episodes(
 ) -> Evaluation:
     """Run the episodes, shared out evenly beforehand: environments with short episodes do not run more of them.
 
-    The environments act in blocks of steps, and each block is scored at once.
+    The environments act in blocks of steps, and each block is scored at once. Episodes are in the order of their
+    environments, not of their ends, so those of two policies by one seed are pairs that began alike.
     """
     quota = np.full(envs.count, episodes // envs.count)
     quota[: episodes % envs.count] += 1
+    begun = np.zeros(envs.count, int)
     collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=bool(addon or familiarity))
     wanted = ["basic", "length", "log_policy"]
     wanted += ["addon", "metric"] * (addon is not None) + ["log_prior"] * (prior is not None)
     wanted += ["familiarity"] * (familiarity is not None)
     sums = {name: np.zeros(envs.count) for name in wanted}
     scorer = None if prior is None else Scorer(prior)
-    done: dict[str, list[float]] = {name: [] for name in [*sums, "terminated"]}
+    done: dict[str, list[float]] = {name: [] for name in [*sums, "terminated", "place"]}
     while quota.max() > 0:
         rollout = collector.collect(agent, stochastic)
         block = {"basic": rollout.basic, "length": np.ones_like(rollout.basic), "log_policy": rollout.log_probs.numpy()}
@@ -220,6 +222,8 @@ def run_episodes(
             ended = rollout.terminated[t] | rollout.truncated[t] | (sums["length"] >= (longest or LONGEST))
             for n in np.flatnonzero(ended & (quota > 0)):
                 quota[n] -= 1
+                done["place"].append(begun[n] * envs.count + n)
+                begun[n] += 1
                 for name, values in sums.items():
                     done[name].append(float(values[n]))
                 done["terminated"].append(bool(rollout.terminated[t, n]))
@@ -228,7 +232,8 @@ def run_episodes(
             if ended.any():
                 for values in sums.values():
                     values[ended] = 0.0
-    each = {name: np.array(values) for name, values in done.items()}
+    order = np.argsort(done.pop("place"))
+    each = {name: np.array(values)[order] for name, values in done.items()}
     return Evaluation(
         env=envs.name,
         backend=envs.backend,

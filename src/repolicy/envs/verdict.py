@@ -43,15 +43,19 @@ class Difference:
         return Difference(self.before, abs(self.value), self.error)
 
 
-def difference(before: Column, after: Column) -> Difference:
-    """Of two sets of episodes, drawn apart from each other."""
-    return Difference(before.mean, after.mean - before.mean, math.hypot(before.error, after.error))
+def difference(before: Column, after: Column, paired: bool = False) -> Difference:
+    """Of two sets of episodes, drawn apart from each other or in pairs."""
+    apart = math.hypot(before.error, after.error)
+    if paired and before.weights is None:
+        apart = Column("", after.values - before.values).error
+    return Difference(before.mean, after.mean - before.mean, apart)
 
 
 def differences(prior: Evaluation, customized: Evaluation) -> dict[str, Difference]:
-    """Of every quantity that both evaluations know."""
+    """Of every quantity that both evaluations know. By one seed, the episodes of both began alike: they are pairs."""
     before, after = prior.columns, customized.columns
-    return {name: difference(before[name], after[name]) for name in before if name in after}
+    drawn = [(each.env, each.backend, each.seed, len(each.basic)) for each in (prior, customized)]
+    return {name: difference(before[name], after[name], drawn[0] == drawn[1]) for name in before if name in after}
 
 
 def verdict(prior: Evaluation, customized: Evaluation) -> str:
@@ -67,10 +71,10 @@ def verdict(prior: Evaluation, customized: Evaluation) -> str:
 
 
 def basis(found: Evaluation) -> str:
-    """What a verdict rests on: `50 episodes each with the mean action; ± is the standard error`."""
+    """What a verdict rests on: `50 episodes each with the mean action, from the same starts; …`."""
     count = len(found.basic)
     return (
-        f"{count} episode{'s' if count > 1 else ''} each with {action(found)}; "
+        f"{count} episode{'s' if count > 1 else ''} each with {action(found)}, from the same starts; "
         "± behind a difference is its standard error"
     )
 
