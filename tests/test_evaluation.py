@@ -37,7 +37,7 @@ def test_each_environment_runs_its_share_of_episodes_however_short_they_are() ->
 
 
 def test_hasty_environments_do_not_run_more_episodes() -> None:
-    """One environment's episodes have one step, the other's 3, 4 and 5: each is asked for three, in the order of environments."""
+    """One environment's episodes have one step, the other's 3, 4 and 5: each gives three, in turns."""
     envs: Any = make_envs(tiny("Counter"), 2, 0)
     usual = envs._envs.envs[1].step
     envs._envs.envs[1].step = lambda action: (usual(action)[0], 1.0, True, False, {})
