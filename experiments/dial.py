@@ -141,9 +141,13 @@ def swept(name: str) -> list[Row]:
 
 
 def objective(found: Row, omega: float, alpha: float) -> float:
-    """J(ω′) of an episode with sampled actions: add-on + ω′ · Σ log prior − α̂ · Σ log policy."""
+    """J(ω′) of an episode with sampled actions: add-on + ω′ · Σ log prior − α̂ · Σ log policy.
+
+    Rows of a sweep keep the KL beside the sampled quantities, those of a dial among them.
+    """
     sampled = {name: parts[0] for name, parts in found["sampled"].items()}
-    length, log_prior, kl = sampled["length"], sampled["log_prior_a_step"], sampled.get("kl_a_step", 0.0)
+    kl = sampled["kl_a_step"] if "kl_a_step" in sampled else found["kl"]
+    length, log_prior = sampled["length"], sampled["log_prior_a_step"]
     return float(sampled["addon_reward"] + length * (omega * log_prior - alpha * (log_prior + kl)))
 
 
