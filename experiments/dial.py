@@ -205,23 +205,22 @@ def compared(row: Row, points: list[Row]) -> dict[str, Any]:
 
 
 def table(found: list[Row]) -> str:
-    """A line a value of ω′: the prior, the point that was trained alone, and the dial there; then the whole."""
+    """A line a task and ω′: the point that was trained alone, the mean of the dials there, and each dial's share."""
     lines = [
-        "| task, seed | ω′ | basic: alone | dial | add-on: alone | dial | J: prior | alone | dial | share of gain |",
+        "| task | ω′ | basic: alone | dial | add-on: alone | dial | J: prior | alone | dial | share of gain, a seed |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in [row for row in found if row["how"] == "trained"]:
-        points = swept(row["task"])
-        gains: dict[str, list[float]] = compared(row, points)[GAINS]
-        for number, position_ in enumerate(row["positions"]):
-            name = f"{position_['at']:g}"
-            (alone,) = [point for point in points if point["omega"] == position_["at"]]
-            pairs = [f"{outcome(each)[part]:,.0f}" for part in (0, 1) for each in (alone, position_)]
-            start, theirs, mine, share = gains[name]
-            cells = [f"{row['task']}, {row['seed']}" if number == 0 else "", name, *pairs]
-            lines.append(
-                f"| {' | '.join([*cells, *(f'{each:,.0f}' for each in (start, theirs, mine))])} | {share:.0%} |"
-            )
+    for task in TASKS:
+        dials = [row for row in found if (row["task"], row["how"]) == (task, "trained")]
+        gains: list[dict[str, list[float]]] = [compared(row, swept(task))[GAINS] for row in dials]
+        for number, places in enumerate(zip(*(row["positions"] for row in dials), strict=True)):
+            name = f"{places[0]['at']:g}"
+            (alone,) = [point for point in swept(task) if point["omega"] == places[0]["at"]]
+            pairs = [(outcome(alone)[part], np.mean([outcome(each)[part] for each in places])) for part in (0, 1)]
+            starts, theirs, mine, shares = zip(*(gain[name] for gain in gains), strict=True)
+            numbers = [*pairs[0], *pairs[1], starts[0], theirs[0], np.mean(mine)]
+            cells = [task * (number == 0), name, *(f"{value:,.0f}" for value in numbers)]
+            lines.append(f"| {' | '.join(cells)} | {', '.join(f'{share:.0%}' for share in shares)} |")
     return "\n".join(lines)
 
 
@@ -230,7 +229,7 @@ def summary(found: list[Row]) -> str:
         "| task | dial | hypervolume, share of the sweep's | Spearman: basic | add-on | largest step | ends apart |",
         "|---|---|---|---|---|---|---|",
     ]
-    for row in found:
+    for row in sorted(found, key=lambda row: [*TASKS].index(row["task"])):
         told = compared(row, swept(row["task"]))
         name = f"trained, seed {row['seed']}" if row["how"] == "trained" else row["how"]
         cells = [f"{told['hypervolume']:.0%}"]
