@@ -1,10 +1,10 @@
-"""What the prior costs while customizing, iteration by iteration in turns: its log-probabilities, and its states.
+"""What the prior costs while customizing, iteration by iteration in turns: its log-probabilities, its states, a dial.
 
     python -m experiments.prior_cost --out results/prior.jsonl
 
-All three read the same add-on in the same environment. Greedy asks the prior for nothing, residual for its
-log-probabilities, and the third for the density of its states as well. Measured is the processor time of this process,
-which other programs on the machine do not lengthen much.
+All four read the same add-on in the same environment. Greedy asks the prior for nothing, residual for its
+log-probabilities, and the third for the density of its states as well. The fourth trains a policy for a range of omega.
+Measured is the processor time of this process, which other programs on the machine do not lengthen much.
 """
 
 import argparse
@@ -38,14 +38,15 @@ def main() -> None:
     options.out.parent.mkdir(exist_ok=True)
     options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for row in rows:
-        costs = [f"{100 * row[name]:.1f} %" for name in ("overhead", "states_overhead")]
-        print(f"{row['task']:12s} of an iteration the prior costs {costs[0]}, and its states {costs[1]}")
+        costs = [f"{100 * row[name]:.1f} %" for name in ("overhead", "states_overhead", "dial_overhead")]
+        print(f"{row['task']:12s} the prior costs {costs[0]} of an iteration, its states {costs[1]}, a dial {costs[2]}")
 
 
 def measure(task: Task, rounds: int) -> dict[str, Any]:
     alpha, omega = float(task.alpha), float(task.omega)
     with tempfile.TemporaryDirectory() as path:
         workers = {
+            "dial": worker(task, residual(omega, alpha, omega_to=10 * omega), Path(path) / "dial"),
             "states": worker(task, residual(omega, alpha, states=omega), Path(path) / "states"),
             "residual": worker(task, residual(omega, alpha), Path(path) / "residual"),
             "greedy": worker(task, greedy(alpha), Path(path) / "greedy"),
@@ -68,6 +69,7 @@ def measure(task: Task, rounds: int) -> dict[str, Any]:
         "seconds_an_iteration": medians,
         "overhead": overhead("residual", "greedy"),
         "states_overhead": overhead("states", "residual"),
+        "dial_overhead": overhead("dial", "residual"),
     }
 
 
