@@ -91,37 +91,62 @@ def horizon() -> str:
     return "\n".join(lines)
 
 
-def customizing(detailed: bool = True) -> str:
-    """Means over seeds, of the last policies; in detail, all methods, each seed's total, and the best policies' too."""
-    methods = ("prior", *METHODS) if detailed else ("prior", "residual", "full")
+def customizing() -> str:
+    """Means over seeds, of the last policies: all methods, each seed's total, and the best policies' too."""
     headings = ["prior, add-on", "method", "basic", "add-on", "metric", "**total**", "total, sampled"]
-    headings += ["each seed's total", "best policy's total"] * detailed
+    headings += ["each seed's total", "best policy's total"]
     lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
     found: dict[tuple[str, str], list[Row]] = {}
     for key, row in sorted(ledger("customizing.jsonl").items(), key=lambda item: item[0].rpartition("/")[2]):
         task_name, method, _ = key.split("/")
         found.setdefault((task_name, method), []).append(row)
-    for name, task in TASKS.items() if detailed else [(name, TASKS[name]) for name in ("halfcheetah", "hopper", "ant")]:
-        for method in [method for method in methods if (name, method) in found]:
+    for name, task in TASKS.items():
+        for method in [method for method in ("prior", *METHODS) if (name, method) in found]:
             runs = found[name, method]
-
-            def average(which: str, part: str, digits: int = 0, runs: list[Row] = runs) -> str:
-                name, action = which.split("_")
-                return f"{mean(run[name][action][part][0] for run in runs):,.{digits}f}"
-
             cells = [
                 f"{task.prior}, {task.addon}" if method == "prior" else "",
                 f"residual, ω′ {task.omega}" if method == "residual" else method,
-                average("last_mean", "basic_reward"),
-                average("last_mean", "addon_reward"),
-                average("last_mean", "metric", 3),
-                f"**{average('last_mean', 'total_reward')}**",
-                average("last_sampled", "total_reward"),
+                *scores(runs),
+                ", ".join(f"{run['last']['mean']['total_reward'][0]:,.0f}" for run in runs),
+                f"{average(runs, 'mean', 'total_reward', 'best'):,.0f}",
             ]
-            if detailed:
-                cells.append(", ".join(f"{run['last']['mean']['total_reward'][0]:,.0f}" for run in runs))
-                cells.append(average("best_mean", "total_reward"))
             lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def average(runs: list[Row], action: str, part: str, which: str = "last") -> float:
+    return mean(run[which][action][part][0] for run in runs)
+
+
+def scores(runs: list[Row]) -> list[str]:
+    """Of the last policies, by the mean action; and the total with sampled ones."""
+    basic, addon, metric, total = (
+        average(runs, "mean", part) for part in ("basic_reward", "addon_reward", "metric", "total_reward")
+    )
+    sampled = average(runs, "sampled", "total_reward")
+    return [f"{basic:,.0f}", f"{addon:,.0f}", f"{metric:.3f}", f"**{total:,.0f}**", f"{sampled:,.0f}"]
+
+
+def by_default() -> str:
+    """Three rows a prior: itself, with the paper's weights, and with those that the command line finds."""
+    lines = [
+        "| prior, wish | policy | steps | old reward | wish | metric | **total** | total, sampled | seeds |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    kept, found = ledger("customizing.jsonl"), ledger("heavy.jsonl")
+    for name in ("halfcheetah_10", "hopper", "ant"):
+        task = TASKS[name]
+        usual = [row for key, row in found.items() if key.startswith(f"{name}/states") and "gamma" not in key]
+        usual = [row for row in usual if row["steps"] == max(row["steps"] for row in usual)]
+        papers = [row for key, row in kept.items() if key.startswith(f"{name}/residual")]
+        for what, runs in (
+            ("prior", [kept[f"{name}/prior/0"]]),
+            (f"the paper's ω′ {task.omega}", papers),
+            ("**by default**", usual),
+        ):
+            steps, seeds = (f"{runs[0]['steps'] / 1e6:.0f}M", f"{len(runs)}") if runs[0].get("steps") else ("", "")
+            first = f"{task.prior}, {task.addon}" if what == "prior" else ""
+            lines.append(f"| {' | '.join([first, what, steps, *scores(runs), seeds])} |")
     return "\n".join(lines)
 
 
@@ -287,7 +312,7 @@ TABLES: Tables = {
     "peers": peers,
     "customizing": customizing,
     "heavy": heavy,
-    "customizing_short": lambda: customizing(detailed=False),
+    "by_default": by_default,
     "horizon": horizon,
     "prior": prior,
     "sweeps": sweeps,
