@@ -104,7 +104,7 @@ MUTANTS = [
     Mutant("engine/conditioned.py", "return (gains * self.unscaled()).sum(-1)", "return gains.sum(-1)", DIAL, "heads added without their weights"),
     Mutant("engine/conditioned.py", "self.range.omega(self.places.double())}", "torch.ones_like(self.places)}", DIAL, "one omega for the whole dial"),
     Mutant("engine/conditioned.py", "- means[stratum, 0]", "", DIAL, "advantages of a stratum without their mean"),
-    Mutant("engine/conditioned.py", "return observations[..., :-1]", "return observations[..., 1:]", DIAL, "the prior sees the dial's position"),
+    Mutant("engine/worker.py", "observations[..., : self.learner.policy.spec.observation_size]", "observations[..., -self.learner.policy.spec.observation_size :]", DIAL, "the prior sees the dial's position"),
     Mutant("envs/dialed.py", "np.where(ended, self._drawn(), self._places)", "self._drawn()", DIAL, "the dial turns within an episode"),
     Mutant("envs/dialed.py", "self._behind(step.final), step.terminated", "self._behind(step.final) * 1.0, step.truncated", DIAL, "the dial stays where an episode ended early"),
     Mutant("policies/dials.py", "(1 - t) * narrow / precision, t *", "t * narrow / precision, (1 - t) *", "tests/test_dials.py", "the mixture turns the wrong way"),
