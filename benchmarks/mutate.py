@@ -28,7 +28,7 @@ class Mutant:
 
 
 OBJECTIVE, PPO, WORKER = "tests/test_objective.py", "tests/test_ppo.py", "tests/test_worker.py"
-POLICY = "tests/test_policy.py"
+POLICY, PRIVILEGED = "tests/test_policy.py", "tests/test_privileged.py"
 STATES, WORTH, GRADIENTS = "tests/test_states.py", "tests/test_worth.py", "tests/test_engine_gradients.py"
 DIAL = "tests/dial tests/test_envs.py"
 DQN, SAC = "tests/rql/test_dqn.py", "tests/rql/test_sac.py"
@@ -92,6 +92,9 @@ MUTANTS = [
     Mutant("engine/worker.py", "return gains, gains + values", "return gains, gains", WORKER, "critic's targets without values"),
     Mutant("engine/scale.py", "running = seen[t] * kept[t]", "running = seen[t] * self.gamma", WORKER, "discounted return across episodes"),
     Mutant("engine/worker.py", "return self.prior is None and", "return", WORKER, "the prior's normalizer not frozen"),
+    Mutant("engine/worker.py", "raw[..., policy.observation_size :]", "raw[..., : self.critic_size]", PRIVILEGED, "the critic is shown the policy's part"),
+    Mutant("engine/worker.py", "self.critic_normalizer} if self.critic_size else {}", "self.critic_normalizer} if False else {}", PRIVILEGED, "the critic's statistics not in the checkpoint"),
+    Mutant("engine/worker.py", "self.critic_normalizer.update(self.team.sum(sums(raw)))", "self.critic_normalizer.update(sums(raw))", PRIVILEGED, "the critic's statistics of each rank's own"),
     Mutant("engine/steering.py", "exp(STEERING * now", "exp(-STEERING * now", WORKER, "KL budget steered the wrong way"),
     Mutant("engine/steering.py", "replace(objective, omega=omega) if omega_alone else", "", WORKER, "a log-prior budget moves alpha too"),
     Mutant("engine/worker.py", "nats = own - log_prior.double()", "nats = log_prior.double() - own", WORKER, "likelier actions spend the log-prior budget"),
@@ -101,7 +104,7 @@ MUTANTS = [
     Mutant("engine/conditioned.py", "return (gains * self.unscaled()).sum(-1)", "return gains.sum(-1)", DIAL, "heads added without their weights"),
     Mutant("engine/conditioned.py", "self.range.omega(self.places.double())}", "torch.ones_like(self.places)}", DIAL, "one omega for the whole dial"),
     Mutant("engine/conditioned.py", "- means[stratum, 0]", "", DIAL, "advantages of a stratum without their mean"),
-    Mutant("engine/conditioned.py", "return observations[..., :-1]", "return observations[..., 1:]", DIAL, "the prior sees the dial's position"),
+    Mutant("engine/worker.py", "observations[..., : self.learner.policy.spec.observation_size]", "observations[..., -self.learner.policy.spec.observation_size :]", DIAL, "the prior sees the dial's position"),
     Mutant("envs/dialed.py", "np.where(ended, self._drawn(), self._places)", "self._drawn()", DIAL, "the dial turns within an episode"),
     Mutant("envs/dialed.py", "self._behind(step.final), step.terminated", "self._behind(step.final) * 1.0, step.truncated", DIAL, "the dial stays where an episode ended early"),
     Mutant("policies/dials.py", "(1 - t) * narrow / precision, t *", "t * narrow / precision, (1 - t) *", "tests/test_dials.py", "the mixture turns the wrong way"),

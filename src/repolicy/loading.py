@@ -86,10 +86,11 @@ def _may_run_code(name: str) -> bool:
     """Whether a name is more than a registered one with numbers as its options: a text could be a path to a file."""
     plain, _, options = name.partition("?")
     parts = [option.partition("=") for option in options.split("&")] if options else []
-    values = [value for key, _, value in parts if key != "observe"]  # which names parts of an observation
+    values = [value for key, _, value in parts if key not in OBSERVE]
     return (":" in plain and plain not in OWN) or not all(_PLAIN.fullmatch(value) for value in values)
 
 
+OBSERVE = ("observe", "observe_critic")  # options of any environment, which name parts of an observation
 _PLAIN = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?|true|false|null")
 
 

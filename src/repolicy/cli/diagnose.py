@@ -41,7 +41,7 @@ class Diagnose:
         from repolicy.engine.terminal import Terminal
         from repolicy.engine.worth import Worth
         from repolicy.envs.addons import check_env, combined
-        from repolicy.envs.making import observing
+        from repolicy.envs.making import with_roles
         from repolicy.policies.file import notes_of, read_policy
 
         if not self.addon:
@@ -49,7 +49,7 @@ class Diagnose:
         path, env = policy_and_env(self.prior, self.env, self.trust)
         saved, terminal = read_policy(path, self.reading), Terminal()
         check_env(self.addon, env)
-        env = observing(env, saved.policy.observation_size, self.backend)
+        env = with_roles(env, saved.policy.observation_size, self.backend)
         told = Worth(**saved.card["nat_worth"]) if "nat_worth" in saved.card else None
         with one_thread(), terminal.status(f"{env}: thrice {STEPS:,} steps in {ENVS} environments"):
             found = diagnose(saved.policy, env, combined(self.addon), told=told, backend=self.backend)

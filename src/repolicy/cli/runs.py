@@ -40,6 +40,12 @@ class Train:
     """α, the reward that a nat of entropy is worth; by default the usual one, or scaled from the reward in a trial."""
     addon: UseAppendAction[tuple[str, ...]] = ()
     """Add-on reward for --objective full: NAME, NAME=WEIGHT, module:function or file.py:function. Repeatable."""
+    observe: str | None = None
+    """Of an observation that is a Dict, what the policy sees: KEY or KEY,KEY. By default state or policy, where there
+    is a part for a critic too, else all."""
+    observe_critic: str | None = None
+    """What the critic sees, while training: KEY or KEY,KEY. By default privileged_state beside state, critic beside
+    policy, else what the policy sees."""
     out: Path | None = None
     """The run's folder; by default runs/ENV-OBJECTIVE-SEED."""
     resume: bool = False
@@ -67,6 +73,8 @@ class Train:
 
     def beginning(self) -> "Train":
         """What the options are options of: the environment's own settings, or the run that is resumed."""
+        from repolicy.envs.names import observed, observed_by_critic
+
         before = run_before(self)
         start = Train(self.env, settings=settings_of(self, before, train_defaults(self.env)))
         found = name_of(Objective(**before["objective"])) if before else None
@@ -74,7 +82,10 @@ class Train:
             return start
         name, values = found
         addon = () if self.addon else tuple(before["addons"])
-        return replace(start, objective=cast(ObjectiveName, name), alpha=values.get("alpha"), addon=addon)
+        return replace(
+            start, objective=cast(ObjectiveName, name), alpha=values.get("alpha"), addon=addon,
+            observe=",".join(observed(before["env"])), observe_critic=",".join(observed_by_critic(before["env"])),
+        )  # fmt: skip
 
     def run(self) -> dict[str, Any]:
         from repolicy.engine.training import train
@@ -85,6 +96,7 @@ class Train:
                 self.env, Wanted(self.objective, alpha=self.alpha), self.folder, self.settings,
                 addon=self.addon, resume=self.resume, watchers=watchers_of(self.folder, self.wandb),
                 patience=self.patience, progress=False,
+                observe=self.observe or "", observe_critic=self.observe_critic or "",
             )
         )  # fmt: skip
 
@@ -117,6 +129,12 @@ class Customize:
     """residual: omega and alpha apart; kl: omega equal to alpha; greedy: the add-on alone."""
     env: str | None = None
     """Environment; by default the one that the prior was trained in."""
+    observe: str | None = None
+    """Of an observation that is a Dict, what the policy sees: KEY or KEY,KEY. By default the part that fits the
+    prior."""
+    observe_critic: str | None = None
+    """What the critic sees, while training: KEY or KEY,KEY. By default privileged_state beside state, critic beside
+    policy, else what the policy sees."""
     init: Literal["auto", "copy", "clone"] = "auto"
     """copy: the actor starts as the prior; clone: it is fitted to the prior first, which then scores as it is; auto:
     clone what cannot be copied."""
@@ -172,7 +190,7 @@ class Customize:
             self.prior, self.addon, self.wanted(), self.folder, self.settings,
             env=policy_and_env(self.prior, self.env, self.trust)[1], sparse=self.sparse, resume=self.resume,
             watchers=watchers_of(self.folder, self.wandb), patience=self.patience, reading=self.reading, progress=False,
-            init=self.init, trust=self.trust,
+            init=self.init, trust=self.trust, observe=self.observe or "", observe_critic=self.observe_critic or "",
         )  # fmt: skip
         return ended(result) | (_reported(result) if self.report else {})
 
@@ -223,9 +241,13 @@ def _customizing(command: Any, before: dict[str, Any] | None) -> Settings:
 def _usual(command: Any) -> Settings:
     """The settings that go with the prior."""
     from repolicy.engine.starting import start_of
+    from repolicy.envs.names import with_observed
 
     start = start_of(command.prior, command.reading, getattr(command, "init", "copy"), command.trust, Path())
-    return start.usual(policy_and_env(command.prior, command.env, command.trust)[1])
+    env = policy_and_env(command.prior, command.env, command.trust)[1]
+    if isinstance(command, Customize):
+        env = with_observed(env, command.observe or "", command.observe_critic or "")
+    return start.usual(env)
 
 
 def alpha_of(prior: str) -> float:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from repolicy.engine import ranks
 from repolicy.engine.settings import Settings
 from repolicy.envs.evaluation import Evaluation, run_episodes
 from repolicy.envs.making import make_envs
@@ -51,11 +52,12 @@ def clone(prior: Exact, env: str, settings: Settings, kept: Path, say: Say) -> t
     if before is not None:
         return before
     say(f"{name_of(prior)} runs as it is; a policy is fitted to it, to be the actor")
-    policy, steps = fitted(prior, env, settings)
-    found = compared(prior, policy, env, settings)
+    with ranks.one_thread():  # the same bits however many threads a process has: torchrun gives each rank one
+        policy, steps = fitted(prior, env, settings)
+        found = compared(prior, policy, env, settings)
+        probes = fingerprint(prior, policy, env, settings)
     say(found.sentence(name_of(prior)))
     card = {"which": "clone", "clone_of": found.as_dict() | {"prior": name_of(prior), "steps": steps}}
-    probes = fingerprint(prior, policy, env, settings)
     return SavedPolicy(frozen(policy), None, card), policy_bytes(policy, card, extra=probes)
 
 

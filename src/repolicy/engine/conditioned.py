@@ -7,12 +7,13 @@ those of the parts, each times its weight at that ω′, add up to the advantage
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from repolicy.engine import ppo
 from repolicy.engine.scale import ReturnScale
-from repolicy.engine.worker import Seen, Worker
+from repolicy.engine.worker import Worker
 from repolicy.envs.rollout import Rollout
 from repolicy.objective import Objective, Omegas, Reward
 from repolicy.policies.conditioned import Conditioned
@@ -42,10 +43,8 @@ class ConditionedWorker(Worker):
     def networks(self) -> tuple[Policy, FilmMlp]:
         assert self.prior is not None
         policy = Conditioned.begun(self.prior, self.range).requires_grad_(True)
-        critic = FilmMlp(
-            self.prior.observation_size, self.settings.hidden, len(self.fixed_weights), self.settings.activation
-        )
-        return policy, critic
+        seen = self.critic_size or self.prior.observation_size
+        return policy, FilmMlp(seen, self.settings.hidden, len(self.fixed_weights), self.settings.activation)
 
     @property
     def range(self) -> Omegas:
@@ -71,11 +70,13 @@ class ConditionedWorker(Worker):
     def scales(self) -> ReturnScale:
         return ReturnScale(self.settings.gamma, len(self.fixed_weights))
 
-    def bare(self, observations: Seen) -> Seen:
-        return observations[..., :-1]
+    def seen(self, observations: np.ndarray) -> tuple[Tensor, Tensor]:
+        """The position is last for both."""
+        inputs, own = super().seen(observations)
+        return inputs, torch.cat([own, inputs[..., -1:]], -1) if self.critic_size else inputs
 
     def omegas(self, rollout: Rollout) -> Tensor:
-        self.places = torch.from_numpy(rollout.observations[:-1, :, -1])
+        self.places = torch.from_numpy(rollout.observations[:-1, :, self.learner.policy.spec.observation_size])
         return self.range.omega(self.places.double())  # type: ignore[no-any-return]
 
     def weights(self) -> Tensor:

@@ -42,11 +42,16 @@ def advantages(
 class Batch:
     """What the update learns from: B samples of one rank."""
 
-    inputs: Tensor  # [B, O] normalized observations
+    inputs: Tensor  # [B, O] normalized observations, for the policy
     actions: Tensor  # [B, A]
     log_probs: Tensor  # [B] under the policy that acted
     advantages: Tensor  # [B]
     returns: Tensor  # [B] or [B, H] what the critic is to predict
+    own_inputs: Tensor | None = None  # [B, C] the critic's own, where it does not see what the policy sees
+
+    @property
+    def critic_inputs(self) -> Tensor:
+        return self.inputs if self.own_inputs is None else self.own_inputs
 
     def minibatches(self, size: int, generator: torch.Generator) -> Iterator["Batch"]:
         """Of about `size` samples each: what is left over is spread, as a step on a few samples is mostly noise."""
@@ -58,6 +63,7 @@ class Batch:
                 self.log_probs.index_select(0, rows),
                 self.advantages.index_select(0, rows),
                 self.returns.index_select(0, rows),
+                None if self.own_inputs is None else self.own_inputs.index_select(0, rows),
             )
 
 
@@ -105,14 +111,14 @@ class Learner:
         self._steps = {"actor": 0, "critic": 0}  # of Adam: the critic may be fitted alone for a while
 
     def values(self, inputs: Tensor) -> Tensor:
-        """V of normalized observations `[..., O]`; of a critic with H heads `[..., H]`."""
+        """V of the critic's inputs `[..., C]`; of a critic with H heads `[..., H]`."""
         return self.critic(inputs).squeeze(-1)
 
     def differentiate(self, batch: Batch, settings: Settings, bonus: float) -> Losses:
         """The losses of a minibatch; their gradient, less `bonus` · entropy's, is left in `self.gradient`."""
         self._sums.zero_()
         outputs, backward = self.policy.network.vjp(batch.inputs)
-        values, backward_critic = self.critic.vjp(batch.inputs)
+        values, backward_critic = self.critic.vjp(batch.critic_inputs)
         distribution = self.policy.head(outputs.requires_grad_())
         log_probs = distribution.log_prob(batch.actions)
         found = losses(log_probs.detach().numpy(), values.squeeze(-1).numpy(), batch, settings)

@@ -78,7 +78,7 @@ class Segments:
         share = settings.envs // self.team.count
         stream = torch.Generator().manual_seed(derived_seed(settings.seed, self.segment, 1 + index))
         seed = derived_seed(settings.seed, self.segment, 0) + index * share
-        envs: Envs = make_envs(worker.request.env, share, seed, settings.backend)
+        envs: Envs = make_envs(worker.request.env, share, seed, settings.backend, critic=True)
         if worker.prior is not None:
             check_fit(worker.prior, envs, "the prior")
         if worker.objective.omegas:
@@ -166,8 +166,9 @@ class Segments:
         if self.team.index > 0:
             return
         worker = self.worker
-        normalizer = worker.learner.policy.normalizer.state_dict()
-        state = worker.learner.state() | {f"normalizer.{name}": value for name, value in normalizer.items()}
+        state = worker.learner.state()
+        for prefix, normalizer in worker.normalizers.items():
+            state |= {f"{prefix}.{name}": value for name, value in normalizer.state_dict().items()}
         state["returns"] = worker.returns.statistics
         state |= worker.density.tensors() if worker.density is not None else {}
         header: dict[str, Any] = {"iteration": worker.iteration, "steps": worker.steps, "best": self.best}
@@ -184,11 +185,10 @@ class Segments:
         if self.worker.prior is not None and self.worker.objective.reads_states:
             self.worker.density = Density.from_tensors(state)
             self.worker.density.check_normalizer(self.worker.prior.normalizer)
-        worker, policy = self.worker, self.worker.learner.policy
+        worker = self.worker
         worker.learner.restore(state)
-        policy.normalizer.load_state_dict(
-            {name: state[f"normalizer.{name}"] for name in policy.normalizer.state_dict()}
-        )
+        for prefix, normalizer in worker.normalizers.items():
+            normalizer.load_state_dict({name: state[f"{prefix}.{name}"] for name in normalizer.state_dict()})
         worker.returns.statistics = state["returns"]
         worker.iteration, self.best, self.segment = header["iteration"], header["best"], header["segment"]
         self.start = Standing(*header["start"]) if "start" in header else None

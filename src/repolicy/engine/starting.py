@@ -11,7 +11,8 @@ from repolicy.engine.defaults import customize_defaults
 from repolicy.engine.result import Result
 from repolicy.engine.settings import Settings
 from repolicy.envs import addons
-from repolicy.envs.making import placed
+from repolicy.envs.making import placed, with_roles
+from repolicy.envs.step import Backend
 from repolicy.errors import UsageError
 from repolicy.policies.file import SavedPolicy, env_of, find_policy, notes_of, own_bytes, policy_bytes, read_policy
 from repolicy.policies.given import Source, exact_of, source_of
@@ -58,8 +59,15 @@ class Start:
         if self.exact is None:
             assert self.saved is not None
             return customize_defaults(self.saved.policy)
+        env = self.with_roles(env)
         exact, env = placed(self.exact, env) if isinstance(self.exact, MeanPrior) else (self.exact, env)
         return customize_defaults(Policy(spec_of(exact, env)))
+
+    def with_roles(self, env: str, backend: Backend = "auto") -> str:
+        """The environment's name with the parts that this prior and a critic observe."""
+        who = self.exact.mean if isinstance(self.exact, MeanPrior) else self.exact
+        who = who if self.saved is None else self.saved.policy
+        return with_roles(env, getattr(who, "observation_size", 0), backend)
 
     @property
     def notes(self) -> list[str]:

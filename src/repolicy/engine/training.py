@@ -27,7 +27,8 @@ from repolicy.engine.starting import Init, Start, named_as, start_of
 from repolicy.engine.wanted import Wanted, for_customizing, for_training, trial
 from repolicy.engine.worth import measured
 from repolicy.envs import addons
-from repolicy.envs.making import make_envs, observing
+from repolicy.envs.making import make_envs, with_roles
+from repolicy.envs.names import with_observed
 from repolicy.envs.patience import Watchdog
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.objective import Objective
@@ -59,10 +60,14 @@ def train(
     watchers: Sequence[Watcher] = (),
     patience: float | None = None,
     progress: bool | None = None,
+    observe: str = "",
+    observe_critic: str = "",
 ) -> Result:
     """Train a policy from nothing. The folder `out` holds everything of the run; with `resume` it goes on there.
 
-    `env` is an id, or a function that makes one. Without an objective it is `soft`, with the usual alpha. `progress`
+    `env` is an id, or a function that makes one. Of an observation that is a Dict, the policy sees the parts `observe`
+    ("KEY,KEY") and the critic `observe_critic`; by default `state` and `privileged_state`, or `policy` and `critic`,
+    where there are both, else all parts. Without an objective it is `soft`, with the usual alpha. `progress`
     shows the live display, by default in a terminal or a notebook.
 
     A call into an environment that takes a minute is reported on stderr; one that takes `patience` seconds ends the
@@ -74,8 +79,10 @@ def train(
     made, kept = resumed(folder, resume)
     objective = objective or made or Wanted("soft")
     settings, said = ranks_for(settings or kept or train_defaults(env), [env, *wishes])
-    settings, said = settings.resolved(), [f"training in {env}, into {folder}", *said]
+    settings, named = settings.resolved(), with_observed(env, observe, observe_critic)
     with watchdog(patience):
+        env = with_roles(named, backend=settings.backend)
+        said = [f"training in {env}, into {folder}", *said]
         if isinstance(objective, Wanted):
             objective, settings, chosen = for_training(objective, env, wishes, settings)
             said += chosen
@@ -106,6 +113,8 @@ def customize(
     std: float | Literal["fit"] | None = None,
     init: Init = "auto",
     trust: bool = False,
+    observe: str = "",
+    observe_critic: str = "",
 ) -> Result:
     """Give a trained policy a new requirement, without the reward that trained it.
 
@@ -114,7 +123,8 @@ def customize(
     name of a policy that ships, a policy, or the result of a run; a file of another library is read with the options
     `reading`. The run keeps a copy of the policy and never needs that file again. `addon` is a name or a function, or a
     list of them. Without an objective it is `residual` with the usual weights. `sparse` accepts an add-on that is
-    constant over a trial of some thousand steps. `patience` and `progress` are as in `train`.
+    constant over a trial of some thousand steps. `patience` and `progress` are as in `train`, and so are `observe` and
+    `observe_critic`; but by default the policy sees the part that fits the prior.
 
     What cannot be copied scores as it is, and the actor is fitted to it first: an object with `log_prob`, a function
     from observations to mean actions with a `std`, `module:name` of one, an ONNX graph of another kind, and TorchScript
@@ -125,7 +135,7 @@ def customize(
     name = called_objective(objective, "residual")
     folder = folder_for(out, named_as(prior), name, settings.seed if settings else 0, resume)
     start = start_of(prior, reading, init, trust, RunFolder(folder).prior)
-    env = env_name(env) if env is not None else start.env()
+    env = with_observed(env_name(env) if env is not None else start.env(), observe, observe_critic)
     made, kept = resumed(folder, resume)
     objective = objective or made or Wanted("residual")
     wishes = addons.names(addon)
@@ -145,16 +155,16 @@ def customize(
             "a log-prior budget compares with how likely the prior's own actions are to it, which only a copied policy "
             "tells: take a KL budget"
         )
-    saying = f"customizing {called(named_as(prior))} in {env} to {' + '.join(wishes)}, into {folder}"
-    said = [saying, *said, *start.notes]
     with watchdog(patience):
+        env = start.with_roles(env, settings.backend)
+        saying = f"customizing {called(named_as(prior))} in {env} to {' + '.join(wishes)}, into {folder}"
+        said = [saying, *said, *start.notes]
         if start.exact is not None:  # then it takes a while
             tell(watchers, said)
             said = []
         start = start.cloned(env, wishes, settings, RunFolder(folder).prior, lambda said: tell(watchers, [said]))
         saved, content = start.saved, start.content
         assert saved is not None
-        env = observing(env, saved.policy.observation_size, settings.backend)
         if isinstance(objective, Wanted):
             objective, settings, chosen = for_customizing(objective, saved, env, wishes, settings)
             said += chosen
@@ -238,7 +248,7 @@ def check(request: Request) -> None:
         raise UsageError("this objective's task is the basic reward alone, so an add-on has no effect: leave it out")
     addons.combined(request.addons)
     addons.check_env(request.addons, request.env)
-    probe = make_envs(request.env, 1, 0, request.settings.backend)
+    probe = make_envs(request.env, 1, 0, request.settings.backend, critic=True)
     probe.close()
     spec_for(probe, request.settings)
     settings, objective = request.settings, request.objective

@@ -13,13 +13,14 @@ from repolicy.engine.request import Request, spec_for
 from repolicy.engine.scale import ReturnScale
 from repolicy.engine.steering import FARTHEST, off_budget, steered
 from repolicy.envs import addons
-from repolicy.envs.making import make_envs
+from repolicy.envs.making import critic_size, make_envs
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.errors import NumericError
 from repolicy.objective import Objective, Reward, reformulated, task_reward
 from repolicy.policies.density import Density
 from repolicy.policies.moments import sums
 from repolicy.policies.network import Mlp
+from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, frozen
 from repolicy.policies.priors import Exact, Scorer
 
@@ -47,6 +48,8 @@ class Worker:
         self.off_budget = -FARTHEST
         self.returns = self.scales()
         self.evidence: dict[str, Tensor] = {}  # what the last iteration saw, in case it fails
+        self.critic_size = critic_size(request.env, self.settings.backend)  # 0: the critic sees what the policy sees
+        self.critic_normalizer = Normalizer(self.critic_size)
         torch.manual_seed(self.settings.seed)  # initial weights: the same on every rank
         self.learner = ppo.Learner(*self.networks(), self.settings.learning_rate)
 
@@ -58,7 +61,8 @@ class Worker:
             policy = Policy(spec_for(probe, self.settings))
         else:
             policy = frozen(self.prior).requires_grad_(True)
-        return policy, Mlp(policy.observation_size, self.settings.hidden, 1, self.settings.activation)
+        seen = self.critic_size or policy.observation_size
+        return policy, Mlp(seen, self.settings.hidden, 1, self.settings.activation)
 
     def scales(self) -> ReturnScale:
         """Of what the critic predicts."""
@@ -77,6 +81,16 @@ class Worker:
     def fits_normalizer(self) -> bool:
         return self.prior is None and self.settings.normalize_observations
 
+    @property
+    def fits_critic_normalizer(self) -> bool:
+        return self.critic_size > 0 and self.settings.normalize_observations
+
+    @property
+    def normalizers(self) -> dict[str, Normalizer]:
+        """By their names in a checkpoint."""
+        own = {"normalizer": self.learner.policy.normalizer}
+        return own | ({"critic_normalizer": self.critic_normalizer} if self.critic_size else {})
+
     def begin(self, collector: Collector, stream: torch.Generator) -> None:
         """Go on with these environments and this random stream."""
         self.collector, self.stream = collector, stream
@@ -92,6 +106,11 @@ class Worker:
         rollout = self.collector.collect(learner.policy)
         collected = time.perf_counter()
         self.iteration += 1
+        # A prior's statistics are there from the start; so are the critic's, from the first rollout of all ranks.
+        begun = self.fits_critic_normalizer and self.prior is not None and self.iteration == 1
+        if begun:
+            raw = rollout.observations[:-1, :, learner.policy.observation_size :]
+            self.critic_normalizer.update(self.team.sum(sums(raw)))
         batch, summary = self.prepared(rollout, stop)
         explained = summary.metrics["explained_variance"]
         if settings.schedule == "linear":
@@ -107,7 +126,9 @@ class Worker:
         if not fit_actor:
             learner.learning_rate = rate
         if self.fits_normalizer:
-            learner.policy.normalizer.update(summary.observations)
+            learner.policy.normalizer.update(summary.observations[:, : learner.policy.observation_size])
+        if self.fits_critic_normalizer and not begun:
+            self.critic_normalizer.update(summary.observations[:, learner.policy.observation_size :])
         now = time.perf_counter()
         return (
             summary.metrics
@@ -156,8 +177,8 @@ class Worker:
             "basic": torch.from_numpy(rollout.basic),
             "log_policy": rollout.log_probs,
         }
-        inputs = self.learner.policy.normalizer(torch.from_numpy(rollout.observations))
-        log_prior, values, next_values = self.score(rollout, inputs)
+        inputs, critic_inputs = self.seen(rollout.observations)
+        log_prior, values, next_values = self.score(rollout, critic_inputs)
         self.evidence |= {} if log_prior is None else {"log_prior": log_prior}
         reward = self.reward(rollout, log_prior)
         self.evidence["rewards"] = reward.total
@@ -173,6 +194,7 @@ class Worker:
             rollout.log_probs.flatten(),
             normalized.flatten(),
             targets.flatten(0, 1),
+            critic_inputs[:-1].flatten(0, 1) if self.critic_size else None,
         )
         return batch, summary
 
@@ -193,9 +215,15 @@ class Worker:
         found = {"entropy": float(distribution.entropy().mean())}
         return found if log_std is None else found | {"std": float(log_std.exp().mean())}
 
+    def seen(self, observations: np.ndarray) -> tuple[Tensor, Tensor]:
+        """What the policy sees of raw observations, and what the critic sees: both normalized."""
+        raw, policy = torch.from_numpy(observations), self.learner.policy
+        inputs = policy.normalizer(raw[..., : policy.observation_size])
+        return inputs, self.critic_normalizer(raw[..., policy.observation_size :]) if self.critic_size else inputs
+
     @torch.no_grad()
     def score(self, rollout: Rollout, inputs: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        """log prior, V(s_t) and V(s_{t+1}), each `[T, N]`, for the whole rollout at once."""
+        """log prior, V(s_t) and V(s_{t+1}), each `[T, N]`, at once for a rollout of which the critic sees `inputs`."""
         learner, log_prior = self.learner, None
         if self.scorer is not None:
             observations, actions, ended = rollout.scored
@@ -203,7 +231,7 @@ class Worker:
         values = learner.values(inputs)
         next_values = values[1:].clone()
         if len(rollout.cut):
-            ends = learner.policy.normalizer(torch.from_numpy(rollout.cut_observations))
+            _, ends = self.seen(rollout.cut_observations)
             next_values[rollout.cut[:, 0], rollout.cut[:, 1]] = learner.values(ends)
         return log_prior, values[:-1], next_values
 
@@ -234,15 +262,15 @@ class Worker:
                 )
         return parts
 
+    def bare(self, observations: Seen) -> Seen:
+        """What the environment itself shows to a policy, as the prior and add-ons know it."""
+        return observations[..., : self.learner.policy.spec.observation_size]
+
     # Where there are many omegas at once, these are other ones (`conditioned.py`).
 
     def omegas(self, rollout: Rollout) -> Tensor | None:
         """Each step's own omega `[T, N]`, or None where it is the objective's."""
         return None
-
-    def bare(self, observations: Seen) -> Seen:
-        """What the environment itself shows, as the prior and add-ons know it."""
-        return observations
 
     def parts(self, reward: Reward) -> Tensor:
         """The rewards whose values the critic learns."""

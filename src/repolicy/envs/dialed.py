@@ -1,4 +1,4 @@
-"""Environments that show, behind each observation, where on a dial the episode stands: a position from −1 to 1.
+"""Environments that show, behind what the policy observes, where on a dial the episode stands: from −1 to 1.
 
 A position is drawn when an episode begins, and stays until it ends. Each environment draws from a stratum of its own,
 one for each of all environments of all ranks, so that every part of the dial is seen equally often at any time, however
@@ -57,4 +57,7 @@ class Dialed:
         return ((2.0 * shares - 1.0) / (1.0 - 2.0 * ENDS)).clip(-1.0, 1.0)
 
     def _behind(self, observations: np.ndarray) -> np.ndarray:
-        return np.concatenate([observations, self._places[:, None].astype(np.float32)], 1)
+        own = self.envs.observation_size  # the critic's own numbers, where there are any, stay last
+        return np.concatenate(
+            [observations[:, :own], self._places[:, None].astype(np.float32), observations[:, own:]], 1
+        )

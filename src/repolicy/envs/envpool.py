@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs.names import observed, parsed
+from repolicy.envs.names import parsed
 from repolicy.envs.patience import NOTE
-from repolicy.envs.spaces import action_space, flat, group_sizes, native, numeric, observation_size, selected
+from repolicy.envs.spaces import action_space, flat, group_sizes, native, numeric, shown
 from repolicy.envs.step import Step, check_last
 from repolicy.errors import UsageError
 from repolicy.loading import nearest
@@ -19,7 +19,9 @@ class EnvPoolEnvs:
 
     backend = "envpool"
 
-    def __init__(self, name: str, count: int, seed: int, filmed: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, name: str, count: int, seed: int, filmed: tuple[int, int] | None = None, *, critic: bool = False
+    ) -> None:
         import envpool
 
         self.name, self.count = name, count
@@ -39,9 +41,9 @@ class EnvPoolEnvs:
                 else f"environment {plain!r} does not take {options}: a value is of the wrong kind"
             ) from None
         with warnings.catch_warnings(action="ignore"):  # EnvPool rounds the bounds of its spaces to float32, loudly
-            space, self._keys = self._pool.observation_space, observed(name)
+            space = self._pool.observation_space
             self.groups = group_sizes(space, name)
-            self.observation_size = observation_size(selected(space, self._keys, name), name)
+            self._keys, self.observation_size = shown(space, name, critic)
             self._own = self._pool.action_space
             self.actions = action_space(self._own, name)
 

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from repolicy.envs.names import maker, observed
+from repolicy.envs.names import maker
 from repolicy.envs.patience import NOTE
 from repolicy.envs.spaces import (
     action_space,
@@ -17,9 +17,8 @@ from repolicy.envs.spaces import (
     group_sizes,
     native,
     numeric,
-    observation_size,
-    selected,
     shapes,
+    shown,
     space_shapes,
 )
 from repolicy.envs.step import Step, check_last
@@ -32,7 +31,13 @@ class GymnasiumEnvs:
     backend = "gymnasium"
 
     def __init__(
-        self, name: str, count: int, seed: int, make_one: Callable[[], gymnasium.Env[Any, Any]] | None = None
+        self,
+        name: str,
+        count: int,
+        seed: int,
+        make_one: Callable[[], gymnasium.Env[Any, Any]] | None = None,
+        *,
+        critic: bool = False,
     ) -> None:
         self.name, self.count, self._seed = name, count, seed
         makers: list[Callable[[], Any]] = [partial(_One, name, n, make_one or maker(name)) for n in range(count)]
@@ -42,8 +47,8 @@ class GymnasiumEnvs:
         ):
             self._envs = gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED)
         space = self._envs.single_observation_space
-        self._keys, self.groups = observed(name), group_sizes(space, name)
-        self.observation_size = observation_size(selected(space, self._keys, name), name)
+        self.groups = group_sizes(space, name)
+        self._keys, self.observation_size = shown(space, name, critic)
         self._own = self._envs.single_action_space
         self.actions = action_space(self._own, name)
         self._check_one_step(space)

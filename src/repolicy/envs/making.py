@@ -7,29 +7,31 @@ step = envs.step(actions)
 
 from repolicy.envs.envpool import EnvPoolEnvs
 from repolicy.envs.gymnasium import GymnasiumEnvs
-from repolicy.envs.names import envpool_names, observed, parsed, with_observed
+from repolicy.envs.names import envpool_names, observed, observed_by_critic, parsed, with_observed
 from repolicy.envs.step import Backend, Envs
 from repolicy.errors import UsageError
 from repolicy.loading import nearest
 from repolicy.policies.priors import MeanPrior
 
 CUSTOMARY = ("state", "policy", "obs", "actor")  # what a policy's part of an observation is called
+ROLES = {"state": "privileged_state", "policy": "critic"}  # beside the policy's part, what the critic's is called
 
 
-def make_envs(name: str, count: int, seed: int, backend: Backend = "auto") -> Envs:
+def make_envs(name: str, count: int, seed: int, backend: Backend = "auto", *, critic: bool = False) -> Envs:
     """N environments, the i-th seeded with seed + i: EnvPool's where it knows the name, else Gymnasium's.
 
     `name` is an id that either of them knows, or `module:callable` (or `file.py:callable`) that makes a Gymnasium
     environment. Options of the environment follow it as in an address: `HalfCheetah-v4?reset_noise_scale=0.2`. Of an
-    observation that is a Dict, `?observe=KEY,KEY` takes these parts.
+    observation that is a Dict, `?observe=KEY,KEY` takes these parts. For a `critic`, the numbers of those parts that
+    `observe_critic=KEY,KEY` names follow in each observation.
     """
     plain, _ = parsed(name)
     if backend == "envpool" and plain not in envpool_names():
         known = "is not installed" if not envpool_names() else f"has no {plain!r}{nearest(plain, envpool_names())}"
         raise UsageError(f"EnvPool {known}; leave out --backend envpool to use Gymnasium")
     if backend == "gymnasium" or plain not in envpool_names():
-        return GymnasiumEnvs(name, count, seed)
-    return EnvPoolEnvs(name, count, seed)
+        return GymnasiumEnvs(name, count, seed, critic=critic)
+    return EnvPoolEnvs(name, count, seed, critic=critic)
 
 
 def placed(prior: MeanPrior, name: str, backend: Backend = "auto") -> tuple[MeanPrior, str]:
@@ -48,10 +50,50 @@ def observing(name: str, size: int, backend: Backend = "auto") -> str:
     """
     probe = make_envs(name, 1, 0, backend)
     probe.close()
+    return _fitting(name, size, probe)
+
+
+def _fitting(name: str, size: int, probe: Envs) -> str:
     if probe.observation_size == size or observed(name):
         return name
     fitting = sorted(
         (key for key, width in probe.groups.items() if width == size),
         key=lambda key: CUSTOMARY.index(key) if key in CUSTOMARY else len(CUSTOMARY),
     )
-    return with_observed(name, (fitting[0],)) if fitting else name
+    return with_observed(name, fitting[0]) if fitting else name
+
+
+def with_roles(name: str, size: int = 0, backend: Backend = "auto") -> str:
+    """The environment's name with the parts of a Dict that policy and critic observe, where it names none itself.
+
+    The policy's part is the one of its `size`, where this is known; else the one that has a customary name beside the
+    critic's. A name that tells the policy's parts alone means the same for the critic.
+    """
+    if observed(name):
+        return name
+    probe = make_envs(name, 1, 0, backend)
+    probe.close()
+    critic, known = observed_by_critic(name), probe.groups
+    if size:
+        name = _fitting(name, size, probe)
+    else:
+        usual = CUSTOMARY if critic else [key for key in ROLES if ROLES[key] in known]
+        found = [key for key in usual if key in known]
+        if critic and known and not found:
+            raise UsageError(
+                f"environment {name!r} does not say what the policy itself observes: add --observe KEY, "
+                f"of {', '.join(known)}"
+            )
+        name = with_observed(name, *found[:1])
+    other = ROLES.get(",".join(observed(name)))
+    return with_observed(name, critic=other) if other in known and not critic else name
+
+
+def critic_size(name: str, backend: Backend = "auto") -> int:
+    """How many numbers the critic alone sees, behind those of the policy; 0 where it sees what the policy sees."""
+    keys = observed_by_critic(name)
+    if not keys:
+        return 0
+    probe = make_envs(name, 1, 0, backend, critic=True)
+    probe.close()
+    return sum(probe.groups[key] for key in keys)

@@ -8,23 +8,39 @@ from typing import Any, cast
 import gymnasium
 
 from repolicy.errors import UsageError
-from repolicy.loading import load_object, nearest
+from repolicy.loading import OBSERVE, load_object, nearest
 
 
 def parsed(name: str) -> tuple[str, dict[str, Any]]:
-    """`HalfCheetah-v4?reset_noise_scale=0.2` as the name alone, and the options, which `observe` is none of."""
+    """`HalfCheetah-v4?reset_noise_scale=0.2` as the name alone, and the options, which `OBSERVE` are none of."""
     plain, options = _read(name)
-    return plain, {key: value for key, value in options.items() if key != "observe"}
+    return plain, {key: value for key, value in options.items() if key not in OBSERVE}
 
 
 def observed(name: str) -> tuple[str, ...]:
     """Of an observation that is a Dict, the keys that `NAME?observe=KEY,KEY` asks for; all, where it is empty."""
-    found = _read(name)[1].get("observe", "")
+    return _keys(name, "observe")
+
+
+def observed_by_critic(name: str) -> tuple[str, ...]:
+    """The keys of `NAME?observe_critic=KEY,KEY`; where it is empty, the critic sees what the policy sees."""
+    return _keys(name, "observe_critic")
+
+
+def with_observed(name: str, keys: str = "", critic: str = "") -> str:
+    """The name with `KEY,KEY` of the policy's and of the critic's parts, where these are given."""
+    for option, wanted in zip(OBSERVE, (keys, critic), strict=True):
+        said = ",".join(_keys(name, option))
+        if wanted and said not in ("", wanted):
+            raise UsageError(f"environment {name!r} is to have {option}={wanted} too: name these parts only once")
+        if wanted and not said:
+            name += f"{'&' if '?' in name else '?'}{option}={wanted}"
+    return name
+
+
+def _keys(name: str, option: str) -> tuple[str, ...]:
+    found = _read(name)[1].get(option, "")
     return tuple(str(found).split(",")) if found != "" else ()
-
-
-def with_observed(name: str, keys: tuple[str, ...]) -> str:
-    return f"{name}{'&' if '?' in name else '?'}observe={','.join(keys)}"
 
 
 def _read(name: str) -> tuple[str, dict[str, Any]]:

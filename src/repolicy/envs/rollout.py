@@ -30,7 +30,7 @@ class Episodes:
 class Rollout:
     """What happened in T steps of N environments."""
 
-    observations: np.ndarray  # [T + 1, N, O] raw; the last row is what to act on next
+    observations: np.ndarray  # [T + 1, N, O] raw, perhaps with the critic's behind; the last is what to act on next
     actions: Tensor  # [T, N, A] as sampled
     sent: np.ndarray  # [T, N, A] the same as the environment got them
     log_probs: Tensor  # [T, N] log π of the actions, as it was when they were taken
@@ -80,7 +80,7 @@ class Collector:
     @torch.no_grad()
     def collect(self, agent: Agent, stochastic: bool = True) -> Rollout:
         """T steps with sampled actions, or with the mode of each distribution."""
-        steps, count, size = self.horizon, self.envs.count, self.envs.observation_size
+        steps, count, own, size = self.horizon, self.envs.count, self.envs.observation_size, self._current.shape[1]
         act = agent.actor(steps, count, self.generator if stochastic else None)
         recalling = act if isinstance(act, Recalling) else None
         if recalling is not None and self._memory is not None:
@@ -99,7 +99,7 @@ class Collector:
 
         observations[0] = self._current
         for t in range(steps):
-            actions.append(act(observations[t]))
+            actions.append(act(observations[t, :, :own]))
             sent.append(agent.to_environment(actions[t]))
             before = perf_counter()
             step = self.envs.step(sent[t])

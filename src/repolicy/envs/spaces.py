@@ -5,24 +5,34 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from repolicy.envs.names import observed, observed_by_critic
 from repolicy.envs.step import Info
 from repolicy.errors import UsageError
 from repolicy.loading import nearest
 from repolicy.policies.spaces import ActionSpace
 
 
-def selected(space: Any, keys: tuple[str, ...], name: str) -> Any:
-    """The parts of a Dict that the name asks for, in that order; all of the space, where it asks for none."""
-    if not keys:
-        return space
+def shown(space: Any, name: str, critic: bool) -> tuple[tuple[str, ...], int]:
+    """The parts of an observation to lay side by side, all where there are none; and how many numbers the policy sees.
+
+    Its parts are first. Where the critic is to see as well, the parts that the name gives to it follow.
+    """
+    own = _parts(space, observed(name), name, "observe")
+    extra = _parts(space, observed_by_critic(name), name, "observe_critic") if critic else ()
+    size = sum(observation_size(space[key], name) for key in own) if own else observation_size(space, name)
+    return (own or tuple(space)) + extra if extra else own, size
+
+
+def _parts(space: Any, keys: tuple[str, ...], name: str, option: str) -> tuple[str, ...]:
+    """The same keys, if they are parts of a Dict."""
     known = list(space) if isinstance(space, spaces.Dict) else []
     missing = [key for key in keys if key not in known]
     if missing:
         raise UsageError(
             f"environment {name!r} has no observation {missing[0]!r}{nearest(missing[0], known)}; "
-            + (f"it has {', '.join(known)}" if known else "its observation is no Dict: leave ?observe= out")
+            + (f"it has {', '.join(known)}" if known else f"its observation is no Dict: leave {option} out")
         )
-    return spaces.Dict([(key, space[key]) for key in keys])
+    return keys
 
 
 def group_sizes(space: Any, name: str) -> dict[str, int]:

@@ -20,7 +20,7 @@ Info = dict[str, np.ndarray]
 class Step(NamedTuple):
     """What N environments answer to N actions."""
 
-    observations: np.ndarray  # [N, O] float32: to act on next
+    observations: np.ndarray  # [N, O] float32: to act on next; the critic's own numbers, where there are any, follow
     rewards: np.ndarray  # [N] float64: the basic reward
     terminated: np.ndarray  # [N] bool: the task ended the episode; nothing follows
     truncated: np.ndarray  # [N] bool: a time limit cut the episode; its value goes on
@@ -42,7 +42,9 @@ class HasSpaces(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def observation_size(self) -> int: ...
+    def observation_size(self) -> int:
+        """How many numbers the policy sees."""
+
     @property
     def actions(self) -> ActionSpace: ...
     @property

@@ -24,7 +24,7 @@ from repolicy.engine.training import check, try_addon
 from repolicy.engine.wanted import Wanted, for_customizing
 from repolicy.envs.addons import Addon, Wish, combined, names
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
-from repolicy.envs.making import observing
+from repolicy.envs.making import with_roles
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import lives_here_alone, read_json
 from repolicy.many import ray
@@ -71,7 +71,7 @@ def sweep(
     settings = replace(settings or customize_defaults(saved.policy), ranks=1)
     env = env_of(saved.card, path, trust=result is not None) if env is None else env_name(env)
     _check_importable([env, *wishes])
-    env = observing(env, saved.policy.observation_size, settings.backend)
+    env = with_roles(env, saved.policy.observation_size, settings.backend)
     said = notes_of(saved.card)
     if alpha is None:
         chosen = for_customizing(Wanted("kl"), saved, env, wishes, settings)

@@ -24,7 +24,7 @@ from repolicy.engine.ranks import one_thread
 from repolicy.engine.segments import derived_seed
 from repolicy.engine.training import Result, Watcher, check_objective, polite_interrupt, watchdog
 from repolicy.envs.addons import check_env, names
-from repolicy.envs.names import in_gymnasium, maker
+from repolicy.envs.names import in_gymnasium, maker, observed, observed_by_critic
 from repolicy.errors import FileError, UsageError, in_one_sentence
 from repolicy.loading import nearest
 from repolicy.objective import Objective
@@ -96,6 +96,11 @@ def make(env: str) -> gymnasium.Env[Any, Any]:
     reference = TASKS[env].env if env in TASKS else env
     if not in_gymnasium(reference):
         raise UsageError(f"there is no task or environment {env!r}{nearest(env, {*TASKS, *gymnasium.registry})}")
+    if observed(reference) or observed_by_critic(reference):
+        raise UsageError(
+            f"environment {env!r} names parts of a Dict, which Residual Q-learning does not take: leave them out, and "
+            "wrap the environment in gymnasium's FlattenObservation"
+        )
     make_one = maker(reference)
     with in_one_sentence(f"environment {env!r} cannot be made", UsageError):
         return make_one()

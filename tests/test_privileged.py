@@ -1,0 +1,385 @@
+"""A critic that sees more than the policy: `--observe state --observe-critic privileged_state`."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from repolicy.cli import main as cli
+from repolicy.engine.conditioned import ConditionedWorker
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.machine import shares_memory
+from repolicy.engine.ranks import Alone
+from repolicy.engine.request import Request
+from repolicy.engine.segments import Segments
+from repolicy.engine.settings import Settings
+from repolicy.engine.training import customize, train
+from repolicy.envs.evaluation import evaluate
+from repolicy.envs.making import critic_size, make_envs, with_roles
+from repolicy.errors import UsageError
+from repolicy.objective import Objective, greedy, no_entropy, residual, soft
+from repolicy.policies.file import load_policy, save_policy
+from repolicy.policies.normalizer import Normalizer
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.storage import read
+
+LIMIT, GAMMA = 8, 0.9
+SMALL = Settings(
+    steps=3_072, ranks=1, envs=8, horizon=32, minibatch=64, segment=8, hidden=(16,), evaluation_episodes=2,
+    gamma=GAMMA, learning_rate=1e-2, schedule="constant",
+)  # fmt: skip
+FEW = replace(SMALL, steps=1_024, segment=2, hidden=(4,))
+
+
+class Hidden(gymnasium.Env[Any, Any]):
+    """Pays a number in every step of an episode, which a policy does not see: it sees noise.
+
+    What is hidden is this number times `times`, the step, and the seed modulo 8.
+    """
+
+    observation_space = spaces.Dict(
+        {"hidden": spaces.Box(-99.0, 99.0, (3,), np.float32), "seen": spaces.Box(-9.0, 9.0, (2,), np.float32)}
+    )
+    action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, times: float = 1.0) -> None:
+        self._times = times
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._seed = self._seed if seed is None else seed % 8
+        self._pay, self._t = self.np_random.uniform(-1.0, 1.0), 0
+        return self._look(), {}
+
+    def step(self, action: Any) -> Any:
+        self._t += 1
+        return self._look(), self._pay, False, self._t == LIMIT, {"pay": self._pay}
+
+    def _look(self) -> Any:
+        hidden = np.array([self._pay * self._times, self._t, self._seed], np.float32)
+        return {"hidden": hidden, "seen": self.np_random.normal(size=2).astype(np.float32)}
+
+
+class Parts(Hidden):
+    """The same under other names."""
+
+    def __init__(self, names: str) -> None:
+        super().__init__()
+        self._names = names.split(",")
+        sizes = {name: spaces.Box(-99.0, 99.0, (2 + index,), np.float32) for index, name in enumerate(self._names)}
+        self.observation_space = spaces.Dict(sizes)
+
+    def _look(self) -> Any:
+        return {name: np.full(2 + index, self._t, np.float32) for index, name in enumerate(self._names)}
+
+
+def pay(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
+    assert observations.shape[1] == next_observations.shape[1] == 2, "an add-on sees what the policy sees"
+    return info["pay"]
+
+
+HERE = Path(__file__)
+PLAIN, WISH = f"{HERE}:Hidden", f"{HERE}:pay"
+ENV = f"{PLAIN}?observe=seen&observe_critic=hidden"
+
+
+def prior(folder: Path) -> Path:
+    """A policy of noise that means nothing, with statistics of its own."""
+    torch.manual_seed(3)
+    policy = Policy(PolicySpec(2, make_envs(PLAIN, 1, 0).actions, hidden=(4,)))
+    policy.normalizer.load_state_dict(
+        {"mean": torch.tensor([0.5, -0.5]).double(), "var": torch.tensor([2.0, 0.5]).double(), "count": torch.tensor(9)}
+    )
+    save_policy(folder / "prior.safetensors", policy, {"request": {"env": f"{PLAIN}?observe=seen"}})
+    return folder / "prior.safetensors"
+
+
+def segments(folder: Path, env: str, objective: Objective, settings: Settings = FEW) -> Segments:
+    """At the start of the first segment; the critic has statistics of its own."""
+    run = RunFolder(folder / "run")
+    wishes = (WISH,) if objective.reads_addon else ()
+    if wishes:
+        run.path.mkdir(exist_ok=True)
+        shutil.copy(prior(folder), run.prior)
+    made = Segments(Request(env, objective, settings, wishes, "a checksum" if wishes else ""), run, Alone())
+    made.begin()
+    state = {"mean": torch.tensor([0.1, 3.0, 2.0]).double(), "var": torch.tensor([0.3, 4.0, 2.0]).double()}
+    made.worker.critic_normalizer.load_state_dict(state | {"count": torch.tensor(100.0).double()})
+    return made
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    latest = RunFolder(folder).latest()
+    assert latest is not None
+    return latest[0]
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# Who sees what --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wanted", ["hidden", "seen,hidden", ""])
+def test_the_critics_parts_stand_behind_those_of_the_policy(wanted: str) -> None:
+    name = f"{PLAIN}?observe=seen" + f"&observe_critic={wanted}" * bool(wanted)
+    plain, both = make_envs(name, 2, 0), make_envs(name, 2, 0, critic=True)
+    extra = critic_size(name)
+    assert extra == {"hidden": 3, "seen,hidden": 5, "": 0}[wanted]
+    assert plain.observation_size == both.observation_size == 2
+    first, whole = plain.reset(), both.reset()
+    assert whole.shape == (2, 2 + extra)
+    assert np.array_equal(whole[:, :2], first)
+    step, wide = (envs.step(np.zeros((2, 1), np.float32)) for envs in (plain, both))
+    for ours, theirs in ((step.observations, wide.observations), (step.final, wide.final)):
+        assert np.array_equal(theirs[:, :2], ours)
+        if wanted:
+            assert theirs[:, -2:].tolist() == [[1.0, 0.0], [1.0, 1.0]]  # the step, and the seed
+        if wanted == "seen,hidden":
+            assert np.array_equal(theirs[:, 2:4], ours)
+
+
+def test_the_policy_is_given_its_own_part_and_the_critic_the_privileged_one(tmp_path: Path) -> None:
+    """What is hidden may be anything: actions, log-probabilities and the prior's stay the same bits; values do not."""
+    found = []
+    for times in (1, 5):
+        made = segments(tmp_path, f"{ENV}&times={times}", residual(0.3, 0.1)).worker
+        rollout = made.collector.collect(made.learner.policy)
+        inputs, critic_inputs = made.seen(rollout.observations)
+        own, hidden = torch.from_numpy(rollout.observations).split([2, 3], -1)
+        assert torch.equal(inputs, made.learner.policy.normalizer(own))
+        assert torch.equal(critic_inputs, made.critic_normalizer(hidden))
+        log_prior, values, _ = made.score(rollout, critic_inputs)
+        assert log_prior is not None
+        torch.testing.assert_close(log_prior, rollout.log_probs)  # the actor begins as the prior
+        assert torch.equal(made.learner.values(critic_inputs[:-1]), values)
+        found.append((rollout, log_prior, values, hidden))
+    (one, log_prior, values, hidden), (other, *others) = found
+    torch.testing.assert_close(5 * hidden[..., 0], others[2][..., 0])
+    assert torch.equal(one.actions, other.actions)
+    assert torch.equal(one.log_probs, other.log_probs)
+    assert torch.equal(log_prior, others[0])
+    assert float((values - others[1]).abs().max()) > 0.01
+
+
+def test_where_a_time_limit_cuts_the_critic_values_what_is_hidden_in_the_last_observation(tmp_path: Path) -> None:
+    made = segments(tmp_path, ENV, soft(0.1)).worker
+    made.collector.keep_transitions = True
+    rollout = made.collector.collect(made.learner.policy)
+    assert len(rollout.cut) == 4 * FEW.envs
+    assert (rollout.cut_observations[:, 3] == LIMIT).all()
+    _, _, next_values = made.score(rollout, made.seen(rollout.observations)[1])
+    assert rollout.next_observations is not None
+    with torch.no_grad():
+        after = made.learner.values(made.critic_normalizer(torch.from_numpy(rollout.next_observations[..., 2:])))
+    assert float(after.std()) > 0.01
+    torch.testing.assert_close(next_values, after)
+
+
+@pytest.mark.parametrize(("critic", "explains"), [("hidden", True), ("", False)])
+def test_only_a_critic_that_sees_it_explains_what_hangs_on_a_hidden_number(
+    tmp_path: Path, critic: str, explains: bool
+) -> None:
+    trained = train(PLAIN, no_entropy(), tmp_path / "run", SMALL, observe="seen", observe_critic=critic)
+    alone = replace(SMALL, critic_warmup=1.0)
+    customized = customize(
+        prior(tmp_path), WISH, greedy(0.0), tmp_path / "customized", alone, env=PLAIN, observe="seen",
+        observe_critic=critic,
+    )  # fmt: skip
+    for result in (trained, customized):
+        explained = result.last["explained_variance"]
+        assert explained > 0.98 if explains else explained < 0.1
+        assert result.policy.observation_size == 2
+
+
+# The critic's statistics ----------------------------------------------------------------------------------------------
+
+
+def test_the_same_part_for_both_is_the_ordinary_run_to_the_bit(tmp_path: Path) -> None:
+    """Because the critic's statistics are then the policy's."""
+    train(PLAIN, soft(0.1), tmp_path / "ordinary", FEW, observe="seen")
+    train(PLAIN, soft(0.1), tmp_path / "twice", FEW, observe="seen", observe_critic="seen")
+    ordinary, twice = weights(tmp_path / "ordinary"), weights(tmp_path / "twice")
+    for name in ("mean", "var", "count"):
+        assert torch.equal(twice.pop(f"critic_normalizer.{name}"), ordinary[f"normalizer.{name}"])
+    assert same(ordinary, twice)
+
+
+RANKS = [1, pytest.param(2, marks=pytest.mark.skipif(not shares_memory(), reason="ranks here need torchrun"))]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_all_ranks_fit_them_and_a_resumed_run_ends_in_the_same_bits(tmp_path: Path, ranks: int) -> None:
+    """While customizing: the prior's own statistics stay, and the critic's take in every environment's numbers."""
+    settings, start = replace(FEW, ranks=ranks, critic_explains=None), prior(tmp_path)
+
+    def run(name: str, resume: bool) -> None:
+        customize(start, WISH, residual(0.3, 0.1), tmp_path / name, settings, env=ENV, resume=resume)
+
+    run("whole", False)
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    (tmp_path / "again" / "checkpoints" / "000002.safetensors").unlink()
+    run("again", True)
+    found = weights(tmp_path / "whole")
+    assert same(found, weights(tmp_path / "again"))
+    assert torch.equal(found["normalizer.mean"], torch.tensor([0.5, -0.5]).double())
+    assert float(found["critic_normalizer.count"]) == FEW.steps
+    mean, var = found["critic_normalizer.mean"], found["critic_normalizer.var"]
+    assert mean[1:].tolist() == [(LIMIT - 1) / 2, 3.5]  # the step before a limit, and eight seeds in a row
+    torch.testing.assert_close(var[1:], torch.tensor([5.25, 5.25]).double())
+
+
+def test_a_critic_of_a_prior_has_statistics_from_its_first_rollout_on(tmp_path: Path) -> None:
+    """Or it would learn from raw numbers first, while the policy's are normalized from the start."""
+    made = segments(tmp_path, ENV, residual(0.3, 0.1)).worker
+    made.critic_normalizer = Normalizer(3)
+    told: list[Tensor] = []
+    values = made.learner.values
+    made.learner.values = lambda inputs: [told.append(inputs), values(inputs)][1]  # type: ignore[assignment,func-returns-value]
+    made.iterate(stop=False)
+    seen = told[0][:-1].flatten(0, 1)
+    torch.testing.assert_close(seen.mean(0), torch.zeros(3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(seen.std(0, correction=0), torch.ones(3))
+    assert float(made.critic_normalizer.count) == FEW.iteration_steps  # once
+
+
+# A policy's file is an ordinary one -----------------------------------------------------------------------------------
+
+
+def test_an_evaluation_needs_nothing_of_the_critics(tmp_path: Path) -> None:
+    result = train(PLAIN, soft(0.1), tmp_path / "run", FEW, observe="seen", observe_critic="hidden")
+    policy = load_policy(result.folder)
+    assert policy.observation_size == 2
+    _, header = read(result.folder / "policy.safetensors", "policy")
+    assert header["card"]["request"]["env"] == ENV
+    assert len(result.evaluate(3).basic) == 3
+    assert len(evaluate(policy, f"{PLAIN}?observe=seen&observe_critic=missing", 3).basic) == 3
+
+
+# By default, and by name ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "size", "observe", "critic"),
+    [
+        ("privileged_state,state", 0, "state", "privileged_state"),
+        ("critic,policy", 0, "policy", "critic"),
+        ("critic,policy", 3, "policy", "critic"),
+        ("critic,policy", 2, "critic", ""),  # a prior that sees the critic's part
+        ("critic,policy", 5, "", ""),  # one that sees both
+        ("state,privileged", 0, "", ""),  # no customary pair: all of it, for both
+        ("state,privileged", 2, "state", ""),
+    ],
+)
+def test_customary_names_say_who_sees_what(names: str, size: int, observe: str, critic: str) -> None:
+    plain = f"{HERE}:Parts?names={names}"
+    expected = plain + f"&observe={observe}" * bool(observe) + f"&observe_critic={critic}" * bool(critic)
+    found = with_roles(plain, size)
+    assert found == expected
+    assert with_roles(found, size) == found
+    assert with_roles(f"{plain}&observe={names}", size) == f"{plain}&observe={names}"  # it says so itself
+
+
+def test_what_the_critic_sees_may_be_named_alone() -> None:
+    plain = f"{HERE}:Parts?names=state,more&observe_critic=more"
+    assert with_roles(plain) == with_roles(plain, 2) == f"{plain}&observe=state"
+    with pytest.raises(
+        UsageError, match=r"does not say what the policy itself observes: add --observe KEY, of more, one"
+    ):
+        with_roles(f"{HERE}:Parts?names=one,more&observe_critic=more")
+
+
+def test_playgrounds_go1_is_trained_with_a_privileged_critic() -> None:
+    pytest.importorskip("envpool")
+    name = "Go1JoystickFlatTerrain-v1"
+    roles = f"{name}?observe=state&observe_critic=privileged_state"
+    assert with_roles(name) == with_roles(name, 48) == roles
+    plain, both = make_envs(name, 1, 0), make_envs(roles, 1, 0, critic=True)
+    whole = both.reset()
+    assert plain.groups == {"state": both.observation_size, "privileged_state": whole.shape[1] - 48}
+    assert np.array_equal(np.sort(whole), np.sort(plain.reset()))
+
+
+def test_the_command_line_names_the_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--steps", "256", "--envs", "8", "--horizon", "32", "--ranks", "1", "--hidden", "4"]
+    words = ["train", PLAIN, "--observe", "seen", "--observe-critic", "hidden", "--alpha", "0.1", *few]
+    out = ["--evaluation-episodes", "1", "--out", str(tmp_path / "run")]
+    cli.main([*words, *out])
+    cli.main(["train", PLAIN, *out, "--resume", "--trust"])  # who sees what need not be typed again
+    customizing = [
+        "customize",
+        str(prior(tmp_path)),
+        "--env",
+        PLAIN,
+        "--observe-critic",
+        "seen,hidden",
+        "--addon",
+        WISH,
+    ]
+    cli.main([*customizing, "--omega", "1", *few, *out[:2], "--no-report", "--out", str(tmp_path / "customized")])
+    asked = [json.loads((tmp_path / run / "run.json").read_text())["request"]["env"] for run in ("run", "customized")]
+    assert asked == [ENV, f"{PLAIN}?observe_critic=seen,hidden&observe=seen"]
+    assert "critic_normalizer.mean" in weights(tmp_path / "run")
+    assert len(weights(tmp_path / "customized")["critic_normalizer.mean"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("env", "observe", "critic", "said"),
+    [
+        (PLAIN, "seen", "hiden", r"has no observation 'hiden'; did you mean hidden\?; it has hidden, seen"),
+        (PLAIN, "sen", "hidden", r"has no observation 'sen'; did you mean seen\?; it has hidden, seen"),
+        ("Pendulum-v1", "", "hidden", "no observation 'hidden'; its observation is no Dict: leave observe_critic out"),
+        ("Pendulum-v1", "seen", "", "has no observation 'seen'; its observation is no Dict: leave observe out"),
+        (f"{PLAIN}?observe=seen", "hidden", "", "is to have observe=hidden too: name these parts only once"),
+        (PLAIN, "", "hidden", "does not say what the policy itself observes: add --observe KEY, of hidden, seen"),
+    ],
+)
+def test_what_cannot_be_seen_is_refused(tmp_path: Path, env: str, observe: str, critic: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        train(env, soft(0.1), tmp_path / "run", FEW, observe=observe, observe_critic=critic)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_part_that_does_not_fit_the_prior_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"takes observations of 2 numbers, but .* gives 3 \(hidden 3, seen 2; "):
+        customize(prior(tmp_path), WISH, residual(1, 1), tmp_path / "run", FEW, observe="hidden", env=PLAIN)
+
+
+def test_residual_q_learning_takes_no_parts() -> None:
+    training = pytest.importorskip("repolicy.rql.training")
+    with pytest.raises(UsageError, match="names parts of a Dict, which Residual Q-learning does not take"):
+        training.make("CartPole-v1?observe_critic=more")
+
+
+# With a dial ----------------------------------------------------------------------------------------------------------
+
+
+def test_with_a_dial_both_see_the_position_last(tmp_path: Path) -> None:
+    """And the prior and the add-on still see the policy's part alone."""
+    made = segments(tmp_path, ENV, residual(0.05, 0.1, omega_to=1.6)).worker
+    assert isinstance(made, ConditionedWorker)
+    rollout = made.collector.collect(made.learner.policy)
+    own, place, hidden = torch.from_numpy(rollout.observations).split([2, 1, 3], -1)
+    assert float(place.min()) == -1.0
+    inputs, critic_inputs = made.seen(rollout.observations)
+    assert made.prior is not None
+    assert torch.equal(inputs, torch.cat([made.prior.normalizer(own), place], -1))
+    assert torch.equal(critic_inputs, torch.cat([made.critic_normalizer(hidden), place], -1))
+    log_prior, *_ = made.score(rollout, critic_inputs)
+    assert log_prior is not None
+    torch.testing.assert_close(log_prior, rollout.log_probs, atol=1e-5, rtol=1e-5)
+    made.omegas(rollout)
+    assert torch.equal(made.places, place[:-1, :, 0])
+    before = made.learner.parameters.clone()
+    made.iterate(stop=False)
+    assert not torch.equal(made.learner.parameters, before)
+    assert float(made.critic_normalizer.count) == 100 + FEW.iteration_steps
