@@ -136,7 +136,7 @@ def test_a_run_that_is_evaluated_knows_its_add_on() -> None:
     prior = Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(8,)))
     settings = replace(SMALL, ranks=1, steps=256)
     result = repolicy.customize(prior, [wish, f"{wish}=2"], repolicy.kl(0.1), settings=settings, env=env)
-    assert result.folder == Path("runs/policy-residual-0")
+    assert result.folder == Path("runs/policy-kl-0")
     found = repolicy.evaluate(result.folder, episodes=2, trust=True)
     assert found.addon is not None
     assert found.log_prior is not None
