@@ -148,7 +148,7 @@ def test_a_run_that_is_evaluated_knows_its_add_on() -> None:
     with pytest.raises(UsageError, match="a policy alone does not say which environment"):
         repolicy.customize(prior, wish, repolicy.kl(0.1))
     again = repolicy.customize(prior, wish, repolicy.kl(0.1), settings=settings, env=env)
-    assert again.folder == Path("runs/policy-residual-0-2")
+    assert again.folder == Path("runs/policy-kl-0-2")
     resumed = repolicy.customize(prior, wish, out=again.folder, env=env, resume=True)  # objective, settings: the run's
     assert resumed.finished
 
