@@ -61,6 +61,7 @@ def test_a_line_says_what_each_number_is_of(capsys: pytest.CaptureFixture[str]) 
         "100% · 100,000 of 100,000 steps · 8,123 a second · 0:00 left · basic reward 3,000.2 an episode"
     )
     assert "0.900 nats a step from the prior" in line
+    assert SHORT["prior_kl"].format(-1e-5) == "0.000 nats a step from the prior"  # samples of 0 may fall below it
     assert "budget" not in line
     assert all(re.search(r"[a-z]", words.partition("}")[2]) for words in SHORT.values())
 

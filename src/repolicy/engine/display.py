@@ -41,7 +41,7 @@ ROWS = [
             ("reward_total", "sum", "+.4f", ""),
             ("log_prior", "log prior", ".3f", "nats"),
             ("log_prior_low", "… its lowest tenth", ".3f", "nats"),
-            ("prior_kl", "KL to the prior", ".3f", "nats"),
+            ("prior_kl", "KL to the prior", "z.3f", "nats"),
             ("below_prior", "less likely to the prior than its own", ".3f", "nats"),
         ],
     ),
@@ -68,7 +68,7 @@ SHORT = {
     "evaluation_addon": "add-on reward {:,.1f} an episode",
     "evaluation_objective": "objective {:,.1f} an episode",
     "entropy": "entropy {:.3f} nats",
-    "prior_kl": "{:.3f} nats a step from the prior",
+    "prior_kl": "{:z.3f} nats a step from the prior",
 }
 
 
