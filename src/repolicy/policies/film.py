@@ -19,9 +19,9 @@ DEGREE = 4  # of the polynomials: enough for a bend or two over the range
 
 
 @cache
-def exponents(dials: int) -> tuple[tuple[int, ...], ...]:
-    """The degrees in each position, of all products whose degrees add up to at most `DEGREE`, but for the constant."""
-    return tuple(each for each in product(range(DEGREE + 1), repeat=dials) if 0 < sum(each) <= DEGREE)
+def exponents(dials: int) -> Tensor:
+    """The degrees in each position `[K, dials]`, of all products that add up to at most `DEGREE`, but the constant."""
+    return torch.tensor([each for each in product(range(DEGREE + 1), repeat=dials) if 0 < sum(each) <= DEGREE])
 
 
 def polynomials(places: Tensor) -> Tensor:
@@ -33,8 +33,8 @@ def polynomials(places: Tensor) -> Tensor:
     powers = torch.cos(torch.arccos(places.clamp(-1.0, 1.0)).unsqueeze(-1) * degrees).unbind(-2)
     if len(powers) == 1:
         return powers[0]
-    columns = torch.tensor(exponents(len(powers))).unbind(1)
     whole = [torch.cat([torch.ones_like(each[:, :1]), each], 1) for each in powers]
+    columns = exponents(len(powers)).unbind(1)
     return torch.stack([each[:, column] for each, column in zip(whole, columns, strict=True)]).prod(0)
 
 
