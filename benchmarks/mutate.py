@@ -107,7 +107,7 @@ MUTANTS = [
     Mutant("engine/conditioned.py", "[*fixed, *(values[name] for name in self.wishes), *terms]", "[*fixed, *(values[name] for name in [*self.wishes][::-1]), *terms]", DIAL, "the heads of two add-ons weighed the wrong way round"),
     Mutant("engine/conditioned.py", "inputs[:, index - len(self.dials)] = place", "inputs[:, -1] = place", DIAL, "the ends of the last dial taken for those of each"),
     Mutant("engine/conditioned.py", "cells = side ** torch.arange(len(self.dials))", "cells = torch.ones(len(self.dials)).long()", DIAL, "strata of two dials mixed up"),
-    Mutant("policies/film.py", "if 0 < sum(each) <= DEGREE)", "if 0 < sum(each) <= DEGREE and max(each) == sum(each))", DIAL, "no products of two positions"),
+    Mutant("policies/film.py", "if 0 < sum(each) <= DEGREE]", "if 0 < sum(each) <= DEGREE and max(each) == sum(each)]", DIAL, "no products of two positions"),
     Mutant("objective.py", "-(objective.alpha if alpha is None else alpha) * log_policy", "-objective.alpha * log_policy", DIAL, "a dial over alpha turns nothing"),
     Mutant("engine/conditioned.py", "- means[stratum, 0]", "", DIAL, "advantages of a stratum without their mean"),
     Mutant("engine/worker.py", "observations[..., : self.learner.policy.spec.observation_size]", "observations[..., -self.learner.policy.spec.observation_size :]", DIAL, "the prior sees the dial's position"),

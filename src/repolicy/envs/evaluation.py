@@ -217,9 +217,10 @@ def run_episodes(
         if scorer is not None:
             block["log_prior"] = scorer(*rollout.scored).numpy()
         if addon is not None:
-            block["addon"] = addon.reward(*rollout.transitions)
+            rewards = [*addon.apart(*rollout.transitions)]
+            block["addon"] = sum(rewards, np.zeros_like(rollout.basic))
             block["metric"] = addon.metric(*rollout.transitions)
-            for name, reward in zip(several, addon.apart(*rollout.transitions), strict=False):
+            for name, reward in zip(several, rewards, strict=False):
                 block[f"of {name}"] = block.get(f"of {name}", 0.0) + reward
         if familiarity is not None:
             block["familiarity"] = np.asarray(familiarity(rollout.next_observations))
