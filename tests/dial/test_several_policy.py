@@ -204,7 +204,7 @@ def test_a_free_dial_has_no_names(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_where_one_policy_is_wanted_it_says_how_to_keep_one(file: Path, tmp_path: Path) -> None:
     said = r"every omega from 0\.03 to 3 and quiet from 0 to 2.*--at omega=0\.3 --at quiet=1 --out.*at\(omega, quiet\)"
     with pytest.raises(UsageError, match=said):
-        evaluate(file, tiny("LinearQuadratic"), 1, addon=())
+        evaluate(file, episodes=1, trust=True)
     with pytest.raises(UsageError, match="the dials omega .* is no prior"):
         customize(file, QUIET, residual(0.1, 0.1), tmp_path / "run", env=tiny("LinearQuadratic"))
 

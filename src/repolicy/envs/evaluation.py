@@ -141,6 +141,8 @@ def evaluate(
         agent, prior = saved.policy, prior or saved.prior
         env = env or env_of(saved.card, path, trust)
         addon = addons_of(saved.card, path, trust) if addon is None else addon
+    if isinstance(agent, Conditioned):
+        raise UsageError(untold(agent))
     if env is None:
         raise UsageError("a policy alone does not say which environment it is for; name one: evaluate(policy, ENV)")
     if isinstance(agent, MeanPrior):
@@ -162,15 +164,20 @@ def evaluate(
         envs.close()
 
 
+def untold(agent: Conditioned, what: str = "the policy") -> str:
+    """That the positions on its dials are missing, and how to name them."""
+    middle = {dial.name: f"{dial.value(0.0):.3g}" for dial in agent.dials}
+    words = " ".join(f"--at {value if len(middle) == 1 else f'{name}={value}'}" for name, value in middle.items())
+    return (
+        f"{what} is one for every {' and '.join(map(str, agent.dials))}, so it must be told which: `repolicy dial FILE "
+        f"{words} --out POLICY` keeps one as a file; in Python, policy.at({', '.join(middle)})"
+    )
+
+
 def check_fit(agent: Agent, envs: HasSpaces, what: str = "the policy") -> None:
     """Raise unless the agent's observations and actions are the environment's, with both sizes named."""
     if isinstance(agent, Conditioned) and agent.observation_size == envs.observation_size + len(agent.dials):
-        middle = {dial.name: f"{dial.value(0.0):.3g}" for dial in agent.dials}
-        words = " ".join(f"--at {value if len(middle) == 1 else f'{name}={value}'}" for name, value in middle.items())
-        raise UsageError(
-            f"{what} is one for every {' and '.join(map(str, agent.dials))}, so it must be told which: `repolicy dial "
-            f"FILE {words} --out POLICY` keeps one as a file; in Python, policy.at({', '.join(middle)})"
-        )
+        raise UsageError(untold(agent, what))
     if agent.observation_size != envs.observation_size:
         parts = ", ".join(f"{key} {size}" for key, size in envs.groups.items())
         raise UsageError(
