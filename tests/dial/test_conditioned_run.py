@@ -62,8 +62,9 @@ def test_every_environment_has_a_stratum_of_its_own_whatever_rank_it_is_of() -> 
     assert (np.floor((inner + 1.0) / 2.0 * len(inner)).clip(0, len(inner) - 1) == np.arange(len(inner))).all()
 
 
-def test_a_position_stays_until_its_episode_ends() -> None:
-    envs = Dialed(make_envs(tiny("Counter"), 6, 0), 3)
+@pytest.mark.parametrize("env", ["Counter", "Mortal"])  # all end at once by a time limit; each ends by itself
+def test_a_position_stays_until_its_episode_ends(env: str) -> None:
+    envs = Dialed(make_envs(tiny(env), 6, 0), 3)
     before = envs.reset()[:, -1]
     moved = 0
     for _ in range(20):
@@ -74,7 +75,7 @@ def test_a_position_stays_until_its_episode_ends() -> None:
         moved += int((now[ended] != before[ended]).sum())
         before = now
     assert moved > 5
-    assert envs.observation_size == step.observations.shape[1] == 3
+    assert envs.observation_size == step.observations.shape[1] == envs.envs.observation_size + 1
 
 
 # How it is paid -------------------------------------------------------------------------------------------------------
