@@ -38,7 +38,7 @@ LLM = {
 }
 LLM["mixing"] = "tests/llm/test_dial.py"
 MUTANTS = [
-    Mutant("objective.py", "entropy = -objective.alpha", "entropy = objective.alpha", OBJECTIVE, "sign of the entropy"),
+    Mutant("objective.py", "entropy = -(objective.alpha", "entropy = (objective.alpha", OBJECTIVE, "sign of the entropy"),
     Mutant("objective.py", "prior = (objective.omega if", "prior = -(objective.omega if", OBJECTIVE, "sign of the prior"),
     Mutant("objective.py", "total = total + prior", "total = total", OBJECTIVE, "prior dropped"),
     Mutant("objective.py", "total = total + entropy", "total = total", OBJECTIVE, "entropy dropped"),
@@ -102,10 +102,16 @@ MUTANTS = [
     Mutant("engine/segments.py", "last_is_best = self.moves or ", "last_is_best = ", WORKER, "returns by other weights compared"),
     Mutant("engine/segments.py", "derived_seed(settings.seed, self.segment, 1 + index)", "derived_seed(settings.seed, 0, 1 + index)", WORKER, "segments share random numbers"),
     Mutant("engine/conditioned.py", "return (gains * self.unscaled()).sum(-1)", "return gains.sum(-1)", DIAL, "heads added without their weights"),
-    Mutant("engine/conditioned.py", "self.range.omega(self.places.double())}", "torch.ones_like(self.places)}", DIAL, "one omega for the whole dial"),
+    Mutant("engine/conditioned.py", "dial.name: dial.value(place) for dial, place", "dial.name: dial.value(place * 0) for dial, place", DIAL, "one omega for the whole dial"),
+    Mutant("engine/conditioned.py", "total = total + values[name] * self.tasks[-1]", "total = total + self.tasks[-1]", DIAL, "a dialed add-on paid without its weight"),
+    Mutant("engine/conditioned.py", "[*fixed, *(values[name] for name in self.wishes), *terms]", "[*fixed, *(values[name] for name in [*self.wishes][::-1]), *terms]", DIAL, "the heads of two add-ons weighed the wrong way round"),
+    Mutant("engine/conditioned.py", "inputs[:, index - len(self.dials)] = place", "inputs[:, -1] = place", DIAL, "the ends of the last dial taken for those of each"),
+    Mutant("engine/conditioned.py", "cells = side ** torch.arange(len(self.dials))", "cells = torch.ones(len(self.dials)).long()", DIAL, "strata of two dials mixed up"),
+    Mutant("policies/film.py", "if 0 < sum(each) <= DEGREE]", "if 0 < sum(each) <= DEGREE and max(each) == sum(each)]", DIAL, "no products of two positions"),
+    Mutant("objective.py", "-(objective.alpha if alpha is None else alpha) * log_policy", "-objective.alpha * log_policy", DIAL, "a dial over alpha turns nothing"),
     Mutant("engine/conditioned.py", "- means[stratum, 0]", "", DIAL, "advantages of a stratum without their mean"),
     Mutant("engine/worker.py", "observations[..., : self.learner.policy.spec.observation_size]", "observations[..., -self.learner.policy.spec.observation_size :]", DIAL, "the prior sees the dial's position"),
-    Mutant("envs/dialed.py", "np.where(ended, self._drawn(), self._places)", "self._drawn()", DIAL, "the dial turns within an episode"),
+    Mutant("envs/dialed.py", "np.where(ended[:, None], self._drawn(), self._places)", "self._drawn()", DIAL, "the dial turns within an episode"),
     Mutant("envs/dialed.py", "self._behind(step.final), step.terminated", "self._behind(step.final) * 1.0, step.truncated", DIAL, "the dial stays where an episode ended early"),
     Mutant("policies/dials.py", "(1 - t) * narrow / precision, t *", "t * narrow / precision, (1 - t) *", "tests/test_dials.py", "the mixture turns the wrong way"),
     Mutant("policies/dials.py", "precision**-0.5", "precision**-1", "tests/test_dials.py", "the mixture's std is a variance"),

@@ -1,28 +1,36 @@
 """A dial that was trained, beside points trained one by one, and beside the two dials that cost no training.
 
     python -m experiments.dial --tasks halfcheetah hopper --seeds 0
+    python -m experiments.dial --tasks halfcheetah --seeds 0 --shuffled     # a control, which must lose
 
 For each task: one run over a range of ω′ (2.5 times the steps of one point of `experiments.sweeps`), evaluated at the
 sweep's values and at twenty others; and the mixture and the weights between the prior and one point. What is in the
-ledger is not repeated, and a run that was cut off goes on.
+ledger is not repeated, and a run that was cut off goes on. With --shuffled, the run over the range is paid by other
+positions than those that its network is shown, which then say nothing.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from experiments import campaign
 from experiments.one import Run as Training
 from experiments.one import machine, trained
+from repolicy.engine.conditioned import ConditionedWorker
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import commit, versions
 from repolicy.engine.ranks import one_thread
 from repolicy.engine.settings import Settings
+from repolicy.envs.dialed import placed
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
+from repolicy.envs.rollout import Rollout
 from repolicy.many.ledger import Ledger, Row
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.dials import prior_of, turned
@@ -57,19 +65,20 @@ def main() -> None:
     parser = campaign.parser("dial", __doc__)
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--shuffled", action="store_true", help="the control: no free dials, and shuffled positions")
     parser.add_argument("--show", action="store_true", help="say what the ledger holds, and run nothing")
     options = parser.parse_args()
-    ledger = Ledger(options.ledger)
+    ledger, how = Ledger(options.ledger), "shuffled" if options.shuffled else "trained"
     if not options.show:
         with ledger.claimed():
             known = {row["key"] for row in ledger.rows()}
             for task in options.tasks:
                 for seed in options.seeds:
-                    if f"{task}/trained/{seed}" not in known:
-                        ledger.add(trained_dial(task, seed, options.runs))
-                for how in ("mixture", "weights"):
-                    if f"{task}/{how}" not in known:
-                        ledger.add(free_dial(task, how, options.runs))
+                    if f"{task}/{how}/{seed}" not in known:
+                        ledger.add(trained_dial(task, seed, options.runs, how))
+                for free in () if options.shuffled else ("mixture", "weights"):
+                    if f"{task}/{free}" not in known:
+                        ledger.add(free_dial(task, free, options.runs))
     for row in ledger.rows():
         print(row["key"], json.dumps(compared(row, swept(row["task"]))))
 
@@ -81,21 +90,50 @@ def words(name: str, omega: str, steps: str, seed: int, runs: Path) -> tuple[str
     return (*asked, "--steps", steps, "--ranks", "1", "--seed", str(seed), "--settings", str(settings), "--no-report")
 
 
-def trained_dial(name: str, seed: int, runs: Path) -> Row:
-    task, folder, key = TASKS[name], runs / f"{name}-{seed}", f"{name}/trained/{seed}"
-    story = trained(Training(key, words(name, task.omegas, STEPS, seed, runs), task.env, task.addon), folder)
+@contextmanager
+def shuffled() -> Iterator[None]:
+    """Meanwhile episodes are paid by other positions than those that the network is shown."""
+    shown = ConditionedWorker.asked
+
+    def asked(self: ConditionedWorker, rollout: Rollout) -> Tensor:
+        return torch.from_numpy(others(shown(self, rollout).numpy()))
+
+    ConditionedWorker.asked = asked  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ConditionedWorker.asked = shown  # type: ignore[method-assign]
+
+
+def others(places: np.ndarray) -> np.ndarray:
+    """For the positions `[T, N, dials]` that episodes are shown, others, drawn in the same way.
+
+    What an episode is shown, and in which environment, seeds its draw: so it keeps its own, also in the next rollout
+    and in a run that goes on. The network does not know its environment, so even at the ends of a dial, where many
+    episodes are shown the same, it cannot learn what they are paid by.
+    """
+    flat = places.reshape(-1, places.shape[-1])
+    where = np.broadcast_to(np.arange(places.shape[1], dtype=np.uint32)[:, None], (*places.shape[:2], 1))
+    seeds = np.concatenate([flat.view(np.uint32), where.reshape(-1, 1)], 1)
+    unique, which = np.unique(seeds, axis=0, return_inverse=True)
+    shares = np.stack([np.random.default_rng(seed.tolist()).random(places.shape[-1]) for seed in unique])
+    return placed(shares)[which.reshape(-1)].reshape(places.shape).astype(np.float32)
+
+
+def trained_dial(name: str, seed: int, runs: Path, how: str = "trained") -> Row:
+    task, key = TASKS[name], f"{name}/{how}/{seed}"
+    folder = runs / (f"{name}-{seed}" if how == "trained" else f"{name}-{how}-{seed}")
+    with shuffled() if how == "shuffled" else nullcontext():
+        story = trained(Training(key, words(name, task.omegas, STEPS, seed, runs), task.env, task.addon), folder)
     policy = read_policy(find_policy(folder)).policy
     assert isinstance(policy, Conditioned)
     apart = RunFolder(folder).logged()["dial_kl"][-1]
-    low, high = policy.omegas
-    values = [row["omega"] for row in swept(name)[1:] if low <= row["omega"] <= high]
+    (dial,) = policy.dials
+    values = [row["omega"] for row in swept(name)[1:] if dial.low <= row["omega"] <= dial.high]
     positions = [position(name, folder, policy.at(omega), omega, EPISODES) for omega in values]
-    many = [
-        position(name, folder, policy.at(omega), omega, EPISODES // 2, ("mean",))
-        for omega in policy.omegas.spread(MANY)
-    ]
+    many = [position(name, folder, policy.at(omega), omega, EPISODES // 2, ("mean",)) for omega in dial.spread(MANY)]
     story = {part: story[part] for part in ("command", "request", "steps", "seconds", "steps_per_cpu_second", "curve")}
-    row: Row = {"key": key, "task": name, "how": "trained", "seed": seed} | story
+    row: Row = {"key": key, "task": name, "how": how, "seed": seed} | story
     row |= {"ends_apart": round(apart, 3), "episodes": EPISODES, "positions": positions, "many": many}
     return row | {"versions": versions(), "machine": machine(), "commit": commit()}
 
@@ -185,7 +223,7 @@ def compared(row: Row, points: list[Row]) -> dict[str, Any]:
     volume = hypervolume([outcome(point) for point in alone], worst)  # type: ignore[arg-type]
     ours = hypervolume([outcome(found) for found in row["positions"]], worst)  # type: ignore[arg-type]
     story: dict[str, Any] = {"hypervolume": round(ours / volume, 4)}
-    if row["how"] != "trained":
+    if "many" not in row:  # a free dial
         return story
     gains = {}
     for point, found in zip(alone, row["positions"], strict=True):
@@ -231,7 +269,7 @@ def summary(found: list[Row]) -> str:
     ]
     for row in sorted(found, key=lambda row: [*TASKS].index(row["task"])):
         told = compared(row, swept(row["task"]))
-        name = f"trained, seed {row['seed']}" if row["how"] == "trained" else row["how"]
+        name = f"{row['how']}, seed {row['seed']}" if "seed" in row else row["how"]
         cells = [f"{told['hypervolume']:.0%}"]
         cells += [f"{told[each]}" if each in told else "" for each in ("spearman with basic", "spearman with add-on")]
         cells += (

@@ -180,7 +180,8 @@ def test_the_slider_moves_every_part(swept: dict[str, Any], browser: Any) -> Non
         assert film.find_element(By.TAG_NAME, "video").is_displayed()
         [mark] = browser.find_elements(By.CSS_SELECTOR, "circle.chosen")
         point = mark.get_attribute("data-point")
-        return browser.find_element(By.ID, "chosen").text, verdict, table, command, row.text, point, film.text
+        value = browser.find_element(By.CSS_SELECTOR, ".slider output").text
+        return value, verdict, table, command, row.text, point, film.text
 
     slider.send_keys(Keys.HOME)
     first = seen()

@@ -13,7 +13,7 @@ The functions below use only `*`, `+` and `-`, so they work alike on NumPy array
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -23,35 +23,67 @@ from repolicy.errors import UsageError
 Task = Literal["basic", "addon", "both"]
 Array = TypeVar("Array", bound=Any)
 
+MOST_DIALS = 4  # one network has 69 polynomials for them; and the more there are, the fewer episodes each place sees
+RANGES = {"omega_to": "omega", "alpha_to": "alpha"}  # where the range of a weight ends, and which weight begins it
 
-class Omegas(NamedTuple):
-    """The ω′ of one policy for all of them. On its dial stands log ω′, from −1 at the lower end to 1 at the upper."""
 
+class Dial(NamedTuple):
+    """A weight that a policy takes as an input. Its positions go from −1 at the low end to 1 at the high one."""
+
+    name: str  # omega, alpha, or an add-on's
     low: float
     high: float
+    scale: Literal["log", "linear"] = "log"  # what is divided evenly: the weight's logarithm, or the weight
 
     def __str__(self) -> str:
+        return f"{self.name} from {self.ends}"
+
+    @property
+    def ends(self) -> str:
         return f"{self.low:g} to {self.high:g}"
 
-    def checked(self) -> "Omegas":
-        if not 0 < self.low < self.high < math.inf:
+    def checked(self) -> "Dial":
+        if self.scale == "log" and not 0 < self.low < self.high < math.inf:
             raise UsageError(
-                f"omega from {self} is no range: it must begin above 0, as a dial is divided by ratios, and end above "
-                "where it begins, such as 0.03..3"
+                f"{self} is no range: it must begin above 0, as a dial is divided by ratios, and end above where it "
+                "begins, such as 0.03..3"
+            )
+        if not 0 <= self.low < self.high < math.inf:
+            raise UsageError(
+                f"the weight of {self} is no range: it must begin at 0 or above, and end above where it begins, such "
+                "as 0..2"
             )
         return self
 
-    def place(self, omega: float) -> float:
-        return 2.0 * math.log(omega / self.low) / math.log(self.high / self.low) - 1.0
+    def place(self, value: float) -> float:
+        if self.scale == "linear":
+            return 2.0 * (value - self.low) / (self.high - self.low) - 1.0
+        return 2.0 * math.log(value / self.low) / math.log(self.high / self.low) - 1.0
 
-    def omega(self, place: Any) -> Any:
+    def value(self, place: Any) -> Any:
         """At positions that are plain numbers, arrays or tensors."""
+        if self.scale == "linear":
+            return self.low + (self.high - self.low) * ((place + 1.0) / 2.0)
         return self.low * (self.high / self.low) ** ((place + 1.0) / 2.0)
 
     def spread(self, count: int) -> list[float]:
         """As many values, at equal distances on the dial."""
         steps = [2.0 * index / (count - 1) - 1.0 for index in range(1, count - 1)]
-        return [self.low, *(float(f"{self.omega(step):.3g}") for step in steps), self.high]
+        return [self.low, *(float(f"{self.value(step):.3g}") for step in steps), self.high]
+
+    def beyond(self, value: object) -> str:
+        """What a user must know of a value outside of the range; empty for one inside."""
+        least = "above 0" if self.scale == "log" else "0 or above"
+        number = isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf
+        if not number or (value == 0 and self.scale == "log"):
+            raise UsageError(
+                f"{self.name} is {value!r}; it must be a number {least}: this policy's go from {self.ends}"
+            )
+        found = float(value)  # type: ignore[arg-type]
+        if self.low <= found <= self.high:
+            return ""
+        end = min(max(found, self.low), self.high)
+        return f"{self.name} is {found:g}, and this policy was trained from {self.ends}: it acts as at {end:g}"
 
 
 @dataclass(frozen=True)
@@ -63,7 +95,8 @@ class Objective:
     alpha: the reward that a nat of −log policy(a|s), of entropy, is worth; α, or α̂ while customizing.
     bonus: weight of the policy's entropy in the *loss*, which pays for the present step's entropy alone.
     states: weight of the next state's familiarity to the prior in the reward; not in the paper, where it is 0.
-    omega_to: of a policy for many ω′ at once, the largest, `omega` being the smallest; 0 where there is one omega.
+    omega_to: of a policy with a dial over ω′, the largest, `omega` being the smallest; 0 where there is one omega.
+    alpha_to: the same of α̂.
     """
 
     task: Task = "basic"
@@ -72,26 +105,29 @@ class Objective:
     bonus: float = 0.0
     states: float = 0.0
     omega_to: float = 0.0
+    alpha_to: float = 0.0
 
     def __post_init__(self) -> None:
         if self.task not in ("basic", "addon", "both"):
             raise UsageError(f"task is {self.task!r}; it must be 'basic', 'addon' or 'both'")
-        for name in ("omega", "alpha", "bonus", "states", "omega_to"):
+        for name in ("omega", "alpha", "bonus", "states", *RANGES):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value < 0:
                 raise UsageError(f"{name} is {value!r}; it must be a finite number, 0 or greater")
             object.__setattr__(self, name, float(value))
-        if self.omega_to:
-            Omegas(self.omega, self.omega_to).checked()
+        for dial in self.dials:
+            dial.checked()
 
     @property
-    def omegas(self) -> Omegas | None:
-        """The range of omega, for a policy that takes it as an input."""
-        return Omegas(self.omega, self.omega_to) if self.omega_to else None
+    def dials(self) -> tuple[Dial, ...]:
+        """Over its own weights, for a policy that takes them as inputs; those over add-ons stand with the add-ons."""
+        ends = ((name, getattr(self, name), getattr(self, to)) for to, name in RANGES.items())
+        return tuple(Dial(name, low, high) for name, low, high in ends if high)
 
-    def at(self, omega: float) -> "Objective":
-        """The same at one omega."""
-        return replace(self, omega=omega, omega_to=0.0)
+    def at(self, values: Mapping[str, float]) -> "Objective":
+        """The same with one value for each of its dials."""
+        chosen = {dial.name: values[dial.name] for dial in self.dials} | dict.fromkeys(RANGES, 0.0)
+        return Objective(**asdict(self) | chosen)
 
     @property
     def reads_basic(self) -> bool:
@@ -111,7 +147,7 @@ class Objective:
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON; without later fields where they are 0, as it was written before there were such."""
-        return {name: value for name, value in asdict(self).items() if name not in ("states", "omega_to") or value}
+        return {name: value for name, value in asdict(self).items() if name not in ("states", *RANGES) or value}
 
 
 # The eight objectives of the paper, a row each ------------------------------------------------------------------------
@@ -147,13 +183,15 @@ def kl(alpha: float) -> Objective:
     return Objective("addon", omega=alpha, alpha=alpha)
 
 
-def residual(omega: float, alpha: float, states: float = 0.0, omega_to: float = 0.0) -> Objective:
+def residual(
+    omega: float, alpha: float, states: float = 0.0, omega_to: float = 0.0, alpha_to: float = 0.0
+) -> Objective:
     """Residual PPO: the prior's log-probability and the entropy with weights of their own (Eq. 16).
 
     With `states` above 0 it is no longer Eq. 16, but that plus an occupancy term. With `omega_to` the policy takes
-    omega as an input, and is trained for all from `omega` to `omega_to` at once.
+    omega as an input, and is trained for all from `omega` to `omega_to` at once; with `alpha_to` the same of alpha.
     """
-    return Objective("addon", omega=omega, alpha=alpha, states=states, omega_to=omega_to)
+    return Objective("addon", omega=omega, alpha=alpha, states=states, omega_to=omega_to, alpha_to=alpha_to)
 
 
 def full(alpha: float) -> Objective:
@@ -167,7 +205,15 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {
 }
 
 
-def named(name: str, *, omega: float | None = None, alpha: float | None = None, states: float = 0.0) -> Objective:
+def named(
+    name: str,
+    *,
+    omega: float | None = None,
+    alpha: float | None = None,
+    states: float = 0.0,
+    omega_to: float = 0.0,
+    alpha_to: float = 0.0,
+) -> Objective:
     """The objective called `name`, from exactly the coefficients that it has.
 
     >>> named("kl", alpha=0.1)
@@ -186,7 +232,9 @@ def named(name: str, *, omega: float | None = None, alpha: float | None = None, 
     made = OBJECTIVES[name](**given)
     if states and made.task != "addon":
         raise UsageError(f"objective {name} has no states; they are a prior's, so they go with residual, kl or greedy")
-    return replace(made, states=states)
+    if alpha_to and made.omega and "omega" not in wanted:
+        raise UsageError(f"objective {name} has one weight for both terms, so alpha can have no range: take residual")
+    return replace(made, states=states, omega_to=omega_to, alpha_to=alpha_to)
 
 
 def coefficients(name: str) -> list[str]:
@@ -202,11 +250,13 @@ def name_of(objective: Objective) -> tuple[str, dict[str, float]] | None:
     ('kl', {'alpha': 0.1})
     """
     given = {"omega": objective.omega, "alpha": objective.alpha or objective.bonus}
-    beyond = {"states": objective.states, "omega_to": objective.omega_to}
+    beyond = {name: getattr(objective, name) for name in ("states", *RANGES)}
+    plain = Objective(**asdict(objective) | dict.fromkeys(beyond, 0.0))
     for name, function in OBJECTIVES.items():
         values = {key: given[key] for key in coefficients(name)}
         made = function(**values)
-        if made == replace(objective, states=0.0, omega_to=0.0) and ("omega" in values or not objective.omega_to):
+        free = "omega" in values or not made.omega  # each weight has a range of its own, or none
+        if made == plain and (free or not objective.dials):
             return name, values | {key: value for key, value in beyond.items() if value}
     return None
 
@@ -239,18 +289,24 @@ def task_reward(objective: Objective, basic: Array | None, addon: Array | None) 
 
 
 def reformulated(
-    objective: Objective, task: Any, log_prior: Any, log_policy: Any, states: Any = None, omega: Any = None
+    objective: Objective,
+    task: Any,
+    log_prior: Any,
+    log_policy: Any,
+    states: Any = None,
+    omega: Any = None,
+    alpha: Any = None,
 ) -> Reward:
     """task + omega · log prior − alpha · log policy, with its parts apart (Eq. 16).
 
-    `states` is the familiarity of the next states, for an objective that weighs it; `omega` each step's own, for one
-    with a range.
+    `states` is the familiarity of the next states, for an objective that weighs it; `omega` and `alpha` each
+    step's own, for one with a range.
 
     A term whose coefficient is 0 is left out rather than multiplied, so `log_prior` may be None where omega is 0, an
     infinite log-probability does no harm there, and the remaining sum is the same to the bit.
     """
     prior = (objective.omega if omega is None else omega) * log_prior if objective.omega else 0.0 * task
-    entropy = -objective.alpha * log_policy if objective.alpha else 0.0 * task
+    entropy = -(objective.alpha if alpha is None else alpha) * log_policy if objective.alpha else 0.0 * task
     total = task
     if objective.omega:
         total = total + prior

@@ -11,7 +11,7 @@ import torch
 import repolicy
 from repolicy.cli import main as cli
 from repolicy.errors import FileError
-from repolicy.objective import Omegas
+from repolicy.objective import Dial
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.export import _onnx_reader, _torchscript_reader, export
 from repolicy.policies.file import read_policy, save_policy
@@ -27,7 +27,7 @@ def pushing(observations: Any, actions: Any, next_observations: Any, info: Any) 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     prior = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,)), hidden=(8,)))
-    made = Conditioned.begun(prior, Omegas(0.01, 1.0))
+    made = Conditioned.begun(prior, [Dial("omega", 0.01, 1.0)])
     made.network.film.data.normal_(0.0, 0.5, generator=torch.Generator().manual_seed(0))
     request = {"env": "InvertedPendulum-v4", "addons": [f"{__file__}:pushing"]}
     request["objective"] = {"task": "addon", "omega": 0.01, "omega_to": 1.0, "alpha": 0.1}
@@ -87,7 +87,7 @@ def test_the_page_has_every_position_and_the_points_beside_it(
     cli.main(["dial", str(file), *words])
     found = json.loads(capsys.readouterr().out)
     places = [position["at"] for position in found["positions"]]
-    assert places == Omegas(0.01, 1.0).spread(11)
+    assert places == Dial("omega", 0.01, 1.0).spread(11)
     assert abs(found["prior"]["kl"]) < 1e-4 < found["positions"][0]["kl"]
     html = (tmp_path / "dial" / "report.html").read_text()
     assert html.count('data-shown="10"') == 3  # film, table, command
@@ -109,6 +109,6 @@ def test_for_other_programs_omega_is_a_second_input(file: Path, tmp_path: Path, 
     assert export(policy, path, format) < 1e-5
     observations = torch.randn(5, 4)
     reader = {"onnx": _onnx_reader, "torchscript": _torchscript_reader}[format](path.read_bytes())
-    found = reader(observations.numpy(), np.full(5, 0.3, np.float32))
+    found = reader(observations.numpy(), np.full((5, 1), 0.3, np.float32))
     wanted = repolicy.dial(file, 0.3)(observations).mode().numpy()
     np.testing.assert_allclose(found, wanted, atol=1e-5)

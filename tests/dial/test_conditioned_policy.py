@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from repolicy.errors import UsageError
-from repolicy.objective import Omegas
+from repolicy.objective import Dial
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.film import FilmMlp, polynomials
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.spaces import ActionSpace
 
 BOX = ActionSpace("continuous", (2,), (-2.0, -2.0), (2.0, 2.0))
-OMEGAS = Omegas(0.03, 3.0)
+OMEGA = Dial("omega", 0.03, 3.0)
+OMEGAS = (OMEGA,)
 PLAIN = PolicySpec(4, BOX, hidden=(8, 6), initial_std=0.35)
 SPECS = {
     "tanh": PLAIN,
@@ -63,7 +64,7 @@ def test_at_the_start_it_is_the_prior_at_every_position_to_the_bit(kind: str) ->
     assert torch.equal(found.mode(), sure.mode())
     if hasattr(sure, "log_std"):
         assert torch.equal(found.log_std.expand(50, 2), sure.log_std.expand(50, 2))  # type: ignore[attr-defined]
-    for omega in (OMEGAS.low, 0.5, OMEGAS.high):
+    for omega in (OMEGA.low, 0.5, OMEGA.high):
         assert all(torch.equal(made.at(omega).state_dict()[name], value) for name, value in start.state_dict().items())
 
 
@@ -73,8 +74,8 @@ def test_a_position_is_an_ordinary_policy_that_acts_alike(kind: str) -> None:
     made = Conditioned.begun(prior(kind), OMEGAS)
     shaken(made, 3)
     modes = []
-    for omega in (OMEGAS.low, 0.2, 1.1, OMEGAS.high):
-        observations = seen(place=OMEGAS.place(omega))
+    for omega in (OMEGA.low, 0.2, 1.1, OMEGA.high):
+        observations = seen(place=OMEGA.place(omega))
         plain, actions = made.at(omega), made(observations).sample(torch.Generator().manual_seed(4))
         found = plain.log_prob(observations[:, :-1], actions)
         torch.testing.assert_close(found, made.log_prob(observations, actions), atol=1e-4, rtol=1e-4)
@@ -116,8 +117,8 @@ def test_the_gradient_by_hand_is_autograds(kind: str) -> None:
 def test_the_polynomials_are_chebyshevs_and_stay_at_the_ends() -> None:
     places = torch.linspace(-1.0, 1.0, 9)
     wanted = torch.stack([places, 2 * places**2 - 1, 4 * places**3 - 3 * places], 1)
-    torch.testing.assert_close(polynomials(places)[:, :3], wanted, atol=1e-5, rtol=0)
-    assert torch.equal(polynomials(torch.tensor([1.7])), polynomials(torch.tensor([1.0])))
+    torch.testing.assert_close(polynomials(places[:, None])[:, :3], wanted, atol=1e-5, rtol=0)
+    assert torch.equal(polynomials(torch.tensor([[1.7]])), polynomials(torch.tensor([[1.0]])))
 
 
 def test_outside_of_the_range_it_warns_and_acts_as_at_the_end() -> None:
@@ -132,6 +133,6 @@ def test_outside_of_the_range_it_warns_and_acts_as_at_the_end() -> None:
 
 
 def test_the_dial_is_logarithmic() -> None:
-    assert [OMEGAS.place(omega) for omega in (0.03, 0.3, 3.0)] == pytest.approx([-1.0, 0.0, 1.0])
-    assert OMEGAS.spread(5) == pytest.approx([0.03, 0.0949, 0.3, 0.949, 3.0])
-    assert OMEGAS.omega(torch.tensor([-1.0, 1.0]).double()).tolist() == pytest.approx([0.03, 3.0])
+    assert [OMEGA.place(omega) for omega in (0.03, 0.3, 3.0)] == pytest.approx([-1.0, 0.0, 1.0])
+    assert OMEGA.spread(5) == pytest.approx([0.03, 0.0949, 0.3, 0.949, 3.0])
+    assert OMEGA.value(torch.tensor([-1.0, 1.0]).double()).tolist() == pytest.approx([0.03, 3.0])

@@ -27,7 +27,7 @@ from repolicy.envs.dialed import ENDS, Dialed
 from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import make_envs
 from repolicy.errors import FileError, UsageError
-from repolicy.objective import Objective, Omegas, kl, residual
+from repolicy.objective import Dial, Objective, kl, residual
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.file import load_policy, read_policy, save_policy
 from repolicy.policies.storage import packed, read
@@ -62,8 +62,9 @@ def test_every_environment_has_a_stratum_of_its_own_whatever_rank_it_is_of() -> 
     assert (np.floor((inner + 1.0) / 2.0 * len(inner)).clip(0, len(inner) - 1) == np.arange(len(inner))).all()
 
 
-def test_a_position_stays_until_its_episode_ends() -> None:
-    envs = Dialed(make_envs(tiny("Counter"), 6, 0), 3)
+@pytest.mark.parametrize("env", ["Counter", "Mortal"])  # all end at once by a time limit; each ends by itself
+def test_a_position_stays_until_its_episode_ends(env: str) -> None:
+    envs = Dialed(make_envs(tiny(env), 6, 0), 3)
     before = envs.reset()[:, -1]
     moved = 0
     for _ in range(20):
@@ -74,7 +75,7 @@ def test_a_position_stays_until_its_episode_ends() -> None:
         moved += int((now[ended] != before[ended]).sum())
         before = now
     assert moved > 5
-    assert envs.observation_size == step.observations.shape[1] == 3
+    assert envs.observation_size == step.observations.shape[1] == envs.envs.observation_size + 1
 
 
 # How it is paid -------------------------------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ def test_the_parts_advantages_add_up_to_that_of_the_whole(prior: Path, tmp_path:
     terminated = torch.from_numpy(rollout.terminated)
     ended = terminated | torch.from_numpy(rollout.truncated)
     assert bool(ended.any())
-    omegas = made.omegas(rollout)
+    omegas = made.values["omega"]
     assert float(omegas.min()) == pytest.approx(0.05)
     assert float(omegas.max()) == pytest.approx(1.6)
     torch.testing.assert_close(reward.prior, omegas * log_prior.double())
@@ -120,12 +121,13 @@ def test_the_parts_advantages_add_up_to_that_of_the_whole(prior: Path, tmp_path:
 
 def test_advantages_are_of_one_size_in_every_part_of_the_dial(prior: Path, tmp_path: Path) -> None:
     made = worker(prior, tmp_path, residual(0.05, 0.15, omega_to=1.6))
-    made.omegas(made.collector.collect(made.learner.policy))
+    made.places = made.asked(made.collector.collect(made.learner.policy))
     gains, _ = made.normalized(
-        torch.exp(3.0 * made.places) * torch.randn(made.places.shape), torch.randn(*made.places.shape, 3)
+        torch.exp(3.0 * made.places[..., 0]) * torch.randn(made.places.shape[:2]),
+        torch.randn(*made.places.shape[:2], 3),
     )
     for low, high in ((-1.0, -0.75), (-0.25, 0.0), (0.75, 1.1)):
-        part = gains[(made.places >= low) & (made.places < high)]
+        part = gains[(made.places[..., 0] >= low) & (made.places[..., 0] < high)]
         assert float(part.mean()) == pytest.approx(0.0, abs=1e-5)
         assert float(part.std(correction=0)) == pytest.approx(1.0, abs=1e-4)
 
@@ -133,7 +135,7 @@ def test_advantages_are_of_one_size_in_every_part_of_the_dial(prior: Path, tmp_p
 def test_the_wish_and_the_prior_see_what_the_environment_shows(prior: Path, tmp_path: Path) -> None:
     """Not the position behind it: at the start the policy is the prior, so no step brings it nearer or farther."""
     made = worker(prior, tmp_path, residual(0.05, 0.15, omega_to=1.6))
-    made.learner.policy.load_state_dict(Conditioned.begun(read_policy(prior).policy, made.range).state_dict())
+    made.learner.policy.load_state_dict(Conditioned.begun(read_policy(prior).policy, made.dials).state_dict())
     rollout = made.collector.collect(made.learner.policy)
     log_prior, *_ = made.score(rollout, made.learner.policy.normalizer(torch.from_numpy(rollout.observations)))
     assert log_prior is not None
@@ -173,7 +175,7 @@ def test_it_goes_on_to_the_same_bits(prior: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def dialed(prior: Path, tmp_path: Path) -> Path:
-    made = Conditioned.begun(read_policy(prior).policy, Omegas(0.05, 1.6))
+    made = Conditioned.begun(read_policy(prior).policy, [Dial("omega", 0.05, 1.6)])
     made.network.film.data.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(0))
     path = tmp_path / "dialed.safetensors"
     save_policy(path, made, {"request": {"env": tiny("WithoutReward")}}, read_policy(prior).policy)
@@ -183,13 +185,14 @@ def dialed(prior: Path, tmp_path: Path) -> Path:
 def test_a_file_holds_the_range(dialed: Path) -> None:
     found = read_policy(dialed).policy
     assert isinstance(found, Conditioned)
-    assert found.omegas == (0.05, 1.6)
+    assert found.dials == (Dial("omega", 0.05, 1.6),)
     assert float(found.network.film.abs().max()) > 0.1
 
 
 @pytest.mark.parametrize("omegas", [[1.6, 0.05], [0.05], ["a", "b"], [0.0, 1.0], [0.05, 1e400], "text", [1.0, 1.0]])
 def test_a_file_with_no_range_is_refused(dialed: Path, omegas: object) -> None:
     tensors, header = read(dialed, "policy")
+    del header["dials"]
     dialed.write_bytes(packed("policy", tensors, header | {"omegas": omegas}))
     with pytest.raises(FileError):
         read_policy(dialed)
@@ -205,7 +208,7 @@ def test_a_file_whose_tensors_are_not_its_networks_is_refused(dialed: Path) -> N
 def test_where_one_policy_is_wanted_it_says_how_to_keep_one(dialed: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"one for every omega from 0\.05 to 1\.6.*--at 0\.283 --out"):
         evaluate(dialed, tiny("WithoutReward"), 1)
-    with pytest.raises(UsageError, match="takes omega as an input is no prior"):
+    with pytest.raises(UsageError, match="the dial omega from 0.05 to 1.6 is no prior"):
         customized(dialed, kl(0.1), tmp_path / "run", FEW)
 
 
@@ -225,7 +228,7 @@ def test_no_range_is_refused_in_a_sentence(
 
 def test_a_range_goes_with_no_budget_and_no_other_objective(prior: Path, tmp_path: Path) -> None:
     held = Settings(**FEW.as_dict() | {"log_prior_budget": 1.0})
-    with pytest.raises(UsageError, match="no one omega that could follow a budget"):
+    with pytest.raises(UsageError, match="a budget needs one that it can move"):
         customized(prior, residual(0.05, 0.15, omega_to=1.6), tmp_path / "run", held)
     with pytest.raises(UsageError, match="no range: it must begin above 0"):
         residual(0.0, 0.15, omega_to=1.0)

@@ -13,20 +13,20 @@ from repolicy.errors import UsageError
 class Dial:
     """Turn between a prior and its customized policy: one position as a file, or all in a report.
 
-    Of a run with a range of omega, each position is an omega that it was trained for. Of any other, the positions cost
-    no training.
+    Of a run with a range of omega, alpha or an add-on's weight, each position is a weight that it was trained for. Of
+    any other, the positions cost no training.
 
     Example: repolicy dial runs/cheetah --at 0.5 --out half.safetensors
     """
 
     policy: Positional[Annotated[str, arg(metavar="RUN")]]
     """A run's folder (then its best policy), or a customized policy's file, which holds its prior."""
-    at: float | None = None
-    """The position: 0 is the prior, 1 the customized policy; of a run with a range of omega, the omega. Without it: a
-    report on eleven positions."""
+    at: UseAppendAction[tuple[str, ...]] = ()
+    """The position: 0 is the prior, 1 the customized policy; of a run with a range, the weight; of one with several,
+    NAME=WEIGHT for each. Without it: a report on eleven positions, or more of several ranges."""
     how: Literal["mixture", "weights"] | None = None
     """mixture (the usual one): of the two distributions, prior^(1−t) · customized^t; weights: of the numbers in the two
-    networks. Of a run with a range of omega there is nothing to choose."""
+    networks. Of a run with a range there is nothing to choose."""
     beside: Path | None = None
     """The folder of a sweep, whose points the report shows beside those of a run with a range of omega."""
     out: Path | None = None
@@ -54,29 +54,37 @@ class Dial:
         checksum = hashlib.sha256(path.read_bytes()).hexdigest()
         if self._how(saved) == "trained" and self.how is not None:
             raise UsageError(f"{path} was trained at all positions, so there is nothing to mix: leave out --how")
-        if self.beside is not None and (self._how(saved) != "trained" or self.at is not None):
-            raise UsageError("--beside is for the report on a run with a range of omega")
-        return self._all(path, saved, checksum) if self.at is None else self._one(path, saved, checksum, self.at)
+        if self.beside is not None and (not _over_omega(saved.policy) or self.at):
+            raise UsageError("--beside is for the report on a run with a range of omega and no other dial")
+        return self._one(path, saved, checksum) if self.at else self._all(path, saved, checksum)
 
     def _how(self, saved: Any) -> Any:
         from repolicy.policies.conditioned import Conditioned
 
         return "trained" if isinstance(saved.policy, Conditioned) else self.how or "mixture"
 
-    def _one(self, path: Path, saved: Any, checksum: str, t: float) -> dict[str, Any]:
+    def _one(self, path: Path, saved: Any, checksum: str) -> dict[str, Any]:
         from repolicy.engine.terminal import Terminal
         from repolicy.policies.dials import beyond
-        from repolicy.report.dial import Dial as Turning
+        from repolicy.report.dial import Turning
 
-        how = self._how(saved)
-        out = self.out or path.with_name(f"{path.stem}-{how}-{t:g}.safetensors")
-        said = saved.policy.beyond(t) if how == "trained" else beyond(t)
-        Turning(path, saved, how, "", (), out).save(t, out, checksum)
-        terminal = Terminal()
+        how, (number, values) = self._how(saved), _asked(self.at)
+        turning = Turning(path, saved, how, "", (), Path())
+        if how == "trained":
+            values = saved.policy.chosen(number, values)
+            said, position = saved.policy.beyond(values), tuple(values[dial.name] for dial in turning.trained)
+        elif number is None:
+            raise UsageError(f"{path} has no trained dial: --at takes one number, where 0 is the prior")
+        else:
+            said, position = beyond(number), (number,)
+        out = self.out or turning.file(position, how)
+        turning.save(position, out, checksum)
+        terminal, named = Terminal(), turning.named(position)
         if said:
             terminal.say(f"warning: {said}")
-        terminal.say(f"policy: {out}, {how} at {'omega' if how == 'trained' else 't'} = {t:g}")
-        return {"file": str(out), "at": t, "how": how, "of": str(path)}
+        place = ", ".join(f"{name} = {value:g}" for name, value in named.items())
+        terminal.say(f"policy: {out}, {how} at {place}")
+        return {"file": str(out), "at": position[0] if len(position) == 1 else named, "how": how, "of": str(path)}
 
     def _all(self, path: Path, saved: Any, checksum: str) -> dict[str, Any]:
         from rich.table import Table
@@ -85,8 +93,7 @@ class Dial:
         from repolicy.envs.addons import check_env
         from repolicy.envs.numbers import number
         from repolicy.policies.file import addons_of, env_of
-        from repolicy.report.dial import POSITIONS, as_dict, measured, points_of, write_dial_report
-        from repolicy.report.dial import Dial as Turning
+        from repolicy.report.dial import Turning, as_dict, measured, points_of, write_dial_report
         from repolicy.report.sweep import headings, rows
 
         env = self.env or env_of(saved.card, path, self.trust)
@@ -100,20 +107,44 @@ class Dial:
         with terminal.status("evaluating") as status:
             found = measured(
                 turning, self.episodes,
-                lambda done: status.update(f"{env}: {done} of {len(POSITIONS)} positions"),
+                lambda done: status.update(f"{env}: {done} of {len(turning.positions)} positions"),
             )  # fmt: skip
             status.update("films")
             report = write_dial_report(turning, found, checksum)
         trained = how == "trained"
         title = (
-            f"omega from {saved.policy.omegas}"
+            " and ".join(map(str, turning.trained))
             if trained
             else f"from the prior (0) to the customized policy (1), {how}"
         )
         table = Table(*headings(found), title=f"{env}: {title}")
         for row in rows(found, shown=lambda column: number(column.mean))[0 if trained else 1 :]:
             table.add_row(*row)
-        terminal.say(found.verdict)
+        if found.in_a_row:
+            terminal.say(found.verdict)
         terminal.print(table)
         terminal.say(f"report: {report}")
         return as_dict(turning, found, checksum) | {"report": str(report)}
+
+
+def _over_omega(policy: Any) -> bool:
+    from repolicy.policies.conditioned import Conditioned
+
+    return isinstance(policy, Conditioned) and [dial.name for dial in policy.dials] == ["omega"]
+
+
+def _asked(at: tuple[str, ...]) -> tuple[float | None, dict[str, float]]:
+    """One number, or values by name."""
+    values: dict[str, float] = {}
+    for text in at:
+        name, _, number = text.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            raise UsageError(
+                f"--at is {text!r}; it must be a number or, of several dials, NAME=NUMBER for each"
+            ) from None
+        if name in values or (not name and len(at) > 1):
+            raise UsageError(f"--at {text} says one thing twice: of several dials, NAME=NUMBER once for each")
+        values[name] = value
+    return (values[""], {}) if "" in values else (None, values)

@@ -61,14 +61,14 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
         story["copied from"] = f"{origin['file']}, {origin['kind']} of {origin['library']}, sha256 {origin['sha256']}"
     story |= {name.replace("_", " "): f"{value:,.2f}" for name, value in card.get("evaluation", {}).items()}
     if "dial" in card:
-        words = (
-            "{how} at omega = {at:g} of {of}"
-            if card["dial"]["how"] == "trained"
-            else ("{how} at t = {at:g} between the prior and {of}")
-        )
-        story["dial"] = words.format(**card["dial"])
+        dial = card["dial"]
+        trained = dial["how"] == "trained"
+        values = dial.get("values") or {"omega" if trained else "t": dial.get("at", math.nan)}
+        place = ", ".join(f"{name} = {value:g}" for name, value in values.items())
+        story["dial"] = f"{dial['how']} at {place} {'of' if trained else 'between the prior and'} {dial['of']}"
     if isinstance(saved.policy, Conditioned):
-        story["dial"] = f"takes omega as an input, from {saved.policy.omegas}"
+        inputs = " and ".join(f"{each.name} as an input, from {each.ends}" for each in saved.policy.dials)
+        story["dial"] = f"takes {inputs}"
     if "nat_worth" in card:
         worth = card["nat_worth"]
         story["a nat is worth"] = f"{worth['value']:.3g} ± {worth['error']:.2g} of the reward"

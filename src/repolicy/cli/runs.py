@@ -13,7 +13,7 @@ from repolicy.engine.machine import torchrun_place
 from repolicy.engine.settings import S, Settings, read_settings, validated
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import as_file_name, confirm
-from repolicy.objective import Objective, Omegas, coefficients, name_of
+from repolicy.objective import RANGES, Dial, Objective, coefficients, name_of
 from repolicy.policies.options import Options
 
 if TYPE_CHECKING:
@@ -114,14 +114,14 @@ class Customize:
     (with --std), or of an object with log_prob."""
     addon: UseAppendAction[tuple[str, ...]] = ()
     """The new requirement: NAME, NAME=WEIGHT, module:function or file.py:function; repolicy addons lists names.
-    Repeatable."""
+    NAME=0..2: all weights from one to the other, as a dial. Repeatable."""
     omega: str | None = None
     """ω′, the reward that a nat of the prior's log-likelihood is worth. 0.03..3: all from one to the other, as one
     policy with a dial; auto: moved to hold --kl-budget (and alpha with it) or --log-prior-budget. By default as
     measured on the prior, where its file tells it, else auto."""
-    alpha: float | None = None
-    """α̂, the reward that a nat of entropy is worth. By default the prior's own α, where its file tells it, else ω′,
-    else scaled from the add-on's reward."""
+    alpha: str | None = None
+    """α̂, the reward that a nat of entropy is worth; 0.01..0.3: all from one to the other, as a dial. By default the
+    prior's own α, where its file tells it, else ω′, else scaled from the add-on's reward."""
     states: float | None = None
     """Price of a nat by which a state is less likely than the prior's own states. By default as much as an ω′ that was
     measured on the prior, else 0, as in the paper."""
@@ -176,10 +176,11 @@ class Customize:
         if before is None:
             return start
         made, held = Objective(**before["objective"]), start.settings.budget is not None
-        omega = "auto" if held else f"{made.omega}..{made.omega_to}" if made.omega_to else str(made.omega)
+        high = {name: f"..{getattr(made, to)}" if getattr(made, to) else "" for to, name in RANGES.items()}
+        omega = "auto" if held else f"{made.omega}{high['omega']}"
         return replace(
             start, env=before["env"], omega=omega if "omega" in coefficients(self.objective) else None,
-            alpha=made.alpha, states=made.states, sparse=before["sparse"],
+            alpha=f"{made.alpha}{high['alpha']}", states=made.states, sparse=before["sparse"],
             addon=() if self.addon else tuple(before["addons"]),
         )  # fmt: skip
 
@@ -198,9 +199,10 @@ class Customize:
         """The objective that the options describe, as far as they do."""
         from repolicy.engine.wanted import Wanted
 
-        omega, omega_to = (self.omega, 0.0) if self.omega in (None, "auto") else _omega(str(self.omega))
+        omega, omega_to = (self.omega, 0.0) if self.omega in (None, "auto") else _ends("omega", str(self.omega))
+        alpha, alpha_to = (None, 0.0) if self.alpha is None else _ends("alpha", self.alpha)
         known = cast("float | Literal['auto'] | None", omega)
-        return Wanted(self.objective, known, self.alpha, self.states, omega_to)
+        return Wanted(self.objective, known, alpha, self.states, omega_to, alpha_to)
 
 
 def run_before(command: Any, *kinds: "type[Request]") -> dict[str, Any] | None:
@@ -259,13 +261,17 @@ def alpha_of(prior: str) -> float:
     return float(objective["alpha"])
 
 
-def _omega(text: str) -> tuple[float, float]:
-    """Omega and, of a range such as 0.03..3, where it ends; else 0."""
+def _ends(name: str, text: str) -> tuple[float, float]:
+    """A weight and, of a range such as 0.03..3, where it ends; else 0."""
     low, dots, high = text.partition("..")
     try:
-        return Omegas(float(low), float(high)).checked() if dots else (float(text), 0.0)
+        if not dots:
+            return float(text), 0.0
+        found = Dial(name, float(low), float(high)).checked()
     except ValueError:
-        raise UsageError(f"--omega is {text!r}; it must be a number, a range such as 0.03..3, or auto") from None
+        also = ", or auto" if name == "omega" else ""
+        raise UsageError(f"--{name} is {text!r}; it must be a number, a range such as 0.03..3{also}") from None
+    return found.low, found.high
 
 
 def speaks() -> bool:

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, get_type_hints
 
 from repolicy.engine.settings import AnySettings, Settings, validated
+from repolicy.envs import addons
 from repolicy.envs.step import Envs
-from repolicy.objective import Objective, name_of
+from repolicy.errors import UsageError
+from repolicy.objective import MOST_DIALS, RANGES, Dial, Objective, name_of
 from repolicy.policies.policy import PolicySpec
 
 
@@ -22,6 +24,11 @@ class Request:
     sparse: bool = False  # whether an add-on may be constant over a trial
 
     method: ClassVar[str] = ""  # what else than Residual PPO trains
+
+    @property
+    def dials(self) -> tuple[Dial, ...]:
+        """What the policy takes as inputs: weights of the objective, and those of add-ons."""
+        return (*self.objective.dials, *addons.dials(self.addons))
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -60,6 +67,24 @@ def spec_for(batch: Envs, settings: Settings) -> PolicySpec:
     )
 
 
+def check_dials(request: Request) -> None:
+    """Raise where there are too many dials, two of one name, or a budget that would turn one of them."""
+    names = [dial.name for dial in request.dials]
+    if not names:
+        return
+    if request.settings.budget is not None:
+        raise UsageError(
+            f"a run with a dial ({', '.join(names)}) trains for many weights at once, and a budget needs one that it "
+            "can move: name --omega, a number or a range, and leave the budget out"
+        )
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"two dials are called {twice[0]!r}: give one of them one weight, or rename its function")
+    if len(names) > MOST_DIALS:
+        raise UsageError(
+            f"{len(names)} dials are more than one run can learn: take {MOST_DIALS} at most, and one weight for others"
+        )
+
+
 def words(request: Request, prior: str | Path = "") -> list[str]:
     """What follows `repolicy` on the command line that asks for this run; its settings are apart, as `options`.
 
@@ -73,9 +98,9 @@ def words(request: Request, prior: str | Path = "") -> list[str]:
     for name in request.addons:
         parts += ["--addon", name]
     parts += ["--omega", "auto"] if request.settings.budget is not None else ["--objective", objective]
-    high = coefficients.pop("omega_to", None)
+    high = {name: coefficients.pop(to) for to, name in RANGES.items() if to in coefficients}
     for key, value in coefficients.items():
-        parts += [f"--{key}", f"{value!r}..{high!r}" if high and key == "omega" else f"{value!r}"]
+        parts += [f"--{key}", f"{value!r}..{high[key]!r}" if key in high else f"{value!r}"]
     return parts + ["--sparse"] * request.sparse
 
 

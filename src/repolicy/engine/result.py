@@ -52,10 +52,10 @@ class Result:
         """The policy of the segment with the highest return of the run's own objective."""
         return load_policy(RunFolder(self.folder).best_policy)
 
-    def at(self, t: float, how: How = "mixture") -> Policy:
-        """The policy between the prior (t = 0) and the best one (t = 1), without training; of a run with a range of
-        omega, the policy for that omega (docs/dial.md)."""
-        return dial(self.folder, t, how)
+    def at(self, t: float | None = None, how: How = "mixture", **values: float) -> Policy:
+        """The policy between the prior (t = 0) and the best one (t = 1), without training; of a run with a dial, the
+        policy for that weight, and of several, for weights by their names (docs/dial.md)."""
+        return dial(self.folder, t, how, **values)
 
     def metrics(self) -> dict[str, np.ndarray]:
         """Everything that was logged, a value an iteration; nan where an iteration has none (docs/metrics.md)."""

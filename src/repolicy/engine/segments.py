@@ -42,7 +42,7 @@ class Segments:
         self.clone_of = None if saved is None else saved.card.get("clone_of")
         if saved is not None and isinstance(exact, MeanPrior):
             exact = exact.placed(saved.policy.observation_size, saved.policy.actions)
-        kind = ConditionedWorker if request.objective.omegas else Worker
+        kind = ConditionedWorker if request.dials else Worker
         self.worker = kind(request, None if saved is None else saved.policy, team, exact)
         self.segment = 0
         self.best = -np.inf
@@ -81,8 +81,8 @@ class Segments:
         envs: Envs = make_envs(worker.request.env, share, seed, settings.backend, critic=True)
         if worker.prior is not None:
             check_fit(worker.prior, envs, "the prior")
-        if worker.objective.omegas:
-            envs = Dialed(envs, derived_seed(settings.seed, self.segment, 10**6), index * share, settings.envs)
+        if dials := len(worker.request.dials):
+            envs = Dialed(envs, derived_seed(settings.seed, self.segment, 10**6), index * share, settings.envs, dials)
         worker.begin(Collector(envs, settings.horizon, stream, keep_transitions=worker.addon is not None), stream)
 
     @property
@@ -98,8 +98,8 @@ class Segments:
     def keep(self, metrics: dict[str, float], start: bool = False) -> dict[str, float]:
         """The policy as the last one and, where it is, as the best. At the start that is the prior."""
         worker = self.worker
-        # No one return tells of all omegas of a range, so there the last is best too.
-        last_is_best = self.moves or worker.objective.omegas is not None
+        # No one return tells of all weights of a range, so there the last is best too.
+        last_is_best = self.moves or bool(worker.request.dials)
         better = last_is_best or metrics["evaluation_objective"] > self.best
         self.best = metrics["evaluation_objective"] if better else self.best
         if start:

@@ -18,7 +18,7 @@ from repolicy.engine.conditioned import collapsed
 from repolicy.engine.defaults import train_defaults
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import torchrun_place, versions
-from repolicy.engine.request import Request, spec_for
+from repolicy.engine.request import Request, check_dials, spec_for
 from repolicy.engine.result import Result as Result
 from repolicy.engine.segments import Segments
 from repolicy.engine.session import EnvLike, called, called_objective, env_name, folder_for, ranks_for, resumed, shown
@@ -91,6 +91,8 @@ def train(
             raise UsageError("an objective with omega above 0 needs a prior: use customize")
         if objective.reads_states:
             raise UsageError("an objective with states above 0 needs a prior, whose states they are: use customize")
+        if objective.dials or addons.dials(wishes):
+            raise UsageError("a range of weights needs a prior, which the dial begins as: use customize")
         request = Request(env, objective, settings, wishes)
         check(request)
         return run(request, RunFolder(folder), resume, watchers, said, patience=patience)
@@ -146,7 +148,7 @@ def customize(
         )
     if start.saved is not None and isinstance(start.saved.policy, Conditioned):
         raise UsageError(
-            "a policy that takes omega as an input is no prior; keep a position of it with `repolicy dial`"
+            f"a policy with {start.saved.policy.words} is no prior; keep a position of it with `repolicy dial`"
         )
     settings, said = ranks_for(start.settings(settings or kept or start.usual(env)), [env, *wishes])
     settings = settings.resolved()
@@ -182,6 +184,7 @@ def try_addon(prior: Policy, request: Request) -> list[str]:
     rollout = trial(prior, request.env, request.settings)
     said = []
     for name in request.addons:
+        (name,) = addons.at([name])
         addon = addons.combined([name])
         reward, _ = addon.reward(*rollout.transitions), addon.metric(*rollout.transitions)
         if reward.min() == reward.max() and not request.sparse:
@@ -246,14 +249,13 @@ def check(request: Request) -> None:
         raise UsageError(f"an objective whose task is {request.objective.task!r} needs an add-on: --addon NAME")
     if request.addons and not request.objective.reads_addon:
         raise UsageError("this objective's task is the basic reward alone, so an add-on has no effect: leave it out")
-    addons.combined(request.addons)
+    check_dials(request)
+    addons.combined(addons.at(request.addons))
     addons.check_env(request.addons, request.env)
     probe = make_envs(request.env, 1, 0, request.settings.backend, critic=True)
     probe.close()
     spec_for(probe, request.settings)
     settings, objective = request.settings, request.objective
-    if objective.omegas and settings.budget is not None:
-        raise UsageError("a policy for every omega of a range has no one omega that could follow a budget")
     if settings.kl_budget is not None and not 0 < objective.omega == objective.alpha:
         raise UsageError(
             "a KL budget moves omega and alpha together, from one value on: it goes with customize --omega auto, "

@@ -32,7 +32,7 @@ ENVS, STEPS = 8, 256  # of a trial
 class Wanted:
     """An objective by its name; a coefficient that is None is chosen, and `omega` "auto" follows a KL budget.
 
-    With `omega_to` the policy is for all from `omega` to there.
+    With `omega_to` the policy is for all from `omega` to there, and with `alpha_to` the same.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Wanted:
     alpha: float | None = None
     states: float | None = None  # None: with an omega that is chosen, as much; with one that is named, 0
     omega_to: float = 0.0
+    alpha_to: float = 0.0
 
 
 class Chosen(NamedTuple):
@@ -80,6 +81,11 @@ def for_customizing(
                 f"omega is {omega:.3g}, what a nat of the prior is worth, and states {states:.3g}, the weight of its "
                 "states; --omega and --states set others"
             )
+        elif omega is None and (wanted.alpha_to or addons.dials(wishes)):
+            raise UsageError(
+                "the prior's file does not tell what its log-probability is worth, and beside a dial no budget can "
+                "find it: name --omega, a number or a range such as 0.03..3"
+            )
         else:
             settings, held = replace(settings, kl_budget=BUDGET), True
             said.append(
@@ -93,8 +99,10 @@ def for_customizing(
     weight = alpha if held else omega  # with a budget, both begin at alpha
     if weight == "auto":
         raise UsageError(f"--omega auto goes with --objective residual, not {wanted.name}")
-    made = named(wanted.name, omega=weight, alpha=alpha, states=states)
-    return Chosen(replace(made, omega_to=wanted.omega_to), settings, said)
+    made = named(
+        wanted.name, omega=weight, alpha=alpha, states=states, omega_to=wanted.omega_to, alpha_to=wanted.alpha_to
+    )
+    return Chosen(made, settings, said)
 
 
 def _alpha_of_customizing(
@@ -107,7 +115,7 @@ def _alpha_of_customizing(
     if omega not in (None, "auto", 0):
         return float(omega), "as omega, since the prior's file does not tell its own"
     steps = trial(prior.policy, env, settings)
-    rewards = addons.combined(wishes).reward(*steps.transitions)
+    rewards = addons.combined(addons.at(wishes)).reward(*steps.transitions)
     return _scaled(rewards, prior.policy.actions.width, "add-on's reward under the prior")
 
 

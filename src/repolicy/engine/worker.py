@@ -13,6 +13,7 @@ from repolicy.engine.request import Request, spec_for
 from repolicy.engine.scale import ReturnScale
 from repolicy.engine.steering import FARTHEST, off_budget, steered
 from repolicy.envs import addons
+from repolicy.envs.addons import Addon
 from repolicy.envs.making import critic_size, make_envs
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.errors import NumericError
@@ -42,7 +43,7 @@ class Worker:
         self.scorer = None if self.exact is None else Scorer(self.exact)
         self.addon = None
         if request.objective.reads_addon:  # what it reports for people is not needed here
-            self.addon = replace(addons.combined(request.addons), metrics=())
+            self.addon = replace(addons.combined(addons.at(request.addons)), metrics=())
         self.density: Density | None = None  # of the prior's states, where the objective weighs them
         self.iteration = 0
         self.off_budget = -FARTHEST
@@ -237,18 +238,13 @@ class Worker:
 
     def reward(self, rollout: Rollout, log_prior: Tensor | None) -> Reward:
         """The reformulated reward of a rollout, in float64, with every part checked."""
-        addon_reward = None
-        if self.addon is not None:
-            before, actions, after, info = rollout.transitions
-            addon_reward = torch.from_numpy(self.addon.reward(self.bare(before), actions, self.bare(after), info))
-        task = task_reward(self.objective, torch.from_numpy(rollout.basic), addon_reward)
         parts = reformulated(
             self.objective,
-            task,
+            self.task(rollout),
             None if log_prior is None else log_prior.double(),
             rollout.log_probs.double(),
             None if rollout.next_observations is None else self.familiarity(self.bare(rollout.next_observations)),
-            self.omegas(rollout),
+            **self.dialed(),
         )
         for name, part in (
             ("reward", parts.task),
@@ -266,11 +262,21 @@ class Worker:
         """What the environment itself shows to a policy, as the prior and add-ons know it."""
         return observations[..., : self.learner.policy.spec.observation_size]
 
-    # Where there are many omegas at once, these are other ones (`conditioned.py`).
+    # Where there are many weights at once, these are other ones (`conditioned.py`).
 
-    def omegas(self, rollout: Rollout) -> Tensor | None:
-        """Each step's own omega `[T, N]`, or None where it is the objective's."""
-        return None
+    def task(self, rollout: Rollout) -> Tensor:
+        """The task's reward `[T, N]`."""
+        wished = None if self.addon is None else self.paid(self.addon, rollout)
+        return task_reward(self.objective, torch.from_numpy(rollout.basic), wished)
+
+    def paid(self, addon: Addon, rollout: Rollout) -> Tensor:
+        """What an add-on pays, `[T, N]`."""
+        before, actions, after, info = rollout.transitions
+        return torch.from_numpy(addon.reward(self.bare(before), actions, self.bare(after), info))
+
+    def dialed(self) -> dict[str, Tensor]:
+        """Each step's own omega or alpha `[T, N]`, where it is not the objective's."""
+        return {}
 
     def parts(self, reward: Reward) -> Tensor:
         """The rewards whose values the critic learns."""

@@ -10,7 +10,7 @@ for people.
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from repolicy.envs.registered import REGISTERED, STANDS, Function, Registered
 from repolicy.envs.step import Info
 from repolicy.errors import NumericError, UsageError, in_one_sentence
 from repolicy.loading import load_object, nearest, reference_to, without_version
+from repolicy.objective import Dial
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,19 @@ class Addon:
         self, observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
     ) -> np.ndarray:
         """The rewards `[...]` of transitions with observations `[..., O]`, each function's shape checked."""
+        total = np.zeros(observations.shape[:-1])
+        for reward in self.apart(observations, actions, next_observations, info):
+            total += reward
+        return total
+
+    def apart(
+        self, observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
+    ) -> Iterator[np.ndarray]:
+        """The rewards of each function, times its weight, in the order of `names`."""
         transitions = _in_one_row(observations, actions, next_observations, info)
-        total = np.zeros(len(transitions[0]))
         for name, function, weight in zip(self.names, self.functions, self.weights, strict=True):
-            total += weight * _called(f"add-on {name!r}", function, transitions)
-        return total.reshape(observations.shape[:-1])
+            found = weight * _called(f"add-on {name!r}", function, transitions)
+            yield found.reshape(observations.shape[:-1])
 
     def metric(
         self, observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
@@ -139,17 +148,18 @@ def combined(requests: Sequence[str]) -> Addon:
 
 def parse(request: str) -> tuple[str, Function, float, tuple[str, Function] | None]:
     """(name, function, weight, metric) of one request."""
-    place, colon, name = request.rpartition(":")  # a folder may have a name with = or ( in it
-    head, equals, tail = name.rpartition("=")
-    weight = 1.0
-    if equals and not tail.endswith(")"):
-        name = head
-        try:
-            weight = float(tail)
-        except ValueError:
-            weight = math.nan
-        if not math.isfinite(weight):
-            raise UsageError(f"add-on {request!r}: {tail!r} is not a weight; write NAME=0.5")
+    called, written = _weighed(request)
+    place, colon, name = called.rpartition(":")
+    if ".." in written:
+        raise UsageError(
+            f"add-on {request!r} has a range of weights, which goes with `repolicy customize`; write one, as NAME=0.5"
+        )
+    try:
+        weight = float(written)
+    except ValueError:
+        weight = math.nan
+    if not math.isfinite(weight):
+        raise UsageError(f"add-on {request!r}: {written!r} is not a weight; write NAME=0.5")
     bare, bracket, options = name.partition("(")
     if colon:
         if bracket:
@@ -170,6 +180,42 @@ def parse(request: str) -> tuple[str, Function, float, tuple[str, Function] | No
     function = _configured(bare, entry, options.removesuffix(")"))
     measure = entry.measure
     return name, function, weight, (entry.metric, lambda *arguments: measure(function(*arguments)))
+
+
+def _weighed(request: str) -> tuple[str, str]:
+    """(what it names, how its weight is written)."""
+    place, colon, name = request.rpartition(":")  # a folder may have a name with = or ( in it
+    head, equals, tail = name.rpartition("=")
+    return (f"{place}{colon}{head}", tail) if equals and not tail.endswith(")") else (request, "1")
+
+
+# Ranges of weights: `quiet=0..2` --------------------------------------------------------------------------------------
+
+
+def dials(requests: Sequence[str]) -> tuple[Dial, ...]:
+    """Of the add-ons whose weight is a range. Each goes by the add-on's name, without its file."""
+    found = []
+    for request in requests:
+        called, written = _weighed(request)
+        low, dots, high = written.partition("..")
+        if not dots:
+            continue
+        try:
+            found.append(Dial(called.rpartition(":")[2], float(low), float(high), "linear").checked())
+        except ValueError:
+            raise UsageError(f"add-on {request!r}: {written!r} is no range of weights; write NAME=0..2") from None
+    return tuple(found)
+
+
+def at(requests: Sequence[str], values: Mapping[str, float] | None = None) -> tuple[str, ...]:
+    """The requests with one weight in place of each range: that of its name or, where there is none, its middle."""
+    chosen = []
+    for request in requests:
+        for dial in dials([request]):
+            weight = float((values or {}).get(dial.name, dial.value(0.0)))
+            request = f"{_weighed(request)[0]}={weight!r}"
+        chosen.append(request)
+    return tuple(chosen)
 
 
 def _configured(name: str, entry: Registered, options: str) -> Function:

@@ -1,8 +1,9 @@
-"""Environments that show, behind what the policy observes, where on a dial the episode stands: from −1 to 1.
+"""Environments that show, behind what the policy observes, where on its dials the episode stands: from −1 to 1.
 
-A position is drawn when an episode begins, and stays until it ends. Each environment draws from a stratum of its own,
-one for each of all environments of all ranks, so that every part of the dial is seen equally often at any time, however
-long the episodes are.
+They are drawn when an episode begins, and stay until it ends. On each dial, each environment draws from a stratum of
+its own, one for each of all environments of all ranks, so that every part of a dial is seen equally often at any time,
+however long the episodes are. With several dials the strata form a Latin hypercube: which belong together is by chance,
+and drawn anew with each seed. A grid would leave few environments to a dial; drawing freely would leave gaps.
 """
 
 import numpy as np
@@ -16,10 +17,10 @@ ENDS = 0.1  # the share of the strata that is exactly at either end of the dial
 class Dialed:
     """The environments `envs`, which are those from `first` on of `total`."""
 
-    def __init__(self, envs: Envs, seed: int, first: int = 0, total: int | None = None) -> None:
-        self.envs, self.backend, self.count = envs, envs.backend, envs.count
-        total = total or envs.count
-        self._strata = np.random.default_rng(seed).permutation(total)[first : first + envs.count]
+    def __init__(self, envs: Envs, seed: int, first: int = 0, total: int | None = None, dials: int = 1) -> None:
+        self.envs, self.backend, self.count, self.dials = envs, envs.backend, envs.count, dials
+        total, random = total or envs.count, np.random.default_rng(seed)
+        self._strata = np.stack([random.permutation(total)[first : first + envs.count] for _ in range(dials)])
         self._total, self._rng = total, np.random.default_rng([seed, first])
 
     @property
@@ -28,7 +29,7 @@ class Dialed:
 
     @property
     def observation_size(self) -> int:
-        return self.envs.observation_size + 1
+        return self.envs.observation_size + self.dials
 
     @property
     def actions(self) -> ActionSpace:
@@ -46,18 +47,21 @@ class Dialed:
         step = self.envs.step(actions)
         final, ended = self._behind(step.final), step.terminated | step.truncated
         if ended.any():
-            self._places = np.where(ended, self._drawn(), self._places)
+            self._places = np.where(ended[:, None], self._drawn(), self._places)
         return step._replace(observations=self._behind(step.observations), final=final)
 
     def close(self) -> None:
         self.envs.close()
 
     def _drawn(self) -> np.ndarray:
-        shares = (self._strata + self._rng.random(self.count)) / self._total
-        return ((2.0 * shares - 1.0) / (1.0 - 2.0 * ENDS)).clip(-1.0, 1.0)
+        """Positions `[N, dials]`."""
+        return placed((self._strata + self._rng.random((self.dials, self.count))).T / self._total)
 
     def _behind(self, observations: np.ndarray) -> np.ndarray:
         own = self.envs.observation_size  # the critic's own numbers, where there are any, stay last
-        return np.concatenate(
-            [observations[:, :own], self._places[:, None].astype(np.float32), observations[:, own:]], 1
-        )
+        return np.concatenate([observations[:, :own], self._places.astype(np.float32), observations[:, own:]], 1)
+
+
+def placed(shares: np.ndarray) -> np.ndarray:
+    """Positions of numbers from 0 to 1."""
+    return np.asarray((2.0 * shares - 1.0) / (1.0 - 2.0 * ENDS)).clip(-1.0, 1.0)

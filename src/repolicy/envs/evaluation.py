@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +42,7 @@ class Evaluation:
     metric_name: str = ""
     familiarity: np.ndarray | None = None  # of the states to the prior
     terminated: np.ndarray | None = None  # whether the environment ended it, and no time limit
+    wishes: dict[str, np.ndarray] = field(default_factory=dict)  # what each of several add-ons paid
 
     @property
     def total(self) -> np.ndarray:
@@ -56,6 +57,7 @@ class Evaluation:
             "basic_reward": ("basic reward", basic),
             "metric": (self.metric_name, self.metric),
             "addon_reward": ("add-on reward", self.addon),
+            **{f"addon_reward_{name}": (f"of it {name}", values) for name, values in self.wishes.items()},
             "length": ("length", self.lengths),
         }
         found = {name: Column(title, values) for name, (title, values) in wide.items() if values is not None}
@@ -139,6 +141,8 @@ def evaluate(
         agent, prior = saved.policy, prior or saved.prior
         env = env or env_of(saved.card, path, trust)
         addon = addons_of(saved.card, path, trust) if addon is None else addon
+    if isinstance(agent, Conditioned):
+        raise UsageError(untold(agent))
     if env is None:
         raise UsageError("a policy alone does not say which environment it is for; name one: evaluate(policy, ENV)")
     if isinstance(agent, MeanPrior):
@@ -160,13 +164,20 @@ def evaluate(
         envs.close()
 
 
+def untold(agent: Conditioned, what: str = "the policy") -> str:
+    """That the positions on its dials are missing, and how to name them."""
+    middle = {dial.name: f"{dial.value(0.0):.3g}" for dial in agent.dials}
+    words = " ".join(f"--at {value if len(middle) == 1 else f'{name}={value}'}" for name, value in middle.items())
+    return (
+        f"{what} is one for every {' and '.join(map(str, agent.dials))}, so it must be told which: `repolicy dial FILE "
+        f"{words} --out POLICY` keeps one as a file; in Python, policy.at({', '.join(middle)})"
+    )
+
+
 def check_fit(agent: Agent, envs: HasSpaces, what: str = "the policy") -> None:
     """Raise unless the agent's observations and actions are the environment's, with both sizes named."""
-    if isinstance(agent, Conditioned) and agent.observation_size == envs.observation_size + 1:
-        raise UsageError(
-            f"{what} is one for every omega from {agent.omegas}, so it must be told which: `repolicy dial FILE --at "
-            f"{agent.omegas.omega(0.0):.3g} --out POLICY` keeps one as a file; in Python, policy.at(omega)"
-        )
+    if isinstance(agent, Conditioned) and agent.observation_size == envs.observation_size + len(agent.dials):
+        raise UsageError(untold(agent, what))
     if agent.observation_size != envs.observation_size:
         parts = ", ".join(f"{key} {size}" for key, size in envs.groups.items())
         raise UsageError(
@@ -203,7 +214,8 @@ def run_episodes(
     wanted = ["basic", "length", "log_policy"]
     wanted += ["addon", "metric"] * (addon is not None) + ["log_prior"] * (prior is not None)
     wanted += ["familiarity"] * (familiarity is not None)
-    sums = {name: np.zeros(envs.count) for name in wanted}
+    several = [name.rpartition(":")[2] for name in addon.names] if addon is not None and len(addon.names) > 1 else []
+    sums = {name: np.zeros(envs.count) for name in [*wanted, *(f"of {name}" for name in several)]}
     scorer = None if prior is None else Scorer(prior)
     done: dict[str, list[float]] = {name: [] for name in [*sums, "terminated", "place"]}
     while quota.max() > 0:
@@ -212,8 +224,11 @@ def run_episodes(
         if scorer is not None:
             block["log_prior"] = scorer(*rollout.scored).numpy()
         if addon is not None:
-            block["addon"] = addon.reward(*rollout.transitions)
+            rewards = [*addon.apart(*rollout.transitions)]
+            block["addon"] = sum(rewards, np.zeros_like(rollout.basic))
             block["metric"] = addon.metric(*rollout.transitions)
+            for name, reward in zip(several, rewards, strict=False):
+                block[f"of {name}"] = block.get(f"of {name}", 0.0) + reward
         if familiarity is not None:
             block["familiarity"] = np.asarray(familiarity(rollout.next_observations))
         for t in range(BLOCK):
@@ -248,4 +263,5 @@ def run_episodes(
         log_prior=each["log_prior"] if prior is not None else None,
         familiarity=each.get("familiarity"),
         terminated=each["terminated"].astype(bool),
+        wishes={name: each[f"of {name}"] for name in several},
     )

@@ -31,6 +31,7 @@ class Point:
     error: str = ""
     mean: Evaluation | None = None  # mean action
     sampled: Evaluation | None = None
+    label: str = ""  # where one number does not tell it
 
     def column(self, name: str) -> Column | None:
         """A quantity of each episode: with the mean action, the KL with sampled ones."""
@@ -78,10 +79,17 @@ class Found:
     failed: list[Point]
     metric_name: str
     letter: str = "ω′"  # what the points are values of
+    in_a_row: bool = True  # whether the points lie on one curve
 
     def name(self, point: Point) -> str:
         """`ω′ 0.3`."""
-        return f"{self.letter} {point.omega:g}"
+        return point.label or f"{self.letter} {point.omega:g}"
+
+    @property
+    def wishes(self) -> list[str]:
+        """Of several add-ons, the names of the columns of each."""
+        assert self.prior.mean is not None
+        return [name for name in self.prior.mean.columns if name.startswith("addon_reward_")]
 
     @property
     def basic_known(self) -> bool:
@@ -95,7 +103,7 @@ class Found:
     @cached_property
     def knee(self) -> int | None:
         """Index of the point at the bend of the trade-off, or None where it has none, or none that is certain."""
-        return self._bend - 1 if self._bend > 0 and self._certain else None
+        return self._bend - 1 if self.in_a_row and self._bend > 0 and self._certain else None
 
     @cached_property
     def _bend(self) -> int:
@@ -122,6 +130,8 @@ class Found:
     @property
     def verdict(self) -> str:
         """Where the bend is, in a sentence."""
+        if not self.in_a_row:
+            return "the points lie on no one curve, so none of them is a bend"
         if self.knee is not None:
             return f"the trade-off bends at {self.name(self.points[self.knee])}"
         if not any(point.addon > self.prior.addon for point in self.points):

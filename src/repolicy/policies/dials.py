@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,16 +27,18 @@ from repolicy.policies.policy import Policy, frozen
 How = Literal["mixture", "weights"]
 
 
-def dial(policy: str | Path | SavedPolicy, t: float, how: How = "mixture") -> Policy:
+def dial(policy: str | Path | SavedPolicy, t: float | None = None, how: How = "mixture", **values: float) -> Policy:
     """The policy at `t` between the prior in a customized policy's file (t = 0) and the customized policy (t = 1).
 
-    `policy` is a file, a run's folder (then its best policy), or what `read_policy` gave. Of one that was trained for a
-    range of omega, `t` is the omega.
+    `policy` is a file, a run's folder (then its best policy), or what `read_policy` gave. Of one with a trained dial,
+    `t` is the weight; of several, each goes by its name: `dial("runs/dial", omega=0.3, quiet=1.5)`.
     """
     saved = policy if isinstance(policy, SavedPolicy) else read_policy(find_policy(policy))
     if isinstance(saved.policy, Conditioned):
-        return saved.policy.at(t)
+        return saved.policy.at(t, **values)
     name = "this policy" if isinstance(policy, SavedPolicy) else str(policy)
+    if t is None or values:
+        raise UsageError(f"{name} has no trained dial of a name: give t, where 0 is the prior, 1 the customized policy")
     if said := beyond(t):
         warnings.warn(said, stacklevel=2)
     return turned(prior_of(saved, name), saved.policy, t, how)
@@ -65,16 +67,6 @@ def beyond(t: float) -> str:
         return ""
     end = "the customized policy" if t > 1 else "the prior"
     return f"t is {t:g}, which goes on beyond {end}: no training ever was there, so evaluate what comes out"
-
-
-def story(card: dict[str, Any], t: float, how: How | Literal["trained"], file: str, checksum: str) -> dict[str, Any]:
-    """The card of a dialed policy: the run's request, and where on the dial it lies; the scores were another's."""
-    kept = {key: card[key] for key in ("request", "versions", "steps") if key in card}
-    if how == "trained" and "objective" in kept.get("request", {}):
-        objective = {key: value for key, value in kept["request"]["objective"].items() if key != "omega_to"}
-        kept["request"] = kept["request"] | {"objective": objective | {"omega": t}}
-    name = "omega" if how == "trained" else "t"
-    return kept | {"which": f"{how} at {name} = {t:g}", "dial": {"at": t, "how": how, "of": file, "sha256": checksum}}
 
 
 # The two dials --------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """A policy for other programs: raw observations to the mean action, in one ONNX or TorchScript file.
 
 What the environment takes comes out: the normalizer is inside, squashed actions are squashed and scaled, and of
-discrete actions the most probable is chosen. A policy that takes omega as an input has a second input. The file that
-was written is read back and must agree with the policy.
+discrete actions the most probable is chosen. A policy with dials has a second input, a value for each dial. The file
+that was written is read back and must agree with the policy.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.errors import RepolicyError, UsageError
+from repolicy.objective import Dial
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.network import Mlp
 from repolicy.policies.policy import Policy
@@ -76,17 +77,23 @@ class Acting(nn.Module):
 
 
 class ActingAt(Acting):
-    """The same of a policy that takes omega as an input: `[N]`, beside the observations."""
+    """The same of a policy with dials: a value for each, `[N, dials]`, beside the observations."""
 
     def __init__(self, policy: Conditioned) -> None:
         super().__init__(policy)
-        self.omegas = policy.omegas
+        self.dials = policy.dials
 
-    def forward(self, observations: Tensor, omega: Tensor) -> Tensor:  # type: ignore[override]
-        low, high = self.omegas
-        place = 2.0 * torch.log(omega / low) / math.log(high / low) - 1.0
-        inputs = torch.cat([self.inputs(observations), place.unsqueeze(-1)], -1)
+    def forward(self, observations: Tensor, dials: Tensor) -> Tensor:  # type: ignore[override]
+        places = [place(dial, values) for dial, values in zip(self.dials, dials.unbind(-1), strict=True)]
+        inputs = torch.cat([self.inputs(observations), torch.stack(places, -1)], -1)
         return self.acted(self.network._plainly(inputs))  # type: ignore[operator]
+
+
+def place(dial: Dial, values: Tensor) -> Tensor:
+    """As `Dial.place`, of tensors."""
+    if dial.scale == "linear":
+        return 2.0 * (values - dial.low) / (dial.high - dial.low) - 1.0
+    return 2.0 * torch.log(values / dial.low) / math.log(dial.high / dial.low) - 1.0
 
 
 def export(policy: Policy, path: str | Path, format: Format) -> float:
@@ -115,8 +122,9 @@ def difference(policy: Policy, act: Callable[..., np.ndarray]) -> float:
     with torch.no_grad():
         wanted = policy.to_environment(policy(observations).mode().numpy())
     if isinstance(policy, Conditioned):
-        omegas = policy.omegas.omega(observations[:, -1])
-        found = act(observations[:, :-1].contiguous().numpy(), omegas.numpy())
+        size = policy.spec.observation_size
+        values = [dial.value(each) for dial, each in zip(policy.dials, observations[:, size:].unbind(-1), strict=True)]
+        found = act(observations[:, :size].contiguous().numpy(), torch.stack(values, -1).numpy())
     else:
         found = act(observations.numpy())
     if policy.actions.kind == "discrete" and len(policy.actions.sizes) == 1:
@@ -143,7 +151,8 @@ def _plain(network: Mlp) -> nn.Sequential:
 
 def _example(module: Acting, size: int) -> tuple[Tensor, ...]:
     """What it is traced with."""
-    return (torch.zeros(2, size), torch.ones(2)) if isinstance(module, ActingAt) else (torch.zeros(2, size),)
+    dials = (torch.ones(2, len(module.dials)),) if isinstance(module, ActingAt) else ()
+    return (torch.zeros(2, size), *dials)
 
 
 # ONNX -----------------------------------------------------------------------------------------------------------------

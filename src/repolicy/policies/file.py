@@ -1,7 +1,6 @@
 """A policy's file: the policy, the prior that it was customized from, and what it tells of its training."""
 
 import hashlib
-import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import confirm, nearest, printable
-from repolicy.objective import Omegas
+from repolicy.objective import MOST_DIALS, RANGES, Dial
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.density import Density
 from repolicy.policies.families import FAMILIES
@@ -33,7 +32,8 @@ CARD = {
     "request?": {
         "env?": str,
         "addons?": [str],
-        "objective?": dict.fromkeys(("omega?", "alpha?", "bonus?", "states?", "omega_to?"), float) | {"task?": str},
+        "objective?": dict.fromkeys(("omega?", "alpha?", "bonus?", "states?", *(f"{to}?" for to in RANGES)), float)
+        | {"task?": str},
         "settings?": {},
     },
     "which?": str,
@@ -44,7 +44,7 @@ CARD = {
     "nat_worth?": {"value": float, "error": float, "episodes": int},
     "scores?": {"mean action": [float], "episodes": int},
     "origin?": {"library": str, "version": str, "kind": str, "file": str, "sha256": str, "options": {}, "notes": [str]},
-    "dial?": {"at": float, "how": str, "of": str},
+    "dial?": {"at?": float, "values?": {str: float}, "how": str, "of": str},
 }
 SPEC = {
     "observation_size": int,
@@ -96,7 +96,7 @@ def policy_bytes(
     tensors = _policy_tensors(policy, "policy") | (extra or {})
     header: dict[str, Any] = {"policy": policy.spec.as_dict(), "card": card}
     if isinstance(policy, Conditioned):
-        header["omegas"] = list(policy.omegas)
+        header["dials"] = [dial._asdict() for dial in policy.dials]
     if prior is not None:
         tensors |= _policy_tensors(prior, "prior")
         header["prior"] = prior.spec.as_dict()
@@ -310,14 +310,19 @@ def _rebuilt(path: Path, tensors: dict[str, Tensor], header: dict[str, Any], nam
 
 
 def _maker(header: dict[str, Any]) -> Callable[[PolicySpec], Policy]:
-    """Of the policy in a file: a conditioned one, where the header tells a range of omega."""
-    if header.get("omegas") is None:
+    """Of the policy in a file: a conditioned one, where the header tells of dials."""
+    if header.get("omegas") is not None:  # as the first files tell of the one dial that there was
+        check_shape(header, {"omegas": [float]}, "its header")
+        low, high = header["omegas"]
+        header = {"dials": [{"name": "omega", "low": low, "high": high, "scale": "log"}]}
+    if header.get("dials") is None:
         return Policy
-    check_shape(header, {"omegas": [float]}, "its header")
-    low, high = header["omegas"]
-    if not 0 < low < high < math.inf:
-        raise ValueError(f"it says that its omegas go from {low:g} to {high:g}")
-    return lambda spec: Conditioned(spec, Omegas(low, high))
+    check_shape(header, {"dials": [{"name": str, "low": float, "high": float, "scale": str}]}, "its header")
+    dials = [Dial(each["name"], each["low"], each["high"], each["scale"]).checked() for each in header["dials"]]
+    names = {dial.name for dial in dials if dial.scale in ("log", "linear")}
+    if not 0 < len(dials) == len(names) <= MOST_DIALS:
+        raise ValueError(f"it has {len(dials)} dials of {len(names)} names and known scales")
+    return lambda spec: Conditioned(spec, dials)
 
 
 def _density(path: str | Path, tensors: dict[str, Tensor], prior: Policy | None) -> Density | None:

@@ -1,11 +1,12 @@
-"""A network with one input more, a position from −1 to 1, which scales and shifts what each of its layers computes.
+"""A network with inputs more, positions from −1 to 1, which scale and shift what each of its layers computes.
 
 Before the activation, so that at any one position the network is an ordinary one with other weights and biases. (FiLM:
-Perez et al., 2018.) Scales and shifts are polynomials in the position, without a constant, and 0 at the beginning.
+Perez et al., 2018.) Scales and shifts are polynomials in the positions, without a constant, and 0 at the beginning.
 """
 
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +18,24 @@ from repolicy.policies.network import ACTIVATIONS, BY_HAND, Mlp
 DEGREE = 4  # of the polynomials: enough for a bend or two over the range
 
 
+@cache
+def exponents(dials: int) -> Tensor:
+    """The degrees in each position `[K, dials]`, of all products that add up to at most `DEGREE`, but the constant."""
+    return torch.tensor([each for each in product(range(DEGREE + 1), repeat=dials) if 0 < sum(each) <= DEGREE])
+
+
 def polynomials(places: Tensor) -> Tensor:
-    """Chebyshev's, of degrees 1 to `DEGREE`, of positions `[B]`: `[B, DEGREE]`. Beyond ±1 they are those of ±1."""
+    """Products of Chebyshev's polynomials of positions `[B, dials]`: `[B, len(exponents(dials))]`.
+
+    Of one position they are those of degrees 1 to `DEGREE`. Beyond ±1 they are those of ±1.
+    """
     degrees = torch.arange(1, DEGREE + 1, dtype=places.dtype)
-    return torch.cos(torch.arccos(places.clamp(-1.0, 1.0)).unsqueeze(-1) * degrees)
+    powers = torch.cos(torch.arccos(places.clamp(-1.0, 1.0)).unsqueeze(-1) * degrees).unbind(-2)
+    if len(powers) == 1:
+        return powers[0]
+    whole = [torch.cat([torch.ones_like(each[:, :1]), each], 1) for each in powers]
+    columns = exponents(len(powers)).unbind(1)
+    return torch.stack([each[:, column] for each, column in zip(whole, columns, strict=True)]).prod(0)
 
 
 class Layer(NamedTuple):
@@ -32,21 +47,29 @@ class Layer(NamedTuple):
 
 
 class FilmMlp(Mlp):
-    """`[B, inputs + 1]` to `[B, outputs + spare]`: the last input is the position.
+    """`[B, inputs + dials]` to `[B, outputs + spare]`: the last inputs are the positions.
 
-    The spare outputs are polynomials in it, which read nothing else.
+    The spare outputs are polynomials in them, which read nothing else.
     """
 
     def __init__(
-        self, inputs: int, hidden: tuple[int, ...], outputs: int, *options: Any, spare: int = 0, **more: Any
+        self,
+        inputs: int,
+        hidden: tuple[int, ...],
+        outputs: int,
+        *options: Any,
+        spare: int = 0,
+        dials: int = 1,
+        **more: Any,
     ) -> None:
         super().__init__(inputs, hidden, outputs, *options, **more)
+        self.dials = dials
         ends = [0]
         for size in (*hidden, outputs):
             ends += [ends[-1] + size, ends[-1] + 2 * size]
         slices = [slice(*pair) for pair in pairwise([*ends, ends[-1] + spare])]
         self._scales, self._shifts, self._spare = slices[:-1:2], slices[1:-1:2], slices[-1]
-        self.film = nn.Parameter(torch.zeros(DEGREE, ends[-1] + spare))
+        self.film = nn.Parameter(torch.zeros(len(exponents(dials)), ends[-1] + spare))
         self._ones = torch.zeros(ends[-1] + spare)  # what the polynomials are added to
         # A layer computed by hand wants `inner` times the activation's argument, and gets it from here.
         self._inner = torch.ones(ends[-1] + spare)
@@ -58,13 +81,13 @@ class FilmMlp(Mlp):
         self._kept = self._room(0)  # for `vjp`: memory that is asked for anew takes as long as what is done in it
 
     def films(self, places: Tensor) -> Tensor:
-        """Scales, shifts and spare outputs at positions `[B]`, side by side."""
+        """Scales, shifts and spare outputs at positions `[B, dials]`, side by side."""
         return torch.addmm(self._ones, polynomials(places), self.film)
 
     @torch.no_grad()
-    def fold(self, place: float, into: Mlp) -> Tensor:
-        """Give `into`, a network without position, the weights of this one at a position. Returns the spare outputs."""
-        (films,) = self.films(torch.tensor([place]))
+    def fold(self, places: Sequence[float], into: Mlp) -> Tensor:
+        """Give `into`, a network without dials, the weights of this one at a position. Returns the spare outputs."""
+        (films,) = self.films(torch.tensor([[*places]]))
         for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             scale, shift, norm = films[self._scales[index]], films[self._shifts[index]], self.norm(index)
             before = norm is not None and norm.place == "before"
@@ -82,14 +105,14 @@ class FilmMlp(Mlp):
             (weight.detach().t().contiguous().numpy(), bias.detach().clone().numpy()) for weight, bias in self._pairs
         ]
         norms = [(norm.place, norm.snapshot()) if (norm := self.norm(index)) else None for index in range(len(layers))]
-        film, places, films = self.film.detach().clone(), np.empty(0), np.empty(0)
+        film, places, films, own = self.film.detach().clone(), np.empty(0), np.empty(0), -self.dials
 
         def run(inputs: np.ndarray) -> np.ndarray:
             nonlocal places, films
-            if not np.array_equal(places, inputs[:, -1]):
-                places = inputs[:, -1].copy()
+            if not np.array_equal(places, inputs[:, own:]):
+                places = inputs[:, own:].copy()
                 films = torch.addmm(self._ones, polynomials(torch.from_numpy(places)), film).numpy()
-            values = np.ascontiguousarray(inputs[:, :-1])
+            values = np.ascontiguousarray(inputs[:, :own])
             for index, ((weight, bias), norm) in enumerate(zip(layers, norms, strict=True)):
                 values = values @ weight
                 values += bias
@@ -109,8 +132,8 @@ class FilmMlp(Mlp):
     def _plainly(self, inputs: Tensor) -> Tensor:
         activate, films, values = (
             ACTIVATIONS[self.activation][0],
-            self.films(inputs[:, -1]),
-            inputs[:, :-1].contiguous(),
+            self.films(inputs[:, -self.dials :]),
+            inputs[:, : -self.dials].contiguous(),
         )
         for index, (weight, bias) in enumerate(self._pairs):
             norm, values = self.norm(index), nn.functional.linear(values, weight, bias)
@@ -133,8 +156,12 @@ class FilmMlp(Mlp):
     def _outputs(self, inputs: Tensor, layers: list[Layer]) -> tuple[Tensor, Tensor]:
         """The outputs and the polynomials; `layers` takes what happened in between."""
         activation, last = BY_HAND[self.activation], len(layers) - 1
-        bases, film, ones = polynomials(inputs[:, -1]), self.film * self._inner, self._ones * self._inner
-        values, outer, added = inputs[:, :-1].contiguous(), 1.0, 0.0  # a layer's inputs are outer · values + added
+        bases, film, ones = polynomials(inputs[:, -self.dials :]), self.film * self._inner, self._ones * self._inner
+        values, outer, added = (
+            inputs[:, : -self.dials].contiguous(),
+            1.0,
+            0.0,
+        )  # a layer's inputs are outer · values + added
         for index, ((weight, bias), layer) in enumerate(zip(self._pairs, layers, strict=True)):
             if added:
                 bias = torch.add(bias, weight.sum(1), alpha=added)
@@ -162,7 +189,7 @@ class FilmMlp(Mlp):
         @torch.no_grad()
         def backward(grad: Tensor) -> None:
             assert self.film.grad is not None
-            size, across, observations = len(self.biases[-1]), bases.t(), inputs[:, :-1]
+            size, across, observations = len(self.biases[-1]), bases.t(), inputs[:, : -self.dials]
             self.film.grad[:, self._spare] = across @ grad[:, size:]
             grad = grad[:, :size]
             for index in range(len(self._pairs) - 1, -1, -1):

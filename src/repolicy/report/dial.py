@@ -1,4 +1,4 @@
-"""The page of a dial: what eleven positions between prior and customized policy are worth, and a slider over them."""
+"""The page of a dial: what positions between prior and customized policy are worth, and sliders over them."""
 
 import math
 import shlex
@@ -6,36 +6,58 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from repolicy.engine import ranks
-from repolicy.envs.addons import combined
+from repolicy.envs import addons
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
-from repolicy.loading import read_json
+from repolicy.loading import as_file_name, read_json
 from repolicy.many.tradeoff import Found, Point
+from repolicy.objective import RANGES, Dial
 from repolicy.policies.conditioned import Conditioned
-from repolicy.policies.dials import How, prior_of, story, turned
+from repolicy.policies.dials import How, prior_of, turned
 from repolicy.policies.file import SavedPolicy, save_policy
 from repolicy.policies.policy import Policy
 from repolicy.policies.storage import check_shape, finite, write_bytes, write_json
 from repolicy.report import page
 from repolicy.report.film import Shot
 from repolicy.report.run import filmed
-from repolicy.report.sweep import SCRIPT, Beside, every_point, figures, legend, slider, tables, tradeoff
+from repolicy.report.sweep import SCRIPT, Beside, every_point, figures, legend, one_slider, slider, tables, tradeoff
 
 POSITIONS = tuple(index / 10 for index in range(11))
+STOPS = (11, 5, 3, 2)  # of each dial, where there are one to four: 11 to 27 positions in all
 TURNS = Literal["mixture", "weights", "trained"]
 WORDS = {
-    "trained": "one run trained a policy that takes ω′, the weight on the old behavior, as an input",
     "mixture": "the geometric mixture of both policies: each action's probability is multiplied, not averaged",
     "weights": "the networks' numbers, taken between their values before and after",
 }
 
 
+class Meaning(NamedTuple):
+    """What a trained dial's weight is called, what it is the weight of, and what its two ends do."""
+
+    letter: str
+    weight: str
+    low: str
+    high: str
+
+
+MEANINGS = {
+    "omega": Meaning("ω′", "ω′, the weight on the old behavior", "more of the wish", "prior"),
+    "alpha": Meaning("α̂", "α̂, the weight on variety", "more of one action", "more variety"),
+}
+
+
+def meaning(dial: Dial) -> Meaning:
+    plain = Meaning(dial.name, f"the weight of the add-on {dial.name}", f"less {dial.name}", f"more {dial.name}")
+    return MEANINGS.get(dial.name, plain)
+
+
 @dataclass(frozen=True)
-class Dial:
-    """A customized policy's file, and how to turn between its prior and it."""
+class Turning:
+    """A customized policy's file, and how to turn between its prior and it. A position has a value for each dial."""
 
     path: Path
     saved: SavedPolicy
@@ -46,31 +68,71 @@ class Dial:
     beside: tuple[Beside, ...] = ()  # points that were trained one by one
 
     @property
-    def positions(self) -> Sequence[float]:
-        policy = self.saved.policy
-        return policy.omegas.spread(len(POSITIONS)) if isinstance(policy, Conditioned) else POSITIONS
+    def trained(self) -> tuple[Dial, ...]:
+        """The dials that the policy was trained with; none where the dial is between it and its prior."""
+        return self.saved.policy.dials if isinstance(self.saved.policy, Conditioned) else ()
 
-    def at(self, t: float) -> Policy:
+    @property
+    def stops(self) -> list[list[float]]:
+        """The values of each dial that are shown."""
+        return [dial.spread(STOPS[len(self.trained) - 1]) for dial in self.trained] or [[*POSITIONS]]
+
+    @property
+    def positions(self) -> list[tuple[float, ...]]:
+        return [*product(*self.stops)]
+
+    def named(self, position: Sequence[float]) -> dict[str, float]:
+        return dict(zip([dial.name for dial in self.trained] or ["t"], position, strict=True))
+
+    def at(self, position: Sequence[float]) -> Policy:
         if isinstance(self.saved.policy, Conditioned):
-            return self.saved.policy.placed(self.saved.policy.omegas.place(t))
+            dials = zip(self.trained, position, strict=True)
+            return self.saved.policy.placed([dial.place(value) for dial, value in dials])
         how: How = "weights" if self.how == "weights" else "mixture"
+        (t,) = position
         return turned(prior_of(self.saved, self.path), self.saved.policy, t, how)
 
-    def save(self, t: float, path: Path, checksum: str) -> None:
-        """The policy at `t`, in a file that any command takes."""
-        card = story(self.saved.card, t, self.how, str(self.path), checksum)
-        save_policy(path, self.at(t), card, self.saved.prior)
+    def save(self, position: Sequence[float], path: Path, checksum: str) -> None:
+        """The policy at a position, in a file that any command takes."""
+        save_policy(path, self.at(position), self.card(position, checksum), self.saved.prior)
 
-    def command(self, t: float) -> str:
+    def card(self, position: Sequence[float], checksum: str) -> dict[str, Any]:
+        """The run's request at that position, and where it is on the dials; the scores were another's."""
+        card, values = self.saved.card, self.named(position)
+        kept = {key: card[key] for key in ("request", "versions", "steps") if key in card}
+        where = ", ".join(f"{name} = {value:g}" for name, value in values.items())
+        place: dict[str, Any] = {"values": values} if self.trained else {"at": position[0]}
+        if self.trained and "request" in kept:
+            objective = {key: value for key, value in kept["request"].get("objective", {}).items() if key not in RANGES}
+            objective |= {name: value for name, value in values.items() if name in RANGES.values()}
+            wishes = [*addons.at(kept["request"].get("addons", ()), values)]
+            kept["request"] = kept["request"] | {"objective": objective, "addons": wishes}
+        place |= {"how": self.how, "of": str(self.path), "sha256": checksum}
+        return kept | {"which": f"{self.how} at {where}", "dial": place}
+
+    def file(self, position: Sequence[float], words: str) -> Path:
+        """Where a position is kept, beside the policy."""
+        named = self.named(position).items()
+        each = [f"{as_file_name(name)}-{value:g}" if len(named) > 1 else f"{value:g}" for name, value in named]
+        return self.path.with_name(f"{'-'.join([self.path.stem, words, *each])}.safetensors")
+
+    def command(self, position: Sequence[float]) -> str:
         """What exports a position."""
         how = ["--how", self.how] if self.how == "weights" else []
-        target = self.path.with_name(f"{self.path.stem}-at-{t:g}.safetensors")
-        return shlex.join(["repolicy", "dial", str(self.path), "--at", f"{t:g}", *how, "--out", str(target)])
+        named = self.named(position).items()
+        places = [f"{name}={value:g}" if len(named) > 1 else f"{value:g}" for name, value in named]
+        words = [word for place in places for word in ("--at", place)]
+        target = str(self.file(position, "at"))
+        return shlex.join(["repolicy", "dial", str(self.path), *words, *how, "--out", target])
 
 
-def measured(dial: Dial, episodes: int, progress: Callable[[int], None] = lambda _: None) -> Found:
-    """Every position's episodes: with the mean action, and sampled; the same seeds for all, in one thread."""
-    addon, prior = combined(dial.addons), prior_of(dial.saved, dial.path)
+def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lambda _: None) -> Found:
+    """Every position's episodes: with the mean action, and sampled; the same seeds for all, in one thread.
+
+    A dialed add-on counts once at every position, so that positions can be compared.
+    """
+    once = addons.at(dial.addons, {each.name: 1.0 for each in addons.dials(dial.addons)})
+    addon, prior = addons.combined(once), prior_of(dial.saved, dial.path)
     points = []
 
     def run(policy: Policy, stochastic: bool) -> Evaluation:
@@ -79,19 +141,24 @@ def measured(dial: Dial, episodes: int, progress: Callable[[int], None] = lambda
         )
 
     with ranks.one_thread():
-        if dial.how == "trained":
+        if dial.trained:
             points.append(Point(math.inf, dial.path, mean=run(prior, False), sampled=run(prior, True)))
-        for done, t in enumerate(dial.positions):
+        for done, position in enumerate(dial.positions):
             progress(done)
-            policy = dial.at(t)
-            points.append(Point(t, dial.path, mean=run(policy, False), sampled=run(policy, True)))
-    request, metric = {"env": dial.env, "addons": list(dial.addons)}, addon.metric_name if addon.has_metric else ""
-    if dial.how == "trained":
-        return Found(request, dial.out, points[0], points[1:], [], metric)
+            policy, value, label = dial.at(position), position[0], ""
+            if len(position) > 1:
+                named = zip(dial.trained, position, strict=True)
+                value, label = math.nan, ", ".join(f"{meaning(each).letter} {value:g}" for each, value in named)
+            points.append(Point(value, dial.path, mean=run(policy, False), sampled=run(policy, True), label=label))
+    request, metric = {"env": dial.env, "addons": list(once)}, addon.metric_name if addon.has_metric else ""
+    if len(dial.trained) > 1:
+        return Found(request, dial.out, points[0], points[1:], [], metric, letter="position", in_a_row=False)
+    if dial.trained:
+        return Found(request, dial.out, points[0], points[1:], [], metric, letter=meaning(dial.trained[0]).letter)
     return Found(request, dial.out, points[0], points, [], metric, letter="t")
 
 
-def write_dial_report(dial: Dial, found: Found, checksum: str) -> Path:
+def write_dial_report(dial: Turning, found: Found, checksum: str) -> Path:
     """Film every position, and write `report.html` and `dial.json` into the dial's folder."""
     pictures, complaint = _filmed(dial, checksum)
     write_json(dial.out / "dial.json", as_dict(dial, found, checksum))
@@ -100,18 +167,20 @@ def write_dial_report(dial: Dial, found: Found, checksum: str) -> Path:
     return path
 
 
-def as_dict(dial: Dial, found: Found, checksum: str) -> dict[str, Any]:
+def as_dict(dial: Turning, found: Found, checksum: str) -> dict[str, Any]:
     """What `dial.json` holds; numbers that are not finite become null."""
 
-    def described(point: Point) -> dict[str, Any]:
+    def described(point: Point, at: Any) -> dict[str, Any]:
         assert point.mean is not None
         assert point.sampled is not None
-        distance = {"at": point.omega, "kl": point.kl, "log_prior": point.log_prior}
+        distance = {"at": at, "kl": point.kl, "log_prior": point.log_prior}
         return distance | {"mean_action": point.mean.as_dict(), "sampled_action": point.sampled.as_dict()}
 
     whose: dict[str, Any] = {"of": str(dial.path), "sha256": checksum, "how": dial.how}
-    whose |= {"prior": described(found.prior)} if dial.how == "trained" else {}
-    return dict(finite(whose | found.request | {"positions": [described(point) for point in found.points]}))
+    whose |= {"prior": described(found.prior, found.prior.omega)} if dial.trained else {}
+    places = [each[0] if len(each) == 1 else dial.named(each) for each in dial.positions]
+    positions = [described(point, at) for point, at in zip(found.points, places, strict=True)]
+    return dict(finite(whose | found.request | {"positions": positions}))
 
 
 def points_of(sweep: Path) -> tuple[Beside, ...]:
@@ -131,43 +200,63 @@ def beside_words(points: Sequence[Beside]) -> str:
     return f"Beside it, hollow: {len(points)} points of a sweep, each trained for itself." if points else ""
 
 
-def _filmed(dial: Dial, checksum: str) -> tuple[list[bytes | None], str]:
+def _filmed(dial: Turning, checksum: str) -> tuple[list[bytes | None], str]:
     """A film of each position, from files, because films are made from files."""
     with tempfile.TemporaryDirectory(prefix="repolicy-dial-") as folder:
-        files = [Path(folder, f"{t:g}.safetensors") for t in dial.positions]
-        for t, file in zip(dial.positions, files, strict=True):
-            dial.save(t, file, checksum)
+        files = [Path(folder, f"{index}.safetensors") for index in range(len(dial.positions))]
+        for position, file in zip(dial.positions, files, strict=True):
+            dial.save(position, file, checksum)
         shots = [Shot(str(file), dial.env) for file in files]
-        return filmed([Shot(str(files[0]), dial.env, which="prior"), *shots] if dial.how == "trained" else shots)
+        return filmed([Shot(str(files[0]), dial.env, which="prior"), *shots] if dial.trained else shots)
 
 
-def _html(dial: Dial, found: Found, pictures: Sequence[bytes | None], complaint: str) -> str:
+def _lead(dial: Turning, found: Found) -> str:
+    """What the page is of, in a sentence or two."""
+    file, verdict = escape(str(dial.path)), f"{escape(found.verdict[0].upper() + found.verdict[1:])}."
+    if not dial.trained:
+        return f"Between the prior (t = 0) and {file} (t = 1): {WORDS[dial.how]}. Nothing was trained. {verdict}"
+    weights = " and ".join(escape(meaning(each).weight) for each in dial.trained)
+    inputs = f"{weights}, as an input" if len(dial.trained) == 1 else f"{weights} as inputs"
+    lead = f"{file}: one run trained a policy that takes {inputs}. {beside_words(dial.beside)}"
+    return f"{lead} {verdict}" if found.in_a_row else lead
+
+
+def _sliders(dial: Turning, found: Found) -> list[str]:
+    """One for each dial, in the middle at first; that of one dial begins at its bend."""
+    if found.in_a_row:
+        first = len(POSITIONS) // 2 if found.knee is None else found.knee
+        *_, left, right = meaning(dial.trained[0]) if dial.trained else ("prior", "customized")
+        return [slider(found, first, left, right)]
+    return [
+        one_slider(f"dial-{index}", what.weight, [f"{what.letter} {value:g}" for value in stops], len(stops) // 2,
+                   what.low, what.high)
+        for index, (what, stops) in enumerate(zip(map(meaning, dial.trained), dial.stops, strict=True))
+    ]  # fmt: skip
+
+
+def _html(dial: Turning, found: Found, pictures: Sequence[bytes | None], complaint: str) -> str:
     assert found.prior.mean is not None
-    episodes, middle, trained = len(found.prior.mean.basic), len(POSITIONS) // 2, dial.how == "trained"
-    index = middle if found.knee is None else found.knee
-    ends = f"Between the prior (t = 0) and {escape(str(dial.path))} (t = 1): {WORDS[dial.how]}. Nothing was trained."
-    if trained:
-        ends = f"{escape(str(dial.path))}: {WORDS[dial.how]}. {beside_words(dial.beside)}"
-    lead = f"{ends} {escape(found.verdict[0].upper() + found.verdict[1:])}."
+    episodes, several = len(found.prior.mean.basic), len(dial.trained) > 1
     commands = [
-        f'<div class="beneath" data-shown="{position}">{page.command(dial.command(t))}</div>'
-        for position, t in enumerate(dial.positions)
+        f'<div class="beneath" data-shown="{index}">{page.command(dial.command(position))}</div>'
+        for index, position in enumerate(dial.positions)
     ]
+    note = (
+        f"Mean ± std over {episodes} episodes with the mean action; log prior and KL(policy ‖ prior) over "
+        f"{episodes} with sampled ones, at the states that the policy itself visits."
+    )
+    if dialed := [each.name for each in dial.trained if each.name not in MEANINGS]:
+        note += f" Of the add-on reward, {escape(' and '.join(dialed))} counts once, whatever the position."
     parts = [
         page.section(
-            "Turn the dial",
-            slider(found, index, "more of the wish" if trained else "prior", "prior" if trained else "customized"),
-            page.films(figures(found, pictures if trained else [pictures[0], *pictures]), complaint),
+            "Turn the dials" if several else "Turn the dial",
+            *_sliders(dial, found),
+            page.films(figures(found, pictures if dial.trained else [pictures[0], *pictures]), complaint),
             *tables(found),
         ),
         page.section("Keep this position", *commands, note="Writes it as a policy's file, which every command takes."),
-        page.section("The trade-off", tradeoff(found, dial.beside), note=legend(found)),
-        page.section(
-            "Every position",
-            every_point(found),
-            note=f"Mean ± std over {episodes} episodes with the mean action; log prior and KL(policy ‖ prior) over "
-            f"{episodes} with sampled ones, at the states that the policy itself visits.",
-        ),
+        *([] if several else [page.section("The trade-off", tradeoff(found, dial.beside), note=legend(found))]),
+        page.section("Every position", every_point(found), note=note),
     ]
     wanted = " + ".join(dial.addons)
-    return page.page(f"{dial.env} with {wanted}: the dial", lead, parts, SCRIPT)
+    return page.page(f"{dial.env} with {wanted}: the dial{'s' * several}", _lead(dial, found), parts, SCRIPT)

@@ -13,7 +13,7 @@ from repolicy.engine.defaults import customize_defaults, train_defaults
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.request import Request, options, words
 from repolicy.engine.settings import budget_of
-from repolicy.envs.addons import Addon, combined
+from repolicy.envs.addons import Addon, at, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.numbers import number, spread
 from repolicy.envs.verdict import Difference, action, basis, differences, early, verdict
@@ -75,7 +75,7 @@ def write_report(
     if not folder.best_policy.exists():
         raise FileError(f"{folder.path} has no policy yet: its first segment is not done")
     saved = read_policy(folder.best_policy)
-    addon = combined(request["addons"]) if request["addons"] else None
+    addon = combined(at(request["addons"])) if request["addons"] else None
     say(f"report: {episodes} episodes each with the mean action and sampled ones")
     with ranks.one_thread():
         mean, sampled = (evaluations(saved, request, addon, episodes, how) for how in (False, True))

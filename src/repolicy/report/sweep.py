@@ -16,22 +16,29 @@ from repolicy.report.film import Shot
 from repolicy.report.run import by_action, caption, filmed, rewards, tiles
 
 SCRIPT = """
-// The slider: of all that belongs to a point, what belongs to one is shown.
-const slider = document.querySelector("#omega");
+// The sliders: of all that belongs to a point, what belongs to one is shown. Of several, the last one counts fastest.
+const sliders = [...document.querySelectorAll(".slider input")];
+const stops = (slider) => Number(slider.max) + 1;
 function show(index) {
-  slider.value = index;
-  document.querySelector("#chosen").textContent = slider.dataset.names.split("|")[index];
+  let rest = index;
+  for (const slider of [...sliders].reverse()) {
+    slider.value = rest % stops(slider);
+    rest = Math.floor(rest / stops(slider));
+    const name = slider.dataset.names.split("|")[slider.value];
+    slider.parentElement.querySelector("output").textContent = name;
+    slider.setAttribute("aria-valuetext", name);
+  }
   for (const part of document.querySelectorAll("[data-shown]")) part.hidden = part.dataset.shown !== String(index);
   for (const mark of document.querySelectorAll("[data-point]"))
     mark.classList.toggle("chosen", mark.dataset.point === String(index));
-  slider.setAttribute("aria-valuetext", slider.dataset.names.split("|")[index]);
   cues();
   if (!still) begin();
 }
-slider.addEventListener("input", () => show(slider.value));
+const turned = () => sliders.reduce((index, slider) => index * stops(slider) + Number(slider.value), 0);
+for (const slider of sliders) slider.addEventListener("input", () => show(turned()));
 for (const mark of document.querySelectorAll("[data-point]"))
-  mark.addEventListener("click", () => show(mark.dataset.point));
-show(slider.value);
+  mark.addEventListener("click", () => show(Number(mark.dataset.point)));
+show(turned());
 """
 
 
@@ -105,11 +112,16 @@ def verdicts(found: Found) -> list[str]:
 
 def slider(found: Found, first: int, left: str, right: str) -> str:
     names = [f"{found.name(point)}{' (knee)' if i == found.knee else ''}" for i, point in enumerate(found.points)]
+    return one_slider("omega", found.letter, names, first, left, right)
+
+
+def one_slider(name: str, said: str, stops: Sequence[str], first: int, left: str, right: str) -> str:
+    """An input with a name for each of its stops."""
     return (
-        f'<div class="slider"><label for="omega">{escape(left)}</label>'
-        f'<input type="range" id="omega" min="0" max="{len(names) - 1}" step="1" value="{first}" '
-        f'aria-label="{escape(found.letter)}" data-names="{escape("|".join(names))}">'
-        f'<label for="omega">{escape(right)}</label><output id="chosen">{escape(names[first])}</output></div>'
+        f'<div class="slider"><label for="{name}">{escape(left)}</label>'
+        f'<input type="range" id="{name}" min="0" max="{len(stops) - 1}" step="1" value="{first}" '
+        f'aria-label="{escape(said)}" data-names="{escape("|".join(stops))}">'
+        f'<label for="{name}">{escape(right)}</label><output for="{name}">{escape(stops[first])}</output></div>'
     )
 
 
@@ -179,7 +191,7 @@ def tradeoff(found: Found, beside: Sequence[Beside] = ()) -> str:
         drawn += f'<circle class="beside" {where} r="6.5"><title>{escape(said)}</title></circle>'
     at = [(axes.x(x), axes.y(y)) for (x, _), (y, _) in spots]
     order = at[1:]
-    if all(point.mean is not found.prior.mean for point in found.points):
+    if found.letter == "ω′" and all(point.mean is not found.prior.mean for point in found.points):
         order.append(at[0])  # the prior is what the largest ω′ leads to
     drawn += f'<path class="path" d="M{"L".join(f"{x:.1f},{y:.1f}" for x, y in order)}"/>'
     names = ["prior", *(found.name(point) for point in found.points)]
@@ -214,7 +226,9 @@ def _with_error(point: Point, name: str) -> tuple[float, float]:
 def headings(found: Found) -> list[str]:
     basic = ["basic reward", "kept"] if found.basic_known else []
     metric = [found.metric_name] if found.metric_name else []
-    return [found.letter, *basic, *metric, "add-on reward", "gained", "log prior a step", "KL a step", ""]
+    assert found.prior.mean is not None
+    wishes = [found.prior.mean.columns[name].title for name in found.wishes]
+    return [found.letter, *basic, *metric, "add-on reward", "gained", *wishes, "log prior a step", "KL a step", ""]
 
 
 def rows(found: Found, shown: Callable[[Column], str] = spread) -> list[list[str]]:
@@ -223,7 +237,7 @@ def rows(found: Found, shown: Callable[[Column], str] = spread) -> list[list[str
     for index, point in enumerate([found.prior, *found.points]):
         assert point.mean is not None
         columns = point.mean.columns
-        line = ["prior" if index == 0 else f"{point.omega:g}"]
+        line = ["prior" if index == 0 else point.label or f"{point.omega:g}"]
         if found.basic_known:
             share = (point.basic or 0.0) / found.prior.basic if found.prior.basic else math.nan
             sensible = (found.prior.basic or 0.0) > 0  # of a negative reward, no share is kept
@@ -233,6 +247,7 @@ def rows(found: Found, shown: Callable[[Column], str] = spread) -> list[list[str
         gained = point.addon - found.prior.addon
         plus = "+" if gained >= 0 else ""
         line += [shown(columns["addon_reward"]), "–" if index == 0 else plus + number(gained, like=point.addon)]
+        line += [shown(columns[name]) for name in found.wishes]
         line += [
             number(point.log_prior),
             number(point.kl),

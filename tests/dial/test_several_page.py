@@ -1,0 +1,124 @@
+"""The page of several dials: a slider for each, of which every position has its film, its table and its command."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from several import FAST, QUIET
+
+from repolicy.cli import main as cli
+from repolicy.objective import Dial, residual
+from repolicy.policies.conditioned import Conditioned
+from repolicy.policies.file import save_policy
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.spaces import ActionSpace
+from repolicy.report import dial as pages
+
+OMEGA, QUIETLY = Dial("omega", 0.03, 3.0), Dial("quiet", 0.0, 2.0, "linear")
+
+
+def reported(
+    folder: Path, dials: list[Dial], request: dict[str, Any], patch: pytest.MonkeyPatch, *words: str
+) -> tuple[dict[str, Any], str]:
+    """What the command prints as JSON, and its page."""
+    prior = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,)), hidden=(8,)))
+    made = Conditioned.begun(prior, dials)
+    made.network.film.data.normal_(0.0, 0.5)
+    save_policy(folder / "best.safetensors", made, {"request": {"env": "InvertedPendulum-v4"} | request}, prior)
+    patch.setattr(pages, "filmed", lambda shots: ([b"a film"] * len(shots), ""))
+    asked = [str(folder / "best.safetensors"), "--episodes", "2", "--out", str(folder / "dial"), "--trust", *words]
+    cli.main(["dial", *asked])
+    html = (folder / "dial" / "report.html").read_text()
+    return json.loads((folder / "dial" / "dial.json").read_text()), html
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], str]:
+    monkeypatch.setattr(pages, "STOPS", (11, 3, 3, 2))
+    objective = residual(0.03, 0.1, omega_to=3.0).as_dict()
+    request = {"addons": [f"{FAST}=0.5", f"{QUIET}=0..2"], "objective": objective}
+    return reported(tmp_path, [OMEGA, QUIETLY], request, monkeypatch)
+
+
+def test_two_dials_have_every_pair_of_their_stops(two: tuple[dict[str, Any], str]) -> None:
+    found, html = two
+    assert [position["at"] for position in found["positions"]] == [
+        {"omega": omega, "quiet": quiet} for omega in (0.03, 0.3, 3.0) for quiet in (0.0, 1.0, 2.0)
+    ]
+    assert html.count('type="range"') == 2
+    assert html.count('data-shown="8"') == 3  # film, table, command
+    assert "--at omega=0.3 --at quiet=2 --out" in html
+    assert "ω′ 0.3, quiet 2" in html
+    assert "quiet counts once, whatever the position" in html
+    assert "the weight of the add-on quiet" in html
+    assert "trade-off bends" not in html
+    assert "http" not in html.replace("http://www.w3.org", "")
+    for position in found["positions"]:  # an add-on's reward is of the add-on once, and of each apart
+        means = {name: each["mean"] for name, each in position["mean_action"]["summary"].items()}
+        assert means["addon_reward"] == pytest.approx(means["addon_reward_fast"] + means["addon_reward_quiet"])
+    assert '<th scope="col">of it quiet</th>' in html
+
+
+def test_the_command_on_the_page_keeps_that_position(two: tuple[dict[str, Any], str], tmp_path: Path) -> None:
+    _, html = two
+    command = html.split("<code>")[5].split("</code>")[0]  # of the fifth of nine
+    assert "omega=0.3 --at quiet=1" in command
+    cli.main(command.split()[1:])
+    assert (tmp_path / "best-at-omega-0.3-quiet-1.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("dial", "request_", "said"),
+    [
+        (QUIETLY, {"addons": [f"{QUIET}=0..2"]}, "the weight of the add-on quiet, as an input"),
+        (Dial("alpha", 0.01, 0.3), {"addons": [QUIET]}, "α̂, the weight on variety, as an input"),
+    ],
+)
+def test_one_dial_over_another_weight_has_the_page_of_one_dial(
+    dial: Dial, request_: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, html = reported(tmp_path, [dial], request_, monkeypatch)
+    assert [position["at"] for position in found["positions"]] == dial.spread(11)
+    assert said in html
+    assert "The trade-off" in html
+    assert html.count('data-shown="10"') == 3
+    assert f"--at {dial.spread(11)[7]:g} --out" in html
+
+
+def test_each_slider_turns_what_is_seen(two: tuple[dict[str, Any], str], tmp_path: Path) -> None:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("needs Debian's packages chromium and chromium-driver")
+    from selenium import webdriver
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for option in ("headless", "no-sandbox", "disable-gpu", f"user-data-dir={tmp_path / 'browser'}"):
+        options.add_argument(f"--{option}")
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    try:
+        browser.get(f"file://{tmp_path / 'dial' / 'report.html'}")
+        omega, quiet = browser.find_elements(By.CSS_SELECTOR, ".slider input")
+
+        def seen() -> tuple[str, str, list[str]]:
+            outputs = [each.text for each in browser.find_elements(By.CSS_SELECTOR, ".slider output")]
+            parts = [each for each in browser.find_elements(By.CSS_SELECTOR, "[data-shown]") if each.is_displayed()]
+            (shown,) = {each.get_attribute("data-shown") for each in parts}
+            assert len(parts) == 3
+            chosen = browser.find_element(By.CSS_SELECTOR, "tr.chosen th").text
+            return shown, chosen, outputs
+
+        assert seen() == ("4", "ω′ 0.3, quiet 1", ["ω′ 0.3", "quiet 1"])
+        quiet.send_keys(Keys.ARROW_RIGHT)
+        assert seen() == ("5", "ω′ 0.3, quiet 2", ["ω′ 0.3", "quiet 2"])
+        omega.send_keys(Keys.HOME)
+        assert seen() == ("2", "ω′ 0.03, quiet 2", ["ω′ 0.03", "quiet 2"])
+        browser.find_elements(By.CSS_SELECTOR, "tr[data-point]")[7].click()
+        assert seen() == ("7", "ω′ 3, quiet 1", ["ω′ 3", "quiet 1"])
+        assert not [each for each in browser.get_log("browser") if each["level"] == "SEVERE"]
+    finally:
+        browser.quit()

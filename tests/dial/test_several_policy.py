@@ -1,0 +1,255 @@
+"""A policy with several dials: at the start its prior, at each position an ordinary policy, in a file, for others."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from several import ALPHA, FAST, QUIET, prior_file
+from test_conditioned_policy import SPECS, prior, shaken
+from tiny_envs import tiny
+
+import repolicy
+from repolicy.cli import main as cli
+from repolicy.cli.inspection import inspect
+from repolicy.engine.training import customize
+from repolicy.envs.addons import at, dials
+from repolicy.envs.evaluation import evaluate
+from repolicy.errors import FileError, UsageError
+from repolicy.objective import Dial, Objective, residual
+from repolicy.policies.conditioned import Conditioned
+from repolicy.policies.export import _onnx_reader, _torchscript_reader, export
+from repolicy.policies.file import read_policy, save_policy
+from repolicy.policies.film import DEGREE, FilmMlp, exponents, polynomials
+from repolicy.policies.storage import packed, read
+
+OMEGA, QUIETLY, FASTER = Dial("omega", 0.03, 3.0), Dial("quiet", 0.0, 2.0, "linear"), Dial("fast", 0.5, 1.0, "linear")
+THREE = (OMEGA, QUIETLY, FASTER)
+
+
+def seen(count: int = 50, places: Any = None) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    drawn = torch.rand(count, 3, generator=generator) * 2 - 1
+    return torch.cat([torch.randn(count, 4, generator=generator), drawn if places is None else places], 1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["tanh", "swish", "norms", "linear", "state_gaussian", "categorical"])
+def test_at_the_start_it_is_the_prior_and_then_each_position_an_ordinary_policy(kind: str) -> None:
+    start = prior(kind)
+    made = Conditioned.begun(start, THREE)
+    values = {"omega": 0.2, "quiet": 0.0, "fast": 0.9}
+    assert all(torch.equal(made.at(**values).state_dict()[name], each) for name, each in start.state_dict().items())
+    shaken(made, 3)
+    places = torch.tensor([[dial.place(values[dial.name]) for dial in THREE]]).expand(50, 3)
+    plain, observations = made.at(**values), seen(places=places)
+    torch.testing.assert_close(plain(observations[:, :4]).mode(), made(observations).mode(), atol=1e-4, rtol=1e-4)
+    for name, value in (("omega", 2.0), ("quiet", 2.0), ("fast", 0.5)):
+        other = made.at(**values | {name: value})
+        assert not torch.allclose(other(observations[:, :4]).mode().float(), plain(observations[:, :4]).mode().float())
+    actor = made.actor(2, 50, torch.Generator().manual_seed(5))
+    both = [observations, seen()]
+    actions = torch.stack([torch.as_tensor(actor(each.numpy())) for each in both])
+    torch.testing.assert_close(actor.log_probs(actions), made(torch.stack(both).flatten(0, 1)).log_prob(
+        actions.flatten(0, 1)).reshape(2, 50), atol=1e-4, rtol=1e-4)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["tanh", "elu", "swish", "norms", "linear"])
+def test_the_gradient_by_hand_is_autograds(kind: str) -> None:
+    spec = SPECS[kind]
+    network = FilmMlp(4, spec.hidden, 3, spec.activation, norms=spec.norms, spare=2, dials=3)
+    for parameter in network.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(6))
+        parameter.grad = torch.zeros_like(parameter)
+    inputs, weights = seen(20), torch.randn(20, 5, generator=torch.Generator().manual_seed(7))
+    plainly = network._plainly(inputs)
+    wanted = torch.autograd.grad((plainly * weights).sum(), list(network.parameters()))
+    outputs, backward = network.vjp(inputs)
+    torch.testing.assert_close(outputs, plainly, atol=1e-4, rtol=1e-4)
+    backward(weights)
+    for parameter, gradient in zip(network.parameters(), wanted, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-3, rtol=1e-3)
+
+
+def test_the_polynomials_are_all_products_up_to_the_degree() -> None:
+    """They and a constant fit any product of powers up to that degree, and none beyond it."""
+    places = torch.rand(200, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
+    found = torch.cat([torch.ones(200, 1, dtype=torch.float64), polynomials(places)], 1)
+    assert found.shape[1] - 1 == len(exponents(2)) == 14
+    assert [len(exponents(dials)) for dials in (1, 3, 4)] == [4, 34, 69]
+    x, y = places.unbind(1)
+    for one, other in ((4, 0), (2, 2), (1, 3), (0, 1), (3, 2), (0, 5)):
+        target = x**one * y**other
+        fitted = found @ torch.linalg.lstsq(found, target[:, None]).solution
+        assert (float((fitted[:, 0] - target).abs().max()) < 1e-9) == (one + other <= DEGREE)
+
+
+def test_a_linear_dial_counts_weights_and_not_their_ratios() -> None:
+    assert [QUIETLY.place(weight) for weight in (0.0, 0.5, 2.0)] == [-1.0, -0.5, 1.0]
+    assert QUIETLY.spread(5) == [0.0, 0.5, 1.0, 1.5, 2.0]
+    assert QUIETLY.value(torch.tensor([-1.0, 0.25])).tolist() == [0.0, 1.25]
+
+
+def test_each_dial_must_be_named_once_and_warns_outside_of_its_range() -> None:
+    made = Conditioned.begun(prior("tanh"), THREE)
+    shaken(made, 3)
+    asked: list[tuple[tuple[float, ...], dict[str, float]]] = [
+        ((0.3,), {}), ((), {}), ((), {"omega": 0.3}), ((0.3,), {"quiet": 1.0}),
+        ((), {"omega": 0.3, "quiet": 1.0, "slow": 1.0}),
+    ]  # fmt: skip
+    for value, values in asked:
+        with pytest.raises(
+            UsageError, match=r"the dials omega .* and quiet .*: name one value for each, such as omega"
+        ):
+            made.at(*value, **values)
+    with pytest.raises(UsageError, match="quiet is -1; it must be a number 0 or above: this policy's go from 0 to 2"):
+        made.at(omega=0.3, quiet=-1, fast=1.0)
+    with pytest.warns(UserWarning, match="quiet is 5, and this policy was trained from 0 to 2: it acts as at 2"):
+        found = made.at(omega=0.3, quiet=5, fast=1.0)
+    assert torch.equal(found.network.weights[0], made.at(omega=0.3, quiet=2, fast=1.0).network.weights[0])
+    one = Conditioned.begun(prior("tanh"), [QUIETLY])
+    assert torch.equal(one.at(0.0).network.weights[0], one.at(quiet=0.0).network.weights[0])
+
+
+def test_the_range_of_an_addon_goes_by_its_name_alone() -> None:
+    asked = ["hind_leg(joint=bshin)=0..2", "some/folder=1/my.py:quiet=0.5..1e1", "height=0.5", "m:still"]
+    assert dials(asked) == (
+        Dial("hind_leg(joint=bshin)", 0.0, 2.0, "linear"), Dial("quiet", 0.5, 10.0, "linear")
+    )  # fmt: skip
+    assert at(asked, {"quiet": 3.0}) == (
+        "hind_leg(joint=bshin)=1.0", "some/folder=1/my.py:quiet=3.0", "height=0.5", "m:still"
+    )  # fmt: skip
+    with pytest.raises(UsageError, match="has a range of weights, which goes with `repolicy customize`"):
+        evaluate("halfcheetah", addon="hind_leg=0..2", episodes=1)
+
+
+def test_an_objective_tells_its_dials_and_is_itself_at_a_value() -> None:
+    both = residual(0.1, 0.05, omega_to=3.0, alpha_to=0.5)
+    assert [dial.name for dial in both.dials] == ["omega", "alpha"]
+    assert both.at({"omega": 0.3, "alpha": 0.2, "quiet": 1.0}) == residual(0.3, 0.2)
+    assert Objective(**both.as_dict()) == both
+    assert "alpha_to" not in residual(0.1, 0.05, omega_to=3.0).as_dict()
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    start = read_policy(prior_file(tmp_path)).policy
+    made = Conditioned.begun(start, (OMEGA, QUIETLY))
+    made.network.film.data.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(0))
+    request = {"env": tiny("LinearQuadratic"), "addons": [f"{FAST}=0.5", f"{QUIET}=0..2"]}
+    request["objective"] = residual(0.03, ALPHA, omega_to=3.0).as_dict()  # type: ignore[assignment]
+    path = tmp_path / "best.safetensors"
+    save_policy(path, made, {"request": request, "which": "best"}, start)
+    return path
+
+
+def test_a_position_is_a_file_like_any_other(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["dial", str(file), "--at", "quiet=1.5", "--at", "omega=0.3", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["at"] == {"omega": 0.3, "quiet": 1.5}
+    assert found["file"] == str(file.with_name("best-trained-omega-0.3-quiet-1.5.safetensors"))
+    saved, observations = read_policy(found["file"]), torch.randn(10, 1)
+    wanted = repolicy.dial(file, omega=0.3, quiet=1.5)
+    assert torch.equal(saved.policy(observations).mode(), wanted(observations).mode())
+    assert saved.card["request"]["addons"] == [f"{FAST}=0.5", f"{QUIET}=1.5"]
+    assert saved.card["request"]["objective"] == residual(0.3, ALPHA).as_dict()
+    for path, said in (
+        (found["file"], "trained at omega = 0.3, quiet = 1.5 of"),
+        (file, "takes omega as an input, from 0.03 to 3 and quiet as an input, from 0 to 2"),
+    ):
+        cli.main(["inspect", str(path)])
+        assert said in " ".join(capsys.readouterr().err.split())
+    assert evaluate(found["file"], episodes=1, trust=True).addon is not None
+    cli.main(["dial", str(file), "--at", "quiet=3", "--at", "omega=0.3"])
+    assert "warning: quiet is 3, and this policy was trained from 0 to 2" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--at 0.3", "name one value for each"),
+        ("--at omega=0.3", "name one value for each, such as omega = 0.3, quiet = 1"),
+        ("--at omega=0.3 --at quite=1", "name one value for each"),
+        ("--at omega=0.3 --at omega=0.4", "says one thing twice"),
+        ("--at omega=0.3 --at quiet=x", "NAME=NUMBER for each"),
+        ("--at omega=0 --at quiet=1", "omega is 0.0; it must be a number above 0"),
+        ("--at omega=0.3 --at quiet=1 --how weights", "there is nothing to mix"),
+        ("--beside sweep", "a range of omega and no other dial"),
+    ],
+)
+def test_what_cannot_be_turned_is_refused(
+    file: Path, words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["dial", str(file), *words.split()])
+    assert stopped.value.code == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_free_dial_has_no_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start = read_policy(prior_file(tmp_path)).policy
+    save_policy(tmp_path / "made.safetensors", start, {}, start)
+    with pytest.raises(UsageError, match="no trained dial of a name"):
+        repolicy.dial(tmp_path / "made.safetensors", omega=0.3)
+    with pytest.raises(SystemExit):
+        cli.main(["dial", str(tmp_path / "made.safetensors"), "--at", "omega=0.3"])
+    assert "--at takes one number, where 0 is the prior" in capsys.readouterr().err
+
+
+def test_where_one_policy_is_wanted_it_says_how_to_keep_one(file: Path, tmp_path: Path) -> None:
+    said = r"every omega from 0\.03 to 3 and quiet from 0 to 2.*--at omega=0\.3 --at quiet=1 --out.*at\(omega, quiet\)"
+    with pytest.raises(UsageError, match=said):
+        evaluate(file, episodes=1, trust=True)
+    with pytest.raises(UsageError, match="the dials omega .* is no prior"):
+        customize(file, QUIET, residual(0.1, 0.1), tmp_path / "run", env=tiny("LinearQuadratic"))
+
+
+DIALS = [dict(dial._asdict()) for dial in (OMEGA, QUIETLY)]
+OTHERS: list[Any] = [
+    DIALS[:1], DIALS * 2, DIALS * 3, [], "text", [1], [{"name": "omega"}],
+    *([DIALS[0], DIALS[1] | wrong] for wrong in ({"scale": "root"}, {"low": -1}, {"high": 0}, {"name": "omega"})),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dials", OTHERS)
+def test_a_file_with_other_dials_is_refused(file: Path, dials: Any) -> None:
+    tensors, header = read(file, "policy")
+    assert header["dials"] == DIALS
+    file.write_bytes(packed("policy", tensors, header | {"dials": dials}))
+    with pytest.raises(FileError):
+        read_policy(file)
+
+
+def test_a_file_of_one_omega_as_it_was_written_before_is_read(tmp_path: Path) -> None:
+    start = read_policy(prior_file(tmp_path)).policy
+    made = Conditioned.begun(start, [OMEGA])
+    made.network.film.data.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(0))
+    save_policy(tmp_path / "old.safetensors", made, {})
+    tensors, header = read(tmp_path / "old.safetensors", "policy")
+    del header["dials"]
+    (tmp_path / "old.safetensors").write_bytes(packed("policy", tensors, header | {"omegas": [0.03, 3.0]}))
+    found = read_policy(tmp_path / "old.safetensors").policy
+    assert isinstance(found, Conditioned)
+    assert found.dials == (OMEGA,)
+    observations = torch.randn(9, 1)
+    assert torch.equal(found.at(0.2)(observations).mode(), made.at(0.2)(observations).mode())
+    save_policy(tmp_path / "at.safetensors", start, {"dial": {"at": 0.2, "how": "trained", "of": "a run"}})
+    assert inspect(tmp_path / "at.safetensors")["dial"] == "trained at omega = 0.2 of a run"
+
+
+@pytest.mark.parametrize("format", ["torchscript", "onnx"])
+def test_for_other_programs_the_second_input_has_a_number_for_each_dial(
+    file: Path, tmp_path: Path, format: Any
+) -> None:
+    policy, path = read_policy(file).policy, tmp_path / "exported"
+    assert export(policy, path, format) < 1e-5
+    observations = torch.randn(5, 1)
+    reader = {"onnx": _onnx_reader, "torchscript": _torchscript_reader}[format](path.read_bytes())
+    found = reader(observations.numpy(), np.tile(np.array([[0.3, 1.5]], np.float32), (5, 1)))
+    wanted = repolicy.dial(file, omega=0.3, quiet=1.5)(observations).mode().numpy()
+    np.testing.assert_allclose(found, wanted, atol=1e-5)

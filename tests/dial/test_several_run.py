@@ -1,0 +1,278 @@
+"""Learning over alpha, over the weights of add-ons, and over several of these at once."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from several import ALPHA, FAST, FEW, QUIET, WISH, prior_file
+from test_customize import SETTINGS, WISH_CONTROL_COST, WISH_STATE_COST, gain_and_std, optimum
+from tiny_envs import CONTROL_COST, STATE_COST, tiny
+
+from experiments.dial import others, shuffled
+from repolicy.cli import main as cli
+from repolicy.engine import ppo
+from repolicy.engine.conditioned import ConditionedWorker, collapsed
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.ranks import Alone
+from repolicy.engine.request import Request, words
+from repolicy.engine.result import Result
+from repolicy.engine.segments import Segments
+from repolicy.engine.settings import Settings
+from repolicy.engine.training import customize, train
+from repolicy.envs.dialed import ENDS, Dialed
+from repolicy.envs.making import make_envs
+from repolicy.errors import UsageError
+from repolicy.objective import Dial, Objective, kl, residual, soft
+from repolicy.policies.conditioned import Conditioned
+from repolicy.policies.file import load_policy, read_policy
+from repolicy.policies.film import exponents
+
+
+@pytest.fixture
+def prior(tmp_path: Path) -> Path:
+    return prior_file(tmp_path)
+
+
+def customized(
+    prior: Path, addons: str | list[str], objective: Objective, out: Path, settings: Settings = FEW
+) -> Result:
+    return customize(prior, addons, objective, out, settings, env=tiny("WithoutReward"))
+
+
+# What each environment is asked for -----------------------------------------------------------------------------------
+
+
+def test_on_each_dial_every_environment_has_a_stratum_of_its_own() -> None:
+    total, count = 40, 20
+    batches = [Dialed(make_envs(tiny("Counter"), count, 0), 7, first, total, 3) for first in (0, count)]
+    places = np.concatenate([batch.reset()[:, -3:] for batch in batches])
+    for shares in np.sort(places, axis=0).T:
+        assert [(shares == end).sum() for end in (-1.0, 1.0)] == [ENDS * total, ENDS * total]
+        inner = shares[int(ENDS * total) : -int(ENDS * total)]
+        assert (np.floor((inner + 1.0) / 2.0 * len(inner)).clip(0, len(inner) - 1) == np.arange(len(inner))).all()
+    assert np.abs(np.corrcoef(places.T)[np.triu_indices(3, 1)]).max() < 0.5  # which belong together is by chance
+
+
+# How it is paid -------------------------------------------------------------------------------------------------------
+
+
+def worker(prior: Path, tmp_path: Path, addons: tuple[str, ...], objective: Objective) -> ConditionedWorker:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.prior.write_bytes(prior.read_bytes())
+    segments = Segments(Request(tiny("WithoutReward"), objective, FEW, addons, "a checksum"), folder, Alone())
+    segments.begin()
+    made = segments.worker
+    assert isinstance(made, ConditionedWorker)
+    with torch.no_grad():  # a critic that believes something, and a policy that is the prior no more
+        made.learner.parameters.add_(0.2 * torch.randn(len(made.learner.parameters)))
+    return made
+
+
+CASES = {
+    "omega and an add-on": ((f"{FAST}=0.5", f"{QUIET}=0..2"), residual(0.05, 0.15, omega_to=1.6), 4),
+    "two add-ons, one of them thrice": ((f"{FAST}=0..1", f"{QUIET}=0.5..3", f"{FAST}=2"), kl(0.2), 5),
+    "alpha and an add-on": ((f"{QUIET}=0..2",), Objective("addon", alpha=0.1, alpha_to=0.4), 2),
+    "all of them": ((f"{FAST}=0..1", f"{QUIET}=0..2"), residual(0.05, 0.1, omega_to=1.0, alpha_to=0.4), 4),
+}
+
+
+@pytest.mark.parametrize(("addons", "objective", "heads"), CASES.values(), ids=CASES)
+def test_the_heads_times_their_weights_are_the_advantage_of_the_scalar_reward(
+    prior: Path, tmp_path: Path, addons: tuple[str, ...], objective: Objective, heads: int
+) -> None:
+    made = worker(prior, tmp_path, addons, objective)
+    made.returns.statistics[2] = torch.linspace(0.25, 9.0, heads).double()
+    rollout = made.collector.collect(made.learner.policy)
+    log_prior, *values = made.score(rollout, made.learner.policy.normalizer(torch.from_numpy(rollout.observations)))
+    reward = made.reward(rollout, log_prior)
+    assert log_prior is not None
+    chosen, bare = made.values, rollout.observations[:-1, :, :1]
+    assert [*chosen] == [dial.name for dial in made.dials]
+    for dial in made.dials:
+        assert float(chosen[dial.name].min()) == pytest.approx(dial.low)
+        assert float(chosen[dial.name].max()) == pytest.approx(dial.high)
+    after = torch.from_numpy(np.asarray(rollout.next_observations)[..., 0]).double()
+    pay = {"fast": -after.square(), "quiet": -torch.from_numpy(np.abs(rollout.sent[..., 0])).double()}
+    wanted = torch.zeros_like(reward.total)
+    for request in addons:  # the scalar reward, from what was asked for
+        name, weight = request.rpartition(":")[2].split("=")
+        wanted = wanted + (chosen[name] if ".." in weight else float(weight)) * pay[name]
+    wanted = wanted + (chosen["omega"] if objective.omega_to else objective.omega) * log_prior.double()
+    wanted = wanted - (chosen["alpha"] if objective.alpha_to else objective.alpha) * rollout.log_probs.double()
+    assert bare.shape == rollout.sent.shape
+    torch.testing.assert_close(reward.total, wanted, atol=1e-6, rtol=1e-6)
+
+    terminated = torch.from_numpy(rollout.terminated)
+    ended = terminated | torch.from_numpy(rollout.truncated)
+    assert bool(ended.any())
+    value, next_value = (each.double() for each in values)
+    gains, targets = made.credit(reward, value, next_value, terminated, ended)
+    assert targets.shape == (*gains.shape, heads)
+    whole, next_whole = ((made.unscaled() * each).sum(-1) for each in (value, next_value))
+    alone = ppo.advantages(wanted, whole, next_whole, terminated, ended, FEW.gamma, FEW.lam)
+    torch.testing.assert_close(gains, alone, atol=1e-6, rtol=1e-6)
+
+
+def test_advantages_are_of_one_size_in_every_cell_of_two_dials(prior: Path, tmp_path: Path) -> None:
+    made = worker(prior, tmp_path, (f"{QUIET}=0..2",), residual(0.05, 0.15, omega_to=1.6))
+    shape = (64, 64)
+    made.places = torch.rand(*shape, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    size = torch.exp(3.0 * made.places[..., 0] - 2.0 * made.places[..., 1])
+    gains, _ = made.normalized(size * torch.randn(shape), torch.randn(*shape, 3))
+    thirds = ((made.places + 1.0) * 1.5).long()
+    for first in range(3):
+        for second in range(3):
+            part = gains[(thirds[..., 0] == first) & (thirds[..., 1] == second)]
+            assert float(part.mean()) == pytest.approx(0.0, abs=1e-5)
+            assert float(part.std(correction=0)) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_a_dial_that_turns_nothing_is_named(prior: Path, tmp_path: Path) -> None:
+    made = worker(prior, tmp_path, (f"{QUIET}=0..2",), residual(0.05, 0.15, omega_to=1.6))
+    film = made.learner.policy.network.film.data
+    film[:] = torch.tensor([[1.0 if quiet == 0 else 0.0] for _, quiet in exponents(2)])  # nothing but omega's own
+    found = made.width(torch.randn(300, 3))
+    assert found["dial_kl_omega"] > 1.0 > 1e-3 > found["dial_kl_quiet"] == found["dial_kl"]
+    (said,) = collapsed(found)
+    assert "the two ends of the dial quiet are only" in said
+
+
+def test_one_run_finds_the_optimum_for_weights_of_an_addon_that_it_was_not_told_of(prior: Path, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, steps=120_000, learning_rate=8e-3)
+    found = customized(prior, f"{WISH}=0..2", kl(ALPHA), tmp_path / "run", settings)
+    assert found.last["dial_kl"] > 1.0
+    for weight in (0.1, 0.3, 0.7, 1.3, 1.7):
+        wanted = optimum(STATE_COST + weight * WISH_STATE_COST, CONTROL_COST + weight * WISH_CONTROL_COST, ALPHA)
+        gain, std = gain_and_std(found.at(wish=weight))
+        assert gain == pytest.approx(float(wanted.gain), rel=0.05), weight
+        assert std == pytest.approx(float(wanted.covariance) ** 0.5, rel=0.05), weight
+
+
+# The run --------------------------------------------------------------------------------------------------------------
+
+TWO = ([f"{FAST}=1", f"{QUIET}=0..2"], residual(0.05, 0.15, omega_to=1.6))
+
+
+def test_before_its_first_step_it_is_the_prior_at_all_positions(prior: Path, tmp_path: Path) -> None:
+    still = replace(FEW, critic_warmup=1.0)
+    customized(prior, *TWO, tmp_path / "run", still)
+    start = read_policy(prior).policy.state_dict()
+    for name in ("best", "policy"):
+        found = load_policy(tmp_path / "run" / f"{name}.safetensors")
+        assert isinstance(found, Conditioned)
+        for omega, quiet in ((0.05, 0.0), (0.3, 1.1), (1.6, 2.0)):
+            at = found.at(omega=omega, quiet=quiet).state_dict()
+            assert all(torch.equal(at[name], value) for name, value in start.items())
+
+
+def test_it_goes_on_to_the_same_bits(prior: Path, tmp_path: Path) -> None:
+    objective = residual(0.05, 0.1, omega_to=1.6, alpha_to=0.3)
+    for name in ("whole", "cut"):
+        found = customized(prior, TWO[0], objective, tmp_path / name)
+        assert {name for name in found.last if "dial" in name} == {
+            "dial_kl", "dial_kl_omega", "dial_kl_alpha", "dial_kl_quiet"
+        }  # fmt: skip
+    for path in (tmp_path / "cut").glob("checkpoints/*"):
+        if int(path.stem) > 1:
+            path.unlink()
+    cli.main(["customize", str(prior), "--resume", "--out", str(tmp_path / "cut"), "--no-report", "--trust"])
+    ours, theirs = (load_policy(tmp_path / name).state_dict() for name in ("whole", "cut"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert float(ours["network.film"].abs().max()) > 0
+
+
+def test_two_ranks_share_the_strata_and_end_in_one_policy(prior: Path, tmp_path: Path) -> None:
+    two = replace(FEW, ranks=2, steps=2 * FEW.iteration_steps)
+    assert customized(prior, *TWO, tmp_path / "run", two).finished
+    found = load_policy(tmp_path / "run")
+    assert isinstance(found, Conditioned)
+    assert found.dials == (Dial("omega", 0.05, 1.6), Dial("quiet", 0.0, 2.0, "linear"))
+
+
+def test_the_command_line_asks_for_it_and_says_it_again(prior: Path, tmp_path: Path) -> None:
+    asked = f"--alpha 0.05..0.4 --omega 0.1 --addon {FAST} --addon {QUIET}=0..2 --steps 256 --envs 16 --horizon 16"
+    cli.main(
+        [
+            "customize",
+            str(prior),
+            *asked.split(),
+            "--ranks",
+            "1",
+            "--no-report",
+            "--out",
+            str(tmp_path / "run"),
+            "--trust",
+        ]
+    )
+    request = Request.from_dict(RunFolder(tmp_path / "run").request())
+    assert request.dials == (Dial("alpha", 0.05, 0.4), Dial("quiet", 0.0, 2.0, "linear"))
+    said = words(request, prior)
+    assert said[said.index("--alpha") + 1] == "0.05..0.4"
+    assert f"{QUIET}=0..2" in said
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+RANGES = [
+    (f"--addon {QUIET}=2..0 --omega 0.1", "the weight of quiet from 2 to 0 is no range"),
+    (f"--addon {QUIET}=1..1 --omega 0.1", "begin at 0 or above, and end above where it begins"),
+    (f"--addon {QUIET}=-1..1 --omega 0.1", "begin at 0 or above"),
+    (f"--addon {QUIET}=0..inf --omega 0.1", "is no range"),
+    (f"--addon {QUIET}=0.. --omega 0.1", "'0..' is no range of weights; write NAME=0..2"),
+    (f"--addon {QUIET}=0..1 --addon {QUIET}=0..2 --omega 0.1", "two dials are called 'quiet'"),
+    (f"--addon {QUIET.removesuffix('quiet')}omega=0..1 --omega 0.1..1", "two dials are called 'omega'"),
+    (f"--addon {QUIET}=0..1 --kl-budget 1", "a budget needs one that it can move"),
+    (f"--addon {QUIET} --omega 0.1 --alpha 0..1", "alpha from 0 to 1 is no range"),
+    (f"--addon {QUIET} --omega 0.1 --alpha 1..x", "--alpha is '1..x'; it must be a number, a range"),
+    (f"--addon {QUIET} --objective kl --alpha 0.1..1", "one weight for both terms"),
+    (f"--addon {QUIET} --objective kl --alpha 0.1 --omega 0.1..1", "objective kl has no omega"),
+    (f"--addon {QUIET}=0..1", "beside a dial no budget can find it: name --omega"),
+    (f"--addon {QUIET}=0..1 --addon {FAST}=0..1 --addon {WISH}=0..1 --omega 0.1..1 --alpha 0.1..1", "take 4 at most"),
+]
+
+
+@pytest.mark.parametrize(("asked", "said"), RANGES, ids=[said for _, said in RANGES])
+def test_bad_ranges_are_refused_in_a_sentence(
+    prior: Path, tmp_path: Path, asked: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["customize", str(prior), *asked.split(), "--out", str(tmp_path / "run"), "--trust"])
+    assert stopped.value.code == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_training_from_nothing_takes_no_range(tmp_path: Path) -> None:
+    for objective, addon in ((replace(soft(0.1), alpha_to=0.3), ()), (Objective("both", alpha=0.1), f"{QUIET}=0..2")):
+        with pytest.raises(UsageError, match="a range of weights needs a prior"):
+            train(tiny("LinearQuadratic"), objective, tmp_path / "run", FEW, addon=addon)
+
+
+# The control of the experiment ----------------------------------------------------------------------------------------
+
+
+def test_shuffled_positions_pay_for_others_than_those_that_are_shown(prior: Path, tmp_path: Path) -> None:
+    made = worker(prior, tmp_path, TWO[0], TWO[1])  # type: ignore[arg-type]
+    rollouts = [made.collector.collect(made.learner.policy) for _ in range(40)]
+    shown = np.concatenate([made.asked(rollout).numpy() for rollout in rollouts])
+    with shuffled():
+        paid = np.concatenate([made.asked(rollout).numpy() for rollout in rollouts])
+    assert np.array_equal(made.asked(rollouts[0]).numpy(), shown[: len(rollouts[0].observations) - 1])
+    steady = (shown[1:] == shown[:-1]).all(-1)
+    assert np.array_equal(paid[1:][steady], paid[:-1][steady])  # within an episode
+    for dial in range(2):
+        assert abs(np.corrcoef(shown[..., dial].ravel(), paid[..., dial].ravel())[0, 1]) < 0.1
+        assert abs(float(np.mean(paid[..., dial] == 1.0)) - ENDS) < 0.03
+    assert np.array_equal(others(shown), paid)
+
+
+def test_the_control_trains(prior: Path, tmp_path: Path) -> None:
+    arguments: Any = (prior, *TWO)
+    plain = customized(*arguments, tmp_path / "plain").best.state_dict()
+    with shuffled():
+        other = customized(*arguments, tmp_path / "shuffled").best.state_dict()
+    assert not torch.equal(plain["network.film"], other["network.film"])
