@@ -363,12 +363,13 @@ def test_residual_q_learning_takes_no_parts() -> None:
 # With a dial ----------------------------------------------------------------------------------------------------------
 
 
-def test_with_a_dial_both_see_the_position_last(tmp_path: Path) -> None:
+@pytest.mark.parametrize("objective", [residual(0.05, 0.1, omega_to=1.6), residual(0.05, 0.1, 0.0, 1.6, 0.4)])
+def test_with_dials_both_see_the_positions_last(tmp_path: Path, objective: Objective) -> None:
     """And the prior and the add-on still see the policy's part alone."""
-    made = segments(tmp_path, ENV, residual(0.05, 0.1, omega_to=1.6)).worker
+    made = segments(tmp_path, ENV, objective).worker
     assert isinstance(made, ConditionedWorker)
     rollout = made.collector.collect(made.learner.policy)
-    own, place, hidden = torch.from_numpy(rollout.observations).split([2, 1, 3], -1)
+    own, place, hidden = torch.from_numpy(rollout.observations).split([2, len(objective.dials), 3], -1)
     assert float(place.min()) == -1.0
     inputs, critic_inputs = made.seen(rollout.observations)
     assert made.prior is not None
@@ -377,8 +378,7 @@ def test_with_a_dial_both_see_the_position_last(tmp_path: Path) -> None:
     log_prior, *_ = made.score(rollout, critic_inputs)
     assert log_prior is not None
     torch.testing.assert_close(log_prior, rollout.log_probs, atol=1e-5, rtol=1e-5)
-    made.omegas(rollout)
-    assert torch.equal(made.places, place[:-1, :, 0])
+    assert torch.equal(made.asked(rollout), place[:-1])
     before = made.learner.parameters.clone()
     made.iterate(stop=False)
     assert not torch.equal(made.learner.parameters, before)

@@ -51,7 +51,7 @@ def test_two_dials_have_every_pair_of_their_stops(two: tuple[dict[str, Any], str
     assert html.count('data-shown="8"') == 3  # film, table, command
     assert "--at omega=0.3 --at quiet=2 --out" in html
     assert "ω′ 0.3, quiet 2" in html
-    assert "quiet counts once, whatever the position" in html
+    assert "the weight of quiet is 1 at every position" in html
     assert "the weight of the add-on quiet" in html
     assert "trade-off bends" not in html
     assert "http" not in html.replace("http://www.w3.org", "")

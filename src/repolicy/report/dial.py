@@ -46,7 +46,7 @@ class Meaning(NamedTuple):
 
 MEANINGS = {
     "omega": Meaning("ω′", "ω′, the weight on the old behavior", "more of the wish", "prior"),
-    "alpha": Meaning("α̂", "α̂, the weight on variety", "more of one action", "more variety"),
+    "alpha": Meaning("α̂", "α̂, the weight on variety", "less variety", "more variety"),
 }
 
 
@@ -246,7 +246,7 @@ def _html(dial: Turning, found: Found, pictures: Sequence[bytes | None], complai
         f"{episodes} with sampled ones, at the states that the policy itself visits."
     )
     if dialed := [each.name for each in dial.trained if each.name not in MEANINGS]:
-        note += f" Of the add-on reward, {escape(' and '.join(dialed))} counts once, whatever the position."
+        note += f" In the add-on reward the weight of {escape(' and of '.join(dialed))} is 1 at every position."
     parts = [
         page.section(
             "Turn the dials" if several else "Turn the dial",
