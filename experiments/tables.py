@@ -52,15 +52,17 @@ def learning() -> str:
 
 def speed() -> str:
     lines = [
-        "| environment | ranks | physics alone | training, end to end | share | slices | memory a rank |",
-        "|---|---|---|---|---|---|---|",
+        "| environment | ranks | physics alone | training, end to end | share | slices | memory a rank "
+        "| physics, acting, learning, sums |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows("speed.jsonl"):
+        where = ", ".join(f"{share:.0%}" for share in row.get("training_is", {}).values())
         spread = row["slice_shares"]
         lines.append(
             f"| {row['env']} | {row['ranks']} | {row['physics_steps_per_second']:,.0f} | "
             f"{row['training_steps_per_second']:,.0f} | **{row['share']:.2f}** | "
-            f"{spread['min']:.2f} – {spread['max']:.2f} | {row['memory_mb_a_rank']:,.0f} MB |"
+            f"{spread['min']:.2f} – {spread['max']:.2f} | {row['memory_mb_a_rank']:,.0f} MB | {where} |"
         )
     return "\n".join(lines)
 
