@@ -2,6 +2,7 @@
 
     python -m experiments.dial --tasks halfcheetah hopper --seeds 0
     python -m experiments.dial --tasks halfcheetah --seeds 0 --shuffled     # a control, which must lose
+    python -m experiments.dial --tasks halfcheetah --seeds 0 --states       # states that the prior would not be in cost
 
 For each task: one run over a range of ω′ (2.5 times the steps of one point of `experiments.sweeps`), evaluated at the
 sweep's values and at twenty others; and the mixture and the weights between the prior and one point. What is in the
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from experiments import campaign
+from experiments.heavy import worth
 from experiments.one import Run as Training
 from experiments.one import machine, trained
 from repolicy.engine.conditioned import ConditionedWorker
@@ -66,9 +68,10 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--shuffled", action="store_true", help="the control: no free dials, and shuffled positions")
+    parser.add_argument("--states", action="store_true", help="no free dials, and the default price of new states")
     parser.add_argument("--show", action="store_true", help="say what the ledger holds, and run nothing")
     options = parser.parse_args()
-    ledger, how = Ledger(options.ledger), "shuffled" if options.shuffled else "trained"
+    ledger, how = Ledger(options.ledger), "shuffled" if options.shuffled else "states" if options.states else "trained"
     if not options.show:
         with ledger.claimed():
             known = {row["key"] for row in ledger.rows()}
@@ -76,7 +79,7 @@ def main() -> None:
                 for seed in options.seeds:
                     if f"{task}/{how}/{seed}" not in known:
                         ledger.add(trained_dial(task, seed, options.runs, how))
-                for free in () if options.shuffled else ("mixture", "weights"):
+                for free in ("mixture", "weights") if how == "trained" else ():
                     if f"{task}/{free}" not in known:
                         ledger.add(free_dial(task, free, options.runs))
     for row in ledger.rows():
@@ -123,8 +126,10 @@ def others(places: np.ndarray) -> np.ndarray:
 def trained_dial(name: str, seed: int, runs: Path, how: str = "trained") -> Row:
     task, key = TASKS[name], f"{name}/{how}/{seed}"
     folder = runs / (f"{name}-{seed}" if how == "trained" else f"{name}-{how}-{seed}")
+    asked = words(name, task.omegas, STEPS, seed, runs)
+    asked += ("--states", f"{worth(name):.3g}") if how == "states" else ()
     with shuffled() if how == "shuffled" else nullcontext():
-        story = trained(Training(key, words(name, task.omegas, STEPS, seed, runs), task.env, task.addon), folder)
+        story = trained(Training(key, asked, task.env, task.addon), folder)
     policy = read_policy(find_policy(folder)).policy
     assert isinstance(policy, Conditioned)
     apart = RunFolder(folder).logged()["dial_kl"][-1]
