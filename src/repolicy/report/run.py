@@ -182,18 +182,18 @@ def unfinished(folder: RunFolder, request: dict[str, Any]) -> str:
 
 def by_action(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> dict[str, Evaluation]:
     """All evaluations, with the kind of action in their names."""
-    return {f"{who}, mean action": found for who, found in mean.items()} | {
-        f"{who}, sampled": found for who, found in sampled.items()
+    return {f"{who}, mean action": evaluation for who, evaluation in mean.items()} | {
+        f"{who}, sampled": evaluation for who, evaluation in sampled.items()
     }
 
 
-def rewards(found: dict[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
+def rewards(evaluations: dict[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
     """Headings and rows as in the paper's Table 2: total, basic, the add-on's metric, the add-on."""
-    columns = [evaluation.columns for evaluation in found.values()]
+    columns = [evaluation.columns for evaluation in evaluations.values()]
     titles = {name: column.title for each in columns for name, column in each.items()}
     rows = [
         [who, *(spread(each[name]) if name in each else "–" for name in titles)]
-        for who, each in zip(found, columns, strict=True)
+        for who, each in zip(evaluations, columns, strict=True)
     ]
     return ["", *titles.values()], rows
 
@@ -205,10 +205,10 @@ def as_text(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 
 
-def tiles(found: dict[str, Evaluation]) -> list[page.Tile]:
+def tiles(evaluations: dict[str, Evaluation]) -> list[page.Tile]:
     """The few numbers that a reader looks for first, each with what it changed by."""
-    *_, after = found.values()
-    changes = differences(found["prior"], after) if "prior" in found else {}
+    *_, after = evaluations.values()
+    changes = differences(evaluations["prior"], after) if "prior" in evaluations else {}
     wanted = [*REWARDS, "metric", *(["log_prior_a_step"] if changes else ["length"])]
     return [
         page.Tile(
@@ -253,8 +253,8 @@ def _verdict(seen: Seen) -> str:
     return page.verdict(verdict(seen.prior, mean), f"{basis(mean)}. {beside}")
 
 
-def _distribution(found: dict[str, Evaluation]) -> str:
-    columns = {who: evaluation.columns for who, evaluation in found.items()}
+def _distribution(evaluations: dict[str, Evaluation]) -> str:
+    columns = {who: evaluation.columns for who, evaluation in evaluations.items()}
     shared = [name for name in next(iter(columns.values())) if all(name in each for each in columns.values())]
     wanted = ["metric" if "metric" in shared else "addon_reward", "total_reward", "basic_reward"]
     drawn = [
@@ -288,10 +288,10 @@ def _recipe(request: dict[str, Any]) -> str:
 def repeat(folder: RunFolder, request: dict[str, Any]) -> str:
     """The command that makes the run again, to the bit; empty where only Python can say what was asked for."""
     asked, customized = Request.from_dict(request), bool(request["prior"])
-    said = words(asked, _prior_of(folder, request) if customized else "")
+    arguments = words(asked, _prior_of(folder, request) if customized else "")
     usual = customize_defaults(folder.prior) if customized else train_defaults(asked.env)
-    parts = ["repolicy", *said, *options(asked.settings, usual), "--out", f"{folder.path}-again"]
-    return shlex.join(parts) if said else ""
+    parts = ["repolicy", *arguments, *options(asked.settings, usual), "--out", f"{folder.path}-again"]
+    return shlex.join(parts) if arguments else ""
 
 
 def _prior_of(folder: RunFolder, request: dict[str, Any]) -> Path | str:
