@@ -71,8 +71,8 @@ class Start:
 
     @property
     def notes(self) -> list[str]:
-        said = [] if self.saved is None else notes_of(self.saved.card)
-        return said if self.exact is None or isinstance(self.exact, Policy) else [*said, *self.exact.notes]
+        notes = [] if self.saved is None else notes_of(self.saved.card)
+        return notes if self.exact is None or isinstance(self.exact, Policy) else [*notes, *self.exact.notes]
 
     def cloned(
         self, env: str, wishes: tuple[str, ...], settings: Settings, kept: Path, say: Callable[[str], None]

@@ -24,8 +24,8 @@ def density_of(prior: Policy, request: Request, team: ranks.Ranks) -> Density:
     size = prior.observation_size
     packed = torch.zeros(size + size * size + 1 + 2 * size, dtype=torch.float64)
     if team.index == 0:
-        found = fitted(prior.normalizer(visited(prior, request)), prior.normalizer)
-        packed = torch.cat([getattr(found, name).flatten() for name in PARTS])
+        density = fitted(prior.normalizer(visited(prior, request)), prior.normalizer)
+        packed = torch.cat([getattr(density, name).flatten() for name in PARTS])
     team.sum(packed)
     mean, whitening, edge, shift, scale = packed.split([size, size * size, 1, size, size])
     return Density(mean, whitening.reshape(size, size), edge.squeeze(0), shift, scale)
@@ -49,10 +49,10 @@ def visited(prior: Policy, request: Request) -> Tensor:
             episodes += len(rollout.episodes.lengths)
     finally:
         envs.close()
-    found = np.concatenate(kept).astype(np.float32)
-    if len(found) < LEAST:
+    states = np.concatenate(kept).astype(np.float32)
+    if len(states) < LEAST:
         raise UsageError(
             f"the prior's episodes end after {steps / max(episodes, 1):.0f} steps on average, too soon to learn its "
             f"states (the first {SKIPPED} steps of an episode are left out): --states 0 goes without them"
         )
-    return torch.from_numpy(found)
+    return torch.from_numpy(states)

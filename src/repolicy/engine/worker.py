@@ -213,8 +213,8 @@ class Worker:
         """The entropy of the actions and, where they have one, their mean std, on some of the inputs."""
         distribution = self.learner.policy.distribution(inputs[:256])
         log_std = getattr(distribution, "log_std", None)
-        found = {"entropy": float(distribution.entropy().mean())}
-        return found if log_std is None else found | {"std": float(log_std.exp().mean())}
+        numbers = {"entropy": float(distribution.entropy().mean())}
+        return numbers if log_std is None else numbers | {"std": float(log_std.exp().mean())}
 
     def seen(self, observations: np.ndarray) -> tuple[Tensor, Tensor]:
         """What the policy sees of raw observations, and what the critic sees: both normalized."""
