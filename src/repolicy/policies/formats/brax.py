@@ -48,7 +48,7 @@ def read(path: Path, options: Options) -> Described:
     activation, notes = chosen_activation(options, "swish", LIBRARY)
     actor, std, squashed = _policy(module, activation, where)
     width = _layers(actor)[0].weight.shape[1]
-    found, groups, told = _normalizer(kept[0], width, options, where)
+    statistics, groups, more = _normalizer(kept[0], width, options, where)
     critic = _critic(kept[2] if len(kept) > 2 else None, activation, width, where)
     size = len(actor.output.bias)
     bounds = ((-1.0,) * size, (1.0,) * size) if squashed else ((), ())
@@ -60,10 +60,10 @@ def read(path: Path, options: Options) -> Described:
         ActionSpace("continuous", (size,), *bounds),
         squashed,
         std,
-        found,
+        statistics,
         critic=critic,
         groups=groups,
-        notes=(*notes, *told),
+        notes=(*notes, *more),
     )
 
 

@@ -35,15 +35,15 @@ def recognized(kept: Any) -> bool:
 
 
 def read(path: Path, kept: Any, options: Options) -> Described:
-    kind = _kind(kept)
-    assert kind is not None
-    described = kind(path, tensors_of(_state(kept), str(path)), options)
+    reader = _kind(kept)
+    assert reader is not None
+    described = reader(path, tensors_of(_state(kept), str(path)), options)
     if options.vecnormalize in (None, "none"):
         return described
-    found = vecnormalize.read(Path(options.vecnormalize))
-    check_width(described.observation_size, found, str(path))
+    statistics = vecnormalize.read(Path(options.vecnormalize))
+    check_width(described.observation_size, statistics, str(path))
     notes = tuple(note for note in described.notes if note != UNSEEN)
-    return Described(**described.__dict__ | {"normalizer": found, "notes": notes})
+    return Described(**described.__dict__ | {"normalizer": statistics, "notes": notes})
 
 
 def _continuous(path: Path, tensors: dict[str, Array], options: Options) -> Described:
@@ -115,7 +115,7 @@ def _kind(kept: Any) -> Reader | None:
     state = _state(kept)
     if not isinstance(state, dict):
         return None
-    return next((kind for names, kind in KINDS if all(name in state for name in names)), None)
+    return next((reader for names, reader in KINDS if all(name in state for name in names)), None)
 
 
 def _has(tensors: dict[str, Array], prefix: str) -> bool:

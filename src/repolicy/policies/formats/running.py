@@ -95,8 +95,8 @@ class Graph:
 
     def _run(self, observations: np.ndarray, memory: dict[str, np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
         wanted = [self._action, *self._memory.values()]
-        found, *after = self._session.run(wanted, {self._source: observations} | memory)
-        return np.asarray(found), after
+        mean, *after = self._session.run(wanted, {self._source: observations} | memory)
+        return np.asarray(mean), after
 
 
 def _sizes(shape: list[Any], path: Path) -> list[int]:
@@ -157,8 +157,8 @@ class Script:
         rows = torch.from_numpy(observations)
         if self._together:
             self._set({name: self._packed(name, kept) for name, kept in state.items()})
-            found = self._row(rows)
-            return found, {name: self._unpacked(name, self._buffer(name)) for name in self._names}
+            mean = self._row(rows)
+            return mean, {name: self._unpacked(name, self._buffer(name)) for name in self._names}
         means: list[Tensor] = []
         after: list[State] = []
         for n in range(len(rows)):
@@ -169,18 +169,18 @@ class Script:
 
     def _tried(self, noise: Tensor) -> list[Tensor]:
         """Means and memories of some rows over some steps."""
-        state, found = self.begin(TRIED), []
+        state, means = self.begin(TRIED), []
         for rows in noise:
             mean, state = self.step(rows.numpy(), state)
-            found.append(mean)
-        return [*found, *state.values()]
+            means.append(mean)
+        return [*means, *state.values()]
 
     @torch.no_grad()
     def _row(self, observations: Tensor) -> Tensor:
-        found = self._module(observations)
-        if not isinstance(found, Tensor):
-            raise UsageError(f"{self._path} gives {type(found).__name__}, and no tensor of actions")
-        return found.detach().clone()
+        mean = self._module(observations)
+        if not isinstance(mean, Tensor):
+            raise UsageError(f"{self._path} gives {type(mean).__name__}, and no tensor of actions")
+        return mean.detach().clone()
 
     def _packed(self, name: str, rows: Tensor) -> Tensor:
         """A memory `[N, …, 1, …]` as one buffer, with a row an environment where it had one row."""
@@ -198,10 +198,10 @@ class Script:
         return {name: buffer.detach().clone() for name, buffer in self._module.named_buffers()}
 
     def _buffer(self, name: str) -> Tensor:
-        found: Any = self._module
+        node: Any = self._module
         for part in name.split("."):
-            found = getattr(found, part)
-        return found.detach()  # type: ignore[no-any-return]
+            node = getattr(node, part)
+        return node.detach()  # type: ignore[no-any-return]
 
     def _set(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():

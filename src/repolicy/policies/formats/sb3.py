@@ -76,10 +76,10 @@ class Zip:
         return sum(size for _, size in self.observations)
 
     def activation(self, default: str) -> str:
-        found = self.settings.get("activation_fn")
-        if found is None:
+        activation = self.settings.get("activation_fn")
+        if activation is None:
             return default
-        return activation_named(found.last if isinstance(found, Name) else repr(found), self.where)
+        return activation_named(activation.last if isinstance(activation, Name) else repr(activation), self.where)
 
 
 class Parts(NamedTuple):
@@ -108,7 +108,7 @@ def read(path: Path, options: Options) -> Described:
     return Described(
         LIBRARY,
         str(kept.data.get("version", "")),
-        next((kind for mark, kind in MARKS.items() if mark in kept.data), "policy"),
+        next((algorithm for mark, algorithm in MARKS.items() if mark in kept.data), "policy"),
         parts.actor,
         kept.actions,
         parts.squashed,
@@ -134,9 +134,9 @@ def _kind(kept: Zip) -> Callable[[Zip, Options], Parts]:
         raise CannotCopyError(
             f"{kept.where} cannot be copied: the policy has layers of its own kind, such as {foreign[0]}"
         )
-    for mark, kind in KINDS.items():
+    for mark, reader in KINDS.items():
         if any(name.startswith(mark) for name in names):
-            return kind
+            return reader
     raise FileError(
         f"{kept.where} holds a policy of an unknown kind ({kept.policy_class or 'no class'}, tensors {some(names)}); "
         "known are PPO, A2C, SAC, TD3, DDPG, DQN, and sb3-contrib's TRPO, TQC, QR-DQN and ARS"
@@ -287,11 +287,11 @@ def _open(path: Path) -> Zip:
 
 def _value(data: dict[str, Any], name: str, where: str) -> Any:
     """A setting: as it is, or out of its pickle."""
-    found = data.get(name)
-    if not isinstance(found, dict) or ":serialized:" not in found:
-        return found
+    value = data.get(name)
+    if not isinstance(value, dict) or ":serialized:" not in value:
+        return value
     try:
-        content = base64.b64decode(found[":serialized:"])
+        content = base64.b64decode(value[":serialized:"])
     except (binascii.Error, TypeError, ValueError) as error:
         raise FileError(f"{where} is damaged: {name} cannot be decoded ({error})") from None
     return read_pickle(content, f"{name} in {where}")
@@ -345,12 +345,12 @@ def _normalizer(path: Path, kept: Zip, options: Options) -> tuple[Normalizer | N
     needed = _was_normalized(kept)
     if options.vecnormalize == "none":
         return None, ("observations are not normalized, as you asked for",)
-    found = Path(options.vecnormalize) if options.vecnormalize else None
-    if found is None and needed is not False:
-        found = vecnormalize.beside(path)
-    if found is not None:
-        told = f"observations are normalized by {found.name}"
-        return vecnormalize.read(found, kept.observations if kept.observations[0][0] else ()), (told,)
+    file = Path(options.vecnormalize) if options.vecnormalize else None
+    if file is None and needed is not False:
+        file = vecnormalize.beside(path)
+    if file is not None:
+        note = f"observations are normalized by {file.name}"
+        return vecnormalize.read(file, kept.observations if kept.observations[0][0] else ()), (note,)
     if needed:
         raise UsageError(
             f"{path} was trained with VecNormalize, and its statistics are not beside it: name their file with "
