@@ -298,12 +298,12 @@ def ended(result: "Result") -> dict[str, Any]:
 
     folder = result.folder
     if result.finished:
-        taken = find_policy(folder)
-        last = "; policy.safetensors beside it is the last one" if taken.stem == "best" else ""
-        sentence = f"done: {taken} is the policy to take{last}"
+        policy = find_policy(folder)
+        last = "; policy.safetensors beside it is the last one" if policy.stem == "best" else ""
+        sentence = f"done: {policy} is the policy to take{last}"
     else:
-        kept = RunFolder(folder).latest()
-        steps = f"the checkpoint at {kept[1]['steps']:,}" if kept else "the start: there is no checkpoint yet"
+        latest = RunFolder(folder).latest()
+        steps = f"the checkpoint at {latest[1]['steps']:,}" if latest else "the start: there is no checkpoint yet"
         sentence = f"stopped after {result.steps:,} steps in {folder}; --resume goes on from {steps}"
     if speaks():
         print(sentence, file=sys.stderr)

@@ -43,12 +43,12 @@ PROBES = 8  # environments and steps by which a prior is known again
 Say = Callable[[str], None]
 
 
-def clone(prior: Exact, env: str, settings: Settings, kept: Path, say: Say) -> tuple[SavedPolicy, bytes]:
+def clone(prior: Exact, env: str, settings: Settings, file: Path, say: Say) -> tuple[SavedPolicy, bytes]:
     """A policy that is fitted to the prior, and the file that a run keeps of it.
 
-    `kept` may be such a file of the same prior; then it is taken again.
+    There may be one of the same prior at `file` already; then it is taken again.
     """
-    before = _kept(prior, kept)
+    before = _kept(prior, file)
     if before is not None:
         return before
     say(f"{name_of(prior)} runs as it is; a policy is fitted to it, to be the actor")
@@ -263,23 +263,23 @@ def fingerprint(prior: Exact, policy: Policy, env: str, settings: Settings) -> d
     return {f"exact.{name}": value for name, value in zip(PROBED, probes, strict=True)}
 
 
-def _kept(prior: Exact, kept: Path) -> tuple[SavedPolicy, bytes] | None:
+def _kept(prior: Exact, file: Path) -> tuple[SavedPolicy, bytes] | None:
     """The clone that a run has kept of this very prior."""
-    if not kept.is_file():
+    if not file.is_file():
         return None
-    tensors, header = read(kept, "policy")
+    tensors, header = read(file, "policy")
     card = header["card"]
     if not isinstance(card, dict) or "clone_of" not in card:
         return None
     try:
         observations, actions, ended, stored = (tensors[f"exact.{name}"] for name in PROBED)
     except KeyError as error:
-        raise FileError(f"{kept} is no whole clone: it has no {error}") from None
+        raise FileError(f"{file} is no whole clone: it has no {error}") from None
     log_probs = Scorer(prior)(observations, actions, ended)
     worst = float((log_probs - stored).abs().max())
     if not worst <= 1e-3 * (1.0 + float(stored.abs().max())):
         raise UsageError(
-            f"{name_of(prior)} is not the prior of the run in {kept.parent}: on the observations that it kept, "
+            f"{name_of(prior)} is not the prior of the run in {file.parent}: on the observations that it kept, "
             f"log-probabilities differ by up to {worst:.3g}; give the prior and the std that it began with"
         )
-    return read_policy(kept), kept.read_bytes()
+    return read_policy(file), file.read_bytes()

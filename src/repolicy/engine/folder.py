@@ -182,8 +182,8 @@ class RunFolder:
     def forget_after(self, iteration: int) -> None:
         """Drop the metrics of iterations that are about to be done again."""
         if os.path.lexists(self.metrics):
-            kept = [line for line, row in self._logged_lines() if row["iteration"] <= iteration]
-            write_bytes(self.metrics, b"".join(line + b"\n" for line in kept))
+            lines = [line for line, row in self._logged_lines() if row["iteration"] <= iteration]
+            write_bytes(self.metrics, b"".join(line + b"\n" for line in lines))
 
     def _logged_lines(self) -> list[tuple[bytes, dict[str, Any]]]:
         """The lines of the metrics that are whole, as they are and as numbers.

@@ -36,20 +36,20 @@ def visited(prior: Policy, request: Request) -> Tensor:
     seed = int(np.random.SeedSequence([request.settings.seed, 0, 2000]).generate_state(1)[0] >> 2)
     envs = make_envs(request.env, ENVS, seed, request.settings.backend)
     collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=True)
-    ages, kept, steps, episodes = np.zeros(ENVS, np.int64), [np.empty((0, prior.observation_size))], 0, 0
+    ages, blocks, steps, episodes = np.zeros(ENVS, np.int64), [np.empty((0, prior.observation_size))], 0, 0
     try:
-        while sum(map(len, kept)) < WANTED and steps < PATIENCE * (WANTED + ENVS * SKIPPED):
+        while sum(map(len, blocks)) < WANTED and steps < PATIENCE * (WANTED + ENVS * SKIPPED):
             rollout = collector.collect(prior)
             assert rollout.next_observations is not None
             for t in range(BLOCK):
                 ages += 1
-                kept.append(rollout.next_observations[t][ages > SKIPPED])
+                blocks.append(rollout.next_observations[t][ages > SKIPPED])
                 ages[rollout.terminated[t] | rollout.truncated[t]] = 0
             steps += BLOCK * ENVS
             episodes += len(rollout.episodes.lengths)
     finally:
         envs.close()
-    states = np.concatenate(kept).astype(np.float32)
+    states = np.concatenate(blocks).astype(np.float32)
     if len(states) < LEAST:
         raise UsageError(
             f"the prior's episodes end after {steps / max(episodes, 1):.0f} steps on average, too soon to learn its "

@@ -76,9 +76,9 @@ def train(
     env, wishes, watchers = env_name(env), addons.names(addon), [*watchers, *shown(progress)]
     name = called_objective(objective, "soft")
     folder = folder_for(out, env, name, settings.seed if settings else 0, resume)
-    made, kept = resumed(folder, resume)
-    objective = objective or made or Wanted("soft")
-    settings, notes = ranks_for(settings or kept or train_defaults(env), [env, *wishes])
+    last_objective, last_settings = resumed(folder, resume)
+    objective = objective or last_objective or Wanted("soft")
+    settings, notes = ranks_for(settings or last_settings or train_defaults(env), [env, *wishes])
     settings, named = settings.resolved(), with_observed(env, observe, observe_critic)
     with watchdog(patience):
         env = with_roles(named, backend=settings.backend)
@@ -138,8 +138,8 @@ def customize(
     folder = folder_for(out, named_as(prior), name, settings.seed if settings else 0, resume)
     start = start_of(prior, reading, init, trust, RunFolder(folder).prior)
     env = with_observed(env_name(env) if env is not None else start.env(), observe, observe_critic)
-    made, kept = resumed(folder, resume)
-    objective = objective or made or Wanted("residual")
+    last_objective, last_settings = resumed(folder, resume)
+    objective = objective or last_objective or Wanted("residual")
     wishes = addons.names(addon)
     if not wishes:
         raise UsageError(
@@ -150,7 +150,7 @@ def customize(
         raise UsageError(
             f"a policy with {start.saved.policy.words} is no prior; keep a position of it with `repolicy dial`"
         )
-    settings, notes = ranks_for(start.settings(settings or kept or start.usual(env)), [env, *wishes])
+    settings, notes = ranks_for(start.settings(settings or last_settings or start.usual(env)), [env, *wishes])
     settings = settings.resolved()
     if start.exact is not None and settings.log_prior_budget is not None:
         raise UsageError(

@@ -177,16 +177,16 @@ def notes_of(card: dict[str, Any]) -> list[str]:
     return list(card.get("origin", {}).get("notes", ()))
 
 
-def own_bytes(path: Path, saved: SavedPolicy, kept: Path | None = None) -> bytes:
+def own_bytes(path: Path, saved: SavedPolicy, earlier: Path | None = None) -> bytes:
     """The policy in `path` as a file of ours.
 
-    `kept` may be one that was made from the same file before. It is taken again, as another machine may round the
+    `earlier` may be one that was made from the same file before. It is taken again, as another machine may round the
     log-probabilities of the probes otherwise.
     """
     if is_own(path):
         return path.read_bytes()
-    if kept is not None and kept.is_file() and read_card(kept).get("origin") == saved.card["origin"]:
-        return kept.read_bytes()
+    if earlier is not None and earlier.is_file() and read_card(earlier).get("origin") == saved.card["origin"]:
+        return earlier.read_bytes()
     return policy_bytes(saved.policy, saved.card)
 
 

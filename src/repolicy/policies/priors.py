@@ -136,8 +136,8 @@ class MeanPrior:
             return state
         fresh = self.fresh(len(ended))
         return {
-            key: torch.where(ended.reshape(-1, *[1] * (torch.as_tensor(kept).dim() - 1)), fresh[key], kept)
-            for key, kept in state.items()
+            key: torch.where(ended.reshape(-1, *[1] * (torch.as_tensor(value).dim() - 1)), fresh[key], value)
+            for key, value in state.items()
         }
 
     def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> "MeanActor":

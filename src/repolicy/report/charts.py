@@ -83,8 +83,8 @@ def curve(
         return ""
     points = np.array([chunk.mean(axis=0) for chunk in np.array_split(np.array(pairs), min(len(pairs), CURVE_POINTS))])
     level = {name: value for name, value in (levels or {}).items() if math.isfinite(value)}
-    seen = [*points[:, 1].tolist(), *level.values()]
-    axes = Axes([0.0, until or points[-1, 0]], seen, least=max(least, 0.1 * max(map(abs, seen))))
+    heights = [*points[:, 1].tolist(), *level.values()]
+    axes = Axes([0.0, until or points[-1, 0]], heights, least=max(least, 0.1 * max(map(abs, heights))))
     drawn = axes.frame()
     for name, value in level.items():
         y, above = axes.y(value), value > points[-1, 1]  # the label stands on the side where the line does not end

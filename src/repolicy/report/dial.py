@@ -99,16 +99,16 @@ class Turning:
     def card(self, position: Sequence[float], checksum: str) -> dict[str, Any]:
         """The run's request at that position, and where it is on the dials; the scores were another's."""
         card, values = self.saved.card, self.named(position)
-        kept = {key: card[key] for key in ("request", "versions", "steps") if key in card}
+        rest = {key: card[key] for key in ("request", "versions", "steps") if key in card}
         where = ", ".join(f"{name} = {value:g}" for name, value in values.items())
         place: dict[str, Any] = {"values": values} if self.trained else {"at": position[0]}
-        if self.trained and "request" in kept:
-            objective = {key: value for key, value in kept["request"].get("objective", {}).items() if key not in RANGES}
+        if self.trained and "request" in rest:
+            objective = {key: value for key, value in rest["request"].get("objective", {}).items() if key not in RANGES}
             objective |= {name: value for name, value in values.items() if name in RANGES.values()}
-            wishes = [*addons.at(kept["request"].get("addons", ()), values)]
-            kept["request"] = kept["request"] | {"objective": objective, "addons": wishes}
+            wishes = [*addons.at(rest["request"].get("addons", ()), values)]
+            rest["request"] = rest["request"] | {"objective": objective, "addons": wishes}
         place |= {"how": self.how, "of": str(self.path), "sha256": checksum}
-        return kept | {"which": f"{self.how} at {where}", "dial": place}
+        return rest | {"which": f"{self.how} at {where}", "dial": place}
 
     def file(self, position: Sequence[float], words: str) -> Path:
         """Where a position is kept, beside the policy."""

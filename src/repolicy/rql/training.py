@@ -223,9 +223,9 @@ def restore(model: Any, tensors: dict[str, Tensor]) -> None:
     """The opposite of `state`."""
     buffer, parts = model.replay_buffer, model.get_parameters()
     for name in BUFFER:
-        kept = tensors[f"buffer/{name}"].numpy()
-        getattr(buffer, name)[: len(kept)] = kept
-    buffer.pos, buffer.full = int(tensors["buffer/position"]), len(kept) == buffer.buffer_size
+        values = tensors[f"buffer/{name}"].numpy()
+        getattr(buffer, name)[: len(values)] = values
+    buffer.pos, buffer.full = int(tensors["buffer/position"]), len(values) == buffer.buffer_size
     for name, tensor in tensors.items():
         part, *keys = name.split("/")
         if part.endswith("optimizer"):

@@ -59,13 +59,13 @@ class Graph:
         self._memory = {
             name: other for name in inputs if (other := re.sub("in$", "out", name)) != name and other in outputs
         }
-        seen = [name for name in inputs if name not in self._memory]
-        if len(seen) != 1:
+        sources = [name for name in inputs if name not in self._memory]
+        if len(sources) != 1:
             raise FileError(
-                f"{path} takes {len(seen)} inputs ({', '.join(seen)}) beside those of its memory; a prior takes "
+                f"{path} takes {len(sources)} inputs ({', '.join(sources)}) beside those of its memory; a prior takes "
                 "observations alone"
             )
-        [self._source], left = seen, [name for name in outputs if name not in self._memory.values()]
+        [self._source], left = sources, [name for name in outputs if name not in self._memory.values()]
         self._action = min(left, key=lambda name: name not in ACTION_NAMES)
         self._shapes = {name: _sizes(inputs[name].shape, path) for name in self._memory}
         self.remembers, shape = bool(self._memory), inputs[self._source].shape
@@ -85,7 +85,7 @@ class Graph:
         if not self._one_by_one and not self._memory:
             return self._run(observations, {})[0], state
         rows = [
-            self._run(observations[n : n + 1], {name: kept[n].numpy() for name, kept in state.items()})
+            self._run(observations[n : n + 1], {name: memory[n].numpy() for name, memory in state.items()})
             for n in range(len(observations))
         ]
         after = {
@@ -156,13 +156,13 @@ class Script:
     def step(self, observations: np.ndarray, state: State) -> tuple[Tensor, State]:
         rows = torch.from_numpy(observations)
         if self._together:
-            self._set({name: self._packed(name, kept) for name, kept in state.items()})
+            self._set({name: self._packed(name, memory) for name, memory in state.items()})
             mean = self._row(rows)
             return mean, {name: self._unpacked(name, self._buffer(name)) for name in self._names}
         means: list[Tensor] = []
         after: list[State] = []
         for n in range(len(rows)):
-            self._set({name: kept[n] for name, kept in state.items()})
+            self._set({name: memory[n] for name, memory in state.items()})
             means.append(self._row(rows[n : n + 1]))
             after.append({name: self._buffer(name).clone() for name in self._names})
         return torch.cat(means), {name: torch.stack([row[name] for row in after]) for name in self._names}
