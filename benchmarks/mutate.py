@@ -90,7 +90,7 @@ MUTANTS = [
     Mutant("engine/worker.py", "self.scorer(self.bare(observations), actions", "self.scorer(2 * self.bare(observations), actions", WORKER, "prior sees other observations"),
     Mutant("engine/worker.py", "gains = ppo.advantages(scaled, values, next_values, terminated, ended", "gains = ppo.advantages(scaled, values, next_values, ended, ended", WORKER, "masks of the loop swapped"),
     Mutant("engine/worker.py", "return gains, gains + values", "return gains, gains", WORKER, "critic's targets without values"),
-    Mutant("engine/scale.py", "running = seen[t] * kept[t]", "running = seen[t] * self.gamma", WORKER, "discounted return across episodes"),
+    Mutant("engine/scale.py", "running = returns[t] * discounts[t]", "running = returns[t] * self.gamma", WORKER, "discounted return across episodes"),
     Mutant("engine/worker.py", "return self.prior is None and", "return", WORKER, "the prior's normalizer not frozen"),
     Mutant("engine/worker.py", "raw[..., policy.observation_size :]", "raw[..., : self.critic_size]", PRIVILEGED, "the critic is shown the policy's part"),
     Mutant("engine/worker.py", "self.critic_normalizer} if self.critic_size else {}", "self.critic_normalizer} if False else {}", PRIVILEGED, "the critic's statistics not in the checkpoint"),

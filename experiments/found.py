@@ -78,8 +78,8 @@ def measure(task: Task, path: Path, folder: Path, seed: int, steps: int) -> Row:
 
 
 def diagnosed(saved: SavedPolicy, env: str, task: Task) -> float | None:
-    told = Worth(**saved.card["nat_worth"]) if "nat_worth" in saved.card else None
-    return diagnose(saved.policy, env, combined([task.addon]), told=told).omega
+    nat_worth = Worth(**saved.card["nat_worth"]) if "nat_worth" in saved.card else None
+    return diagnose(saved.policy, env, combined([task.addon]), nat_worth=nat_worth).omega
 
 
 def measured(policy: Policy, prior: Policy, env: str, wish: str, objective: Objective | None) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def test_training_takes_alpha_from_a_row_whatever_the_version_and_options() -> N
     for name, alpha in ALPHAS.items():
         found = for_training(Wanted("soft"), f"{name}-v5?reset_noise_scale=0.3", (), FEW)
         assert found.objective == soft(alpha)
-        assert found.said == [f"alpha is {alpha:g}, the usual one for {name}; --alpha sets another"]
+        assert found.notes == [f"alpha is {alpha:g}, the usual one for {name}; --alpha sets another"]
 
 
 def test_what_is_named_is_taken_without_a_word() -> None:
@@ -60,7 +60,7 @@ def test_alpha_is_scaled_from_the_reward() -> None:
     """CartPole pays 1 a step, for one choice; with a wish of 3 or −3 it pays 4 or −2."""
     found = for_training(Wanted("soft"), "CartPole-v1", (), FEW)
     assert found.objective == soft(SHARE)
-    assert found.said == ["alpha is 0.01, scaled from the reward in trial steps (1 a step); --alpha sets another"]
+    assert found.notes == ["alpha is 0.01, scaled from the reward in trial steps (1 a step); --alpha sets another"]
     both = for_training(Wanted("full"), "CartPole-v1", (f"{HERE}either_way=3",), FEW).objective
     assert both.alpha == pytest.approx(SHARE * np.sqrt(10), rel=0.05)
     assert both == full(both.alpha)
@@ -75,7 +75,7 @@ def test_the_reward_is_shared_out_over_the_numbers_of_an_action() -> None:
 def test_a_reward_that_trial_steps_do_not_see() -> None:
     wish = for_customizing(Wanted("greedy"), prior(), ENV, (f"{HERE}nowhere",), FEW)
     assert wish.objective == greedy(UNSEEN)
-    assert "was 0 throughout" in wish.said[0]
+    assert "was 0 throughout" in wish.notes[0]
     with pytest.raises(NumericError, match="reward in trial steps is not a finite number"):
         for_training(Wanted("soft"), tiny("WithoutReward"), (), FEW)
 
@@ -85,18 +85,18 @@ def test_customizing_takes_the_priors_alpha_then_omega_then_the_wish() -> None:
     assert for_customizing(Wanted("kl"), prior(request=told(0.7)), ENV, wish, FEW) == (kl(0.7), FEW, [])
     found = for_customizing(Wanted("residual", 0.4), prior(), ENV, wish, FEW)
     assert found.objective == residual(0.4, 0.4)
-    assert "alpha is 0.4, as omega" in found.said[0]
+    assert "alpha is 0.4, as omega" in found.notes[0]
     for omega in (0.0, None):  # an omega of 0 is no measure of anything
         found = for_customizing(Wanted("residual" if omega == 0.0 else "kl", omega), prior(), ENV, wish, FEW)
         assert found.objective.alpha == 5 * SHARE
-        assert found.said[-1].startswith("alpha is 0.05, scaled from the add-on's reward under the prior (5 a step)")
+        assert found.notes[-1].startswith("alpha is 0.05, scaled from the add-on's reward under the prior (5 a step)")
 
 
 def test_customizing_takes_omega_from_the_worth_of_a_nat_or_else_holds_a_budget() -> None:
     worth = {"value": 0.25, "error": 0.01, "episodes": 32}
     found = for_customizing(Wanted("residual"), prior(request=told(0.7), nat_worth=worth), ENV, (), FEW)
     assert found.objective == residual(0.25, 0.7)
-    assert "omega is 0.25, what a nat of the prior is worth" in found.said[0]
+    assert "omega is 0.25, what a nat of the prior is worth" in found.notes[0]
     known = prior(request=told(0.7), nat_worth=worth, evaluation={"evaluation_length": 1000.0})
     for states, expected in ((None, 0.25), (0.1, 0.1), (0.0, 0.0)):
         found = for_customizing(Wanted("residual", states=states), known, ENV, (), FEW)
@@ -105,7 +105,7 @@ def test_customizing_takes_omega_from_the_worth_of_a_nat_or_else_holds_a_budget(
     for asked, card in ((Wanted("residual"), {}), (Wanted("residual", "auto"), {"nat_worth": worth})):
         held = for_customizing(asked, prior(request=told(0.7), **card), ENV, (), FEW)
         assert (held.objective, held.settings.kl_budget) == (kl(0.7), BUDGET)
-        assert f"drifts {BUDGET:g} nats a step" in held.said[0]
+        assert f"drifts {BUDGET:g} nats a step" in held.notes[0]
 
 
 @pytest.mark.parametrize("again", [[], ["--resume"]])

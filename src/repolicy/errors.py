@@ -31,14 +31,14 @@ class NumericError(RepolicyError):
 
 
 @contextlib.contextmanager
-def in_one_sentence(what: str, kind: type[RepolicyError] = RepolicyError) -> Iterator[None]:
+def in_one_sentence(what: str, cls: type[RepolicyError] = RepolicyError) -> Iterator[None]:
     """Around code that is not ours: whatever ends it early, `sys.exit(0)` too, is a failure. Ctrl-C stays Ctrl-C."""
     try:
         yield
     except (RepolicyError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise kind(f"{what}: {described(error)}") from error
+        raise cls(f"{what}: {described(error)}") from error
 
 
 def described(error: BaseException) -> str:

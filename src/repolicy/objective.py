@@ -79,11 +79,11 @@ class Dial(NamedTuple):
             raise UsageError(
                 f"{self.name} is {value!r}; it must be a number {least}: this policy's go from {self.ends}"
             )
-        found = float(value)  # type: ignore[arg-type]
-        if self.low <= found <= self.high:
+        weight = float(value)  # type: ignore[arg-type]
+        if self.low <= weight <= self.high:
             return ""
-        end = min(max(found, self.low), self.high)
-        return f"{self.name} is {found:g}, and this policy was trained from {self.ends}: it acts as at {end:g}"
+        end = min(max(weight, self.low), self.high)
+        return f"{self.name} is {weight:g}, and this policy was trained from {self.ends}: it acts as at {end:g}"
 
 
 @dataclass(frozen=True)

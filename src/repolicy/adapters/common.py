@@ -19,11 +19,11 @@ from repolicy.policies.policy import Policy, PolicySpec, Prior, frozen
 
 def check_version(package: str, start: tuple[int, int], stop: tuple[int, int], extra: str) -> None:
     """Raise unless `package` is of a version from `start` up to, not including, `stop`."""
-    found = version(package)
-    if not start <= tuple(int(part) for part in found.split(".")[:2]) < stop:
+    installed = version(package)
+    if not start <= tuple(int(part) for part in installed.split(".")[:2]) < stop:
         wanted = f"{package}>={start[0]}.{start[1]},<{stop[0]}.{stop[1]}"
         raise UsageError(
-            f"{package} {found} is installed, and this version of Repolicy works with {wanted}: pip install "
+            f"{package} {installed} is installed, and this version of Repolicy works with {wanted}: pip install "
             f"'repolicy[{extra}]' '{wanted}'"
         )
 
@@ -124,13 +124,13 @@ def check_sizes(prior: Policy, observations: int, actions: str, kind: str, sizes
         )
 
 
-def check_same_network(prior: PolicySpec, found: PolicySpec, what: str, remedy: str) -> None:
+def check_same_network(prior: PolicySpec, host: PolicySpec, what: str, remedy: str) -> None:
     """Raise unless a prior's network is one of the host's, before its weights are copied."""
     for part, mine, theirs in (
-        ("observations", prior.observation_size, found.observation_size),
-        ("actions", str(prior.actions.sizes), str(found.actions.sizes)),
-        ("hidden layers", list(prior.hidden), list(found.hidden)),
-        ("activation", prior.activation, found.activation),
+        ("observations", prior.observation_size, host.observation_size),
+        ("actions", str(prior.actions.sizes), str(host.actions.sizes)),
+        ("hidden layers", list(prior.hidden), list(host.hidden)),
+        ("activation", prior.activation, host.activation),
     ):
         if mine != theirs:
             raise UsageError(f"the prior has {part} {mine}, and the {what} has {theirs}: {remedy}")

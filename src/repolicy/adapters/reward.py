@@ -65,10 +65,10 @@ def _scored_by(prior: Policy) -> Callable[[Any, Any], Any]:
     return score
 
 
-def _check_same_shape(what: str, found: Any, rewards: Any) -> None:
+def _check_same_shape(what: str, given: Any, rewards: Any) -> None:
     """Shapes that almost fit would be broadcast over each other without an error."""
-    if tuple(found.shape) != tuple(rewards.shape):
+    if tuple(given.shape) != tuple(rewards.shape):
         raise UsageError(
-            f"{what} have the shape {tuple(found.shape)} and rewards {tuple(rewards.shape)}; both must be one number a "
+            f"{what} have the shape {tuple(given.shape)} and rewards {tuple(rewards.shape)}; both must be one number a "
             "step and environment"
         )

@@ -194,8 +194,8 @@ class RunnersPrior(nn.Module):
     def log_prob(self, observations: Any, actions: Tensor) -> Tensor:
         """One step of it, `[N]`; without a sample, which would take random numbers from the actor."""
         self.model.distribution.update(self.model.mlp(self.model.get_latent(observations)))
-        found: Tensor = self.model.get_output_log_prob(actions)
-        return found
+        log_prob: Tensor = self.model.get_output_log_prob(actions)
+        return log_prob
 
     def reset(self, dones: Tensor) -> None:
         """An episode that ended leaves no memory behind."""
@@ -245,8 +245,8 @@ def _read_checkpoint(path: Path) -> dict[str, Tensor] | None:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
         raise FileError(f"{path} is damaged, or no checkpoint of rsl_rl: {str(error).splitlines()[0]}") from None
-    found = loaded.get("actor_state_dict") if isinstance(loaded, dict) else None
-    return found if isinstance(found, dict) else None
+    actor = loaded.get("actor_state_dict") if isinstance(loaded, dict) else None
+    return actor if isinstance(actor, dict) else None
 
 
 def _keep_statistics(actor: Any) -> None:
@@ -261,11 +261,11 @@ def _keep_statistics(actor: Any) -> None:
 @torch.no_grad()
 def from_repolicy(policy: Policy, actor: Any) -> None:
     """Make rsl_rl's actor (an `MLPModel`) act as the policy; refuse where its networks are others."""
-    spec, found = policy.spec, _spec_of(actor)
+    spec, host = policy.spec, _spec_of(actor)
     if policy.std is None or policy.family.squashes:
         raise UsageError(f"the policy is {spec.family}, and rsl_rl's GaussianDistribution has one std for all states")
     remedy = "make the actor's settings the same, or set copy_prior to false to begin elsewhere"
-    check_same_network(spec, found, "actor", remedy)
+    check_same_network(spec, host, "actor", remedy)
     for layer, weight, bias in zip(_layers(actor), policy.network.weights, policy.network.biases, strict=True):
         layer.weight.copy_(weight)
         layer.bias.copy_(bias)
@@ -326,11 +326,11 @@ def _spec_of(actor: Any) -> PolicySpec:
         )
     layers = _layers(actor)
     sizes = [layers[0].in_features, *(layer.out_features for layer in layers)]
-    kinds = {type(module) for module in actor.mlp if not isinstance(module, nn.Linear)}
-    activation = [name for name, kind in ACTIVATION_MODULES.items() if kinds == {kind} and name in ACTIVATIONS]
+    classes = {type(module) for module in actor.mlp if not isinstance(module, nn.Linear)}
+    activation = [name for name, module in ACTIVATION_MODULES.items() if classes == {module} and name in ACTIVATIONS]
     if not activation or not all(a.out_features == b.in_features for a, b in pairwise(layers)):
         raise UsageError(
-            f"the actor's network has {', '.join(sorted(kind.__name__ for kind in kinds))}; Repolicy's "
+            f"the actor's network has {', '.join(sorted(each.__name__ for each in classes))}; Repolicy's "
             f"have {', '.join(ACTIVATIONS)}"
         )
     unbounded = (float("inf"),) * sizes[-1]

@@ -166,8 +166,8 @@ class ResidualPPO(PPO):
         parts = {name: float(np.mean(getattr(reward, name))) for name in ("task", "prior", "entropy")}
         check_finite(parts)
         self._prior_kl = 0.0 if log_prior is None else float(np.mean(buffer.log_probs - log_prior))
-        found = parts | {"prior_kl": self._prior_kl, "omega": objective.omega, "alpha": objective.alpha}
-        for name, value in found.items():
+        measured = parts | {"prior_kl": self._prior_kl, "omega": objective.omega, "alpha": objective.alpha}
+        for name, value in measured.items():
             self.logger.record(f"residual/{name}", value)
         total: np.ndarray = reward.total
         return total
@@ -185,8 +185,8 @@ class ResidualPPO(PPO):
         actions = _rows(buffer.actions, self.device)
         blocks = [slice(start, start + ROWS) for start in range(0, len(actions), ROWS)]
         with torch.no_grad():
-            found = [self.prior.log_prob(_block(tensors, rows), actions[rows]) for rows in blocks]
-        return torch.cat(found).reshape(buffer.rewards.shape).cpu().numpy()
+            log_probs = [self.prior.log_prob(_block(tensors, rows), actions[rows]) for rows in blocks]
+        return torch.cat(log_probs).reshape(buffer.rewards.shape).cpu().numpy()
 
     def _fitted(self, prior: Any) -> Any:
         """The prior on the model's device, checked against its spaces."""
@@ -197,8 +197,8 @@ class ResidualPPO(PPO):
             prior = SameKind(twin.requires_grad_(False).eval())
         if isinstance(prior, Policy):
             if not isinstance(self.observation_space, spaces.Box):
-                kind = type(self.observation_space).__name__
-                raise UsageError(f"observations are of kind {kind}, and the prior takes rows of numbers")
+                space_name = type(self.observation_space).__name__
+                raise UsageError(f"observations are of kind {space_name}, and the prior takes rows of numbers")
             space = actions_of(self.action_space)
             count = int(np.prod(self.observation_space.shape))
             check_sizes(prior, count, str(space), space.kind, space.sizes)
@@ -240,8 +240,8 @@ class SameKind(nn.Module):
     def log_prob(self, observations: Any, actions: Tensor) -> Tensor:
         if isinstance(self.policy.action_space, spaces.Discrete):
             actions = actions.long().flatten()
-        found: Tensor = self.policy.get_distribution(observations).log_prob(actions)
-        return found
+        log_prob: Tensor = self.policy.get_distribution(observations).log_prob(actions)
+        return log_prob
 
 
 def _read(prior: Any) -> Any:

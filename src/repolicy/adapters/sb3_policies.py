@@ -58,8 +58,8 @@ def like(policy: Policy, critic: tuple[int, ...] = (64, 64)) -> dict[str, Any]:
 def from_repolicy(policy: Policy, model: PPO) -> None:
     """Make a model with an MlpPolicy of the same shape act as the policy; `like(policy)` builds such a one."""
     theirs, spec = model.policy, policy.spec
-    found = _spec_of(model)
-    check_same_network(spec, found, "model", "leave out policy_kwargs, or set copy_prior to False to begin elsewhere")
+    host = _spec_of(model)
+    check_same_network(spec, host, "model", "leave out policy_kwargs, or set copy_prior to False to begin elsewhere")
     for layer, weight, bias in zip(_layers(theirs), policy.network.weights, policy.network.biases, strict=True):
         layer.weight.copy_(weight)
         layer.bias.copy_(bias)

@@ -13,10 +13,10 @@ def script(shell: str, commands: Mapping[str, Any], groups: Mapping[str, Mapping
     for group, members in groups.items():
         inner: Any = Union[tuple(_member(name, command) for name, command in members.items())]  # noqa: UP007
         every.append(Annotated[inner, subcommand(name=group, prefix_name=False)])
-    found: str = _printed(Union[tuple(every)], shell)  # noqa: UP007
+    text: str = _printed(Union[tuple(every)], shell)  # noqa: UP007
     # A description with a line break in it would be taken for two.
     return "\n".join(
-        line.replace("\\n", " ") if line.startswith("COMPLETION_SPEC") else line for line in found.splitlines()
+        line.replace("\\n", " ") if line.startswith("COMPLETION_SPEC") else line for line in text.splitlines()
     )
 
 
@@ -28,7 +28,7 @@ def _printed(union: Any, shell: str) -> str:
     import contextlib
     import io
 
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
         tyro.cli(union, prog="repolicy", args=["--tyro-print-completion", shell])
-    return said.getvalue()
+    return output.getvalue()

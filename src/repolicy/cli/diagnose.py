@@ -50,37 +50,37 @@ class Diagnose:
         saved, terminal = read_policy(path, self.reading), Terminal()
         check_env(self.addon, env)
         env = with_roles(env, saved.policy.observation_size, self.backend)
-        told = Worth(**saved.card["nat_worth"]) if "nat_worth" in saved.card else None
+        worth = Worth(**saved.card["nat_worth"]) if "nat_worth" in saved.card else None
         with one_thread(), terminal.status(f"{env}: thrice {STEPS:,} steps in {ENVS} environments"):
-            found = diagnose(saved.policy, env, combined(self.addon), told=told, backend=self.backend)
-        check_addon(found)
+            diagnosis = diagnose(saved.policy, env, combined(self.addon), nat_worth=worth, backend=self.backend)
+        check_addon(diagnosis)
         command = ["repolicy", "customize", self.prior, "--env", env]
-        command += [word for name in self.addon for word in ("--addon", name)] + found.first
-        _show(terminal, found, notes_of(saved.card), shlex.join(command))
-        return found.as_dict() | {"prior": str(path), "addons": list(self.addon), "command": shlex.join(command)}
+        command += [word for name in self.addon for word in ("--addon", name)] + diagnosis.first
+        _show(terminal, diagnosis, notes_of(saved.card), shlex.join(command))
+        return diagnosis.as_dict() | {"prior": str(path), "addons": list(self.addon), "command": shlex.join(command)}
 
 
-def _show(terminal: Any, found: "Diagnosis", notes: list[str], command: str) -> None:
+def _show(terminal: Any, diagnosis: "Diagnosis", notes: list[str], command: str) -> None:
     from rich.table import Table
 
-    terminal.say(found.verdict)
-    for sentence in [*found.complaints[1:], *notes]:
+    terminal.say(diagnosis.verdict)
+    for sentence in [*diagnosis.complaints[1:], *notes]:
         terminal.say(sentence)
     table = Table("", "mean action", "sampled", "untrained")
-    drives = (found.by_mean, found.sampled, found.ignorant)
+    drives = (diagnosis.by_mean, diagnosis.sampled, diagnosis.ignorant)
     for name, cells in _rows(drives).items():
         table.add_row(name, *cells)
     terminal.print(table)
-    for worth, what in ((found.worth, "the environment's reward"), (found.wish_worth, "the add-on")):
+    for worth, what in ((diagnosis.worth, "the environment's reward"), (diagnosis.wish_worth, "the add-on")):
         if worth is not None:
             terminal.say(
                 f"a nat of log prior is worth {worth.value:.2g} ± {worth.error:.1g} of {what}"
                 + ("" if worth.is_known else ": too little to tell from chance")
             )
     terminal.say("settings that customize takes:")
-    for name, why in found.reasons.items():
-        terminal.say(f"  {name.replace('_', ' ')} {_value(getattr(found.settings, name))}: {why}")
-    omega = found.omega
+    for name, why in diagnosis.reasons.items():
+        terminal.say(f"  {name.replace('_', ' ')} {_value(getattr(diagnosis.settings, name))}: {why}")
+    omega = diagnosis.omega
     if omega is not None:
         terminal.say(
             f"omega from {omega / 3:.2g} (the wish first) to {3 * omega:.2g} (the prior first); to begin with:"

@@ -72,16 +72,16 @@ class Dial:
         turning = Turning(path, saved, how, "", (), Path())
         if how == "trained":
             values = saved.policy.chosen(number, values)
-            said, position = saved.policy.beyond(values), tuple(values[dial.name] for dial in turning.trained)
+            warning, position = saved.policy.beyond(values), tuple(values[dial.name] for dial in turning.trained)
         elif number is None:
             raise UsageError(f"{path} has no trained dial: --at takes one number, where 0 is the prior")
         else:
-            said, position = beyond(number), (number,)
+            warning, position = beyond(number), (number,)
         out = self.out or turning.file(position, how)
         turning.save(position, out, checksum)
         terminal, named = Terminal(), turning.named(position)
-        if said:
-            terminal.say(f"warning: {said}")
+        if warning:
+            terminal.say(f"warning: {warning}")
         place = ", ".join(f"{name} = {value:g}" for name, value in named.items())
         terminal.say(f"policy: {out}, {how} at {place}")
         return {"file": str(out), "at": position[0] if len(position) == 1 else named, "how": how, "of": str(path)}
@@ -105,26 +105,26 @@ class Dial:
         turning = Turning(path, saved, how, env, addons, out, points_of(self.beside) if self.beside else ())
         terminal = Terminal()
         with terminal.status("evaluating") as status:
-            found = measured(
+            swept = measured(
                 turning, self.episodes,
                 lambda done: status.update(f"{env}: {done} of {len(turning.positions)} positions"),
             )  # fmt: skip
             status.update("films")
-            report = write_dial_report(turning, found, checksum)
+            report = write_dial_report(turning, swept, checksum)
         trained = how == "trained"
         title = (
             " and ".join(map(str, turning.trained))
             if trained
             else f"from the prior (0) to the customized policy (1), {how}"
         )
-        table = Table(*headings(found), title=f"{env}: {title}")
-        for row in rows(found, shown=lambda column: number(column.mean))[0 if trained else 1 :]:
+        table = Table(*headings(swept), title=f"{env}: {title}")
+        for row in rows(swept, shown=lambda column: number(column.mean))[0 if trained else 1 :]:
             table.add_row(*row)
-        if found.in_a_row:
-            terminal.say(found.verdict)
+        if swept.in_a_row:
+            terminal.say(swept.verdict)
         terminal.print(table)
         terminal.say(f"report: {report}")
-        return as_dict(turning, found, checksum) | {"report": str(report)}
+        return as_dict(turning, swept, checksum) | {"report": str(report)}
 
 
 def _over_omega(policy: Any) -> bool:

@@ -63,11 +63,11 @@ def options(command: type, start: Any = None) -> Iterator[Option]:
     yield from _options(command, [start] if start is not None else [], usual)
 
 
-def _options(kind: type, examples: list[Any], usual: Usual, setting: bool = False) -> Iterator[Option]:
+def _options(cls: type, examples: list[Any], usual: Usual, setting: bool = False) -> Iterator[Option]:
     """`examples` are what the values can be by default; none where the fields say it."""
     on, several = usual
-    hints, told = typing.get_type_hints(kind, include_extras=True), docstrings(kind)
-    for each in fields(kind):
+    hints, texts = typing.get_type_hints(cls, include_extras=True), docstrings(cls)
+    for each in fields(cls):
         hint, extras = _unwrapped(hints[each.name])
         values = [getattr(example, each.name) for example in examples] or [_default(each)]
         if isinstance(hint, type) and is_dataclass(hint):
@@ -80,7 +80,7 @@ def _options(kind: type, examples: list[Any], usual: Usual, setting: bool = Fals
         shown = _shown(values[0]) if all(value == values[0] for value in values) else f"(default: depends on {on})"
         if hint is bool and values[0] is True:
             name = f"[no-]{name}"
-        yield Option(shape if positional else name, shape, told.get(each.name, ""), shown, positional, setting)
+        yield Option(shape if positional else name, shape, texts.get(each.name, ""), shown, positional, setting)
 
 
 _ARG = ("name", "metavar")
@@ -91,10 +91,10 @@ def _grouped(every: list[Option]) -> list[tuple[str, list[Option]]]:
         return [("options", every)]
     home = {name: title for title, names in GROUPS.items() for name in names}
     order = {name: place for place, name in enumerate(home)}
-    found: dict[str, list[Option]] = {title: [] for title in GROUPS}
+    groups: dict[str, list[Option]] = {title: [] for title in GROUPS}
     for option in sorted(every, key=lambda option: order.get(_plain(option), len(order))):
-        found[home.get(_plain(option), "learning" if option.setting else "what to ask for")].append(option)
-    return [(title, members) for title, members in found.items() if members]
+        groups[home.get(_plain(option), "learning" if option.setting else "what to ask for")].append(option)
+    return [(title, members) for title, members in groups.items() if members]
 
 
 def _plain(option: Option) -> str:
@@ -104,24 +104,24 @@ def _plain(option: Option) -> str:
 def _lines(option: Option) -> list[str]:
     width = min(shutil.get_terminal_size((100, 24)).columns, WIDEST) - 1
     head = f"  {option.name}" if option.positional else f"  --{option.name} {option.shape}".rstrip()
-    said = option.what if option.positional else f"{option.what} {option.default}"
-    body = textwrap.wrap(said, max(width - INDENT, 30), break_on_hyphens=False) or [""]
+    text = option.what if option.positional else f"{option.what} {option.default}"
+    body = textwrap.wrap(text, max(width - INDENT, 30), break_on_hyphens=False) or [""]
     if len(head) > INDENT - 2:
         return [head, *(" " * INDENT + line for line in body)]
     return [f"{head:{INDENT}}{body[0]}", *(" " * INDENT + line for line in body[1:])]
 
 
-def docstrings(kind: type) -> dict[str, str]:
+def docstrings(cls: type) -> dict[str, str]:
     """What stands below each field of a dataclass, and of those that it inherits from, on one line each."""
-    found: dict[str, str] = {}
-    for base in reversed(kind.__mro__[:-1]):
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
         [tree] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(tree, ast.ClassDef)
         for before, after in zip(tree.body, tree.body[1:], strict=False):
-            told = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
-            if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and isinstance(told, str):
-                found[before.target.id] = " ".join(told.split())
-    return found
+            text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
+            if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and isinstance(text, str):
+                texts[before.target.id] = " ".join(text.split())
+    return texts
 
 
 def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:

@@ -36,13 +36,13 @@ class Imitate:
 
         terminal = Terminal()
         with one_thread(), terminal.status("fitting") as status:
-            found = imitate(
+            result = imitate(
                 self.data, self.out, env=self.env, hidden=self.hidden, state_std=self.state_std, seed=self.seed,
                 say=terminal.say,
                 progress=lambda epoch, held: status.update(f"fitting: epoch {epoch}, held out {held:.4g} nats a step"),
             )  # fmt: skip
-        terminal.say(f"its file: {found.file}; go on with repolicy customize {found.file} --addon ...")
-        values = {"file": str(found.file), "env": found.env} | asdict(found.fitted)
+        terminal.say(f"its file: {result.file}; go on with repolicy customize {result.file} --addon ...")
+        values = {"file": str(result.file), "env": result.env} | asdict(result.fitted)
         return values | (
-            {} if found.returns is None else {"return": {"mean": found.returns[0], "std": found.returns[1]}}
+            {} if result.returns is None else {"return": {"mean": result.returns[0], "std": result.returns[1]}}
         )

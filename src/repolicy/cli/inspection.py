@@ -33,13 +33,13 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
     path = find_policy(path)
     if not is_own(path):
         return _inspect_foreign(path, options)
-    tensors, story = read(path)
-    if story["kind"] != "policy":
-        return _inspect_other(path, tensors, story)
+    tensors, header = read(path)
+    if header["kind"] != "policy":
+        return _inspect_other(path, tensors, header)
     saved = read_policy(path)
     spec, card = saved.policy.spec, saved.card
     request = card.get("request", {})
-    story = {
+    facts = {
         "file": str(path),
         "kind": "policy",
         "which": card.get("which", ""),
@@ -58,26 +58,26 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
     }
     if "origin" in card:
         origin = card["origin"]
-        story["copied from"] = f"{origin['file']}, {origin['kind']} of {origin['library']}, sha256 {origin['sha256']}"
-    story |= {name.replace("_", " "): f"{value:,.2f}" for name, value in card.get("evaluation", {}).items()}
+        facts["copied from"] = f"{origin['file']}, {origin['kind']} of {origin['library']}, sha256 {origin['sha256']}"
+    facts |= {name.replace("_", " "): f"{value:,.2f}" for name, value in card.get("evaluation", {}).items()}
     if "dial" in card:
         dial = card["dial"]
         trained = dial["how"] == "trained"
         values = dial.get("values") or {"omega" if trained else "t": dial.get("at", math.nan)}
         place = ", ".join(f"{name} = {value:g}" for name, value in values.items())
-        story["dial"] = f"{dial['how']} at {place} {'of' if trained else 'between the prior and'} {dial['of']}"
+        facts["dial"] = f"{dial['how']} at {place} {'of' if trained else 'between the prior and'} {dial['of']}"
     if isinstance(saved.policy, Conditioned):
         inputs = " and ".join(f"{each.name} as an input, from {each.ends}" for each in saved.policy.dials)
-        story["dial"] = f"takes {inputs}"
+        facts["dial"] = f"takes {inputs}"
     if "nat_worth" in card:
         worth = card["nat_worth"]
-        story["a nat is worth"] = f"{worth['value']:.3g} ± {worth['error']:.2g} of the reward"
+        facts["a nat is worth"] = f"{worth['value']:.3g} ± {worth['error']:.2g} of the reward"
     if "scores" in card:
         mean, std = (*card["scores"]["mean action"], math.nan, math.nan)[:2]
-        story["score"] = f"{mean:,.0f} ± {std:,.0f}, mean action, {card['scores']['episodes']} episodes"
-        story["made by"] = card.get("command", "")
-    _show(story)
-    return story | {"card": card}
+        facts["score"] = f"{mean:,.0f} ± {std:,.0f}, mean action, {card['scores']['episodes']} episodes"
+        facts["made by"] = card.get("command", "")
+    _show(facts)
+    return facts | {"card": card}
 
 
 def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
@@ -85,34 +85,35 @@ def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
     from repolicy.policies.formats import CannotCopyError, describe
 
     try:
-        found = describe(path, options)
+        foreign = describe(path, options)
     except CannotCopyError as error:
         return _inspect_uncopied(path, error)
-    actor, std, normalizer = found.actor, found.std, found.normalizer
+    actor, std, normalizer = foreign.actor, foreign.std, foreign.normalizer
     norms = sum(hidden.norm is not None for hidden in actor.hidden)
     missing = ["the environment (--env)"]
     if std is not None:
         width = f"{'one for all states' if std.source == 'vector' else 'depends on the state'} ({std.link})"
-    elif found.actions.kind == "discrete":
+    elif foreign.actions.kind == "discrete":
         width = "none: its choices have probabilities"
     else:
         width, missing = "none", [*missing, "a std (--std)"]
     seen = f", {normalizer.count:,.0f} observations seen" if normalizer and normalizer.count else ""
-    story = {
+    facts = {
         "file": str(path),
-        "kind": f"{found.kind} of {found.library} {found.version}".strip(),
-        "observations": f"{found.observation_size} numbers" + "".join(f", {key} {size}" for key, size in found.groups),
-        "actions": str(found.actions) + (", through tanh" if found.squashed else ""),
-        "family": found.family,
+        "kind": f"{foreign.kind} of {foreign.library} {foreign.version}".strip(),
+        "observations": f"{foreign.observation_size} numbers"
+        + "".join(f", {key} {size}" for key, size in foreign.groups),
+        "actions": str(foreign.actions) + (", through tanh" if foreign.squashed else ""),
+        "family": foreign.family,
         "network": f"{actor.activation}, {' × '.join(str(len(hidden.linear.bias)) for hidden in actor.hidden)}"
         + (f", {norms} LayerNorms" if norms else ""),
         "std": width,
         "normalizer": f"clips at {normalizer.clip or math.inf:g}{seen}" if normalizer else "none",
         "missing": ", ".join(missing),
-        "notes": "; ".join(found.notes) or "none",
+        "notes": "; ".join(foreign.notes) or "none",
     }
-    _show(story)
-    return story
+    _show(facts)
+    return facts
 
 
 def _inspect_uncopied(path: Path, why: FileError) -> dict[str, Any]:
@@ -120,22 +121,22 @@ def _inspect_uncopied(path: Path, why: FileError) -> dict[str, Any]:
     from repolicy.policies.formats import recognized
 
     onnx = recognized(path) == "onnx"
-    story = {
+    facts = {
         "file": str(path),
         "kind": "an ONNX graph" if onnx else "TorchScript",
         "can be copied": f"no: {why}",
         "runs as it is": "in onnxruntime" if onnx else "in PyTorch, as a program: with --trust",
         "missing": "the environment (--env), a std (--std)",
     }
-    _show(story)
-    return story
+    _show(facts)
+    return facts
 
 
-def _inspect_other(path: Path, tensors: dict[str, Tensor], story: dict[str, Any]) -> dict[str, Any]:
+def _inspect_other(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> dict[str, Any]:
     """A checkpoint, or the batch that a run failed on."""
-    story |= {"file": str(path), "tensors": {name: list(tensor.shape) for name, tensor in tensors.items()}}
-    _show({key: printable(str(value)) for key, value in story.items()})
-    return story
+    facts = header | {"file": str(path), "tensors": {name: list(tensor.shape) for name, tensor in tensors.items()}}
+    _show({key: printable(str(value)) for key, value in facts.items()})
+    return facts
 
 
 def _inspect_folder(path: Path) -> dict[str, Any]:
@@ -148,7 +149,7 @@ def _inspect_folder(path: Path) -> dict[str, Any]:
     latest = folder.latest()
     done = latest[1].get("steps", 0) if latest else 0
     iterations = len(folder.logged().get("iteration", []))
-    story = {
+    facts = {
         "folder": str(path),
         "kind": "run",
         "env": request["env"],
@@ -160,8 +161,8 @@ def _inspect_folder(path: Path) -> dict[str, Any]:
         "best policy": str(folder.best_policy) if folder.best_policy.exists() else "none",
         "last policy": str(folder.last_policy) if folder.last_policy.exists() else "none yet",
     }
-    _show(story)
-    return story | {"request": request}
+    _show(facts)
+    return facts | {"request": request}
 
 
 def _sentence(request: dict[str, Any]) -> str:
@@ -186,17 +187,17 @@ def _sentence(request: dict[str, Any]) -> str:
 
 def doctor() -> dict[str, Any]:
     """Versions, backends, rendering, cores: printed, and returned."""
-    found: dict[str, Any] = dict(versions())
-    found["cores"] = physical_cores()
-    found["environments"] = _environments()
-    found["rendering"] = _rendering()
+    facts: dict[str, Any] = dict(versions())
+    facts["cores"] = physical_cores()
+    facts["environments"] = _environments()
+    facts["rendering"] = _rendering()
     for extra, packages in EXTRAS.items():
         missing = [name for name in packages if not _installed(name)]
-        found[f"extra {extra}"] = (
+        facts[f"extra {extra}"] = (
             f"missing {', '.join(missing)}: pip install 'repolicy[{extra}]'" if missing else "installed"
         )
-    _show({key: str(value) for key, value in found.items()})
-    return found
+    _show({key: str(value) for key, value in facts.items()})
+    return facts
 
 
 EXTRAS = {
@@ -245,8 +246,8 @@ def _renders(backend: str) -> bool:
     )
 
 
-def _show(story: dict[str, str]) -> None:
+def _show(facts: dict[str, str]) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2))
-    for name, value in story.items():
+    for name, value in facts.items():
         table.add_row(Text(printable(name), "bold"), str(value))
     Terminal().print(table)

@@ -93,9 +93,9 @@ class Evaluate:
         from repolicy.engine.terminal import Terminal
         from repolicy.llm.evaluation import evaluate
 
-        found = evaluate(self)
+        models = evaluate(self)
         Terminal().say(f"page: {self.output}")
-        return {"page": str(self.output), "models": found}
+        return {"page": str(self.output), "models": models}
 
 
 COMMANDS: dict[str, Any] = {"generate": Generate, "evaluate": Evaluate}

@@ -70,20 +70,20 @@ class Evaluate:
             terminal.say(f"without the add-on of the policy's own: {error}")  # or its file lies elsewhere by now
             addon = None
         with one_thread(), terminal.status(f"{env}: running {self.episodes} episodes") as status:
-            found = evaluate(
+            evaluation = evaluate(
                 agent, env, self.episodes,
                 addon=addon, prior=prior, stochastic=self.stochastic, seed=self.seed, backend=self.backend,
                 progress=lambda done: status.update(f"{env}: {done} of {self.episodes} episodes"),
             )  # fmt: skip
         action = "sampled" if self.stochastic else "mean"
-        terminal.say(f"{path} in {env} ({found.backend}), {self.episodes} episodes, {action} action")
+        terminal.say(f"{path} in {env} ({evaluation.backend}), {self.episodes} episodes, {action} action")
         table = Table("", "mean", "std")
-        for column in found.columns.values():
+        for column in evaluation.columns.values():
             table.add_row(column.title, f"{column.mean:,.2f}", f"{column.values.std():,.2f}")
         terminal.print(table)  # before the file, which may turn out not to be writable
 
-        out = self.out or beside(path) / f"evaluation-{path.stem}-{action}-{found.backend}.json"
-        values = {"policy": str(path), "which": card.get("which", "")} | found.as_dict()
+        out = self.out or beside(path) / f"evaluation-{path.stem}-{action}-{evaluation.backend}.json"
+        values = {"policy": str(path), "which": card.get("which", "")} | evaluation.as_dict()
         write_json(out, values)
         terminal.say(f"each episode: {out}")
         return {key: value for key, value in values.items() if key != "each"} | {"file": str(out)}

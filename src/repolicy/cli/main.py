@@ -186,8 +186,8 @@ def _overview() -> str:
 
 def _members(group: str) -> Mapping[str, Any]:
     """The commands of a group."""
-    found: Mapping[str, Any] = importlib.import_module(GROUPS[group][1]).COMMANDS
-    return found
+    commands: Mapping[str, Any] = importlib.import_module(GROUPS[group][1]).COMMANDS
+    return commands
 
 
 def _group_overview(group: str, commands: Mapping[str, Any]) -> str:

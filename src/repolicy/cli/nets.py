@@ -68,14 +68,14 @@ def terminated_as_interrupted() -> Iterator[None]:
 @contextlib.contextmanager
 def without_a_box(command: str) -> Iterator[None]:
     """Around tyro: what it writes about a wrong option, a box of a dozen lines, as a sentence."""
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(output):
             yield
     except SystemExit as ended:
         if not ended.code:
             raise
-        first, *others = _paragraphs(said.getvalue())
+        first, *others = _paragraphs(output.getvalue())
         near = [line.split()[0] for lines in others for line in lines[1:] if lines[0] == "Perhaps you meant:"]
         near = [word.rstrip(",") for word in near if word.startswith("--")][:3]
         guess = f"; did you mean {' or '.join(near)}?" if near else ""
@@ -84,14 +84,14 @@ def without_a_box(command: str) -> Iterator[None]:
 
 def _paragraphs(text: str) -> list[list[str]]:
     """The lines between the rules of a box of tyro's, which has UTF-8 edges with its title in them, or no edges."""
-    found: list[list[str]] = [[]]
+    paragraphs: list[list[str]] = [[]]
     for line in re.sub(r"\x1b\[[\d;]*m", "", text).splitlines():
         words = line.strip("│ ")
         if words and not words.strip("─-"):
-            found.append([])
+            paragraphs.append([])
         elif words and words[0] not in "╭╰":
-            found[-1].append(words)
-    return found if "╭" in text else found[1:]
+            paragraphs[-1].append(words)
+    return paragraphs if "╭" in text else paragraphs[1:]
 
 
 def sentence(text: str) -> str:
@@ -103,13 +103,13 @@ def sentence(text: str) -> str:
 
 def _surprise(error: BaseException) -> str:
     """A sentence about what should not have happened, with the file that tells where it did."""
-    said = f"unexpected {described(error)}"
+    words = f"unexpected {described(error)}"
     try:
         with tempfile.NamedTemporaryFile("w", prefix="repolicy-", suffix=".txt", delete=False) as file:
             file.write(f"{' '.join(sys.argv)}\n\n{''.join(traceback.format_exception(error))}")
     except OSError:
-        return said
-    return f"{said}\nThis is a mistake in Repolicy, or in code of yours that it ran; to report it, attach {file.name}"
+        return words
+    return f"{words}\nThis is a mistake in Repolicy, or in code of yours that it ran; to report it, attach {file.name}"
 
 
 def _fail(text: str, code: int = 1) -> NoReturn:

@@ -74,11 +74,11 @@ class Train(Run):
         """What the options are options of: the task's own settings, or the run that is resumed."""
         before = self.before()
         start = Train(self.env, settings=settings_of(self, before, train_defaults(self.env)))
-        found = name_of(Objective(**before["objective"])) if before else None
-        if before is None or found is None:
+        named = name_of(Objective(**before["objective"])) if before else None
+        if before is None or named is None:
             return start
         addon = () if self.addon else tuple(before["addons"])
-        return replace(start, objective=cast(ObjectiveName, found[0]), alpha=found[1].get("alpha"), addon=addon)
+        return replace(start, objective=cast(ObjectiveName, named[0]), alpha=named[1].get("alpha"), addon=addon)
 
     def run(self) -> dict[str, Any]:
         from repolicy.rql.training import train

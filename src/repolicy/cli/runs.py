@@ -77,10 +77,10 @@ class Train:
 
         before = run_before(self)
         start = Train(self.env, settings=settings_of(self, before, train_defaults(self.env)))
-        found = name_of(Objective(**before["objective"])) if before else None
-        if before is None or found is None:
+        named = name_of(Objective(**before["objective"])) if before else None
+        if before is None or named is None:
             return start
-        name, values = found
+        name, values = named
         addon = () if self.addon else tuple(before["addons"])
         return replace(
             start, objective=cast(ObjectiveName, name), alpha=values.get("alpha"), addon=addon,
@@ -267,11 +267,11 @@ def _ends(name: str, text: str) -> tuple[float, float]:
     try:
         if not dots:
             return float(text), 0.0
-        found = Dial(name, float(low), float(high)).checked()
+        dial = Dial(name, float(low), float(high)).checked()
     except ValueError:
         also = ", or auto" if name == "omega" else ""
         raise UsageError(f"--{name} is {text!r}; it must be a number, a range such as 0.03..3{also}") from None
-    return found.low, found.high
+    return dial.low, dial.high
 
 
 def speaks() -> bool:
@@ -298,15 +298,15 @@ def ended(result: "Result") -> dict[str, Any]:
 
     folder = result.folder
     if result.finished:
-        taken = find_policy(folder)
-        last = "; policy.safetensors beside it is the last one" if taken.stem == "best" else ""
-        said = f"done: {taken} is the policy to take{last}"
+        policy = find_policy(folder)
+        last = "; policy.safetensors beside it is the last one" if policy.stem == "best" else ""
+        sentence = f"done: {policy} is the policy to take{last}"
     else:
-        kept = RunFolder(folder).latest()
-        steps = f"the checkpoint at {kept[1]['steps']:,}" if kept else "the start: there is no checkpoint yet"
-        said = f"stopped after {result.steps:,} steps in {folder}; --resume goes on from {steps}"
+        latest = RunFolder(folder).latest()
+        steps = f"the checkpoint at {latest[1]['steps']:,}" if latest else "the start: there is no checkpoint yet"
+        sentence = f"stopped after {result.steps:,} steps in {folder}; --resume goes on from {steps}"
     if speaks():
-        print(said, file=sys.stderr)
+        print(sentence, file=sys.stderr)
     return {"folder": str(folder), "steps": result.steps, "finished": result.finished, "metrics": result.last}
 
 

@@ -71,16 +71,16 @@ class Sweep:
         from repolicy.many.sweep import claimed
         from repolicy.policies.storage import check_shape
 
-        found = claimed(self.folder) if self.resume else None
-        before = found["request"] if found else None
+        content = claimed(self.folder) if self.resume else None
+        before = content["request"] if content else None
         if before is not None:
-            check_shape(found, SWEEP, f"{self.folder / 'sweep.json'} cannot be used: its story")
+            check_shape(content, SWEEP, f"{self.folder / 'sweep.json'} cannot be used: its story")
             confirm_names(self, before, self.folder / "sweep.json")
         start = Sweep(self.prior, settings=_customizing(self, before))
-        if found is None or before is None:
+        if content is None or before is None:
             return start
         return replace(
-            start, env=before["env"], alpha=before["alpha"], omega=tuple(found["omegas"]),
+            start, env=before["env"], alpha=before["alpha"], omega=tuple(content["omegas"]),
             sparse=before["sparse"], addon=() if self.addon else tuple(before["addons"]),
         )  # fmt: skip
 
@@ -96,7 +96,7 @@ class Sweep:
         omegas = in_order(self.omega)
         terminal = Terminal()
         with terminal.status("training") as status:
-            found = sweep(
+            swept = sweep(
                 self.prior, self.addon, omegas, self.alpha, self.folder, self.settings,
                 env=policy_and_env(self.prior, self.env, self.trust)[1],
                 sparse=self.sparse, jobs=self.jobs, on_ray=self.ray, resume=self.resume,
@@ -106,14 +106,14 @@ class Sweep:
                 ),
             )  # fmt: skip
             status.update("films")
-            report = write_sweep_report(found)
-        table = Table(*headings(found), title=f"{found.request['env']}: what each ω′ keeps and gains")
-        for row in rows(found, shown=lambda column: number(column.mean)):
+            report = write_sweep_report(swept)
+        table = Table(*headings(swept), title=f"{swept.request['env']}: what each ω′ keeps and gains")
+        for row in rows(swept, shown=lambda column: number(column.mean)):
             table.add_row(*row)
-        terminal.say(found.verdict)
+        terminal.say(swept.verdict)
         terminal.print(table)
-        if found.knee is not None:
-            point = found.points[found.knee]
-            terminal.say(f"its policy: {point.best}; to train it for longer: {found.longer(point)}")
+        if swept.knee is not None:
+            point = swept.points[swept.knee]
+            terminal.say(f"its policy: {point.best}; to train it for longer: {swept.longer(point)}")
         terminal.say(f"report: {report}")
-        return as_dict(found) | {"folder": str(self.folder), "report": str(report)}
+        return as_dict(swept) | {"folder": str(self.folder), "report": str(report)}

@@ -43,21 +43,21 @@ PROBES = 8  # environments and steps by which a prior is known again
 Say = Callable[[str], None]
 
 
-def clone(prior: Exact, env: str, settings: Settings, kept: Path, say: Say) -> tuple[SavedPolicy, bytes]:
+def clone(prior: Exact, env: str, settings: Settings, file: Path, say: Say) -> tuple[SavedPolicy, bytes]:
     """A policy that is fitted to the prior, and the file that a run keeps of it.
 
-    `kept` may be such a file of the same prior; then it is taken again.
+    There may be one of the same prior at `file` already; then it is taken again.
     """
-    before = _kept(prior, kept)
+    before = _kept(prior, file)
     if before is not None:
         return before
     say(f"{name_of(prior)} runs as it is; a policy is fitted to it, to be the actor")
     with ranks.one_thread():  # the same bits however many threads a process has: torchrun gives each rank one
         policy, steps = fitted(prior, env, settings)
-        found = compared(prior, policy, env, settings)
+        comparison = compared(prior, policy, env, settings)
         probes = fingerprint(prior, policy, env, settings)
-    say(found.sentence(name_of(prior)))
-    card = {"which": "clone", "clone_of": found.as_dict() | {"prior": name_of(prior), "steps": steps}}
+    say(comparison.sentence(name_of(prior)))
+    card = {"which": "clone", "clone_of": comparison.as_dict() | {"prior": name_of(prior), "steps": steps}}
     return SavedPolicy(frozen(policy), None, card), policy_bytes(policy, card, extra=probes)
 
 
@@ -129,8 +129,8 @@ def _to_means(prior: Exact, policy: Policy, collector: Collector, blocks: int) -
     for round_ in range(ROUNDS):
         labels, agent = _Labels(prior, collector.generator), prior if round_ == 0 else policy
         for _ in range(blocks):
-            found = labels(collector.collect(agent))
-            samples = found if samples is None else samples + found
+            labelled = labels(collector.collect(agent))
+            samples = labelled if samples is None else samples + labelled
         assert samples is not None
         if round_ == 0:
             fit_normalizer(policy, samples.observations)
@@ -209,18 +209,18 @@ class Compared:
 
     def as_dict(self) -> dict[str, Any]:
         values: dict[str, Any] = {"kl": self.kl, "episodes": self.episodes}
-        for name, found in (("clone_return", self.clone), ("prior_return", self.prior)):
-            values |= {} if found is None else {name: list(found)}
+        for name, earned in (("clone_return", self.clone), ("prior_return", self.prior)):
+            values |= {} if earned is None else {name: list(earned)}
         return values
 
     def sentence(self, name: str) -> str:
-        said = f"the actor is {self.kl:.3g} nats a step from {name} (KL, {self.episodes} episodes)"
+        text = f"the actor is {self.kl:.3g} nats a step from {name} (KL, {self.episodes} episodes)"
         if self.clone is not None:
-            said += f", with a return of {self.clone[0]:,.4g} ± {self.clone[1]:,.2g}"
-            said += "" if self.prior is None else f" where the prior has {self.prior[0]:,.4g} ± {self.prior[1]:,.2g}"
+            text += f", with a return of {self.clone[0]:,.4g} ± {self.clone[1]:,.2g}"
+            text += "" if self.prior is None else f" where the prior has {self.prior[0]:,.4g} ± {self.prior[1]:,.2g}"
         if self.kl > FAR:
-            said += "; that much of the prior is lost where customizing begins, and omega pulls the actor back to it"
-        return said
+            text += "; that much of the prior is lost where customizing begins, and omega pulls the actor back to it"
+        return text
 
 
 def compared(prior: Exact, policy: Policy, env: str, settings: Settings) -> Compared:
@@ -242,10 +242,10 @@ def compared(prior: Exact, policy: Policy, env: str, settings: Settings) -> Comp
     return Compared(kl, _return(ours), None if theirs is None else _return(theirs), episodes)
 
 
-def _return(found: Evaluation) -> tuple[float, float] | None:
-    if not np.isfinite(found.basic).all():
+def _return(evaluation: Evaluation) -> tuple[float, float] | None:
+    if not np.isfinite(evaluation.basic).all():
         return None
-    return float(found.basic.mean()), float(found.basic.std())
+    return float(evaluation.basic.mean()), float(evaluation.basic.std())
 
 
 # Knowing a prior again ------------------------------------------------------------------------------------------------
@@ -263,23 +263,23 @@ def fingerprint(prior: Exact, policy: Policy, env: str, settings: Settings) -> d
     return {f"exact.{name}": value for name, value in zip(PROBED, probes, strict=True)}
 
 
-def _kept(prior: Exact, kept: Path) -> tuple[SavedPolicy, bytes] | None:
+def _kept(prior: Exact, file: Path) -> tuple[SavedPolicy, bytes] | None:
     """The clone that a run has kept of this very prior."""
-    if not kept.is_file():
+    if not file.is_file():
         return None
-    tensors, header = read(kept, "policy")
+    tensors, header = read(file, "policy")
     card = header["card"]
     if not isinstance(card, dict) or "clone_of" not in card:
         return None
     try:
         observations, actions, ended, stored = (tensors[f"exact.{name}"] for name in PROBED)
     except KeyError as error:
-        raise FileError(f"{kept} is no whole clone: it has no {error}") from None
-    found = Scorer(prior)(observations, actions, ended)
-    worst = float((found - stored).abs().max())
+        raise FileError(f"{file} is no whole clone: it has no {error}") from None
+    log_probs = Scorer(prior)(observations, actions, ended)
+    worst = float((log_probs - stored).abs().max())
     if not worst <= 1e-3 * (1.0 + float(stored.abs().max())):
         raise UsageError(
-            f"{name_of(prior)} is not the prior of the run in {kept.parent}: on the observations that it kept, "
+            f"{name_of(prior)} is not the prior of the run in {file.parent}: on the observations that it kept, "
             f"log-probabilities differ by up to {worst:.3g}; give the prior and the std that it began with"
         )
-    return read_policy(kept), kept.read_bytes()
+    return read_policy(file), file.read_bytes()

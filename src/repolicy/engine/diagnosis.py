@@ -66,7 +66,7 @@ class Diagnosis:
     @property
     def omega(self) -> float | None:
         """Where to begin: where a nat counts as much as the noise of actions costs, in whichever reward costs more."""
-        known = [found.value for found in (self.worth, self.wish_worth) if found is not None and found.is_known]
+        known = [worth.value for worth in (self.worth, self.wish_worth) if worth is not None and worth.is_known]
         return max(known, default=None)
 
     @property
@@ -99,12 +99,11 @@ class Diagnosis:
         }
 
 
-def _return(found: Diagnosis) -> str:
-    if not np.isfinite(found.by_mean.basic).all():
+def _return(diagnosis: Diagnosis) -> str:
+    by_mean, sampled = diagnosis.by_mean.basic, diagnosis.sampled.basic
+    if not np.isfinite(by_mean).all():
         return ", and the environment tells no reward"
-    return (
-        f", return {found.by_mean.basic.mean():,.4g} by the mean action and {found.sampled.basic.mean():,.4g} sampled"
-    )
+    return f", return {by_mean.mean():,.4g} by the mean action and {sampled.mean():,.4g} sampled"
 
 
 def diagnose(
@@ -112,13 +111,13 @@ def diagnose(
     env: str,
     addon: Addon,
     *,
-    told: Worth | None = None,
+    nat_worth: Worth | None = None,
     seed: int = EVALUATION_SEED,
     backend: Backend = "auto",
 ) -> Diagnosis:
     """Drive the policy, sampled and by its mean action, and one that knows nothing.
 
-    `told` is what a nat is worth where the prior's file tells it: that was measured over more episodes.
+    `nat_worth` is what a nat is worth where the prior's file tells it: that was measured over more episodes.
     """
     probe = make_envs(env, 1, seed, backend)
     probe.close()
@@ -135,12 +134,12 @@ def diagnose(
     if policy.actions.kind == "continuous":
         steps, numbers = float(sampled.lengths.mean()), policy.actions.width
         wish_worth = worth_of(by_mean.addon, sampled.addon, steps, numbers)
-        if told is not None:
-            worth = told
+        if nat_worth is not None:
+            worth = nat_worth
         elif np.isfinite([*by_mean.basic, *sampled.basic]).all():
             worth = worth_of(by_mean.basic, sampled.basic, steps, numbers)
-    said = complaints(policy, by_mean, sampled, untrained)
-    return Diagnosis(env, by_mean, sampled, untrained, worth, wish_worth, said, settings, reasons(policy, settings))
+    against = complaints(policy, by_mean, sampled, untrained)
+    return Diagnosis(env, by_mean, sampled, untrained, worth, wish_worth, against, settings, reasons(policy, settings))
 
 
 @torch.no_grad()
@@ -183,31 +182,31 @@ def _std(policy: Policy, rollout: Rollout) -> list[float]:
 
 def complaints(policy: Policy, by_mean: Drive, sampled: Drive, ignorant: Drive) -> list[str]:
     """What speaks against training from this prior as it was read."""
-    found = []
+    sentences = []
     missing = (
         "; are the statistics of its observations missing (--vecnormalize FILE), or is this another version of the "
         "environment?"
     )
     known = np.isfinite([*by_mean.basic, *sampled.basic, *ignorant.basic]).all()
     if known and not better(by_mean.basic, ignorant.basic) and not better(sampled.basic, ignorant.basic):
-        found.append(
+        sentences.append(
             f"it acts no better than a policy that knows nothing: return {by_mean.basic.mean():,.4g}, against "
             f"{ignorant.basic.mean():,.4g}{missing}"
         )
     if sampled.far > FAR_SHARE:
-        found.append(f"{sampled.far:.0%} of the numbers that it sees are beyond ±{FAR:g}{missing}")
+        sentences.append(f"{sampled.far:.0%} of the numbers that it sees are beyond ±{FAR:g}{missing}")
     if by_mean.fell.mean() - sampled.fell.mean() <= -0.5:
-        found.append(
+        sentences.append(
             f"sampled actions end {sampled.fell.mean():.0%} of the episodes, the mean action "
             f"{by_mean.fell.mean():.0%}: its std is too wide to train from; where you gave it, give a smaller --std"
         )
     spans = np.array(policy.actions.high) - np.array(policy.actions.low)
     if sampled.std is not None and np.isfinite(spans).all() and sampled.std < NARROW * spans.mean():
-        found.append(
+        sentences.append(
             f"its std is {sampled.std:.2g}, too narrow to try anything: where you gave it, give a larger --std, and "
             "expect large values of log prior"
         )
-    return found
+    return sentences
 
 
 def better(one: np.ndarray, other: np.ndarray) -> bool:
@@ -229,8 +228,8 @@ def reasons(policy: Policy, settings: Settings) -> dict[str, str]:
     }
 
 
-def check_addon(found: Diagnosis) -> None:
+def check_addon(diagnosis: Diagnosis) -> None:
     """Raise where the add-on cannot be told from nothing."""
-    both = np.concatenate([found.by_mean.addon / found.by_mean.lengths, found.sampled.addon / found.sampled.lengths])
+    both = np.concatenate([drive.addon / drive.lengths for drive in (diagnosis.by_mean, diagnosis.sampled)])
     if both.min() == both.max():
         raise UsageError(f"the add-on gave {both.min():g} a step throughout: there is nothing to learn from")

@@ -30,7 +30,7 @@ class RunFolder:
     """
 
     def __init__(self, path: str | Path, *kinds: type[Request]) -> None:
-        self._kinds = {kind.method: kind for kind in kinds or (Request,)}
+        self._kinds = {request.method: request for request in kinds or (Request,)}
         self.path = Path(path)
         self.metrics = self.path / "metrics.jsonl"
         self.last_policy = self.path / "policy.safetensors"
@@ -84,10 +84,10 @@ class RunFolder:
         """Raise where the folder's files are no longer those that the run began with."""
         if request["prior"] and _checksum(self.prior) != request["prior"]:
             raise FileError(f"{self.prior} is not the prior that this run began with; put that one back")
-        found = self.latest()
-        if found is None:
+        latest = self.latest()
+        if latest is None:
             return []
-        _, header, _ = found
+        _, header, _ = latest
         edited = list(changed(header.get("request", request), request))
         if edited:
             raise FileError(
@@ -100,11 +100,11 @@ class RunFolder:
     def _check_free(self, prior: bytes | None) -> None:
         """Raise where a run would write over files that are not its own."""
         mine = [self.metrics, self.last_policy, self.best_policy, self._checkpoints, self.path / "report.html"]
-        found = [path for path in [*mine, self.path / "sweep.json"] if os.path.lexists(path)]
+        others = [path for path in [*mine, self.path / "sweep.json"] if os.path.lexists(path)]
         if self.prior.exists() and (prior is None or self.prior.read_bytes() != prior):
-            found.append(self.prior)
-        if found:
-            raise UsageError(f"{found[0]} is there already, and of no run in {self.path}; choose another --out")
+            others.append(self.prior)
+        if others:
+            raise UsageError(f"{others[0]} is there already, and of no run in {self.path}; choose another --out")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -182,8 +182,8 @@ class RunFolder:
     def forget_after(self, iteration: int) -> None:
         """Drop the metrics of iterations that are about to be done again."""
         if os.path.lexists(self.metrics):
-            kept = [line for line, row in self._logged_lines() if row["iteration"] <= iteration]
-            write_bytes(self.metrics, b"".join(line + b"\n" for line in kept))
+            lines = [line for line, row in self._logged_lines() if row["iteration"] <= iteration]
+            write_bytes(self.metrics, b"".join(line + b"\n" for line in lines))
 
     def _logged_lines(self) -> list[tuple[bytes, dict[str, Any]]]:
         """The lines of the metrics that are whole, as they are and as numbers.
@@ -191,17 +191,17 @@ class RunFolder:
         Others are left out: one may have been under way when the run was killed.
         """
         lines = content(self.metrics).splitlines() if os.path.lexists(self.metrics) else []
-        found = []
+        rows = []
         for line in lines:
             try:
                 row = json.loads(line)
                 numbers = {name: value for name, value in row.items() if value is not None}
                 check_shape(numbers, {str: float}, "")
                 check_shape(numbers, {"iteration": int}, "")
-                found.append((line, row))
+                rows.append((line, row))
             except (ValueError, AttributeError, RecursionError, FileError):
                 continue
-        return found
+        return rows
 
     def _files(self) -> list[Path]:
         return sorted(self._checkpoints.glob("[0-9]*.safetensors"), reverse=True)

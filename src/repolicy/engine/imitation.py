@@ -48,18 +48,18 @@ def imitate(
     The std is one for all states or, with `state_std`, depends on the state. With `env` the spaces are checked and the
     policy is tried; `customize` then goes on in that environment.
     """
-    found = data if isinstance(data, Demonstrations) else read_demonstrations(data)
-    actions = _space(found, env)
+    demonstrations = data if isinstance(data, Demonstrations) else read_demonstrations(data)
+    actions = _space(demonstrations, env)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        policy = Policy(_spec(found, actions, hidden, state_std))
-    fit_normalizer(policy, found.observations)
+        policy = Policy(_spec(demonstrations, actions, hidden, state_std))
+    fit_normalizer(policy, demonstrations.observations)
     if policy.log_std is not None:
-        policy.log_std.data.copy_(found.actions.std(0).clamp_min(1e-3).log())
+        policy.log_std.data.copy_(demonstrations.actions.std(0).clamp_min(1e-3).log())
     generator = torch.Generator().manual_seed(seed)
-    fitted = fit(policy, Samples(found.observations, found.actions), generator, progress)
+    fitted = fit(policy, Samples(demonstrations.observations, demonstrations.actions), generator, progress)
     policy.requires_grad_(False)
-    say(_sentence(fitted, found))
+    say(_sentence(fitted, demonstrations))
     narrow = policy.std is not None and float(policy.std.min()) <= 2.0 * policy.spec.min_std
     if narrow:
         say(
@@ -71,8 +71,8 @@ def imitate(
         tried = evaluate(policy, env, EPISODES, seed=seed, longest=1_000)
         returns = (float(tried.basic.mean()), float(tried.basic.std()))
         if math.isfinite(returns[0]):
-            said = f"it earns {returns[0]:,.4g} ± {returns[1]:,.2g} in {env} (mean action, {EPISODES} episodes)"
-            say(said)
+            sentence = f"it earns {returns[0]:,.4g} ± {returns[1]:,.2g} in {env} (mean action, {EPISODES} episodes)"
+            say(sentence)
     card: dict[str, Any] = {"which": "imitation", "versions": versions(), "imitation": asdict(fitted)}
     card |= {"request": {"env": env}} if env is not None else {}
     save_policy(out, policy, card)
@@ -94,8 +94,8 @@ def _space(data: Demonstrations, env: str | None) -> ActionSpace:
             f"{probe.observation_size}"
         )
     if probe.actions.width != width or (probe.actions.kind == "discrete") != data.discrete:
-        kind = "choices" if data.discrete else "numbers"
-        raise UsageError(f"{data.name} has actions of {width} {kind}, but {env!r} takes {probe.actions}")
+        what = "choices" if data.discrete else "numbers"
+        raise UsageError(f"{data.name} has actions of {width} {what}, but {env!r} takes {probe.actions}")
     most = data.actions.max(0).values.tolist()
     if data.discrete and any(choice >= size for choice, size in zip(most, probe.actions.sizes, strict=True)):
         raise UsageError(f"{data.name} has choices up to {most}, but {env!r} takes {probe.actions}, counted from 0")

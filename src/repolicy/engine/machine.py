@@ -90,13 +90,13 @@ def shares_memory() -> bool:
 @cache
 def versions() -> dict[str, str]:
     """Of what a result depends on."""
-    found = {"python": platform.python_version(), "machine": platform.machine()}
+    by_name = {"python": platform.python_version(), "machine": platform.machine()}
     for name in ("repolicy", "torch", "numpy", "envpool", "gymnasium", "mujoco"):
         try:
-            found[name] = version(name)
+            by_name[name] = version(name)
         except ImportError:
-            found[name] = "not installed"
-    return found
+            by_name[name] = "not installed"
+    return by_name
 
 
 def commit() -> str:

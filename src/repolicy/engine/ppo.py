@@ -121,16 +121,16 @@ class Learner:
         values, backward_critic = self.critic.vjp(batch.critic_inputs)
         distribution = self.policy.head(outputs.requires_grad_())
         log_probs = distribution.log_prob(batch.actions)
-        found = losses(log_probs.detach().numpy(), values.squeeze(-1).numpy(), batch, settings)
-        roots, gradients = [log_probs], [torch.from_numpy(found.by_log_prob)]
+        result = losses(log_probs.detach().numpy(), values.squeeze(-1).numpy(), batch, settings)
+        roots, gradients = [log_probs], [torch.from_numpy(result.by_log_prob)]
         if bonus:
             roots.append(distribution.entropy().mean())
             gradients.append(torch.tensor(-bonus))
         torch.autograd.backward(roots, gradients)
         backward(outputs.grad)  # type: ignore[arg-type]
-        backward_critic(torch.from_numpy(found.by_value).reshape(values.shape))
-        self._report.copy_(torch.tensor([found.policy, found.value, found.divergence, found.clipped]))
-        return found
+        backward_critic(torch.from_numpy(result.by_value).reshape(values.shape))
+        self._report.copy_(torch.tensor([result.policy, result.value, result.divergence, result.clipped]))
+        return result
 
     def step(self, max_norm: float, sum_over_ranks: Sum, ranks: int, fit_actor: bool) -> list[float]:
         """One step of Adam on the gradient averaged over ranks; returns the averaged report and, last, its norm."""
@@ -231,9 +231,9 @@ def update(
         epochs += 1
         epoch: list[float] = []
         for minibatch in batch.minibatches(size, generator):
-            found = learner.differentiate(minibatch, settings, bonus)
+            result = learner.differentiate(minibatch, settings, bonus)
             if not reports:
-                check_first_minibatch(found, minibatch)
+                check_first_minibatch(result, minibatch)
             reports.append(learner.step(settings.max_gradient_norm, sum_over_ranks, ranks, fit_actor))
             epoch.append(reports[-1][2])
             if epoch[-1] > far:
@@ -244,11 +244,11 @@ def update(
     return Report(policy, value, kl, clipped, norm, learner.learning_rate, epochs)
 
 
-def check_first_minibatch(found: Losses, batch: Batch) -> None:
+def check_first_minibatch(result: Losses, batch: Batch) -> None:
     """Before the first step the policy is the one that acted: every ratio is 1, and every number finite."""
-    if not math.isfinite(found.policy + found.value):
+    if not math.isfinite(result.policy + result.value):
         raise NumericError("the loss is not finite")
-    worst = float((np.abs(found.log_ratios) / (1.0 + np.abs(batch.log_probs.numpy()))).max())
+    worst = float((np.abs(result.log_ratios) / (1.0 + np.abs(batch.log_probs.numpy()))).max())
     if not worst < 1e-3:
         raise NumericError(
             "in the first minibatch the policy's log-probabilities differ from those recorded while acting "

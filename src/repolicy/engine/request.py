@@ -42,11 +42,11 @@ class Request:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        kind: type[AnySettings] = get_type_hints(cls)["settings"]
+        settings_class: type[AnySettings] = get_type_hints(cls)["settings"]
         return cls(
             values["env"],
             Objective(**values["objective"]),
-            kind(**validated(values["settings"], "the run", kind)),  # type: ignore[arg-type]
+            settings_class(**validated(values["settings"], "the run", settings_class)),  # type: ignore[arg-type]
             tuple(values["addons"]),
             values["prior"],
             values["sparse"],
@@ -90,10 +90,10 @@ def words(request: Request, prior: str | Path = "") -> list[str]:
 
     Empty where only Python can say what was asked for: not every objective has a name.
     """
-    found = name_of(request.objective)
-    if found is None:
+    named = name_of(request.objective)
+    if named is None:
         return []
-    objective, coefficients = found
+    objective, coefficients = named
     parts = ["customize", str(prior), "--env", request.env] if prior else ["train", request.env]
     for name in request.addons:
         parts += ["--addon", name]

@@ -35,12 +35,12 @@ class Result:
     last: dict[str, float]  # the metrics of the last iteration
 
     def __repr__(self) -> str:
-        said = [f"{self.steps:,} steps" + ("" if self.finished else ", stopped early")]
+        parts = [f"{self.steps:,} steps" + ("" if self.finished else ", stopped early")]
         if "best" in self.last:
-            said.append(f"objective {self.last['best']:,.1f} an episode at best")
+            parts.append(f"objective {self.last['best']:,.1f} an episode at best")
         if "prior_kl" in self.last:
-            said.append(f"{self.last['prior_kl']:.2f} nats a step from the prior")
-        return f"Result of {self.folder}: {'; '.join(said)}"
+            parts.append(f"{self.last['prior_kl']:.2f} nats a step from the prior")
+        return f"Result of {self.folder}: {'; '.join(parts)}"
 
     @property
     def policy(self) -> Policy:
@@ -77,16 +77,16 @@ class Result:
             from matplotlib import pyplot
         except ImportError:
             raise UsageError("plot needs the package matplotlib: pip install matplotlib") from None
-        found = self.metrics()
-        missing = [name for name in names if name not in found]
+        columns = self.metrics()
+        missing = [name for name in names if name not in columns]
         if missing:
-            raise UsageError(f"the run logged no {missing[0]!r}; it has {', '.join(found)}")
-        wanted = names or [name for name in CURVES if name in found]
+            raise UsageError(f"the run logged no {missing[0]!r}; it has {', '.join(columns)}")
+        wanted = names or [name for name in CURVES if name in columns]
         figure, axes = pyplot.subplots(1, len(wanted), figsize=(4.5 * len(wanted), 3.2), squeeze=False)
         for axis, name in zip(axes[0], wanted, strict=True):
-            known = np.isfinite(found[name])
+            known = np.isfinite(columns[name])
             marker = "o" if known.sum() < 20 else ""
-            axis.plot(found["steps"][known], found[name][known], marker=marker)
+            axis.plot(columns["steps"][known], columns[name][known], marker=marker)
             axis.set(xlabel="environment steps", ylabel=CURVES.get(name, name.replace("_", " ")))
         figure.tight_layout()
         return figure

@@ -29,14 +29,14 @@ class ReturnScale:
     def follow(self, rewards: Tensor, ended: Tensor) -> Tensor:
         """Run the discounted returns on over rewards `[T, N]`, or `[T, N, parts]`. Returns the `moments.sums` of all
         of them, `[3]` or `[3 · parts]`."""
-        kept = self.gamma * (~ended).double().reshape(*ended.shape, *[1] * len(self.parts))
-        seen = torch.empty_like(rewards)
+        discounts = self.gamma * (~ended).double().reshape(*ended.shape, *[1] * len(self.parts))
+        returns = torch.empty_like(rewards)
         running = self._running
         for t in range(len(rewards)):
-            seen[t] = running + rewards[t]
-            running = seen[t] * kept[t]
+            returns[t] = running + rewards[t]
+            running = returns[t] * discounts[t]
         self._running = running
-        return sums(seen.reshape(-1, *(self.parts or (1,)))).flatten()
+        return sums(returns.reshape(-1, *(self.parts or (1,)))).flatten()
 
     def update(self, added: Tensor) -> None:
         self.statistics = merged(self.statistics, added.reshape(self.statistics.shape))

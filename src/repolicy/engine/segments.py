@@ -42,8 +42,8 @@ class Segments:
         self.clone_of = None if saved is None else saved.card.get("clone_of")
         if saved is not None and isinstance(exact, MeanPrior):
             exact = exact.placed(saved.policy.observation_size, saved.policy.actions)
-        kind = ConditionedWorker if request.dials else Worker
-        self.worker = kind(request, None if saved is None else saved.policy, team, exact)
+        worker_class = ConditionedWorker if request.dials else Worker
+        self.worker = worker_class(request, None if saved is None else saved.policy, team, exact)
         self.segment = 0
         self.best = -np.inf
         self.start: Standing | None = None  # of the prior, in what this run is after
@@ -134,24 +134,24 @@ class Segments:
         episodes = max(1, settings.evaluation_episodes // self.team.count)
         seed = derived_seed(settings.seed, self.segment, 1000)
         envs = make_envs(worker.request.env, episodes, seed + index * episodes, settings.backend)
-        found = run_episodes(
+        evaluation = run_episodes(
             policy, envs, episodes,
             addon=worker.addon, prior=worker.exact, stochastic=True, seed=seed + index,
             familiarity=worker.familiarity if worker.density is not None else None,
         )  # fmt: skip
         envs.close()
-        task = task_reward(objective, found.basic, found.addon)
+        task = task_reward(objective, evaluation.basic, evaluation.addon)
         parts = reformulated(  # linear: sums in, sums out
-            objective, task, found.log_prior, found.log_policy, found.familiarity
+            objective, task, evaluation.log_prior, evaluation.log_policy, evaluation.familiarity
         )
         totals = {
             "evaluation_objective": parts.total,
             "evaluation_task": parts.task,
-            "evaluation_basic": found.basic,
-            "evaluation_length": found.lengths,
+            "evaluation_basic": evaluation.basic,
+            "evaluation_length": evaluation.lengths,
         }
-        totals |= {} if found.addon is None else {"evaluation_addon": found.addon}
-        totals |= {} if found.metric is None else {"evaluation_metric": found.metric}
+        totals |= {} if evaluation.addon is None else {"evaluation_addon": evaluation.addon}
+        totals |= {} if evaluation.metric is None else {"evaluation_metric": evaluation.metric}
         after = "evaluation_task" if self.moves else "evaluation_objective"
         squares = np.square(totals[after])
         sums = [float(len(task)), float(squares.sum()), *(float(values.sum()) for values in totals.values())]
@@ -178,10 +178,10 @@ class Segments:
 
     def restore(self) -> list[str]:
         """Take up the newest whole checkpoint. Returns what was wrong with others."""
-        found = self.folder.latest()
-        if found is None:
+        checkpoint = self.folder.latest()
+        if checkpoint is None:
             return self.learn_states()
-        state, header, complaints = found
+        state, header, complaints = checkpoint
         if self.worker.prior is not None and self.worker.objective.reads_states:
             self.worker.density = Density.from_tensors(state)
             self.worker.density.check_normalizer(self.worker.prior.normalizer)

@@ -44,8 +44,8 @@ def ranks_for(settings: Settings, names: Sequence[str]) -> tuple[Settings, list[
             f"the function {name!r} lives in this Python session alone, and {settings.ranks} ranks must import it: "
             f"write it into a file and name it as file.py:{name}, or set ranks=1"
         )
-    said = f"one rank: the function {name!r} lives in this Python session; name it as file.py:{name} for every core"
-    return replace(settings, ranks=1), [said] * (settings.ranks == 0)
+    sentence = f"one rank: the function {name!r} lives in this Python session; name it as file.py:{name} for every core"
+    return replace(settings, ranks=1), [sentence] * (settings.ranks == 0)
 
 
 def folder_for(out: str | Path | None, name: object, objective: str, seed: int, resume: bool) -> Path:
@@ -66,8 +66,8 @@ def folder_for(out: str | Path | None, name: object, objective: str, seed: int, 
 def called_objective(objective: Objective | Wanted | None, usual: str) -> str:
     """What a run's folder calls its objective: not each has a name."""
     if isinstance(objective, Objective):
-        found = name_of(objective)
-        return "custom" if found is None else found[0]
+        named = name_of(objective)
+        return "custom" if named is None else named[0]
     return usual if objective is None else objective.name
 
 
@@ -78,10 +78,10 @@ def called(thing: object) -> str:
 
 def resumed(out: Path, resume: bool) -> tuple[Objective | None, Settings | None]:
     """What the run that is resumed was asked for."""
-    found = RunFolder(out).request() if resume else None
-    if found is None:
+    request = RunFolder(out).request() if resume else None
+    if request is None:
         return None, None
-    return Objective(**found["objective"]), Settings(**validated(found["settings"], f"the run in {out}"))
+    return Objective(**request["objective"]), Settings(**validated(request["settings"], f"the run in {out}"))
 
 
 def shown(progress: bool | None) -> list[Any]:

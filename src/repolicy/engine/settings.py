@@ -222,9 +222,9 @@ def read_settings(path: Path, base: S) -> S:
     return replace(base, **validated(values, f"settings file {path}", type(base)))
 
 
-def validated(values: dict[str, Any], where: str, kind: type[AnySettings] = Settings) -> dict[str, Any]:
+def validated(values: dict[str, Any], where: str, cls: type[AnySettings] = Settings) -> dict[str, Any]:
     """The values as the fields' own types, or one sentence that says which does not fit."""
-    hints, result = _hints(kind), {}
+    hints, result = _hints(cls), {}
     for name, value in values.items():
         if name not in hints:
             raise UsageError(f"{where} has an unknown field {name!r}{nearest(name, hints)}")
@@ -232,9 +232,9 @@ def validated(values: dict[str, Any], where: str, kind: type[AnySettings] = Sett
     return result
 
 
-def _hints(kind: type[AnySettings]) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind)}
+def _hints(cls: type[AnySettings]) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in fields(cls)}
 
 
 def _converted(value: Any, hint: Any, where: str) -> Any:

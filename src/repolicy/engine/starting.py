@@ -71,11 +71,11 @@ class Start:
 
     @property
     def notes(self) -> list[str]:
-        said = [] if self.saved is None else notes_of(self.saved.card)
-        return said if self.exact is None or isinstance(self.exact, Policy) else [*said, *self.exact.notes]
+        notes = [] if self.saved is None else notes_of(self.saved.card)
+        return notes if self.exact is None or isinstance(self.exact, Policy) else [*notes, *self.exact.notes]
 
     def cloned(
-        self, env: str, wishes: tuple[str, ...], settings: Settings, kept: Path, say: Callable[[str], None]
+        self, env: str, wishes: tuple[str, ...], settings: Settings, file: Path, say: Callable[[str], None]
     ) -> "Start":
         """With a policy to start from, fitted to the prior where it is no copy of it."""
         if self.exact is None:
@@ -85,11 +85,11 @@ class Start:
         exact = self.exact
         if isinstance(exact, MeanPrior):
             exact, env = placed(exact, env, settings.backend)
-        saved, content = clone(exact, env, settings, kept, say)
+        saved, content = clone(exact, env, settings, file, say)
         return replace(self, saved=saved, content=content, exact=exact)
 
 
-def start_of(given: Any, reading: Options | None, init: Init, trust: bool, kept: Path) -> Start:
+def start_of(given: Any, reading: Options | None, init: Init, trust: bool, file: Path) -> Start:
     """What a user gave as a prior, read but not yet fitted."""
     prior = given.folder if isinstance(given, Result) else given
     exact = exact_of(prior, reading, trust)
@@ -103,7 +103,7 @@ def start_of(given: Any, reading: Options | None, init: Init, trust: bool, kept:
     else:
         path = find_policy(prior)
         saved = read_policy(path, reading)
-        content = b"" if init == "clone" else own_bytes(path, saved, kept)
+        content = b"" if init == "clone" else own_bytes(path, saved, file)
     if init != "clone":
         return Start(given, name, saved, content)
     return Start(given, name, saved, content, saved.policy, source_of(prior, saved.policy, reading, trust))

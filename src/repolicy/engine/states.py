@@ -24,8 +24,8 @@ def density_of(prior: Policy, request: Request, team: ranks.Ranks) -> Density:
     size = prior.observation_size
     packed = torch.zeros(size + size * size + 1 + 2 * size, dtype=torch.float64)
     if team.index == 0:
-        found = fitted(prior.normalizer(visited(prior, request)), prior.normalizer)
-        packed = torch.cat([getattr(found, name).flatten() for name in PARTS])
+        density = fitted(prior.normalizer(visited(prior, request)), prior.normalizer)
+        packed = torch.cat([getattr(density, name).flatten() for name in PARTS])
     team.sum(packed)
     mean, whitening, edge, shift, scale = packed.split([size, size * size, 1, size, size])
     return Density(mean, whitening.reshape(size, size), edge.squeeze(0), shift, scale)
@@ -36,23 +36,23 @@ def visited(prior: Policy, request: Request) -> Tensor:
     seed = int(np.random.SeedSequence([request.settings.seed, 0, 2000]).generate_state(1)[0] >> 2)
     envs = make_envs(request.env, ENVS, seed, request.settings.backend)
     collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=True)
-    ages, kept, steps, episodes = np.zeros(ENVS, np.int64), [np.empty((0, prior.observation_size))], 0, 0
+    ages, blocks, steps, episodes = np.zeros(ENVS, np.int64), [np.empty((0, prior.observation_size))], 0, 0
     try:
-        while sum(map(len, kept)) < WANTED and steps < PATIENCE * (WANTED + ENVS * SKIPPED):
+        while sum(map(len, blocks)) < WANTED and steps < PATIENCE * (WANTED + ENVS * SKIPPED):
             rollout = collector.collect(prior)
             assert rollout.next_observations is not None
             for t in range(BLOCK):
                 ages += 1
-                kept.append(rollout.next_observations[t][ages > SKIPPED])
+                blocks.append(rollout.next_observations[t][ages > SKIPPED])
                 ages[rollout.terminated[t] | rollout.truncated[t]] = 0
             steps += BLOCK * ENVS
             episodes += len(rollout.episodes.lengths)
     finally:
         envs.close()
-    found = np.concatenate(kept).astype(np.float32)
-    if len(found) < LEAST:
+    states = np.concatenate(blocks).astype(np.float32)
+    if len(states) < LEAST:
         raise UsageError(
             f"the prior's episodes end after {steps / max(episodes, 1):.0f} steps on average, too soon to learn its "
             f"states (the first {SKIPPED} steps of an episode are left out): --states 0 goes without them"
         )
-    return torch.from_numpy(found)
+    return torch.from_numpy(states)

@@ -35,10 +35,10 @@ def silent_stdout() -> Iterator[None]:
     sys.stdout.flush()
     with contextlib.ExitStack() as after, contextlib.redirect_stdout(sys.stderr):
         with contextlib.suppress(OSError):  # a program may be started without either
-            kept = os.dup(1)
-            after.callback(os.close, kept)
+            stdout = os.dup(1)
+            after.callback(os.close, stdout)
             os.dup2(2, 1)
-            after.callback(os.dup2, kept, 1)
+            after.callback(os.dup2, stdout, 1)
         yield
 
 

@@ -76,16 +76,16 @@ def train(
     env, wishes, watchers = env_name(env), addons.names(addon), [*watchers, *shown(progress)]
     name = called_objective(objective, "soft")
     folder = folder_for(out, env, name, settings.seed if settings else 0, resume)
-    made, kept = resumed(folder, resume)
-    objective = objective or made or Wanted("soft")
-    settings, said = ranks_for(settings or kept or train_defaults(env), [env, *wishes])
+    last_objective, last_settings = resumed(folder, resume)
+    objective = objective or last_objective or Wanted("soft")
+    settings, notes = ranks_for(settings or last_settings or train_defaults(env), [env, *wishes])
     settings, named = settings.resolved(), with_observed(env, observe, observe_critic)
     with watchdog(patience):
         env = with_roles(named, backend=settings.backend)
-        said = [f"training in {env}, into {folder}", *said]
+        notes = [f"training in {env}, into {folder}", *notes]
         if isinstance(objective, Wanted):
             objective, settings, chosen = for_training(objective, env, wishes, settings)
-            said += chosen
+            notes += chosen
         check_objective(objective)
         if objective.reads_prior:
             raise UsageError("an objective with omega above 0 needs a prior: use customize")
@@ -95,7 +95,7 @@ def train(
             raise UsageError("a range of weights needs a prior, which the dial begins as: use customize")
         request = Request(env, objective, settings, wishes)
         check(request)
-        return run(request, RunFolder(folder), resume, watchers, said, patience=patience)
+        return run(request, RunFolder(folder), resume, watchers, notes, patience=patience)
 
 
 def customize(
@@ -138,8 +138,8 @@ def customize(
     folder = folder_for(out, named_as(prior), name, settings.seed if settings else 0, resume)
     start = start_of(prior, reading, init, trust, RunFolder(folder).prior)
     env = with_observed(env_name(env) if env is not None else start.env(), observe, observe_critic)
-    made, kept = resumed(folder, resume)
-    objective = objective or made or Wanted("residual")
+    last_objective, last_settings = resumed(folder, resume)
+    objective = objective or last_objective or Wanted("residual")
     wishes = addons.names(addon)
     if not wishes:
         raise UsageError(
@@ -150,7 +150,7 @@ def customize(
         raise UsageError(
             f"a policy with {start.saved.policy.words} is no prior; keep a position of it with `repolicy dial`"
         )
-    settings, said = ranks_for(start.settings(settings or kept or start.usual(env)), [env, *wishes])
+    settings, notes = ranks_for(start.settings(settings or last_settings or start.usual(env)), [env, *wishes])
     settings = settings.resolved()
     if start.exact is not None and settings.log_prior_budget is not None:
         raise UsageError(
@@ -160,29 +160,29 @@ def customize(
     with watchdog(patience):
         env = start.with_roles(env, settings.backend)
         saying = f"customizing {called(named_as(prior))} in {env} to {' + '.join(wishes)}, into {folder}"
-        said = [saying, *said, *start.notes]
+        notes = [saying, *notes, *start.notes]
         if start.exact is not None:  # then it takes a while
-            tell(watchers, said)
-            said = []
-        start = start.cloned(env, wishes, settings, RunFolder(folder).prior, lambda said: tell(watchers, [said]))
+            tell(watchers, notes)
+            notes = []
+        start = start.cloned(env, wishes, settings, RunFolder(folder).prior, lambda note: tell(watchers, [note]))
         saved, content = start.saved, start.content
         assert saved is not None
         if isinstance(objective, Wanted):
             objective, settings, chosen = for_customizing(objective, saved, env, wishes, settings)
-            said += chosen
+            notes += chosen
         check_objective(objective)
         if not objective.reads_addon:
             raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
         request = Request(env, objective, settings, wishes, hashlib.sha256(content).hexdigest(), sparse)
         check(request)
-        said += try_addon(saved.policy, request)
-        return run(request, RunFolder(folder), resume, watchers, said, content, patience, start)
+        notes += try_addon(saved.policy, request)
+        return run(request, RunFolder(folder), resume, watchers, notes, content, patience, start)
 
 
 def try_addon(prior: Policy, request: Request) -> list[str]:
     """Drive the prior for some steps and look at each add-on: its shape, whether it is finite, its range."""
     rollout = trial(prior, request.env, request.settings)
-    said = []
+    notes = []
     for name in request.addons:
         (name,) = addons.at([name])
         addon = addons.combined([name])
@@ -192,10 +192,10 @@ def try_addon(prior: Policy, request: Request) -> list[str]:
                 f"add-on {name!r} gave the same reward, {reward.min():g}, in all of {reward.size:,} trial steps; "
                 "if it is meant to be that rare, add --sparse"
             )
-        said.append(
+        notes.append(
             f"add-on {name}: {reward.min():.3g} to {reward.max():.3g}, mean {reward.mean():.3g} a step under the prior"
         )
-    return said
+    return notes
 
 
 def watchdog(patience: float | None) -> Watchdog:
@@ -211,21 +211,21 @@ def run(
     folder: RunFolder,
     resume: bool,
     watchers: Sequence[Watcher],
-    said: Sequence[str],
+    notes: Sequence[str],
     prior: bytes | None = None,
     patience: float | None = None,
     start: Start | None = None,
 ) -> Result:
     """Everything before and after the work itself: the folder, the ranks, Ctrl-C and SIGTERM.
 
-    `said` is what the watchers are told as soon as nothing more can be refused.
+    `notes` are what the watchers are told as soon as nothing more can be refused.
     """
     exact = None if start is None else start.exact
     if ranks.under_torchrun():
-        return _run_as_one_of_many(request, folder, resume, watchers, said, prior, exact)
+        return _run_as_one_of_many(request, folder, resume, watchers, notes, prior, exact)
     ranks.check_count(request.settings.ranks)
     with folder.locked():
-        tell(watchers, [*said, *folder.begin(request.as_dict(), versions(), resume, prior)])
+        tell(watchers, [*notes, *folder.begin(request.as_dict(), versions(), resume, prior)])
         program = ["from repolicy.engine.training import follow; follow()", str(folder.path), str(patience or "")]
         program.append("" if start is None or start.source is None else json.dumps(start.source))
         with polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
@@ -343,9 +343,9 @@ def tell_worth(request: Request, folder: RunFolder) -> None:
     if "nat_worth" in saved.card:
         return
     episodes = 4 * request.settings.evaluation_episodes
-    found = measured(saved.policy, request.env, episodes, addons=request.addons, backend=request.settings.backend)
-    if found is not None:
-        add_to_card(folder.best_policy, {"nat_worth": found.as_dict()})
+    worth = measured(saved.policy, request.env, episodes, addons=request.addons, backend=request.settings.backend)
+    if worth is not None:
+        add_to_card(folder.best_policy, {"nat_worth": worth.as_dict()})
 
 
 class polite_interrupt:  # noqa: N801
@@ -373,7 +373,7 @@ def _run_as_one_of_many(
     folder: RunFolder,
     resume: bool,
     watchers: Sequence[Watcher],
-    said: Sequence[str],
+    notes: Sequence[str],
     prior: bytes | None,
     exact: Exact | None,
 ) -> Result:
@@ -386,7 +386,7 @@ def _run_as_one_of_many(
             if team.index == 0:
                 try:
                     claim.enter_context(folder.locked())
-                    tell(watchers, [*said, *folder.begin(request.as_dict(), versions(), resume, prior)])
+                    tell(watchers, [*notes, *folder.begin(request.as_dict(), versions(), resume, prior)])
                 except RepolicyError as error:
                     refusal = error
             refused = float(team.sum(torch.tensor([0.0 if refusal is None else 1.0])))

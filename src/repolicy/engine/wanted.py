@@ -48,7 +48,7 @@ class Chosen(NamedTuple):
 
     objective: Objective
     settings: Settings
-    said: list[str]
+    notes: list[str]
 
 
 def for_training(wanted: Wanted, env: str, wishes: tuple[str, ...], settings: Settings) -> Chosen:
@@ -67,7 +67,7 @@ def for_customizing(
     wanted: Wanted, prior: SavedPolicy, env: str, wishes: tuple[str, ...], settings: Settings
 ) -> Chosen:
     """The objective of customizing: omega from what a nat is worth, else by a budget; alpha from what is known."""
-    held, omega, said = settings.budget is not None, wanted.omega, list[str]()
+    held, omega, notes = settings.budget is not None, wanted.omega, list[str]()
     free = "omega" in coefficients(wanted.name)  # of the objective's own weights
     states = wanted.states or 0.0
     if held and (omega not in (None, "auto") or not free):
@@ -77,7 +77,7 @@ def for_customizing(
         known = weights_of(prior.card) if omega is None else None
         if known is not None:
             omega, states = known.omega, known.states if wanted.states is None else wanted.states
-            said.append(
+            notes.append(
                 f"omega is {omega:.3g}, what a nat of the prior is worth, and states {states:.3g}, the weight of its "
                 "states; --omega and --states set others"
             )
@@ -88,30 +88,30 @@ def for_customizing(
             )
         else:
             settings, held = replace(settings, kl_budget=BUDGET), True
-            said.append(
+            notes.append(
                 f"omega and alpha move together so that the policy drifts {BUDGET:g} nats a step from its prior; "
                 "--kl-budget sets another distance, --omega a weight"
             )
     alpha = wanted.alpha
     if alpha is None:
         alpha, why = _alpha_of_customizing(prior, omega, env, wishes, settings)
-        said += [f"alpha {'begins at' if held else 'is'} {alpha:g}, {why}; --alpha sets another"] * bool(why)
+        notes += [f"alpha {'begins at' if held else 'is'} {alpha:g}, {why}; --alpha sets another"] * bool(why)
     weight = alpha if held else omega  # with a budget, both begin at alpha
     if weight == "auto":
         raise UsageError(f"--omega auto goes with --objective residual, not {wanted.name}")
     made = named(
         wanted.name, omega=weight, alpha=alpha, states=states, omega_to=wanted.omega_to, alpha_to=wanted.alpha_to
     )
-    return Chosen(made, settings, said)
+    return Chosen(made, settings, notes)
 
 
 def _alpha_of_customizing(
     prior: SavedPolicy, omega: float | Literal["auto"] | None, env: str, wishes: tuple[str, ...], settings: Settings
 ) -> tuple[float, str]:
     """The prior's own, which needs no word; else omega; else by the size of the wish under the prior."""
-    told = prior.card.get("request", {}).get("objective", {}).get("alpha")
-    if told:
-        return float(told), ""
+    alpha = prior.card.get("request", {}).get("objective", {}).get("alpha")
+    if alpha:
+        return float(alpha), ""
     if omega not in (None, "auto", 0):
         return float(omega), "as omega, since the prior's file does not tell its own"
     steps = trial(prior.policy, env, settings)

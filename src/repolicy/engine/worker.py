@@ -62,8 +62,8 @@ class Worker:
             policy = Policy(spec_for(probe, self.settings))
         else:
             policy = frozen(self.prior).requires_grad_(True)
-        seen = self.critic_size or policy.observation_size
-        return policy, Mlp(seen, self.settings.hidden, 1, self.settings.activation)
+        size = self.critic_size or policy.observation_size
+        return policy, Mlp(size, self.settings.hidden, 1, self.settings.activation)
 
     def scales(self) -> ReturnScale:
         """Of what the critic predicts."""
@@ -213,8 +213,8 @@ class Worker:
         """The entropy of the actions and, where they have one, their mean std, on some of the inputs."""
         distribution = self.learner.policy.distribution(inputs[:256])
         log_std = getattr(distribution, "log_std", None)
-        found = {"entropy": float(distribution.entropy().mean())}
-        return found if log_std is None else found | {"std": float(log_std.exp().mean())}
+        numbers = {"entropy": float(distribution.entropy().mean())}
+        return numbers if log_std is None else numbers | {"std": float(log_std.exp().mean())}
 
     def seen(self, observations: np.ndarray) -> tuple[Tensor, Tensor]:
         """What the policy sees of raw observations, and what the critic sees: both normalized."""
@@ -317,9 +317,9 @@ class Worker:
             "stop": float(stop),
         }
         numbers = torch.tensor([float(value) for value in values.values()], dtype=torch.float64)
-        discounted, seen = self.returns.follow(self.parts(reward), ended), sums(rollout.observations[:-1])
-        self.team.sum(packed := torch.cat([numbers, discounted, seen.flatten()]))
-        numbers, discounted, seen = packed.split([len(numbers), len(discounted), seen.numel()])
+        discounted, observed = self.returns.follow(self.parts(reward), ended), sums(rollout.observations[:-1])
+        self.team.sum(packed := torch.cat([numbers, discounted, observed.flatten()]))
+        numbers, discounted, observed = packed.split([len(numbers), len(discounted), observed.numel()])
         self.returns.update(discounted)
         totals = dict(zip(values, numbers.tolist(), strict=True))
         episodes, samples = totals["episodes"], self.settings.iteration_steps
@@ -333,7 +333,7 @@ class Worker:
             del metrics["log_prior"], metrics["log_prior_low"]
         else:
             metrics["prior_kl"] = metrics["log_policy"] - metrics["log_prior"]  # KL(policy ‖ prior), from samples
-        return Summary(metrics, seen.reshape(3, -1))
+        return Summary(metrics, observed.reshape(3, -1))
 
     def normalized(self, gains: Tensor, targets: Tensor) -> tuple[Tensor, float]:
         """Advantages with mean 0 and variance 1 over all ranks, and the share of the targets that V explains."""

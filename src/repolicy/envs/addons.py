@@ -55,8 +55,8 @@ class Addon:
         """The rewards of each function, times its weight, in the order of `names`."""
         transitions = _in_one_row(observations, actions, next_observations, info)
         for name, function, weight in zip(self.names, self.functions, self.weights, strict=True):
-            found = weight * _called(f"add-on {name!r}", function, transitions)
-            yield found.reshape(observations.shape[:-1])
+            rewards = weight * _called(f"add-on {name!r}", function, transitions)
+            yield rewards.reshape(observations.shape[:-1])
 
     def metric(
         self, observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
@@ -87,16 +87,16 @@ def _called(what: str, function: Function, transitions: tuple[np.ndarray, np.nda
     """A finite number for each transition, or a sentence about what came instead."""
     observations, actions, after, info = transitions
     with in_one_sentence(f"{what} failed", UsageError):  # on copies: the function may change its arguments in place
-        found = np.asarray(
+        rewards = np.asarray(
             function(observations.copy(), actions.copy(), after.copy(), {key: info[key].copy() for key in info}),
             np.float64,
         )
     count = len(transitions[0])
-    if found.shape != (count,):
-        raise UsageError(f"{what} returned shape {found.shape} for {count} transitions, not one number each")
-    if not np.isfinite(found).all():
+    if rewards.shape != (count,):
+        raise UsageError(f"{what} returned shape {rewards.shape} for {count} transitions, not one number each")
+    if not np.isfinite(rewards).all():
         raise NumericError(f"{what} returned a number that is not finite")
-    return found
+    return rewards
 
 
 def check_env(requests: Sequence[str], env: str) -> None:
@@ -125,13 +125,13 @@ Wish = str | Function | Sequence[str | Function]  # an add-on by its name or as 
 def names(wanted: object) -> tuple[str, ...]:
     """One name or function or several, as names."""
     several = wanted if isinstance(wanted, list | tuple) else (wanted,)
-    found = tuple(reference_to(each) if callable(each) else each for each in several)
-    if not all(isinstance(name, str) for name in found):
+    references = tuple(reference_to(each) if callable(each) else each for each in several)
+    if not all(isinstance(name, str) for name in references):
         raise UsageError(
             f"the add-on is {wanted!r}; give its name, such as 'height=0.5' or 'my_rewards.py:quiet', a function, or a "
             "list of them"
         )
-    return found
+    return references
 
 
 def combined(requests: Sequence[str]) -> Addon:
@@ -194,17 +194,17 @@ def _weighed(request: str) -> tuple[str, str]:
 
 def dials(requests: Sequence[str]) -> tuple[Dial, ...]:
     """Of the add-ons whose weight is a range. Each goes by the add-on's name, without its file."""
-    found = []
+    ranges = []
     for request in requests:
         called, written = _weighed(request)
         low, dots, high = written.partition("..")
         if not dots:
             continue
         try:
-            found.append(Dial(called.rpartition(":")[2], float(low), float(high), "linear").checked())
+            ranges.append(Dial(called.rpartition(":")[2], float(low), float(high), "linear").checked())
         except ValueError:
             raise UsageError(f"add-on {request!r}: {written!r} is no range of weights; write NAME=0..2") from None
-    return tuple(found)
+    return tuple(ranges)
 
 
 def at(requests: Sequence[str], values: Mapping[str, float] | None = None) -> tuple[str, ...]:

@@ -60,13 +60,13 @@ class Evaluation:
             **{f"addon_reward_{name}": (f"of it {name}", values) for name, values in self.wishes.items()},
             "length": ("length", self.lengths),
         }
-        found = {name: Column(title, values) for name, (title, values) in wide.items() if values is not None}
+        known = {name: Column(title, values) for name, (title, values) in wide.items() if values is not None}
         if self.log_prior is not None:
-            found["log_prior_a_step"] = Column("log prior a step", self.log_prior / self.lengths, self.lengths)
+            known["log_prior_a_step"] = Column("log prior a step", self.log_prior / self.lengths, self.lengths)
             if self.stochastic:  # samples of KL(policy ‖ prior), at the states that the policy itself visits
                 apart = (self.log_policy - self.log_prior) / self.lengths
-                found["kl_a_step"] = Column("KL a step", apart, self.lengths)
-        return found
+                known["kl_a_step"] = Column("KL a step", apart, self.lengths)
+        return known
 
     def rows(self) -> list[tuple[str, float, float]]:
         """(name, mean, std) of every quantity there is."""

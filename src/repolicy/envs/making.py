@@ -78,13 +78,13 @@ def with_roles(name: str, size: int = 0, backend: Backend = "auto") -> str:
         name = _fitting(name, size, probe)
     else:
         usual = CUSTOMARY if critic else [key for key in ROLES if ROLES[key] in known]
-        found = [key for key in usual if key in known]
-        if critic and known and not found:
+        present = [key for key in usual if key in known]
+        if critic and known and not present:
             raise UsageError(
                 f"environment {name!r} does not say what the policy itself observes: add --observe KEY, "
                 f"of {', '.join(known)}"
             )
-        name = with_observed(name, *found[:1])
+        name = with_observed(name, *present[:1])
     other = ROLES.get(",".join(observed(name)))
     return with_observed(name, critic=other) if other in known and not critic else name
 

@@ -30,17 +30,17 @@ def observed_by_critic(name: str) -> tuple[str, ...]:
 def with_observed(name: str, keys: str = "", critic: str = "") -> str:
     """The name with `KEY,KEY` of the policy's and of the critic's parts, where these are given."""
     for option, wanted in zip(OBSERVE, (keys, critic), strict=True):
-        said = ",".join(_keys(name, option))
-        if wanted and said not in ("", wanted):
+        named = ",".join(_keys(name, option))
+        if wanted and named not in ("", wanted):
             raise UsageError(f"environment {name!r} is to have {option}={wanted} too: name these parts only once")
-        if wanted and not said:
+        if wanted and not named:
             name += f"{'&' if '?' in name else '?'}{option}={wanted}"
     return name
 
 
 def _keys(name: str, option: str) -> tuple[str, ...]:
-    found = _read(name)[1].get(option, "")
-    return tuple(str(found).split(",")) if found != "" else ()
+    value = _read(name)[1].get(option, "")
+    return tuple(str(value).split(",")) if value != "" else ()
 
 
 def _read(name: str) -> tuple[str, dict[str, Any]]:

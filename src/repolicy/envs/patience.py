@@ -47,7 +47,7 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        told = 0.0
+        announced = 0.0
         while not self._over.wait(min(1.0, self._long / 5, (self._patience or self._long) / 5)):
             began = NOTE.began
             seconds = time.monotonic() - began
@@ -55,8 +55,8 @@ class Watchdog:
                 continue
             if self._patience is not None and seconds > self._patience:
                 self._give_up(seconds)
-            if seconds > self._long and told != began:
-                told = began
+            if seconds > self._long and announced != began:
+                announced = began
                 _print(f"repolicy: {self._sentence(seconds)}; --patience SECONDS would end the run then")
 
     def _give_up(self, seconds: float) -> None:

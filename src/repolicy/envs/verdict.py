@@ -60,56 +60,56 @@ def differences(prior: Evaluation, customized: Evaluation) -> dict[str, Differen
 
 def verdict(prior: Evaluation, customized: Evaluation) -> str:
     """The sentence without a full stop: better, worse or neither, at what price, and how many episodes ended early."""
-    found = differences(prior, customized)
-    name = next(name for name in (*NAMES, "length") if name in found)
-    parts = [_judged(found[name], NAMES.get(name, "steps an episode"))]
+    changes = differences(prior, customized)
+    name = next(name for name in (*NAMES, "length") if name in changes)
+    parts = [_judged(changes[name], NAMES.get(name, "steps an episode"))]
     if name == "total_reward":
-        parts.append(_price(found["basic_reward"], found["addon_reward"]))
+        parts.append(_price(changes["basic_reward"], changes["addon_reward"]))
     elif name == "addon_reward":
         parts.append("the environment tells no basic reward, so what it cost is unknown")
     return "; ".join([*parts, *early(customized, prior)])
 
 
-def basis(found: Evaluation) -> str:
+def basis(evaluation: Evaluation) -> str:
     """What a verdict rests on: `50 episodes each with the mean action, from the same starts; …`."""
-    count = len(found.basic)
+    count = len(evaluation.basic)
     return (
-        f"{count} episode{'s' if count > 1 else ''} each with {action(found)}, from the same starts; "
+        f"{count} episode{'s' if count > 1 else ''} each with {action(evaluation)}, from the same starts; "
         "± behind a difference is its standard error"
     )
 
 
-def action(found: Evaluation) -> str:
-    return "sampled actions" if found.stochastic else "the mean action"
+def action(evaluation: Evaluation) -> str:
+    return "sampled actions" if evaluation.stochastic else "the mean action"
 
 
-def early(found: Evaluation, prior: Evaluation | None = None) -> list[str]:
+def early(evaluation: Evaluation, prior: Evaluation | None = None) -> list[str]:
     """`1 of 50 episodes ended early, at step 212`, and how many of the prior's; or nothing."""
-    steps = found.lengths[found.terminated] if found.terminated is not None else []
+    steps = evaluation.lengths[evaluation.terminated] if evaluation.terminated is not None else []
     if not len(steps):
         return []
     when = f"{'the first ' if len(steps) > 1 else ''}at step {min(steps):,.0f}"
     before = None if prior is None or prior.terminated is None else prior.terminated.sum() or "none"
     beside = "" if before is None else f" (of the prior's: {before})"
-    return [f"{len(steps)} of {len(found.basic)} episodes ended early, {when}{beside}"]
+    return [f"{len(steps)} of {len(evaluation.basic)} episodes ended early, {when}{beside}"]
 
 
-def _judged(found: Difference, what: str) -> str:
-    if math.isnan(found.error):
-        return f"not known to be better than its prior: one episode each, {number(found.value, plus=True)} {what}"
-    if not found.is_real:
-        return f"no better than its prior: the difference {what} is {found}, less than two standard errors"
-    return f"{'better' if found.value > 0 else 'worse'} than its prior by {found.size}{found.share} {what}"
+def _judged(change: Difference, what: str) -> str:
+    if math.isnan(change.error):
+        return f"not known to be better than its prior: one episode each, {number(change.value, plus=True)} {what}"
+    if not change.is_real:
+        return f"no better than its prior: the difference {what} is {change}, less than two standard errors"
+    return f"{'better' if change.value > 0 else 'worse'} than its prior by {change.size}{change.share} {what}"
 
 
 def _price(basic: Difference, addon: Difference) -> str:
-    lost, gained = (_moved(found, name) for found, name in ((basic, "basic_reward"), (addon, "addon_reward")))
+    lost, gained = (_moved(change, name) for change, name in ((basic, "basic_reward"), (addon, "addon_reward")))
     if basic.is_real and addon.is_real and basic.value < 0 < addon.value:
         return f"it {lost} to gain {gained.removeprefix('gained ')}"
     return f"it {lost} and {gained}"
 
 
-def _moved(found: Difference, name: str) -> str:
-    if not found.is_real:
-        return f"{'kept the basic reward' if name == 'basic_reward' else 'did not move the wish'} ({found})"
-    return f"{'gained' if found.value > 0 else 'lost'} {rounded(abs(found.value), found.error)} {NAMES[name]}"
+def _moved(change: Difference, name: str) -> str:
+    if not change.is_real:
+        return f"{'kept the basic reward' if name == 'basic_reward' else 'did not move the wish'} ({change})"
+    return f"{'gained' if change.value > 0 else 'lost'} {rounded(abs(change.value), change.error)} {NAMES[name]}"

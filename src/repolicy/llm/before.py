@@ -35,9 +35,9 @@ def margins_warning(objective: Objective, log_ratio: Tensor) -> str | None:
 
 
 def warn_of_margins(objective: Objective, log_ratio: Tensor) -> None:
-    said = margins_warning(objective, log_ratio)
-    if said is not None:
-        warnings.warn(said, stacklevel=2)
+    warning = margins_warning(objective, log_ratio)
+    if warning is not None:
+        warnings.warn(warning, stacklevel=2)
 
 
 def dry_run(trainer: Any) -> dict[str, float]:
@@ -56,16 +56,16 @@ def dry_run(trainer: Any) -> dict[str, float]:
         trainer.accelerator.backward(loss)
         slopes = [p.grad.float() for p in trainer.model.parameters() if p.grad is not None]
         tensors = {name: x for name, x in inputs.items() if torch.is_tensor(x) and x.ndim}
-        found = {f"{name} {tuple(x.shape)}": float(x.numel()) for name, x in tensors.items()}
-        found |= {name: float(np.mean(values)) for name, values in trainer._metrics["train"].items() if values}
-        found |= {
+        measured = {f"{name} {tuple(x.shape)}": float(x.numel()) for name, x in tensors.items()}
+        measured |= {name: float(np.mean(values)) for name, values in trainer._metrics["train"].items() if values}
+        measured |= {
             "loss": loss.item(),
             "gradient_norm": torch.stack([slope.norm() for slope in slopes]).norm().item(),
             "first_step": -trainer.args.learning_rate * sum(slope.abs().sum().item() for slope in slopes),
         }
-    for name, value in found.items():
+    for name, value in measured.items():
         print(f"{name:48s} {value:.6g}")
-    return found
+    return measured
 
 
 @contextmanager

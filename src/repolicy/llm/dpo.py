@@ -91,13 +91,13 @@ class DecomposedDPOTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
         if self.objective.omega == self.objective.alpha or not isinstance(self.train_dataset, Dataset):
             return
         rows = range(min(LOOKED_AT, len(self.train_dataset)))
-        size, found = self.args.per_device_train_batch_size, []
+        size, log_ratios = self.args.per_device_train_batch_size, []
         for start in rows[::size]:
             chunk = [self.train_dataset[i] for i in rows[start : start + size]]
             batch = self._prepare_inputs(self.data_collator(chunk))
             with torch.no_grad(), self.compute_loss_context_manager():
-                found.append(torch.sub(*self._log_prior(self.model, batch)))
-        warn_of_margins(self.objective, torch.cat(found))
+                log_ratios.append(torch.sub(*self._log_prior(self.model, batch)))
+        warn_of_margins(self.objective, torch.cat(log_ratios))
 
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
         return super()._precompute_ref_logps(dataset, name, batch_size) if self.objective.reads_prior else dataset

@@ -41,17 +41,17 @@ def evaluate(options: "Evaluate") -> list[dict[str, Any]]:
     reward = load_object(options.reward, "the reward")
     prior, tokenizer = load_prior(options.prior)
     repeated = [row for row in rows for _ in range(options.responses)]
-    found, samples = [], []
+    models, samples = [], []
     for index, name in enumerate((None, *options.models)):
         prior, model = (prior, None) if name is None else load_tuned(name, prior, index)
         torch.manual_seed(options.seed)
         each, text = measured(beside(prior, model), beside(prior, None), tokenizer, repeated, reward, options.tokens)
         shaped = {key: values.reshape(len(rows), options.responses) for key, values in each.items()}
         identity = read_identity(name) if name else {}
-        found.append({"model": name or f"the prior, {options.prior}", **identity, **with_intervals(shaped)})
+        models.append({"model": name or f"the prior, {options.prior}", **identity, **with_intervals(shaped)})
         samples.append(text[:: options.responses])
-    write_page(options, found, rows, samples)
-    return found
+    write_page(options, models, rows, samples)
+    return models
 
 
 def measured(
@@ -88,23 +88,23 @@ def judged(reward: Any, rows: list[dict[str, Any]], text: list[str], ids: list[l
     columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
     values = reward(prompts=[row["prompt"] for row in rows], completions=completions, completion_ids=ids, **columns)
     try:
-        found = np.array([np.nan if value is None else float(value) for value in values])
+        rewards = np.array([np.nan if value is None else float(value) for value in values])
     except (TypeError, ValueError):
         raise UsageError("the reward does not return a list of numbers, one for each response") from None
-    if len(found) != len(text):
-        raise UsageError(f"the reward returned {len(found)} numbers for {len(text)} responses")
-    return found
+    if len(rewards) != len(text):
+        raise UsageError(f"the reward returned {len(rewards)} numbers for {len(text)} responses")
+    return rewards
 
 
 def with_intervals(shaped: dict[str, Any], draws: int = 2000) -> dict[str, Any]:
     """Mean and 95 % interval of values `[prompts, responses]`."""
-    generator, found = np.random.default_rng(0), {}
+    generator, intervals = np.random.default_rng(0), {}
     for name, values in shaped.items():
         units = np.nanmean(values, axis=1) if len(values) > 1 else values[0]
         drawn = units[generator.integers(len(units), size=(draws, len(units)))]
         low, high = np.nanquantile(np.nanmean(drawn, axis=1), [0.025, 0.975])
-        found[name] = {"mean": float(np.nanmean(units)), "low": float(low), "high": float(high)}
-    return found
+        intervals[name] = {"mean": float(np.nanmean(units)), "low": float(low), "high": float(high)}
+    return intervals
 
 
 def read_prompts(file: Path) -> list[dict[str, Any]]:
@@ -122,10 +122,10 @@ def read_prompts(file: Path) -> list[dict[str, Any]]:
 
 
 def write_page(
-    options: "Evaluate", found: list[dict[str, Any]], rows: list[dict[str, Any]], samples: list[list[str]]
+    options: "Evaluate", models: list[dict[str, Any]], rows: list[dict[str, Any]], samples: list[list[str]]
 ) -> None:
     """One file that needs nothing but itself: the measures, and the first responses side by side."""
-    names = [each["model"] for each in found]
+    names = [each["model"] for each in models]
     cells = [
         [
             each["model"],
@@ -133,7 +133,7 @@ def write_page(
             f"{each['alpha']:g}" if "alpha" in each else "",
         ]
         + [f"{each[key]['mean']:.3f} ({each[key]['low']:.3f} to {each[key]['high']:.3f})" for key in MEASURES]
-        for each in found
+        for each in models
     ]
     shown = [
         [row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1].get("content", ""), *texts]

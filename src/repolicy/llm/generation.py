@@ -18,8 +18,8 @@ def generate(options: "Generate") -> list[dict[str, Any]]:
     prior, tokenizer = load_prior(options.prior)
     known, tuned = checksum(prior), []
     for index, name in enumerate(options.models):
-        said = options.trained_at[index] if options.trained_at else None
-        objective = trained_for(name, said, known)
+        trained_at = options.trained_at[index] if options.trained_at else None
+        objective = trained_for(name, trained_at, known)
         prior, model = load_tuned(name, prior, index)
         tuned.append((model, objective))
     turned = dial(prior, *tuned, omega=options.omega, alpha=options.alpha)
@@ -50,7 +50,7 @@ def new_tokens(
 ) -> list[list[int]]:
     """Sampled responses as token ids, each up to and with its end token."""
     end = tokenizer.eos_token_id
-    found = generator(
+    responses = generator(
         input_ids=ids,
         attention_mask=attention,
         max_new_tokens=tokens,
@@ -58,4 +58,4 @@ def new_tokens(
         pad_token_id=tokenizer.pad_token_id,
         **settings,
     )[:, ids.shape[1] :].tolist()
-    return [row[: row.index(end) + 1] if end in row else row for row in found]
+    return [row[: row.index(end) + 1] if end in row else row for row in responses]

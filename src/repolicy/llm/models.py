@@ -64,9 +64,9 @@ def read_identity(name: str) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        found = json.loads(file.read_text())
-        checksum = found.get("prior_checksum")
-        numbers = {key: float(found[key]) for key in ("omega", "alpha")}
+        identity = json.loads(file.read_text())
+        checksum = identity.get("prior_checksum")
+        numbers = {key: float(identity[key]) for key in ("omega", "alpha")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FileError(f"{file} is damaged: it does not say omega and alpha") from error
     if not all(math.isfinite(value) and value >= 0 for value in numbers.values()):
@@ -74,20 +74,20 @@ def read_identity(name: str) -> dict[str, Any]:
     return {**numbers, "prior_checksum": checksum if isinstance(checksum, str) else None}
 
 
-def trained_for(name: str, said: str | None, prior_checksum: str) -> Objective:
+def trained_for(name: str, trained_at: str | None, prior_checksum: str) -> Objective:
     """The objective of a tuned model: as typed (`0.1,0.2`: omega and alpha), or from its own file."""
-    if said is not None:
+    if trained_at is not None:
         try:
-            omega, alpha = (float(number) for number in said.split(","))
+            omega, alpha = (float(number) for number in trained_at.split(","))
         except ValueError:
-            raise UsageError(f"--trained-at {said!r} is not of the form omega,alpha, such as 0.1,0.2") from None
+            raise UsageError(f"--trained-at {trained_at!r} is not of the form omega,alpha, such as 0.1,0.2") from None
         return residual(omega, alpha)
-    found = read_identity(name)
-    if not found:
+    identity = read_identity(name)
+    if not identity:
         raise UsageError(
             f"{name} has no {IDENTITY}, so it is not known what it was trained for; say --trained-at omega,alpha for "
             "every model"
         )
-    if found["prior_checksum"] not in (None, prior_checksum):
+    if identity["prior_checksum"] not in (None, prior_checksum):
         raise UsageError(f"{name} was tuned from another prior than the one that was given: their checksums differ")
-    return residual(found["omega"], found["alpha"])
+    return residual(identity["omega"], identity["alpha"])

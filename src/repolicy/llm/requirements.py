@@ -23,10 +23,10 @@ def require_trl(*more: str) -> None:
     missing = [name for name in (*EXTRA, *more) if find_spec(name) is None]
     if missing:
         raise UsageError(f"this needs {' and '.join(missing)}, not installed here: pip install 'repolicy[llm]'")
-    found = version("trl")
-    if not Version(TRL_FROM) <= Version(found) < Version(TRL_BELOW):
+    installed = version("trl")
+    if not Version(TRL_FROM) <= Version(installed) < Version(TRL_BELOW):
         raise UsageError(
-            f"TRL {found} is installed; this version of Repolicy works with TRL {TRL_FROM} up to, "
+            f"TRL {installed} is installed; this version of Repolicy works with TRL {TRL_FROM} up to, "
             f"not including, {TRL_BELOW}: pip install 'trl>={TRL_FROM},<{TRL_BELOW}'"
         )
 
@@ -51,13 +51,13 @@ def resolve_objective(given: Objective | None, omega: float | None, alpha: float
     return given
 
 
-def own_settings(args: Any, kind: type[Any]) -> Any:
+def own_settings(args: Any, cls: type[Any]) -> Any:
     """A copy of the settings, which the trainer completes: those of the caller can serve another run."""
     if args is None:
-        return kind()
-    if not isinstance(args, kind):
+        return cls()
+    if not isinstance(args, cls):
         raise UsageError(
-            f"args is a {type(args).__name__}; it must be a {kind.__name__}, which has the same settings and more"
+            f"args is a {type(args).__name__}; it must be a {cls.__name__}, which has the same settings and more"
         )
     return copy(args)
 
@@ -91,16 +91,16 @@ def require_positive_alpha(objective: Objective, why: str) -> None:
         raise UsageError(f"alpha is {objective.alpha}; it must be greater than 0, because {why}")
 
 
-def require_columns(dataset: Any, wanted: Iterable[tuple[str, ...]], kind: str) -> None:
+def require_columns(dataset: Any, wanted: Iterable[tuple[str, ...]], method: str) -> None:
     """Each group in `wanted` names alternatives, one of which the dataset must have."""
     if dataset is None:
-        raise UsageError(f"there is no training dataset; {kind} needs one")
+        raise UsageError(f"there is no training dataset; {method} needs one")
     for name, part in dataset.items() if isinstance(dataset, dict) else [("", dataset)]:
         columns = list(part.column_names or next(iter(part)))
         missing = [" or ".join(group) for group in wanted if not any(column in columns for column in group)]
         if missing:
             where = f"the dataset {name!r}" if name else "the dataset"
-            raise UsageError(f"{where} has no column {', '.join(missing)}; {kind} needs it, and there is {columns}")
+            raise UsageError(f"{where} has no column {', '.join(missing)}; {method} needs it, and there is {columns}")
 
 
 def require_no_columns(dataset: Any, names: Iterable[str]) -> None:

@@ -122,13 +122,13 @@ def _terminated_as_interrupted() -> Iterator[None]:
 def last_words(log: Path, code: int) -> str:
     """What a run that failed said at the end."""
     try:
-        said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:
-        said = []
-    sentences = [line.removeprefix("repolicy: ") for line in said if line.startswith("repolicy: ")]
+        lines = []
+    sentences = [line.removeprefix("repolicy: ") for line in lines if line.startswith("repolicy: ")]
     if code < 0:
         return f"it was killed by signal {-code}, {ATTEMPTS} times"
-    return (sentences or said or [f"it ended with exit code {code}"])[-1]
+    return (sentences or lines or [f"it ended with exit code {code}"])[-1]
 
 
 # On this machine ------------------------------------------------------------------------------------------------------

@@ -72,14 +72,14 @@ def sweep(
     env = env_of(saved.card, path, trust=result is not None) if env is None else env_name(env)
     _check_importable([env, *wishes])
     env = with_roles(env, saved.policy.observation_size, settings.backend)
-    said = notes_of(saved.card)
+    notes = notes_of(saved.card)
     if alpha is None:
         chosen = for_customizing(Wanted("kl"), saved, env, wishes, settings)
-        alpha, said = chosen.objective.alpha, said + chosen.said
+        alpha, notes = chosen.objective.alpha, notes + chosen.notes
     request = {"env": env, "addons": list(wishes), "alpha": alpha, "settings": settings.as_dict(), "sparse": sparse}
     trial = Request(env, greedy(alpha), settings, wishes, sparse=sparse)
     check(trial)
-    for sentence in said + try_addon(saved.policy, trial):
+    for sentence in notes + try_addon(saved.policy, trial):
         say(sentence)
     start = ray.on_ray() if on_ray else Here
     with RunFolder(folder).locked():
@@ -93,9 +93,9 @@ def sweep(
             say(f"ω′ {point.omega:g} failed: {point.error}")
         if not trained:
             raise RepolicyError(f"no point of the sweep could be trained: {failed[0].error}")
-        found = _evaluated(folder, request, saved.policy, trained, failed, episodes, say)
-        write_json(folder / "sweep.json", as_dict(found))
-    return found
+        swept = _evaluated(folder, request, saved.policy, trained, failed, episodes, say)
+        write_json(folder / "sweep.json", as_dict(swept))
+    return swept
 
 
 def _check_importable(names: Sequence[str]) -> None:
@@ -122,21 +122,21 @@ def in_order(omegas: Sequence[float]) -> list[float]:
 
 def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: bytes, resume: bool) -> list[float]:
     """The folder is this sweep's: a new one, or the same one as before, perhaps with more values of ω′. Returns all."""
-    story, found = folder / "sweep.json", claimed(folder)
-    if found is not None:
+    file, before = folder / "sweep.json", claimed(folder)
+    if before is not None:
         if not resume:
             raise UsageError(f"{folder} holds a sweep already; add --resume to go on with it, or choose another --out")
-        omegas = sorted({*found["omegas"], *omegas})
+        omegas = sorted({*before["omegas"], *omegas})
         try:
             same_prior = (folder / "prior.safetensors").read_bytes() == prior
         except OSError as error:
             raise FileError(f"{folder / 'prior.safetensors'} cannot be read: {error.strerror}") from None
-        changes = list(changed(found["request"], json.loads(json.dumps(request))))
+        changes = list(changed(before["request"], json.loads(json.dumps(request))))
         changes += [] if same_prior else ["the prior is another"]
         if changes:
             raise UsageError(f"{folder} cannot be resumed with other settings: {'; '.join(changes)}")
         write_json(folder / "settings.json", request["settings"])  # what the points read; it may have been edited
-        write_json(story, found | {"omegas": omegas})
+        write_json(file, before | {"omegas": omegas})
         return omegas
     if RunFolder(folder).request() is not None:
         raise UsageError(f"{folder} holds a run, not a sweep; choose another --out")
@@ -145,20 +145,20 @@ def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: by
             raise UsageError(f"{folder / name} is there already, and of no sweep; choose another --out")
     write_bytes(folder / "prior.safetensors", prior)
     write_json(folder / "settings.json", request["settings"])
-    write_json(story, {"request": request, "omegas": omegas})
+    write_json(file, {"request": request, "omegas": omegas})
     return omegas
 
 
 def claimed(folder: Path) -> dict[str, Any] | None:
     """What the sweep in this folder was asked for, and found so far, or None where there is none."""
-    story = folder / "sweep.json"
+    file = folder / "sweep.json"
     try:
-        found = read_json(story) if os.path.lexists(story) else None
-        if found is None:
+        content = read_json(file) if os.path.lexists(file) else None
+        if content is None:
             return None
-        return found | {"request": dict(found["request"]), "omegas": list(found["omegas"])}
+        return content | {"request": dict(content["request"]), "omegas": list(content["omegas"])}
     except (ValueError, KeyError, TypeError) as error:
-        raise FileError(f"{story} cannot be read: {error}") from None
+        raise FileError(f"{file} cannot be read: {error}") from None
 
 
 # Training -------------------------------------------------------------------------------------------------------------
@@ -225,15 +225,15 @@ def _evaluated(
     say: Callable[[str], None],
 ) -> Found:
     addon = combined(request["addons"])
-    found = []
+    points = []
     for point in [Point(math.inf, folder / "prior.safetensors"), *trained]:
         name = "the prior" if math.isinf(point.omega) else f"ω′ {point.omega:g}"
         say(f"evaluating {name}: {episodes} episodes with the mean action, {episodes} sampled")
         policy = prior if math.isinf(point.omega) else read_policy(point.best).policy
         with ranks.one_thread():
             mean, sampled = (_episodes(policy, prior, addon, request, episodes, which) for which in (False, True))
-        found.append(replace(point, mean=mean, sampled=sampled))
-    return Found(request, folder, found[0], found[1:], failed, addon.metric_name)
+        points.append(replace(point, mean=mean, sampled=sampled))
+    return Found(request, folder, points[0], points[1:], failed, addon.metric_name)
 
 
 def _episodes(

@@ -35,8 +35,8 @@ class Point:
 
     def column(self, name: str) -> Column | None:
         """A quantity of each episode: with the mean action, the KL with sampled ones."""
-        found = self.sampled if name == "kl_a_step" else self.mean
-        return found.columns.get(name) if found is not None else None
+        evaluation = self.sampled if name == "kl_a_step" else self.mean
+        return evaluation.columns.get(name) if evaluation is not None else None
 
     @property
     def kl(self) -> float:
@@ -59,9 +59,9 @@ class Point:
         return self._of(self.mean, "basic_reward") if "basic_reward" in self.mean.columns else None
 
     @staticmethod
-    def _of(found: Evaluation | None, name: str) -> float:
-        assert found is not None
-        return found.columns[name].mean
+    def _of(evaluation: Evaluation | None, name: str) -> float:
+        assert evaluation is not None
+        return evaluation.columns[name].mean
 
     @property
     def best(self) -> Path:
@@ -143,8 +143,8 @@ class Found:
     def longer(self, point: Point) -> str:
         """The command that trains one point for ten times as long."""
         steps = str(10 * self.request["settings"]["steps"])
-        said = point_words(self.request, point.omega, self.folder)
-        return shlex.join(["repolicy", *said, "--steps", steps, "--ranks", "0", "--out", f"{point.folder}-longer"])
+        arguments = point_words(self.request, point.omega, self.folder)
+        return shlex.join(["repolicy", *arguments, "--steps", steps, "--ranks", "0", "--out", f"{point.folder}-longer"])
 
 
 def point_words(request: dict[str, Any], omega: float, folder: Path) -> list[str]:
@@ -179,15 +179,15 @@ def _drawn(point: Point, names: Sequence[str], random: np.random.Generator | Non
 
 
 def _scaled(values: Sequence[float]) -> np.ndarray:
-    found = np.asarray(values, np.float64)
-    span = float(found.max() - found.min())
-    return (found - found.min()) / span if span > 0 else np.zeros_like(found)
+    array = np.asarray(values, np.float64)
+    span = float(array.max() - array.min())
+    return (array - array.min()) / span if span > 0 else np.zeros_like(array)
 
 
 # On disk --------------------------------------------------------------------------------------------------------------
 
 
-def as_dict(found: Found) -> dict[str, Any]:
+def as_dict(swept: Found) -> dict[str, Any]:
     """What `sweep.json` holds; numbers that are not finite become null."""
 
     def described(point: Point) -> dict[str, Any]:
@@ -202,13 +202,13 @@ def as_dict(found: Found) -> dict[str, Any]:
             "sampled_action": point.sampled.as_dict(),
         }
 
-    index = found.knee
-    story = {
-        "request": found.request,
-        "omegas": sorted(point.omega for point in [*found.points, *found.failed]),
-        "prior": described(found.prior),
-        "points": [described(point) for point in found.points],
-        "failed": [{"omega": point.omega, "error": point.error} for point in found.failed],
-        "knee": None if index is None else found.points[index].omega,
+    index = swept.knee
+    content = {
+        "request": swept.request,
+        "omegas": sorted(point.omega for point in [*swept.points, *swept.failed]),
+        "prior": described(swept.prior),
+        "points": [described(point) for point in swept.points],
+        "failed": [{"omega": point.omega, "error": point.error} for point in swept.failed],
+        "knee": None if index is None else swept.points[index].omega,
     }
-    return dict(finite(story))
+    return dict(finite(content))

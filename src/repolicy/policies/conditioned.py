@@ -53,8 +53,8 @@ class Conditioned(Policy):
         Outside of a range, with a warning, that of the nearer end.
         """
         chosen = self.chosen(value, values)
-        if said := self.beyond(chosen):
-            warnings.warn(said, stacklevel=2)
+        if warning := self.beyond(chosen):
+            warnings.warn(warning, stacklevel=2)
         return self.placed([dial.place(chosen[dial.name]) for dial in self.dials])
 
     def chosen(self, value: float | None, values: Mapping[str, float]) -> dict[str, float]:

@@ -46,7 +46,7 @@ def _npz(path: Path) -> dict[str, np.ndarray]:
             file = np.load(stream, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise FileError(f"{path} is a single array; save observations and actions with np.savez")
-            found: dict[str, np.ndarray] = {
+            arrays: dict[str, np.ndarray] = {
                 str(name): file[name] for name in ("observations", "actions", "ended") if name in file.files
             }
             names = ", ".join(file.files) or "nothing"
@@ -55,11 +55,11 @@ def _npz(path: Path) -> dict[str, np.ndarray]:
             raise FileError(f"{path} holds pickled objects, which are not run; save plain arrays of numbers") from None
         raise FileError(f"{path} is damaged, or no .npz file: {error}") from None
     for name in ("observations", "actions"):
-        if not isinstance(found.get(name, SOME), np.ndarray):  # NumPy gives the bytes of what is no array
+        if not isinstance(arrays.get(name, SOME), np.ndarray):  # NumPy gives the bytes of what is no array
             raise FileError(f"{path} is damaged: {name} are no array")
-        if name not in found:
+        if name not in arrays:
             raise FileError(f"{path} has no array {name!r} (it has {names}); it needs observations and actions")
-    return found
+    return arrays
 
 
 def _minari(name: str) -> Demonstrations:
@@ -106,10 +106,10 @@ def _checked(
     discrete = actions.dtype.kind in "iub"
     rows = observations.reshape(len(observations), -1).astype(np.float32)
     taken = actions.reshape(len(actions), -1).astype(np.int64 if discrete else np.float32)
-    for what, found in (("observations", rows), ("actions", taken)):
-        if not found.shape[1]:
+    for what, array in (("observations", rows), ("actions", taken)):
+        if not array.shape[1]:
             raise FileError(f"{name}: {what} have no numbers (their shape is {list(observations.shape)})")
-        bad = np.argwhere(~np.isfinite(found))
+        bad = np.argwhere(~np.isfinite(array))
         if len(bad):
             raise FileError(
                 f"{name}: {what} have {len(bad):,} numbers that are not finite, the first in row {bad[0][0]}"

@@ -124,14 +124,14 @@ def difference(policy: Policy, act: Callable[..., np.ndarray]) -> float:
     if isinstance(policy, Conditioned):
         size = policy.spec.observation_size
         values = [dial.value(each) for dial, each in zip(policy.dials, observations[:, size:].unbind(-1), strict=True)]
-        found = act(observations[:, :size].contiguous().numpy(), torch.stack(values, -1).numpy())
+        actions = act(observations[:, :size].contiguous().numpy(), torch.stack(values, -1).numpy())
     else:
-        found = act(observations.numpy())
+        actions = act(observations.numpy())
     if policy.actions.kind == "discrete" and len(policy.actions.sizes) == 1:
         wanted = wanted[:, 0]
-    if found.shape != wanted.shape:
-        raise RepolicyError(f"the exported policy gives actions of shape {found.shape}, not {wanted.shape}")
-    return float((np.abs(found - wanted) / np.maximum(1.0, np.abs(wanted))).max())
+    if actions.shape != wanted.shape:
+        raise RepolicyError(f"the exported policy gives actions of shape {actions.shape}, not {wanted.shape}")
+    return float((np.abs(actions - wanted) / np.maximum(1.0, np.abs(wanted))).max())
 
 
 def _plain(network: Mlp) -> nn.Sequential:

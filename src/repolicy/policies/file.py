@@ -158,8 +158,8 @@ def _copied(path: Path, options: Options) -> SavedPolicy:
         if described.std is not None or described.actions.kind == "discrete":
             raise UsageError(f"{path} needs no std: leave --std fit out")
         ones = Std("vector", np.ones(described.actions.width, np.float32), "identity")
-        std, said = fitted_to(policy_from(replace(described, std=ones)), options)
-        described = replace(described, std=replace(ones, raw=std.numpy()), notes=(*described.notes, said))
+        std, note = fitted_to(policy_from(replace(described, std=ones)), options)
+        described = replace(described, std=replace(ones, raw=std.numpy()), notes=(*described.notes, note))
     origin = {
         "library": described.library,
         "version": described.version,
@@ -177,16 +177,16 @@ def notes_of(card: dict[str, Any]) -> list[str]:
     return list(card.get("origin", {}).get("notes", ()))
 
 
-def own_bytes(path: Path, saved: SavedPolicy, kept: Path | None = None) -> bytes:
+def own_bytes(path: Path, saved: SavedPolicy, earlier: Path | None = None) -> bytes:
     """The policy in `path` as a file of ours.
 
-    `kept` may be one that was made from the same file before. It is taken again, as another machine may round the
+    `earlier` may be one that was made from the same file before. It is taken again, as another machine may round the
     log-probabilities of the probes otherwise.
     """
     if is_own(path):
         return path.read_bytes()
-    if kept is not None and kept.is_file() and read_card(kept).get("origin") == saved.card["origin"]:
-        return kept.read_bytes()
+    if earlier is not None and earlier.is_file() and read_card(earlier).get("origin") == saved.card["origin"]:
+        return earlier.read_bytes()
     return policy_bytes(saved.policy, saved.card)
 
 
@@ -199,22 +199,22 @@ def read_card(path: Path) -> dict[str, Any]:
 
 def env_of(card: dict[str, Any], path: Path, trust: bool = False) -> str:
     """The environment that the policy in a file was made for; refused where it is code, unless the file is trusted."""
-    found = card.get("request", {}).get("env")
-    if found is None:
+    env = card.get("request", {}).get("env")
+    if env is None:
         from repolicy.policies.formats.shelf import on_shelf
 
         if (published := on_shelf(path)) is not None:
             return published.env
         raise UsageError(f"{path} does not say which environment it is for; name one with --env")
-    confirm([found], path, "env", trust)
-    return str(found)
+    confirm([env], path, "env", trust)
+    return str(env)
 
 
 def addons_of(card: dict[str, Any], path: Path, trust: bool = False) -> tuple[str, ...]:
     """The add-ons that the policy in a file was customized to; refused in the same way."""
-    found = tuple(card.get("request", {}).get("addons", ()))
-    confirm(found, path, "addon", trust)
-    return found
+    addons = tuple(card.get("request", {}).get("addons", ()))
+    confirm(addons, path, "addon", trust)
+    return addons
 
 
 def find_policy(reference: str | Path) -> Path:
@@ -330,11 +330,11 @@ def _density(path: str | Path, tensors: dict[str, Tensor], prior: Policy | None)
     if prior is None or "states.mean" not in tensors:
         return None
     try:
-        found = Density.from_tensors(tensors)
-        found.check_normalizer(prior.normalizer)
+        density = Density.from_tensors(tensors)
+        density.check_normalizer(prior.normalizer)
     except (UsageError, KeyError, ValueError) as error:
         raise FileError(f"{path} is no whole policy: {error}") from None
-    return found
+    return density
 
 
 def _check_sizes(spec: PolicySpec, state: dict[str, Tensor], make: Callable[[PolicySpec], Policy]) -> None:
@@ -352,21 +352,21 @@ def _check_sizes(spec: PolicySpec, state: dict[str, Tensor], make: Callable[[Pol
     if missing := {*wanted} ^ {*state}:
         raise ValueError(f"it lacks {min(missing)}, or should not have it")
     for key, tensor in wanted.items():
-        found = state[key]
-        if (tensor.shape, tensor.dtype) != (found.shape, found.dtype):
+        given = state[key]
+        if (tensor.shape, tensor.dtype) != (given.shape, given.dtype):
             raise ValueError(
-                f"{key} is {list(found.shape)} {found.dtype}, and its spec makes it {list(tensor.shape)} {tensor.dtype}"
+                f"{key} is {list(given.shape)} {given.dtype}, and its spec makes it {list(tensor.shape)} {tensor.dtype}"
             )
 
 
 def check_fingerprint(policy: Policy, probes: dict[str, Tensor], who: str) -> None:
     """A policy that was loaded must give the log-probabilities that it gave when it was saved."""
-    found, stored = policy.log_prob(probes["observations"], probes["actions"]), probes["log_probs"]
-    worst = float((found - stored).abs().max())
+    log_probs, stored = policy.log_prob(probes["observations"], probes["actions"]), probes["log_probs"]
+    worst = float((log_probs - stored).abs().max())
     if worst <= 1e-3 * (1.0 + float(stored.abs().max())):
         return
-    offset = (found - stored).mean()
-    constant = float((found - stored - offset).abs().max()) < 0.01 * worst
+    offset = (log_probs - stored).mean()
+    constant = float((log_probs - stored - offset).abs().max()) < 0.01 * worst
     cause = "the std or the scale of actions" if constant else "the observation normalizer or the weights"
     raise FileError(
         f"{who} does not reproduce its own log-probabilities (off by {worst:.3g}); the likely cause is {cause}"

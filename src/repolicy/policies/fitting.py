@@ -45,10 +45,10 @@ class Samples:
     def log_likelihood(self, policy: Policy) -> Tensor:
         """Of each row, `[M]`, in nats."""
         distribution = policy(self.observations)
-        found: Tensor = distribution.log_prob(self.actions)
+        log_probs: Tensor = distribution.log_prob(self.actions)
         if self.spread is not None and isinstance(distribution, Gaussian):  # E[(a − μ)²] = (mean − μ)² + spread²
-            found = found - 0.5 * (self.spread * torch.exp(-distribution.log_std)).square().sum(-1)
-        return found
+            log_probs = log_probs - 0.5 * (self.spread * torch.exp(-distribution.log_std)).square().sum(-1)
+        return log_probs
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ def fit(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        found = mean_log_likelihood(policy, unseen)
-        say(epoch, found)
+        likelihood = mean_log_likelihood(policy, unseen)
+        say(epoch, likelihood)
         since += 1
-        if found > held:
-            best, held = _copy(policy), found
+        if likelihood > held:
+            best, held = _copy(policy), likelihood
         if held > before + GAIN:
             since, before = 0, held
         if since >= PATIENCE:
@@ -110,10 +110,10 @@ def fit(
 
 @torch.no_grad()
 def mean_log_likelihood(policy: Policy, samples: Samples) -> float:
-    found = torch.cat([samples.rows(rows).log_likelihood(policy) for rows in _chunks(len(samples.actions))])
-    if not bool(torch.isfinite(found).all()):
+    log_probs = torch.cat([samples.rows(rows).log_likelihood(policy) for rows in _chunks(len(samples.actions))])
+    if not bool(torch.isfinite(log_probs).all()):
         raise NumericError("while a policy was fitted, the log-likelihood of an action was not finite")
-    return float(found.double().mean())
+    return float(log_probs.double().mean())
 
 
 def _chunks(count: int) -> tuple[Tensor, ...]:

@@ -38,8 +38,8 @@ def exact_of(given: Any, options: Options | None = None, trust: bool = False) ->
     if isinstance(given, Policy):
         return None
     if is_code(given):
-        found = load_object(given, "prior")
-        return found if isinstance(found, Policy) else _with_std(found, options, given)
+        thing = load_object(given, "prior")
+        return thing if isinstance(thing, Policy) else _with_std(thing, options, given)
     if not isinstance(given, str | Path):
         return _with_std(given, options)
     path = find_policy(given)
@@ -88,15 +88,15 @@ def _with_std(thing: Any, options: Options, name: str = "", notes: tuple[str, ..
         )
     if not wants_fit(options):
         assert options.std != "fit"
-        found = prior_of(thing, options.std, name)
+        prior = prior_of(thing, options.std, name)
     else:
         unit = prior_of(thing, 1.0, name)
         if not isinstance(unit, MeanPrior):
             raise UsageError(f"{unit.name} has log_prob, which knows its own std: leave --std out")
         std, sentence = fitted_to(unit, options)
-        found, notes = MeanPrior(unit.mean, std, unit.name), (*notes, sentence)
-    found.notes = (*found.notes, *notes)
-    return found
+        prior, notes = MeanPrior(unit.mean, std, unit.name), (*notes, sentence)
+    prior.notes = (*prior.notes, *notes)
+    return prior
 
 
 def source_of(given: Any, exact: Exact, options: Options | None, trust: bool) -> Source | None:
@@ -117,9 +117,9 @@ def from_source(source: Source) -> Exact:
     """In another process: what the user named, with the std that it was given there."""
     std: Std | None = None if source["std"] is None else torch.tensor(source["std"])
     options = Options(**source["options"] | {"std": None if std is None else 1.0, "demonstrations": None})
-    found = exact_of(source["prior"], options, source["trust"])
-    assert found is not None
-    return MeanPrior(found.mean, std, found.name) if isinstance(found, MeanPrior) and std is not None else found
+    prior = exact_of(source["prior"], options, source["trust"])
+    assert prior is not None
+    return MeanPrior(prior.mean, std, prior.name) if isinstance(prior, MeanPrior) and std is not None else prior
 
 
 def _importable(thing: Any) -> str | None:

@@ -32,10 +32,10 @@ def is_on_hub(reference: str | Path) -> bool:
 
 def place(reference: str | Path) -> Place:
     """What a name stands for; a path has lost one of the two slashes."""
-    found = re.fullmatch(r"hf:/{1,2}([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", str(reference))
-    if found is None:
+    match = re.fullmatch(r"hf:/{1,2}([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", str(reference))
+    if match is None:
         raise UsageError(f"{str(reference)!r} is no name on the hub; write hf://USER/NAME or hf://USER/NAME@REVISION")
-    return Place(found[1], found[2])
+    return Place(match[1], match[2])
 
 
 def downloaded(reference: str | Path) -> Path:

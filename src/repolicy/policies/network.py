@@ -176,9 +176,9 @@ class Mlp(nn.Module):
             parameters = tuple(self.parameters())
 
             def differentiate(grad: Tensor) -> None:
-                for parameter, found in zip(parameters, torch.autograd.grad(outputs, parameters, grad), strict=True):
+                for parameter, gradient in zip(parameters, torch.autograd.grad(outputs, parameters, grad), strict=True):
                     assert parameter.grad is not None
-                    parameter.grad.copy_(found)
+                    parameter.grad.copy_(gradient)
 
             return outputs.detach(), differentiate
         layers = self._layers(inputs)
@@ -214,8 +214,8 @@ class Mlp(nn.Module):
 
     def norm(self, index: int) -> Norm | None:
         """The LayerNorm of a hidden layer."""
-        found = dict(self.norms.items()).get(str(index))
-        return found if isinstance(found, Norm) else None
+        norm = dict(self.norms.items()).get(str(index))
+        return norm if isinstance(norm, Norm) else None
 
     def _layers(self, inputs: Tensor) -> list[Tensor]:
         """The inputs, f of each hidden layer, and the outputs."""

@@ -178,19 +178,19 @@ class Policy(nn.Module):
 
         The action is what the environment takes: the mode where `deterministic`, else a sample.
         """
-        seen = np.asarray(observation, np.float32)
-        if seen.ndim not in (1, 2) or seen.shape[-1] != self.observation_size:
+        observations = np.asarray(observation, np.float32)
+        if observations.ndim not in (1, 2) or observations.shape[-1] != self.observation_size:
             raise UsageError(
                 f"the policy takes observations of {self.observation_size} numbers, one or a row each; got an array of "
-                f"shape {seen.shape}"
+                f"shape {observations.shape}"
             )
-        rows = np.atleast_2d(seen)
+        rows = np.atleast_2d(observations)
         act = self.actor(1, len(rows), None if deterministic else torch.default_generator)
         sent = self.to_environment(act(rows))
         if self.actions.kind == "discrete":
             sent = sent.astype(np.int64) + np.array(self.actions.low or 0, np.int64)
             sent = sent[:, 0] if self.actions.width == 1 else sent
-        return (sent if seen.ndim == 2 else sent[0]), None
+        return (sent if observations.ndim == 2 else sent[0]), None
 
     def to_environment(self, actions: np.ndarray) -> np.ndarray:
         """Actions as stored and scored `[N, A]`, in the form in which the environment takes them."""

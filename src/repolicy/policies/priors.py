@@ -76,12 +76,12 @@ class MeanPrior:
             raise UsageError(
                 f"{self.name} takes observations of {size} numbers, but the environment gives {observation_size}"
             )
-        found = copy(self)
-        found.observation_size, found.actions = observation_size, actions
+        prior = copy(self)
+        prior.observation_size, prior.actions = observation_size, actions
         if isinstance(self.mean, Prepared):
             with in_one_sentence(f"{self.name} failed", UsageError):
-                found.remembers = self.mean.prepare(observation_size)
-        return found
+                prior.remembers = self.mean.prepare(observation_size)
+        return prior
 
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
         """log π(a|s) of observations `[..., O]`."""
@@ -111,12 +111,12 @@ class MeanPrior:
         """One call of the function or the program, and whether it gave what it must."""
         with in_one_sentence(f"{self.name} failed", UsageError), torch.no_grad():
             if self.program is not None:
-                found, state = self.program.step(observations, state)
+                result, state = self.program.step(observations, state)
             elif isinstance(self.mean, nn.Module):
-                found = self.mean(torch.from_numpy(observations))
+                result = self.mean(torch.from_numpy(observations))
             else:
-                found = self.mean(observations)  # type: ignore[operator]
-            mean = torch.as_tensor(np.asarray(found.detach() if isinstance(found, Tensor) else found)).float()
+                result = self.mean(observations)  # type: ignore[operator]
+            mean = torch.as_tensor(np.asarray(result.detach() if isinstance(result, Tensor) else result)).float()
         wanted = (len(observations), self.actions.width or mean.shape[-1:].numel())
         if tuple(mean.shape) != wanted:
             raise UsageError(
@@ -136,8 +136,8 @@ class MeanPrior:
             return state
         fresh = self.fresh(len(ended))
         return {
-            key: torch.where(ended.reshape(-1, *[1] * (torch.as_tensor(kept).dim() - 1)), fresh[key], kept)
-            for key, kept in state.items()
+            key: torch.where(ended.reshape(-1, *[1] * (torch.as_tensor(value).dim() - 1)), fresh[key], value)
+            for key, value in state.items()
         }
 
     def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> "MeanActor":
@@ -184,13 +184,13 @@ class ScoredPrior:
         observations = observations.expand(*lead, observations.shape[-1])
         with in_one_sentence(f"log_prob of {self.name} failed", UsageError), torch.no_grad():
             flat = observations.reshape(-1, observations.shape[-1]), actions.reshape(-1, actions.shape[-1])
-            found = torch.as_tensor(self.scorer.log_prob(*flat)).detach().float()
-        if tuple(found.shape) != (math.prod(lead),):
+            log_probs = torch.as_tensor(self.scorer.log_prob(*flat)).detach().float()
+        if tuple(log_probs.shape) != (math.prod(lead),):
             raise UsageError(
-                f"log_prob of {self.name} gave shape {list(found.shape)} for {math.prod(lead)} observations and "
+                f"log_prob of {self.name} gave shape {list(log_probs.shape)} for {math.prod(lead)} observations and "
                 f"actions; it must give one number for each, [{math.prod(lead)}]"
             )
-        return found.reshape(lead)
+        return log_probs.reshape(lead)
 
 
 Exact = MeanPrior | ScoredPrior | Policy  # what scores, beside an actor that was fitted to it

@@ -97,21 +97,21 @@ Shape = Any  # a type; [shape] for a list; {name: shape} for an object, {str: sh
 
 def check_shape(value: Any, shape: Shape, where: str) -> None:
     """Raise unless JSON out of a file has the shape that its readers rely on. A name with a `?` may be missing."""
-    kind: Any = type(shape) if isinstance(shape, list | dict) else shape
-    kinds: Any = (int, float) if kind is float else kind
-    if not isinstance(value, kinds) or isinstance(value, bool) != (kind is bool):
-        raise FileError(f"{where} is {_short(value)}, not {_WORDS[kind]}")
+    wanted: Any = type(shape) if isinstance(shape, list | dict) else shape
+    kinds: Any = (int, float) if wanted is float else wanted
+    if not isinstance(value, kinds) or isinstance(value, bool) != (wanted is bool):
+        raise FileError(f"{where} is {_short(value)}, not {_WORDS[wanted]}")
     if (
-        kind in (int, float) and not -1e300 < value < 1e300 and isinstance(value, int)
+        wanted in (int, float) and not -1e300 < value < 1e300 and isinstance(value, int)
     ):  # in JSON it may have thousands of digits
         raise FileError(f"{where} is too large")
-    if kind is list:
+    if wanted is list:
         for index, entry in enumerate(value):
             check_shape(entry, shape[0], f"{where}[{index}]")
-    if kind is dict and str in shape:
+    if wanted is dict and str in shape:
         for name, entry in value.items():
             check_shape(entry, shape[str], f"{where}, {name!r}")
-    elif kind is dict:
+    elif wanted is dict:
         for name, inner in shape.items():
             if name.removesuffix("?") in value:
                 check_shape(value[name.removesuffix("?")], inner, f"{where}, {name.removesuffix('?')!r}")

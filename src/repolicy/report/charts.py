@@ -83,8 +83,8 @@ def curve(
         return ""
     points = np.array([chunk.mean(axis=0) for chunk in np.array_split(np.array(pairs), min(len(pairs), CURVE_POINTS))])
     level = {name: value for name, value in (levels or {}).items() if math.isfinite(value)}
-    seen = [*points[:, 1].tolist(), *level.values()]
-    axes = Axes([0.0, until or points[-1, 0]], seen, least=max(least, 0.1 * max(map(abs, seen))))
+    heights = [*points[:, 1].tolist(), *level.values()]
+    axes = Axes([0.0, until or points[-1, 0]], heights, least=max(least, 0.1 * max(map(abs, heights))))
     drawn = axes.frame()
     for name, value in level.items():
         y, above = axes.y(value), value > points[-1, 1]  # the label stands on the side where the line does not end
@@ -99,10 +99,10 @@ def curve(
     data = json.dumps([[round(axes.x(x), 1), round(axes.y(y), 1), short(x), number(y)] for x, y in points])
     first, last = (number(float(points[index, 1])) for index in (0, -1))
     beside = "".join(f"; {name}: {number(value)}" for name, value in level.items())
-    said = f"{title}: from {first} to {last} over {short(float(points[-1, 0]))} steps{beside}"
+    sentence = f"{title}: from {first} to {last} over {short(float(points[-1, 0]))} steps{beside}"
     return (
         f'<figure class="chart"><figcaption>{escape(title)}<output>{last}</output></figcaption>'
-        + axes.svg(drawn, said, f"data-points='{escape(data)}'")
+        + axes.svg(drawn, sentence, f"data-points='{escape(data)}'")
         + "</figure>"
     )
 
@@ -121,22 +121,22 @@ def histogram(series: Mapping[str, np.ndarray], what: str) -> str:
     row = 76
     axes = Axes([low, high], [0.0, 1.0], 400, TOP + BOTTOM + row * len(series)).widened(0.02)
     drawn = axes.frame(with_y=False)
-    for index, (name, found) in enumerate(series.items()):
+    for index, (name, sample) in enumerate(series.items()):
         base = TOP + row * (index + 1) - 4
-        counts, _ = np.histogram(found, edges)
+        counts, _ = np.histogram(sample, edges)
         for count, left, right in zip(counts, edges[:-1], edges[1:], strict=True):
             if count:
                 tall = (row - 36) * count / counts.max()
                 drawn += (
                     f'<rect class="{name}" x="{_f(axes.x(left) + 0.5)}" width="{_f(axes.x(right) - axes.x(left) - 1)}" '
-                    f'y="{_f(base - tall)}" height="{_f(tall)}"><title>{count} of {len(found)} episodes</title></rect>'
+                    f'y="{_f(base - tall)}" height="{_f(tall)}"><title>{count} of {len(sample)} episodes</title></rect>'
                 )
-        mean, top = float(found.mean()), base - row + 22
+        mean, top = float(sample.mean()), base - row + 22
         x, right = axes.x(mean), axes.x(mean) > 0.5 * axes.width
         label = f"{name}: mean {number(mean)}"
         drawn += line("mean", x, base, x, top)
         drawn += text("label", x - 6 if right else x + 6, top + 4, label, "end" if right else "start")
-    means = ", ".join(f"{name} {number(float(found.mean()))} on average" for name, found in series.items())
+    means = ", ".join(f"{name} {number(float(sample.mean()))} on average" for name, sample in series.items())
     return (
         f'<figure class="chart">{axes.svg(drawn, f"{what}: {means}")}'
         f'<figcaption class="below">{escape(what)}</figcaption></figure>'
@@ -149,7 +149,7 @@ Spot = tuple[float, float]
 def beside(names: Sequence[str], at: Sequence[Spot], path: Sequence[Spot], axes: Axes) -> list[Spot]:
     """Where the names of points stand, the middle of each one's foot: off the points, the path and each other."""
     taken = [*at, *(a + share * (b - a) for a, b in pairwise(map(np.array, path)) for share in np.linspace(0, 1, 40))]
-    found: list[Spot] = []
+    feet: list[Spot] = []
     for name, (x, y) in zip(names, at, strict=True):
         half = 4.0 * len(name) + 2
         ways = [(way * across, down) for across in (0, half + 12) for down in (-16, 26, 5, -30, 40) for way in (1, -1)]
@@ -161,16 +161,16 @@ def beside(names: Sequence[str], at: Sequence[Spot], path: Sequence[Spot], axes:
         best = crowds.index(min(crowds))
         (left, right, top, foot), spot = boxes[best], places[best]
         taken += [(tx, ty) for tx in np.linspace(left, right, 9) for ty in (top, (top + foot) / 2, foot)]
-        found.append(spot)
-    return found
+        feet.append(spot)
+    return feet
 
 
-def line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
-    return f'<line class="{kind}" x1="{_f(x1)}" y1="{_f(y1)}" x2="{_f(x2)}" y2="{_f(y2)}"/>'
+def line(css_class: str, x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<line class="{css_class}" x1="{_f(x1)}" y1="{_f(y1)}" x2="{_f(x2)}" y2="{_f(y2)}"/>'
 
 
-def text(kind: str, x: float, y: float, words: str, anchor: str = "start") -> str:
-    return f'<text class="{kind}" x="{_f(x)}" y="{_f(y)}" text-anchor="{anchor}">{escape(words)}</text>'
+def text(css_class: str, x: float, y: float, words: str, anchor: str = "start") -> str:
+    return f'<text class="{css_class}" x="{_f(x)}" y="{_f(y)}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 # Numbers on axes ------------------------------------------------------------------------------------------------------

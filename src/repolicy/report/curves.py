@@ -66,9 +66,9 @@ def lines(request: dict[str, Any], prior: Evaluation | None) -> dict[str, dict[s
     """The horizontal lines of each curve: what the prior has of it, with sampled actions, and the budget."""
     if prior is None:
         return {}
-    objective, found = Objective(**request["objective"]), prior.columns
+    objective, columns = Objective(**request["objective"]), prior.columns
     budget = budget_of(request["settings"])
-    means = {name: column.mean for name, column in found.items()}
+    means = {name: column.mean for name, column in columns.items()}
     at = {
         "basic_return": means.get("basic_reward"),
         "evaluation_addon": means.get("addon_reward"),
@@ -79,7 +79,7 @@ def lines(request: dict[str, Any], prior: Evaluation | None) -> dict[str, dict[s
         "log_prior": means.get("log_prior_a_step"),
         "entropy": -float(prior.log_policy.sum() / prior.lengths.sum()),
     }
-    if objective.task == "addon" or "basic_reward" in found:
+    if objective.task == "addon" or "basic_reward" in columns:
         task = task_reward(objective, prior.basic, prior.addon)
         at["reward_task"] = float(task.sum() / prior.lengths.sum())
         if not objective.states and budget is None:  # which moves the weights

@@ -99,16 +99,16 @@ class Turning:
     def card(self, position: Sequence[float], checksum: str) -> dict[str, Any]:
         """The run's request at that position, and where it is on the dials; the scores were another's."""
         card, values = self.saved.card, self.named(position)
-        kept = {key: card[key] for key in ("request", "versions", "steps") if key in card}
+        rest = {key: card[key] for key in ("request", "versions", "steps") if key in card}
         where = ", ".join(f"{name} = {value:g}" for name, value in values.items())
         place: dict[str, Any] = {"values": values} if self.trained else {"at": position[0]}
-        if self.trained and "request" in kept:
-            objective = {key: value for key, value in kept["request"].get("objective", {}).items() if key not in RANGES}
+        if self.trained and "request" in rest:
+            objective = {key: value for key, value in rest["request"].get("objective", {}).items() if key not in RANGES}
             objective |= {name: value for name, value in values.items() if name in RANGES.values()}
-            wishes = [*addons.at(kept["request"].get("addons", ()), values)]
-            kept["request"] = kept["request"] | {"objective": objective, "addons": wishes}
+            wishes = [*addons.at(rest["request"].get("addons", ()), values)]
+            rest["request"] = rest["request"] | {"objective": objective, "addons": wishes}
         place |= {"how": self.how, "of": str(self.path), "sha256": checksum}
-        return kept | {"which": f"{self.how} at {where}", "dial": place}
+        return rest | {"which": f"{self.how} at {where}", "dial": place}
 
     def file(self, position: Sequence[float], words: str) -> Path:
         """Where a position is kept, beside the policy."""
@@ -158,16 +158,16 @@ def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lam
     return Found(request, dial.out, points[0], points, [], metric, letter="t")
 
 
-def write_dial_report(dial: Turning, found: Found, checksum: str) -> Path:
+def write_dial_report(dial: Turning, swept: Found, checksum: str) -> Path:
     """Film every position, and write `report.html` and `dial.json` into the dial's folder."""
     pictures, complaint = _filmed(dial, checksum)
-    write_json(dial.out / "dial.json", as_dict(dial, found, checksum))
+    write_json(dial.out / "dial.json", as_dict(dial, swept, checksum))
     path = dial.out / "report.html"
-    write_bytes(path, _html(dial, found, pictures, complaint).encode())
+    write_bytes(path, _html(dial, swept, pictures, complaint).encode())
     return path
 
 
-def as_dict(dial: Turning, found: Found, checksum: str) -> dict[str, Any]:
+def as_dict(dial: Turning, swept: Found, checksum: str) -> dict[str, Any]:
     """What `dial.json` holds; numbers that are not finite become null."""
 
     def described(point: Point, at: Any) -> dict[str, Any]:
@@ -177,21 +177,21 @@ def as_dict(dial: Turning, found: Found, checksum: str) -> dict[str, Any]:
         return distance | {"mean_action": point.mean.as_dict(), "sampled_action": point.sampled.as_dict()}
 
     whose: dict[str, Any] = {"of": str(dial.path), "sha256": checksum, "how": dial.how}
-    whose |= {"prior": described(found.prior, found.prior.omega)} if dial.trained else {}
+    whose |= {"prior": described(swept.prior, swept.prior.omega)} if dial.trained else {}
     places = [each[0] if len(each) == 1 else dial.named(each) for each in dial.positions]
-    positions = [described(point, at) for point, at in zip(found.points, places, strict=True)]
-    return dict(finite(whose | found.request | {"positions": positions}))
+    positions = [described(point, at) for point, at in zip(swept.points, places, strict=True)]
+    return dict(finite(whose | swept.request | {"positions": positions}))
 
 
 def points_of(sweep: Path) -> tuple[Beside, ...]:
     """The points of a sweep, from its folder."""
     path = sweep / "sweep.json"
-    found = read_json(path)
+    content = read_json(path)
     summary = {"summary": {str: {"mean?": float}}}
-    check_shape(found, {"points": [{"omega": float, "kl": float, "mean_action": summary}]}, str(path))
+    check_shape(content, {"points": [{"omega": float, "kl": float, "mean_action": summary}]}, str(path))
     return tuple(
         Beside(point["omega"], means.get("basic_reward", {}).get("mean"), point["kl"], means["addon_reward"]["mean"])
-        for point in found["points"]
+        for point in content["points"]
         if (means := point["mean_action"]["summary"]).get("addon_reward", {}).get("mean") is not None
     )
 
@@ -210,23 +210,23 @@ def _filmed(dial: Turning, checksum: str) -> tuple[list[bytes | None], str]:
         return filmed([Shot(str(files[0]), dial.env, which="prior"), *shots] if dial.trained else shots)
 
 
-def _lead(dial: Turning, found: Found) -> str:
+def _lead(dial: Turning, swept: Found) -> str:
     """What the page is of, in a sentence or two."""
-    file, verdict = escape(str(dial.path)), f"{escape(found.verdict[0].upper() + found.verdict[1:])}."
+    file, verdict = escape(str(dial.path)), f"{escape(swept.verdict[0].upper() + swept.verdict[1:])}."
     if not dial.trained:
         return f"Between the prior (t = 0) and {file} (t = 1): {WORDS[dial.how]}. Nothing was trained. {verdict}"
     weights = " and ".join(escape(meaning(each).weight) for each in dial.trained)
     inputs = f"{weights}, as an input" if len(dial.trained) == 1 else f"{weights} as inputs"
     lead = f"{file}: one run trained a policy that takes {inputs}. {beside_words(dial.beside)}"
-    return f"{lead} {verdict}" if found.in_a_row else lead
+    return f"{lead} {verdict}" if swept.in_a_row else lead
 
 
-def _sliders(dial: Turning, found: Found) -> list[str]:
+def _sliders(dial: Turning, swept: Found) -> list[str]:
     """One for each dial, in the middle at first; that of one dial begins at its bend."""
-    if found.in_a_row:
-        first = len(POSITIONS) // 2 if found.knee is None else found.knee
+    if swept.in_a_row:
+        first = len(POSITIONS) // 2 if swept.knee is None else swept.knee
         *_, left, right = meaning(dial.trained[0]) if dial.trained else ("prior", "customized")
-        return [slider(found, first, left, right)]
+        return [slider(swept, first, left, right)]
     return [
         one_slider(f"dial-{index}", what.weight, [f"{what.letter} {value:g}" for value in stops], len(stops) // 2,
                    what.low, what.high)
@@ -234,9 +234,9 @@ def _sliders(dial: Turning, found: Found) -> list[str]:
     ]  # fmt: skip
 
 
-def _html(dial: Turning, found: Found, pictures: Sequence[bytes | None], complaint: str) -> str:
-    assert found.prior.mean is not None
-    episodes, several = len(found.prior.mean.basic), len(dial.trained) > 1
+def _html(dial: Turning, swept: Found, pictures: Sequence[bytes | None], complaint: str) -> str:
+    assert swept.prior.mean is not None
+    episodes, several = len(swept.prior.mean.basic), len(dial.trained) > 1
     commands = [
         f'<div class="beneath" data-shown="{index}">{page.command(dial.command(position))}</div>'
         for index, position in enumerate(dial.positions)
@@ -250,13 +250,13 @@ def _html(dial: Turning, found: Found, pictures: Sequence[bytes | None], complai
     parts = [
         page.section(
             "Turn the dials" if several else "Turn the dial",
-            *_sliders(dial, found),
-            page.films(figures(found, pictures if dial.trained else [pictures[0], *pictures]), complaint),
-            *tables(found),
+            *_sliders(dial, swept),
+            page.films(figures(swept, pictures if dial.trained else [pictures[0], *pictures]), complaint),
+            *tables(swept),
         ),
         page.section("Keep this position", *commands, note="Writes it as a policy's file, which every command takes."),
-        *([] if several else [page.section("The trade-off", tradeoff(found, dial.beside), note=legend(found))]),
-        page.section("Every position", every_point(found), note=note),
+        *([] if several else [page.section("The trade-off", tradeoff(swept, dial.beside), note=legend(swept))]),
+        page.section("Every position", every_point(swept), note=note),
     ]
     wanted = " + ".join(dial.addons)
-    return page.page(f"{dial.env} with {wanted}: the dial{'s' * several}", _lead(dial, found), parts, SCRIPT)
+    return page.page(f"{dial.env} with {wanted}: the dial{'s' * several}", _lead(dial, swept), parts, SCRIPT)

@@ -69,14 +69,14 @@ def films(shots: Sequence[Shot]) -> list[bytes]:
         ready = [asdict(replace(shot, policy=str(find_policy(shot.policy).resolve()))) for shot in shots]
         Path(folder, "shots.json").write_text(json.dumps(ready))
         for library in libraries():
-            code, said = _in_its_own_process(folder, library)
+            code, output = _in_its_own_process(folder, library)
             if code == 0:
                 return [Path(folder, str(index)).read_bytes() for index in range(len(shots))]
-            sentence = said.removeprefix("repolicy: ")
+            sentence = output.removeprefix("repolicy: ")
             if code == UsageError.exit_code:
                 raise UsageError(sentence)
             if code > 0 and code != NO_RENDERER:  # below 0: the driver crashed
-                raise RepolicyError(sentence if said.startswith("repolicy: ") else f"filming failed: {said}")
+                raise RepolicyError(sentence if output.startswith("repolicy: ") else f"filming failed: {output}")
     raise RepolicyError(CANNOT_RENDER)
 
 

@@ -29,14 +29,14 @@ def page(title: str, lead: str, parts: Sequence[str], script: str = "") -> str:
 
 
 def section(heading: str, *content: str, note: str = "") -> str:
-    said = f'<p class="note">{note}</p>' if note else ""
-    return f"<section>\n<h2>{escape(heading)}</h2>\n{said}\n" + "\n".join(content) + "\n</section>"
+    paragraph = f'<p class="note">{note}</p>' if note else ""
+    return f"<section>\n<h2>{escape(heading)}</h2>\n{paragraph}\n" + "\n".join(content) + "\n</section>"
 
 
 def verdict(words: str, basis: str) -> str:
     """What a reader should take away, and what it rests on."""
-    said = escape((words[0].upper() if words[0].isascii() else words[0]) + words[1:])  # ω′ stays what it is
-    return f'<p class="verdict" id="verdict">{said}.</p>\n<p class="note">{escape(basis)}.</p>'
+    sentence = escape((words[0].upper() if words[0].isascii() else words[0]) + words[1:])  # ω′ stays what it is
+    return f'<p class="verdict" id="verdict">{sentence}.</p>\n<p class="note">{escape(basis)}.</p>'
 
 
 class Tile(NamedTuple):
@@ -75,14 +75,14 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], attributes: Se
     )
 
 
-def film(content: bytes | None, caption: str, kind: str, attributes: str = "") -> str:
-    """A short film; `kind` is prior or customized, for its color. None: an empty frame."""
+def film(content: bytes | None, caption: str, whose: str, attributes: str = "") -> str:
+    """A short film; `whose` is prior or customized, for its color. None: an empty frame."""
     picture = '<div class="missing">no film</div>'
     if content is not None:
         source = f"data:video/mp4;base64,{base64.b64encode(content).decode()}"
         name = escape(f"film, {caption}")
         picture = f'<video controls muted playsinline preload="auto" aria-label="{name}" src="{source}"></video>'
-    return f'<figure class="film {kind}" {attributes}>{picture}<figcaption>{escape(caption)}</figcaption></figure>'
+    return f'<figure class="film {whose}" {attributes}>{picture}<figcaption>{escape(caption)}</figcaption></figure>'
 
 
 def films(figures: Sequence[str], complaint: str = "") -> str:

@@ -52,9 +52,9 @@ def push(
     content = own_bytes(path, saved)
     hub = library()
     say(f"evaluating: {episodes} episodes")
-    found = _evaluated(saved, path, env, episodes, trust)
+    evaluations = _evaluated(saved, path, env, episodes, trust)
     film = next((each for suffix in FILMS if (each := path.with_suffix(suffix)).is_file()), None)
-    page = card(saved, path, at, found, film, license, hashlib.sha256(content).hexdigest())
+    page = card(saved, path, at, evaluations, film, license, hashlib.sha256(content).hexdigest())
     files = {FILE: content, "README.md": page.encode()} | ({film.name: film.read_bytes()} if film else {})
     with in_sentences(at):
         api = hub.HfApi(endpoint=hub.constants.ENDPOINT)
@@ -86,26 +86,26 @@ def card(
     saved: SavedPolicy,
     path: Path,
     at: Place,
-    found: dict[str, Evaluation],
+    evaluations: dict[str, Evaluation],
     film: Path | None,
     license: str | None,
     checksum: str,
 ) -> str:
     """The model card, in Markdown with the header that the hub reads."""
     request = saved.card.get("request", {})
-    env, wishes = next(iter(found.values())).env, request.get("addons", [])
-    episodes = len(next(iter(found.values())).basic)
+    env, wishes = next(iter(evaluations.values())).env, request.get("addons", [])
+    episodes = len(next(iter(evaluations.values())).basic)
     title = f"a policy for {env}" + (f", customized to {' + '.join(wishes)}" if saved.prior else "")
     lines = [
         "---", f"license: {license or 'unknown'}", "library_name: repolicy", "pipeline_tag: reinforcement-learning",
         "tags: [reinforcement-learning, repolicy]", "---", "", f"# {at.repository.partition('/')[2]}: {title}", "",
     ]  # fmt: skip
     if saved.prior:
-        lines += [_plain(verdict(found["prior"], found["customized"])) + ".", ""]
+        lines += [_plain(verdict(evaluations["prior"], evaluations["customized"])) + ".", ""]
     if film:
         tag = f"![film]({film.name})" if film.suffix == ".gif" else f'<video src="{film.name}" controls></video>'
         lines += [tag, ""]
-    headings, rows = rewards(found)
+    headings, rows = rewards(evaluations)
     lines += [_row(headings), _row(["---"] * len(headings)), *map(_row, rows), ""]
     lines += [f"Mean ± std over {episodes} episodes with the mean action.", "", "## Use it", ""]
     lines += _code(
@@ -126,15 +126,15 @@ def _env(env: str, request: dict[str, Any]) -> str:
     return " --env ENV" if ":" in env or not request.get("env") else ""
 
 
-def _repeat(path: Path, told: dict[str, Any], elsewhere: str) -> str:
+def _repeat(path: Path, card: dict[str, Any], elsewhere: str) -> str:
     """The command that makes the policy again: of a run's folder to the bit, else as far as the card tells."""
     folder = RunFolder(path.parent)
     request = folder.request() if (path.parent / "run.json").exists() else None
     if request is not None:
         return repeat(folder, request).replace(str(folder.path), elsewhere)
-    asked = told.get("request", {})
+    asked = card.get("request", {})
     if "prior" not in asked or "sparse" not in asked:
-        return str(told.get("command", ""))
+        return str(card.get("command", ""))
     return shlex.join(["repolicy", *words(Request.from_dict(asked), "PRIOR" if asked["prior"] else "")])
 
 

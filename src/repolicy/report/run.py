@@ -42,7 +42,7 @@ REWARDS = ("total_reward", "basic_reward", "addon_reward")
 
 
 @dataclass(frozen=True)
-class Seen:
+class Report:
     """What a report is made of: evaluations by who acts, and the films."""
 
     folder: RunFolder
@@ -87,8 +87,8 @@ def write_report(
         chosen = scenes(saved, folder.best_policy, request["env"], addon, episodes)
     pictures, complaint = filmed([scene.shot for scene in chosen])
     path = folder.path / "report.html"
-    seen = Seen(folder, request, saved, mean, sampled, chosen, pictures, complaint)
-    write_bytes(path, _html(seen).encode())
+    report = Report(folder, request, saved, mean, sampled, chosen, pictures, complaint)
+    write_bytes(path, _html(report).encode())
     return path
 
 
@@ -118,54 +118,55 @@ def filmed(shots: Sequence[Shot]) -> tuple[list[bytes | None], str]:
         return [None] * len(shots), str(error)
 
 
-def _html(seen: Seen) -> str:
-    request, settings, wanted = seen.request, seen.request["settings"], " + ".join(seen.request["addons"])
-    again = repeat(seen.folder, request)
+def _html(report: Report) -> str:
+    request, settings, wanted = report.request, report.request["settings"], " + ".join(report.request["addons"])
+    again = repeat(report.folder, request)
     figures = [
-        page.film(picture, scene.caption, scene.kind) for scene, picture in zip(seen.scenes, seen.films, strict=True)
+        page.film(picture, scene.caption, scene.kind)
+        for scene, picture in zip(report.scenes, report.films, strict=True)
     ]
     parts = [
-        _verdict(seen),
-        page.tiles(tiles(seen.mean)),
+        _verdict(report),
+        page.tiles(tiles(report.mean)),
         page.section(
             "How it moves",
-            page.films(figures, seen.complaint),
+            page.films(figures, report.complaint),
             note="In real time, with the mean action, in Gymnasium; what an episode earns is its total reward.",
         ),
-        page.section("What it earns", page.table(*rewards(by_action(seen.mean, seen.sampled))), note=_what(seen)),
-        _distribution(seen.mean),
-        learning(seen.folder, request, seen.sampled.get("prior")),
+        page.section("What it earns", page.table(*rewards(by_action(report.mean, report.sampled))), note=_what(report)),
+        _distribution(report.mean),
+        learning(report.folder, request, report.sampled.get("prior")),
         page.section(
             "The same again",
             page.command(again) if again else "",
             page.settings(settings | {f"objective: {key}": value for key, value in request["objective"].items()}),
-            page.settings(seen.saved.card.get("versions", {}), "versions"),
+            page.settings(report.saved.card.get("versions", {}), "versions"),
         ),
     ]
-    return page.page(f"{request['env']}{f' with {wanted}' if wanted else ''}", _lead(seen), parts)
+    return page.page(f"{request['env']}{f' with {wanted}' if wanted else ''}", _lead(report), parts)
 
 
-def _lead(seen: Seen) -> str:
-    budget = budget_of(seen.request["settings"]) is not None
+def _lead(report: Report) -> str:
+    budget = budget_of(report.request["settings"]) is not None
     shown = "last policy" if budget else "best policy by the run's own objective"
-    steps = seen.saved.card.get("steps", 0)
-    beside = ", beside the prior that it was made from" if seen.prior else ""
+    steps = report.saved.card.get("steps", 0)
+    beside = ", beside the prior that it was made from" if report.prior else ""
     return " ".join(
         [
-            f"{escape(_recipe(seen.request))}. Shown is the {shown}, after {steps:,} environment steps{beside}.",
+            f"{escape(_recipe(report.request))}. Shown is the {shown}, after {steps:,} environment steps{beside}.",
             *(
-                [f"<strong>{unfinished(seen.folder, seen.request)}</strong>"]
-                if unfinished(seen.folder, seen.request)
+                [f"<strong>{unfinished(report.folder, report.request)}</strong>"]
+                if unfinished(report.folder, report.request)
                 else []
             ),
         ]
     )
 
 
-def _what(seen: Seen) -> str:
-    episodes = len(next(iter(seen.mean.values())).basic)
-    about = " “Log prior” is the prior's log-probability of the actions that were taken." if seen.prior else ""
-    return f"Mean ± std over {episodes} episodes a row, in {escape(seen.request['env'])}.{about}"
+def _what(report: Report) -> str:
+    episodes = len(next(iter(report.mean.values())).basic)
+    about = " “Log prior” is the prior's log-probability of the actions that were taken." if report.prior else ""
+    return f"Mean ± std over {episodes} episodes a row, in {escape(report.request['env'])}.{about}"
 
 
 def unfinished(folder: RunFolder, request: dict[str, Any]) -> str:
@@ -182,18 +183,18 @@ def unfinished(folder: RunFolder, request: dict[str, Any]) -> str:
 
 def by_action(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> dict[str, Evaluation]:
     """All evaluations, with the kind of action in their names."""
-    return {f"{who}, mean action": found for who, found in mean.items()} | {
-        f"{who}, sampled": found for who, found in sampled.items()
+    return {f"{who}, mean action": evaluation for who, evaluation in mean.items()} | {
+        f"{who}, sampled": evaluation for who, evaluation in sampled.items()
     }
 
 
-def rewards(found: dict[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
+def rewards(evaluations: dict[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
     """Headings and rows as in the paper's Table 2: total, basic, the add-on's metric, the add-on."""
-    columns = [evaluation.columns for evaluation in found.values()]
+    columns = [evaluation.columns for evaluation in evaluations.values()]
     titles = {name: column.title for each in columns for name, column in each.items()}
     rows = [
         [who, *(spread(each[name]) if name in each else "–" for name in titles)]
-        for who, each in zip(found, columns, strict=True)
+        for who, each in zip(evaluations, columns, strict=True)
     ]
     return ["", *titles.values()], rows
 
@@ -205,10 +206,10 @@ def as_text(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 
 
-def tiles(found: dict[str, Evaluation]) -> list[page.Tile]:
+def tiles(evaluations: dict[str, Evaluation]) -> list[page.Tile]:
     """The few numbers that a reader looks for first, each with what it changed by."""
-    *_, after = found.values()
-    changes = differences(found["prior"], after) if "prior" in found else {}
+    *_, after = evaluations.values()
+    changes = differences(evaluations["prior"], after) if "prior" in evaluations else {}
     wanted = [*REWARDS, "metric", *(["log_prior_a_step"] if changes else ["length"])]
     return [
         page.Tile(
@@ -244,17 +245,17 @@ def caption(who: str, evaluation: Evaluation) -> str:
     return f"{who}, mean action{': ' if parts else ''}{', '.join(parts)}"
 
 
-def _verdict(seen: Seen) -> str:
-    if seen.prior is None:
-        words = early(seen.mean["policy"])
-        return page.verdict(words[0], f"With {action(seen.mean['policy'])}") if words else ""
-    mean, sampled = seen.mean["customized"], seen.sampled["customized"]
-    beside = f"With {action(sampled)}: {verdict(seen.sampled['prior'], sampled)}"
-    return page.verdict(verdict(seen.prior, mean), f"{basis(mean)}. {beside}")
+def _verdict(report: Report) -> str:
+    if report.prior is None:
+        words = early(report.mean["policy"])
+        return page.verdict(words[0], f"With {action(report.mean['policy'])}") if words else ""
+    mean, sampled = report.mean["customized"], report.sampled["customized"]
+    beside = f"With {action(sampled)}: {verdict(report.sampled['prior'], sampled)}"
+    return page.verdict(verdict(report.prior, mean), f"{basis(mean)}. {beside}")
 
 
-def _distribution(found: dict[str, Evaluation]) -> str:
-    columns = {who: evaluation.columns for who, evaluation in found.items()}
+def _distribution(evaluations: dict[str, Evaluation]) -> str:
+    columns = {who: evaluation.columns for who, evaluation in evaluations.items()}
     shared = [name for name in next(iter(columns.values())) if all(name in each for each in columns.values())]
     wanted = ["metric" if "metric" in shared else "addon_reward", "total_reward", "basic_reward"]
     drawn = [
@@ -288,10 +289,10 @@ def _recipe(request: dict[str, Any]) -> str:
 def repeat(folder: RunFolder, request: dict[str, Any]) -> str:
     """The command that makes the run again, to the bit; empty where only Python can say what was asked for."""
     asked, customized = Request.from_dict(request), bool(request["prior"])
-    said = words(asked, _prior_of(folder, request) if customized else "")
+    arguments = words(asked, _prior_of(folder, request) if customized else "")
     usual = customize_defaults(folder.prior) if customized else train_defaults(asked.env)
-    parts = ["repolicy", *said, *options(asked.settings, usual), "--out", f"{folder.path}-again"]
-    return shlex.join(parts) if said else ""
+    parts = ["repolicy", *arguments, *options(asked.settings, usual), "--out", f"{folder.path}-again"]
+    return shlex.join(parts) if arguments else ""
 
 
 def _prior_of(folder: RunFolder, request: dict[str, Any]) -> Path | str:

@@ -53,16 +53,17 @@ class Scene:
 def scenes(saved: SavedPolicy, file: Path, env: str, addon: Addon | None, episodes: int) -> list[Scene]:
     """The prior, where there is one, a typical episode from the same start, and the worst one."""
     who = "policy" if saved.prior is None else "customized"
-    found = _possibly(saved.policy, env, addon, episodes)
-    usual, last = (typical(found), worst(found)) if found else (None, None)
+    rollouts = _possibly(saved.policy, env, addon, episodes)
+    usual, last = (typical(rollouts), worst(rollouts)) if rollouts else (None, None)
     seed = usual.seed if usual else 0
-    said = f"{who}, mean action" if usual is None else f"{who}, a typical episode of {len(found)}, which earns {usual}"
-    chosen = [Scene(Shot(str(file), env, seed=seed), said)]
+    typically = f"a typical episode of {len(rollouts)}, which earns {usual}"
+    caption = f"{who}, {'mean action' if usual is None else typically}"
+    chosen = [Scene(Shot(str(file), env, seed=seed), caption)]
     if saved.prior is not None:
         chosen.insert(0, Scene(Shot(str(file), env, "prior", seed=seed), "prior, from the same start", "prior"))
     if usual and last and last is not usual:
         shot = Shot(str(file), env, seed=last.seed, around=wrong_at(last, usual) or 0)
-        chosen.append(Scene(shot, f"{who}, {story(last, usual, len(found))}"))
+        chosen.append(Scene(shot, f"{who}, {story(last, usual, len(rollouts))}"))
     return chosen
 
 
@@ -76,11 +77,11 @@ def _possibly(agent: Agent, env: str, addon: Addon | None, episodes: int) -> lis
 
 def played(agent: Agent, env: str, addon: Addon | None, episodes: int) -> list[Episode]:
     """That many episodes, each in an environment of its own, or as many as there is time for; one at the least."""
-    env, found, steps = observing(env, agent.observation_size, "gymnasium"), list[Episode](), 0
-    while len(found) < episodes and steps < MOST_STEPS:
-        found.append(_episode(agent, env, addon, EVALUATION_SEED + len(found)))
-        steps += len(found[-1].rewards)
-    return found
+    env, rollouts, steps = observing(env, agent.observation_size, "gymnasium"), list[Episode](), 0
+    while len(rollouts) < episodes and steps < MOST_STEPS:
+        rollouts.append(_episode(agent, env, addon, EVALUATION_SEED + len(rollouts)))
+        steps += len(rollouts[-1].rewards)
+    return rollouts
 
 
 def _episode(agent: Agent, env: str, addon: Addon | None, seed: int) -> Episode:
@@ -101,14 +102,14 @@ def _episode(agent: Agent, env: str, addon: Addon | None, seed: int) -> Episode:
             return Episode(seed, np.array(rewards), bool(rollout.terminated[last, 0]))
 
 
-def typical(found: list[Episode]) -> Episode:
+def typical(episodes: list[Episode]) -> Episode:
     """The one whose reward is nearest to the median."""
-    middle = np.median([episode.total for episode in found])
-    return min(found, key=lambda episode: abs(episode.total - middle))
+    middle = np.median([episode.total for episode in episodes])
+    return min(episodes, key=lambda episode: abs(episode.total - middle))
 
 
-def worst(found: list[Episode]) -> Episode:
-    return min(found, key=lambda episode: episode.total)
+def worst(episodes: list[Episode]) -> Episode:
+    return min(episodes, key=lambda episode: episode.total)
 
 
 def wrong_at(episode: Episode, usual: Episode) -> int | None:

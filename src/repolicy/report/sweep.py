@@ -42,44 +42,44 @@ show(turned());
 """
 
 
-def write_sweep_report(found: Found) -> Path:
+def write_sweep_report(swept: Found) -> Path:
     """Film the prior and every point, and write `report.html` into the sweep's folder."""
-    env = found.request["env"]
-    files = [found.prior.folder, *(point.best for point in found.points)]
+    env = swept.request["env"]
+    files = [swept.prior.folder, *(point.best for point in swept.points)]
     pictures, complaint = filmed([Shot(str(file), env) for file in files])
-    index = found.knee if found.knee is not None else len(found.points) // 2
-    wanted = " + ".join(found.request["addons"])
+    index = swept.knee if swept.knee is not None else len(swept.points) // 2
+    wanted = " + ".join(swept.request["addons"])
     lead = (
-        f"{len(found.points)} values of ω′, what a nat of the prior is worth; α̂ {found.request['alpha']:g}; "
-        f"{found.request['settings']['steps']:,} environment steps each. {found.verdict[0].upper()}{found.verdict[1:]}."
+        f"{len(swept.points)} values of ω′, what a nat of the prior is worth; α̂ {swept.request['alpha']:g}; "
+        f"{swept.request['settings']['steps']:,} environment steps each. {swept.verdict[0].upper()}{swept.verdict[1:]}."
     )
-    episodes = len(found.prior.mean.basic) if found.prior.mean is not None else 0
+    episodes = len(swept.prior.mean.basic) if swept.prior.mean is not None else 0
     parts = [
         page.section(
             "Choose ω′",
-            slider(found, index, "add-on first", "prior first"),
-            *verdicts(found),
-            page.films(figures(found, pictures), complaint),
-            *tables(found),
+            slider(swept, index, "add-on first", "prior first"),
+            *verdicts(swept),
+            page.films(figures(swept, pictures), complaint),
+            *tables(swept),
         ),
-        page.section("The trade-off", tradeoff(found), note=legend(found)),
+        page.section("The trade-off", tradeoff(swept), note=legend(swept)),
         page.section(
             "Every point",
-            every_point(found),
-            *(f'<p class="complaint">ω′ {p.omega:g} failed: {escape(p.error)}</p>' for p in found.failed),
+            every_point(swept),
+            *(f'<p class="complaint">ω′ {p.omega:g} failed: {escape(p.error)}</p>' for p in swept.failed),
             note=f"Mean ± std over {episodes} episodes with the mean action; log prior and KL(policy ‖ prior) over "
             f"{episodes} with sampled ones, at the states that the policy itself visits.",
         ),
         page.section(
             "Train one for longer",
             *(
-                f'<div data-shown="{position}">{page.command(found.longer(point))}</div>'
-                for position, point in enumerate(found.points)
+                f'<div data-shown="{position}">{page.command(swept.longer(point))}</div>'
+                for position, point in enumerate(swept.points)
             ),
-            page.settings(found.request["settings"]),
+            page.settings(swept.request["settings"]),
         ),
     ]
-    path = found.folder / "report.html"
+    path = swept.folder / "report.html"
     write_bytes(path, page.page(f"{env} with {wanted}: choosing ω′", lead, parts, SCRIPT).encode())
     return path
 
@@ -87,56 +87,56 @@ def write_sweep_report(found: Found) -> Path:
 # The pieces of a page with a slider -----------------------------------------------------------------------------------
 
 
-def figures(found: Found, pictures: Sequence[bytes | None]) -> list[str]:
+def figures(swept: Found, pictures: Sequence[bytes | None]) -> list[str]:
     """The films of the prior and of each point, of which the slider shows one."""
     drawn = []
-    for position, (point, picture) in enumerate(zip([found.prior, *found.points], pictures, strict=True)):
+    for position, (point, picture) in enumerate(zip([swept.prior, *swept.points], pictures, strict=True)):
         assert point.mean is not None
-        words = caption("prior" if position == 0 else found.name(point), point.mean)
+        words = caption("prior" if position == 0 else swept.name(point), point.mean)
         shown = "" if position == 0 else f'data-shown="{position - 1}"'
         drawn.append(page.film(picture, words, "prior" if position == 0 else "customized", shown))
     return drawn
 
 
-def verdicts(found: Found) -> list[str]:
+def verdicts(swept: Found) -> list[str]:
     """The verdict on each point, and its numbers beside the prior's."""
     drawn = []
-    for index, point in enumerate(found.points):
+    for index, point in enumerate(swept.points):
         assert point.mean is not None
-        assert found.prior.mean is not None
-        said = page.verdict(f"{found.name(point)}: {verdict(found.prior.mean, point.mean)}", basis(point.mean))
-        shown = page.tiles(tiles({"prior": found.prior.mean, "customized": point.mean}))
-        drawn.append(f'<div class="beneath" data-shown="{index}">{said}{shown}</div>')
+        assert swept.prior.mean is not None
+        sentence = page.verdict(f"{swept.name(point)}: {verdict(swept.prior.mean, point.mean)}", basis(point.mean))
+        shown = page.tiles(tiles({"prior": swept.prior.mean, "customized": point.mean}))
+        drawn.append(f'<div class="beneath" data-shown="{index}">{sentence}{shown}</div>')
     return drawn
 
 
-def slider(found: Found, first: int, left: str, right: str) -> str:
-    names = [f"{found.name(point)}{' (knee)' if i == found.knee else ''}" for i, point in enumerate(found.points)]
-    return one_slider("omega", found.letter, names, first, left, right)
+def slider(swept: Found, first: int, left: str, right: str) -> str:
+    names = [f"{swept.name(point)}{' (knee)' if i == swept.knee else ''}" for i, point in enumerate(swept.points)]
+    return one_slider("omega", swept.letter, names, first, left, right)
 
 
-def one_slider(name: str, said: str, stops: Sequence[str], first: int, left: str, right: str) -> str:
+def one_slider(name: str, label: str, stops: Sequence[str], first: int, left: str, right: str) -> str:
     """An input with a name for each of its stops."""
     return (
         f'<div class="slider"><label for="{name}">{escape(left)}</label>'
         f'<input type="range" id="{name}" min="0" max="{len(stops) - 1}" step="1" value="{first}" '
-        f'aria-label="{escape(said)}" data-names="{escape("|".join(stops))}">'
+        f'aria-label="{escape(label)}" data-names="{escape("|".join(stops))}">'
         f'<label for="{name}">{escape(right)}</label><output for="{name}">{escape(stops[first])}</output></div>'
     )
 
 
-def tables(found: Found) -> list[str]:
+def tables(swept: Found) -> list[str]:
     """Prior and one point, as in the paper's Table 2, for each point."""
     drawn = []
-    for index, point in enumerate(found.points):
+    for index, point in enumerate(swept.points):
         assert point.mean is not None
-        assert found.prior.mean is not None
+        assert swept.prior.mean is not None
         assert point.sampled is not None
-        assert found.prior.sampled is not None
-        name = found.name(point)
+        assert swept.prior.sampled is not None
+        name = swept.name(point)
         mean, sampled = (
-            {"prior": found.prior.mean, name: point.mean},
-            {"prior": found.prior.sampled, name: point.sampled},
+            {"prior": swept.prior.mean, name: point.mean},
+            {"prior": swept.prior.sampled, name: point.sampled},
         )
         drawn.append(
             f'<div class="beneath" data-shown="{index}">{page.table(*rewards(by_action(mean, sampled)))}</div>'
@@ -144,12 +144,12 @@ def tables(found: Found) -> list[str]:
     return drawn
 
 
-def every_point(found: Found) -> str:
-    return page.table(headings(found), rows(found), ["", *(f'data-point="{i}"' for i in range(len(found.points)))])
+def every_point(swept: Found) -> str:
+    return page.table(headings(swept), rows(swept), ["", *(f'data-point="{i}"' for i in range(len(swept.points)))])
 
 
-def legend(found: Found) -> str:
-    knee = "the dotted ring marks the knee" if found.knee is not None else escape(found.verdict)
+def legend(swept: Found) -> str:
+    knee = "the dotted ring marks the knee" if swept.knee is not None else escape(swept.verdict)
     return (
         "Rewards are of an episode; bars are two standard errors to each side. "
         f"The grey dot is the prior; {knee}. A click on a point chooses it."
@@ -171,45 +171,45 @@ class Beside(NamedTuple):
     addon: float
 
 
-def tradeoff(found: Found, beside: Sequence[Beside] = ()) -> str:
+def tradeoff(swept: Found, beside: Sequence[Beside] = ()) -> str:
     """What each point keeps, across, and what it gains, up, with the errors of both."""
-    everyone = [found.prior, *found.points]
-    spots = [(_with_error(point, found.cost), _with_error(point, "addon_reward")) for point in everyone]
-    others = [((other.basic or 0.0) if found.basic_known else other.kl, other.addon) for other in beside]
+    everyone = [swept.prior, *swept.points]
+    spots = [(_with_error(point, swept.cost), _with_error(point, "addon_reward")) for point in everyone]
+    others = [((other.basic or 0.0) if swept.basic_known else other.kl, other.addon) for other in beside]
     ends = [
         [value + sign * error for spot in spots for value, error in [spot[side]] for sign in (-1, 1)]
         + [other[side] for other in others]
         for side in (0, 1)
     ]
     axes = charts.Axes(ends[0], ends[1], 400, 300)
-    drawn = axes.named(NAMES[found.cost], "add-on reward, mean action")
+    drawn = axes.named(NAMES[swept.cost], "add-on reward, mean action")
     axes.widened(0.08)
     drawn += axes.frame()
     for other, (x, y) in zip(beside, others, strict=True):
-        said = f"trained alone, {found.letter} {other.omega:g}: {x:,.2f}, {y:,.2f}"
+        tip = f"trained alone, {swept.letter} {other.omega:g}: {x:,.2f}, {y:,.2f}"
         where = f'cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}"'
-        drawn += f'<circle class="beside" {where} r="6.5"><title>{escape(said)}</title></circle>'
+        drawn += f'<circle class="beside" {where} r="6.5"><title>{escape(tip)}</title></circle>'
     at = [(axes.x(x), axes.y(y)) for (x, _), (y, _) in spots]
     order = at[1:]
-    if found.letter == "ω′" and all(point.mean is not found.prior.mean for point in found.points):
+    if swept.letter == "ω′" and all(point.mean is not swept.prior.mean for point in swept.points):
         order.append(at[0])  # the prior is what the largest ω′ leads to
     drawn += f'<path class="path" d="M{"L".join(f"{x:.1f},{y:.1f}" for x, y in order)}"/>'
-    names = ["prior", *(found.name(point) for point in found.points)]
+    names = ["prior", *(swept.name(point) for point in swept.points)]
     for index, (name, (px, py), ((x, dx), (y, dy))) in enumerate(zip(names, at, spots, strict=True)):
         drawn += charts.line("error", axes.x(x - dx), py, axes.x(x + dx), py)
         drawn += charts.line("error", px, axes.y(y - dy), px, axes.y(y + dy))
         where = f'cx="{px:.1f}" cy="{py:.1f}"'
-        if index and index - 1 == found.knee:
+        if index and index - 1 == swept.knee:
             drawn += f'<circle class="knee" {where} r="13"/>'
-        kind = 'class="prior"' if index == 0 else f'class="point" data-point="{index - 1}"'
-        said = f"{name}: {x:,.2f} ± {dx:,.2f}, {y:,.2f} ± {dy:,.2f}"
-        drawn += f'<circle {kind} {where} r="6.5"><title>{escape(said)}</title></circle>'
+        attributes = 'class="prior"' if index == 0 else f'class="point" data-point="{index - 1}"'
+        tip = f"{name}: {x:,.2f} ± {dx:,.2f}, {y:,.2f} ± {dy:,.2f}"
+        drawn += f'<circle {attributes} {where} r="6.5"><title>{escape(tip)}</title></circle>'
     drawn += "".join(
         charts.text("label", x, y, name, "middle")
         for name, (x, y) in zip(names, charts.beside(names, at, order, axes), strict=True)
     )
-    said = "; ".join(f"{name} {number(x)}, {number(y)}" for name, ((x, _), (y, _)) in zip(names, spots, strict=True))
-    heading = f"the trade-off, {NAMES[found.cost]} and add-on reward: {said}"
+    numbers = "; ".join(f"{name} {number(x)}, {number(y)}" for name, ((x, _), (y, _)) in zip(names, spots, strict=True))
+    heading = f"the trade-off, {NAMES[swept.cost]} and add-on reward: {numbers}"
     return f'<figure class="chart tradeoff">{axes.svg(drawn, heading)}</figure>'
 
 
@@ -223,35 +223,35 @@ def _with_error(point: Point, name: str) -> tuple[float, float]:
 # In words and numbers -------------------------------------------------------------------------------------------------
 
 
-def headings(found: Found) -> list[str]:
-    basic = ["basic reward", "kept"] if found.basic_known else []
-    metric = [found.metric_name] if found.metric_name else []
-    assert found.prior.mean is not None
-    wishes = [found.prior.mean.columns[name].title for name in found.wishes]
-    return [found.letter, *basic, *metric, "add-on reward", "gained", *wishes, "log prior a step", "KL a step", ""]
+def headings(swept: Found) -> list[str]:
+    basic = ["basic reward", "kept"] if swept.basic_known else []
+    metric = [swept.metric_name] if swept.metric_name else []
+    assert swept.prior.mean is not None
+    wishes = [swept.prior.mean.columns[name].title for name in swept.wishes]
+    return [swept.letter, *basic, *metric, "add-on reward", "gained", *wishes, "log prior a step", "KL a step", ""]
 
 
-def rows(found: Found, shown: Callable[[Column], str] = spread) -> list[list[str]]:
+def rows(swept: Found, shown: Callable[[Column], str] = spread) -> list[list[str]]:
     """The trade-off, the prior first: what is kept of the basic reward, what the add-on gains, how far it is."""
     lines = []
-    for index, point in enumerate([found.prior, *found.points]):
+    for index, point in enumerate([swept.prior, *swept.points]):
         assert point.mean is not None
         columns = point.mean.columns
         line = ["prior" if index == 0 else point.label or f"{point.omega:g}"]
-        if found.basic_known:
-            share = (point.basic or 0.0) / found.prior.basic if found.prior.basic else math.nan
-            sensible = (found.prior.basic or 0.0) > 0  # of a negative reward, no share is kept
+        if swept.basic_known:
+            share = (point.basic or 0.0) / swept.prior.basic if swept.prior.basic else math.nan
+            sensible = (swept.prior.basic or 0.0) > 0  # of a negative reward, no share is kept
             line += [shown(columns["basic_reward"]), f"{share:.0%}" if sensible else "–"]
         if "metric" in columns:
             line.append(shown(columns["metric"]))
-        gained = point.addon - found.prior.addon
+        gained = point.addon - swept.prior.addon
         plus = "+" if gained >= 0 else ""
         line += [shown(columns["addon_reward"]), "–" if index == 0 else plus + number(gained, like=point.addon)]
-        line += [shown(columns[name]) for name in found.wishes]
+        line += [shown(columns[name]) for name in swept.wishes]
         line += [
             number(point.log_prior),
             number(point.kl),
-            "knee" if index - 1 == found.knee and index else "",
+            "knee" if index - 1 == swept.knee and index else "",
         ]
         lines.append(line)
     return lines

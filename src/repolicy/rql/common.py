@@ -145,8 +145,8 @@ def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:
     """Of an environment that Stable-Baselines3's algorithms take, or one sentence."""
     name, seen, acts = type(env.unwrapped).__name__, env.observation_space, env.action_space
     if not isinstance(seen, spaces.Box):
-        kind = type(seen).__name__
-        raise UsageError(f"observations are of kind {kind}; wrap the environment in gymnasium's FlattenObservation")
+        space = type(seen).__name__
+        raise UsageError(f"observations are of kind {space}; wrap the environment in gymnasium's FlattenObservation")
     actions = action_space(acts, name)
     if not (
         acts.is_bounded() if isinstance(acts, spaces.Box) else isinstance(acts, spaces.Discrete) and acts.start == 0
@@ -157,7 +157,7 @@ def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:
     return Spaces(name, observation_size(seen, name), actions)
 
 
-def usable(found: Spaces, objective: Objective, prior: Prior | None) -> Prior | None:
+def usable(env_spaces: Spaces, objective: Objective, prior: Prior | None) -> Prior | None:
     """The prior, frozen; refuse what cannot work."""
     if objective.alpha == 0:
         raise UsageError("alpha is 0; soft Q-learning needs a temperature above 0")
@@ -173,7 +173,7 @@ def usable(found: Spaces, objective: Objective, prior: Prior | None) -> Prior | 
             "as a deterministic policy has none"
         )
     if isinstance(prior, Policy):
-        check_fit(prior, found, "the prior")
+        check_fit(prior, env_spaces, "the prior")
     prior = copy.deepcopy(prior)
     return prior.requires_grad_(False).eval() if isinstance(prior, nn.Module) else prior
 

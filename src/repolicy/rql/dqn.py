@@ -48,8 +48,8 @@ class ResidualDQN(DQN):  # type: ignore[misc]
         settings: Settings | None = None,
     ) -> None:
         settings = settings or Settings()
-        found = spaces_of(env)
-        self.objective, self.prior, actions = objective, usable(found, objective, prior), found.actions
+        env_spaces = spaces_of(env)
+        self.objective, self.prior, actions = objective, usable(env_spaces, objective, prior), env_spaces.actions
         if actions.kind != "discrete":
             raise UsageError(f"ResidualDQN chooses among actions, and the environment takes {actions}: use ResidualSAC")
         activation, normalizer = "relu", normalizer_for(env.observation_space, self.prior)
@@ -59,7 +59,7 @@ class ResidualDQN(DQN):  # type: ignore[misc]
                 raise UsageError(
                     f"hidden is {settings.hidden}; the prior has {len(self.prior.spec.hidden)} hidden layers"
                 )
-        self._spec = PolicySpec(found.observation_size, actions, "categorical", settings.hidden, activation)
+        self._spec = PolicySpec(env_spaces.observation_size, actions, "categorical", settings.hidden, activation)
         super().__init__(
             SoftQPolicy,
             TaskReward(env, objective),

@@ -49,8 +49,8 @@ class Log:
         if episodes := list(model.ep_info_buffer)[-EPISODES:]:
             self.metrics["task_return"] = sum(episode["r"] for episode in episodes) / len(episodes)
             self.metrics["episode_length"] = sum(episode["l"] for episode in episodes) / len(episodes)
-        found = model.logger.name_to_value
-        self.metrics |= {name.removeprefix("train/"): v for name, v in found.items() if name.startswith("train/")}
+        logged = model.logger.name_to_value
+        self.metrics |= {name.removeprefix("train/"): v for name, v in logged.items() if name.startswith("train/")}
         seconds = time.perf_counter() - self._began
         self.metrics |= {"seconds": seconds, "steps_per_second": (steps - self._first) / seconds}
         self._folder.log(self.metrics)

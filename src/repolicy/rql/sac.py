@@ -51,8 +51,8 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         settings: Settings | None = None,
     ) -> None:
         settings = settings or Settings()
-        found = spaces_of(env)
-        self.objective, self.prior, actions = objective, usable(found, objective, prior), found.actions
+        env_spaces = spaces_of(env)
+        self.objective, self.prior, actions = objective, usable(env_spaces, objective, prior), env_spaces.actions
         if actions.kind != "continuous":
             raise UsageError(f"ResidualSAC acts with numbers, and the environment takes {actions}: use ResidualDQN")
         self._normalizer = normalizer_for(env.observation_space, self.prior)
@@ -69,7 +69,7 @@ class ResidualSAC(SAC):  # type: ignore[misc]
                 "features_extractor_kwargs": {"normalizer": self._normalizer},
             },
         )
-        self.actor = self.policy.actor = Actor(self._first_policy(settings, found), settings.learning_rate)
+        self.actor = self.policy.actor = Actor(self._first_policy(settings, env_spaces), settings.learning_rate)
 
     def targets(self, batch: Any) -> Tensor:
         """What Q_R should be at a batch of transitions, `[B, 1]`."""
@@ -130,10 +130,12 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         """One file with the policy and its prior, which any part of Repolicy reads. No pickle."""
         save_policy(path, self.as_policy(), card or {}, storable(self.prior))
 
-    def _first_policy(self, settings: Settings, found: Spaces) -> Policy:
+    def _first_policy(self, settings: Settings, env_spaces: Spaces) -> Policy:
         if isinstance(self.prior, Policy) and self.prior.family == FAMILIES["state_squashed"]:
             return frozen(self.prior).requires_grad_(True)
-        policy = Policy(PolicySpec(found.observation_size, found.actions, "state_squashed", settings.hidden, "relu"))
+        policy = Policy(
+            PolicySpec(env_spaces.observation_size, env_spaces.actions, "state_squashed", settings.hidden, "relu")
+        )
         policy.normalizer.load_state_dict(self._normalizer.state_dict())
         return policy
 

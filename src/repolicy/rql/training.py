@@ -164,8 +164,8 @@ def _work(
             segment += 1
             card = {"request": request.as_dict(), "steps": model.num_timesteps, "versions": made_with, "which": "last"}
             model.save(folder.last_policy, card)
-            story = {"iteration": lines(model.num_timesteps, settings), "steps": model.num_timesteps}
-            folder.save(segment, state(model), story)
+            header = {"iteration": lines(model.num_timesteps, settings), "steps": model.num_timesteps}
+            folder.save(segment, state(model), header)
     finally:
         log.close()
     return Result(folder.path, model.num_timesteps, model.num_timesteps >= settings.steps, log.metrics)
@@ -207,23 +207,25 @@ BUFFER = ("observations", "next_observations", "actions", "rewards", "dones", "t
 def state(model: Any) -> dict[str, Tensor]:
     """All that the rest of a run depends on, as tensors: networks, optimizers, and what the buffer remembers."""
     buffer = model.replay_buffer
-    found = {f"buffer/{name}": torch.from_numpy(getattr(buffer, name)[: buffer.size()]) for name in BUFFER}
-    found["buffer/position"] = torch.tensor(buffer.pos)
+    tensors = {f"buffer/{name}": torch.from_numpy(getattr(buffer, name)[: buffer.size()]) for name in BUFFER}
+    tensors["buffer/position"] = torch.tensor(buffer.pos)
     for part, values in model.get_parameters().items():
         if part.endswith("optimizer"):
-            found |= {f"{part}/{at}/{name}": own for at, each in values["state"].items() for name, own in each.items()}
+            tensors |= {
+                f"{part}/{at}/{name}": own for at, each in values["state"].items() for name, own in each.items()
+            }
         else:
-            found |= {f"{part}/{name}": tensor for name, tensor in values.items()}
-    return found
+            tensors |= {f"{part}/{name}": tensor for name, tensor in values.items()}
+    return tensors
 
 
 def restore(model: Any, tensors: dict[str, Tensor]) -> None:
     """The opposite of `state`."""
     buffer, parts = model.replay_buffer, model.get_parameters()
     for name in BUFFER:
-        kept = tensors[f"buffer/{name}"].numpy()
-        getattr(buffer, name)[: len(kept)] = kept
-    buffer.pos, buffer.full = int(tensors["buffer/position"]), len(kept) == buffer.buffer_size
+        values = tensors[f"buffer/{name}"].numpy()
+        getattr(buffer, name)[: len(values)] = values
+    buffer.pos, buffer.full = int(tensors["buffer/position"]), len(values) == buffer.buffer_size
     for name, tensor in tensors.items():
         part, *keys = name.split("/")
         if part.endswith("optimizer"):
@@ -235,13 +237,13 @@ def restore(model: Any, tensors: dict[str, Tensor]) -> None:
 
 def _restored(model: Any, folder: RunFolder) -> tuple[int, list[str]]:
     """Take up the newest whole checkpoint: the segment that is next, and what was wrong with other checkpoints."""
-    found = folder.latest()
-    if found is None:
+    checkpoint = folder.latest()
+    if checkpoint is None:
         return 0, []
-    tensors, story, complaints = found
+    tensors, header, complaints = checkpoint
     try:
         restore(model, tensors)
-        model.num_timesteps = int(story["steps"])
+        model.num_timesteps = int(header["steps"])
     except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
         raise FileError(f"the last checkpoint in {folder.path} is none of this run's: {error}") from None
-    return int(story["segment"]), complaints
+    return int(header["segment"]), complaints

@@ -35,21 +35,21 @@ def load(content: bytes, where: str) -> Any:
     return read_pickle(content, where)
 
 
-def recognized(kept: Any) -> bool:
+def recognized(parts: Any) -> bool:
     """Whether a pickle holds a normalizer's statistics and then layers."""
-    return isinstance(kept, tuple | list) and len(kept) >= 2 and _module(kept[1]) is not None
+    return isinstance(parts, tuple | list) and len(parts) >= 2 and _module(parts[1]) is not None
 
 
 def read(path: Path, options: Options) -> Described:
     where = str(path)
-    kept = load(read_bytes(path), where)
-    module = _module(kept[1])
+    parts = load(read_bytes(path), where)
+    module = _module(parts[1])
     assert module is not None
     activation, notes = chosen_activation(options, "swish", LIBRARY)
     actor, std, squashed = _policy(module, activation, where)
     width = _layers(actor)[0].weight.shape[1]
-    found, groups, told = _normalizer(kept[0], width, options, where)
-    critic = _critic(kept[2] if len(kept) > 2 else None, activation, width, where)
+    statistics, groups, more = _normalizer(parts[0], width, options, where)
+    critic = _critic(parts[2] if len(parts) > 2 else None, activation, width, where)
     size = len(actor.output.bias)
     bounds = ((-1.0,) * size, (1.0,) * size) if squashed else ((), ())
     return Described(
@@ -60,19 +60,19 @@ def read(path: Path, options: Options) -> Described:
         ActionSpace("continuous", (size,), *bounds),
         squashed,
         std,
-        found,
+        statistics,
         critic=critic,
         groups=groups,
-        notes=(*notes, *told),
+        notes=(*notes, *more),
     )
 
 
-def _module(kept: Any) -> dict[str, Any] | None:
+def _module(parameters: Any) -> dict[str, Any] | None:
     """The layers of a module: under `params`, and under `MLP_0` where the std has parameters of its own."""
-    kept = kept.get("params") if isinstance(kept, dict) else None
-    if not isinstance(kept, dict):
+    parameters = parameters.get("params") if isinstance(parameters, dict) else None
+    if not isinstance(parameters, dict):
         return None
-    return kept if "hidden_0" in kept or "MLP_0" in kept else None
+    return parameters if "hidden_0" in parameters or "MLP_0" in parameters else None
 
 
 def _policy(module: dict[str, Any], activation: str, where: str) -> tuple[Perceptron, Std, bool]:
@@ -117,16 +117,16 @@ def _hidden(module: dict[str, Any], where: str) -> list[Hidden]:
     return layers
 
 
-def _dense(kept: Any, name: str, where: str) -> Linear:
-    kernel = kept.get("kernel") if isinstance(kept, dict) else None
+def _dense(layer: Any, name: str, where: str) -> Linear:
+    kernel = layer.get("kernel") if isinstance(layer, dict) else None
     if not isinstance(kernel, np.ndarray) or kernel.ndim != 2:
         raise FileError(f"{where} is damaged: {name} has no kernel")
-    bias = kept.get("bias", np.zeros(kernel.shape[1], np.float32))
+    bias = layer.get("bias", np.zeros(kernel.shape[1], np.float32))
     return Linear(numbers(kernel.T, name, where), numbers(bias, name, where))
 
 
-def _norm(kept: Any, where: str) -> LayerNorm:
-    weight, bias = (numbers(kept[part], "LayerNorm", where) for part in ("scale", "bias"))
+def _norm(layer: Any, where: str) -> LayerNorm:
+    weight, bias = (numbers(layer[part], "LayerNorm", where) for part in ("scale", "bias"))
     return LayerNorm(weight, bias, 1e-6, "after")
 
 
@@ -134,9 +134,9 @@ def _layers(network: Perceptron) -> list[Linear]:
     return [hidden.linear for hidden in network.hidden] + [network.output]
 
 
-def _critic(kept: Any, activation: str, width: int, where: str) -> Perceptron | None:
+def _critic(parameters: Any, activation: str, width: int, where: str) -> Perceptron | None:
     """Where it takes what the policy takes."""
-    module = _module(kept)
+    module = _module(parameters)
     if module is None or "hidden_0" not in module:
         return None
     critic = perceptron(_hidden(module, where), None, activation, where)
@@ -144,16 +144,16 @@ def _critic(kept: Any, activation: str, width: int, where: str) -> Perceptron | 
 
 
 def _normalizer(
-    kept: Any, width: int, options: Options, where: str
+    statistics: Any, width: int, options: Options, where: str
 ) -> tuple[Normalizer | None, tuple[tuple[str, int], ...], list[str]]:
     """Statistics of one array, or of a Dict's; of those, the one that the policy takes is found by its size."""
     if options.vecnormalize == "none":
         return None, (), ["observations are not normalized, as you asked for"]
     if options.vecnormalize:
         return vecnormalize.read(Path(options.vecnormalize)), (), []
-    if not isinstance(kept, Shell) or "mean" not in kept.state or "std" not in kept.state:
+    if not isinstance(statistics, Shell) or "mean" not in statistics.state or "std" not in statistics.state:
         return None, (), ["observations are not normalized (the file has no statistics)"]
-    mean, std = kept.state["mean"], kept.state["std"]
+    mean, std = statistics.state["mean"], statistics.state["std"]
     groups: tuple[tuple[str, int], ...] = ()
     if isinstance(mean, dict):
         keys = sorted((key for key in mean if np.size(mean[key]) == width), key=lambda key: (key != "state", key))
@@ -164,11 +164,11 @@ def _normalizer(
         mean, std, groups = mean[keys[0]], std[keys[0]], ((str(keys[0]), width),)
     if np.size(mean) != width:
         raise FileError(f"{where} is damaged: its statistics are of {np.size(mean)} numbers, the policy takes {width}")
-    return normalizer(mean, std, None, where, _count(kept.state.get("count"))), groups, []
+    return normalizer(mean, std, None, where, _count(statistics.state.get("count"))), groups, []
 
 
-def _count(kept: Any) -> float:
+def _count(count: Any) -> float:
     """How many observations were seen: a number, or two halves of one."""
-    if isinstance(kept, Shell) and {"hi", "lo"} <= kept.state.keys():
-        return float(kept.state["hi"]) * 2.0**32 + float(kept.state["lo"])
-    return float(kept) if isinstance(kept, int | float | np.number | np.ndarray) and np.size(kept) == 1 else 0.0
+    if isinstance(count, Shell) and {"hi", "lo"} <= count.state.keys():
+        return float(count.state["hi"]) * 2.0**32 + float(count.state["lo"])
+    return float(count) if isinstance(count, int | float | np.number | np.ndarray) and np.size(count) == 1 else 0.0

@@ -29,21 +29,21 @@ UNSEEN = (
 )
 
 
-def recognized(kept: Any) -> bool:
+def recognized(checkpoint: Any) -> bool:
     """Whether a checkpoint's contents are one of CleanRL's models."""
-    return _kind(kept) is not None
+    return _kind(checkpoint) is not None
 
 
-def read(path: Path, kept: Any, options: Options) -> Described:
-    kind = _kind(kept)
-    assert kind is not None
-    described = kind(path, tensors_of(_state(kept), str(path)), options)
+def read(path: Path, checkpoint: Any, options: Options) -> Described:
+    reader = _kind(checkpoint)
+    assert reader is not None
+    described = reader(path, tensors_of(_state(checkpoint), str(path)), options)
     if options.vecnormalize in (None, "none"):
         return described
-    found = vecnormalize.read(Path(options.vecnormalize))
-    check_width(described.observation_size, found, str(path))
+    statistics = vecnormalize.read(Path(options.vecnormalize))
+    check_width(described.observation_size, statistics, str(path))
     notes = tuple(note for note in described.notes if note != UNSEEN)
-    return Described(**described.__dict__ | {"normalizer": found, "notes": notes})
+    return Described(**described.__dict__ | {"normalizer": statistics, "notes": notes})
 
 
 def _continuous(path: Path, tensors: dict[str, Array], options: Options) -> Described:
@@ -106,16 +106,16 @@ KINDS: tuple[tuple[tuple[str, ...], Reader], ...] = (
 )
 
 
-def _state(kept: Any) -> Any:
+def _state(checkpoint: Any) -> Any:
     """TD3 and DDPG save the actor's state dict together with the critics'."""
-    return kept[0] if isinstance(kept, tuple) and kept else kept
+    return checkpoint[0] if isinstance(checkpoint, tuple) and checkpoint else checkpoint
 
 
-def _kind(kept: Any) -> Reader | None:
-    state = _state(kept)
+def _kind(checkpoint: Any) -> Reader | None:
+    state = _state(checkpoint)
     if not isinstance(state, dict):
         return None
-    return next((kind for names, kind in KINDS if all(name in state for name in names)), None)
+    return next((reader for names, reader in KINDS if all(name in state for name in names)), None)
 
 
 def _has(tensors: dict[str, Array], prefix: str) -> bool:

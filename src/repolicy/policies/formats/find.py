@@ -55,8 +55,8 @@ def _zip(content: bytes, where: str) -> str | None:
 
 
 def _checkpoint(content: bytes, where: str) -> str | None:
-    kept = load(content, where)
-    return next((name for name, (belongs, _) in CHECKPOINTS.items() if belongs(kept)), None)
+    checkpoint = load(content, where)
+    return next((name for name, (belongs, _) in CHECKPOINTS.items() if belongs(checkpoint)), None)
 
 
 def _pickle(content: bytes, where: str) -> str | None:
@@ -76,5 +76,5 @@ def _found(path: Path) -> str:
     names = open_zip(content, str(path)).namelist()
     if not any(name.endswith("data.pkl") for name in names):
         return f"a zip of {some(names)}"
-    kept = load(content, str(path))
-    return f"PyTorch's {some(map(str, kept))}" if isinstance(kept, dict) else f"PyTorch's {type(kept).__name__}"
+    inside = load(content, str(path))
+    return f"PyTorch's {some(map(str, inside))}" if isinstance(inside, dict) else f"PyTorch's {type(inside).__name__}"

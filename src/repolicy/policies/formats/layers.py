@@ -64,18 +64,18 @@ def sequence(tensors: Tensors, prefix: str, where: str) -> list[Hidden]:
     modules = sorted({name.split(".")[0] for name in below(tensors, prefix)}, key=_number)
     if not modules:
         raise FileError(f"{where} has no layers {prefix}.*: it holds {some(tensors)}")
-    found: list[tuple[int, Hidden]] = []
+    layers: list[tuple[int, Hidden]] = []
     for module in modules:
         index, name = _number(module), f"{prefix}.{module}"
         weight = tensors.get(f"{name}.weight")
         if index < 0 or weight is None or f"{name}.running_mean" in tensors or weight.ndim > 2:
             raise CannotCopyError(f"{where} cannot be copied: {name} is neither a linear layer nor a LayerNorm")
         if weight.ndim == 2:
-            found.append((index, Hidden(linear(tensors, name, where))))
+            layers.append((index, Hidden(linear(tensors, name, where))))
         else:
-            found = _with_norm(found, tensors, name, index, where)
-    _check_gaps(found, prefix, where)
-    return [hidden for _, hidden in found]
+            layers = _with_norm(layers, tensors, name, index, where)
+    _check_gaps(layers, prefix, where)
+    return [hidden for _, hidden in layers]
 
 
 def _number(module: str) -> int:
@@ -83,19 +83,19 @@ def _number(module: str) -> int:
 
 
 def _with_norm(
-    found: list[tuple[int, Hidden]], tensors: Tensors, name: str, index: int, where: str
+    layers: list[tuple[int, Hidden]], tensors: Tensors, name: str, index: int, where: str
 ) -> list[tuple[int, Hidden]]:
     """The layers, the last of them with its LayerNorm. PyTorch's files do not hold its epsilon, 1e-5 by default."""
-    if not found or found[-1][1].norm is not None or index - found[-1][0] > 2 or f"{name}.bias" not in tensors:
+    if not layers or layers[-1][1].norm is not None or index - layers[-1][0] > 2 or f"{name}.bias" not in tensors:
         raise CannotCopyError(f"{where} cannot be copied: {name} normalizes where Repolicy's networks do not")
-    before, hidden = found[-1]
+    before, hidden = layers[-1]
     weight, bias = (numbers(tensors[f"{name}.{part}"], name, where) for part in ("weight", "bias"))
     norm = LayerNorm(weight, bias, 1e-5, "before" if index - before == 1 else "after")
-    return [*found[:-1], (before, Hidden(hidden.linear, norm))]
+    return [*layers[:-1], (before, Hidden(hidden.linear, norm))]
 
 
-def _check_gaps(found: list[tuple[int, Hidden]], prefix: str, where: str) -> None:
-    for (before, hidden), (after, _) in itertools.pairwise(found):
+def _check_gaps(layers: list[tuple[int, Hidden]], prefix: str, where: str) -> None:
+    for (before, hidden), (after, _) in itertools.pairwise(layers):
         if after - before != (2 if hidden.norm is None else 3):
             raise CannotCopyError(
                 f"{where} cannot be copied: between {prefix}.{before} and {prefix}.{after} there is not one activation"
@@ -126,7 +126,9 @@ def activation_named(name: str, where: str) -> str:
     return plain
 
 
-def chosen_activation(options: Options, default: str, library: str, found: str | None = None) -> tuple[str, list[str]]:
+def chosen_activation(
+    options: Options, default: str, library: str, recorded: str | None = None
+) -> tuple[str, list[str]]:
     """The activation of a file that holds only weights, and a sentence about it where it was assumed."""
     if options.file_activation is not None:
         plain = OTHER_NAMES.get(options.file_activation.lower(), options.file_activation.lower())
@@ -135,8 +137,8 @@ def chosen_activation(options: Options, default: str, library: str, found: str |
                 f"there is no activation {options.file_activation!r}; choose from {', '.join(ACTIVATIONS)}"
             )
         return plain, []
-    if found is not None:
-        return activation_named(found, library), []
+    if recorded is not None:
+        return activation_named(recorded, library), []
     return default, [
         f"the file does not say which activation its network has: {library}'s default, {default}, is assumed "
         "(--file-activation says otherwise)"

@@ -53,56 +53,62 @@ def read(path: Path, options: Options) -> Described:
     width, source = _input(graph, where)
     reader = _Graph(graph, path, source)
     name, chain = reader.result()
-    found = recognize(chain, width, where)
-    if found.argmax:
-        size = len(found.network.output.bias)
+    recognized = recognize(chain, width, where)
+    if recognized.argmax:
+        size = len(recognized.network.output.bias)
         note = ("the largest of the graph's outputs is chosen: they are taken as logits",)
-        return _described(model, found, ActionSpace("discrete", (size,)), None, options, where, note)
-    size = len(found.network.output.bias)
-    std, notes = _std(found, len(graph.output) == 1, options)
+        return _described(model, recognized, ActionSpace("discrete", (size,)), None, options, where, note)
+    size = len(recognized.network.output.bias)
+    std, notes = _std(recognized, len(graph.output) == 1, options)
     others = [output.name for output in graph.output if output.name != name]
     if others:
         notes = (*notes, f"of the graph's outputs {name} is taken, and not {some(others)}")
     return _described(
-        model, found, ActionSpace("continuous", (size,), found.low, found.high), std, options, where, notes
+        model,
+        recognized,
+        ActionSpace("continuous", (size,), recognized.low, recognized.high),
+        std,
+        options,
+        where,
+        notes,
     )
 
 
 def _described(
     model: Any,
-    found: Recognized,
+    recognized: Recognized,
     actions: ActionSpace,
     std: Std | None,
     options: Options,
     where: str,
     notes: tuple[str, ...],
 ) -> Described:
-    normalizer = statistics(found.normalizer, found.width, options, where)
+    normalizer = statistics(recognized.normalizer, recognized.width, options, where)
     more = () if normalizer else ("the graph does not normalize observations",)
     producer = f"{model.producer_name} {model.producer_version}".strip()
     return Described(
         "ONNX",
         producer,
         "perceptron",
-        found.network,
+        recognized.network,
         actions,
-        found.squashed,
+        recognized.squashed,
         std,
         normalizer,
-        found.mean_clip,
+        recognized.mean_clip,
         notes=(*notes, *more),
     )
 
 
-def _std(found: Recognized, alone: bool, options: Options) -> tuple[Std | None, tuple[str, ...]]:
-    if options.std is None and found.unused is not None and found.squashed and alone:
-        return Std("head", found.unused, "softplus", floor=BRAX_MIN_STD), (
+def _std(recognized: Recognized, alone: bool, options: Options) -> tuple[Std | None, tuple[str, ...]]:
+    if options.std is None and recognized.unused is not None and recognized.squashed and alone:
+        return Std("head", recognized.unused, "softplus", floor=BRAX_MIN_STD), (
             "the unused half of the last layer is taken as Brax's scale: std = softplus(raw) + 0.001, before tanh",
         )
     notes = without_std(options)
-    if found.unused is not None:
+    if recognized.unused is not None:
         notes = (*notes, "half of the last layer is dropped by the graph, which does not tell what it is for")
-    return given_std(options, len(found.network.output.bias)), notes
+    return given_std(options, len(recognized.network.output.bias)), notes
 
 
 # The graph ------------------------------------------------------------------------------------------------------------
@@ -155,24 +161,24 @@ class _Graph:
         else:
             self.chains[node.output[0]] = chain
 
-    def chain(self, kind: str, inputs: list[str], attributes: Mapping[str, Any]) -> Chain | None:
+    def chain(self, operator: str, inputs: list[str], attributes: Mapping[str, Any]) -> Chain | None:
         """The chain behind a node, None where the node is none that a perceptron has."""
         chains = [self.chains.get(name) for name in inputs]
         if len(inputs) == 2 and chains[0] is not None and chains[1] is not None:
-            return joined(chains[0], chains[1]) if kind == "Mul" else None
+            return joined(chains[0], chains[1]) if operator == "Mul" else None
         place = next(index for index, chain in enumerate(chains) if chain is not None)
         if any(chain is None and name not in self.constants for chain, name in zip(chains, inputs, strict=True)):
             return None
         stem = chains[place]
         assert stem is not None
         constants = [self.constants[name] for name in inputs if name in self.constants]
-        if kind in PASSED or (kind in ("Squeeze", "Unsqueeze") and stem[-1:] and stem[-1].name == "argmax"):
+        if operator in PASSED or (operator in ("Squeeze", "Unsqueeze") and stem[-1:] and stem[-1].name == "argmax"):
             return stem
-        if kind == "Reshape" and constants[0].reshape(-1).shape == (2,):
+        if operator == "Reshape" and constants[0].reshape(-1).shape == (2,):
             return stem
-        if kind in ELEMENTWISE and place == 0 and not constants:
-            return (*stem, *ELEMENTWISE[kind](attributes))
-        step = _step(kind, place, constants, attributes)
+        if operator in ELEMENTWISE and place == 0 and not constants:
+            return (*stem, *ELEMENTWISE[operator](attributes))
+        step = _step(operator, place, constants, attributes)
         return None if step is None else (*stem, step)
 
     def split(self, node: Any, attributes: Mapping[str, Any]) -> None:
@@ -189,31 +195,31 @@ class _Graph:
             self.chains[name] = (*stem, Step("slice", low=float(start), high=float(end)))
 
 
-def _step(kind: str, place: int, constants: list[Array], attributes: Mapping[str, Any]) -> Step | None:
+def _step(operator: str, place: int, constants: list[Array], attributes: Mapping[str, Any]) -> Step | None:
     """A node with one moving input, at `place`, and constants beside it."""
-    if kind == "Gemm" and place == 0 and not attributes.get("transA", 0):
+    if operator == "Gemm" and place == 0 and not attributes.get("transA", 0):
         weight = constants[0].astype(np.float64) * attributes.get("alpha", 1.0)
         weight = weight if attributes.get("transB", 0) else weight.T
         bias = constants[1].reshape(-1) * attributes.get("beta", 1.0) if constants[1:] else np.zeros(1)
         return Step("linear", weight, np.broadcast_to(bias, len(weight)))
-    if kind == "MatMul" and place == 0 and constants[0].ndim == 2:
+    if operator == "MatMul" and place == 0 and constants[0].ndim == 2:
         return Step("linear", constants[0].T.astype(np.float64), np.zeros(constants[0].shape[1]))
-    if kind == "LayerNormalization" and place == 0 and attributes.get("axis", -1) in (-1, 1):
+    if operator == "LayerNormalization" and place == 0 and attributes.get("axis", -1) in (-1, 1):
         shift = constants[1].reshape(-1) if constants[1:] else np.zeros(constants[0].size)
         return Step("norm", constants[0].reshape(-1), shift, high=attributes.get("epsilon", 1e-5))
-    if kind in ("Clip", "Min", "Max") and all(constant.size == 1 for constant in constants):
-        return _clip(kind, [float(constant.reshape(-1)[0]) for constant in constants], attributes)
-    if kind == "Slice" and place == 0:
+    if operator in ("Clip", "Min", "Max") and all(constant.size == 1 for constant in constants):
+        return _clip(operator, [float(constant.reshape(-1)[0]) for constant in constants], attributes)
+    if operator == "Slice" and place == 0:
         return _slice(constants)
-    if kind in AFFINE and len(constants) == 1 and constants[0].size in (1, *constants[0].shape[-1:]):
-        return AFFINE[kind](place, constants[0].astype(np.float64).reshape(-1))
-    if kind == "ArgMax" and attributes.get("axis", 0) in (-1, 1):
+    if operator in AFFINE and len(constants) == 1 and constants[0].size in (1, *constants[0].shape[-1:]):
+        return AFFINE[operator](place, constants[0].astype(np.float64).reshape(-1))
+    if operator == "ArgMax" and attributes.get("axis", 0) in (-1, 1):
         return Step("argmax")
     return None
 
 
-def _clip(kind: str, bounds: list[float], attributes: Mapping[str, Any]) -> Step | None:
-    if kind == "Clip":
+def _clip(operator: str, bounds: list[float], attributes: Mapping[str, Any]) -> Step | None:
+    if operator == "Clip":
         low, high = (*bounds, attributes.get("min", -math.inf), attributes.get("max", math.inf))[:2]
         return Step("clip", low=low, high=high)
     return None  # a Min after a Max would be one; no exporter is known that writes it
@@ -273,18 +279,18 @@ FOLDS: dict[str, Callable[..., Array]] = {
 }
 
 
-def _fold(kind: str, constants: list[Array], attributes: Mapping[str, Any]) -> Array | None:
+def _fold(operator: str, constants: list[Array], attributes: Mapping[str, Any]) -> Array | None:
     """A node of constants as a constant, where that is no larger than they are."""
-    if kind == "Transpose" and len(constants) == 1 and list(attributes.get("perm", [1, 0])) == [1, 0]:
+    if operator == "Transpose" and len(constants) == 1 and list(attributes.get("perm", [1, 0])) == [1, 0]:
         return constants[0].T
-    if kind not in FOLDS or not constants:
+    if operator not in FOLDS or not constants:
         return None
     try:
         shape = np.broadcast_shapes(*(constant.shape for constant in constants))
         if math.prod(shape) > max(constant.size for constant in constants):
             return None
         with np.errstate(all="ignore"):
-            return np.asarray(FOLDS[kind](*constants))
+            return np.asarray(FOLDS[operator](*constants))
     except (ValueError, TypeError):
         return None
 
@@ -327,8 +333,8 @@ def _attribute(attribute: Any, path: Path) -> Any:
     kinds = {1: "f", 2: "i", 3: "s", 6: "floats", 7: "ints"}
     if attribute.type == 4:
         return _tensor(attribute.t, path)
-    found = getattr(attribute, kinds[attribute.type]) if attribute.type in kinds else None
-    return list(found) if attribute.type in (6, 7) and found is not None else found
+    value = getattr(attribute, kinds[attribute.type]) if attribute.type in kinds else None
+    return list(value) if attribute.type in (6, 7) and value is not None else value
 
 
 def _tensor(tensor: Any, path: Path) -> Array:

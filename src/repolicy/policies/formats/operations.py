@@ -39,8 +39,8 @@ def _elu(args: Args, _: Named) -> Moving | None:
 
 
 def _gelu(args: Args, named: Named) -> Moving | None:
-    kind = named.get("approximate", args[1] if args[1:] else "none")
-    return _with(args[0], Step("gelu_tanh" if kind == "tanh" else "gelu"))
+    form = named.get("approximate", args[1] if args[1:] else "none")
+    return _with(args[0], Step("gelu_tanh" if form == "tanh" else "gelu"))
 
 
 def _leaky(args: Args, _: Named) -> Moving | None:
@@ -100,7 +100,7 @@ def _chunk(args: Args, _: Named) -> list[Moving] | None:
     ]
 
 
-def _arithmetic(kind: str, fold: Callable[[Any, Any], Any]) -> Operation:
+def _arithmetic(operator: str, fold: Callable[[Any, Any], Any]) -> Operation:
     """Two values, at least one of which does not move; or a product that is swish or gelu."""
 
     def operation(args: Args, _: Named) -> Any:
@@ -108,13 +108,13 @@ def _arithmetic(kind: str, fold: Callable[[Any, Any], Any]) -> Operation:
         if args[2:] not in ([], [1]):  # PyTorch's alpha
             return None
         if isinstance(first, Moving) and isinstance(second, Moving):
-            chain = joined(first.chain, second.chain) if kind == "mul" else None
+            chain = joined(first.chain, second.chain) if operator == "mul" else None
             return None if chain is None else Moving(chain)
         if not isinstance(first, Moving) and not isinstance(second, Moving):
             return fold(_constant(first), _constant(second))
         moving, constant = (first, _constant(second)) if isinstance(first, Moving) else (second, _constant(first))
         ahead = isinstance(first, Moving)
-        match kind:
+        match operator:
             case "add":
                 return _with(moving, Step("affine", 1.0, constant))
             case "sub":

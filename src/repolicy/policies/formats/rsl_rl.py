@@ -93,23 +93,23 @@ LAYOUTS = (
 )
 
 
-def recognized(kept: Any) -> bool:
+def recognized(checkpoint: Any) -> bool:
     """Whether a checkpoint's contents are rsl_rl's."""
-    return isinstance(kept, dict) and any(isinstance(kept.get(layout.state), dict) for layout in LAYOUTS)
+    return isinstance(checkpoint, dict) and any(isinstance(checkpoint.get(layout.state), dict) for layout in LAYOUTS)
 
 
-def read(path: Path, kept: dict[str, Any], options: Options) -> Described:
+def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
     where = str(path)
-    layout, tensors = _layout(kept, where)
+    layout, tensors = _layout(checkpoint, where)
     agent = agent_settings(path)
     activation, notes = chosen_activation(options, "elu", LIBRARY, agent.get("activation"))
     layers = sequence(tensors, layout.actor, where)
     actor = perceptron(layers, None, activation, where)
     std, actor, more = _std(tensors, layout, actor, agent, where)
-    found, told = _normalizer(kept, tensors, layout, options, where)
-    check_width(_width(actor), found, where)
+    statistics, others = _normalizer(checkpoint, tensors, layout, options, where)
+    check_width(_width(actor), statistics, where)
     actions = ActionSpace("continuous", (len(actor.output.bias),))
-    critic = _critic(kept, layout, activation, found, _width(actor), where)
+    critic = _critic(checkpoint, layout, activation, statistics, _width(actor), where)
     return Described(
         LIBRARY,
         layout.version,
@@ -117,18 +117,18 @@ def read(path: Path, kept: dict[str, Any], options: Options) -> Described:
         actor,
         actions,
         std=std,
-        normalizer=found,
+        normalizer=statistics,
         critic=critic,
-        notes=(*notes, *more, *told, "the file does not hold the scale of actions, which the environment applies"),
+        notes=(*notes, *more, *others, "the file does not hold the scale of actions, which the environment applies"),
     )
 
 
-def _layout(kept: dict[str, Any], where: str) -> tuple[Layout, dict[str, Array]]:
+def _layout(checkpoint: dict[str, Any], where: str) -> tuple[Layout, dict[str, Array]]:
     names: list[str] = []
     for layout in LAYOUTS:
-        if not isinstance(kept.get(layout.state), dict):
+        if not isinstance(checkpoint.get(layout.state), dict):
             continue
-        tensors = tensors_of(kept[layout.state], where)
+        tensors = tensors_of(checkpoint[layout.state], where)
         names = list(tensors)
         if any(name.startswith(("memory", "rnn")) for name in tensors):
             raise CannotCopyError(f"{where} cannot be copied: the policy has a memory (a recurrent layer)")
@@ -155,11 +155,11 @@ def _std(
     if "Beta" in agent.get("class_name", "") or len(actor.output.bias) % 2:
         raise CannotCopyError(f"{where} cannot be copied: its distribution is no Gaussian, or it has no std")
     half = len(actor.output.bias) // 2
-    kind = agent.get("std_type", agent.get("noise_std_type"))
-    link = "exp" if kind == "log" else "identity"
+    std_type = agent.get("std_type", agent.get("noise_std_type"))
+    link = "exp" if std_type == "log" else "identity"
     head = Linear(actor.output.weight[half:], actor.output.bias[half:])
     mean = Linear(actor.output.weight[:half], actor.output.bias[:half])
-    notes = [] if kind else ["the std is taken from the second half of the last layer as it is (std_type: scalar)"]
+    notes = [] if std_type else ["the std is taken from the second half of the last layer as it is (std_type: scalar)"]
     return Std("head", head, link, *_limits(link)), Perceptron(actor.hidden, mean, actor.activation), notes
 
 
@@ -168,7 +168,7 @@ def _limits(link: str) -> tuple[float, float]:
 
 
 def _normalizer(
-    kept: dict[str, Any], tensors: dict[str, Array], layout: Layout, options: Options, where: str
+    checkpoint: dict[str, Any], tensors: dict[str, Array], layout: Layout, options: Options, where: str
 ) -> tuple[Normalizer | None, list[str]]:
     """In the model since 3.0, beside it before; rsl_rl does not clip."""
     if options.vecnormalize == "none":
@@ -176,28 +176,28 @@ def _normalizer(
     if options.vecnormalize:
         return vecnormalize.read(Path(options.vecnormalize)), []
     inside = below(tensors, layout.normalizer)
-    found = inside or tensors_of(kept.get("obs_norm_state_dict") or {}, where)
-    if not found:
+    statistics = inside or tensors_of(checkpoint.get("obs_norm_state_dict") or {}, where)
+    if not statistics:
         return None, ["observations are not normalized (the file has no statistics)"]
-    if "_mean" not in found or "_std" not in found:
-        raise FileError(f"{where} is damaged: its normalizer holds {some(found)}, not _mean and _std")
-    count = float(found["count"]) if "count" in found else 0.0
-    return normalizer(found["_mean"], found["_std"].astype(np.float64) + EPSILON, None, where, count), []
+    if "_mean" not in statistics or "_std" not in statistics:
+        raise FileError(f"{where} is damaged: its normalizer holds {some(statistics)}, not _mean and _std")
+    count = float(statistics["count"]) if "count" in statistics else 0.0
+    return normalizer(statistics["_mean"], statistics["_std"].astype(np.float64) + EPSILON, None, where, count), []
 
 
 def _critic(
-    kept: dict[str, Any], layout: Layout, activation: str, found: Normalizer | None, width: int, where: str
+    checkpoint: dict[str, Any], layout: Layout, activation: str, statistics: Normalizer | None, width: int, where: str
 ) -> Perceptron | None:
     """Where it takes what the actor takes, normalized alike; an asymmetric critic is of no use here."""
     state, prefix, inside = layout.critic
-    tensors = tensors_of(kept.get(state) or {}, where)
+    tensors = tensors_of(checkpoint.get(state) or {}, where)
     if not below(tensors, prefix):
         return None
     own = below(tensors, inside)
     for name in ("critic_obs_norm_state_dict", "privileged_obs_norm_state_dict"):
-        own = own or tensors_of(kept.get(name) or {}, where)
+        own = own or tensors_of(checkpoint.get(name) or {}, where)
     mean = own.get("_mean")
-    alike = mean is None if found is None else mean is not None and _equal(mean.reshape(-1), found.shift)
+    alike = mean is None if statistics is None else mean is not None and _equal(mean.reshape(-1), statistics.shift)
     critic = perceptron(sequence(tensors, prefix, where), None, activation, where)
     return critic if alike and _width(critic) == width and len(critic.output.bias) == 1 else None
 

@@ -59,13 +59,13 @@ class Graph:
         self._memory = {
             name: other for name in inputs if (other := re.sub("in$", "out", name)) != name and other in outputs
         }
-        seen = [name for name in inputs if name not in self._memory]
-        if len(seen) != 1:
+        sources = [name for name in inputs if name not in self._memory]
+        if len(sources) != 1:
             raise FileError(
-                f"{path} takes {len(seen)} inputs ({', '.join(seen)}) beside those of its memory; a prior takes "
+                f"{path} takes {len(sources)} inputs ({', '.join(sources)}) beside those of its memory; a prior takes "
                 "observations alone"
             )
-        [self._source], left = seen, [name for name in outputs if name not in self._memory.values()]
+        [self._source], left = sources, [name for name in outputs if name not in self._memory.values()]
         self._action = min(left, key=lambda name: name not in ACTION_NAMES)
         self._shapes = {name: _sizes(inputs[name].shape, path) for name in self._memory}
         self.remembers, shape = bool(self._memory), inputs[self._source].shape
@@ -85,7 +85,7 @@ class Graph:
         if not self._one_by_one and not self._memory:
             return self._run(observations, {})[0], state
         rows = [
-            self._run(observations[n : n + 1], {name: kept[n].numpy() for name, kept in state.items()})
+            self._run(observations[n : n + 1], {name: memory[n].numpy() for name, memory in state.items()})
             for n in range(len(observations))
         ]
         after = {
@@ -95,8 +95,8 @@ class Graph:
 
     def _run(self, observations: np.ndarray, memory: dict[str, np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
         wanted = [self._action, *self._memory.values()]
-        found, *after = self._session.run(wanted, {self._source: observations} | memory)
-        return np.asarray(found), after
+        mean, *after = self._session.run(wanted, {self._source: observations} | memory)
+        return np.asarray(mean), after
 
 
 def _sizes(shape: list[Any], path: Path) -> list[int]:
@@ -156,31 +156,31 @@ class Script:
     def step(self, observations: np.ndarray, state: State) -> tuple[Tensor, State]:
         rows = torch.from_numpy(observations)
         if self._together:
-            self._set({name: self._packed(name, kept) for name, kept in state.items()})
-            found = self._row(rows)
-            return found, {name: self._unpacked(name, self._buffer(name)) for name in self._names}
+            self._set({name: self._packed(name, memory) for name, memory in state.items()})
+            mean = self._row(rows)
+            return mean, {name: self._unpacked(name, self._buffer(name)) for name in self._names}
         means: list[Tensor] = []
         after: list[State] = []
         for n in range(len(rows)):
-            self._set({name: kept[n] for name, kept in state.items()})
+            self._set({name: memory[n] for name, memory in state.items()})
             means.append(self._row(rows[n : n + 1]))
             after.append({name: self._buffer(name).clone() for name in self._names})
         return torch.cat(means), {name: torch.stack([row[name] for row in after]) for name in self._names}
 
     def _tried(self, noise: Tensor) -> list[Tensor]:
         """Means and memories of some rows over some steps."""
-        state, found = self.begin(TRIED), []
+        state, means = self.begin(TRIED), []
         for rows in noise:
             mean, state = self.step(rows.numpy(), state)
-            found.append(mean)
-        return [*found, *state.values()]
+            means.append(mean)
+        return [*means, *state.values()]
 
     @torch.no_grad()
     def _row(self, observations: Tensor) -> Tensor:
-        found = self._module(observations)
-        if not isinstance(found, Tensor):
-            raise UsageError(f"{self._path} gives {type(found).__name__}, and no tensor of actions")
-        return found.detach().clone()
+        mean = self._module(observations)
+        if not isinstance(mean, Tensor):
+            raise UsageError(f"{self._path} gives {type(mean).__name__}, and no tensor of actions")
+        return mean.detach().clone()
 
     def _packed(self, name: str, rows: Tensor) -> Tensor:
         """A memory `[N, …, 1, …]` as one buffer, with a row an environment where it had one row."""
@@ -198,10 +198,10 @@ class Script:
         return {name: buffer.detach().clone() for name, buffer in self._module.named_buffers()}
 
     def _buffer(self, name: str) -> Tensor:
-        found: Any = self._module
+        node: Any = self._module
         for part in name.split("."):
-            found = getattr(found, part)
-        return found.detach()  # type: ignore[no-any-return]
+            node = getattr(node, part)
+        return node.detach()  # type: ignore[no-any-return]
 
     def _set(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():

@@ -76,10 +76,10 @@ class Zip:
         return sum(size for _, size in self.observations)
 
     def activation(self, default: str) -> str:
-        found = self.settings.get("activation_fn")
-        if found is None:
+        activation = self.settings.get("activation_fn")
+        if activation is None:
             return default
-        return activation_named(found.last if isinstance(found, Name) else repr(found), self.where)
+        return activation_named(activation.last if isinstance(activation, Name) else repr(activation), self.where)
 
 
 class Parts(NamedTuple):
@@ -100,24 +100,24 @@ def recognized(names: list[str]) -> bool:
 
 def read(path: Path, options: Options) -> Described:
     """The policy in a zip, with the normalizer from the file that VecNormalize wrote."""
-    kept = _open(path)
-    parts = _kind(kept)(kept, options)
-    normalizer, notes = _normalizer(path, kept, options)
-    check_width(kept.width, normalizer, str(path))
-    _check_shapes(kept, parts)
+    model = _open(path)
+    parts = _kind(model)(model, options)
+    normalizer, notes = _normalizer(path, model, options)
+    check_width(model.width, normalizer, str(path))
+    _check_shapes(model, parts)
     return Described(
         LIBRARY,
-        str(kept.data.get("version", "")),
-        next((kind for mark, kind in MARKS.items() if mark in kept.data), "policy"),
+        str(model.data.get("version", "")),
+        next((algorithm for mark, algorithm in MARKS.items() if mark in model.data), "policy"),
         parts.actor,
-        kept.actions,
+        model.actions,
         parts.squashed,
         parts.std,
         normalizer,
         parts.mean_clip,
-        kept.actions.kind == "continuous" and not parts.squashed,
+        model.actions.kind == "continuous" and not parts.squashed,
         parts.critic,
-        kept.observations if kept.observations[0][0] else (),
+        model.observations if model.observations[0][0] else (),
         (*parts.notes, *notes),
     )
 
@@ -125,96 +125,98 @@ def read(path: Path, options: Options) -> Described:
 # The kinds ------------------------------------------------------------------------------------------------------------
 
 
-def _kind(kept: Zip) -> Callable[[Zip, Options], Parts]:
-    names = kept.tensors
+def _kind(model: Zip) -> Callable[[Zip, Options], Parts]:
+    names = model.tensors
     foreign = [name for name in names if "features_extractor." in name or "sde_net" in name]
     if any(name.startswith("lstm_") for name in names):
-        raise CannotCopyError(f"{kept.where} cannot be copied: the policy has a memory (an LSTM)")
+        raise CannotCopyError(f"{model.where} cannot be copied: the policy has a memory (an LSTM)")
     if foreign:
         raise CannotCopyError(
-            f"{kept.where} cannot be copied: the policy has layers of its own kind, such as {foreign[0]}"
+            f"{model.where} cannot be copied: the policy has layers of its own kind, such as {foreign[0]}"
         )
-    for mark, kind in KINDS.items():
+    for mark, reader in KINDS.items():
         if any(name.startswith(mark) for name in names):
-            return kind
+            return reader
     raise FileError(
-        f"{kept.where} holds a policy of an unknown kind ({kept.policy_class or 'no class'}, tensors {some(names)}); "
+        f"{model.where} holds a policy of an unknown kind ({model.policy_class or 'no class'}, tensors {some(names)}); "
         "known are PPO, A2C, SAC, TD3, DDPG, DQN, and sb3-contrib's TRPO, TQC, QR-DQN and ARS"
     )
 
 
-def _actor_critic(kept: Zip, _: Options) -> Parts:
-    where, names, activation = kept.where, kept.tensors, kept.activation("tanh")
-    shared = _maybe(kept, "mlp_extractor.shared_net")
-    actor = [*shared, *_maybe(kept, "mlp_extractor.policy_net")]
-    critic = [*shared, *_maybe(kept, "mlp_extractor.value_net")]
+def _actor_critic(model: Zip, _: Options) -> Parts:
+    where, names, activation = model.where, model.tensors, model.activation("tanh")
+    shared = _maybe(model, "mlp_extractor.shared_net")
+    actor = [*shared, *_maybe(model, "mlp_extractor.policy_net")]
+    critic = [*shared, *_maybe(model, "mlp_extractor.value_net")]
     output = linear(names, "action_net", where)
     values = linear(names, "value_net", where) if "value_net.weight" in names else None
     std = None
-    if kept.binary:  # on or off is a choice of two, with a logit of 0 for off
+    if model.binary:  # on or off is a choice of two, with a logit of 0 for off
         width = len(output.bias)
         output = Linear(
             np.stack([np.zeros_like(output.weight), output.weight], 1).reshape(2 * width, -1),
             np.stack([np.zeros_like(output.bias), output.bias], 1).reshape(2 * width),
         )
-    elif kept.actions.kind == "continuous":
-        std = _noise(kept, names["log_std"]) if names["log_std"].ndim == 2 else Std("vector", _numbers(kept, "log_std"))
+    elif model.actions.kind == "continuous":
+        std = (
+            _noise(model, names["log_std"]) if names["log_std"].ndim == 2 else Std("vector", _numbers(model, "log_std"))
+        )
     return Parts(
         perceptron(actor, output, activation, where),
         std,
-        bool(kept.settings.get("squash_output", False)),
+        bool(model.settings.get("squash_output", False)),
         critic=None if values is None else perceptron(critic, values, activation, where),
     )
 
 
-def _soft(kept: Zip, _: Options) -> Parts:
+def _soft(model: Zip, _: Options) -> Parts:
     """SAC and TQC: squashed, with a std that depends on the state."""
-    where, names = kept.where, kept.tensors
+    where, names = model.where, model.tensors
     if any("running_mean" in name for name in names if name.startswith("actor.")):
         raise CannotCopyError(f"{where} cannot be copied: the policy has batch normalization (CrossQ)")
-    hidden = _maybe(kept, "actor.latent_pi")
+    hidden = _maybe(model, "actor.latent_pi")
     noisy = "actor.log_std" in names
-    clip = float(kept.settings.get("clip_mean", 2.0)) if noisy else 0.0
+    clip = float(model.settings.get("clip_mean", 2.0)) if noisy else 0.0
     output = linear(names, "actor.mu.0" if "actor.mu.0.weight" in names else "actor.mu", where)
     std = (
-        _noise(kept, names["actor.log_std"])
+        _noise(model, names["actor.log_std"])
         if noisy
         else Std("head", linear(names, "actor.log_std", where), low=-20.0, high=2.0)
     )
-    actor = perceptron(hidden, output, kept.activation("relu"), where)
+    actor = perceptron(hidden, output, model.activation("relu"), where)
     return Parts(actor, std, True, clip if clip > 0.0 else None)
 
 
-def _deterministic(kept: Zip, options: Options) -> Parts:
+def _deterministic(model: Zip, options: Options) -> Parts:
     """TD3 and DDPG: the mean ends in tanh, and the std is the user's (of the action before tanh)."""
-    actor = perceptron(_maybe(kept, "actor.mu"), None, kept.activation("relu"), kept.where)
-    return Parts(actor, given_std(options, kept.actions.width), True, notes=without_std(options))
+    actor = perceptron(_maybe(model, "actor.mu"), None, model.activation("relu"), model.where)
+    return Parts(actor, given_std(options, model.actions.width), True, notes=without_std(options))
 
 
-def _searched(kept: Zip, options: Options) -> Parts:
+def _searched(model: Zip, options: Options) -> Parts:
     """ARS: no std either; a linear policy has no hidden layer."""
-    squashed = bool(kept.settings.get("squash_output", not kept.policy_class.endswith("ARSLinearPolicy")))
-    actor = perceptron(_maybe(kept, "action_net"), None, kept.activation("relu"), kept.where)
-    if kept.actions.kind == "discrete":
-        return Parts(tempered(actor, options, kept.where))
-    return Parts(actor, given_std(options, kept.actions.width), squashed, notes=without_std(options))
+    squashed = bool(model.settings.get("squash_output", not model.policy_class.endswith("ARSLinearPolicy")))
+    actor = perceptron(_maybe(model, "action_net"), None, model.activation("relu"), model.where)
+    if model.actions.kind == "discrete":
+        return Parts(tempered(actor, options, model.where))
+    return Parts(actor, given_std(options, model.actions.width), squashed, notes=without_std(options))
 
 
-def _values(kept: Zip, options: Options) -> Parts:
-    network = perceptron(_maybe(kept, "q_net.q_net"), None, kept.activation("relu"), kept.where)
-    return Parts(tempered(network, options, kept.where))
+def _values(model: Zip, options: Options) -> Parts:
+    network = perceptron(_maybe(model, "q_net.q_net"), None, model.activation("relu"), model.where)
+    return Parts(tempered(network, options, model.where))
 
 
-def _quantiles(kept: Zip, options: Options) -> Parts:
+def _quantiles(model: Zip, options: Options) -> Parts:
     """QR-DQN: a value is the mean of its quantiles, which the last layer can take itself."""
-    network = perceptron(_maybe(kept, "quantile_net.quantile_net"), None, kept.activation("relu"), kept.where)
-    choices = sum(kept.actions.sizes)
+    network = perceptron(_maybe(model, "quantile_net.quantile_net"), None, model.activation("relu"), model.where)
+    choices = sum(model.actions.sizes)
     if len(network.output.bias) % choices:
-        raise FileError(f"{kept.where} is damaged: {len(network.output.bias)} quantiles do not fit {choices} actions")
+        raise FileError(f"{model.where} is damaged: {len(network.output.bias)} quantiles do not fit {choices} actions")
     weight = network.output.weight.reshape(-1, choices, network.output.weight.shape[1]).mean(0, np.float64)
     bias = network.output.bias.reshape(-1, choices).mean(0, np.float64)
     output = Linear(weight.astype(np.float32), bias.astype(np.float32))
-    return Parts(tempered(Perceptron(network.hidden, output, network.activation), options, kept.where))
+    return Parts(tempered(Perceptron(network.hidden, output, network.activation), options, model.where))
 
 
 KINDS: dict[str, Callable[[Zip, Options], Parts]] = {  # by how the names of tensors begin; the order matters
@@ -228,30 +230,30 @@ KINDS: dict[str, Callable[[Zip, Options], Parts]] = {  # by how the names of ten
 }
 
 
-def _noise(kept: Zip, raw: Array) -> Std:
+def _noise(model: Zip, raw: Array) -> Std:
     """gSDE: the features' squares times a matrix of variances, and 1e-6."""
-    width = kept.actions.width
-    matrix = numbers(np.broadcast_to(raw, (len(raw), width)), "log_std", kept.where)
-    return Std("features", matrix, "expln" if kept.settings.get("use_expln", False) else "exp", floor=1e-3)
+    width = model.actions.width
+    matrix = numbers(np.broadcast_to(raw, (len(raw), width)), "log_std", model.where)
+    return Std("features", matrix, "expln" if model.settings.get("use_expln", False) else "exp", floor=1e-3)
 
 
-def _maybe(kept: Zip, prefix: str) -> list[Hidden]:
+def _maybe(model: Zip, prefix: str) -> list[Hidden]:
     """The layers under a name, none where there are none: a policy may have no hidden layer of its own."""
-    there = any(name.startswith(f"{prefix}.") for name in kept.tensors)
-    return sequence(kept.tensors, prefix, kept.where) if there else []
+    there = any(name.startswith(f"{prefix}.") for name in model.tensors)
+    return sequence(model.tensors, prefix, model.where) if there else []
 
 
-def _numbers(kept: Zip, name: str) -> Array:
-    return numbers(kept.tensors[name], name, kept.where)
+def _numbers(model: Zip, name: str) -> Array:
+    return numbers(model.tensors[name], name, model.where)
 
 
-def _check_shapes(kept: Zip, parts: Parts) -> None:
+def _check_shapes(model: Zip, parts: Parts) -> None:
     layers = [hidden.linear for hidden in parts.actor.hidden] + [parts.actor.output]
-    inputs, outputs, wanted = layers[0].weight.shape[1], len(layers[-1].bias), sum(kept.actions.sizes)
-    if inputs != kept.width or outputs != wanted:
+    inputs, outputs, wanted = layers[0].weight.shape[1], len(layers[-1].bias), sum(model.actions.sizes)
+    if inputs != model.width or outputs != wanted:
         raise FileError(
-            f"{kept.where} is damaged: its network takes {inputs} numbers and gives {outputs}, its spaces have "
-            f"{kept.width} and {wanted}"
+            f"{model.where} is damaged: its network takes {inputs} numbers and gives {outputs}, its spaces have "
+            f"{model.width} and {wanted}"
         )
 
 
@@ -287,11 +289,11 @@ def _open(path: Path) -> Zip:
 
 def _value(data: dict[str, Any], name: str, where: str) -> Any:
     """A setting: as it is, or out of its pickle."""
-    found = data.get(name)
-    if not isinstance(found, dict) or ":serialized:" not in found:
-        return found
+    value = data.get(name)
+    if not isinstance(value, dict) or ":serialized:" not in value:
+        return value
     try:
-        content = base64.b64decode(found[":serialized:"])
+        content = base64.b64decode(value[":serialized:"])
     except (binascii.Error, TypeError, ValueError) as error:
         raise FileError(f"{where} is damaged: {name} cannot be decoded ({error})") from None
     return read_pickle(content, f"{name} in {where}")
@@ -340,17 +342,17 @@ def _actions(space: Any, where: str) -> tuple[ActionSpace, bool]:
 # The normalizer -------------------------------------------------------------------------------------------------------
 
 
-def _normalizer(path: Path, kept: Zip, options: Options) -> tuple[Normalizer | None, tuple[str, ...]]:
+def _normalizer(path: Path, model: Zip, options: Options) -> tuple[Normalizer | None, tuple[str, ...]]:
     """From the file that the user names, or where VecNormalize's files lie; missing if the policy needs one."""
-    needed = _was_normalized(kept)
+    needed = _was_normalized(model)
     if options.vecnormalize == "none":
         return None, ("observations are not normalized, as you asked for",)
-    found = Path(options.vecnormalize) if options.vecnormalize else None
-    if found is None and needed is not False:
-        found = vecnormalize.beside(path)
-    if found is not None:
-        told = f"observations are normalized by {found.name}"
-        return vecnormalize.read(found, kept.observations if kept.observations[0][0] else ()), (told,)
+    file = Path(options.vecnormalize) if options.vecnormalize else None
+    if file is None and needed is not False:
+        file = vecnormalize.beside(path)
+    if file is not None:
+        note = f"observations are normalized by {file.name}"
+        return vecnormalize.read(file, model.observations if model.observations[0][0] else ()), (note,)
     if needed:
         raise UsageError(
             f"{path} was trained with VecNormalize, and its statistics are not beside it: name their file with "
@@ -361,11 +363,11 @@ def _normalizer(path: Path, kept: Zip, options: Options) -> tuple[Normalizer | N
     return None, ()
 
 
-def _was_normalized(kept: Zip) -> bool | None:
+def _was_normalized(model: Zip) -> bool | None:
     """Whether VecNormalize was used: the on-policy algorithms keep the observations before it only if it was.
 
     The others always keep them, so that their zips do not tell.
     """
-    if "_last_original_obs" not in kept.data or ("n_epochs" not in kept.data and "gae_lambda" not in kept.data):
+    if "_last_original_obs" not in model.data or ("n_epochs" not in model.data and "gae_lambda" not in model.data):
         return None
-    return kept.data["_last_original_obs"] is not None
+    return model.data["_last_original_obs"] is not None

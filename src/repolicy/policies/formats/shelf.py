@@ -95,14 +95,14 @@ def fetched(name: str, download: Callable[[str], bytes] | None = None) -> Path:
                 raise FileError(f"{here} is not the file that {name} names: its sha256 differs; remove it")
             continue
         repository, commit = row.source
-        said = f"put {path} of {repository} at commit {commit} at {here}"
+        remedy = f"put {path} of {repository} at commit {commit} at {here}"
         try:
             content = (download or _download)(f"https://raw.githubusercontent.com/{repository}/{commit}/{path}")
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error if isinstance(error, URLError) else error
-            raise FileError(f"{name} cannot be fetched from here ({reason}); {said}") from None
+            raise FileError(f"{name} cannot be fetched from here ({reason}); {remedy}") from None
         if hashlib.sha256(content).hexdigest() != sha256:
-            raise FileError(f"what came for {name} is not the file that was published: its sha256 differs; {said}")
+            raise FileError(f"what came for {name} is not the file that was published: its sha256 differs; {remedy}")
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(here, content)
     return place(name)

@@ -96,9 +96,9 @@ class _Reader:
         """Everything above the last mark, which goes too."""
         for index in range(len(self.stack) - 1, -1, -1):
             if self.stack[index] is _MARK:
-                found = self.stack[index + 1 :]
+                above = self.stack[index + 1 :]
                 del self.stack[index:]
-                return found
+                return above
         raise ValueError("a mark is missing")
 
     def put(self, index: int | None) -> None:
@@ -183,8 +183,8 @@ def _tuple(count: int) -> Callable[[_Reader, Any], None]:
     return step
 
 
-def _gathered(kind: Callable[[list[Any]], Any]) -> Callable[[_Reader, Any], None]:
-    return lambda reader, _: reader.stack.append(kind(reader.above()))
+def _gathered(make: Callable[[list[Any]], Any]) -> Callable[[_Reader, Any], None]:
+    return lambda reader, _: reader.stack.append(make(reader.above()))
 
 
 _EMPTY: dict[str, Callable[[], Any]] = {
@@ -250,11 +250,11 @@ def make(function: Any, args: tuple[Any, ...]) -> Any:
     return Shell(function, args) if made is NotImplemented else made
 
 
-def _dtype(kind: Any = None, *_: Any) -> Any:
-    if not isinstance(kind, str) or len(kind) > 3:
+def _dtype(name: Any = None, *_: Any) -> Any:
+    if not isinstance(name, str) or len(name) > 3:
         return NotImplemented
-    found = np.dtype(kind, False, True)  # type: ignore[call-overload]  # a copy, as its byte order may be set
-    return found if found.kind in PLAIN else NotImplemented
+    dtype = np.dtype(name, False, True)  # type: ignore[call-overload]  # a copy, as its byte order may be set
+    return dtype if dtype.kind in PLAIN else NotImplemented
 
 
 def _bytes(text: Any, encoding: str = "latin1", *_: Any) -> Any:

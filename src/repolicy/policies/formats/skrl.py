@@ -32,14 +32,16 @@ EPSILON, CLIP = 1e-8, 5.0  # of RunningStandardScaler
 LOG_STD = "log_std_parameter"
 
 
-def recognized(kept: Any) -> bool:
+def recognized(saved: Any) -> bool:
     """Whether a checkpoint's contents are skrl's."""
-    return isinstance(kept, dict) and isinstance(kept.get("policy"), dict) and ("value" in kept or "optimizer" in kept)
+    return (
+        isinstance(saved, dict) and isinstance(saved.get("policy"), dict) and ("value" in saved or "optimizer" in saved)
+    )
 
 
-def read(path: Path, kept: dict[str, Any], options: Options) -> Described:
+def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
     where = str(path)
-    tensors = tensors_of(kept["policy"], where)
+    tensors = tensors_of(checkpoint["policy"], where)
     names = [name.removesuffix(".weight") for name, values in tensors.items() if name.endswith(".weight")]
     names = [name for name in names if not name.split(".")[0].startswith("value")]
     if any(tensors[f"{name}.weight"].ndim != 2 for name in names) or any("_ih_l" in name for name in tensors):
@@ -55,30 +57,30 @@ def read(path: Path, kept: dict[str, Any], options: Options) -> Described:
     raw = numbers(tensors[LOG_STD].reshape(-1), LOG_STD, where)
     if len(raw) != len(actor.output.bias):
         raise FileError(f"{where} is damaged: {len(raw)} stds do not fit {len(actor.output.bias)} actions")
-    found, told = _normalizer(kept, options, where)
-    check_width(int(layers[0].linear.weight.shape[1]), found, where)
-    told.append("the file does not say whether the mean goes through a function after its last layer: none is assumed")
+    statistics, more = _normalizer(checkpoint, options, where)
+    check_width(int(layers[0].linear.weight.shape[1]), statistics, where)
+    more.append("the file does not say whether the mean goes through a function after its last layer: none is assumed")
     return Described(
         LIBRARY,
-        "2" if "observation_preprocessor" in kept else "",
+        "2" if "observation_preprocessor" in checkpoint else "",
         "Gaussian policy",
         actor,
         ActionSpace("continuous", (len(raw),)),
         std=Std("vector", raw, low=-20.0, high=2.0),
-        normalizer=found,
-        notes=(*notes, *told),
+        normalizer=statistics,
+        notes=(*notes, *more),
     )
 
 
-def _normalizer(kept: dict[str, Any], options: Options, where: str) -> tuple[Normalizer | None, list[str]]:
+def _normalizer(checkpoint: dict[str, Any], options: Options, where: str) -> tuple[Normalizer | None, list[str]]:
     if options.vecnormalize == "none":
         return None, ["observations are not normalized, as you asked for"]
     if options.vecnormalize:
         return vecnormalize.read(Path(options.vecnormalize)), []
     for name in PREPROCESSORS:
-        found: dict[str, Array] = tensors_of(kept.get(name) or {}, where)
-        if "running_mean" in found and "running_variance" in found:
-            deviation = np.sqrt(found["running_variance"].astype(np.float32)).astype(np.float64) + EPSILON
-            count = float(found.get("current_count", np.float64(0.0)))
-            return normalizer(found["running_mean"].astype(np.float32), deviation, CLIP, where, count), []
+        statistics: dict[str, Array] = tensors_of(checkpoint.get(name) or {}, where)
+        if "running_mean" in statistics and "running_variance" in statistics:
+            deviation = np.sqrt(statistics["running_variance"].astype(np.float32)).astype(np.float64) + EPSILON
+            count = float(statistics.get("current_count", np.float64(0.0)))
+            return normalizer(statistics["running_mean"].astype(np.float32), deviation, CLIP, where, count), []
     return None, ["observations are not normalized (the file has no statistics)"]

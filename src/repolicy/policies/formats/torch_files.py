@@ -80,19 +80,19 @@ def zip_storages(archive: zipfile.ZipFile, folder: str, where: str) -> Storages:
     known: dict[str, np.ndarray] = {}
 
     def storage(key: Any) -> np.ndarray:
-        _, kind, name, _, _ = key
+        _, storage_type, name, _, _ = key
         if name not in known:
-            known[name] = _numbers(entry(archive, f"{folder}{name}", where), kind, big)
+            known[name] = _numbers(entry(archive, f"{folder}{name}", where), storage_type, big)
         return known[name]
 
     return storage
 
 
-def _numbers(content: bytes, kind: Any, big: bool = False) -> np.ndarray:
-    if not isinstance(kind, Name) or kind.last not in DTYPES:
-        raise ValueError(f"its tensors have numbers of an unknown kind, {getattr(kind, 'text', kind)}")
-    numbers = np.frombuffer(content, np.dtype(DTYPES[kind.last]).newbyteorder(">" if big else "<"))
-    if kind.last == "BFloat16Storage":
+def _numbers(content: bytes, storage_type: Any, big: bool = False) -> np.ndarray:
+    if not isinstance(storage_type, Name) or storage_type.last not in DTYPES:
+        raise ValueError(f"its tensors have numbers of an unknown kind, {getattr(storage_type, 'text', storage_type)}")
+    numbers = np.frombuffer(content, np.dtype(DTYPES[storage_type.last]).newbyteorder(">" if big else "<"))
+    if storage_type.last == "BFloat16Storage":
         return (numbers.astype(np.uint32) << 16).view(np.float32)
     return numbers.astype(numbers.dtype.newbyteorder("="))
 
@@ -123,15 +123,15 @@ def _load_legacy(content: bytes, where: str) -> Any:
 
 
 def _legacy_storages(content: bytes, keys: list[str], kinds: dict[str, Any]) -> dict[str, np.ndarray]:
-    found, position = {}, 0
+    storages, position = {}, 0
     for key in keys:
         (count,) = struct.unpack_from("<q", content, position)
         size = count * np.dtype(DTYPES.get(kinds[key].last, "u1")).itemsize
         if count < 0 or position + 8 + size > len(content):
             raise ValueError("its tensors are cut short")
-        found[key] = _numbers(content[position + 8 : position + 8 + size], kinds[key])
+        storages[key] = _numbers(content[position + 8 : position + 8 + size], kinds[key])
         position += 8 + size
-    return found
+    return storages
 
 
 def read_bytes(path: Path) -> bytes:

@@ -43,8 +43,8 @@ def read(path: Path, options: Options) -> Described:
     constants = entry(archive, f"{root}constants.pkl", where)
     values = read_pickle(constants, where, zip_storages(archive, f"{root}constants/", where))
     result = _followed(_Code(archive, root, where, values), module, where)
-    found = recognize(result.chain, _width(result.chain, where), where)
-    return _described(found, options, where)
+    recognized = recognize(result.chain, _width(result.chain, where), where)
+    return _described(recognized, options, where)
 
 
 def _followed(code: "_Code", module: Any, where: str) -> Moving:
@@ -59,23 +59,24 @@ def _followed(code: "_Code", module: Any, where: str) -> Moving:
     return result
 
 
-def _described(found: Recognized, options: Options, where: str) -> Described:
-    normalizer, size = statistics(found.normalizer, found.width, options, where), len(found.network.output.bias)
+def _described(recognized: Recognized, options: Options, where: str) -> Described:
+    normalizer = statistics(recognized.normalizer, recognized.width, options, where)
+    size = len(recognized.network.output.bias)
     notes = () if normalizer else ("the file does not normalize observations",)
-    if found.argmax:
+    if recognized.argmax:
         space = ActionSpace("discrete", (size,))
         notes = (*notes, "the largest of the outputs is chosen: they are taken as logits")
-        return Described("TorchScript", "", "perceptron", found.network, space, normalizer=normalizer, notes=notes)
+        return Described("TorchScript", "", "perceptron", recognized.network, space, normalizer=normalizer, notes=notes)
     return Described(
         "TorchScript",
         "",
         "perceptron",
-        found.network,
-        ActionSpace("continuous", (size,), found.low, found.high),
-        found.squashed,
+        recognized.network,
+        ActionSpace("continuous", (size,), recognized.low, recognized.high),
+        recognized.squashed,
         given_std(options, size),
         normalizer,
-        found.mean_clip,
+        recognized.mean_clip,
         notes=(*notes, *without_std(options)),
     )
 
@@ -86,7 +87,7 @@ def _memory(module: Any, depth: int = 0) -> str:
         return ""
     if module.last in MEMORIES:
         return module.last
-    return next((found for part in module.state.values() if (found := _memory(part, depth + 1))), "")
+    return next((memory for part in module.state.values() if (memory := _memory(part, depth + 1))), "")
 
 
 def _width(chain: Chain, where: str) -> int:
@@ -120,11 +121,11 @@ class _Code:
     def method(self, shell: Any, name: str, args: list[Any]) -> Any:
         if not isinstance(shell, Shell) or not isinstance(shell.name, Name):
             raise self.refuse("a call of something that is no module")
-        module, _, kind = shell.name.text.rpartition(".")
+        module, _, class_name = shell.name.text.rpartition(".")
         for node in self.tree(module).body:
-            if isinstance(node, ast.ClassDef) and node.name == kind:
+            if isinstance(node, ast.ClassDef) and node.name == class_name:
                 return self.run(_function(node.body, name), [shell, *args])
-        raise FileError(f"{self.where} is not whole: the code of {kind} is missing in it")
+        raise FileError(f"{self.where} is not whole: the code of {class_name} is missing in it")
 
     def function(self, name: str, args: list[Any]) -> Any:
         module, _, last = name.rpartition(".")
@@ -212,23 +213,23 @@ class _Code:
             return args[1]
         if name.text.startswith("__torch__."):
             return self.function(name.text, args)
-        kind = name.text.removeprefix("torch.")
-        operation = OPERATIONS.get(kind.removesuffix("_")) if kind != name.text else None
-        found = operation(args, named) if operation else None
-        if found is None:
+        operator = name.text.removeprefix("torch.")
+        operation = OPERATIONS.get(operator.removesuffix("_")) if operator != name.text else None
+        result = operation(args, named) if operation else None
+        if result is None:
             raise self.refuse(name.text)
-        return self.in_place(args[0], found, name.text) if kind.endswith("_") else found
+        return self.in_place(args[0], result, name.text) if operator.endswith("_") else result
 
-    def in_place(self, target: Any, found: Any, name: str) -> Moving:
+    def in_place(self, target: Any, result: Any, name: str) -> Moving:
         """The same value, changed for all who hold it; a part of another value would change that one too."""
-        if not isinstance(target, Moving) or not isinstance(found, Moving) or is_part(target):
+        if not isinstance(target, Moving) or not isinstance(result, Moving) or is_part(target):
             raise self.refuse(f"{name} in place")
-        target.chain = found.chain
+        target.chain = result.chain
         return target
 
 
 def _function(body: list[ast.stmt], name: str) -> ast.FunctionDef:
-    found = next((node for node in body if isinstance(node, ast.FunctionDef) and node.name == name), None)
-    if found is None:
+    function = next((node for node in body if isinstance(node, ast.FunctionDef) and node.name == name), None)
+    if function is None:
         raise KeyError(name)
-    return found
+    return function

@@ -21,17 +21,17 @@ def read(path: Path, groups: Groups = ()) -> Normalizer | None:
     content = read_bytes(path)
     if content[:4] == b"PK\x03\x04":
         return _read_arrays(content, str(path))
-    kept = read_pickle(content, str(path))
-    if not isinstance(kept, Shell) or ("obs_rms" not in kept.state and "norm_obs" not in kept.state):
-        raise FileError(f"{path} holds no VecNormalize and no arrays mean and var: {kept!r:.60}")
-    if not kept.state.get("norm_obs", True):
+    shell = read_pickle(content, str(path))
+    if not isinstance(shell, Shell) or ("obs_rms" not in shell.state and "norm_obs" not in shell.state):
+        raise FileError(f"{path} holds no VecNormalize and no arrays mean and var: {shell!r:.60}")
+    if not shell.state.get("norm_obs", True):
         return None
-    clip, epsilon = float(kept.state["clip_obs"]), float(kept.state.get("epsilon", 1e-8))
-    statistics = kept.state["obs_rms"]
+    clip, epsilon = float(shell.state["clip_obs"]), float(shell.state.get("epsilon", 1e-8))
+    statistics = shell.state["obs_rms"]
     if not isinstance(statistics, dict):
         mean, var, count = _moments(statistics, path)
         return normalizer(mean, np.sqrt(var + epsilon), clip, str(path), count)
-    return _of_groups(statistics, kept.state.get("norm_obs_keys"), groups, clip, epsilon, path)
+    return _of_groups(statistics, shell.state.get("norm_obs_keys"), groups, clip, epsilon, path)
 
 
 def beside(policy: Path) -> Path | None:
