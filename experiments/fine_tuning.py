@@ -22,6 +22,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import Tensor
 
 from experiments.batches import ForSb3, Paid
+from experiments.curves import smooth
 from experiments.customizing import settings_of
 from experiments.through_hosts import summary
 from repolicy import load_policy
@@ -152,7 +153,7 @@ def picture(rows: list[Row], path: Path) -> None:
             mine = [row for row in rows if (row["task"], row["way"]) == (task, way)]
             if not mine:
                 continue
-            curves = np.array([row["curves"][row["curve"]] for row in mine], float)  # None becomes nan
+            curves = np.array([smooth(row) for row in mine])
             steps = mine[0]["iteration_steps"] * np.arange(1, curves.shape[1] + 1) / 1e6
             seen = ~np.isnan(curves).any(0)
             line = panel.plot(steps[seen], curves.mean(0)[seen], label=way, lw=2.2 if "residual" in way else 1.2)

@@ -12,8 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 
+import numpy as np
+
 from experiments import dial, real_robot
 from experiments import found as found_settings
+from experiments.curves import smooth
 from experiments.customizing import GAMMAS, METHODS, TASKS
 from experiments.pages import Tables, fill
 from repolicy.many.ledger import Ledger, Row
@@ -272,17 +275,20 @@ def each_and_mean(values: list[float]) -> str:
     return f"**{mean(values):,.0f}** ({', '.join(f'{value:,.0f}' for value in values)})"
 
 
+FINE_TUNED = {"halfcheetah": "halfcheetah_10", "hopper": "hopper"}  # and the customizing task with the same wish
+
+
 def fine_tuning() -> str:
     """A row a way: how much of the unseen reward is lost at first and at the end, and 100 episodes then."""
     lines = [
-        "| prior, wish | way | lowest of 50 iterations | last 10 | basic, at the end | add-on | **total** | sampled "
+        "| prior | way | lowest of 50 iterations | at the end | basic, at the end | add-on | **total** | sampled "
         "| seeds |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     runs = list(ledger("fine_tuning.jsonl").values())
     for task, way in dict.fromkeys((run["task"], run["way"]) for run in sorted(runs, key=lambda run: run["task"])):
         mine = [run for run in runs if (run["task"], run["way"]) == (task, way)]
-        shares = [of_the_start(run["curves"][run["curve"]]) for run in mine]
+        shares = [of_the_prior(run) for run in mine]
         kept = [f"{mean(share[i] for share in shares):.0%}" for i in (0, 1)]
         ends = [mean(run["end"]["mean"][f"{part}_reward"][0] for run in mine) for part in ("basic", "addon", "total")]
         sampled = mean(run["end"]["sampled"]["total_reward"][0] for run in mine)
@@ -291,11 +297,12 @@ def fine_tuning() -> str:
     return "\n".join(lines)
 
 
-def of_the_start(curve: list[float | None]) -> tuple[float, float]:
-    """The lowest value of the first 50 iterations and the mean of the last 10, as shares of the first value."""
-    first = next(value for value in curve if value is not None)
-    early, late = ([value for value in part if value is not None] for part in (curve[:50], curve[-10:]))
-    return min(early) / first, mean(late) / first
+def of_the_prior(row: Row) -> tuple[float, float]:
+    """The lowest value of the first 50 iterations and the last one, as shares of the prior's own."""
+    kept = ledger("customizing.jsonl")[f"{FINE_TUNED[row['task']]}/prior/0"]["last"]["sampled"]
+    own = kept["basic_reward"][0] / (kept["length"][0] if row["curve"] == "basic" else 1.0)
+    curve = smooth(row)
+    return float(np.nanmin(curve[:50])) / own, float(curve[~np.isnan(curve)][-1]) / own
 
 
 def distances(runs: list[Row]) -> str:
