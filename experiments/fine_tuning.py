@@ -147,7 +147,7 @@ def picture(rows: list[Row], path: Path) -> None:
     import numpy as np
 
     tasks = [task for task in TASKS if any(row["task"] == task for row in rows)]
-    figure, panels = plt.subplots(1, len(tasks), figsize=(6 * len(tasks), 4), squeeze=False, layout="constrained")
+    figure, panels = plt.subplots(1, len(tasks), figsize=(2.5 + 6 * len(tasks), 4), squeeze=False, layout="constrained")
     for panel, task in zip(panels[0], tasks, strict=True):
         for way in WAYS:
             mine = [row for row in rows if (row["task"], row["way"]) == (task, way)]
@@ -163,7 +163,7 @@ def picture(rows: list[Row], path: Path) -> None:
         what = "basic reward a step" if TASKS[task].curve == "basic" else "basic return of an episode"
         panel.set(title=f"{task}, {TASKS[task].addon}", xlabel="million steps", ylabel=f"{what}, which nobody sees")
         panel.spines[["top", "right"]].set_visible(False)
-    panels[0][-1].legend(frameon=False, fontsize=8)
+    figure.legend(*panels[0][-1].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8)
     figure.savefig(path, dpi=100)
 
 
