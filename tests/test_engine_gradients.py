@@ -128,6 +128,7 @@ def engine_gradient(objective: Objective, surrogate: Any) -> tuple[Policy, Tenso
     policy, critic = tabular(PROBABILITIES.log()), Mlp(2, (8,), 1)
     torch.nn.init.normal_(critic.biases[-1])
     made: Any = Worker.__new__(Worker)
+    made.critic_size = 0  # it sees what the policy sees
     made.settings = Settings(
         gamma=GAMMA, lam=1.0, normalize_advantages=False, scale_rewards=False, surrogate=surrogate, epochs=1
     )
