@@ -175,11 +175,14 @@ def sweeps() -> str:
     return "\n".join(lines)
 
 
+PRICES = ("overhead", "states_overhead", "dial_overhead")
+
+
 def prior() -> str:
-    lines = ["| prior | an iteration without it | with it | costs | its states cost |", "|---|---|---|---|---|"]
+    lines = ["| prior | an iteration without it | with it | costs | its states cost | a dial costs |", "|---" * 6 + "|"]
     for row in rows("prior.jsonl"):
         without, with_it = (1000 * row["seconds_an_iteration"][name] for name in ("greedy", "residual"))
-        costs = [f"{100 * row[name]:.1f} %" if name in row else "–" for name in ("overhead", "states_overhead")]
+        costs = [f"{100 * row[name]:.1f} %" if name in row else "–" for name in PRICES]
         lines.append(f"| {row['task']} | {without:.0f} ms | {with_it:.0f} ms | {' | '.join(costs)} |")
     return "\n".join(lines)
 
