@@ -29,7 +29,7 @@ class Mutant:
 
 OBJECTIVE, PPO, WORKER = "tests/test_objective.py", "tests/test_ppo.py", "tests/test_worker.py"
 POLICY, PRIVILEGED = "tests/test_policy.py", "tests/test_privileged.py"
-STATES, WORTH, GRADIENTS = "tests/test_states.py", "tests/test_worth.py", "tests/test_engine_gradients.py"
+STATES, WORTH = "tests/test_states.py", "tests/test_worth.py"
 DIAL = "tests/dial tests/test_envs.py"
 DQN, SAC = "tests/rql/test_dqn.py", "tests/rql/test_sac.py"
 LLM = {
@@ -46,8 +46,8 @@ MUTANTS = [
     Mutant("objective.py", 'Objective("addon", omega=alpha, alpha=alpha)', 'Objective("addon", alpha=alpha)', OBJECTIVE, "kl without its prior"),
     Mutant("objective.py", 'Objective("basic", alpha=alpha, bonus=alpha)', 'Objective("basic", alpha=alpha)', OBJECTIVE, "repeat without repeating"),
     Mutant("objective.py", 'return Objective("basic", bonus=alpha)', 'return Objective("basic", alpha=alpha)', OBJECTIVE, "end-entropy becomes soft"),
-    Mutant("objective.py", "familiar = objective.states * states", "familiar = -objective.states * states", GRADIENTS, "sign of the prior's states"),
-    Mutant("objective.py", "total + familiar if objective.states else total", "total", GRADIENTS, "prior's states dropped"),
+    Mutant("objective.py", "familiar = objective.states * states", "familiar = -objective.states * states", OBJECTIVE, "sign of the prior's states"),
+    Mutant("objective.py", "total + familiar if objective.states else total", "total", OBJECTIVE, "prior's states dropped"),
     Mutant("policies/density.py", "self.whitening) - self.edge)", "self.whitening))", STATES, "no hinge"),
     Mutant("policies/density.py", "missing = 0.5 *", "missing = 1.0 *", STATES, "twice the nats"),
     Mutant("policies/density.py", "away.T @ away / len(inputs)", "away.T @ away", STATES, "covariance not a mean"),
@@ -96,8 +96,8 @@ MUTANTS = [
     Mutant("engine/worker.py", "self.critic_normalizer} if self.critic_size else {}", "self.critic_normalizer} if False else {}", PRIVILEGED, "the critic's statistics not in the checkpoint"),
     Mutant("engine/worker.py", "self.critic_normalizer.update(self.team.sum(sums(raw)))", "self.critic_normalizer.update(sums(raw))", PRIVILEGED, "the critic's statistics of each rank's own"),
     Mutant("engine/steering.py", "exp(STEERING * now", "exp(-STEERING * now", WORKER, "KL budget steered the wrong way"),
-    Mutant("engine/steering.py", "replace(objective, omega=omega) if omega_alone else", "", WORKER, "a log-prior budget moves alpha too"),
-    Mutant("engine/worker.py", "nats = own - log_prior.double()", "nats = log_prior.double() - own", WORKER, "likelier actions spend the log-prior budget"),
+    Mutant("engine/steering.py", "replace(objective, omega=omega) if omega_alone else", "", "tests/test_steering.py", "a log-prior budget moves alpha too"),
+    Mutant("engine/worker.py", "nats = own - log_prior.double()", "nats = log_prior.double() - own", "tests/test_steering.py", "likelier actions spend the log-prior budget"),
     Mutant("engine/steering.py", "DAMPING * (now - before)", "DAMPING * (before - now)", WORKER, "a drift on its way pushed along"),
     Mutant("engine/segments.py", "last_is_best = self.moves or ", "last_is_best = ", WORKER, "returns by other weights compared"),
     Mutant("engine/segments.py", "derived_seed(settings.seed, self.segment, 1 + index)", "derived_seed(settings.seed, 0, 1 + index)", WORKER, "segments share random numbers"),

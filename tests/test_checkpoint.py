@@ -1,7 +1,6 @@
 """Files on disk: what is read is what was written, and what is damaged, foreign or full is said in a sentence."""
 
 import errno
-import json
 import math
 import os
 import resource
@@ -19,11 +18,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.request import Request
-from repolicy.engine.settings import Settings
-from repolicy.errors import FileError, UsageError
-from repolicy.objective import soft
+from repolicy.errors import FileError
 from repolicy.policies import storage
 from repolicy.policies.file import check_fingerprint, load_policy, read_policy, save_policy
 from repolicy.policies.moments import sums
@@ -279,121 +274,6 @@ def test_a_policy_that_does_not_ship_is_named(tmp_path: Path) -> None:
         load_policy(tmp_path)
     with pytest.raises(FileError, match="there is no file .*nowhere.safetensors, and no policy of that name ships"):
         load_policy(tmp_path / "nowhere.safetensors")
-
-
-# Runs -----------------------------------------------------------------------------------------------------------------
-
-STATE = {"parameters": torch.arange(4.0)}
-
-
-def with_segments(tmp_path: Path, count: int) -> RunFolder:
-    folder = RunFolder(tmp_path / "run")
-    for segment in range(1, count + 1):
-        folder.save(segment, {"parameters": STATE["parameters"] * segment}, {"iteration": 10 * segment})
-    return folder
-
-
-def test_the_newest_checkpoint_is_taken(tmp_path: Path) -> None:
-    folder = with_segments(tmp_path, 11)
-    found = folder.latest()
-    assert found is not None
-    tensors, story, complaints = found
-    assert torch.equal(tensors["parameters"], STATE["parameters"] * 11)
-    assert (story["segment"], story["iteration"], complaints) == (11, 110, [])
-    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert kept == ["000010.safetensors", "000011.safetensors"]
-
-
-def test_there_may_be_none_yet(tmp_path: Path) -> None:
-    assert RunFolder(tmp_path / "run").latest() is None
-
-
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
-    folder = with_segments(tmp_path, 3)
-    newest = tmp_path / "run" / "checkpoints" / "000003.safetensors"
-    newest.write_bytes(newest.read_bytes()[:-1])
-    found = folder.latest()
-    assert found is not None
-    _, story, complaints = found
-    assert story["segment"] == 2
-    assert len(complaints) == 1
-    assert "000003.safetensors is damaged" in complaints[0]
-    assert complaints[0].endswith("; going on from the one before")
-
-
-def test_when_all_are_damaged_that_is_said(tmp_path: Path) -> None:
-    folder = with_segments(tmp_path, 2)
-    for path in (tmp_path / "run" / "checkpoints").iterdir():
-        path.write_bytes(b"")
-    with pytest.raises(FileError, match=r"000002.* is damaged.*000001.* is damaged.*; there is no other checkpoint$"):
-        folder.latest()
-
-
-REQUEST = json.loads(json.dumps(Request("Ant-v4", soft(0.1), Settings(steps=100), ("a",)).as_dict()))
-
-
-@pytest.mark.parametrize(
-    "name", ["policy.safetensors", "metrics.jsonl", "prior.safetensors", "sweep.json", "report.html"]
-)
-def test_files_of_nobodys_run_are_not_written_over(tmp_path: Path, name: str) -> None:
-    mine, prior = tmp_path / name, tmp_path / "elsewhere"
-    mine.write_text("mine")
-    prior.write_text("a prior")
-    with pytest.raises(UsageError, match=f"{name} is there already, and of no run"):
-        RunFolder(tmp_path).begin({}, {}, False, prior)
-    assert mine.read_text() == "mine"
-    assert not (tmp_path / "run.json").exists()
-
-
-def test_a_run_that_was_killed_as_it_began_may_begin_again(tmp_path: Path) -> None:
-    (tmp_path / "prior.safetensors").write_text("a prior")
-    RunFolder(tmp_path).begin(REQUEST, {}, True, b"a prior")
-    assert RunFolder(tmp_path).request() == REQUEST
-
-
-def test_a_folder_belongs_to_one_request(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    assert folder.request() is None
-    folder.begin(REQUEST, {"torch": "2"}, resume=False)
-    folder.begin(REQUEST, {"torch": "3"}, resume=True)
-    assert folder.request() == REQUEST
-    with pytest.raises(UsageError, match="holds a run already; add --resume to go on with it, or choose another --out"):
-        folder.begin(REQUEST, {}, resume=False)
-    other = Request("Hopper-v4", soft(0.1), Settings(steps=200), ("a",)).as_dict()
-    with pytest.raises(
-        UsageError,
-        match="with other settings: env was Ant-v4 and is now Hopper-v4; steps was 100 and is now 200$",
-    ):
-        folder.begin(other, {}, resume=True)
-    assert folder.request() == REQUEST
-
-
-def test_a_damaged_request_is_named(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text('{"request": ')
-    with pytest.raises(FileError, match=r"run.json cannot be read"):
-        RunFolder(tmp_path).request()
-
-
-def test_one_run_at_a_time(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    with folder.locked(), pytest.raises(FileError, match="another run is at work in .*run; choose another --out"):
-        RunFolder(tmp_path / "run").locked().__enter__()
-    with folder.locked():
-        pass  # it is free again
-
-
-def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("in the way")
-    with pytest.raises(FileError, match="cannot be used as a run's folder: File exists"):
-        RunFolder(tmp_path / "run").locked().__enter__()
-
-
-def test_metrics_that_will_be_written_again_are_forgotten(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    lines = [json.dumps({"iteration": iteration, "x": math.nan}) for iteration in (1, 2, 3, 4)]
-    folder.metrics.write_text("\n".join(lines) + '\n{"iterati')  # killed in the middle of a line
-    folder.forget_after(2)
-    assert folder.metrics.read_text() == "\n".join(lines[:2]) + "\n"
 
 
 def test_specs_are_written_as_they_are(tmp_path: Path) -> None:

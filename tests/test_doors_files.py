@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -20,10 +19,8 @@ import repolicy
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.request import Request
 from repolicy.engine.settings import Settings, read_settings
-from repolicy.engine.steering import off_budget, steered
 from repolicy.engine.terminal import Terminal
 from repolicy.engine.training import run
-from repolicy.engine.watch import TensorBoard
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import OWN, confirm, printable, read_json
 from repolicy.objective import residual, soft
@@ -364,76 +361,6 @@ def test_a_folder_that_is_refused_is_as_it_was(capsys: pytest.CaptureFixture[str
     with pytest.raises(RepolicyError), RunFolder("new").locked():
         raise RepolicyError("refused")
     assert not Path("new").exists()
-
-
-# Where it is told -----------------------------------------------------------------------------------------------------
-
-
-def test_an_environment_that_prints_does_not_break_json(capfd: pytest.CaptureFixture[str]) -> None:
-    Path("loud.py").write_text(
-        "import os, gymnasium\nprint('imported')\n"
-        "def make():\n    print('made')\n    os.write(1, b'from C')\n    os.system('echo from a child')\n"
-        "    return gymnasium.make('CartPole-v1')\n"
-        "def addon(observations, actions, after, info):\n    print('called')\n    return after[:, 0]\n"
-    )
-    words = ["evaluate", "policy", "--env", "loud.py:make", "--addon", "loud.py:addon", "--episodes", "1", "--json"]
-    spec = replace(SPECS["categorical"], observation_size=4, actions=replace(SPECS["categorical"].actions, sizes=(2,)))
-    save_policy("policy", repolicy.Policy(spec), {})
-    code, out, said = typed(capfd, *words)
-    assert (code, json.loads(out)["env"]) == (0, "loud.py:make"), said
-    assert all(word in said for word in ("imported", "made", "called", "from C", "from a child"))
-
-
-@pytest.mark.parametrize("words", [["addons", "--json"], ["train", "--help"]])
-def test_a_stdout_that_is_full_is_one_sentence(words: list[str]) -> None:
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "repolicy", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "repolicy: standard output cannot be written: No space left on device"
-    assert "Traceback" not in done.stderr
-
-
-def test_a_full_disk_under_tensorboard_does_not_end_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    watcher = TensorBoard(RunFolder(tmp_path))
-    watcher.begin(Request("Hopper-v4", soft(0.1), SMALL), 0, 4)
-    [file] = tmp_path.glob("events.*")
-    watcher._writer.flush()
-    real = watcher._writer.file_writer.event_writer._async_writer._writer._writer
-    with open("/dev/full", "wb", buffering=0) as full:
-        monkeypatch.setattr(real, "write", full.write)
-        for step in range(3):
-            watcher.write({"steps": step, "kl": 0.5})
-            time.sleep(0.1)
-        watcher.close()
-    assert capsys.readouterr().err.count("TensorBoard's files cannot be written: No space left on device") == 1
-    assert file.exists()
-
-
-# A small KL budget ----------------------------------------------------------------------------------------------------
-
-
-def test_a_small_budget_does_not_make_the_steering_jump() -> None:
-    """A KL of 0.001 from 4,096 samples comes out between −0.0005 and 0.0025, which is not what the policy did."""
-    budget, weights, before = 0.001, residual(0.2, 0.1), 0.0
-    for measured in (-0.0005, 0.0025, 0.001, -0.0005, 0.0025) * 4:
-        now = off_budget(measured, budget, before, 4096)
-        after = steered(weights, before, now)
-        assert 2 / 3 < after.omega / weights.omega < 3 / 2
-        weights, before = after, now
-    assert 0.1 < weights.omega < 0.4
-    for _ in range(100):  # a drift that lasts is followed
-        before = off_budget(0.01, budget, before, 4096)
-    assert before == 2.0
-
-
-def test_a_budget_that_can_be_measured_is_steered_by_what_was_measured() -> None:
-    for measured in (-1.0, 0.5, 3.0):
-        assert off_budget(measured, 2.0, -2.0, 4096) == off_budget(measured, 2.0)
-    assert off_budget(1e-9, 1e-9) == 0.0
 
 
 def test_damaged_files_and_odd_command_lines() -> None:

@@ -105,6 +105,13 @@ def test_literal_answers(what: Objective, prior: float, entropy: float, total: f
     assert type(parts.total) is type(basic) or isinstance(parts.total, np.floating)
 
 
+def test_states_that_the_prior_does_not_know_cost() -> None:
+    """A state that is 4 nats too unlikely, at 0.5 a nat: 2 less than the 7 without that price."""
+    parts = reformulated(objective.residual(0.25, 0.5, states=0.5), 7.0, -4.0, -2.0, states=-4.0)
+    assert (parts.task, parts.prior, parts.entropy, parts.states, parts.total) == (7.0, -1.0, 1.0, -2.0, 5.0)
+    assert reformulated(objective.residual(0.25, 0.5), 7.0, -4.0, -2.0, states=-4.0).total == 7.0
+
+
 def test_kl_pays_for_the_log_ratio() -> None:
     """Where policy and prior agree, the kl objective is the task's reward alone."""
     task, log_prob = np.array([1.0, -2.0, 3.0]), np.array([-0.5, -4.0, 0.25])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from test_training import same, weights
 from torch import Tensor
 
 from repolicy.cli import main as cli
@@ -114,16 +115,6 @@ def segments(folder: Path, env: str, objective: Objective, settings: Settings = 
     state = {"mean": torch.tensor([0.1, 3.0, 2.0]).double(), "var": torch.tensor([0.3, 4.0, 2.0]).double()}
     made.worker.critic_normalizer.load_state_dict(state | {"count": torch.tensor(100.0).double()})
     return made
-
-
-def weights(folder: Path) -> dict[str, Tensor]:
-    latest = RunFolder(folder).latest()
-    assert latest is not None
-    return latest[0]
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 # Who sees what --------------------------------------------------------------------------------------------------------

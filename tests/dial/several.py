@@ -1,10 +1,11 @@
-"""What the tests of several dials share: a prior of linear–quadratic control, and two wishes for it."""
+"""What the tests of trained dials share: a prior of linear–quadratic control, wishes for it, and a worker."""
 
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -12,7 +13,13 @@ import test_customize
 from test_customize import SETTINGS, as_policy, optimum
 from tiny_envs import CONTROL_COST, STATE_COST, tiny
 
+from repolicy.engine.conditioned import ConditionedWorker
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.ranks import Alone
+from repolicy.engine.request import Request
+from repolicy.engine.segments import Segments
 from repolicy.engine.settings import Settings
+from repolicy.objective import Objective
 from repolicy.policies.file import save_policy
 
 ALPHA = 0.2
@@ -39,3 +46,19 @@ def prior_file(folder: Path) -> Path:
     card = {"request": {"env": tiny("WithoutReward"), "objective": {"alpha": ALPHA}}}
     save_policy(path, as_policy(optimum(STATE_COST, CONTROL_COST, ALPHA)), card)
     return path
+
+
+def worker(
+    prior: Path, tmp_path: Path, objective: Objective, settings: Settings = FEW, wishes: tuple[str, ...] = (WISH,)
+) -> ConditionedWorker:
+    """After its first segment has begun; its critic believes something, and its policy is the prior no more."""
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.prior.write_bytes(prior.read_bytes())
+    segments = Segments(Request(tiny("WithoutReward"), objective, settings, wishes, "a checksum"), folder, Alone())
+    segments.begin()
+    made = segments.worker
+    assert isinstance(made, ConditionedWorker)
+    with torch.no_grad():
+        made.learner.parameters.add_(0.2 * torch.randn(len(made.learner.parameters)))
+    return made

@@ -11,37 +11,24 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import test_customize
-from test_customize import SETTINGS, WISH_CONTROL_COST, WISH_STATE_COST, as_policy, customized, gain_and_std, optimum
+from several import ALPHA, WISH, prior_file, worker
+from test_customize import SETTINGS, WISH_CONTROL_COST, WISH_STATE_COST, customized, gain_and_std, optimum
 from tiny_envs import CONTROL_COST, STATE_COST, tiny
 
 from repolicy.cli import main as cli
 from repolicy.engine import ppo
-from repolicy.engine.conditioned import ConditionedWorker
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.ranks import Alone
 from repolicy.engine.request import Request, words
-from repolicy.engine.segments import Segments
 from repolicy.engine.settings import Settings
 from repolicy.envs.dialed import ENDS, Dialed
 from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import make_envs
 from repolicy.errors import FileError, UsageError
-from repolicy.objective import Dial, Objective, kl, residual
+from repolicy.objective import Dial, kl, residual
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.file import load_policy, read_policy, save_policy
 from repolicy.policies.storage import packed, read
 
-ALPHA = 0.2
-WISH = f"{Path(test_customize.__file__)}:wish"
 FEW = Settings(**SETTINGS.as_dict() | {"steps": 1_024, "envs": 16, "segment": 1, "minibatch": 128, "hidden": (8,)})
-
-
-def prior_file(folder: Path) -> Path:
-    path = folder / "prior.safetensors"
-    card = {"request": {"env": tiny("WithoutReward"), "objective": {"alpha": ALPHA}}}
-    save_policy(path, as_policy(optimum(STATE_COST, CONTROL_COST, ALPHA)), card)
-    return path
 
 
 @pytest.fixture
@@ -79,19 +66,6 @@ def test_a_position_stays_until_its_episode_ends(env: str) -> None:
 
 
 # How it is paid -------------------------------------------------------------------------------------------------------
-
-
-def worker(prior: Path, tmp_path: Path, objective: Objective, settings: Settings = FEW) -> ConditionedWorker:
-    folder = RunFolder(tmp_path / "run")
-    folder.path.mkdir()
-    folder.prior.write_bytes(prior.read_bytes())
-    segments = Segments(Request(tiny("WithoutReward"), objective, settings, (WISH,), "a checksum"), folder, Alone())
-    segments.begin()
-    made = segments.worker
-    assert isinstance(made, ConditionedWorker)
-    with torch.no_grad():  # a critic that believes something, and a policy that is the prior no more
-        made.learner.parameters.add_(0.2 * torch.randn(len(made.learner.parameters)))
-    return made
 
 
 @pytest.mark.parametrize("alpha", [0.15, 0.0])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from several import ALPHA, FAST, QUIET, prior_file
-from test_conditioned_policy import SPECS, prior, shaken
+from test_conditioned_policy import prior, shaken
 from tiny_envs import tiny
 
 import repolicy
@@ -22,7 +22,7 @@ from repolicy.objective import Dial, Objective, residual
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.export import _onnx_reader, _torchscript_reader, export
 from repolicy.policies.file import read_policy, save_policy
-from repolicy.policies.film import DEGREE, FilmMlp, exponents, polynomials
+from repolicy.policies.film import DEGREE, exponents, polynomials
 from repolicy.policies.storage import packed, read
 
 OMEGA, QUIETLY, FASTER = Dial("omega", 0.03, 3.0), Dial("quiet", 0.0, 2.0, "linear"), Dial("fast", 0.5, 1.0, "linear")
@@ -54,23 +54,6 @@ def test_at_the_start_it_is_the_prior_and_then_each_position_an_ordinary_policy(
     actions = torch.stack([torch.as_tensor(actor(each.numpy())) for each in both])
     torch.testing.assert_close(actor.log_probs(actions), made(torch.stack(both).flatten(0, 1)).log_prob(
         actions.flatten(0, 1)).reshape(2, 50), atol=1e-4, rtol=1e-4)  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["tanh", "elu", "swish", "norms", "linear"])
-def test_the_gradient_by_hand_is_autograds(kind: str) -> None:
-    spec = SPECS[kind]
-    network = FilmMlp(4, spec.hidden, 3, spec.activation, norms=spec.norms, spare=2, dials=3)
-    for parameter in network.parameters():
-        parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(6))
-        parameter.grad = torch.zeros_like(parameter)
-    inputs, weights = seen(20), torch.randn(20, 5, generator=torch.Generator().manual_seed(7))
-    plainly = network._plainly(inputs)
-    wanted = torch.autograd.grad((plainly * weights).sum(), list(network.parameters()))
-    outputs, backward = network.vjp(inputs)
-    torch.testing.assert_close(outputs, plainly, atol=1e-4, rtol=1e-4)
-    backward(weights)
-    for parameter, gradient in zip(network.parameters(), wanted, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, atol=1e-3, rtol=1e-3)
 
 
 def test_the_polynomials_are_all_products_up_to_the_degree() -> None:

@@ -7,19 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from several import ALPHA, FAST, FEW, QUIET, WISH, prior_file
+from several import ALPHA, FAST, FEW, QUIET, WISH, prior_file, worker
 from test_customize import SETTINGS, WISH_CONTROL_COST, WISH_STATE_COST, gain_and_std, optimum
 from tiny_envs import CONTROL_COST, STATE_COST, tiny
 
 from experiments.dial import others, shuffled
 from repolicy.cli import main as cli
 from repolicy.engine import ppo
-from repolicy.engine.conditioned import ConditionedWorker, collapsed
+from repolicy.engine.conditioned import collapsed
 from repolicy.engine.folder import RunFolder
-from repolicy.engine.ranks import Alone
 from repolicy.engine.request import Request, words
 from repolicy.engine.result import Result
-from repolicy.engine.segments import Segments
 from repolicy.engine.settings import Settings
 from repolicy.engine.training import customize, train
 from repolicy.envs.dialed import ENDS, Dialed
@@ -59,19 +57,6 @@ def test_on_each_dial_every_environment_has_a_stratum_of_its_own() -> None:
 # How it is paid -------------------------------------------------------------------------------------------------------
 
 
-def worker(prior: Path, tmp_path: Path, addons: tuple[str, ...], objective: Objective) -> ConditionedWorker:
-    folder = RunFolder(tmp_path / "run")
-    folder.path.mkdir()
-    folder.prior.write_bytes(prior.read_bytes())
-    segments = Segments(Request(tiny("WithoutReward"), objective, FEW, addons, "a checksum"), folder, Alone())
-    segments.begin()
-    made = segments.worker
-    assert isinstance(made, ConditionedWorker)
-    with torch.no_grad():  # a critic that believes something, and a policy that is the prior no more
-        made.learner.parameters.add_(0.2 * torch.randn(len(made.learner.parameters)))
-    return made
-
-
 CASES = {
     "omega and an add-on": ((f"{FAST}=0.5", f"{QUIET}=0..2"), residual(0.05, 0.15, omega_to=1.6), 4),
     "two add-ons, one of them thrice": ((f"{FAST}=0..1", f"{QUIET}=0.5..3", f"{FAST}=2"), kl(0.2), 5),
@@ -84,7 +69,7 @@ CASES = {
 def test_the_heads_times_their_weights_are_the_advantage_of_the_scalar_reward(
     prior: Path, tmp_path: Path, addons: tuple[str, ...], objective: Objective, heads: int
 ) -> None:
-    made = worker(prior, tmp_path, addons, objective)
+    made = worker(prior, tmp_path, objective, wishes=addons)
     made.returns.statistics[2] = torch.linspace(0.25, 9.0, heads).double()
     rollout = made.collector.collect(made.learner.policy)
     log_prior, *values = made.score(rollout, made.learner.policy.normalizer(torch.from_numpy(rollout.observations)))
@@ -118,7 +103,7 @@ def test_the_heads_times_their_weights_are_the_advantage_of_the_scalar_reward(
 
 
 def test_advantages_are_of_one_size_in_every_cell_of_two_dials(prior: Path, tmp_path: Path) -> None:
-    made = worker(prior, tmp_path, (f"{QUIET}=0..2",), residual(0.05, 0.15, omega_to=1.6))
+    made = worker(prior, tmp_path, residual(0.05, 0.15, omega_to=1.6), wishes=(f"{QUIET}=0..2",))
     shape = (64, 64)
     made.places = torch.rand(*shape, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
     size = torch.exp(3.0 * made.places[..., 0] - 2.0 * made.places[..., 1])
@@ -132,7 +117,7 @@ def test_advantages_are_of_one_size_in_every_cell_of_two_dials(prior: Path, tmp_
 
 
 def test_a_dial_that_turns_nothing_is_named(prior: Path, tmp_path: Path) -> None:
-    made = worker(prior, tmp_path, (f"{QUIET}=0..2",), residual(0.05, 0.15, omega_to=1.6))
+    made = worker(prior, tmp_path, residual(0.05, 0.15, omega_to=1.6), wishes=(f"{QUIET}=0..2",))
     film = made.learner.policy.network.film.data
     film[:] = torch.tensor([[1.0 if quiet == 0 else 0.0] for _, quiet in exponents(2)])  # nothing but omega's own
     found = made.width(torch.randn(300, 3))
@@ -256,7 +241,7 @@ def test_training_from_nothing_takes_no_range(tmp_path: Path) -> None:
 
 
 def test_shuffled_positions_pay_for_others_than_those_that_are_shown(prior: Path, tmp_path: Path) -> None:
-    made = worker(prior, tmp_path, TWO[0], TWO[1])  # type: ignore[arg-type]
+    made = worker(prior, tmp_path, TWO[1], wishes=TWO[0])  # type: ignore[arg-type]
     rollouts = [made.collector.collect(made.learner.policy) for _ in range(40)]
     shown = np.concatenate([made.asked(rollout).numpy() for rollout in rollouts])
     with shuffled():

@@ -5,7 +5,6 @@ import contextlib
 import io
 import json
 import pickle
-import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,9 +21,7 @@ from repolicy.errors import FileError, UsageError
 from repolicy.policies.formats import CannotCopyError, Described, Options, describe, recognized
 
 sb3 = pytest.importorskip("stable_baselines3")
-from stable_baselines3.common.policies import ActorCriticPolicy  # noqa: E402
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize  # noqa: E402
-from stable_baselines3.sac.policies import SACPolicy  # noqa: E402
 
 LOW, HIGH = np.array([-2.0, -1.0, 0.5], np.float32), np.array([1.0, 3.0, 2.5], np.float32)
 SPACES = {
@@ -358,78 +355,3 @@ def test_what_cannot_be_copied_says_why(tmp_path: Path) -> None:
     _, path = made(sb3.PPO, tmp_path, seen=spaces.Discrete(3))
     with pytest.raises(CannotCopyError, match="observations are a Discrete"):
         describe(path)
-
-
-# The zoo's files, written by versions 1.0 to 2.4 with old gym ---------------------------------------------------------
-
-
-class _Bare(pickle.Unpickler):
-    """The test's own reading of a file of known contents: NumPy's names as they are, all others empty."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] == "numpy":
-            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-        return type(name, (), {})
-
-
-def normalized(path: Path, obs: np.ndarray) -> np.ndarray:
-    """By VecNormalize's own code, with the statistics of a file."""
-    kept = _Bare(io.BytesIO(path.read_bytes())).load()
-    envs = VecNormalize(DummyVecEnv([Still]), clip_obs=kept.clip_obs, epsilon=kept.epsilon)
-    envs.obs_rms.mean, envs.obs_rms.var = kept.obs_rms.mean, kept.obs_rms.var
-    return envs.normalize_obs(obs)
-
-
-def weights(path: Path) -> dict[str, torch.Tensor]:
-    content = io.BytesIO(zipfile.ZipFile(path).read("policy.pth"))
-    return torch.load(content, map_location="cpu", weights_only=True)
-
-
-ZOO = {
-    "ppo_HalfCheetah-v3": (17, spaces.Box(-1, 1, (6,)), {"activation_fn": torch.nn.ReLU, "net_arch": [256, 256]}),
-    "trpo_Hopper-v3": (11, spaces.Box(-1, 1, (3,)), {}),
-    "a2c_Pendulum-v1": (3, spaces.Box(-2, 2, (1,)), {"use_sde": True}),
-    "ppo_CartPole-v1": (4, spaces.Discrete(2), {}),
-}
-
-
-@pytest.mark.parametrize("name", ZOO)
-def test_the_zoos_policies(name: str, real: Callable[[str], Path]) -> None:
-    path = real(f"rl_trained_agents/{name}.zip")
-    size, actions, settings = ZOO[name]
-    if isinstance(settings.get("net_arch"), list):
-        settings = settings | {"net_arch": {"pi": settings["net_arch"], "vf": settings["net_arch"]}}
-    host = ActorCriticPolicy(spaces.Box(-np.inf, np.inf, (size,)), actions, lambda _: 1e-3, **settings)
-    host.load_state_dict(weights(path))
-    described = describe(path)
-    obs = observations(size, 2.0)
-    statistics = path.with_name(f"{name}.vecnormalize.pkl")
-    assert (described.normalizer is not None) == statistics.exists()
-    inputs = torch.as_tensor(normalized(statistics, obs.numpy())) if statistics.exists() else obs
-    with torch.no_grad():
-        dist = host.get_distribution(inputs)
-        taken = dist.distribution.sample()
-        assert_equal(log_prob(described, obs, taken.reshape(COUNT, -1)), dist.log_prob(taken))
-        assert_equal(values(described, obs), host.predict_values(inputs))
-
-
-def test_the_zoos_sac(real: Callable[[str], Path]) -> None:
-    path = real("rl_trained_agents/sac_Hopper-v3.zip")
-    host = SACPolicy(spaces.Box(-np.inf, np.inf, (11,)), spaces.Box(-1, 1, (3,)), lambda _: 1e-3)
-    host.load_state_dict(weights(path))
-    described = describe(path)
-    obs = observations(11)
-    with torch.no_grad():
-        assert_equal(mean(described, obs), host._predict(obs, deterministic=True))
-    check_soft(host, described, obs)
-
-
-def test_an_environments_folder_as_in_the_zoo(tmp_path: Path, real: Callable[[str], Path]) -> None:
-    folder = tmp_path / "ppo" / "HalfCheetah-v3_1"
-    (folder / "HalfCheetah-v3").mkdir(parents=True)
-    shutil.copy(real("rl_trained_agents/ppo_HalfCheetah-v3.zip"), folder / "best_model.zip")
-    with pytest.raises(UsageError, match="VecNormalize"):
-        describe(folder / "best_model.zip")
-    statistics = real("rl_trained_agents/ppo_HalfCheetah-v3.vecnormalize.pkl")
-    shutil.copy(statistics, folder / "HalfCheetah-v3" / "vecnormalize.pkl")
-    assert describe(folder / "best_model.zip").normalizer is not None

@@ -1,0 +1,72 @@
+"""TorchScript that is a program: what works in place is followed, and other code is not copied."""
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from comparing import assert_equal, mean, observations, stirred
+from test_formats_graphs import script, stacked
+from torch import nn
+
+from repolicy.errors import FileError
+from repolicy.policies.formats import CannotCopyError, describe
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 6), nn.Linear(6, 2)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(obs - 0.5)
+        torch.tanh_(hidden)
+        out = self.second(hidden)
+        out.clamp_(-0.3, 0.3)
+        return out
+
+
+class Looping(InPlace):
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            obs = obs + 1.0
+        return self.second(torch.tanh(self.first(obs)))
+
+
+class Skipping(InPlace):
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        if bool(obs.sum() > 0.0):
+            return self.second(torch.tanh(self.first(obs)))
+        return self.second(torch.relu(self.first(obs)))
+
+
+def test_what_works_in_place_is_followed(tmp_path: Path) -> None:
+    module = stirred(InPlace())
+    obs = observations(5)
+    described = describe(script(tmp_path / "policy.pt", module, 5))
+    with torch.no_grad():
+        assert_equal(mean(described, obs), module(obs))
+    assert described.mean_clip == 0.3
+
+
+@pytest.mark.parametrize("kind", [Looping, Skipping])
+def test_other_code_cannot_be_copied(kind: Any, tmp_path: Path) -> None:
+    with pytest.raises(CannotCopyError, match="its code"):
+        describe(script(tmp_path / "policy.pt", kind(), 5))
+
+
+def test_a_torchscript_file_without_its_code_is_one_sentence(tmp_path: Path) -> None:
+    path = script(tmp_path / "policy.pt", stacked(nn.Tanh()), 5)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(buffer, "w") as new:
+        for name in old.namelist():
+            if "container" not in name:
+                new.writestr(name, old.read(name))
+    path.write_bytes(buffer.getvalue())
+    with pytest.raises(FileError, match="is missing in it"):
+        describe(path)

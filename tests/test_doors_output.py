@@ -1,0 +1,65 @@
+"""What is said reaches its reader: prints of others, a full standard output, a full disk under TensorBoard."""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_checkpoint import SPECS
+from test_cli import typed
+from test_doors_files import SMALL
+from test_doors_files import _elsewhere as _elsewhere
+
+import repolicy
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.request import Request
+from repolicy.engine.watch import TensorBoard
+from repolicy.objective import soft
+from repolicy.policies.file import save_policy
+
+
+def test_an_environment_that_prints_does_not_break_json(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("loud.py").write_text(
+        "import os, gymnasium\nprint('imported')\n"
+        "def make():\n    print('made')\n    os.write(1, b'from C')\n    os.system('echo from a child')\n"
+        "    return gymnasium.make('CartPole-v1')\n"
+        "def addon(observations, actions, after, info):\n    print('called')\n    return after[:, 0]\n"
+    )
+    words = ["evaluate", "policy", "--env", "loud.py:make", "--addon", "loud.py:addon", "--episodes", "1", "--json"]
+    spec = replace(SPECS["categorical"], observation_size=4, actions=replace(SPECS["categorical"].actions, sizes=(2,)))
+    save_policy("policy", repolicy.Policy(spec), {})
+    code, out, said = typed(capfd, *words)
+    assert (code, json.loads(out)["env"]) == (0, "loud.py:make"), said
+    assert all(word in said for word in ("imported", "made", "called", "from C", "from a child"))
+
+
+@pytest.mark.parametrize("words", [["addons", "--json"], ["train", "--help"]])
+def test_a_stdout_that_is_full_is_one_sentence(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "repolicy", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "repolicy: standard output cannot be written: No space left on device"
+    assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_under_tensorboard_does_not_end_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watcher = TensorBoard(RunFolder(tmp_path))
+    watcher.begin(Request("Hopper-v4", soft(0.1), SMALL), 0, 4)
+    [file] = tmp_path.glob("events.*")
+    watcher._writer.flush()
+    real = watcher._writer.file_writer.event_writer._async_writer._writer._writer
+    with open("/dev/full", "wb", buffering=0) as full:
+        monkeypatch.setattr(real, "write", full.write)
+        for step in range(3):
+            watcher.write({"steps": step, "kl": 0.5})
+            time.sleep(0.1)
+        watcher.close()
+    assert capsys.readouterr().err.count("TensorBoard's files cannot be written: No space left on device") == 1
+    assert file.exists()
