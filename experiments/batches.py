@@ -3,6 +3,7 @@
 Every host so gets the same physics, the same actions as sampled, and the same add-on; the basic reward is only noted.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,20 @@ from repolicy.envs.step import Step
 
 
 class Paid:
-    """N environments whose reward is the add-on, and what they would have paid otherwise."""
+    """N environments whose reward is the add-on, and what they would have paid otherwise.
 
-    def __init__(self, env: str, addon: str, count: int, seed: int) -> None:
-        self.batch, self.addon = make_envs(env, count, seed), combined([addon])
+    to_environment: what makes of an action, as a policy's distribution has it, the one that the environment takes.
+    """
+
+    def __init__(
+        self,
+        env: str,
+        addon: str,
+        count: int,
+        seed: int,
+        to_environment: Callable[[np.ndarray], np.ndarray] = lambda actions: actions,
+    ) -> None:
+        self.batch, self.addon, self.to_environment = make_envs(env, count, seed), combined([addon]), to_environment
         self.current = self.batch.reset()
         self.returns = np.zeros(count)
         self.clear()
@@ -34,6 +45,7 @@ class Paid:
         self.episodes: list[float] = []
 
     def step(self, actions: np.ndarray) -> tuple[Step, np.ndarray]:
+        actions = self.to_environment(actions)
         step = self.batch.step(actions)
         rewards = self.addon.reward(self.current, actions, step.final, step.info)
         self.current = step.observations

@@ -6,7 +6,7 @@
 Every way is a row of WAYS, and all are Stable-Baselines3's PPO on the same batch of environments, so nothing differs
 but what the row says. The environment pays the wish alone. Each line of the file holds the curves of one run: the basic
 reward, which nobody learns from, and the wish's, both a step, at each iteration; and 100 episodes of the policy at the
-end. A run that is in the file is not repeated.
+end. Go1 is the robot's published policy, from the folder --priors. A run that is in the file is not repeated.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import copy
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,9 +26,10 @@ from experiments.batches import ForSb3, Paid
 from experiments.curves import smooth
 from experiments.customizing import settings_of
 from experiments.through_hosts import summary
-from repolicy import load_policy
+from repolicy import Policy, customize_defaults, load_policy
 from repolicy.adapters.sb3 import ResidualPPO, from_repolicy, like, to_repolicy
 from repolicy.many.ledger import Ledger, Row
+from repolicy.policies.policy import frozen
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Task:
     alpha: float
     budget: float
     curve: (
-        str  # of what is noted, the one to look at: HalfCheetah's episodes never end early, Hopper's falls show in them
+        str  # the one to look at: HalfCheetah's episodes never end early, Hopper's falls show in the episodes' return
     )
 
 
@@ -60,6 +62,15 @@ class Way:
 TASKS = {
     "halfcheetah": Task("halfcheetah", "HalfCheetah-v4", "hind_leg=10", 0.6, 0.13472, 2.0, "basic"),
     "hopper": Task("hopper", "Hopper-v4", "height", 0.3, 0.001, 1.0, "basic_return"),
+    "go1": Task(
+        "mujoco_playground/go1_policy.onnx",
+        "Go1JoystickFlatTerrain-v1?observe=state",
+        "energy",
+        0.015,
+        0.005,
+        2.0,
+        "basic",
+    ),
 }
 WAYS = {
     "ppo": Way(),
@@ -86,6 +97,43 @@ class NearPrior(ActorCriticPolicy):  # type: ignore[misc]
         return values, log_prob, -torch.distributions.kl_divergence(mine, held).sum(-1)
 
 
+class Acting(ActorCriticPolicy):  # type: ignore[misc]
+    """The same for a policy of any family, which stays Repolicy's own; the critic beside it has its normalizer.
+
+    Stable-Baselines3's PPO has no network for a std, and none whose actions pass through tanh: Go1's has both.
+    """
+
+    def __init__(self, *spaces: Any, start: Policy, how: Way, **host: Any) -> None:
+        self._parts = {"actor": copy.deepcopy(start).requires_grad_(), "start": start}
+        self._how = how
+        super().__init__(*spaces, **host)
+
+    def _build(self, lr_schedule: Any) -> None:
+        self.actor, self.start = self._parts["actor"], self._parts["start"]
+        super()._build(lr_schedule)
+
+    def forward(self, obs: Tensor, deterministic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        distribution = self.distribution(obs)
+        actions = distribution.mode() if deterministic else distribution.sample()
+        return actions, self.predict_values(obs), distribution.log_prob(actions)
+
+    def evaluate_actions(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        distribution = self.distribution(obs)
+        entropy = -distribution.kl(self.start(obs)) if self._how.kl_loss else distribution.entropy()
+        return self.predict_values(obs), distribution.log_prob(actions), entropy
+
+    def predict_values(self, obs: Tensor) -> Tensor:
+        values: Tensor = self.value_net(self.mlp_extractor.forward_critic(self.actor.normalizer(obs)))
+        return values
+
+    def distribution(self, obs: Tensor) -> Any:
+        """Of the actor; with a frozen std, the one that the start has in that state."""
+        distribution: Any = self.actor(obs)
+        if self._how.frozen_std:
+            distribution.log_std = self.start(obs).log_std.detach()
+        return distribution
+
+
 class Curves(BaseCallback):  # type: ignore[misc]
     """What the environments noted, iteration by iteration."""
 
@@ -101,21 +149,31 @@ class Curves(BaseCallback):  # type: ignore[misc]
         self.found.append(self.paid.noted())
 
 
-def measure(task: str, way: str, seed: int, steps: int) -> Row:
+def measure(task: str, way: str, seed: int, steps: int, priors: Path) -> Row:
     setup, how = TASKS[task], WAYS[way]
-    settings = replace(settings_of(setup.env), seed=seed, steps=steps)
-    prior, paid = load_policy(setup.prior), Paid(setup.env, setup.addon, settings.envs, seed)
+    kind: Any
+    scores: Any
+    shipped = not setup.prior.endswith(".onnx")
+    prior = load_policy(setup.prior if shipped else priors / setup.prior)
+    usual = settings_of(setup.env) if shipped else customize_defaults(prior)
+    settings = replace(usual, seed=seed, steps=steps)
+    paid = Paid(setup.env, setup.addon, settings.envs, seed, prior.to_environment)
     weights = {"none": (0.0, 0.0), "own": (setup.omega, setup.alpha), "tied": (setup.omega, setup.omega)}[how.omega]
+    if shipped:
+        kind, built, scores = NearPrior if how.kl_loss else "MlpPolicy", like(prior), prior
+    else:
+        kind, built = Acting, {"start": prior, "how": how, "net_arch": {"pi": [], "vf": list(settings.hidden)}}
+        scores = SimpleNamespace(log_prob=prior.log_prob)  # of actions before tanh, which hosts know nothing of
     model = ResidualPPO(
-        NearPrior if how.kl_loss else "MlpPolicy",
+        kind,
         ForSb3(paid),
-        prior=prior,
+        prior=scores,
         copy_prior=False,
         omega=weights[0],
         alpha=weights[1],
         critic_warmup=round(0.05 * settings.iterations) if how.warmup else 0,
         kl_budget=setup.budget if how.budget else None,
-        policy_kwargs=like(prior),
+        policy_kwargs=built,
         ent_coef=how.kl_loss,
         learning_rate=settings.learning_rate * how.rate,
         n_steps=settings.horizon,
@@ -126,10 +184,11 @@ def measure(task: str, way: str, seed: int, steps: int) -> Row:
         seed=seed,
         device="cpu",
     )
-    from_repolicy(prior, model)
-    if how.kl_loss:
-        object.__setattr__(model.policy, "anchor", copy.deepcopy(model.policy))  # no module of the model's own
-    model.policy.log_std.requires_grad_(not how.frozen_std)
+    if shipped:
+        from_repolicy(prior, model)
+        if how.kl_loss:
+            object.__setattr__(model.policy, "anchor", copy.deepcopy(model.policy))  # no module of the model's own
+        model.policy.log_std.requires_grad_(not how.frozen_std)
     curves = Curves(paid)
     model.learn(steps, callback=curves)
     names = sorted({name for each in curves.found for name in each})
@@ -137,7 +196,7 @@ def measure(task: str, way: str, seed: int, steps: int) -> Row:
         "curve": setup.curve,
         "iteration_steps": settings.iteration_steps,
         "curves": {name: [each.get(name) for each in curves.found] for name in names},
-        "end": summary(to_repolicy(model), setup.env, setup.addon),
+        "end": summary(to_repolicy(model) if shipped else frozen(model.policy.actor), setup.env, setup.addon),
     }
 
 
@@ -173,6 +232,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--priors", type=Path, default=Path("../shared/priors"), help="the folder of other people's")
     parser.add_argument("--picture", type=Path, help="draw the file's curves, and run nothing")
     options = parser.parse_args()
     if options.picture:
@@ -184,7 +244,8 @@ def main() -> None:
             key = f"{task}/{way}/{seed}/{options.steps}"
             if key not in ledger.by_key():
                 ledger.add(
-                    {"key": key, "task": task, "way": way, "seed": seed} | measure(task, way, seed, options.steps)
+                    {"key": key, "task": task, "way": way, "seed": seed}
+                    | measure(task, way, seed, options.steps, options.priors)
                 )
 
 
