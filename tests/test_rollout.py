@@ -12,7 +12,7 @@ from repolicy.engine.request import spec_for
 from repolicy.engine.settings import Settings
 from repolicy.envs.addons import combined
 from repolicy.envs.making import make_envs
-from repolicy.envs.rollout import Collector
+from repolicy.envs.rollout import Collector, staggered
 from repolicy.errors import NumericError
 from repolicy.policies.moments import sums
 from repolicy.policies.policy import Policy
@@ -91,6 +91,46 @@ def test_add_ons_see_the_actions_that_the_environment_got(actions: str, family: 
     rollout = Collector(batch, 7, torch.Generator().manual_seed(0), keep_transitions=True).collect(policy)
     assert rollout.actions.shape == (7, 3, batch.actions.width)
     assert combined([tiny("was_told")]).reward(*rollout.transitions).shape == (7, 3)
+
+
+def test_a_first_episode_that_is_cut_is_bootstrapped_and_counts_in_no_statistics() -> None:
+    """Episodes of 3, 4, 5, ... steps: environment 0's first is cut after 2; environment 1's would be after it ended."""
+    batch = make_envs(tiny("Counter"), 2, seed=0)
+    policy = Policy(spec_for(batch, Settings(hidden=(4,))))
+    cuts = np.array([2, 5])
+    rollout = Collector(batch, 9, torch.Generator().manual_seed(0), keep_transitions=True, cuts=cuts).collect(policy)
+    assert rollout.next_observations is not None
+    assert rollout.observations[:4, 0].tolist() == [[1, 0], [1, 1], [2, 0], [2, 1]]
+    assert rollout.next_observations[1, 0].tolist() == [1, 2]
+    assert rollout.cut.tolist() == [[1, 0], [5, 0], [6, 1]]  # the first by us, the others by the time limit
+    assert rollout.cut_observations[0].tolist() == [1, 2]
+    assert np.flatnonzero(rollout.terminated[:, 0]).tolist() == []
+    assert np.flatnonzero(rollout.terminated[:, 1]).tolist() == [2]
+    assert rollout.episodes.lengths == [3, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "limit"),
+    [("Pendulum-v1", "envpool", 200), ("Pendulum-v1", "gymnasium", 200), (tiny("endless_with_time_limit"), "auto", 5)],
+)
+def test_episodes_that_only_a_limit_ends_begin_at_times_spread_over_it(name: str, backend: Any, limit: int) -> None:
+    """In the second limit's worth of steps, one environment of four ends every quarter."""
+    batch = make_envs(name, 4, 0, backend)
+    assert batch.limit == limit
+    policy = Policy(spec_for(batch, Settings(hidden=(4,))))
+    cuts = [staggered(limit, first, 2, 4) for first in (0, 2)]  # of two ranks
+    assert [cut.tolist() for cut in cuts] == [[limit // 4, limit // 2], [3 * limit // 4, limit]]
+    assert make_envs(tiny("Counter"), 1, 0).limit is None
+    collect = Collector(batch, 2 * limit, torch.Generator().manual_seed(0), cuts=np.concatenate(cuts))
+    rollout = collect.collect(policy)
+    ends = [np.flatnonzero(rollout.truncated[:, n]) + 1 for n in range(4)]
+    assert [end.tolist() for end in ends[:3]] == [[cut, cut + limit] for cut in np.concatenate(cuts)[:3].tolist()]
+    assert ends[3].tolist() == [limit, 2 * limit]
+    assert sorted(set(rollout.episodes.lengths)) == [limit]
+
+
+def test_environments_that_tell_no_limit_are_not_cut() -> None:
+    assert staggered(None, 0, 3, 3).tolist() == [0, 0, 0]
 
 
 def test_an_observation_that_is_not_finite_is_named() -> None:

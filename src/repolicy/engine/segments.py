@@ -23,7 +23,7 @@ from repolicy.engine.worker import Worker
 from repolicy.envs.dialed import Dialed
 from repolicy.envs.evaluation import check_fit, run_episodes
 from repolicy.envs.making import make_envs
-from repolicy.envs.rollout import Collector
+from repolicy.envs.rollout import Collector, staggered
 from repolicy.envs.step import Envs
 from repolicy.errors import NumericError
 from repolicy.objective import Objective, reformulated, task_reward
@@ -83,7 +83,8 @@ class Segments:
             check_fit(worker.prior, envs, "the prior")
         if dials := len(worker.request.dials):
             envs = Dialed(envs, derived_seed(settings.seed, self.segment, 10**6), index * share, settings.envs, dials)
-        worker.begin(Collector(envs, settings.horizon, stream, keep_transitions=worker.addon is not None), stream)
+        cuts = staggered(envs.limit, index * share, share, settings.envs)
+        worker.begin(Collector(envs, settings.horizon, stream, worker.addon is not None, cuts), stream)
 
     @property
     def moves(self) -> bool:

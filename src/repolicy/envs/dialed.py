@@ -39,9 +39,19 @@ class Dialed:
     def groups(self) -> dict[str, int]:
         return self.envs.groups
 
+    @property
+    def limit(self) -> int | None:
+        return self.envs.limit
+
     def reset(self) -> np.ndarray:
         self._places = self._drawn()
         return self._behind(self.envs.reset())
+
+    def renew(self, which: np.ndarray, observations: np.ndarray) -> np.ndarray:
+        own = self.envs.observation_size
+        bare = np.concatenate([observations[:, :own], observations[:, own + self.dials :]], 1)
+        self._places = np.where(which[:, None], self._drawn(), self._places)
+        return self._behind(self.envs.renew(which, bare))
 
     def step(self, actions: np.ndarray) -> Step:
         step = self.envs.step(actions)

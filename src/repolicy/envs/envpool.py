@@ -50,6 +50,12 @@ class EnvPoolEnvs:
     def reset(self) -> np.ndarray:
         return flat(self._call(self._pool.reset)[0], self.count, self._keys)
 
+    def renew(self, which: np.ndarray, observations: np.ndarray) -> np.ndarray:
+        fresh, info = self._call(self._pool.reset, np.flatnonzero(which).astype(np.int32))
+        observations = observations.copy()
+        observations[info["env_id"]] = flat(fresh, int(which.sum()), self._keys)
+        return observations
+
     def step(self, actions: np.ndarray) -> Step:
         sent = native(actions, self.actions, self._own)
         observations, rewards, terminated, truncated, info = self._call(self._pool.step, sent)
@@ -58,9 +64,7 @@ class EnvPoolEnvs:
         if ended.any():
             check_last(final, ended, self.name)
             # Without this, EnvPool would spend the environment's next step on resetting it.
-            fresh, fresh_info = self._call(self._pool.reset, np.flatnonzero(ended).astype(np.int32))
-            observations = final.copy()
-            observations[fresh_info["env_id"]] = flat(fresh, int(ended.sum()), self._keys)
+            observations = self.renew(ended, final)
         return Step(
             observations,
             rewards.astype(np.float64),
@@ -69,6 +73,10 @@ class EnvPoolEnvs:
             final,
             numeric(info, self.count),
         )
+
+    @property
+    def limit(self) -> int | None:
+        return getattr(self._pool.spec.config, "max_episode_steps", None)
 
     @property
     def steps_a_second(self) -> float:

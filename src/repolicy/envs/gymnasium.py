@@ -53,9 +53,19 @@ class GymnasiumEnvs:
         self.actions = action_space(self._own, name)
         self._check_one_step(space)
 
+    @property
+    def limit(self) -> int | None:
+        env, name = self._envs.envs[0], "_max_episode_steps"  # of Gymnasium's TimeLimit
+        return int(env.get_wrapper_attr(name)) if env.has_wrapper_attr(name) else None
+
     def reset(self) -> np.ndarray:
         seeds: list[int | None] = [self._seed + index for index in range(self.count)]
         return flat(self._call(lambda: self._envs.reset(seed=seeds))[0], self.count, self._keys)
+
+    def renew(self, which: np.ndarray, observations: np.ndarray) -> np.ndarray:
+        # A reset of some environments hands back the observations of all.
+        everyone, _ = self._call(lambda: self._envs.reset(options={"reset_mask": which}))
+        return flat(everyone, self.count, self._keys)
 
     def step(self, actions: np.ndarray) -> Step:
         sent = native(actions, self.actions, self._own)
@@ -64,10 +74,7 @@ class GymnasiumEnvs:
         ended = terminated | truncated
         if ended.any():
             check_last(final, ended, self.name)
-            # A reset of some environments hands back the observations of all.
-            current = flat(
-                self._call(lambda: self._envs.reset(options={"reset_mask": ended}))[0], self.count, self._keys
-            )
+            current = self.renew(ended, final)
         return Step(
             current, rewards.astype(np.float64), terminated, truncated & ~terminated, final, numeric(info, self.count)
         )

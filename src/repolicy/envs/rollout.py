@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from repolicy.envs.spaces import own_numbers
-from repolicy.envs.step import Envs, Info
+from repolicy.envs.step import Envs, Info, Step
 from repolicy.errors import NumericError
 from repolicy.policies.policy import Agent, Recalling
 
@@ -65,9 +65,19 @@ class Rollout:
 
 
 class Collector:
-    """N environments and where they stand. `collect` goes on where the last call stopped."""
+    """N environments and where they stand. `collect` goes on where the last call stopped.
 
-    def __init__(self, envs: Envs, horizon: int, generator: torch.Generator, keep_transitions: bool = False) -> None:
+    cuts: after how many steps the first episode of each environment is cut, as by a time limit; 0 for no cut.
+    """
+
+    def __init__(
+        self,
+        envs: Envs,
+        horizon: int,
+        generator: torch.Generator,
+        keep_transitions: bool = False,
+        cuts: np.ndarray | None = None,
+    ) -> None:
         self.envs = envs
         self.horizon = horizon
         self.generator = generator
@@ -76,6 +86,7 @@ class Collector:
         self._memory: Any = None  # of an agent that has one
         self._returns = np.zeros(envs.count)
         self._lengths = np.zeros(envs.count, np.int64)
+        self._cuts = np.zeros(envs.count, np.int64) if cuts is None else cuts
 
     @torch.no_grad()
     def collect(self, agent: Agent, stochastic: bool = True) -> Rollout:
@@ -104,15 +115,20 @@ class Collector:
             before = perf_counter()
             step = self.envs.step(sent[t])
             physics_seconds += perf_counter() - before
-            observations[t + 1], basic[t] = step.observations, step.rewards
             self._returns += step.rewards
             self._lengths += 1
+            due = self._cut_now(step)
+            if due is not None:
+                fresh = self.envs.renew(due, step.observations)
+                step = step._replace(observations=fresh, truncated=step.truncated | due)
+            observations[t + 1], basic[t] = step.observations, step.rewards
             ended = step.terminated | step.truncated
             if ended.any():
                 terminated[t], truncated[t] = step.terminated, step.truncated
                 for n in np.flatnonzero(ended):
-                    episodes.returns.append(float(self._returns[n]))
-                    episodes.lengths.append(int(self._lengths[n]))
+                    if due is None or not due[n]:
+                        episodes.returns.append(float(self._returns[n]))
+                        episodes.lengths.append(int(self._lengths[n]))
                     if step.truncated[n]:
                         cut.append((t, int(n)))
                         cut_observations.append(step.final[n])
@@ -146,3 +162,21 @@ class Collector:
             physics_seconds=physics_seconds,
             policy_seconds=perf_counter() - started - physics_seconds,
         )
+
+    def _cut_now(self, step: Step) -> np.ndarray | None:
+        """Which first episodes `[N]` are to be cut after this step, if any are."""
+        if not self._cuts.any():
+            return None
+        ended = step.terminated | step.truncated
+        due: np.ndarray = (self._lengths == self._cuts) & ~ended
+        self._cuts[ended | due] = 0
+        return due if due.any() else None
+
+
+def staggered(limit: int | None, first: int, count: int, total: int) -> np.ndarray:
+    """Cuts for the environments from `first` on, of `total`: their later episodes begin at times spread evenly.
+
+    Environments that start together and never fall stay in step: every rollout then holds one part of an episode, of
+    all of them, and the policy is fitted to one part after the other.
+    """
+    return np.arange(first + 1, first + count + 1) * (limit or 0) // total

@@ -58,6 +58,13 @@ class Envs(HasSpaces, Protocol):
     backend: str
     count: int
 
+    @property
+    def limit(self) -> int | None:
+        """The number of steps after which an episode is cut, where the environment tells it."""
+
     def reset(self) -> np.ndarray: ...
+    def renew(self, which: np.ndarray, observations: np.ndarray) -> np.ndarray:
+        """Reset the environments where `which` `[N]` is true; the observations, with theirs in place."""
+
     def step(self, actions: np.ndarray) -> Step: ...
     def close(self) -> None: ...
