@@ -262,8 +262,9 @@ def heavy() -> str:
         words = row["command"].split()
         asked, settings = row["request"]["objective"], row["request"]["settings"]
         weights = f"{asked['omega']:.3g}", f"{asked.get('states', 0.0):.3g}"
-        quantile = float(key.split("/")[0].removeprefix("hinge_")) if key.startswith("hinge_") else QUANTILE
-        learning = f"{settings['gamma']:g}, {settings['schedule']}"
+        in_step, parts = key.startswith("in_step/"), key.removeprefix("in_step/").split("/")
+        quantile = float(parts[0].removeprefix("hinge_")) if parts[0].startswith("hinge_") else QUANTILE
+        learning = f"{settings['gamma']:g}, {settings['schedule']}" + (", in step" if in_step else "")
         group = (f"{words[2]}, {words[4]}", *weights, f"{quantile:.0%}", learning, f"{settings['steps'] / 1e6:g}M")
         groups.setdefault(group, []).append(row)
     for row_of in sorted(groups, key=lambda group: (group[0], group[3:], -float(group[2]))):

@@ -65,6 +65,17 @@ def test_a_position_stays_until_its_episode_ends(env: str) -> None:
     assert envs.observation_size == step.observations.shape[1] == envs.envs.observation_size + 1
 
 
+def test_an_environment_that_is_begun_anew_gets_a_new_position_and_the_others_keep_theirs() -> None:
+    envs = Dialed(make_envs(tiny("Counter"), 4, 0), 3)
+    envs.reset()
+    before = envs.step(np.zeros((4, 1), np.float32)).observations
+    after = envs.renew(np.array([False, True, False, True]), before)
+    np.testing.assert_array_equal(after[[0, 2]], before[[0, 2]])
+    assert after[:, :-1].tolist() == [[1, 1], [2, 0], [1, 1], [2, 0]]  # episode, and its steps
+    assert (after[[1, 3], -1] != before[[1, 3], -1]).all()
+    np.testing.assert_array_equal(envs.step(np.zeros((4, 1), np.float32)).observations[:, -1], after[:, -1])
+
+
 # How it is paid -------------------------------------------------------------------------------------------------------
 
 
