@@ -30,6 +30,10 @@ TASKS = {
     "halfcheetah": Task("halfcheetah", "HalfCheetah-v4", "hind_leg"),
     "ant": Task("ant", "Ant-v4", "sideways"),
     "hopper": Task("hopper", "Hopper-v4", "height"),
+    # the wishes of Residual-MPPI
+    "mppi_front_foot": Task("halfcheetah", "HalfCheetah-v4", "mppi_front_foot"),
+    "mppi_height": Task("hopper", "Hopper-v4", "mppi_height"),
+    "mppi_sideways": Task("ant", "Ant-v4", "mppi_sideways"),
 }
 STATES = {"alone": 0.0, "tenth": 0.1, "third": 0.3, "states": 1.0}  # in units of what a nat is worth
 SEEDS = 3
