@@ -33,8 +33,10 @@ class Dial:
     """Weight of the policy's entropy."""
     seeds: int = 3
     """How often every model is trained."""
-    steps: int = 300
+    steps: int = 1200
     """Online steps of a model."""
+    prior_share: float = 0.25
+    """Share of the responses that the prior writes while a model is trained."""
     train: bool = True
     """Run what is missing. Without it, only the table is made anew."""
     output: Path = Path("results/llm")
@@ -47,8 +49,8 @@ class Dial:
     def __post_init__(self) -> None:
         if self.alpha <= 0 or not self.omegas or min(*self.omegas, *self.anchors, self.single) <= 0:
             raise UsageError("alpha and every omega must be greater than 0")
-        if self.seeds < 1 or self.steps < 1:
-            raise UsageError("seeds and steps must be 1 or more")
+        if self.seeds < 1 or self.steps < 1 or not 0 <= self.prior_share < 1:
+            raise UsageError("seeds and steps must be 1 or more, and prior_share from 0 to less than 1")
 
     def run(self) -> dict[str, Any]:
         prepare(self.output)
@@ -58,7 +60,7 @@ class Dial:
 def turning(options: Dial) -> list[dict[str, Any]]:
     """Run what is missing, write the table, and return the records."""
     torch.set_num_threads(1)
-    common = {"alpha": options.alpha, "steps": options.steps, "omegas": list(options.omegas)}
+    common = {"alpha": options.alpha, "steps": options.steps, "prior_share": options.prior_share, "omegas": list(options.omegas)}
     jobs: list[Job] = [
         {"kind": kind, "anchors": list(anchors), "seed": seed, **common}
         for seed in (None, *range(options.seeds))
@@ -88,7 +90,8 @@ def run_job(job: Job, options: Dial) -> dict[str, Any]:
     def anchor(objective: Objective) -> Any:
         if job["seed"] is None:
             return next_token(toy, optimum(objective, log_prior, toy.rewards))
-        return tables(toy, toy_training.online_model(toy, folder, objective, steps=job["steps"], seed=job["seed"]))
+        how = {name: job[name] for name in ("steps", "seed", "prior_share")}
+        return tables(toy, toy_training.online_model(toy, folder, objective, **how))
 
     tuned = [anchor(objective) for objective in objectives]
     return {
