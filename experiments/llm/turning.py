@@ -60,7 +60,12 @@ class Dial:
 def turning(options: Dial) -> list[dict[str, Any]]:
     """Run what is missing, write the table, and return the records."""
     torch.set_num_threads(1)
-    common = {"alpha": options.alpha, "steps": options.steps, "prior_share": options.prior_share, "omegas": list(options.omegas)}
+    common = {
+        "alpha": options.alpha,
+        "steps": options.steps,
+        "prior_share": options.prior_share,
+        "omegas": list(options.omegas),
+    }
     jobs: list[Job] = [
         {"kind": kind, "anchors": list(anchors), "seed": seed, **common}
         for seed in (None, *range(options.seeds))
