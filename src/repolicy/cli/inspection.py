@@ -117,14 +117,16 @@ def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
 
 
 def _inspect_uncopied(path: Path, why: FileError) -> dict[str, Any]:
-    """Another library's policy that can only run as it is."""
-    from repolicy.policies.formats import recognized
+    """Another library's policy that can only run as it is; the reason again, where it cannot even do that."""
+    from repolicy.policies.formats.find import RUNNABLE, recognized
 
+    if recognized(path) not in RUNNABLE:
+        raise why
     onnx = recognized(path) == "onnx"
     facts = {
         "file": str(path),
         "kind": "an ONNX graph" if onnx else "TorchScript",
-        "can be copied": f"no: {why}",
+        "can be copied": f"no: {str(why).partition(' cannot be copied: ')[2] or why}",
         "runs as it is": "in onnxruntime" if onnx else "in PyTorch, as a program: with --trust",
         "missing": "the environment (--env), a std (--std)",
     }

@@ -50,8 +50,11 @@ def exact_of(given: Any, options: Options | None = None, trust: bool = False) ->
     try:
         describe(path, options)
     except CannotCopyError as error:
+        from repolicy.policies.formats.find import RUNNABLE, recognized
         from repolicy.policies.formats.running import runner
 
+        if recognized(path) not in RUNNABLE:
+            raise
         return _with_std(runner(path, trust), options, str(path), (f"{error}; it runs as it is",))
     return None
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from repolicy.errors import FileError
 from repolicy.policies.formats.described import (
     Array,
     CannotCopyError,
@@ -89,6 +90,15 @@ def joined(first: Chain, second: Chain) -> Chain | None:
 
 def recognize(chain: Chain, width: int, where: str) -> Recognized:
     """The chain as a policy of `width` observations."""
+    if not all(np.all(np.isfinite(np.asarray(numbers, np.float64))) for s in chain for numbers in (s.scale, s.shift)):
+        raise FileError(f"{where} cannot be used: its weights are not finite")
+    try:
+        return _perceptron(chain, width, where)
+    except ValueError as error:
+        raise FileError(f"{where} is damaged: the sizes of its layers do not fit each other ({error})") from None
+
+
+def _perceptron(chain: Chain, width: int, where: str) -> Recognized:
     steps = [step for step in _merged(chain) if not _is_identity(step)]
     shift, scale, clip = _front(steps, width)
     hidden: list[Hidden] = []
@@ -105,9 +115,17 @@ def recognize(chain: Chain, width: int, where: str) -> Recognized:
         norm = before or _take_norm(steps, "after")
         hidden.append(Hidden(output, norm))
         output = _take_linear(steps, where)
+    _check_sizes(width, hidden, output)
     normalizer = Normalizer(shift, scale, clip) if clip is not None or np.any(shift) or np.any(scale != 1.0) else None
     slope = activation.high if activation is not None and math.isfinite(activation.high) else 0.01
     return _behind(steps, hidden, output, activation.name if activation else "tanh", slope, normalizer, where)
+
+
+def _check_sizes(width: int, hidden: list[Hidden], output: Linear) -> None:
+    for layer in (*(each.linear for each in hidden), output):
+        if layer.weight.shape[1] != width:
+            raise ValueError(f"{width} numbers go into a layer that takes {layer.weight.shape[1]}")
+        width = layer.weight.shape[0]
 
 
 def _behind(

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from repolicy.errors import FileError
 from repolicy.policies.formats import vecnormalize
 from repolicy.policies.formats.described import Array, Described, Hidden, Linear, Perceptron, Std
 from repolicy.policies.formats.given import given_std, tempered, without_std
@@ -54,8 +55,10 @@ def _continuous(path: Path, tensors: dict[str, Array], options: Options) -> Desc
     critic = (
         perceptron(sequence(tensors, "critic", where), None, activation, where) if _has(tensors, "critic") else None
     )
-    raw = numbers(tensors["actor_logstd"].reshape(-1), "actor_logstd", where)
-    space = ActionSpace("continuous", (len(raw),))
+    raw, width = numbers(tensors["actor_logstd"].reshape(-1), "actor_logstd", where), len(actor.output.bias)
+    if len(raw) not in (1, width):
+        raise FileError(f"{where} is damaged: {len(raw)} stds do not fit {width} actions")
+    raw, space = np.broadcast_to(raw, width), ActionSpace("continuous", (width,))
     return Described(LIBRARY, "", "PPO", actor, space, std=Std("vector", raw), critic=critic, notes=(UNSEEN,))
 
 
@@ -65,7 +68,9 @@ def _discrete(path: Path, tensors: dict[str, Array], options: Options) -> Descri
     activation, _ = chosen_activation(options, "tanh", LIBRARY, "tanh" if options.file_activation is None else None)
     actor = perceptron(sequence(tensors, "actor", where), None, activation, where)
     critic = perceptron(sequence(tensors, "critic", where), None, activation, where)
-    return Described(LIBRARY, "", "PPO", actor, ActionSpace("discrete", (len(actor.output.bias),)), critic=critic)
+    space = ActionSpace("discrete", (len(actor.output.bias),))
+    note = "the file holds no std, so its outputs are taken as the logits of one choice"
+    return Described(LIBRARY, "", "PPO", actor, space, critic=critic, notes=(note,))
 
 
 def _values(path: Path, tensors: dict[str, Array], options: Options) -> Described:
@@ -104,18 +109,34 @@ KINDS: tuple[tuple[tuple[str, ...], Reader], ...] = (
     (("actor.0.weight", "critic.0.weight"), _discrete),
     (("network.0.weight", "network.2.weight"), _values),
 )
+WHOLE = {_discrete: ("actor", "critic"), _values: ("network",)}  # with other tensors beside, it is another's policy
+HOLDERS = ("model_weights", "agent", "model", "state_dict")  # under which a state dict may be kept
+WRAPPERS = ("_orig_mod.", "module.")  # what torch.compile and DataParallel put before each name
 
 
 def _state(checkpoint: Any) -> Any:
     """TD3 and DDPG save the actor's state dict together with the critics'."""
-    return checkpoint[0] if isinstance(checkpoint, tuple) and checkpoint else checkpoint
+    state = checkpoint[0] if isinstance(checkpoint, tuple) and checkpoint else checkpoint
+    if isinstance(state, dict):
+        state = next((state[name] for name in HOLDERS if isinstance(state.get(name), dict)), state)
+    while isinstance(state, dict) and (wrapper := _wrapper(state)):
+        state = {name.removeprefix(wrapper): values for name, values in state.items()}
+    return state
+
+
+def _wrapper(state: dict[Any, Any]) -> str:
+    """What stands before all names, if it is known to be put there."""
+    names = [str(name) for name in state]
+    return next((each for each in WRAPPERS if names and all(name.startswith(each) for name in names)), "")
 
 
 def _kind(checkpoint: Any) -> Reader | None:
     state = _state(checkpoint)
     if not isinstance(state, dict):
         return None
-    return next((reader for names, reader in KINDS if all(name in state for name in names)), None)
+    reader = next((reader for names, reader in KINDS if all(name in state for name in names)), None)
+    owners = {str(name).partition(".")[0] for name in state}
+    return None if reader in WHOLE and not owners.issubset(WHOLE[reader]) else reader
 
 
 def _has(tensors: dict[str, Array], prefix: str) -> bool:

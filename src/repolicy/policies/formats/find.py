@@ -6,9 +6,9 @@ from typing import Any
 
 from repolicy.errors import FileError
 from repolicy.policies.formats import brax, cleanrl, onnx, rsl_rl, sb3, skrl, torchscript
-from repolicy.policies.formats.described import Described
+from repolicy.policies.formats.described import CannotCopyError, Described
 from repolicy.policies.formats.layers import some
-from repolicy.policies.formats.shells import read_pickle
+from repolicy.policies.formats.shells import Shell, read_pickle
 from repolicy.policies.formats.torch_files import LEGACY_START, load, open_zip, read_bytes
 from repolicy.policies.options import Options
 
@@ -16,11 +16,14 @@ KNOWN = (
     "Stable-Baselines3's and sb3-contrib's zips, checkpoints of rsl_rl, skrl and CleanRL, Brax's parameters, ONNX and "
     "TorchScript"
 )
+EXPORT = "export it to ONNX or TorchScript, which run as they are"
 CHECKPOINTS: Mapping[str, tuple[Callable[[Any], bool], Callable[[Path, Any, Options], Described]]] = {
     "rsl_rl": (rsl_rl.recognized, rsl_rl.read),
     "skrl": (skrl.recognized, skrl.read),
     "cleanrl": (cleanrl.recognized, cleanrl.read),
 }
+
+RUNNABLE: Mapping[str, Callable[[Path, Options], Described]] = {"onnx": onnx.read, "torchscript": torchscript.read}
 
 
 def recognized(path: str | Path) -> str | None:
@@ -39,10 +42,15 @@ def describe(path: str | Path, options: Options | None = None) -> Described:
     path, options = Path(path), options or Options()
     name = recognized(path)
     if name is None:
-        raise FileError(f"{path} holds {_found(path)}, and no policy of a known layout; known are {KNOWN}")
-    if name in CHECKPOINTS:
-        return CHECKPOINTS[name][1](path, load(read_bytes(path), str(path)), options)
-    return {"sb3": sb3.read, "brax": brax.read, "onnx": onnx.read, "torchscript": torchscript.read}[name](path, options)
+        raise FileError(f"{path} holds {_found(path)}, and no policy of a known layout; known are {KNOWN}; {EXPORT}")
+    if name in RUNNABLE:
+        return RUNNABLE[name](path, options)
+    try:
+        if name in CHECKPOINTS:
+            return CHECKPOINTS[name][1](path, load(read_bytes(path), str(path)), options)
+        return {"sb3": sb3.read, "brax": brax.read}[name](path, options)
+    except CannotCopyError as error:
+        raise CannotCopyError(f"{error}; {EXPORT}") from None
 
 
 def _zip(content: bytes, where: str) -> str | None:
@@ -77,4 +85,6 @@ def _found(path: Path) -> str:
     if not any(name.endswith("data.pkl") for name in names):
         return f"a zip of {some(names)}"
     inside = load(content, str(path))
+    if isinstance(inside, Shell):
+        return f"a whole module of PyTorch, {inside!r:.60}, whose code is not in it"
     return f"PyTorch's {some(map(str, inside))}" if isinstance(inside, dict) else f"PyTorch's {type(inside).__name__}"

@@ -6,52 +6,34 @@ second half of its last layer before a tanh, that half is the scale of Brax's di
 
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from repolicy.errors import FileError, UsageError
+from repolicy.errors import FileError
 from repolicy.policies.formats.chain import Chain, Recognized, Step, joined, recognize
 from repolicy.policies.formats.described import Array, CannotCopyError, Described, Std
 from repolicy.policies.formats.given import given_std, statistics, without_std
 from repolicy.policies.formats.layers import some
-from repolicy.policies.formats.torch_files import read_bytes
+from repolicy.policies.formats.onnx_files import TYPES, array_of, attribute_of, input_of, load_model, recognized
 from repolicy.policies.options import Options
 from repolicy.policies.spaces import ActionSpace
 
+__all__ = ["read", "recognized"]
 ACTION_NAMES = ("actions", "action", "continuous_actions", "mean", "mu", "mean_actions", "output")
-TYPES = {1: "f4", 10: "f2", 11: "f8", 6: "i4", 7: "i8", 9: "b1"}  # of ONNX's tensors
 BRAX_MIN_STD = 1e-3
-PASSED = ("Identity", "Dropout", "Cast", "Flatten")  # the same numbers come out
-
-
-def recognized(content: bytes) -> bool:
-    """Whether bytes are an ONNX model: a message whose parts fit to the end, with a version (1) and a graph (7)."""
-    position, seen = 0, set()
-    while position < len(content):
-        key, position = _varint(content, position)
-        number, wire = key >> 3, key & 7
-        seen.add(number)
-        if wire == 0:
-            _, position = _varint(content, position)
-        elif wire == 2:
-            length, position = _varint(content, position)
-            position += length
-        else:
-            return False
-        if not 0 < number < 30 or position < 0:
-            return False
-    return position == len(content) and {1, 7} <= seen
+PASSED = ("Identity", "Dropout")  # the same numbers come out
+PRECISE = (1, 11)  # types that keep what a cast gets: single and double precision
 
 
 def read(path: Path, options: Options) -> Described:
     """The perceptron in a graph; CannotCopyError where the graph is something else."""
     where = str(path)
-    model = _model(path)
+    model = load_model(path)
     graph = model.graph
-    width, source = _input(graph, where)
-    reader = _Graph(graph, path, source)
+    width, source = input_of(graph, where)
+    reader = _Graph(graph, path, source, width)
     name, chain = reader.result()
     recognized = recognize(chain, width, where)
     if recognized.argmax:
@@ -117,53 +99,62 @@ def _std(recognized: Recognized, alone: bool, options: Options) -> tuple[Std | N
 class _Graph:
     """The graph's tensors by name: constants as arrays, and what is computed from the observations as chains."""
 
-    def __init__(self, graph: Any, path: Path, source: str) -> None:
-        self.graph, self.path, self.where = graph, path, str(path)
-        self.constants: dict[str, Array] = {tensor.name: _tensor(tensor, path) for tensor in graph.initializer}
+    def __init__(self, graph: Any, path: Path, source: str, width: int) -> None:
+        self.graph, self.path, self.where, self.width = graph, path, str(path), width
+        tensors = {tensor.name: array_of(tensor, path) for tensor in graph.initializer}
+        self.constants: dict[str, Array] = {name: array for name, array in tensors.items() if array.dtype != object}
         self.chains: dict[str, Chain] = {source: ()}
-        self.refused = ""
+        self.refused: dict[str, str] = {}  # what depends on the observations and was not understood, and why
         for node in graph.node:
-            self.visit(node)
+            try:
+                self.visit(node)
+            except (ValueError, TypeError, IndexError, KeyError) as error:
+                raise FileError(f"{self.where} is damaged: a node {node.op_type} is not whole ({error})") from None
 
     def result(self) -> tuple[str, Chain]:
-        """The output that is the action: by its name, or the first that can be followed back."""
+        """The output that is the action: by its name, or the first that depends on the observations."""
         outputs = [output.name for output in self.graph.output]
-        outputs.sort(key=lambda name: name not in ACTION_NAMES)
+        outputs.sort(key=unlike_an_action)
         for name in outputs:
-            if self.chains.get(name):
+            if name in self.chains:
                 return name, self.chains[name]
-        reason = self.refused or f"its outputs ({some(outputs)}) do not depend on its input"
-        raise CannotCopyError(f"{self.where} cannot be copied: {reason}")
+            if name in self.refused:
+                raise CannotCopyError(f"{self.where} cannot be copied: {self.refused[name]}")
+        raise CannotCopyError(
+            f"{self.where} cannot be copied: its outputs ({some(outputs)}) do not depend on its input"
+        )
 
     def visit(self, node: Any) -> None:
         """Note what the node's outputs are, or, for an error that comes later, why it was not understood."""
-        attributes = {attribute.name: _attribute(attribute, self.path) for attribute in node.attribute}
+        attributes = {attribute.name: attribute_of(attribute, self.path) for attribute in node.attribute}
         inputs = [name for name in node.input if name]
+        own = node.domain in ("", "ai.onnx")
         if node.op_type == "Constant":
             if isinstance(attributes.get("value"), np.ndarray):
                 self.constants[node.output[0]] = attributes["value"]
             elif "value_float" in attributes or "value_int" in attributes:
                 self.constants[node.output[0]] = np.asarray(attributes.get("value_float", attributes.get("value_int")))
             return
-        if all(name in self.constants for name in inputs):
+        if own and all(name in self.constants for name in inputs):
             folded = _fold(node.op_type, [self.constants[name] for name in inputs], attributes)
             if folded is not None:
                 self.constants[node.output[0]] = folded
             return
-        if not any(name in self.chains for name in inputs):
-            return
-        if node.op_type == "Split":
-            self.split(node, attributes)
-            return
-        chain = self.chain(node.op_type, inputs, attributes)
-        if chain is None:
-            self.refused = self.refused or f"it holds {node.op_type}, which no perceptron of ours has"
-        else:
-            self.chains[node.output[0]] = chain
+        reason = next((self.refused[name] for name in inputs if name in self.refused), "")
+        if not reason and any(name in self.chains for name in inputs):
+            if own and node.op_type == "Split" and self.split(node, attributes):
+                return
+            chain = self.chain(node, inputs, attributes) if own else None
+            if chain is not None:
+                self.chains[node.output[0]] = chain
+                return
+            reason = f"it holds {node.op_type} in a form that no perceptron of ours has"
+        if reason:
+            self.refused |= dict.fromkeys(node.output, reason)
 
-    def chain(self, operator: str, inputs: list[str], attributes: Mapping[str, Any]) -> Chain | None:
+    def chain(self, node: Any, inputs: list[str], attributes: Mapping[str, Any]) -> Chain | None:
         """The chain behind a node, None where the node is none that a perceptron has."""
-        chains = [self.chains.get(name) for name in inputs]
+        operator, chains = node.op_type, [self.chains.get(name) for name in inputs]
         if len(inputs) == 2 and chains[0] is not None and chains[1] is not None:
             return joined(chains[0], chains[1]) if operator == "Mul" else None
         place = next(index for index, chain in enumerate(chains) if chain is not None)
@@ -172,27 +163,55 @@ class _Graph:
         stem = chains[place]
         assert stem is not None
         constants = [self.constants[name] for name in inputs if name in self.constants]
-        if operator in PASSED or (operator in ("Squeeze", "Unsqueeze") and stem[-1:] and stem[-1].name == "argmax"):
+        if operator in PASSED or self.keeps(operator, stem, constants, attributes):
             return stem
-        if operator == "Reshape" and constants[0].reshape(-1).shape == (2,):
-            return stem
+        if operator == "Clip" and place == 0:
+            bounds = [self.constants[name] if name else None for name in node.input[1:]]
+            return (*stem, _clip([*bounds, None, None], attributes))
         if operator in ELEMENTWISE and place == 0 and not constants:
             return (*stem, *ELEMENTWISE[operator](attributes))
         step = _step(operator, place, constants, attributes)
         return None if step is None else (*stem, step)
 
-    def split(self, node: Any, attributes: Mapping[str, Any]) -> None:
-        """Slices of a layer; halves where the graph does not say which."""
+    def keeps(self, operator: str, stem: Chain, constants: list[Array], attributes: Mapping[str, Any]) -> bool:
+        """Whether a node leaves the numbers of all rows as they are, such as a shape with rows of the same width."""
+        chosen = stem[-1:] and stem[-1].name == "argmax"
+        if operator == "Cast":
+            return bool(chosen) or attributes.get("to") in PRECISE
+        if operator == "Reshape":
+            shape = constants[0].reshape(-1).tolist()
+            return bool(len(shape) == 2 and (shape[1] == _width(stem, self.width) or shape in ([0, -1], [1, -1])))
+        if operator == "Flatten":
+            return attributes.get("axis", 1) in (1, -1)
+        return bool(chosen) and operator in ("Squeeze", "Unsqueeze")
+
+    def split(self, node: Any, attributes: Mapping[str, Any]) -> bool:
+        """Slices of a layer, halves where the graph does not say which; False where it splits something else."""
         sizes = self.constants.get(node.input[1]) if len(node.input) > 1 else attributes.get("split")
         stem, count = self.chains[node.input[0]], len(node.output)
         last = next((step for step in reversed(stem) if step.name == "linear"), None)
         if attributes.get("axis", 0) not in (-1, 1) or last is None:
-            self.refused = self.refused or "it splits something else than a layer's outputs"
-            return
+            return False
         rows = len(np.asarray(last.scale))
         ends = np.cumsum([rows // count] * count if sizes is None else np.asarray(sizes).reshape(-1))
         for name, start, end in zip(node.output, [0, *ends[:-1]], ends, strict=True):
             self.chains[name] = (*stem, Step("slice", low=float(start), high=float(end)))
+        return True
+
+
+def unlike_an_action(name: str) -> tuple[bool, bool]:
+    """By which outputs are sorted: what is called an action is first, and a critic's value last."""
+    return name not in ACTION_NAMES, "value" in name.lower()
+
+
+def _width(chain: Chain, width: int) -> int:
+    """How many numbers a row has behind a chain."""
+    for step in chain:
+        if step.name == "linear":
+            width = len(np.asarray(step.scale))
+        elif step.name == "slice":
+            width = int(min(step.high, width) - step.low)
+    return width
 
 
 def _step(operator: str, place: int, constants: list[Array], attributes: Mapping[str, Any]) -> Step | None:
@@ -201,14 +220,14 @@ def _step(operator: str, place: int, constants: list[Array], attributes: Mapping
         weight = constants[0].astype(np.float64) * attributes.get("alpha", 1.0)
         weight = weight if attributes.get("transB", 0) else weight.T
         bias = constants[1].reshape(-1) * attributes.get("beta", 1.0) if constants[1:] else np.zeros(1)
+        if bias.size not in (1, len(weight)):
+            return None
         return Step("linear", weight, np.broadcast_to(bias, len(weight)))
     if operator == "MatMul" and place == 0 and constants[0].ndim == 2:
         return Step("linear", constants[0].T.astype(np.float64), np.zeros(constants[0].shape[1]))
     if operator == "LayerNormalization" and place == 0 and attributes.get("axis", -1) in (-1, 1):
         shift = constants[1].reshape(-1) if constants[1:] else np.zeros(constants[0].size)
         return Step("norm", constants[0].reshape(-1), shift, high=attributes.get("epsilon", 1e-5))
-    if operator in ("Clip", "Min", "Max") and all(constant.size == 1 for constant in constants):
-        return _clip(operator, [float(constant.reshape(-1)[0]) for constant in constants], attributes)
     if operator == "Slice" and place == 0:
         return _slice(constants)
     if operator in AFFINE and len(constants) == 1 and constants[0].size in (1, *constants[0].shape[-1:]):
@@ -218,11 +237,13 @@ def _step(operator: str, place: int, constants: list[Array], attributes: Mapping
     return None
 
 
-def _clip(operator: str, bounds: list[float], attributes: Mapping[str, Any]) -> Step | None:
-    if operator == "Clip":
-        low, high = (*bounds, attributes.get("min", -math.inf), attributes.get("max", math.inf))[:2]
-        return Step("clip", low=low, high=high)
-    return None  # a Min after a Max would be one; no exporter is known that writes it
+def _clip(bounds: list[Array | None], attributes: Mapping[str, Any]) -> Step:
+    """Its bounds are inputs, either of which may be left out, or attributes in older graphs."""
+    low, high = (
+        attributes.get(name, default) if bound is None else float(bound.reshape(-1)[0])
+        for bound, name, default in zip(bounds, ("min", "max"), (-math.inf, math.inf), strict=False)
+    )
+    return Step("clip", low=low, high=high)
 
 
 def _slice(constants: list[Array]) -> Step | None:
@@ -251,9 +272,6 @@ ELEMENTWISE: dict[str, Callable[[Mapping[str, Any]], tuple[Step, ...]]] = {
     "Sigmoid": lambda _: (Step("sigmoid"),),
     "Erf": lambda _: (Step("erf"),),
     "Neg": lambda _: (Step("affine", -1.0),),
-    "Clip": lambda attributes: (
-        Step("clip", low=attributes.get("min", -math.inf), high=attributes.get("max", math.inf)),
-    ),
     "ArgMax": lambda attributes: (Step("argmax" if attributes.get("axis", 0) in (-1, 1) else "ArgMax of columns"),),
 }
 
@@ -273,7 +291,6 @@ FOLDS: dict[str, Callable[..., Array]] = {
     "Neg": np.negative,
     "Reciprocal": np.reciprocal,
     "Identity": np.asarray,
-    "Cast": np.asarray,
     "Unsqueeze": lambda array, *_: array,
     "Squeeze": lambda array, *_: array,
 }
@@ -283,6 +300,8 @@ def _fold(operator: str, constants: list[Array], attributes: Mapping[str, Any]) 
     """A node of constants as a constant, where that is no larger than they are."""
     if operator == "Transpose" and len(constants) == 1 and list(attributes.get("perm", [1, 0])) == [1, 0]:
         return constants[0].T
+    if operator == "Cast" and attributes.get("to") in TYPES:
+        return constants[0].astype(TYPES[attributes["to"]])
     if operator not in FOLDS or not constants:
         return None
     try:
@@ -293,94 +312,3 @@ def _fold(operator: str, constants: list[Array], attributes: Mapping[str, Any]) 
             return np.asarray(FOLDS[operator](*constants))
     except (ValueError, TypeError):
         return None
-
-
-# The file -------------------------------------------------------------------------------------------------------------
-
-
-def _model(path: Path) -> Any:
-    try:
-        import onnx
-    except ImportError:
-        raise UsageError(
-            f"{path} is an ONNX graph, which needs the package onnx: pip install 'repolicy[onnx]'"
-        ) from None
-    try:
-        return onnx.load_model_from_string(read_bytes(path))
-    except FileError:
-        raise
-    except Exception as error:  # protobuf's own, of several classes
-        raise FileError(f"{path} is damaged, or no ONNX graph: {str(error).splitlines()[0]}") from None
-
-
-def _input(graph: Any, where: str) -> tuple[int, str]:
-    """How many numbers the graph takes, and its input's name."""
-    known = {tensor.name for tensor in graph.initializer}
-    inputs = [entry for entry in graph.input if entry.name not in known]
-    if len(inputs) != 1:
-        raise CannotCopyError(
-            f"{where} cannot be copied: it takes {len(inputs)} inputs ({some(entry.name for entry in inputs)}), not one"
-        )
-    sizes = [dimension.dim_value for dimension in inputs[0].type.tensor_type.shape.dim]
-    if len(sizes) not in (1, 2) or sizes[-1] < 1:
-        raise CannotCopyError(
-            f"{where} cannot be copied: its input {inputs[0].name} has the shape {sizes}, no row of numbers"
-        )
-    return int(sizes[-1]), str(inputs[0].name)
-
-
-def _attribute(attribute: Any, path: Path) -> Any:
-    kinds = {1: "f", 2: "i", 3: "s", 6: "floats", 7: "ints"}
-    if attribute.type == 4:
-        return _tensor(attribute.t, path)
-    value = getattr(attribute, kinds[attribute.type]) if attribute.type in kinds else None
-    return list(value) if attribute.type in (6, 7) and value is not None else value
-
-
-def _tensor(tensor: Any, path: Path) -> Array:
-    """A constant, from the graph or from the file beside it."""
-    if tensor.data_type not in TYPES:
-        return np.empty(0, object)
-    dtype, shape = np.dtype(TYPES[tensor.data_type]).newbyteorder("<"), tuple(tensor.dims)
-    if tensor.data_location == 1:
-        content = _external(tensor, path)
-    elif tensor.raw_data:
-        content = tensor.raw_data
-    else:
-        fields = {1: tensor.float_data, 11: tensor.double_data, 7: tensor.int64_data}
-        values = fields.get(tensor.data_type, tensor.int32_data)
-        content = np.asarray(values).astype(dtype).tobytes()
-    if math.prod(shape) * dtype.itemsize != len(content):
-        raise FileError(f"{path} is damaged: {tensor.name} has the shape {list(shape)} and {len(content):,} bytes")
-    return np.frombuffer(content, dtype).reshape(shape)
-
-
-def _external(tensor: Any, path: Path) -> bytes:
-    """A constant's bytes in another file, which must be in the graph's own folder."""
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    location = PurePosixPath(entries.get("location", ""))
-    file = path.parent / location
-    if location.is_absolute() or ".." in location.parts or not file.resolve().is_relative_to(path.parent.resolve()):
-        raise FileError(f"{path} is refused: its weights are to come from {location}, outside of its folder")
-    if not file.is_file():
-        raise FileError(f"{path} keeps its weights in {location}, which is not beside it: put that file there")
-    try:
-        offset, length = int(entries.get("offset", 0)), int(entries.get("length", file.stat().st_size))
-        if min(offset, length) < 0 or offset + length > file.stat().st_size:
-            raise FileError(f"{path} does not fit {location}: {tensor.name} is past that file's end")
-        with file.open("rb") as stream:
-            stream.seek(offset)
-            return stream.read(length)
-    except ValueError:
-        raise FileError(f"{path} is damaged: it does not say where in {location} {tensor.name} is") from None
-
-
-def _varint(content: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while position < len(content) and shift < 70:
-        byte = content[position]
-        value |= (byte & 127) << shift
-        position, shift = position + 1, shift + 7
-        if byte < 128:
-            return value, position
-    return 0, len(content) + 1

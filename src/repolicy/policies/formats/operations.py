@@ -103,10 +103,10 @@ def _chunk(args: Args, _: Named) -> list[Moving] | None:
 def _arithmetic(operator: str, fold: Callable[[Any, Any], Any]) -> Operation:
     """Two values, at least one of which does not move; or a product that is swish or gelu."""
 
-    def operation(args: Args, _: Named) -> Any:
+    def operation(args: Args, named: Named) -> Any:
         first, second = args[0], args[1]
-        if args[2:] not in ([], [1]):  # PyTorch's alpha
-            return None
+        if args[2:] not in ([], [1]) or any(value not in (1, None) for value in named.values()):
+            return None  # PyTorch's alpha, or a rounding
         if isinstance(first, Moving) and isinstance(second, Moving):
             chain = joined(first.chain, second.chain) if operator == "mul" else None
             return None if chain is None else Moving(chain)
@@ -136,6 +136,17 @@ def _constant(value: Any) -> Array:
 
 def _same(args: Args, _: Named) -> Any:
     return args[0]
+
+
+SINGLE, DOUBLE = 6, 7  # as TorchScript numbers its types of numbers
+
+
+def _cast(args: Args, named: Named) -> Any:
+    """To single or double precision, or to a device; a coarser type of numbers would change them."""
+    kinds = [
+        value for value in (*args[1:], named.get("dtype")) if isinstance(value, int) and not isinstance(value, bool)
+    ]
+    return args[0] if all(kind in (SINGLE, DOUBLE) for kind in kinds) else None
 
 
 def _transposed(args: Args, _: Named) -> Any:
@@ -184,7 +195,7 @@ OPERATIONS: dict[str, Operation] = {
     "mul": _arithmetic("mul", np.multiply),
     "div": _arithmetic("div", np.divide),
     "sqrt": lambda args, _: None if isinstance(args[0], Moving) else np.sqrt(np.asarray(args[0], np.float64)),
-    "to": _same,
+    "to": _cast,
     "contiguous": _same,
     "detach": _same,
     "dropout": lambda args, _: args[0] if args[2:3] == [False] else None,

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from repolicy.errors import FileError, UsageError, described
 from repolicy.policies.formats.find import recognized
-from repolicy.policies.formats.onnx import ACTION_NAMES, _model, _tensor
+from repolicy.policies.formats.onnx import unlike_an_action
+from repolicy.policies.formats.onnx_files import array_of, load_model
 from repolicy.policies.priors import State
 
 TRIED = 3  # rows, to see whether they are kept apart
@@ -45,8 +46,8 @@ class Graph:
             import onnxruntime
         except ImportError:
             raise UsageError(f"{path} needs the package onnxruntime: pip install 'repolicy[onnx]'") from None
-        for tensor in _model(path).graph.initializer:  # weights come from its own folder, or it is refused
-            _tensor(tensor, path)
+        for tensor in load_model(path).graph.initializer:  # weights come from its own folder, or it is refused
+            array_of(tensor, path)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4
@@ -66,7 +67,7 @@ class Graph:
                 "observations alone"
             )
         [self._source], left = sources, [name for name in outputs if name not in self._memory.values()]
-        self._action = min(left, key=lambda name: name not in ACTION_NAMES)
+        self._action = min(left, key=unlike_an_action)
         self._shapes = {name: _sizes(inputs[name].shape, path) for name in self._memory}
         self.remembers, shape = bool(self._memory), inputs[self._source].shape
         self._one_by_one = shape[0] == 1

@@ -44,6 +44,7 @@ from repolicy.policies.options import Options
 from repolicy.policies.spaces import ActionSpace
 
 LIBRARY = "Stable-Baselines3"
+HOSTS = ("stable_baselines3.", "sb3_contrib.")  # whose code is known
 MARKS = {  # an algorithm by a setting that only it has, the first that fits
     "top_quantiles_to_drop_per_net": "TQC",
     "n_quantiles": "QR-DQN",
@@ -66,7 +67,7 @@ class Zip:
     tensors: dict[str, Array]
     data: dict[str, Any]
     settings: dict[str, Any]  # policy_kwargs
-    policy_class: str
+    policy_class: Any
     observations: tuple[tuple[str, int], ...]  # one group without a name, or those of a Dict
     actions: ActionSpace
     binary: bool  # actions that are each on or off
@@ -79,7 +80,8 @@ class Zip:
         activation = self.settings.get("activation_fn")
         if activation is None:
             return default
-        return activation_named(activation.last if isinstance(activation, Name) else repr(activation), self.where)
+        known = isinstance(activation, Name) and activation.text.startswith("torch.nn.")
+        return activation_named(activation.last if known else _told(activation), self.where)
 
 
 class Parts(NamedTuple):
@@ -101,6 +103,7 @@ def recognized(names: list[str]) -> bool:
 def read(path: Path, options: Options) -> Described:
     """The policy in a zip, with the normalizer from the file that VecNormalize wrote."""
     model = _open(path)
+    _check_code(model)
     parts = _kind(model)(model, options)
     normalizer, notes = _normalizer(path, model, options)
     check_width(model.width, normalizer, str(path))
@@ -122,6 +125,22 @@ def read(path: Path, options: Options) -> Described:
     )
 
 
+def _check_code(model: Zip) -> None:
+    """A class of the user's own may compute anything with the same tensors, such as their squares or another tanh."""
+    classes = {"policy": model.policy_class, "features extractor": model.settings.get("features_extractor_class")}
+    for part, given in classes.items():
+        if given is not None and not (isinstance(given, Name) and given.text.startswith(HOSTS)):
+            raise CannotCopyError(
+                f"{model.where} cannot be copied: its {part} is {_told(given)}, and what that computes is not in the "
+                "file"
+            )
+
+
+def _told(given: Any) -> str:
+    """A class that is not the library's: by its name, or pickled whole, as cloudpickle does with a script's own."""
+    return given.text if isinstance(given, Name) else "a class or function of the script that trained it"
+
+
 # The kinds ------------------------------------------------------------------------------------------------------------
 
 
@@ -138,7 +157,7 @@ def _kind(model: Zip) -> Callable[[Zip, Options], Parts]:
         if any(name.startswith(mark) for name in names):
             return reader
     raise FileError(
-        f"{model.where} holds a policy of an unknown kind ({model.policy_class or 'no class'}, tensors {some(names)}); "
+        f"{model.where} holds a policy of an unknown kind ({_class_name(model) or 'no class'}, tensors {some(names)}); "
         "known are PPO, A2C, SAC, TD3, DDPG, DQN, and sb3-contrib's TRPO, TQC, QR-DQN and ARS"
     )
 
@@ -195,7 +214,7 @@ def _deterministic(model: Zip, options: Options) -> Parts:
 
 def _searched(model: Zip, options: Options) -> Parts:
     """ARS: no std either; a linear policy has no hidden layer."""
-    squashed = bool(model.settings.get("squash_output", not model.policy_class.endswith("ARSLinearPolicy")))
+    squashed = bool(model.settings.get("squash_output", _class_name(model) != "ARSLinearPolicy"))
     actor = perceptron(_maybe(model, "action_net"), None, model.activation("relu"), model.where)
     if model.actions.kind == "discrete":
         return Parts(tempered(actor, options, model.where))
@@ -273,14 +292,14 @@ def _open(path: Path) -> Zip:
         version = entry(archive, "_stable_baselines3_version", where)[:40].decode("ascii", "replace").strip()
         data["version"] = version
     settings = _value(data, "policy_kwargs", where)
-    policy_class = _value(data, "policy_class", where)
+    settings = settings if isinstance(settings, dict) else {}
     space, binary = _actions(_value(data, "action_space", where), where)
     return Zip(
         where,
         tensors_of(load(entry(archive, "policy.pth", where), f"policy.pth in {where}"), where),
         data,
-        settings if isinstance(settings, dict) else {},
-        policy_class.text if isinstance(policy_class, Name) else "",
+        settings,
+        _value(data, "policy_class", where),
         _observations(_value(data, "observation_space", where), where),
         space,
         binary,
@@ -299,6 +318,10 @@ def _value(data: dict[str, Any], name: str, where: str) -> Any:
     return read_pickle(content, f"{name} in {where}")
 
 
+def _class_name(model: Zip) -> str:
+    return model.policy_class.last if isinstance(model.policy_class, Name) else ""
+
+
 def _observations(space: Any, where: str) -> tuple[tuple[str, int], ...]:
     if not isinstance(space, Shell):
         raise FileError(f"{where} does not say which observations its policy takes")
@@ -310,6 +333,10 @@ def _observations(space: Any, where: str) -> tuple[tuple[str, int], ...]:
     if space.last != "Box":
         raise CannotCopyError(f"{where} cannot be copied: its observations are a {space.last}, and no numbers")
     shape = _shape(space, where)
+    if len(shape) == 3 and space.state.get("dtype") == np.dtype("uint8"):
+        raise CannotCopyError(
+            f"{where} cannot be copied: its observations are images, which {LIBRARY} turns and divides by 255"
+        )
     return (("", int(np.prod(shape))),)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from repolicy.errors import FileError
 from repolicy.policies.formats import vecnormalize
 from repolicy.policies.formats.described import Array, CannotCopyError, Described, Hidden, Normalizer, Std
-from repolicy.policies.formats.given import agent_settings
+from repolicy.policies.formats.given import agent_settings, given_std, without_std
 from repolicy.policies.formats.layers import (
     check_width,
     chosen_activation,
@@ -30,13 +30,12 @@ LIBRARY = "skrl"
 PREPROCESSORS = ("observation_preprocessor", "state_preprocessor")
 EPSILON, CLIP = 1e-8, 5.0  # of RunningStandardScaler
 LOG_STD = "log_std_parameter"
+OTHERS = ("value", "optimizer", "policy_optimizer", "target_policy")  # one of these is beside the policy
 
 
 def recognized(saved: Any) -> bool:
     """Whether a checkpoint's contents are skrl's."""
-    return (
-        isinstance(saved, dict) and isinstance(saved.get("policy"), dict) and ("value" in saved or "optimizer" in saved)
-    )
+    return isinstance(saved, dict) and isinstance(saved.get("policy"), dict) and any(name in saved for name in OTHERS)
 
 
 def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
@@ -48,25 +47,34 @@ def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
         raise CannotCopyError(
             f"{where} cannot be copied: its policy has other layers than linear ones ({some(tensors)})"
         )
-    if len(names) < 1 or LOG_STD not in tensors:
+    deterministic = "target_policy" in checkpoint  # TD3 and DDPG
+    if len(names) < 1 or (LOG_STD not in tensors and not deterministic):
         raise FileError(f"{where} holds no Gaussian policy with {LOG_STD}: it holds {some(tensors)}")
     agent = agent_settings(path)
     activation, notes = chosen_activation(options, "elu", LIBRARY, agent.get("activations"))
     layers = [Hidden(linear(tensors, name, where)) for name in names]
     actor = perceptron(layers, None, activation, where)
-    raw = numbers(tensors[LOG_STD].reshape(-1), LOG_STD, where)
-    if len(raw) != len(actor.output.bias):
-        raise FileError(f"{where} is damaged: {len(raw)} stds do not fit {len(actor.output.bias)} actions")
+    width = len(actor.output.bias)
+    if deterministic:
+        std, notes = given_std(options, width), [*notes, *without_std(options)]
+    else:
+        raw = numbers(tensors[LOG_STD].reshape(-1), LOG_STD, where)
+        if len(raw) != width:
+            raise FileError(f"{where} is damaged: {len(raw)} stds do not fit {width} actions")
+        std = Std("vector", raw, low=-20.0, high=2.0)
     statistics, more = _normalizer(checkpoint, options, where)
     check_width(int(layers[0].linear.weight.shape[1]), statistics, where)
-    more.append("the file does not say whether the mean goes through a function after its last layer: none is assumed")
+    more.append(
+        "the file does not say whether the mean goes through a function after its last layer, such as tanh: none is "
+        "assumed (if it does, export the policy to ONNX or TorchScript)"
+    )
     return Described(
         LIBRARY,
         "2" if "observation_preprocessor" in checkpoint else "",
-        "Gaussian policy",
+        "TD3 or DDPG" if deterministic else "Gaussian policy",
         actor,
-        ActionSpace("continuous", (len(raw),)),
-        std=Std("vector", raw, low=-20.0, high=2.0),
+        ActionSpace("continuous", (width,)),
+        std=std,
         normalizer=statistics,
         notes=(*notes, *more),
     )
