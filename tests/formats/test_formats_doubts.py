@@ -17,6 +17,7 @@ from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, RepolicyError
 from repolicy.policies.formats import CannotCopyError, Options, describe
 from repolicy.policies.given import exact_of
+from repolicy.policies.spaces import ActionSpace
 
 onnx = pytest.importorskip("onnx")
 
@@ -132,6 +133,17 @@ def test_a_value_is_no_action_wherever_it_stands(tmp_path: Path) -> None:
     described = describe(two_outputs(tmp_path / "policy.onnx", [*BODY, *heads], ["value_estimate", "moves"]))
     assert described.actions.width == 3
     assert "of the graph's outputs moves is taken, and not value_estimate" in described.notes
+
+
+def test_a_graph_that_runs_gives_its_action_and_not_its_std(tmp_path: Path) -> None:
+    heads = [node("Softsign", "b", "s"), node("Gemm", "s v", "moves"), node("Softplus", "moves", "the_std")]
+    path = two_outputs(tmp_path / "policy.onnx", [*BODY, *heads], ["the_std", "moves"])
+    prior, obs = exact_of(path, Options(std=0.2)), observations(5)
+    assert prior is not None
+    assert prior.notes[-1] == "of the graph's outputs moves is taken, and not the_std"
+    session = pytest.importorskip("onnxruntime").InferenceSession(path)
+    [wanted] = session.run(["moves"], {"obs": obs.numpy()})
+    assert_equal(prior.placed(5, ActionSpace("continuous", (3,))).distribution(obs).mode(), wanted)
 
 
 def test_a_clip_with_an_upper_bound_alone_has_no_lower_one(tmp_path: Path) -> None:

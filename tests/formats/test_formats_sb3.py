@@ -276,6 +276,7 @@ def split(obs: torch.Tensor) -> dict[str, np.ndarray]:
 def test_rewards_alone_may_be_normalized(tmp_path: Path) -> None:
     _, path, _ = with_statistics(tmp_path, "vecnormalize.pkl", norm_obs=False)
     assert describe(path).normalizer is None
+    assert describe(path).notes == ("observations are not normalized, as it says in vecnormalize.pkl",)
 
 
 def test_statistics_of_another_size_do_not_fit(tmp_path: Path) -> None:

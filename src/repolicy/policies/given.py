@@ -55,7 +55,8 @@ def exact_of(given: Any, options: Options | None = None, trust: bool = False) ->
 
         if recognized(path) not in RUNNABLE:
             raise
-        return _with_std(runner(path, trust), options, str(path), (f"{error}; it runs as it is",))
+        program = runner(path, trust)
+        return _with_std(program, options, str(path), (f"{error}; it runs as it is", *program.notes))
     return None
 
 

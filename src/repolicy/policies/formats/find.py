@@ -85,6 +85,8 @@ def _found(path: Path) -> str:
     if not any(name.endswith("data.pkl") for name in names):
         return f"a zip of {some(names)}"
     inside = load(content, str(path))
+    if isinstance(inside, dict) and {"state_dict", "data"} == inside.keys():
+        return "what Stable-Baselines3's policy.save wrote (save the model itself instead)"
     if isinstance(inside, Shell):
         return f"a whole module of PyTorch, {inside!r:.60}, whose code is not in it"
     return f"PyTorch's {some(map(str, inside))}" if isinstance(inside, dict) else f"PyTorch's {type(inside).__name__}"

@@ -5,7 +5,7 @@ second half of its last layer before a tanh, that half is the scale of Brax's di
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from repolicy.policies.spaces import ActionSpace
 __all__ = ["read", "recognized"]
 ACTION_NAMES = ("actions", "action", "continuous_actions", "mean", "mu", "mean_actions", "output")
 BRAX_MIN_STD = 1e-3
+OTHER_WORDS = ("value", "std", "sigma", "log_prob", "logp", "entropy")  # in the names of other outputs
 PASSED = ("Identity", "Dropout")  # the same numbers come out
 PRECISE = (1, 11)  # types that keep what a cast gets: single and double precision
 
@@ -42,9 +43,7 @@ def read(path: Path, options: Options) -> Described:
         return _described(model, recognized, ActionSpace("discrete", (size,)), None, options, where, note)
     size = len(recognized.network.output.bias)
     std, notes = _std(recognized, len(graph.output) == 1, options)
-    others = [output.name for output in graph.output if output.name != name]
-    if others:
-        notes = (*notes, f"of the graph's outputs {name} is taken, and not {some(others)}")
+    notes = (*notes, *left_out((output.name for output in graph.output), name))
     return _described(
         model,
         recognized,
@@ -200,8 +199,14 @@ class _Graph:
 
 
 def unlike_an_action(name: str) -> tuple[bool, bool]:
-    """By which outputs are sorted: what is called an action is first, and a critic's value last."""
-    return name not in ACTION_NAMES, "value" in name.lower()
+    """By which outputs are sorted: what is called an action is first, and what is called something else last."""
+    return name not in ACTION_NAMES, any(word in name.lower() for word in OTHER_WORDS)
+
+
+def left_out(names: Iterable[str], taken: str) -> tuple[str, ...]:
+    """A sentence about the outputs that are not the action, where there are some."""
+    others = [name for name in names if name != taken]
+    return (f"of the graph's outputs {taken} is taken, and not {some(others)}",) if others else ()
 
 
 def _width(chain: Chain, width: int) -> int:

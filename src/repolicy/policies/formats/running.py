@@ -15,7 +15,7 @@ from torch import Tensor
 
 from repolicy.errors import FileError, UsageError, described
 from repolicy.policies.formats.find import recognized
-from repolicy.policies.formats.onnx import unlike_an_action
+from repolicy.policies.formats.onnx import left_out, unlike_an_action
 from repolicy.policies.formats.onnx_files import array_of, load_model
 from repolicy.policies.priors import State
 
@@ -68,6 +68,7 @@ class Graph:
             )
         [self._source], left = sources, [name for name in outputs if name not in self._memory.values()]
         self._action = min(left, key=unlike_an_action)
+        self.notes = left_out(left, self._action)
         self._shapes = {name: _sizes(inputs[name].shape, path) for name in self._memory}
         self.remembers, shape = bool(self._memory), inputs[self._source].shape
         self._one_by_one = shape[0] == 1
@@ -108,6 +109,8 @@ def _sizes(shape: list[Any], path: Path) -> list[int]:
 
 class Script:
     """A TorchScript module. What it remembers are its buffers that change; each row is an environment's own."""
+
+    notes = ()
 
     def __init__(self, path: Path) -> None:
         from repolicy.policies.export import _quiet

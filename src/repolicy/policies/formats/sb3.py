@@ -378,8 +378,9 @@ def _normalizer(path: Path, model: Zip, options: Options) -> tuple[Normalizer | 
     if file is None and needed is not False:
         file = vecnormalize.beside(path)
     if file is not None:
-        note = f"observations are normalized by {file.name}"
-        return vecnormalize.read(file, model.observations if model.observations[0][0] else ()), (note,)
+        statistics = vecnormalize.read(file, model.observations if model.observations[0][0] else ())
+        done = "normalized by" if statistics is not None else "not normalized, as it says in"
+        return statistics, (f"observations are {done} {file.name}",)
     if needed:
         raise UsageError(
             f"{path} was trained with VecNormalize, and its statistics are not beside it: name their file with "
