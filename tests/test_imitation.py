@@ -215,6 +215,8 @@ def test_files_that_are_no_npz_are_one_sentence(tmp_path: Path, monkeypatch: pyt
         assert f"{name}.npz" in str(found.value)
         assert "\n" not in str(found.value)
     assert not Path("ran").exists()
+    with pytest.raises(FileError, match="text.npz is no .npz file; save observations and actions with np.savez"):
+        read_demonstrations("text.npz")
 
 
 def test_a_minari_dataset_needs_minari(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,6 +162,10 @@ def _words(arguments: list[str]) -> list[str]:
             words += [option.replace("_", "-"), *([value] if equals else [])]
         else:
             words.append(word)
+    for before, word in pairwise(["", *words]):
+        if not word:
+            named = before if before.startswith("--") else "one word of the command"
+            raise UsageError(f"{named} is empty; if you wrote a variable of your shell, it is not set")
     return [_whole(word, before) for before, word in pairwise(["", *words])]
 
 
@@ -169,7 +173,8 @@ def _whole(word: str, option: str) -> str:
     """`3e6` is a whole number where one is wanted."""
     if option in ("--steps", "--segment", "--minibatch", "--episodes") and "e" in word.lower():
         try:
-            return str(int(float(word)))
+            number = float(word)
+            return str(int(number)) if number.is_integer() else word
         except (ValueError, OverflowError):
             return word
     return word

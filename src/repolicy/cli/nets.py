@@ -79,7 +79,18 @@ def without_a_box(command: str) -> Iterator[None]:
         near = [line.split()[0] for lines in others for line in lines[1:] if lines[0] == "Perhaps you meant:"]
         near = [word.rstrip(",") for word in near if word.startswith("--")][:3]
         guess = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise UsageError(f"{' '.join(first).rstrip('.')}{guess}; {command} --help lists the options") from None
+        said = " ".join(first).rstrip(".")
+        for python, plain in PLAINER:
+            said = re.sub(python, plain, said)
+        raise UsageError(f"{said}{guess}; {command} --help lists the options") from None
+
+
+PLAINER = (  # what Python and tyro say of a word that does not fit, and the same in plain English
+    (r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", r"\1 is \2; it must be a whole number"),
+    (r"Error parsing (\S+): could not convert string to float: (.*)", r"\1 is \2; it must be a number"),
+    (r"Error parsing (\S+): Could not find valid parse for arguments: (.*)", r"\1 does not take \2"),
+    (r"invalid choice (.*) for argument '(\S+)'\. Expected one of \((.*)\)", r"\2 is \1; choose from \3"),
+)
 
 
 def _paragraphs(text: str) -> list[list[str]]:

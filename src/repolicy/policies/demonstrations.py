@@ -43,6 +43,9 @@ def _npz(path: Path) -> dict[str, np.ndarray]:
         raise FileError(f"there is no file {path}")
     try:
         with path.open("rb") as stream:
+            if stream.read(2) not in (b"PK", b"\x93N"):
+                raise FileError(f"{path} is no .npz file; save observations and actions with np.savez")
+            stream.seek(0)
             file = np.load(stream, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise FileError(f"{path} is a single array; save observations and actions with np.savez")
