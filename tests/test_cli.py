@@ -240,7 +240,7 @@ def test_a_failure_is_one_sentence_and_1(capsys: pytest.CaptureFixture[str]) -> 
         ("train Pendulum-v1 --objective x", 2, "--objective is 'x'; choose from 'no_entropy', 'end_entropy', "),
         ("train Pendulum-v1 --hidden 64 x", 2, "repolicy: --hidden does not take ['64', 'x']; repolicy train --help"),
         ("train Pendulum-v1 --out=", 2, "--out is empty; if you wrote a variable of your shell, it is not set"),
-        ("train", 2, "Missing from repolicy train: ENV"),
+        ("train", 2, "repolicy: Missing from repolicy train: ENV; repolicy train --help lists the options"),
         ("evaluate {long}", 1, "cannot be read: File name too long"),
         ("inspect {long}", 1, "xxx…xxx"),
         ("customize {long} --addon a --omega 1", 1, "cannot be read: File name too long"),

@@ -1,6 +1,7 @@
 """What is said reaches its reader: prints of others, a full standard output, a full disk under TensorBoard."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -45,6 +46,29 @@ def test_a_stdout_that_is_full_is_one_sentence(words: list[str]) -> None:
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "repolicy: standard output cannot be written: No space left on device"
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("encoding", "redirect", "found"), [("latin-1", "", "\N{MULTIPLICATION SIGN} log ?"), ("utf-8", ">&-", "")]
+)
+def test_a_stdout_that_has_no_greek_letters_or_is_closed(encoding: str, redirect: str, found: str) -> None:
+    words = "from repolicy.engine.terminal import full_stdout_is_an_error as net\nwith net(): print('× log π')"
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -c "$1" {redirect}', sys.executable, words],
+        capture_output=True, check=False, env=os.environ | {"PYTHONIOENCODING": encoding},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode(encoding).strip() == found
+
+
+def test_paths_are_whole_in_a_narrow_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from repolicy.cli.inspection import _show
+
+    path = "runs/" + "a_long_name_" * 8 + "/best.safetensors"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "40")
+        _show({"best policy": path})
+    assert path in "".join(capsys.readouterr().err.replace("best policy", "").split())
 
 
 def test_a_full_disk_under_tensorboard_does_not_end_a_run(

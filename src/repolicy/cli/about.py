@@ -20,12 +20,13 @@ class Addons:
     """Print one JSON object on stdout."""
 
     def run(self) -> dict[str, Any]:
-        from rich.table import Table
+        from rich.table import Column, Table
 
         from repolicy.engine.terminal import Terminal
         from repolicy.envs.registered import described
 
-        table = Table("name", "environment", "what it rewards", "reported as")
+        heads = ("name", "environment", "what it rewards", "reported as")
+        table = Table(*(Column(head, overflow="fold") for head in heads))  # a name that ends in … cannot be typed
         for row in described():
             table.add_row(row["name"], row["env"], row["what"], row["metric"])
         terminal = Terminal()

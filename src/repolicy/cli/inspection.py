@@ -250,6 +250,8 @@ def _renders(backend: str) -> bool:
 
 def _show(facts: dict[str, str]) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")  # a path that ends in … cannot be copied
     for name, value in facts.items():
         table.add_row(Text(printable(name), "bold"), str(value))
     Terminal().print(table)

@@ -56,8 +56,10 @@ def full_stdout_is_an_error() -> Iterator[None]:
             yield
     finally:
         try:
-            out.write(held.getvalue())
-            out.flush()
+            if out is not None:  # it may be closed
+                encoding = out.encoding or "utf-8"  # a terminal that has no ω shows a question mark
+                out.write(held.getvalue().encode(encoding, "replace").decode(encoding))
+                out.flush()
         except OSError as error:
             with contextlib.suppress(OSError):  # Python would try again as it ends
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
