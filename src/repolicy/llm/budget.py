@@ -18,7 +18,7 @@ from repolicy.llm.generation import new_tokens, prompt_tensors
 from repolicy.llm.identity import Remembered
 from repolicy.llm.mixing import SAMPLING, Beside
 from repolicy.llm.requirements import require_trl
-from repolicy.llm.rloo import prompt_ids, response_log_probs
+from repolicy.llm.rloo import prior_reward, prompt_ids, response_log_probs
 from repolicy.objective import Objective
 
 require_trl()
@@ -34,6 +34,15 @@ def moved(omega: float, alpha: float, log_prior: Tensor, wanted: float, rate: fl
     variance = log_prior.double().var(1).mean().item() if log_prior.shape[1] > 1 else 0.0
     newton = alpha * (wanted - log_prior.double().mean().item()) / max(variance, LEAST_VARIANCE)
     return max(0.0, omega + rate * newton)
+
+
+def move_omega(
+    values: dict[str, float], alpha: float, log_prior: Tensor, budget: float, rate: float, state: Any
+) -> float:
+    """Move `values["omega"]` by a share of a Newton step, which falls to 0 in a line; returns what is spent."""
+    share = rate * (1 - state.global_step / max(state.max_steps, 1))
+    values["omega"] = moved(values["omega"], alpha, log_prior, values["own"] - budget, share)
+    return values["own"] - log_prior.mean().item()
 
 
 def check_budget(budget: float, rate: float, objective: Objective) -> None:
@@ -84,8 +93,6 @@ class PriorBudget(TrainerCallback):  # type: ignore[misc]
         samples: int = 1024,
         log_prior: Callable[..., list[float]] | None = None,
     ) -> None:
-        from repolicy.llm.rloo import prior_reward
-
         check_budget(nats, rate, objective)
         self.prior, self.tokenizer, self.objective = prior, tokenizer, objective
         self.nats, self.rate, self.samples = nats, rate, samples
@@ -111,11 +118,9 @@ class PriorBudget(TrainerCallback):  # type: ignore[misc]
         """(omega − alpha) · log prior of each response; RLOO's own KL, weighted alpha, has the rest."""
         values = self.log_prior(prompts=prompts, completion_ids=completion_ids, **columns)
         weighted = [(self.omega - self.objective.alpha) * value for value in values]
-        state = columns["trainer_state"]
         everyone = gather(torch.tensor(values)).view(-1, self.group)
-        rate = self.rate * (1 - state.global_step / max(state.max_steps, 1))
-        wanted = self.memory.values["own"] - self.nats
         columns["log_metric"]("budget/omega", self.omega)
-        columns["log_metric"]("budget/spent", self.memory.values["own"] - everyone.mean().item())
-        self.memory.values["omega"] = moved(self.omega, self.objective.alpha, everyone, wanted, rate)
+        alpha, state = self.objective.alpha, columns["trainer_state"]
+        spent = move_omega(self.memory.values, alpha, everyone, self.nats, self.rate, state)
+        columns["log_metric"]("budget/spent", spent)
         return weighted

@@ -14,20 +14,21 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.llm.identity import ObjectiveSettings, WithObjective
+from repolicy.llm.identity import PreferenceSettings, WithReference
 from repolicy.llm.losses import cross_entropy_dpo_loss, implicit_reward
 from repolicy.llm.requirements import (
     MOVING_PRIOR,
+    columns_of,
+    datasets_in,
     own_settings,
     require_columns,
     require_labels,
     require_no_columns,
-    require_no_other_beta,
-    require_positive_alpha,
     require_reference,
     require_settings,
     require_trl,
     resolve_objective,
+    set_beta,
 )
 from repolicy.objective import Objective
 
@@ -39,21 +40,20 @@ NOT_FOR_THE_MODEL = ("completion_mask", "label", "ref_logps")
 
 
 @dataclass
-class CrossEntropyDPOConfig(ObjectiveSettings, KTOConfig):  # type: ignore[misc]
+class CrossEntropyDPOConfig(PreferenceSettings, KTOConfig):  # type: ignore[misc]
     """TRL's KTOConfig, with `omega` and `alpha` where it has `beta`.
 
     offset: learn one number beside the policy, for alpha · log Z and the threshold between good and bad.
     offset_rate: the share of a Newton step by which that number moves at each step of the optimizer.
     """
 
-    beta: float | None = field(default=None, metadata={"help": "Leave it out: omega and alpha stand in its place."})
     offset: bool = field(default=True, metadata={"help": "Learn one number for alpha times log Z."})
     offset_rate: float = field(default=0.1, metadata={"help": "The share of a Newton step that the offset takes."})
     train_sampling_strategy: str = field(default="random", metadata={"help": "KTO keeps the file's order; we do not."})
     loss_type: str = field(default="apo_zero_unpaired", metadata={"help": "Leave as it is: it spares KTO's KL pass."})
 
 
-class CrossEntropyDPOTrainer(WithObjective, KTOTrainer):  # type: ignore[misc]
+class CrossEntropyDPOTrainer(WithReference, KTOTrainer):  # type: ignore[misc]
     """`KTOTrainer` on the loss of Eq. 32. Say the objective once: `objective=residual(omega, alpha)`, or in `args`."""
 
     def __init__(
@@ -75,14 +75,10 @@ class CrossEntropyDPOTrainer(WithObjective, KTOTrainer):  # type: ignore[misc]
         if not self.objective.reads_prior:
             ref_model = None
         require_reference(self.objective, model, ref_model, args, others.get("peft_config"), "Cross-Entropy-DPO")
-        args.beta = self.objective.alpha
         with _without_advice_on_weights():
             super().__init__(model, ref_model, args, train_dataset=train_dataset, **others)
         self.introduce(reference_given=ref_model is not None, offset_learned=args.offset)
         self._sums = torch.zeros(3)
-
-    def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
-        return super()._precompute_ref_logps(dataset, name, batch_size) if self.objective.reads_prior else dataset
 
     @property
     def offset(self) -> float:
@@ -121,10 +117,9 @@ class CrossEntropyDPOTrainer(WithObjective, KTOTrainer):  # type: ignore[misc]
     def _log_prior(self, model: Any, inputs: dict[str, Any]) -> Tensor | None:
         if not self.objective.reads_prior:
             return None
-        if self.precompute_ref_logps:
-            stored: Tensor = inputs["ref_logps"]
-            return stored
-        log_prior: Tensor = self.compute_ref_log_probs(model if self.ref_model is None else self.ref_model, inputs)[0]
+        log_prior: Tensor = (
+            inputs["ref_logps"] if self.precompute_ref_logps else self.reference_log_probs(model, inputs)[0]
+        )
         return log_prior
 
     def _move_offset(self, label: Tensor, reward: Tensor) -> None:
@@ -146,15 +141,14 @@ class CrossEntropyDPOTrainer(WithObjective, KTOTrainer):  # type: ignore[misc]
         """Rewards and log-probabilities of good and bad apart, over all ranks."""
         values = {"rewards": reward, "logps": log_policy} | ({} if log_prior is None else {"prior_logps": log_prior})
         label, reward = self.accelerator.gather_for_metrics((label, reward))
-        metrics = self._metrics["train" if self.model.training else "eval"]
         for what, each in values.items():
             everyone = reward if what == "rewards" else self.accelerator.gather_for_metrics(each)
             for name, chosen in (("chosen", label == 1), ("rejected", label == 0)):
                 if chosen.any():
-                    metrics[f"{what}/{name}"].append(everyone[chosen].mean().item())
+                    self.metrics[f"{what}/{name}"].append(everyone[chosen].mean().item())
         right = (reward + self.offset > 0) == (label == 1)
-        metrics["rewards/accuracies"].append(right.float().mean().item())
-        metrics["offset"].append(self.offset)
+        self.metrics["rewards/accuracies"].append(right.float().mean().item())
+        self.metrics["offset"].append(self.offset)
 
 
 @contextmanager
@@ -173,27 +167,21 @@ def _without_advice_on_weights() -> Iterator[None]:
 
 
 def check_cross_entropy(objective: Objective, args: CrossEntropyDPOConfig) -> None:
-    require_positive_alpha(objective, "the loss is a function of alpha · log policy")
-    require_no_other_beta(args, objective)
+    set_beta(args, objective, "the loss is a function of alpha · log policy")
     require_settings(args, {"sync_ref_model": MOVING_PRIOR})
     if args.loss_type != "apo_zero_unpaired":
         raise UsageError(f"loss_type is {args.loss_type!r}; the loss here is Eq. 32 and no other, so leave it out")
     if (args.desirable_weight, args.undesirable_weight) != (1.0, 1.0):
         raise UsageError("weights on good and bad responses move the threshold between them; set offset=True instead")
-    if args.offset_rate <= 0 or args.offset_rate > 1:
+    if not 0 < args.offset_rate <= 1:
         raise UsageError(f"offset_rate is {args.offset_rate}; it is the share of a step, above 0 and at most 1")
 
 
 def check_labelled(dataset: Any) -> None:
     """Labelled responses, or pairs, which TRL turns into labelled responses."""
-    columns = (
-        list(dataset.column_names or next(iter(dataset)))
-        if dataset is not None and not isinstance(dataset, dict)
-        else []
-    )
-    if "chosen" in columns and "rejected" in columns:
+    if dataset is not None and not isinstance(dataset, dict) and {"chosen", "rejected"} <= {*columns_of(dataset)}:
         return
-    require_columns(dataset, [("prompt",), ("completion",), ("label",)], "Cross-Entropy-DPO (or chosen and rejected)")
+    require_columns(dataset, ("prompt", "completion", "label"), "Cross-Entropy-DPO (or chosen and rejected)")
     require_no_columns(dataset, ["ref_logps"])
-    for part in dataset.values() if isinstance(dataset, dict) else [dataset]:
+    for part in datasets_in(dataset).values():
         require_labels(part)

@@ -4,23 +4,22 @@ Stock DPO with beta = alpha sees `alpha · (log policy − log reference)`. Hand
 the reference's log-probability, it sees `alpha · log policy − omega · log prior`; all of TRL around it stays as it is.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from repolicy.errors import UsageError
 from repolicy.llm.before import warn_of_margins
-from repolicy.llm.identity import ObjectiveSettings, WithObjective
+from repolicy.llm.identity import PreferenceSettings, WithReference
 from repolicy.llm.requirements import (
     MOVING_PRIOR,
     own_settings,
     require_columns,
     require_no_columns,
-    require_no_other_beta,
-    require_positive_alpha,
     require_reference,
     require_settings,
     require_trl,
     resolve_objective,
+    set_beta,
 )
 from repolicy.objective import Objective
 
@@ -43,16 +42,14 @@ REFERENCE_COLUMNS = ("ref_chosen_logps", "ref_rejected_logps")
 
 
 @dataclass
-class DecomposedDPOConfig(ObjectiveSettings, DPOConfig):  # type: ignore[misc]
+class DecomposedDPOConfig(PreferenceSettings, DPOConfig):  # type: ignore[misc]
     """TRL's DPOConfig, with `omega` and `alpha` where it has `beta`.
 
     omega = alpha is stock DPO with beta = alpha.
     """
 
-    beta: float | None = field(default=None, metadata={"help": "Leave it out: omega and alpha stand in its place."})
 
-
-class DecomposedDPOTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
+class DecomposedDPOTrainer(WithReference, DPOTrainer):  # type: ignore[misc]
     """`DPOTrainer` on the loss of Eq. 33. Say the objective once: `objective=residual(omega, alpha)`, or in `args`.
 
     The reference may be a model in memory, TRL's own copy, precomputed log-probabilities, or (with PEFT) the model with
@@ -77,12 +74,11 @@ class DecomposedDPOTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
         check_dpo(self.objective, args)
         for dataset in (train_dataset, others.get("eval_dataset")):
             if dataset is not None or dataset is train_dataset:
-                require_columns(dataset, [("chosen",), ("rejected",)], "Decomposed-DPO")
+                require_columns(dataset, ("chosen", "rejected"), "Decomposed-DPO")
                 require_no_columns(dataset, REFERENCE_COLUMNS)
         if not self.objective.reads_prior:
             ref_model = None
         require_reference(self.objective, model, ref_model, args, others.get("peft_config"), "DPO")
-        args.beta = self.objective.alpha
         super().__init__(model, ref_model, args, train_dataset=train_dataset, **others)
         self.introduce(reference_given=ref_model is not None)
 
@@ -98,9 +94,6 @@ class DecomposedDPOTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
             with torch.no_grad(), self.compute_loss_context_manager():
                 log_ratios.append(torch.sub(*self._log_prior(self.model, batch)))
         warn_of_margins(self.objective, torch.cat(log_ratios))
-
-    def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
-        return super()._precompute_ref_logps(dataset, name, batch_size) if self.objective.reads_prior else dataset
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -121,24 +114,21 @@ class DecomposedDPOTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
             return zeros, zeros
         chosen, rejected = self._log_prior(model, inputs)
         for side, log_prior in (("chosen", chosen), ("rejected", rejected)):
-            self._metrics["train" if self.model.training else "eval"][f"prior_logps/{side}"].append(
-                self.accelerator.gather_for_metrics(log_prior).mean().item()
-            )
+            everyone = self.accelerator.gather_for_metrics(log_prior)
+            self.metrics[f"prior_logps/{side}"].append(everyone.mean().item())
         return ratio * chosen, ratio * rejected
 
     def _log_prior(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """The prior's log-probability of the chosen and of the rejected responses `[B]`."""
         if "ref_chosen_logps" in inputs:  # precomputed, unscaled
-            chosen, rejected = (inputs[name] for name in REFERENCE_COLUMNS)
-            return chosen, rejected
-        chosen, rejected = self.compute_ref_log_probs(model if self.ref_model is None else self.ref_model, inputs)
+            return inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]
+        chosen, rejected = self.reference_log_probs(model, inputs)
         return chosen, rejected
 
 
 def check_dpo(objective: Objective, args: DecomposedDPOConfig) -> None:
     """What of DPO's settings the decomposition does not cover."""
-    require_positive_alpha(objective, "the loss is a function of alpha · log policy")
-    require_no_other_beta(args, objective)
+    set_beta(args, objective, "the loss is a function of alpha · log policy")
     require_settings(args, NEEDED)
     if args.f_divergence_type != "reverse_kl":
         raise UsageError(

@@ -127,12 +127,8 @@ def write_page(
     """One file that needs nothing but itself: the measures, and the first responses side by side."""
     names = [each["model"] for each in models]
     cells = [
-        [
-            each["model"],
-            f"{each['omega']:g}" if "omega" in each else "",
-            f"{each['alpha']:g}" if "alpha" in each else "",
-        ]
-        + [f"{each[key]['mean']:.3f} ({each[key]['low']:.3f} to {each[key]['high']:.3f})" for key in MEASURES]
+        [each["model"], *(f"{each[key]:g}" if key in each else "" for key in ("omega", "alpha"))]
+        + ["{mean:.3f} ({low:.3f} to {high:.3f})".format(**each[key]) for key in MEASURES]
         for each in models
     ]
     shown = [

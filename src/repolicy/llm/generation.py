@@ -7,7 +7,7 @@ import torch
 from repolicy.llm.identity import checksum
 from repolicy.llm.mixing import dial
 from repolicy.llm.models import load_prior, load_tuned, trained_for
-from repolicy.llm.rloo import prompt_ids
+from repolicy.llm.rloo import padded, prompt_ids
 
 if TYPE_CHECKING:
     from repolicy.cli.llm import Generate
@@ -16,32 +16,26 @@ if TYPE_CHECKING:
 def generate(options: "Generate") -> list[dict[str, Any]]:
     """Each prompt and response, in the order of the prompts."""
     prior, tokenizer = load_prior(options.prior)
-    known, tuned = checksum(prior), []
+    prior_checksum, tuned = checksum(prior), []
     for index, name in enumerate(options.models):
         trained_at = options.trained_at[index] if options.trained_at else None
-        objective = trained_for(name, trained_at, known)
+        objective = trained_for(name, trained_at, prior_checksum)
         prior, model = load_tuned(name, prior, index)
         tuned.append((model, objective))
     turned = dial(prior, *tuned, omega=options.omega, alpha=options.alpha)
     prompts = [prompt for prompt in options.prompt for _ in range(options.count)]
-    ids, attention = prompt_tensors(tokenizer, [as_chat(prompt) if options.chat else prompt for prompt in prompts])
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    ids, attention = prompt_tensors(tokenizer, chats if options.chat else prompts)
     torch.manual_seed(options.seed)
     rows = new_tokens(turned.generate, tokenizer, ids.to(prior.device), attention.to(prior.device), options.tokens)
     text = [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
     return [{"prompt": prompt, "text": response} for prompt, response in zip(prompts, text, strict=True)]
 
 
-def as_chat(prompt: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": prompt}]
-
-
 def prompt_tensors(tokenizer: Any, prompts: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and attention `[B, T]`, padded on the left."""
     rows = [prompt_ids(tokenizer, prompt) for prompt in prompts]
-    width = max(map(len, rows))
-    ids = torch.tensor([[tokenizer.pad_token_id] * (width - len(row)) + row for row in rows])
-    attention = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    return ids, attention
+    return padded(rows, "left", tokenizer.pad_token_id), padded([[1] * len(row) for row in rows], "left")
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.llm.budget import check_budget, moved, own_log_prior
+from repolicy.llm.budget import check_budget, move_omega, own_log_prior
 from repolicy.llm.identity import ObjectiveSettings, WithObjective
 from repolicy.llm.losses import leave_one_out, returns_to_go, token_rewards, whole_returns
 from repolicy.llm.mixing import Beside
@@ -35,13 +35,14 @@ require_trl()
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from trl.trainer.utils import use_adapter  # noqa: E402
 
+AS_SAMPLED = "log-probabilities must be those that were sampled from"
 # Settings at any other value of which the update would not be the gradient of the objective.
 NEEDED: dict[str, tuple[Any, str]] = {
-    "temperature": (1.0, "log-probabilities must be those that were sampled from"),
-    "top_p": (1.0, "log-probabilities must be those that were sampled from"),
-    "top_k": (0, "log-probabilities must be those that were sampled from"),
-    "min_p": (None, "log-probabilities must be those that were sampled from"),
-    "repetition_penalty": (1.0, "log-probabilities must be those that were sampled from"),
+    "temperature": (1.0, AS_SAMPLED),
+    "top_p": (1.0, AS_SAMPLED),
+    "top_k": (0, AS_SAMPLED),
+    "min_p": (None, AS_SAMPLED),
+    "repetition_penalty": (1.0, AS_SAMPLED),
     "scale_rewards": ("none", "a scaled reward changes what omega and alpha are worth"),
     "multi_objective_aggregation": ("sum_then_normalize", "rewards are summed, not normalized"),
     "importance_sampling_level": ("token", "advantages are a token's own"),
@@ -50,7 +51,7 @@ NEEDED: dict[str, tuple[Any, str]] = {
     "top_entropy_quantile": (1.0, "every token has a part in the return"),
     "mask_truncated_completions": (False, "a response that was cut off has a reward like any other"),
     "off_policy_mask_threshold": (None, "a masked response is missing from the objective"),
-    "vllm_structured_outputs_regex": (None, "log-probabilities must be those that were sampled from"),
+    "vllm_structured_outputs_regex": (None, AS_SAMPLED),
     "sync_ref_model": MOVING_PRIOR,
     "beta": (0.0, "the prior is in the reward, weighted omega, and not in the loss"),
 }
@@ -125,7 +126,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         check_sharpening(self.objective, args)
         if args.budget is not None:
             check_budget(args.budget, args.budget_rate, self.objective)
-        require_columns(train_dataset, [("prompt",)], "an online method")
+        require_columns(train_dataset, ("prompt",), "an online method")
         if self.objective.reads_prior and others.get("peft_config") is None:
             require_saved_path(model, "GRPO")
         args.beta = 1.0 if self.objective.reads_prior else 0.0  # TRL keeps a reference where beta is not 0 ...
@@ -166,11 +167,10 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
 
     def _move_omega(self, log_prior: Tensor, group: int) -> None:
         """From log prior of all responses `[N]` of a generation; those that the prior wrote say nothing here."""
-        values, priors = self.memory.values, round(self.args.prior_share * group)
-        policys = log_prior.view(-1, group)[:, priors:]
-        rate = self.args.budget_rate * (1 - self.state.global_step / max(self.state.max_steps, 1))
-        self._metrics["train"]["residual/spent"].append(values["own"] - policys.mean().item())
-        values["omega"] = moved(values["omega"], self.objective.alpha, policys, values["own"] - self.args.budget, rate)
+        priors = round(self.args.prior_share * group)
+        rows, alpha = log_prior.view(-1, group)[:, priors:], self.objective.alpha
+        spent = move_omega(self.memory.values, alpha, rows, self.args.budget, self.args.budget_rate, self.state)
+        self.metrics["residual/spent"].append(spent)
 
     def _generate_single_turn(
         self, prompt_ids: Any, images: Any, multimodal_fields: Any, num_generations: int, *others: Any, **named: Any
@@ -191,8 +191,8 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         if multimodal_fields or self.tools:
             raise UsageError("prior_share is for text alone, without images or tools")
         priors = round(self.args.prior_share * self.num_generations)
-        mine = [row for row in everyone if (first + row) % self.num_generations >= priors]
-        written = dict(zip(mine, write(mine), strict=True)) if mine else {}
+        policys = [row for row in everyone if (first + row) % self.num_generations >= priors]
+        written = dict(zip(policys, write(policys), strict=True)) if policys else {}
         rest = [row for row in everyone if row not in written]
         with self._as_prior():
             written |= dict(zip(rest, write(rest), strict=True)) if rest else {}
@@ -263,11 +263,11 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         judged = ~self._rewards.isnan().all(1)  # a response that no function could judge teaches nothing
         rewards = (self._rewards * weights).nansum(1)
         rank, rows = self.accelerator.process_index, len(mask)
-        mine = slice(rank * rows, (rank + 1) * rows)
-        mask = mask * judged[mine].unsqueeze(1)
-        each = token_rewards(self.present_objective, rewards[mine], log_policy, log_prior, mask)
-        returns = whole_returns(each) if self.args.returns == "whole" else returns_to_go(each, self.args.gamma)
-        self._record(rewards, log_policy, log_prior, mask, "train" if training else "eval")
+        own = slice(rank * rows, (rank + 1) * rows)
+        mask = mask * judged[own].unsqueeze(1)
+        parts = token_rewards(self.present_objective, rewards[own], log_policy, log_prior, mask)
+        returns = whole_returns(parts) if self.args.returns == "whole" else returns_to_go(parts, self.args.gamma)
+        self._record(rewards, log_policy, log_prior, mask)
         if training and self.args.budget is not None:
             assert log_prior is not None
             self._move_omega(self.accelerator.gather((log_prior * mask).sum(1)), group)
@@ -275,39 +275,34 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
             return torch.zeros_like(returns)
         returns, everyone = (self.accelerator.pad_across_processes(x, dim=1) for x in (returns, mask))
         compared = leave_one_out(self.accelerator.gather(returns), self.accelerator.gather(everyone), group)
-        return compared[mine, : mask.shape[1]]
+        return compared[own, : mask.shape[1]]
 
     def _log_policy(self, output: dict[str, Any]) -> Tensor:
         """log policy(token) `[B, T]` as sampled; TRL leaves it out where it equals the loss's own, detached."""
-        rows = output["completion_ids"]
-        train = self.model.training
+        rows, args = output["completion_ids"], self.args
+        log_policy: Tensor
         with torch.no_grad():
             log_policy, _, _ = self._get_per_token_logps_and_entropies(
                 self.model,
                 torch.cat([output["prompt_ids"], rows], dim=1),
                 torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
                 rows.size(1),
-                batch_size=self.args.per_device_train_batch_size if train else self.args.per_device_eval_batch_size,
+                batch_size=args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size,
                 **{name: output[name] for name in IMAGE_INPUTS if name in output},
             )
-        result: Tensor = log_policy
-        return result
+        return log_policy
 
-    def _record(self, rewards: Tensor, log_policy: Tensor, log_prior: Tensor | None, mask: Tensor, mode: str) -> None:
+    def _record(self, rewards: Tensor, log_policy: Tensor, log_prior: Tensor | None, mask: Tensor) -> None:
         """The parts of the reward apart: what the add-on, the prior and the entropy each contributed to a response."""
-        prior = (
-            self.present_objective.omega * (log_prior * mask).sum(1)
-            if log_prior is not None
-            else torch.zeros(len(mask))
-        )
-        entropy = -self.objective.alpha * (log_policy * mask).sum(1)
+        omega, entropy = self.present_objective.omega, -self.objective.alpha * (log_policy * mask).sum(1)
+        prior = torch.zeros_like(entropy) if log_prior is None else omega * (log_prior * mask).sum(1)
         parts = self.accelerator.gather(torch.stack([prior.to(entropy), entropy], 1)).mean(0).tolist()
         for name, value in zip(("addon", "prior", "entropy"), [rewards.mean().item(), *parts], strict=True):
-            self._metrics[mode][f"residual/{name}"].append(value)
-        self._metrics[mode]["residual/omega"].append(self.present_objective.omega)
+            self.metrics[f"residual/{name}"].append(value)
+        self.metrics["residual/omega"].append(omega)
         if log_prior is not None:
             distance = self.accelerator.gather(((log_policy - log_prior) * mask).sum(1)).mean()
-            self._metrics[mode]["residual/kl"].append(distance.item())
+            self.metrics["residual/kl"].append(distance.item())
 
 
 def _mask(batch: dict[str, Any]) -> Tensor:
@@ -326,7 +321,7 @@ def check_sampling(trainer: Any) -> None:
         if value is not None and value != neutral:
             raise UsageError(
                 f"responses would be generated with {name} {value!r}, from generation_kwargs or the model's generation "
-                f"config; it must be {neutral!r}, because log-probabilities must be those that were sampled from"
+                f"config; it must be {neutral!r}, because {AS_SAMPLED}"
             )
 
 

@@ -49,6 +49,13 @@ class ObjectiveSettings:
         return {**saved, "prior": self.prior, "prior_checksum": self.prior_checksum}
 
 
+@dataclass
+class PreferenceSettings(ObjectiveSettings):
+    """The same where TRL has `beta`."""
+
+    beta: float | None = field(default=None, metadata={"help": "Leave it out: omega and alpha stand in its place."})
+
+
 class Remembered(TrainerCallback, ExportableState):  # type: ignore[misc]
     """What a checkpoint holds beside weights: `fixed` must be the same when it is resumed, `values` come back.
 
@@ -108,6 +115,11 @@ class WithObjective:
         self.add_callback(self.memory)  # type: ignore[attr-defined]  # transformers'
         self.add_callback(_Resume(self))  # type: ignore[attr-defined]
 
+    @property
+    def metrics(self) -> Any:
+        """Lists of numbers by name, which TRL logs as means."""
+        return self._metrics["train" if self.model.training else "eval"]  # type: ignore[attr-defined]  # TRL's
+
     def look_before_the_first_step(self) -> None:
         """What a trainer checks when all is loaded."""
 
@@ -150,6 +162,19 @@ class WithObjective:
             f"by Repolicy {__version__}.\n\n"
             f"- Prior: {prior}\n- KL from the prior: {distance}\n"
         )
+
+
+class WithReference(WithObjective):
+    """Of the trainers whose prior is TRL's reference, which they ask for whole responses."""
+
+    def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
+        if not self.objective.reads_prior:
+            return dataset
+        return super()._precompute_ref_logps(dataset, name, batch_size)  # type: ignore[misc]  # TRL's
+
+    def reference_log_probs(self, model: Any, inputs: dict[str, Any]) -> Any:
+        """As TRL computes them; without a reference model it is the model with its adapter off."""
+        return self.compute_ref_log_probs(self.ref_model or model, inputs)  # type: ignore[attr-defined]
 
 
 class _Resume(TrainerCallback):  # type: ignore[misc]

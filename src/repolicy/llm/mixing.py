@@ -61,7 +61,7 @@ def mixed_log_probs(coefficients: Sequence[float], log_probs: Sequence[Tensor]) 
     cannot write is not written."""
     total = torch.zeros_like(log_probs[0])
     for coefficient, each in zip(coefficients, log_probs, strict=True):
-        if coefficient:
+        if coefficient:  # 0 · −inf is not a number
             total = total + coefficient * each
     impossible = torch.stack([each.isneginf() for each in log_probs]).any(0)
     return total.masked_fill(impossible, -torch.inf).log_softmax(-1)

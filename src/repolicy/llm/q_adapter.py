@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.llm.identity import ObjectiveSettings, WithObjective
+from repolicy.llm.identity import PreferenceSettings, WithObjective
 from repolicy.llm.losses import implicit_reward, q_adapter_log_probs, q_adapter_loss
 from repolicy.llm.mixing import Beside
 from repolicy.llm.requirements import (
     own_settings,
     require_columns,
-    require_no_other_beta,
     require_positive_alpha,
     require_trl,
     resolve_objective,
+    set_beta,
 )
 from repolicy.objective import Objective
 
@@ -35,9 +35,11 @@ from peft import PeftModel  # noqa: E402
 from transformers import LogitsProcessor  # noqa: E402
 from trl import DPOConfig, DPOTrainer  # noqa: E402
 
+NOT_ZERO = "the policy's logits are divided by it"
+
 
 @dataclass
-class QAdapterConfig(ObjectiveSettings, DPOConfig):  # type: ignore[misc]
+class QAdapterConfig(PreferenceSettings, DPOConfig):  # type: ignore[misc]
     """TRL's DPOConfig, with `omega`, `alpha` and `chi`.
 
     omega: weight of the prior's log-probability; ω′ in the paper (α₀ in Q-Adapter's).
@@ -45,7 +47,6 @@ class QAdapterConfig(ObjectiveSettings, DPOConfig):  # type: ignore[misc]
     chi: weight of the mean squared token reward, which keeps Q_R from growing without end.
     """
 
-    beta: float | None = field(default=None, metadata={"help": "Leave it out: omega and alpha stand in its place."})
     chi: float = field(default=0.1, metadata={"help": "Weight of the mean squared token reward."})
 
 
@@ -64,8 +65,8 @@ class QAdapterTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
     ) -> None:
         args = own_settings(args, QAdapterConfig)
         self.objective = resolve_objective(objective, args.omega, args.alpha)
-        require_positive_alpha(self.objective, "the policy's logits are divided by it")
-        require_columns(train_dataset, [("chosen",), ("rejected",)], "Q-Adapter")
+        set_beta(args, self.objective, NOT_ZERO)
+        require_columns(train_dataset, ("chosen", "rejected"), "Q-Adapter")
         if peft_config is None:
             raise UsageError(
                 "Q-Adapter trains an adapter beside the frozen model: give a peft_config, such as LoraConfig()"
@@ -76,8 +77,6 @@ class QAdapterTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
             )
         if args.chi < 0:
             raise UsageError(f"chi is {args.chi}; it must be 0 or greater")
-        require_no_other_beta(args, self.objective)
-        args.beta = self.objective.alpha
         super().__init__(model, None, args, train_dataset=train_dataset, peft_config=peft_config, **others)
         self.introduce(reference_given=False, chi=args.chi)
 
@@ -99,11 +98,10 @@ class QAdapterTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
     def _record(self, chosen: Tensor, rejected: Tensor) -> None:
         """Rewards of whole responses, over all ranks."""
         chosen, rejected = self.accelerator.gather_for_metrics((chosen, rejected))
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        metrics["rewards/chosen"].append(chosen.mean().item())
-        metrics["rewards/rejected"].append(rejected.mean().item())
-        metrics["rewards/accuracies"].append((chosen > rejected).float().mean().item())
-        metrics["rewards/margins"].append((chosen - rejected).mean().item())
+        self.metrics["rewards/chosen"].append(chosen.mean().item())
+        self.metrics["rewards/rejected"].append(rejected.mean().item())
+        self.metrics["rewards/accuracies"].append((chosen > rejected).float().mean().item())
+        self.metrics["rewards/margins"].append((chosen - rejected).mean().item())
 
 
 def residual_q(model: Any, logits: Tensor, ids: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,7 +123,7 @@ class QAdapterLogits(LogitsProcessor):  # type: ignore[misc]
     def __init__(self, model: PeftModel, objective: Objective, attention_mask: Tensor | None = None) -> None:
         if not isinstance(model, PeftModel):
             raise UsageError("QAdapterLogits needs a PEFT model: its adapter is Q_R, and without it there is the prior")
-        require_positive_alpha(objective, "the policy's logits are divided by it")
+        require_positive_alpha(objective, NOT_ZERO)
         self.objective, self.attention_mask = objective, attention_mask
         self.prior = Beside(model, model.disable_adapter)
 

@@ -69,10 +69,12 @@ def require_settings(args: Any, needed: dict[str, tuple[Any, str]]) -> None:
             raise UsageError(f"{name} is {getattr(args, name)!r}; it must be {value!r}, because {why}")
 
 
-def require_no_other_beta(args: Any, objective: Objective) -> None:
-    """`beta` is alpha here; another one would be overwritten."""
+def set_beta(args: Any, objective: Objective, why: str) -> None:
+    """`beta` is alpha here, and alpha must not be 0, because `why`."""
+    require_positive_alpha(objective, why)
     if args.beta not in (None, objective.alpha):
         raise UsageError(f"beta is {args.beta}; here omega and alpha stand in its place, so leave it out")
+    args.beta = objective.alpha
 
 
 def require_enough_prompts(dataset: Any, args: Any) -> None:
@@ -91,13 +93,22 @@ def require_positive_alpha(objective: Objective, why: str) -> None:
         raise UsageError(f"alpha is {objective.alpha}; it must be greater than 0, because {why}")
 
 
-def require_columns(dataset: Any, wanted: Iterable[tuple[str, ...]], method: str) -> None:
-    """Each group in `wanted` names alternatives, one of which the dataset must have."""
+def datasets_in(dataset: Any) -> dict[str, Any]:
+    """Datasets by name; a single one has none."""
+    return dataset if isinstance(dataset, dict) else {"": dataset}
+
+
+def columns_of(dataset: Any) -> list[str]:
+    """A streamed dataset may tell its columns only by its first row."""
+    return list(dataset.column_names or next(iter(dataset)))
+
+
+def require_columns(dataset: Any, wanted: Iterable[str], method: str) -> None:
     if dataset is None:
         raise UsageError(f"there is no training dataset; {method} needs one")
-    for name, part in dataset.items() if isinstance(dataset, dict) else [("", dataset)]:
-        columns = list(part.column_names or next(iter(part)))
-        missing = [" or ".join(group) for group in wanted if not any(column in columns for column in group)]
+    for name, part in datasets_in(dataset).items():
+        columns = columns_of(part)
+        missing = [column for column in wanted if column not in columns]
         if missing:
             where = f"the dataset {name!r}" if name else "the dataset"
             raise UsageError(f"{where} has no column {', '.join(missing)}; {method} needs it, and there is {columns}")
@@ -105,13 +116,12 @@ def require_columns(dataset: Any, wanted: Iterable[tuple[str, ...]], method: str
 
 def require_no_columns(dataset: Any, names: Iterable[str]) -> None:
     """Reference log-probabilities that come with a dataset: nobody can tell of which model, or of which omega."""
-    for part in dataset.values() if isinstance(dataset, dict) else [dataset]:
-        for name in names:
-            if part is not None and name in (part.column_names or next(iter(part))):
-                raise UsageError(
-                    f"the dataset already has a column {name}, from another run with its own reference and omega; "
-                    "remove it, and let precompute_ref_log_probs make it anew"
-                )
+    for part in datasets_in(dataset).values():
+        for name in set(names).intersection(columns_of(part)):
+            raise UsageError(
+                f"the dataset already has a column {name}, from another run with its own reference and omega; "
+                "remove it, and let precompute_ref_log_probs make it anew"
+            )
 
 
 def require_labels(dataset: Any) -> None:

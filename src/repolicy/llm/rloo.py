@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from repolicy.errors import UsageError
 from repolicy.objective import Objective
@@ -73,19 +74,18 @@ def response_log_probs(model: Any, rows: list[tuple[list[int], list[int]]], at_o
 
 def _one_pass(model: Any, rows: list[tuple[list[int], list[int]]]) -> list[float]:
     """Padded on the right, so positions hold."""
-    length = max(len(prompt) + len(response) for prompt, response in rows)
-    ids = torch.zeros(len(rows), length, dtype=torch.long)
-    attention, scored = torch.zeros_like(ids), torch.zeros_like(ids)
-    for i, (prompt, response) in enumerate(rows):
-        end = len(prompt) + len(response)
-        ids[i, :end] = torch.tensor(prompt + response)
-        attention[i, :end] = 1
-        scored[i, len(prompt) : end] = 1
-    ids, attention, scored = (x.to(model.device) for x in (ids, attention, scored))
+    ids = padded([prompt + response for prompt, response in rows], "right").to(model.device)
+    attention = padded([[1] * len(prompt + response) for prompt, response in rows], "right").to(model.device)
+    scored = padded([[0] * len(prompt) + [1] * len(response) for prompt, response in rows], "right").to(model.device)
     logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits[:, :-1].float()
     chosen = logits.gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
     values: list[float] = torch.where(scored[:, 1:] > 0, chosen, 0.0).sum(1).tolist()
     return values
+
+
+def padded(rows: list[list[int]], side: str, value: int = 0) -> torch.Tensor:
+    """Rows of different lengths as one `[B, T]`."""
+    return pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], True, value, side)
 
 
 def prompt_ids(tokenizer: Any, prompt: Any, template: dict[str, Any] | None = None) -> list[int]:
