@@ -31,10 +31,6 @@ LIBRARY = "Brax"
 MIN_STD = 1e-3
 
 
-def load(content: bytes, where: str) -> Any:
-    return read_pickle(content, where)
-
-
 def recognized(parts: Any) -> bool:
     """Whether a pickle holds a normalizer's statistics and then layers."""
     return isinstance(parts, tuple | list) and len(parts) >= 2 and _module(parts[1]) is not None
@@ -42,14 +38,13 @@ def recognized(parts: Any) -> bool:
 
 def read(path: Path, options: Options) -> Described:
     where = str(path)
-    parts = load(read_bytes(path), where)
+    parts = read_pickle(read_bytes(path), where)
     module = _module(parts[1])
     assert module is not None
     activation, notes = chosen_activation(options, "swish", LIBRARY)
     actor, std, squashed = _policy(module, activation, where)
-    width = _layers(actor)[0].weight.shape[1]
-    statistics, groups, more = _normalizer(parts[0], width, options, where)
-    critic = _critic(parts[2] if len(parts) > 2 else None, activation, width, where)
+    statistics, groups, more = _normalizer(parts[0], actor.width, options, where)
+    critic = _critic(parts[2] if len(parts) > 2 else None, activation, actor.width, where)
     size = len(actor.output.bias)
     bounds = ((-1.0,) * size, (1.0,) * size) if squashed else ((), ())
     return Described(
@@ -112,7 +107,7 @@ def _hidden(module: dict[str, Any], where: str) -> list[Hidden]:
         layer = _dense(module.get(f"hidden_{index}"), f"hidden_{index}", where)
         norm = module.get(f"LayerNorm_{index}")
         layers.append(Hidden(layer, None if norm is None else _norm(norm, where)))
-    if any(name for name in module if not name.startswith(("hidden_", "LayerNorm_"))):
+    if not all(name.startswith(("hidden_", "LayerNorm_")) for name in module):
         raise CannotCopyError(f"{where} cannot be copied: its network holds {some(module)}")
     return layers
 
@@ -130,17 +125,13 @@ def _norm(layer: Any, where: str) -> LayerNorm:
     return LayerNorm(weight, bias, 1e-6, "after")
 
 
-def _layers(network: Perceptron) -> list[Linear]:
-    return [hidden.linear for hidden in network.hidden] + [network.output]
-
-
 def _critic(parameters: Any, activation: str, width: int, where: str) -> Perceptron | None:
     """Where it takes what the policy takes."""
     module = _module(parameters)
     if module is None or "hidden_0" not in module:
         return None
     critic = perceptron(_hidden(module, where), None, activation, where)
-    return critic if _layers(critic)[0].weight.shape[1] == width and len(critic.output.bias) == 1 else None
+    return critic if critic.width == width and len(critic.output.bias) == 1 else None
 
 
 def _normalizer(

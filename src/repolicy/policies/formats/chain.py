@@ -6,7 +6,6 @@ perceptron with a normalizer in front and a tanh behind, or refused with the ste
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -14,22 +13,25 @@ from repolicy.errors import FileError
 from repolicy.policies.formats.described import (
     Array,
     CannotCopyError,
+    Described,
     Hidden,
     LayerNorm,
     Linear,
     Normalizer,
     Perceptron,
+    Place,
+    Std,
 )
 from repolicy.policies.network import ACTIVATIONS
-
-Kind = Literal["affine", "linear", "clip", "norm", "slice", "argmax"]
+from repolicy.policies.spaces import ActionSpace
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One thing that happens to all numbers of a row. Its name is a kind below, or an activation's.
+    """One thing that happens to all numbers of a row. Its name is an activation's, or one of these:
 
-    affine: `scale · x + shift`; linear: `weight x + bias`; clip: to [low, high]; norm: a LayerNorm; slice: [low:high].
+    affine: `scale · x + shift`; linear: `weight x + bias`; clip: to [low, high]; norm: a LayerNorm; slice: [low:high];
+    argmax: the largest is chosen.
     """
 
     name: str
@@ -55,11 +57,16 @@ class Recognized:
     high: tuple[float, ...]
     argmax: bool
 
-    @property
-    def width(self) -> int:
-        """How many observations it takes."""
-        first = self.network.hidden[0].linear if self.network.hidden else self.network.output
-        return int(first.weight.shape[1])
+    def described(
+        self, library: str, version: str, std: Std | None, normalizer: Normalizer | None, notes: tuple[str, ...]
+    ) -> Described:
+        """As a policy, with this std and normalizer."""
+        size = (len(self.network.output.bias),)
+        actions = ActionSpace("discrete", size) if self.argmax else ActionSpace("continuous", size, self.low, self.high)
+        return Described(
+            library, version, "perceptron", self.network, actions, self.squashed, std, normalizer, self.mean_clip,
+            notes=notes,
+        )  # fmt: skip
 
 
 def joined(first: Chain, second: Chain) -> Chain | None:
@@ -69,22 +76,15 @@ def joined(first: Chain, second: Chain) -> Chain | None:
         shared += 1
     rests = sorted((_merged(first[shared:]), _merged(second[shared:])), key=len)
     stem, (short, long) = first[:shared], rests
-    if not short and [step.name for step in long] == ["sigmoid"]:
+    names, short_names = [step.name for step in long], [step.name for step in short]
+    if not short and names == ["sigmoid"]:
         return (*stem, Step("swish"))
-    if [step.name for step in long] == ["affine", "erf", "affine"] and [step.name for step in short] in (
-        [],
-        ["affine"],
-    ):
+    if names == ["affine", "erf", "affine"] and short_names in ([], ["affine"]):
         inner, _, outer = long
-        factor = _number(short[0].scale) if short else 1.0
-        plain = not short or _number(short[0].shift) == 0.0
-        if (
-            plain
-            and _close(inner.scale, math.sqrt(0.5))
-            and _close(inner.shift, 0.0)
-            and _same(outer.scale, outer.shift)
-        ):
-            return (*stem, Step("gelu"), Step("affine", 2.0 * factor * _number(outer.scale)))
+        factor = short[0] if short else Step("affine")
+        halves = _close(inner.scale, math.sqrt(0.5)) and _close(inner.shift, 0.0) and _same(outer.scale, outer.shift)
+        if halves and _number(factor.shift) == 0.0:
+            return (*stem, Step("gelu"), Step("affine", 2.0 * _number(factor.scale) * _number(outer.scale)))
     return None
 
 
@@ -104,10 +104,10 @@ def _perceptron(chain: Chain, width: int, where: str) -> Recognized:
     hidden: list[Hidden] = []
     activation: Step | None = None
     output = _take_linear(steps, where)
-    while steps and (steps[0].name == "norm" or steps[0].name in ACTIVATIONS) and _has_linear(steps):
+    while _next(steps) in ("norm", *ACTIVATIONS) and any(step.name == "linear" for step in steps):
         before = _take_norm(steps, "before")
-        if not steps or steps[0].name not in ACTIVATIONS:
-            raise CannotCopyError(f"{where} cannot be copied: {_told(steps)} stands where an activation belongs")
+        if _next(steps) not in ACTIVATIONS:
+            raise CannotCopyError(f"{where} cannot be copied: {_next(steps)} stands where an activation belongs")
         step = steps.pop(0)
         if activation is not None and (step.name, step.high) != (activation.name, activation.high):
             raise CannotCopyError(f"{where} cannot be copied: its layers have different activations")
@@ -138,27 +138,20 @@ def _behind(
     where: str,
 ) -> Recognized:
     """What follows the last layer: a slice of it, a clip, a tanh and its scaling, or the choice of the largest."""
-    unused, mean_clip, squashed, argmax = None, None, False, False
-    if steps and steps[0].name == "slice":
+    unused = None
+    if _next(steps) == "slice":
         output, unused = _sliced(output, steps.pop(0))
-    if steps and steps[0].name == "clip" and steps[0].low == -steps[0].high:
-        mean_clip = steps.pop(0).high
+    mean_clip = _take_clip(steps)
     rows = len(output.bias)
     low, high = np.full(rows, -1.0), np.full(rows, 1.0)
-    if steps and steps[0].name == "tanh":
-        squashed = True
+    squashed, argmax = _next(steps) == "tanh", _next(steps) == "argmax"
+    if squashed or argmax:
         steps.pop(0)
-        if steps and steps[0].name == "affine":
-            step = steps.pop(0)
-            scale, shift = (
-                np.broadcast_to(np.asarray(values, np.float64), rows) for values in (step.scale, step.shift)
-            )
-            low, high = shift - scale, shift + scale
-    elif steps and steps[0].name == "argmax":
-        argmax = True
-        steps.pop(0)
+    if squashed and _next(steps) == "affine":
+        scale, shift = _rows(steps.pop(0), rows)
+        low, high = shift - scale, shift + scale
     if steps or np.any(low >= high):
-        raise CannotCopyError(f"{where} cannot be copied: {_told(steps) or 'a negative scale'} follows its last layer")
+        raise CannotCopyError(f"{where} cannot be copied: {_next(steps) or 'a negative scale'} follows its last layer")
     bounds = [tuple(float(number) for number in bound) if squashed else () for bound in (low, high)]
     network = Perceptron(tuple(hidden), output, activation, slope)
     return Recognized(network, normalizer, unused, mean_clip, squashed, bounds[0], bounds[1], argmax)
@@ -166,39 +159,41 @@ def _behind(
 
 def _front(steps: list[Step], width: int) -> tuple[Array, Array, float | None]:
     """The normalizer in front, as shift and scale, and where it clips."""
-    scale, offset, clip = np.ones(width), np.zeros(width), None
-    if steps and steps[0].name == "affine":
-        step = steps.pop(0)
-        scale, offset = (np.broadcast_to(np.asarray(v, np.float64), width).copy() for v in (step.scale, step.shift))
-        if not np.all(scale):
-            steps.insert(0, step)  # a number that is dropped: the first layer takes it in
+    scale, offset = np.ones(width), np.zeros(width)
+    if _next(steps) == "affine":
+        scale, offset = _rows(steps[0], width)
+        if not np.all(scale):  # a number is dropped: the first layer takes that in
             return np.ones(width), np.zeros(width), None
-    if steps and steps[0].name == "clip" and steps[0].low == -steps[0].high:
-        clip = steps.pop(0).high
-    return -offset / scale, scale, clip
+        steps.pop(0)
+    return -offset / scale, scale, _take_clip(steps)
 
 
 def _take_linear(steps: list[Step], where: str) -> Linear:
     """The next layer, with the elementwise factors and shifts on both of its sides taken into it."""
-    before = steps.pop(0) if steps and steps[0].name == "affine" else Step("affine")
-    if not steps or steps[0].name != "linear":
+    before = steps.pop(0) if _next(steps) == "affine" else Step("affine")
+    if _next(steps) != "linear":
         raise CannotCopyError(
-            f"{where} cannot be copied: {_told(steps) or 'nothing'} stands where a linear layer belongs"
+            f"{where} cannot be copied: {_next(steps) or 'nothing'} stands where a linear layer belongs"
         )
     step = steps.pop(0)
     weight, bias = np.asarray(step.scale, np.float64), np.asarray(step.shift, np.float64)
     if not _is_identity(before):
         bias = bias + weight @ np.broadcast_to(np.asarray(before.shift, np.float64), weight.shape[1])
         weight = weight * before.scale
-    if steps and steps[0].name == "affine":
+    if _next(steps) == "affine":
         after = steps.pop(0)
         factor = np.broadcast_to(np.asarray(after.scale, np.float64), len(bias))
         weight, bias = weight * factor[:, None], bias * factor + after.shift
     return Linear(np.array(weight, np.float32, order="C"), np.array(bias, np.float32))
 
 
-def _take_norm(steps: list[Step], place: Literal["before", "after"]) -> LayerNorm | None:
-    if not steps or steps[0].name != "norm":
+def _take_clip(steps: list[Step]) -> float | None:
+    """The bound of a clip that is alike on both sides."""
+    return steps.pop(0).high if _next(steps) == "clip" and steps[0].low == -steps[0].high else None
+
+
+def _take_norm(steps: list[Step], place: Place) -> LayerNorm | None:
+    if _next(steps) != "norm":
         return None
     step = steps.pop(0)
     weight, bias = (np.array(values, np.float32) for values in (step.scale, step.shift))
@@ -223,10 +218,6 @@ def _merged(chain: Chain) -> list[Step]:
     return steps
 
 
-def _has_linear(steps: list[Step]) -> bool:
-    return any(step.name == "linear" for step in steps)
-
-
 def _is_identity(step: Step) -> bool:
     return step.name == "affine" and _close(step.scale, 1.0, 0.0) and _close(step.shift, 0.0, 0.0)
 
@@ -243,5 +234,11 @@ def _number(values: Array | float) -> float:
     return float(np.asarray(values).reshape(-1)[0]) if np.size(values) == 1 else math.nan
 
 
-def _told(steps: list[Step]) -> str:
+def _rows(step: Step, width: int) -> tuple[Array, Array]:
+    """Scale and shift of an affine step, a number for each of the row's."""
+    scale, shift = (np.broadcast_to(np.asarray(values, np.float64), width) for values in (step.scale, step.shift))
+    return scale, shift
+
+
+def _next(steps: list[Step]) -> str:
     return steps[0].name if steps else ""

@@ -1,6 +1,7 @@
 """CleanRL's models: bare state dicts, each script with its own names and without a normalizer's statistics."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 
 from repolicy.errors import FileError
 from repolicy.policies.formats import vecnormalize
-from repolicy.policies.formats.described import Array, Described, Hidden, Linear, Perceptron, Std
+from repolicy.policies.formats.described import Array, Described, Hidden, Std
 from repolicy.policies.formats.given import given_std, tempered, without_std
 from repolicy.policies.formats.layers import (
     below,
@@ -17,7 +18,7 @@ from repolicy.policies.formats.layers import (
     linear,
     numbers,
     perceptron,
-    sequence,
+    perceptron_under,
     tensors_of,
 )
 from repolicy.policies.options import Options
@@ -38,23 +39,20 @@ def recognized(checkpoint: Any) -> bool:
 def read(path: Path, checkpoint: Any, options: Options) -> Described:
     reader = _kind(checkpoint)
     assert reader is not None
-    described = reader(path, tensors_of(_state(checkpoint), str(path)), options)
+    described = reader(tensors_of(_state(checkpoint), str(path)), options, str(path))
     if options.vecnormalize in (None, "none"):
         return described
     statistics = vecnormalize.read(Path(options.vecnormalize))
     check_width(described.observation_size, statistics, str(path))
     notes = tuple(note for note in described.notes if note != UNSEEN)
-    return Described(**described.__dict__ | {"normalizer": statistics, "notes": notes})
+    return replace(described, normalizer=statistics, notes=notes)
 
 
-def _continuous(path: Path, tensors: dict[str, Array], options: Options) -> Described:
+def _continuous(tensors: dict[str, Array], options: Options, where: str) -> Described:
     """PPO: a Gaussian with one std for all states, and tanh."""
-    where = str(path)
-    activation, _ = chosen_activation(options, "tanh", LIBRARY, "tanh" if options.file_activation is None else None)
-    actor = perceptron(sequence(tensors, "actor_mean", where), None, activation, where)
-    critic = (
-        perceptron(sequence(tensors, "critic", where), None, activation, where) if _has(tensors, "critic") else None
-    )
+    activation, _ = chosen_activation(options, "tanh", LIBRARY, "tanh")
+    actor = perceptron_under(tensors, "actor_mean", activation, where)
+    critic = perceptron_under(tensors, "critic", activation, where) if below(tensors, "critic") else None
     raw, width = numbers(tensors["actor_logstd"].reshape(-1), "actor_logstd", where), len(actor.output.bias)
     if len(raw) not in (1, width):
         raise FileError(f"{where} is damaged: {len(raw)} stds do not fit {width} actions")
@@ -62,33 +60,29 @@ def _continuous(path: Path, tensors: dict[str, Array], options: Options) -> Desc
     return Described(LIBRARY, "", "PPO", actor, space, std=Std("vector", raw), critic=critic, notes=(UNSEEN,))
 
 
-def _discrete(path: Path, tensors: dict[str, Array], options: Options) -> Described:
+def _discrete(tensors: dict[str, Array], options: Options, where: str) -> Described:
     """PPO with one choice: logits, and tanh."""
-    where = str(path)
-    activation, _ = chosen_activation(options, "tanh", LIBRARY, "tanh" if options.file_activation is None else None)
-    actor = perceptron(sequence(tensors, "actor", where), None, activation, where)
-    critic = perceptron(sequence(tensors, "critic", where), None, activation, where)
+    activation, _ = chosen_activation(options, "tanh", LIBRARY, "tanh")
+    actor = perceptron_under(tensors, "actor", activation, where)
+    critic = perceptron_under(tensors, "critic", activation, where)
     space = ActionSpace("discrete", (len(actor.output.bias),))
     note = "the file holds no std, so its outputs are taken as the logits of one choice"
     return Described(LIBRARY, "", "PPO", actor, space, critic=critic, notes=(note,))
 
 
-def _values(path: Path, tensors: dict[str, Array], options: Options) -> Described:
+def _values(tensors: dict[str, Array], options: Options, where: str) -> Described:
     """DQN: values of actions, and relu."""
-    where = str(path)
-    activation, _ = chosen_activation(options, "relu", LIBRARY, "relu" if options.file_activation is None else None)
-    network = perceptron(sequence(tensors, "network", where), None, activation, where)
-    actor = tempered(network, options, where)
+    activation, _ = chosen_activation(options, "relu", LIBRARY, "relu")
+    actor = tempered(perceptron_under(tensors, "network", activation, where), options, where)
     return Described(LIBRARY, "", "DQN", actor, ActionSpace("discrete", (len(actor.output.bias),)))
 
 
-def _squashed(path: Path, tensors: dict[str, Array], options: Options) -> Described:
+def _squashed(tensors: dict[str, Array], options: Options, where: str) -> Described:
     """TD3 and DDPG (a mean without a std), or SAC (a log-std between −5 and 2, through tanh); relu."""
-    where = str(path)
-    activation, _ = chosen_activation(options, "relu", LIBRARY, "relu" if options.file_activation is None else None)
+    activation, _ = chosen_activation(options, "relu", LIBRARY, "relu")
     hidden = [Hidden(linear(tensors, name, where)) for name in ("fc1", "fc2")]
     soft = "fc_logstd.weight" in tensors
-    actor: Perceptron = perceptron(hidden, linear(tensors, "fc_mean" if soft else "fc_mu", where), activation, where)
+    actor = perceptron(hidden, linear(tensors, "fc_mean" if soft else "fc_mu", where), activation, where)
     width = len(actor.output.bias)
     scale, shift = (np.broadcast_to(tensors[f"action_{name}"].reshape(-1), width) for name in ("scale", "bias"))
     bounds = [tuple(float(number) for number in bound) for bound in (shift - scale, shift + scale)]
@@ -97,11 +91,11 @@ def _squashed(path: Path, tensors: dict[str, Array], options: Options) -> Descri
         return Described(
             LIBRARY, "", "TD3 or DDPG", actor, space, True, given_std(options, width), notes=without_std(options)
         )
-    head: Linear = linear(tensors, "fc_logstd", where)
+    head = linear(tensors, "fc_logstd", where)
     return Described(LIBRARY, "", "SAC", actor, space, True, Std("head", head, "exp_tanh", -5.0, 2.0))
 
 
-Reader = Callable[[Path, dict[str, Array], Options], Described]
+Reader = Callable[[dict[str, Array], Options, str], Described]
 KINDS: tuple[tuple[tuple[str, ...], Reader], ...] = (
     (("actor_mean.0.weight", "actor_logstd"), _continuous),
     (("fc1.weight", "fc_mu.weight", "action_scale"), _squashed),
@@ -137,7 +131,3 @@ def _kind(checkpoint: Any) -> Reader | None:
     reader = next((reader for names, reader in KINDS if all(name in state for name in names)), None)
     owners = {str(name).partition(".")[0] for name in state}
     return None if reader in WHOLE and not owners.issubset(WHOLE[reader]) else reader
-
-
-def _has(tensors: dict[str, Array], prefix: str) -> bool:
-    return bool(below(tensors, prefix))

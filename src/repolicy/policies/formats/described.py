@@ -58,6 +58,15 @@ class Perceptron:
     activation: str
     slope: float = 0.01  # of leaky_relu
 
+    @property
+    def layers(self) -> list[Linear]:
+        return [*(hidden.linear for hidden in self.hidden), self.output]
+
+    @property
+    def width(self) -> int:
+        """How many numbers it takes."""
+        return int(self.layers[0].weight.shape[1])
+
 
 @dataclass(frozen=True)
 class Normalizer:
@@ -111,8 +120,7 @@ class Described:
 
     @property
     def observation_size(self) -> int:
-        layers = [hidden.linear for hidden in self.actor.hidden] + [self.actor.output]
-        return int(layers[0].weight.shape[1])
+        return self.actor.width
 
     @property
     def family(self) -> str:

@@ -69,7 +69,7 @@ def _checkpoint(content: bytes, where: str) -> str | None:
 
 def _pickle(content: bytes, where: str) -> str | None:
     try:
-        return "brax" if brax.recognized(brax.load(content, where)) else None
+        return "brax" if brax.recognized(read_pickle(content, where)) else None
     except FileError:
         return None
 

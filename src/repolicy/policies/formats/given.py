@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,16 @@ def statistics(inside: Normalizer | None, width: int, options: Options, where: s
     given = vecnormalize.read(Path(options.vecnormalize))
     check_width(width, given, where)
     return given
+
+
+def chosen_statistics(options: Options, inside: Callable[[], Normalizer | None]) -> tuple[Normalizer | None, list[str]]:
+    """The normalizer `inside` a checkpoint, unless the user names another file or none; and what is to be said."""
+    if options.vecnormalize == "none":
+        return None, ["observations are not normalized, as you asked for"]
+    if options.vecnormalize:
+        return vecnormalize.read(Path(options.vecnormalize)), []
+    normalizer = inside()
+    return normalizer, [] if normalizer else ["observations are not normalized (the file has no statistics)"]
 
 
 def agent_settings(path: Path) -> dict[str, str]:

@@ -107,20 +107,24 @@ def perceptron(layers: Iterable[Hidden], output: Linear | None, activation: str,
     hidden = list(layers)
     if output is None:
         output = hidden.pop().linear
-    chain = [layer.linear for layer in hidden] + [output]
-    for first, second in itertools.pairwise(chain):
+    network = Perceptron(tuple(hidden), output, activation)
+    for first, second in itertools.pairwise(network.layers):
         if first.weight.shape[0] != second.weight.shape[1]:
             raise FileError(
                 f"{where} is damaged: a layer of {first.weight.shape[0]} units goes into one that takes "
                 f"{second.weight.shape[1]}"
             )
-    return Perceptron(tuple(hidden), output, activation)
+    return network
+
+
+def perceptron_under(tensors: Tensors, prefix: str, activation: str, where: str) -> Perceptron:
+    """All layers of a `torch.nn.Sequential` under a name."""
+    return perceptron(sequence(tensors, prefix, where), None, activation, where)
 
 
 def activation_named(name: str, where: str) -> str:
     """One of our activations, by any of its customary names."""
-    plain = name.lower()
-    plain = OTHER_NAMES.get(plain, plain)
+    plain = OTHER_NAMES.get(name.lower(), name.lower())
     if plain not in ACTIVATIONS:
         raise CannotCopyError(f"{where} cannot be copied: its activation is {name}; {', '.join(ACTIVATIONS)} are known")
     return plain
@@ -131,12 +135,12 @@ def chosen_activation(
 ) -> tuple[str, list[str]]:
     """The activation of a file that holds only weights, and a sentence about it where it was assumed."""
     if options.file_activation is not None:
-        plain = OTHER_NAMES.get(options.file_activation.lower(), options.file_activation.lower())
-        if plain not in ACTIVATIONS:
+        try:
+            return activation_named(options.file_activation, library), []
+        except CannotCopyError:
             raise UsageError(
                 f"there is no activation {options.file_activation!r}; choose from {', '.join(ACTIVATIONS)}"
-            )
-        return plain, []
+            ) from None
     if recorded is not None:
         return activation_named(recorded, library), []
     return default, [

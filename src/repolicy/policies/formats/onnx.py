@@ -18,7 +18,6 @@ from repolicy.policies.formats.given import given_std, statistics, without_std
 from repolicy.policies.formats.layers import some
 from repolicy.policies.formats.onnx_files import TYPES, array_of, attribute_of, input_of, load_model, recognized
 from repolicy.policies.options import Options
-from repolicy.policies.spaces import ActionSpace
 
 __all__ = ["read", "recognized"]
 ACTION_NAMES = ("actions", "action", "continuous_actions", "mean", "mu", "mean_actions", "output")
@@ -38,57 +37,25 @@ def read(path: Path, options: Options) -> Described:
     name, chain = reader.result()
     recognized = recognize(chain, width, where)
     if recognized.argmax:
-        size = len(recognized.network.output.bias)
-        note = ("the largest of the graph's outputs is chosen: they are taken as logits",)
-        return _described(model, recognized, ActionSpace("discrete", (size,)), None, options, where, note)
-    size = len(recognized.network.output.bias)
-    std, notes = _std(recognized, len(graph.output) == 1, options)
-    notes = (*notes, *left_out((output.name for output in graph.output), name))
-    return _described(
-        model,
-        recognized,
-        ActionSpace("continuous", (size,), recognized.low, recognized.high),
-        std,
-        options,
-        where,
-        notes,
-    )
-
-
-def _described(
-    model: Any,
-    recognized: Recognized,
-    actions: ActionSpace,
-    std: Std | None,
-    options: Options,
-    where: str,
-    notes: tuple[str, ...],
-) -> Described:
-    normalizer = statistics(recognized.normalizer, recognized.width, options, where)
-    more = () if normalizer else ("the graph does not normalize observations",)
+        std, notes = None, ["the largest of the graph's outputs is chosen: they are taken as logits"]
+    else:
+        std, notes = _std(recognized, len(graph.output) == 1, options)
+        notes += left_out((output.name for output in graph.output), name)
+    normalizer = statistics(recognized.normalizer, recognized.network.width, options, where)
+    notes += ["the graph does not normalize observations"] * (normalizer is None)
     producer = f"{model.producer_name} {model.producer_version}".strip()
-    return Described(
-        "ONNX",
-        producer,
-        "perceptron",
-        recognized.network,
-        actions,
-        recognized.squashed,
-        std,
-        normalizer,
-        recognized.mean_clip,
-        notes=(*notes, *more),
-    )
+    return recognized.described("ONNX", producer, std, normalizer, tuple(notes))
 
 
-def _std(recognized: Recognized, alone: bool, options: Options) -> tuple[Std | None, tuple[str, ...]]:
+def _std(recognized: Recognized, alone: bool, options: Options) -> tuple[Std | None, list[str]]:
+    """The user's; or, of a graph with this output `alone`, the half of the last layer that it drops."""
     if options.std is None and recognized.unused is not None and recognized.squashed and alone:
-        return Std("head", recognized.unused, "softplus", floor=BRAX_MIN_STD), (
-            "the unused half of the last layer is taken as Brax's scale: std = softplus(raw) + 0.001, before tanh",
-        )
-    notes = without_std(options)
+        return Std("head", recognized.unused, "softplus", floor=BRAX_MIN_STD), [
+            "the unused half of the last layer is taken as Brax's scale: std = softplus(raw) + 0.001, before tanh"
+        ]
+    notes = list(without_std(options))
     if recognized.unused is not None:
-        notes = (*notes, "half of the last layer is dropped by the graph, which does not tell what it is for")
+        notes.append("half of the last layer is dropped by the graph, which does not tell what it is for")
     return given_std(options, len(recognized.network.output.bias)), notes
 
 
@@ -168,7 +135,7 @@ class _Graph:
             bounds = [self.constants[name] if name else None for name in node.input[1:]]
             return (*stem, _clip([*bounds, None, None], attributes))
         if operator in ELEMENTWISE and place == 0 and not constants:
-            return (*stem, *ELEMENTWISE[operator](attributes))
+            return (*stem, ELEMENTWISE[operator](attributes))
         step = _step(operator, place, constants, attributes)
         return None if step is None else (*stem, step)
 
@@ -259,25 +226,17 @@ def _slice(constants: list[Array]) -> Step | None:
     return Step("slice", low=float(values[0]), high=float(values[1])) if 0 <= values[0] < values[1] else None
 
 
-def _elu(attributes: Mapping[str, Any]) -> tuple[Step, ...]:
-    return (Step("elu" if abs(attributes.get("alpha", 1.0) - 1.0) < 1e-6 else "Elu with another alpha"),)
-
-
-def _gelu(attributes: Mapping[str, Any]) -> tuple[Step, ...]:
-    return (Step("gelu_tanh" if attributes.get("approximate") == b"tanh" else "gelu"),)
-
-
-ELEMENTWISE: dict[str, Callable[[Mapping[str, Any]], tuple[Step, ...]]] = {
-    "Tanh": lambda _: (Step("tanh"),),
-    "Relu": lambda _: (Step("relu"),),
-    "Elu": _elu,
-    "Gelu": _gelu,
-    "LeakyRelu": lambda attributes: (Step("leaky_relu", high=float(attributes.get("alpha", 0.01))),),
-    "Swish": lambda attributes: (Step("swish" if attributes.get("alpha", 1.0) == 1.0 else "Swish with an alpha"),),
-    "Sigmoid": lambda _: (Step("sigmoid"),),
-    "Erf": lambda _: (Step("erf"),),
-    "Neg": lambda _: (Step("affine", -1.0),),
-    "ArgMax": lambda attributes: (Step("argmax" if attributes.get("axis", 0) in (-1, 1) else "ArgMax of columns"),),
+ELEMENTWISE: dict[str, Callable[[Mapping[str, Any]], Step]] = {  # by a node's attributes
+    "Tanh": lambda _: Step("tanh"),
+    "Relu": lambda _: Step("relu"),
+    "Elu": lambda of: Step("elu" if abs(of.get("alpha", 1.0) - 1.0) < 1e-6 else "Elu with another alpha"),
+    "Gelu": lambda of: Step("gelu_tanh" if of.get("approximate") == b"tanh" else "gelu"),
+    "LeakyRelu": lambda of: Step("leaky_relu", high=float(of.get("alpha", 0.01))),
+    "Swish": lambda of: Step("swish" if of.get("alpha", 1.0) == 1.0 else "Swish with an alpha"),
+    "Sigmoid": lambda _: Step("sigmoid"),
+    "Erf": lambda _: Step("erf"),
+    "Neg": lambda _: Step("affine", -1.0),
+    "ArgMax": lambda of: Step("argmax" if of.get("axis", 0) in (-1, 1) else "ArgMax of columns"),
 }
 
 AFFINE: dict[str, Callable[[int, Array], Step | None]] = {  # by the moving input's place

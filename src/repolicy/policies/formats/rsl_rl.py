@@ -11,25 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from repolicy.errors import FileError
-from repolicy.policies.formats import vecnormalize
-from repolicy.policies.formats.described import (
-    Array,
-    CannotCopyError,
-    Described,
-    Linear,
-    Normalizer,
-    Perceptron,
-    Std,
-)
-from repolicy.policies.formats.given import agent_settings
+from repolicy.policies.formats.described import Array, CannotCopyError, Described, Linear, Normalizer, Perceptron, Std
+from repolicy.policies.formats.given import agent_settings, chosen_statistics
 from repolicy.policies.formats.layers import (
     below,
     check_width,
     chosen_activation,
     normalizer,
     numbers,
-    perceptron,
-    sequence,
+    perceptron_under,
     some,
     tensors_of,
 )
@@ -52,45 +42,21 @@ class Layout(NamedTuple):
     stds: dict[str, str]  # a tensor's name, and what links it to the std
 
 
+STDS = {"std": "identity", "log_std": "exp"}
+LATER_STDS = {"distribution.std_param": "identity", "distribution.log_std_param": "exp"}
+NO_CRITIC = ("", "", "")
 LAYOUTS = (
     Layout(
-        "4 or later",
-        "actor_state_dict",
-        "mlp",
-        "obs_normalizer",
-        ("critic_state_dict", "mlp", "obs_normalizer"),
-        {
-            "distribution.std_param": "identity",
-            "distribution.log_std_param": "exp",
-            "std": "identity",
-            "log_std": "exp",
-        },
+        "4 or later", "actor_state_dict", "mlp", "obs_normalizer",
+        ("critic_state_dict", "mlp", "obs_normalizer"), LATER_STDS | STDS,
     ),
     Layout(
-        "1 to 3",
-        "model_state_dict",
-        "actor",
-        "actor_obs_normalizer",
-        ("model_state_dict", "critic", "critic_obs_normalizer"),
-        {"std": "identity", "log_std": "exp"},
+        "1 to 3", "model_state_dict", "actor", "actor_obs_normalizer",
+        ("model_state_dict", "critic", "critic_obs_normalizer"), STDS,
     ),
-    Layout(
-        "2 or 3, distilled",
-        "model_state_dict",
-        "student",
-        "student_obs_normalizer",
-        ("", "", ""),
-        {"std": "identity", "log_std": "exp"},
-    ),
-    Layout(
-        "4 or later, distilled",
-        "student_state_dict",
-        "mlp",
-        "obs_normalizer",
-        ("", "", ""),
-        {"distribution.std_param": "identity", "distribution.log_std_param": "exp"},
-    ),
-)
+    Layout("2 or 3, distilled", "model_state_dict", "student", "student_obs_normalizer", NO_CRITIC, STDS),
+    Layout("4 or later, distilled", "student_state_dict", "mlp", "obs_normalizer", NO_CRITIC, LATER_STDS),
+)  # fmt: skip
 
 
 def recognized(checkpoint: Any) -> bool:
@@ -103,22 +69,19 @@ def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
     layout, tensors = _layout(checkpoint, where)
     agent = agent_settings(path)
     activation, notes = chosen_activation(options, "elu", LIBRARY, agent.get("activation"))
-    layers = sequence(tensors, layout.actor, where)
-    actor = perceptron(layers, None, activation, where)
+    actor = perceptron_under(tensors, layout.actor, activation, where)
     std, actor, more = _std(tensors, layout, actor, agent, where)
-    statistics, others = _normalizer(checkpoint, tensors, layout, options, where)
-    check_width(_width(actor), statistics, where)
-    actions = ActionSpace("continuous", (len(actor.output.bias),))
-    critic = _critic(checkpoint, layout, activation, statistics, _width(actor), where)
+    statistics, others = chosen_statistics(options, lambda: _normalizer(checkpoint, tensors, layout, where))
+    check_width(actor.width, statistics, where)
     return Described(
         LIBRARY,
         layout.version,
         "PPO",
         actor,
-        actions,
+        ActionSpace("continuous", (len(actor.output.bias),)),
         std=std,
         normalizer=statistics,
-        critic=critic,
+        critic=_critic(checkpoint, layout, activation, statistics, actor.width, where),
         notes=(*notes, *more, *others, "the file does not hold the scale of actions, which the environment applies"),
     )
 
@@ -167,22 +130,16 @@ def _limits(link: str) -> tuple[float, float]:
     return LIMITS if link == "identity" else (math.log(LIMITS[0]), math.log(LIMITS[1]))
 
 
-def _normalizer(
-    checkpoint: dict[str, Any], tensors: dict[str, Array], layout: Layout, options: Options, where: str
-) -> tuple[Normalizer | None, list[str]]:
+def _normalizer(checkpoint: dict[str, Any], tensors: dict[str, Array], layout: Layout, where: str) -> Normalizer | None:
     """In the model since 3.0, beside it before; rsl_rl does not clip."""
-    if options.vecnormalize == "none":
-        return None, ["observations are not normalized, as you asked for"]
-    if options.vecnormalize:
-        return vecnormalize.read(Path(options.vecnormalize)), []
     inside = below(tensors, layout.normalizer)
     statistics = inside or tensors_of(checkpoint.get("obs_norm_state_dict") or {}, where)
     if not statistics:
-        return None, ["observations are not normalized (the file has no statistics)"]
+        return None
     if "_mean" not in statistics or "_std" not in statistics:
         raise FileError(f"{where} is damaged: its normalizer holds {some(statistics)}, not _mean and _std")
     count = float(statistics["count"]) if "count" in statistics else 0.0
-    return normalizer(statistics["_mean"], statistics["_std"].astype(np.float64) + EPSILON, None, where, count), []
+    return normalizer(statistics["_mean"], statistics["_std"].astype(np.float64) + EPSILON, None, where, count)
 
 
 def _critic(
@@ -198,14 +155,9 @@ def _critic(
         own = own or tensors_of(checkpoint.get(name) or {}, where)
     mean = own.get("_mean")
     alike = mean is None if statistics is None else mean is not None and _equal(mean.reshape(-1), statistics.shift)
-    critic = perceptron(sequence(tensors, prefix, where), None, activation, where)
-    return critic if alike and _width(critic) == width and len(critic.output.bias) == 1 else None
+    critic = perceptron_under(tensors, prefix, activation, where)
+    return critic if alike and critic.width == width and len(critic.output.bias) == 1 else None
 
 
 def _equal(first: Array, second: Array) -> bool:
     return first.shape == second.shape and np.allclose(first, second)
-
-
-def _width(network: Perceptron) -> int:
-    layers = [hidden.linear for hidden in network.hidden] + [network.output]
-    return int(layers[0].weight.shape[1])

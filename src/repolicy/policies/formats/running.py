@@ -6,6 +6,7 @@ time, or mixes them up, it runs row by row.
 """
 
 import re
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -202,15 +203,16 @@ class Script:
         return {name: buffer.detach().clone() for name, buffer in self._module.named_buffers()}
 
     def _buffer(self, name: str) -> Tensor:
-        node: Any = self._module
-        for part in name.split("."):
-            node = getattr(node, part)
-        return node.detach()  # type: ignore[no-any-return]
+        module, last = self._holder(name)
+        buffer: Tensor = getattr(module, last)
+        return buffer.detach()
 
     def _set(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():
-            *owners, last = name.split(".")
-            owner: Any = self._module
-            for part in owners:
-                owner = getattr(owner, part)
-            setattr(owner, last, value.clone())
+            module, last = self._holder(name)
+            setattr(module, last, value.clone())
+
+    def _holder(self, name: str) -> tuple[Any, str]:
+        """The module that has this buffer, and what the buffer is called there."""
+        *modules, last = name.split(".")
+        return reduce(getattr, modules, self._module), last

@@ -30,6 +30,7 @@ from repolicy.policies.formats.described import (
 from repolicy.policies.formats.given import given_std, tempered, without_std
 from repolicy.policies.formats.layers import (
     activation_named,
+    below,
     check_width,
     linear,
     numbers,
@@ -177,9 +178,8 @@ def _actor_critic(model: Zip, _: Options) -> Parts:
             np.stack([np.zeros_like(output.bias), output.bias], 1).reshape(2 * width),
         )
     elif model.actions.kind == "continuous":
-        std = (
-            _noise(model, names["log_std"]) if names["log_std"].ndim == 2 else Std("vector", _numbers(model, "log_std"))
-        )
+        raw = names["log_std"]
+        std = _noise(model, raw) if raw.ndim == 2 else Std("vector", numbers(raw, "log_std", where))
     return Parts(
         perceptron(actor, output, activation, where),
         std,
@@ -197,11 +197,10 @@ def _soft(model: Zip, _: Options) -> Parts:
     noisy = "actor.log_std" in names
     clip = float(model.settings.get("clip_mean", 2.0)) if noisy else 0.0
     output = linear(names, "actor.mu.0" if "actor.mu.0.weight" in names else "actor.mu", where)
-    std = (
-        _noise(model, names["actor.log_std"])
-        if noisy
-        else Std("head", linear(names, "actor.log_std", where), low=-20.0, high=2.0)
-    )
+    if noisy:
+        std = _noise(model, names["actor.log_std"])
+    else:
+        std = Std("head", linear(names, "actor.log_std", where), low=-20.0, high=2.0)
     actor = perceptron(hidden, output, model.activation("relu"), where)
     return Parts(actor, std, True, clip if clip > 0.0 else None)
 
@@ -258,17 +257,11 @@ def _noise(model: Zip, raw: Array) -> Std:
 
 def _maybe(model: Zip, prefix: str) -> list[Hidden]:
     """The layers under a name, none where there are none: a policy may have no hidden layer of its own."""
-    there = any(name.startswith(f"{prefix}.") for name in model.tensors)
-    return sequence(model.tensors, prefix, model.where) if there else []
-
-
-def _numbers(model: Zip, name: str) -> Array:
-    return numbers(model.tensors[name], name, model.where)
+    return sequence(model.tensors, prefix, model.where) if below(model.tensors, prefix) else []
 
 
 def _check_shapes(model: Zip, parts: Parts) -> None:
-    layers = [hidden.linear for hidden in parts.actor.hidden] + [parts.actor.output]
-    inputs, outputs, wanted = layers[0].weight.shape[1], len(layers[-1].bias), sum(model.actions.sizes)
+    inputs, outputs, wanted = parts.actor.width, len(parts.actor.output.bias), sum(model.actions.sizes)
     if inputs != model.width or outputs != wanted:
         raise FileError(
             f"{model.where} is damaged: its network takes {inputs} numbers and gives {outputs}, its spaces have "
@@ -289,8 +282,7 @@ def _open(path: Path) -> Zip:
     if not isinstance(data, dict):
         raise FileError(f"{where} is damaged: its data is no table")
     if "_stable_baselines3_version" in archive.namelist():
-        version = entry(archive, "_stable_baselines3_version", where)[:40].decode("ascii", "replace").strip()
-        data["version"] = version
+        data["version"] = entry(archive, "_stable_baselines3_version", where)[:40].decode("ascii", "replace").strip()
     settings = _value(data, "policy_kwargs", where)
     settings = settings if isinstance(settings, dict) else {}
     space, binary = _actions(_value(data, "action_space", where), where)
@@ -332,19 +324,14 @@ def _observations(space: Any, where: str) -> tuple[tuple[str, int], ...]:
         return tuple((str(key), _observations(part, where)[0][1]) for key, part in parts.items())
     if space.last != "Box":
         raise CannotCopyError(f"{where} cannot be copied: its observations are a {space.last}, and no numbers")
-    shape = _shape(space, where)
+    shape = space.state.get("_shape", space.state.get("shape"))
+    if not isinstance(shape, tuple) or not all(isinstance(size, int) for size in shape):
+        raise FileError(f"{where} is damaged: a space of it has no shape")
     if len(shape) == 3 and space.state.get("dtype") == np.dtype("uint8"):
         raise CannotCopyError(
             f"{where} cannot be copied: its observations are images, which {LIBRARY} turns and divides by 255"
         )
     return (("", int(np.prod(shape))),)
-
-
-def _shape(space: Shell, where: str) -> tuple[int, ...]:
-    shape = space.state.get("_shape", space.state.get("shape"))
-    if not isinstance(shape, tuple) or not all(isinstance(size, int) for size in shape):
-        raise FileError(f"{where} is damaged: a space of it has no shape")
-    return shape
 
 
 def _actions(space: Any, where: str) -> tuple[ActionSpace, bool]:

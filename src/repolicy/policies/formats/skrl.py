@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from repolicy.errors import FileError
-from repolicy.policies.formats import vecnormalize
-from repolicy.policies.formats.described import Array, CannotCopyError, Described, Hidden, Normalizer, Std
-from repolicy.policies.formats.given import agent_settings, given_std, without_std
+from repolicy.policies.formats.described import CannotCopyError, Described, Hidden, Normalizer, Std
+from repolicy.policies.formats.given import agent_settings, chosen_statistics, given_std, without_std
 from repolicy.policies.formats.layers import (
     check_width,
     chosen_activation,
@@ -52,8 +51,7 @@ def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
         raise FileError(f"{where} holds no Gaussian policy with {LOG_STD}: it holds {some(tensors)}")
     agent = agent_settings(path)
     activation, notes = chosen_activation(options, "elu", LIBRARY, agent.get("activations"))
-    layers = [Hidden(linear(tensors, name, where)) for name in names]
-    actor = perceptron(layers, None, activation, where)
+    actor = perceptron([Hidden(linear(tensors, name, where)) for name in names], None, activation, where)
     width = len(actor.output.bias)
     if deterministic:
         std, notes = given_std(options, width), [*notes, *without_std(options)]
@@ -62,8 +60,8 @@ def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
         if len(raw) != width:
             raise FileError(f"{where} is damaged: {len(raw)} stds do not fit {width} actions")
         std = Std("vector", raw, low=-20.0, high=2.0)
-    statistics, more = _normalizer(checkpoint, options, where)
-    check_width(int(layers[0].linear.weight.shape[1]), statistics, where)
+    statistics, more = chosen_statistics(options, lambda: _normalizer(checkpoint, where))
+    check_width(actor.width, statistics, where)
     more.append(
         "the file does not say whether the mean goes through a function after its last layer, such as tanh: none is "
         "assumed (if it does, export the policy to ONNX or TorchScript)"
@@ -80,15 +78,11 @@ def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
     )
 
 
-def _normalizer(checkpoint: dict[str, Any], options: Options, where: str) -> tuple[Normalizer | None, list[str]]:
-    if options.vecnormalize == "none":
-        return None, ["observations are not normalized, as you asked for"]
-    if options.vecnormalize:
-        return vecnormalize.read(Path(options.vecnormalize)), []
+def _normalizer(checkpoint: dict[str, Any], where: str) -> Normalizer | None:
     for name in PREPROCESSORS:
-        statistics: dict[str, Array] = tensors_of(checkpoint.get(name) or {}, where)
+        statistics = tensors_of(checkpoint.get(name) or {}, where)
         if "running_mean" in statistics and "running_variance" in statistics:
             deviation = np.sqrt(statistics["running_variance"].astype(np.float32)).astype(np.float64) + EPSILON
             count = float(statistics.get("current_count", np.float64(0.0)))
-            return normalizer(statistics["running_mean"].astype(np.float32), deviation, CLIP, where, count), []
-    return None, ["observations are not normalized (the file has no statistics)"]
+            return normalizer(statistics["running_mean"].astype(np.float32), deviation, CLIP, where, count)
+    return None

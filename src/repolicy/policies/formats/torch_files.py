@@ -41,18 +41,14 @@ def open_zip(content: bytes, where: str) -> zipfile.ZipFile:
 
 def entry(archive: zipfile.ZipFile, name: str, where: str) -> bytes:
     """An entry's bytes, unless the entry is missing, damaged, or blown up out of proportion."""
+    if name not in archive.NameToInfo:
+        raise FileError(f"{where} is not whole: {name} is missing in it")
+    info = archive.getinfo(name)
+    if info.file_size > BLOAT * info.compress_size + 2**20:
+        raise FileError(f"{where} is refused: {name} would unpack to {info.file_size:,} bytes out of all proportion")
     try:
-        info = archive.getinfo(name)
-        if info.file_size > BLOAT * info.compress_size + 2**20:
-            raise FileError(
-                f"{where} is refused: {name} would unpack to {info.file_size:,} bytes out of all proportion"
-            )
         return archive.read(info)
-    except KeyError:
-        raise FileError(f"{where} is not whole: {name} is missing in it") from None
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
-        raise FileError(f"{where} is damaged: {name} cannot be unpacked ({error})") from None
-    except Exception as error:  # zlib's, lzma's and bz2's own
+    except Exception as error:  # zipfile's, zlib's, lzma's and bz2's, of many classes
         raise FileError(f"{where} is damaged: {name} cannot be unpacked ({error})") from None
 
 
@@ -111,13 +107,12 @@ def _load_legacy(content: bytes, where: str) -> Any:
     for _ in range(2):
         position += read_pickles(content[position:], where)[1]
     kinds: dict[str, Any] = {}
-
-    start = position
+    pickled = content[position:]
     try:
-        _, length = read_pickles(content[start:], where, lambda key: kinds.update({key[2]: key[1]}))
-        keys, more = read_pickles(content[start + length :], where)
-        storages = _legacy_storages(content[start + length + more :], keys, kinds)
-        return read_pickle(content[start:], where, lambda key: storages[key[2]])
+        _, length = read_pickles(pickled, where, lambda key: kinds.update({key[2]: key[1]}))
+        keys, more = read_pickles(pickled[length:], where)
+        storages = _legacy_storages(pickled[length + more :], keys, kinds)
+        return read_pickle(pickled, where, lambda key: storages[key[2]])
     except (struct.error, KeyError, TypeError, ValueError) as error:
         raise FileError(f"{where} is damaged: {error}") from None
 

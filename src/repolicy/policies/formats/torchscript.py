@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from repolicy.errors import FileError
-from repolicy.policies.formats.chain import Chain, Recognized, recognize
+from repolicy.policies.formats.chain import Chain, recognize
 from repolicy.policies.formats.described import CannotCopyError, Described
 from repolicy.policies.formats.given import given_std, statistics, without_std
 from repolicy.policies.formats.operations import OPERATIONS, Moving, is_part
 from repolicy.policies.formats.shells import Name, Shell, read_pickle
 from repolicy.policies.formats.torch_files import entry, find_root, open_zip, read_bytes, zip_storages
 from repolicy.policies.options import Options
-from repolicy.policies.spaces import ActionSpace
 
 MEMORIES = ("LSTM", "GRU", "RNN")
 BUDGET = 20_000  # statements and expressions that are looked at
@@ -44,7 +43,15 @@ def read(path: Path, options: Options) -> Described:
     values = read_pickle(constants, where, zip_storages(archive, f"{root}constants/", where))
     result = _followed(_Code(archive, root, where, values), module, where)
     recognized = recognize(result.chain, _width(result.chain, where), where)
-    return _described(recognized, options, where)
+    normalizer = statistics(recognized.normalizer, recognized.network.width, options, where)
+    notes = ["the file does not normalize observations"] * (normalizer is None)
+    std = None
+    if recognized.argmax:
+        notes.append("the largest of the outputs is chosen: they are taken as logits")
+    else:
+        std = given_std(options, len(recognized.network.output.bias))
+        notes += without_std(options)
+    return recognized.described("TorchScript", "", std, normalizer, tuple(notes))
 
 
 def _followed(code: "_Code", module: Any, where: str) -> Moving:
@@ -57,28 +64,6 @@ def _followed(code: "_Code", module: Any, where: str) -> Moving:
     if not isinstance(result, Moving):
         raise CannotCopyError(f"{where} cannot be copied: its code does not return one array of actions")
     return result
-
-
-def _described(recognized: Recognized, options: Options, where: str) -> Described:
-    normalizer = statistics(recognized.normalizer, recognized.width, options, where)
-    size = len(recognized.network.output.bias)
-    notes = () if normalizer else ("the file does not normalize observations",)
-    if recognized.argmax:
-        space = ActionSpace("discrete", (size,))
-        notes = (*notes, "the largest of the outputs is chosen: they are taken as logits")
-        return Described("TorchScript", "", "perceptron", recognized.network, space, normalizer=normalizer, notes=notes)
-    return Described(
-        "TorchScript",
-        "",
-        "perceptron",
-        recognized.network,
-        ActionSpace("continuous", (size,), recognized.low, recognized.high),
-        recognized.squashed,
-        given_std(options, size),
-        normalizer,
-        recognized.mean_clip,
-        notes=(*notes, *without_std(options)),
-    )
 
 
 def _memory(module: Any, depth: int = 0) -> str:
@@ -164,8 +149,8 @@ class _Code:
         if isinstance(target, ast.Name):
             local[target.id] = value
         elif isinstance(target, ast.Tuple):
-            for part, entry_ in zip(target.elts, value, strict=True):
-                self.assign(part, entry_, local)
+            for name, part in zip(target.elts, value, strict=True):
+                self.assign(name, part, local)
         else:
             raise self.refuse("an assignment to a part of something")
 

@@ -72,10 +72,8 @@ def _of_groups(
 
 def _read_arrays(content: bytes, where: str) -> Normalizer:
     archive = open_zip(content, where)
-    arrays = {}
-    for name in ("mean", "var"):
-        arrays[name] = _array(entry(archive, f"{name}.npy", where), where)
-    return normalizer(arrays["mean"], np.sqrt(arrays["var"] + 1e-8), 10.0, where)
+    mean, var = (_array(entry(archive, f"{name}.npy", where), where) for name in ("mean", "var"))
+    return normalizer(mean, np.sqrt(var + 1e-8), 10.0, where)
 
 
 def _array(content: bytes, where: str) -> np.ndarray:
