@@ -96,7 +96,7 @@ MUTANTS = [
     Mutant("engine/worker.py", "self.critic_normalizer} if self.critic_size else {}", "self.critic_normalizer} if False else {}", PRIVILEGED, "the critic's statistics not in the checkpoint"),
     Mutant("engine/worker.py", "self.critic_normalizer.update(self.team.sum(sums(raw)))", "self.critic_normalizer.update(sums(raw))", PRIVILEGED, "the critic's statistics of each rank's own"),
     Mutant("engine/steering.py", "exp(STEERING * now", "exp(-STEERING * now", WORKER, "KL budget steered the wrong way"),
-    Mutant("engine/steering.py", "replace(objective, omega=omega) if omega_alone else", "", "tests/test_steering.py", "a log-prior budget moves alpha too"),
+    Mutant("engine/steering.py", "objective.alpha if omega_alone else", "", "tests/test_steering.py", "a log-prior budget moves alpha too"),
     Mutant("engine/worker.py", "nats = own - log_prior.double()", "nats = log_prior.double() - own", "tests/test_steering.py", "likelier actions spend the log-prior budget"),
     Mutant("engine/steering.py", "DAMPING * (now - before)", "DAMPING * (before - now)", WORKER, "a drift on its way pushed along"),
     Mutant("engine/segments.py", "last_is_best = self.moves or ", "last_is_best = ", WORKER, "returns by other weights compared"),

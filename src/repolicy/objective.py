@@ -216,8 +216,8 @@ def named(
 ) -> Objective:
     """The objective called `name`, from exactly the coefficients that it has.
 
-    >>> named("kl", alpha=0.1)
-    Objective(task='addon', omega=0.1, alpha=0.1, bonus=0.0)
+    >>> named("kl", alpha=0.1) == Objective("addon", omega=0.1, alpha=0.1)
+    True
     """
     if name not in OBJECTIVES:
         raise UsageError(f"there is no objective {name!r}; choose from {', '.join(OBJECTIVES)}")

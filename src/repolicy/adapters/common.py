@@ -14,7 +14,7 @@ from repolicy.engine.steering import FARTHEST, off_budget, steered
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Objective, residual
 from repolicy.policies.file import load_policy
-from repolicy.policies.policy import Policy, PolicySpec, Prior, frozen
+from repolicy.policies.policy import Policy, PolicySpec, Prior, check_scores, frozen
 
 
 def check_version(package: str, start: tuple[int, int], stop: tuple[int, int], extra: str) -> None:
@@ -100,11 +100,7 @@ def read_prior(prior: str | Path | Prior) -> Prior:
         return load_policy(prior)
     if isinstance(prior, Policy):
         return frozen(prior)
-    if not callable(getattr(prior, "log_prob", None)):
-        raise UsageError(
-            f"a {type(prior).__name__} cannot be a prior: it has no log_prob(observations, actions), "
-            "as a deterministic policy has none"
-        )
+    check_scores(prior)
     return prior
 
 
@@ -172,7 +168,7 @@ def fill(module: nn.Module, weights: Mapping[str, Tensor], what: str) -> None:
 
 
 @contextmanager
-def held(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+def without_gradient(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """The parameters take no gradient meanwhile, so that an optimizer passes them by."""
     moving = [parameter for parameter in parameters if parameter.requires_grad]
     for parameter in moving:

@@ -30,8 +30,8 @@ from repolicy.adapters.common import (
     check_version,
     chosen_objective,
     fill,
-    held,
     read_prior,
+    without_gradient,
 )
 from repolicy.errors import FileError, UsageError
 from repolicy.objective import Objective, reformulated, task_reward
@@ -124,7 +124,7 @@ class ResidualPPO(PPO):
             losses = super().update()
         else:
             schedule, self.schedule = self.schedule, "fixed"  # a policy that stands still would speed up its learning
-            with held(self.get_policy().parameters()):
+            with without_gradient(self.get_policy().parameters()):
                 losses = super().update()
             self.schedule = schedule
         prior_kl = means["log_policy"] - means["log_prior"]  # KL(policy ‖ prior), from samples

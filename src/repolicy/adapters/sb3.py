@@ -32,8 +32,8 @@ from repolicy.adapters.common import (
     check_version,
     chosen_objective,
     fill,
-    held,
     read_prior,
+    without_gradient,
 )
 from repolicy.adapters.sb3_policies import actions_of, from_repolicy, like, to_repolicy
 from repolicy.errors import UsageError
@@ -41,16 +41,11 @@ from repolicy.objective import Objective, reformulated
 from repolicy.policies.file import load_policy, save_policy
 from repolicy.policies.policy import Policy, Prior
 
-try:
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.base_class import BaseAlgorithm
-    from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
-    from stable_baselines3.common.policies import ActorCriticPolicy
-    from stable_baselines3.common.save_util import open_path
-except ImportError:
-    raise UsageError(
-        "this runs inside Stable-Baselines3, which is not installed: pip install 'repolicy[sb3]'"
-    ) from None
+from stable_baselines3 import PPO  # isort: skip  # after ours, which say what to install where it is missing
+from stable_baselines3.common.base_class import BaseAlgorithm  # isort: skip
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer  # isort: skip
+from stable_baselines3.common.policies import ActorCriticPolicy  # isort: skip
+from stable_baselines3.common.save_util import open_path  # isort: skip
 
 check_version("stable-baselines3", (2, 6), (3, 0), "sb3")
 
@@ -128,7 +123,7 @@ class ResidualPPO(PPO):
         """Stable-Baselines3's update, of the critic alone while that warms up; then the dial turns."""
         own = _critics_own(self.policy)
         actor = [parameter for name, parameter in self.policy.named_parameters() if not name.startswith(own)]
-        with nullcontext() if self.dial.fits_actor else held(actor):
+        with nullcontext() if self.dial.fits_actor else without_gradient(actor):
             super().train()
         self.dial.turn(self._prior_kl)
 

@@ -112,9 +112,9 @@ def _spec_of(model: PPO) -> PolicySpec:
     """What a model's actor would be as a policy of ours, or a sentence that says why it cannot be one."""
     policy, layers = model.policy, _layers(model.policy)
     if model.use_sde or not isinstance(policy.features_extractor, Standardized | FlattenExtractor):
-        kind = "gSDE" if model.use_sde else type(policy.features_extractor).__name__
-        raise UsageError(f"the model has {kind}, which Repolicy's own policies have not")
-    activation = [name for name, kind in ACTIVATIONS.items() if policy.activation_fn is kind]
+        part = "gSDE" if model.use_sde else type(policy.features_extractor).__name__
+        raise UsageError(f"the model has {part}, which Repolicy's own policies have not")
+    activation = [name for name, module in ACTIVATIONS.items() if policy.activation_fn is module]
     if not activation:
         raise UsageError(f"the model's activation is {policy.activation_fn.__name__}; Repolicy's are tanh, relu, elu")
     space = actions_of(model.action_space)

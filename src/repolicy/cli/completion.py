@@ -1,5 +1,7 @@
 """What a shell needs to complete the commands and their options."""
 
+import contextlib
+import io
 from collections.abc import Mapping
 from typing import Annotated, Any, Union
 
@@ -25,9 +27,6 @@ def _member(name: str, command: Any) -> Any:
 
 
 def _printed(union: Any, shell: str) -> str:
-    import contextlib
-    import io
-
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
         tyro.cli(union, prog="repolicy", args=["--tyro-print-completion", shell])

@@ -80,13 +80,10 @@ def _show(terminal: Any, diagnosis: "Diagnosis", notes: list[str], command: str)
     terminal.say("settings that customize takes:")
     for name, why in diagnosis.reasons.items():
         terminal.say(f"  {name.replace('_', ' ')} {_value(getattr(diagnosis.settings, name))}: {why}")
-    omega = diagnosis.omega
+    advice, omega = "what a nat is worth cannot be told, so hold a distance", diagnosis.omega
     if omega is not None:
-        terminal.say(
-            f"omega from {omega / 3:.2g} (the wish first) to {3 * omega:.2g} (the prior first); to begin with:"
-        )
-    else:
-        terminal.say("what a nat is worth cannot be told, so hold a distance; to begin with:")
+        advice = f"omega from {omega / 3:.2g} (the wish first) to {3 * omega:.2g} (the prior first)"
+    terminal.say(f"{advice}; to begin with:")
     terminal.say(f"  {command}")
 
 
@@ -108,10 +105,6 @@ def _spread(values: list[float] | None) -> str:
 
 
 def _value(value: Any) -> str:
-    return (
-        " × ".join(map(str, value))
-        if isinstance(value, tuple)
-        else f"{value:.2g}"
-        if isinstance(value, float)
-        else f"{value:,}"
-    )
+    if isinstance(value, tuple):
+        return " × ".join(map(str, value))
+    return f"{value:.2g}" if isinstance(value, float) else f"{value:,}"

@@ -111,14 +111,12 @@ class Dial:
             )  # fmt: skip
             status.update("films")
             report = write_dial_report(turning, swept, checksum)
-        trained = how == "trained"
-        title = (
-            " and ".join(map(str, turning.trained))
-            if trained
-            else f"from the prior (0) to the customized policy (1), {how}"
-        )
+        title, points = " and ".join(map(str, turning.trained)), rows(swept, shown=lambda column: number(column.mean))
+        if how != "trained":
+            title = f"from the prior (0) to the customized policy (1), {how}"
+            points = points[1:]  # the first position is the prior
         table = Table(*headings(swept), title=f"{env}: {title}")
-        for row in rows(swept, shown=lambda column: number(column.mean))[0 if trained else 1 :]:
+        for row in points:
             table.add_row(*row)
         if swept.in_a_row:
             terminal.say(swept.verdict)

@@ -2,6 +2,9 @@
 
 import math
 import os
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from repolicy.engine.machine import physical_cores, versions
 from repolicy.engine.request import Request
 from repolicy.engine.settings import budget_of
 from repolicy.engine.terminal import Terminal
+from repolicy.envs.names import envpool_names
 from repolicy.errors import FileError
 from repolicy.loading import printable
 from repolicy.policies.conditioned import Conditioned
@@ -194,10 +198,8 @@ def doctor() -> dict[str, Any]:
     facts["environments"] = _environments()
     facts["rendering"] = _rendering()
     for extra, packages in EXTRAS.items():
-        missing = [name for name in packages if not _installed(name)]
-        facts[f"extra {extra}"] = (
-            f"missing {', '.join(missing)}: pip install 'repolicy[{extra}]'" if missing else "installed"
-        )
+        missing = ", ".join(name for name in packages if find_spec(name) is None)
+        facts[f"extra {extra}"] = f"missing {missing}: pip install 'repolicy[{extra}]'" if missing else "installed"
     _show({key: str(value) for key, value in facts.items()})
     return facts
 
@@ -213,15 +215,7 @@ EXTRAS = {
 }
 
 
-def _installed(module: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(module) is not None
-
-
 def _environments() -> str:
-    from repolicy.envs.names import envpool_names
-
     names = envpool_names()
     return f"EnvPool's {len(names):,}, and Gymnasium's" if names else "Gymnasium's only (no EnvPool here: slower)"
 
@@ -235,17 +229,13 @@ def _rendering() -> str:
 
 
 def _renders(backend: str) -> bool:
-    import subprocess
-    import sys
-
     code = (
         "import mujoco; m = mujoco.MjModel.from_xml_string('<mujoco/>'); r = mujoco.Renderer(m, 16, 16); "
         "r.update_scene(mujoco.MjData(m)); r.render()"
     )
     environment = os.environ | {"MUJOCO_GL": backend}
-    return (
-        subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False).returncode == 0
-    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False)
+    return done.returncode == 0
 
 
 def _show(facts: dict[str, str]) -> None:

@@ -20,6 +20,7 @@ from repolicy.cli.look import Evaluate, Export, Inspect, Render
 from repolicy.cli.push import Push
 from repolicy.cli.runs import Customize, Train, speaks
 from repolicy.cli.sweep import Sweep
+from repolicy.engine.machine import terminated_as_interrupted
 from repolicy.engine.terminal import full_stdout_is_an_error, silent_stdout
 from repolicy.errors import RepolicyError, UsageError
 
@@ -39,10 +40,8 @@ class Completion:
     def run(self) -> dict[str, Any]:
         from repolicy.cli.completion import script
 
-        return {
-            "shell": self.shell,
-            "script": script(self.shell, COMMANDS, {group: _members(group) for group in GROUPS}),
-        }
+        groups = {group: _members(group) for group in GROUPS}
+        return {"shell": self.shell, "script": script(self.shell, COMMANDS, groups)}
 
     def text(self, values: dict[str, Any]) -> str:
         return str(values["script"])
@@ -78,7 +77,7 @@ GROUPS = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; exit with 0, 1 for a failure, 2 for a request that cannot be met, or 130 when it was stopped."""
-    with nets.caught(), nets.terminated_as_interrupted(), full_stdout_is_an_error():
+    with nets.caught(), terminated_as_interrupted(), full_stdout_is_an_error():
         _run(list(sys.argv[1:] if arguments is None else arguments))
 
 

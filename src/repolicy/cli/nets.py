@@ -4,10 +4,8 @@ import contextlib
 import io
 import os
 import re
-import signal
 import sys
 import tempfile
-import threading
 import traceback
 from collections.abc import Iterator
 from typing import NoReturn
@@ -50,19 +48,6 @@ def not_ended_from_within() -> Iterator[None]:
         yield
     except SystemExit as error:
         raise RepolicyError(f"the command was ended by the code that it ran: {described(error)}") from error
-
-
-@contextlib.contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM is Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

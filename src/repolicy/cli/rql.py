@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, cast
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
+from repolicy.cli import runs
 from repolicy.cli.look import policy_and_env
 from repolicy.cli.runs import alpha_of, ended, run_before, settings_of, watchers_of
 from repolicy.errors import UsageError
@@ -17,23 +18,11 @@ ObjectiveName = Literal["soft", "full", "greedy"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(runs.Run):
     """What both commands take."""
 
     out: Path | None = None
     """The run's folder; by default runs/rql/TASK-OBJECTIVE-SEED or runs/rql/PRIOR-residual-SEED."""
-    resume: bool = False
-    """Go on with the run in the folder, if there is one."""
-    settings_file: Annotated[Path | None, arg(name="settings")] = None
-    """A JSON file of settings; options on the command line go before it."""
-    patience: float | None = None
-    """End the run when one step of an environment takes longer than these seconds; a minute is reported in any case."""
-    wandb: str | None = None
-    """Log to this Weights & Biases project too."""
-    trust: bool = False
-    """Run code that the file of the prior, or the run that is resumed, names as its environment or add-on."""
-    json: bool = False
-    """Print one JSON object on stdout at the end."""
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
 
     def before(self) -> dict[str, Any] | None:

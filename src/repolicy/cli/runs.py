@@ -25,8 +25,26 @@ if TYPE_CHECKING:
 ObjectiveName = Literal["no_entropy", "end_entropy", "repeat_entropy", "soft", "full"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What every command that makes a run takes."""
+
+    resume: bool = False
+    """Go on with the run in the folder, if there is one."""
+    settings_file: Annotated[Path | None, arg(name="settings")] = None
+    """A JSON file of settings; options on the command line go before it."""
+    patience: float | None = None
+    """End the run when one step of an environment takes longer than these seconds; a minute is reported in any case."""
+    wandb: str | None = None
+    """Log to this Weights & Biases project too."""
+    trust: bool = False
+    """Run code that the file of the prior, or the run that is resumed, names as its environment or add-on."""
+    json: bool = False
+    """Print one JSON object on stdout at the end."""
+
+
 @dataclass(frozen=True)
-class Train:
+class Train(Run):
     """Train a policy from nothing, as a prior or a baseline.
 
     Example: repolicy train HalfCheetah-v4 --objective soft --alpha 0.13472 --steps 3e6 --out runs/cheetah
@@ -48,18 +66,6 @@ class Train:
     policy, else what the policy sees."""
     out: Path | None = None
     """The run's folder; by default runs/ENV-OBJECTIVE-SEED."""
-    resume: bool = False
-    """Go on with the run in the folder, if there is one."""
-    settings_file: Annotated[Path | None, arg(name="settings")] = None
-    """A JSON file of settings; options on the command line go before it."""
-    patience: float | None = None
-    """End the run when one step of an environment takes longer than these seconds; a minute is reported in any case."""
-    wandb: str | None = None
-    """Log to this Weights & Biases project too."""
-    trust: bool = False
-    """Run code that the file of the prior, or the run that is resumed, names as its environment or add-on."""
-    json: bool = False
-    """Print one JSON object on stdout at the end."""
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
 
     @staticmethod
@@ -102,7 +108,7 @@ class Train:
 
 
 @dataclass(frozen=True)
-class Customize:
+class Customize(Run):
     """Give a trained policy a new requirement, without the reward that trained it.
 
     Example: repolicy customize halfcheetah --addon hind_leg=10 --omega auto --kl-budget 2
@@ -140,23 +146,13 @@ class Customize:
     clone what cannot be copied."""
     out: Path | None = None
     """The run's folder; by default runs/PRIOR-OBJECTIVE-SEED."""
-    resume: bool = False
-    """Go on with the run in the folder, if there is one."""
     sparse: bool = False
     """Accept an add-on that is constant over some thousand trial steps."""
-    settings_file: Annotated[Path | None, arg(name="settings")] = None
-    """A JSON file of settings; options on the command line go before it."""
-    patience: float | None = None
-    """End the run when one step of an environment takes longer than these seconds; a minute is reported in any case."""
-    wandb: str | None = None
-    """Log to this Weights & Biases project too."""
-    trust: bool = False
+    trust: bool = field(default=False, kw_only=True)
     """Run code: a prior that is TorchScript, or what the prior's file or the resumed run names as environment or
     add-on."""
     report: bool = True
     """At the end, evaluate and film prior and result, and write report.html into the folder."""
-    json: bool = False
-    """Print one JSON object on stdout at the end."""
     reading: OmitArgPrefixes[Options] = field(default_factory=Options)
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
 
@@ -175,9 +171,9 @@ class Customize:
         start = Customize(self.prior, settings=_customizing(self, before))
         if before is None:
             return start
-        made, held = Objective(**before["objective"]), start.settings.budget is not None
+        made = Objective(**before["objective"])
         high = {name: f"..{getattr(made, to)}" if getattr(made, to) else "" for to, name in RANGES.items()}
-        omega = "auto" if held else f"{made.omega}{high['omega']}"
+        omega = f"{made.omega}{high['omega']}" if start.settings.budget is None else "auto"
         return replace(
             start, env=before["env"], omega=omega if "omega" in coefficients(self.objective) else None,
             alpha=f"{made.alpha}{high['alpha']}", states=made.states, sparse=before["sparse"],

@@ -13,10 +13,7 @@ from repolicy.engine.settings import Settings
 from repolicy.policies.options import Options
 
 # What a sweep that is resumed relies on in its sweep.json.
-SWEEP = {
-    "request": {"env": str, "addons": [str], "alpha": float, "settings": {}, "sparse": bool},
-    "omegas": [float],
-}
+SWEEP = {"request": {"env": str, "addons": [str], "alpha": float, "settings": {}, "sparse": bool}, "omegas": [float]}
 
 
 @dataclass(frozen=True)

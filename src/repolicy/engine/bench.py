@@ -18,8 +18,8 @@ import torch
 
 from repolicy.engine import ranks
 from repolicy.engine.folder import RunFolder
-from repolicy.engine.request import Request
-from repolicy.engine.segments import Segments, derived_seed
+from repolicy.engine.request import Request, derived_seed
+from repolicy.engine.segments import Segments
 from repolicy.engine.settings import Settings
 from repolicy.engine.training import check
 from repolicy.envs.making import make_envs
@@ -56,15 +56,10 @@ def follow() -> None:
     measure(Request.from_dict(values), folder, ranks.joined(*place), slices)
 
 
+@ranks.one_thread()
 def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int) -> dict[str, Any]:
     """The slices, in lockstep over the ranks."""
-    with ranks.one_thread():
-        return _measured(request, folder, team, slices)
-
-
-def _measured(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int) -> dict[str, Any]:
-    settings = request.settings
-    team = Timed(team)
+    settings, team = request.settings, Timed(team)
     segments = Segments(request, folder, team)
     physics = Physics(request, team)
     rounds = settings.segment // PARTS
@@ -118,14 +113,10 @@ def _measured(request: Request, folder: RunFolder, team: ranks.Ranks, slices: in
         "physics_in_training": where["physics"] * sum(training) / sum(alone),
         "slice_shares": {"min": min(shares), "median": statistics.median(shares), "max": max(shares)},
         "seconds": {
-            "warm_up": warm_up,
-            "begin": began,
-            "physics": sum(alone),
-            "training": sum(training),
-            "end": finished,
+            "warm_up": warm_up, "begin": began, "physics": sum(alone), "training": sum(training), "end": finished
         },
         "memory_mb_a_rank": float(peak) / team.count,
-    }
+    }  # fmt: skip
 
 
 def where_time_goes(reports: list[dict[str, float]], sums: float) -> dict[str, float]:

@@ -7,6 +7,7 @@ but log-probabilities, the clone's own draws are scored, which pulls it toward t
 
 import math
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,29 +17,30 @@ import torch
 from torch import Tensor
 
 from repolicy.engine import ranks
+from repolicy.engine.request import derived_seed
 from repolicy.engine.settings import Settings
 from repolicy.envs.evaluation import Evaluation, run_episodes
-from repolicy.envs.making import make_envs
+from repolicy.envs.making import make_envs, probed
 from repolicy.envs.rollout import Collector, Rollout
-from repolicy.envs.step import Envs
+from repolicy.envs.step import HasSpaces
 from repolicy.errors import FileError, UsageError
 from repolicy.policies.distributions import Gaussian
 from repolicy.policies.file import SavedPolicy, policy_bytes, read_policy
 from repolicy.policies.fitting import Samples, fit, fit_normalizer
-from repolicy.policies.policy import Policy, PolicySpec, frozen
+from repolicy.policies.policy import Policy, PolicySpec, frozen, seeded
 from repolicy.policies.priors import Exact, MeanPrior, ScoredPrior, Scorer, State
 from repolicy.policies.storage import read
 
 ROUNDS = 3  # one on the prior's rollouts, the others on the clone's
 SCORED_ROUNDS = 8  # where the prior cannot act, its states are found on the way
-STEPS = 32_768  # of a round, unless the whole run is shorter
-FIT_EPOCHS = 30  # of a round of regression, at most
+STEPS = 32_768  # environment steps in a round, unless the whole run is shorter
+FIT_EPOCHS = 30  # at most, in a round of regression
 ENVS, BLOCK = 32, 64
-DRAWS, MINIBATCH, EPOCHS = 16, 128, 4  # of fitting to log-probabilities alone
-SCORED_STATES = 8_192  # of a round
-FAR = 0.5  # nats a step: what a clone misses by is then a sentence of its own
-LONGEST = 1_000  # steps of an episode that prior and clone are compared in
-PROBES = 8  # environments and steps by which a prior is known again
+DRAWS, MINIBATCH, EPOCHS = 16, 128, 4  # when there are only log-probabilities to fit to
+SCORED_STATES = 8_192  # states in such a round
+FAR = 0.5  # nats a step from the prior: beyond this, the user is warned
+LONGEST = 1_000  # steps of an episode when prior and clone are compared
+PROBES = 8  # environments, and steps in each, by which a resumed run recognizes its prior
 
 Say = Callable[[str], None]
 
@@ -67,9 +69,7 @@ def name_of(prior: Exact) -> str:
 
 def spec_of(prior: Exact, env: str) -> PolicySpec:
     """The shape of a clone."""
-    envs = make_envs(env, 1, 0)
-    envs.close()
-    return _spec(prior, envs)
+    return _spec(prior, probed(env))
 
 
 def acts(prior: Exact) -> bool:
@@ -81,25 +81,17 @@ def acts(prior: Exact) -> bool:
 
 def fitted(prior: Exact, env: str, settings: Settings) -> tuple[Policy, int]:
     """A clone, and how many steps its rollouts had. All from the run's seed."""
-    seed = int(np.random.SeedSequence([settings.seed, 0, 3000]).generate_state(1)[0] >> 2)
-    generator = torch.Generator().manual_seed(seed)
-    steps = min(STEPS, settings.steps)
-    blocks = max(1, round(steps / (ENVS * BLOCK)))
-    envs = make_envs(env, ENVS, seed, settings.backend)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            policy = Policy(_spec(prior, envs))
-        fit_to = _to_means if acts(prior) else _to_scores
-        rounds = ROUNDS if acts(prior) else SCORED_ROUNDS
-        fit_to(prior, policy, Collector(envs, BLOCK, generator), blocks)
-    finally:
-        envs.close()
+    seed = derived_seed(settings.seed, 0, 3000)
+    blocks = max(1, round(min(STEPS, settings.steps) / (ENVS * BLOCK)))
+    fit_to, rounds = (_to_means, ROUNDS) if acts(prior) else (_to_scores, SCORED_ROUNDS)
+    with closing(make_envs(env, ENVS, seed, settings.backend)) as envs:
+        policy = seeded(_spec(prior, envs), seed)
+        fit_to(prior, policy, Collector(envs, BLOCK, torch.Generator().manual_seed(seed)), blocks)
     return policy, rounds * blocks * ENVS * BLOCK
 
 
-def _spec(prior: Exact, envs: Envs) -> PolicySpec:
-    width = min(256, max(64, 2 ** math.ceil(math.log2(8 * envs.observation_size))))
+def _spec(prior: Exact, spaces: HasSpaces) -> PolicySpec:
+    width = min(256, max(64, 2 ** math.ceil(math.log2(8 * spaces.observation_size))))
     hidden = (width, width)
     if isinstance(prior, Policy):
         spec = prior.spec
@@ -108,16 +100,13 @@ def _spec(prior: Exact, envs: Envs) -> PolicySpec:
         return PolicySpec(
             spec.observation_size, spec.actions, spec.family, hidden, "elu", min_std=0.0, clips=spec.clips
         )
-    discrete = envs.actions.kind == "discrete"
-    std = 0.5
+    actions, std = spaces.actions, 0.5
     if isinstance(prior, MeanPrior):
         std = float(prior.std.mean())
-    elif not discrete and np.all(np.isfinite(envs.actions.low + envs.actions.high)):
-        std = 0.25 * float(np.mean(np.subtract(envs.actions.high, envs.actions.low)))
-    return PolicySpec(
-        envs.observation_size, envs.actions, "categorical" if discrete else "gaussian", hidden, "elu",
-        initial_std=std, min_std=0.0,
-    )  # fmt: skip
+    elif actions.kind == "continuous" and np.all(np.isfinite(actions.low + actions.high)):
+        std = 0.25 * float(np.mean(np.subtract(actions.high, actions.low)))
+    family = "gaussian" if actions.kind == "continuous" else "categorical"
+    return PolicySpec(spaces.observation_size, actions, family, hidden, "elu", initial_std=std, min_std=0.0)
 
 
 def _to_means(prior: Exact, policy: Policy, collector: Collector, blocks: int) -> None:
@@ -165,9 +154,8 @@ def _to_scores(prior: Exact, policy: Policy, collector: Collector, blocks: int) 
     same and nothing moves, however few they are.
     """
     stds = [] if policy.log_std is None else [policy.log_std]
-    groups: list[dict[str, Any]] = [{"params": list(policy.network.parameters())}]
-    groups.append({"params": stds, "lr": 3e-3})
-    optimizer = torch.optim.Adam(groups, 1e-3)
+    network: dict[str, Any] = {"params": list(policy.network.parameters())}
+    optimizer = torch.optim.Adam([network, {"params": stds, "lr": 3e-3}], 1e-3)
     generator, total = collector.generator, SCORED_ROUNDS * EPOCHS
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: max(0.02, 1.0 - epoch / total))
     for round_ in range(SCORED_ROUNDS):
@@ -224,19 +212,14 @@ class Compared:
 
 
 def compared(prior: Exact, policy: Policy, env: str, settings: Settings) -> Compared:
-    episodes = settings.evaluation_episodes
-    envs = make_envs(env, episodes, settings.seed, settings.backend)
+    episodes, seed = settings.evaluation_episodes, settings.seed
 
     def run(agent: Any) -> Evaluation:
-        return run_episodes(
-            agent, envs, episodes, prior=prior, stochastic=True, seed=settings.seed, longest=LONGEST
-        )  # fmt: skip
+        return run_episodes(agent, envs, episodes, prior=prior, stochastic=True, seed=seed, longest=LONGEST)
 
-    try:
+    with closing(make_envs(env, episodes, seed, settings.backend)) as envs:
         ours = run(policy)
         theirs = run(prior) if acts(prior) else None
-    finally:
-        envs.close()
     assert ours.log_prior is not None
     kl = float((ours.log_policy - ours.log_prior).sum() / ours.lengths.sum())
     return Compared(kl, _return(ours), None if theirs is None else _return(theirs), episodes)
@@ -256,9 +239,8 @@ PROBED = ("observations", "actions", "ended", "log_probs")
 
 def fingerprint(prior: Exact, policy: Policy, env: str, settings: Settings) -> dict[str, Tensor]:
     """Some steps of the clone, and the prior's log-probabilities of them."""
-    envs = make_envs(env, PROBES, settings.seed, settings.backend)
-    rollout = Collector(envs, PROBES, torch.Generator().manual_seed(settings.seed)).collect(policy)
-    envs.close()
+    with closing(make_envs(env, PROBES, settings.seed, settings.backend)) as envs:
+        rollout = Collector(envs, PROBES, torch.Generator().manual_seed(settings.seed)).collect(policy)
     probes = (*rollout.scored, Scorer(prior)(*rollout.scored))
     return {f"exact.{name}": value for name, value in zip(PROBED, probes, strict=True)}
 

@@ -29,7 +29,7 @@ from repolicy.policies.priors import Exact
 # Parts of one dial, in each of which advantages have mean 0 and variance 1. Of several dials there are about as many
 # cells in all, 3 × 3 or 2 × 2 × 2: each must hold episodes enough to have a mean and a variance.
 STRATA = 8
-ALIKE = 1.0  # nats: with the ends of a dial closer to each other than this, there is little to turn
+ALIKE = 1.0  # nats: a dial whose ends are closer to each other than this hardly turns anything
 TERMS = {"prior": "omega", "entropy": "alpha", "states": "states"}  # of the reward, and their weights in an objective
 
 

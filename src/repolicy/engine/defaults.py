@@ -46,10 +46,10 @@ def train_defaults(env: str) -> Settings:
 
 # Customizing ----------------------------------------------------------------------------------------------------------
 
-GAMMA = 0.97  # log prior has looked ahead already; this looks ahead for the add-on alone
-SAMPLES = 128  # of a gradient step, for each number of an action: each adds noise of its own
+GAMMA = 0.97  # lower than in training: log prior looks ahead already, so this is for the add-on alone
+SAMPLES = 128  # in a minibatch for each number of an action, because each number adds noise
 HORIZON = 128
-ROLLOUT = 8192  # samples of an update, at least
+ROLLOUT = 8192  # samples in an update, at least
 WIDEST_CRITIC = 256
 
 

@@ -4,6 +4,7 @@ A thousand steps in each of some environments, by the mean action and sampled, a
 nothing. No reward but the add-on's is needed; the environment's own is shown where there is one.
 """
 
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,15 +18,15 @@ from repolicy.engine.wanted import BUDGET
 from repolicy.engine.worth import Worth, worth_of
 from repolicy.envs.addons import Addon
 from repolicy.envs.evaluation import EVALUATION_SEED, check_fit
-from repolicy.envs.making import make_envs
+from repolicy.envs.making import make_envs, probed
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import Backend
 from repolicy.errors import UsageError
-from repolicy.policies.policy import Policy
+from repolicy.policies.policy import Policy, seeded
 
 ENVS, STEPS, BLOCK = 16, 1_000, 50
-FAR = 10.0  # a normalized observation that far out was hardly seen in training
-FAR_SHARE = 0.01  # of all numbers: more than that is no accident
+FAR = 10.0  # a normalized observation beyond this was hardly seen in training
+FAR_SHARE = 0.01  # share of all numbers that may be so far out by accident
 NARROW = 1e-3  # a std of this share of an action's range leaves nothing to explore with
 
 
@@ -61,7 +62,7 @@ class Diagnosis:
     wish_worth: Worth | None  # and in the add-on
     complaints: list[str]
     settings: Settings
-    reasons: dict[str, str]  # of settings that hang on the prior
+    reasons: dict[str, str]  # why the settings that depend on the prior are what they are
 
     @property
     def omega(self) -> float | None:
@@ -107,27 +108,18 @@ def _return(diagnosis: Diagnosis) -> str:
 
 
 def diagnose(
-    policy: Policy,
-    env: str,
-    addon: Addon,
-    *,
-    nat_worth: Worth | None = None,
-    seed: int = EVALUATION_SEED,
-    backend: Backend = "auto",
+    policy: Policy, env: str, addon: Addon, *, nat_worth: Worth | None = None, backend: Backend = "auto"
 ) -> Diagnosis:
     """Drive the policy, sampled and by its mean action, and one that knows nothing.
 
     `nat_worth` is what a nat is worth where the prior's file tells it: that was measured over more episodes.
     """
-    probe = make_envs(env, 1, seed, backend)
-    probe.close()
-    check_fit(policy, probe, "the prior")
+    spaces = probed(env, backend)
+    check_fit(policy, spaces, "the prior")
     settings = customize_defaults(policy)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        ignorant = Policy(spec_for(probe, settings))
+    ignorant = seeded(spec_for(spaces, settings), EVALUATION_SEED)
     sampled, by_mean, untrained = (
-        drive(who, env, addon, stochastic, seed, backend)
+        drive(who, env, addon, stochastic, backend)
         for who, stochastic in ((policy, True), (policy, False), (ignorant, True))
     )
     worth = wish_worth = None
@@ -143,14 +135,13 @@ def diagnose(
 
 
 @torch.no_grad()
-def drive(policy: Policy, env: str, addon: Addon, stochastic: bool, seed: int, backend: Backend) -> Drive:
+def drive(policy: Policy, env: str, addon: Addon, stochastic: bool, backend: Backend) -> Drive:
     """A thousand steps in each environment, of which each one's first episode counts."""
-    envs = make_envs(env, ENVS, seed, backend)
     sums = {name: np.zeros(ENVS) for name in ("basic", "addon", "lengths")}
     fell, alive, far, entropy, stds = np.zeros(ENVS, bool), np.ones(ENVS, bool), 0.0, 0.0, list[float]()
-    try:
-        collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=True)
-        blocks = 0
+    with closing(make_envs(env, ENVS, EVALUATION_SEED, backend)) as envs:
+        generator, blocks = torch.Generator().manual_seed(EVALUATION_SEED), 0
+        collector = Collector(envs, BLOCK, generator, keep_transitions=True)
         while alive.any() and blocks < STEPS // BLOCK:
             rollout = collector.collect(policy, stochastic)
             paid = addon.reward(*rollout.transitions)
@@ -163,8 +154,6 @@ def drive(policy: Policy, env: str, addon: Addon, stochastic: bool, seed: int, b
             entropy -= float(rollout.log_probs.mean())
             stds += _std(policy, rollout)
             blocks += 1
-    finally:
-        envs.close()
     std = float(np.mean(stds)) if stds else None
     return Drive(sums["basic"], sums["addon"], sums["lengths"], fell, entropy / blocks, std, far / blocks)
 

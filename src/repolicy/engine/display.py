@@ -131,49 +131,43 @@ class Display:
 
     def _line(self) -> str:
         share, left = self._progress()
-        found = self._latest
-        parts = [
-            f"{share:4.0%}",
-            self._steps(),
-            f"{found['steps_per_second']:,.0f} a second",
-            f"{clock(left)} left",
-        ]
-        held = self._held()
-        shown = [name for name in SHORT if name in found and not (held and name == "prior_kl")]
-        return " · ".join([*parts, *(SHORT[name].format(found[name]) for name in shown), *held])
+        latest, budget = self._latest, self._budget()
+        parts = [f"{share:4.0%}", self._steps(), f"{latest['steps_per_second']:,.0f} a second", f"{clock(left)} left"]
+        shown = [name for name in SHORT if name in latest and not (budget and name == "prior_kl")]
+        return " · ".join([*parts, *(SHORT[name].format(latest[name]) for name in shown), *budget])
 
     def _steps(self) -> str:
         """`100,000 of 100,000 steps`: what is over is the rest of the last iteration."""
         wanted = self._request.settings.steps
         return f"{min(self._latest['steps'], wanted):,.0f} of {wanted:,} steps"
 
-    def _held(self) -> list[str]:
+    def _budget(self) -> list[str]:
         """Where the weights are that follow a budget, and how much of it is spent."""
-        found, budget = self._latest, budget_of(self._request.settings.as_dict())
-        if budget is None or budget.spent not in found or "omega" not in found:
+        latest, budget = self._latest, budget_of(self._request.settings.as_dict())
+        if budget is None or budget.spent not in latest or "omega" not in latest:
             return []
-        share = f"{max(found[budget.spent], 0.0):.2f} of the budget of {budget.nats:g} nats a step"
-        return [f"ω′ {found['omega']:.3g}", share]
+        share = f"{max(latest[budget.spent], 0.0):.2f} of the budget of {budget.nats:g} nats a step"
+        return [f"ω′ {latest['omega']:.3g}", share]
 
     def _panel(self) -> Group:
         share, left = self._progress()
-        found = self._latest
+        latest = self._latest
         head = Text.assemble(
             (printable(self._request.env), "bold"),
-            f"  {self._steps()}  {found['steps_per_second']:,.0f} a second  {clock(left)} left",
+            f"  {self._steps()}  {latest['steps_per_second']:,.0f} a second  {clock(left)} left",
         )
         times = Text("time: ")
         for name, color in (("physics", "green"), ("policy", "cyan"), ("update", "magenta")):
-            if f"share_{name}" in found:
-                times.append(f"{name} ", color).append(f"{found[f'share_{name}']:.0%}   ")
+            if f"share_{name}" in latest:
+                times.append(f"{name} ", color).append(f"{latest[f'share_{name}']:.0%}   ")
         table = Table.grid(padding=(0, 2))
         for heading, rows in ROWS:
-            for index, (name, title, form, unit) in enumerate([row for row in rows if row[0] in found]):
-                value = Text(format(found[name], form), justify="right")
+            for index, (name, title, form, unit) in enumerate([row for row in rows if row[0] in latest]):
+                value = Text(format(latest[name], form), justify="right")
                 table.add_row(Text(heading if index == 0 else "", "bold"), title, value, unit)
-        held = [Text(" · ".join(self._held()), "bold")] if self._held() else []
+        budget = [Text(" · ".join(self._budget()), "bold")] if self._budget() else []
         bar = ProgressBar(total=1.0, completed=share, width=60)
-        return Group(head, Padding(bar, (1, 0)), times, *held, Text(), table)
+        return Group(head, Padding(bar, (1, 0)), times, *budget, Text(), table)
 
 
 def clock(seconds: float) -> str:

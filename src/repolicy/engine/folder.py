@@ -99,8 +99,8 @@ class RunFolder:
 
     def _check_free(self, prior: bytes | None) -> None:
         """Raise where a run would write over files that are not its own."""
-        mine = [self.metrics, self.last_policy, self.best_policy, self._checkpoints, self.path / "report.html"]
-        others = [path for path in [*mine, self.path / "sweep.json"] if os.path.lexists(path)]
+        of_a_run = [self.metrics, self.last_policy, self.best_policy, self._checkpoints, self.path / "report.html"]
+        others = [path for path in [*of_a_run, self.path / "sweep.json"] if os.path.lexists(path)]
         if self.prior.exists() and (prior is None or self.prior.read_bytes() != prior):
             others.append(self.prior)
         if others:
@@ -112,32 +112,32 @@ class RunFolder:
 
         Where it turns out that the folder belongs to something else, the lock is taken away again.
         """
-        path, mine, new = self.path / ".lock", True, not self.path.exists()
+        path, new_lock, new_folder = self.path / ".lock", True, not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            mine = not os.path.lexists(path)
+            new_lock = not os.path.lexists(path)
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            if not mine:
+            if not new_lock:
                 raise FileError(f"{path} is there already, and no run's lock; choose another --out") from None
             raise FileError(f"{self.path} cannot be used as a run's folder: {error.strerror}") from None
         try:
-            held = os.fstat(lock)
-            if not stat.S_ISREG(held.st_mode) or held.st_size:
+            status = os.fstat(lock)
+            if not stat.S_ISREG(status.st_mode) or status.st_size:
                 raise FileError(f"{path} is there already, and no run's lock; choose another --out")
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not os.path.samestat(held, os.lstat(path)):  # its holder has just removed it
+                if not os.path.samestat(status, os.lstat(path)):  # its holder has just removed it
                     raise BlockingIOError
             except OSError:
                 raise FileError(f"another run is at work in {self.path}; choose another --out") from None
             yield
-            mine = False
+            new_lock = False
         finally:
-            if mine and not any((self.path / name).exists() for name in ("run.json", "sweep.json")):
+            if new_lock and not any((self.path / name).exists() for name in ("run.json", "sweep.json")):
                 with contextlib.suppress(OSError):
                     path.unlink()
-                    if new:
+                    if new_folder:
                         self.path.rmdir()  # unless something is in it
             os.close(lock)
 

@@ -10,12 +10,12 @@ import torch
 
 from repolicy.engine.machine import versions
 from repolicy.envs.evaluation import evaluate
-from repolicy.envs.making import make_envs
+from repolicy.envs.making import probed
 from repolicy.errors import UsageError
 from repolicy.policies.demonstrations import Demonstrations, read_demonstrations
 from repolicy.policies.file import save_policy
 from repolicy.policies.fitting import Fitted, Samples, fit, fit_normalizer
-from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.policy import Policy, PolicySpec, seeded
 from repolicy.policies.spaces import ActionSpace
 
 EPISODES = 10
@@ -50,9 +50,7 @@ def imitate(
     """
     demonstrations = data if isinstance(data, Demonstrations) else read_demonstrations(data)
     actions = _space(demonstrations, env)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        policy = Policy(_spec(demonstrations, actions, hidden, state_std))
+    policy = seeded(_spec(demonstrations, actions, hidden, state_std), seed)
     fit_normalizer(policy, demonstrations.observations)
     if policy.log_std is not None:
         policy.log_std.data.copy_(demonstrations.actions.std(0).clamp_min(1e-3).log())
@@ -86,8 +84,7 @@ def _space(data: Demonstrations, env: str | None) -> ActionSpace:
         if not data.discrete:
             return ActionSpace("continuous", (width,))
         return ActionSpace("discrete", tuple(int(most) + 1 for most in data.actions.max(0).values))
-    probe = make_envs(env, 1, 0)
-    probe.close()
+    probe = probed(env)
     if probe.observation_size != data.observations.shape[1]:
         raise UsageError(
             f"{data.name} has observations of {data.observations.shape[1]} numbers, but {env!r} gives "

@@ -7,7 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -77,6 +79,19 @@ def leave_signals_to_the_parent() -> None:
     """Ctrl-C and SIGTERM may reach a whole group of processes; the parent tells the others when to stop."""
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, lambda *_: None)  # not SIG_IGN, which programs that we start would inherit
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM is Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def shares_memory() -> bool:

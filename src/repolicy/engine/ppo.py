@@ -104,7 +104,7 @@ class Learner:
         self.critic = critic
         self.learning_rate = learning_rate
         self.actor_size = sum(parameter.numel() for parameter in policy.parameters())
-        # Behind the gradient there is room for the losses' report, which thereby travels for nothing.
+        # Behind the gradient there is room for the losses' report: both are summed over the ranks at once.
         self.parameters, self._sums = flatten([*policy.parameters(), *critic.parameters()], extra=4)
         self.gradient, self._report = self._sums.split([len(self.parameters), 4])
         self._mean, self._var = torch.zeros_like(self.parameters), torch.zeros_like(self.parameters)

@@ -25,7 +25,7 @@ from repolicy.engine.machine import shares_memory, torchrun_place
 from repolicy.errors import RepolicyError, UsageError
 
 CAPACITY = 1 << 20  # bytes that one rank can put up for addition at a time; more goes in pieces
-SPINS = 32  # how often a rank looks whether the others have come, before it sleeps between its looks
+SPINS = 32  # how often a rank checks for the others without a pause, before it sleeps between checks
 LINGERING = 60.0  # seconds that a rank may take to end
 SHORTEST_PAUSE, LONGEST_PAUSE = 20e-6, 200e-6  # seconds
 _LINE = 64  # bytes of a cache line: each rank counts in one of its own
@@ -197,7 +197,7 @@ def launched(count: int, program: list[str]) -> Iterator[Ranks]:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=complaints,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # they import what we can
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # they can import what we can
                 process_group=0,  # Ctrl-C is for the first rank, which tells the others
             )
             for index in range(1, count)

@@ -4,9 +4,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_type_hints
 
+import numpy as np
+
 from repolicy.engine.settings import AnySettings, Settings, validated
 from repolicy.envs import addons
-from repolicy.envs.step import Envs
+from repolicy.envs.step import HasSpaces
 from repolicy.errors import UsageError
 from repolicy.objective import MOST_DIALS, RANGES, Dial, Objective, name_of
 from repolicy.policies.policy import PolicySpec
@@ -23,7 +25,7 @@ class Request:
     prior: str = ""  # the checksum of the prior's file, a copy of which lies in the run's folder
     sparse: bool = False  # whether an add-on may be constant over a trial
 
-    method: ClassVar[str] = ""  # what else than Residual PPO trains
+    method: ClassVar[str] = ""  # empty for Residual PPO
 
     @property
     def dials(self) -> tuple[Dial, ...]:
@@ -53,12 +55,17 @@ class Request:
         )
 
 
-def spec_for(batch: Envs, settings: Settings) -> PolicySpec:
-    """The shape of a new policy for these environments."""
-    family = "categorical" if batch.actions.kind == "discrete" else "gaussian"
+def derived_seed(seed: int, segment: int, stream: int) -> int:
+    """An independent seed for each (seed, segment, stream)."""
+    return int(np.random.SeedSequence([seed, segment, stream]).generate_state(1)[0] >> 2)
+
+
+def spec_for(spaces: HasSpaces, settings: Settings) -> PolicySpec:
+    """The shape of a new policy for an environment."""
+    family = "categorical" if spaces.actions.kind == "discrete" else "gaussian"
     return PolicySpec(
-        observation_size=batch.observation_size,
-        actions=batch.actions,
+        observation_size=spaces.observation_size,
+        actions=spaces.actions,
         family=family if settings.family == "auto" else settings.family,
         hidden=settings.hidden,
         activation=settings.activation,

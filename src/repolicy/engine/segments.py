@@ -17,7 +17,7 @@ from repolicy.engine.conditioned import ConditionedWorker
 from repolicy.engine.doubts import Standing, doubt
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import versions
-from repolicy.engine.request import Request
+from repolicy.engine.request import Request, derived_seed
 from repolicy.engine.states import density_of
 from repolicy.engine.worker import Worker
 from repolicy.envs.dialed import Dialed
@@ -46,8 +46,8 @@ class Segments:
         self.worker = worker_class(request, None if saved is None else saved.policy, team, exact)
         self.segment = 0
         self.best = -np.inf
-        self.start: Standing | None = None  # of the prior, in what this run is after
-        self.doubt = ""  # what is to be said of the segment that ended
+        self.start: Standing | None = None  # how the prior does, by what the run is for
+        self.doubt = ""  # a warning about the segment that ended
 
     def remaining(self, stop: Callable[[], bool]) -> Iterator[dict[str, float]]:
         """The metrics of every iteration that is still to do; it ends early where `stop()` says so on any rank."""
@@ -99,7 +99,7 @@ class Segments:
     def keep(self, metrics: dict[str, float], start: bool = False) -> dict[str, float]:
         """The policy as the last one and, where it is, as the best. At the start that is the prior."""
         worker = self.worker
-        # No one return tells of all weights of a range, so there the last is best too.
+        # No single return judges a policy for a range of weights, so there the last one is the best too.
         last_is_best = self.moves or bool(worker.request.dials)
         better = last_is_best or metrics["evaluation_objective"] > self.best
         self.best = metrics["evaluation_objective"] if better else self.best
@@ -142,7 +142,7 @@ class Segments:
         )  # fmt: skip
         envs.close()
         task = task_reward(objective, evaluation.basic, evaluation.addon)
-        parts = reformulated(  # linear: sums in, sums out
+        parts = reformulated(  # of sums over an episode: it is linear
             objective, task, evaluation.log_prior, evaluation.log_policy, evaluation.familiarity
         )
         totals = {
@@ -211,8 +211,3 @@ class Segments:
         header = {"request": worker.request.as_dict(), "iteration": worker.iteration}
         write(path, "failure", worker.evidence | {"parameters": worker.learner.parameters}, header)
         return f"the batch is in {path}; to see it fail again, resume the run: segments repeat to the bit"
-
-
-def derived_seed(seed: int, segment: int, stream: int) -> int:
-    """An independent seed for each (seed, segment, stream)."""
-    return int(np.random.SeedSequence([seed, segment, stream]).generate_state(1)[0] >> 2)

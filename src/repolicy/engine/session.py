@@ -1,4 +1,4 @@
-"""What Python hands over that a command line cannot: functions, results, and nothing where something is usual."""
+"""What a Python program may give that a command line cannot: functions and results. And what is left out."""
 
 import sys
 from collections.abc import Callable, Sequence

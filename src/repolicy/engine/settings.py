@@ -6,11 +6,18 @@ import typing
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from repolicy.engine.machine import physical_cores, shares_memory
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import nearest, read_json
+
+
+class Within(NamedTuple):
+    """From where to where a setting may go."""
+
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -20,15 +27,14 @@ class AnySettings:
     steps: int
     seed: int
 
-    RANGES: ClassVar[list[tuple[str, float, float]]] = []
-
     def __post_init__(self) -> None:
         for name, value in validated(self.as_dict(), "settings", type(self)).items():
-            object.__setattr__(self, name, value)  # 3e6 steps are a whole number of them
-        for name, low, high in self.RANGES:
+            object.__setattr__(self, name, value)  # 3e6 becomes 3000000 where a whole number is wanted
+        for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
             value = getattr(self, name)
-            if value is not None and not (low <= value <= high):
-                raise UsageError(f"{name} is {value}; it must lie between {low:g} and {high:g}")
+            for low, high in getattr(hint, "__metadata__", ()):
+                if value is not None and not low <= value <= high:
+                    raise UsageError(f"{name} is {value}; it must lie between {low:g} and {high:g}")
         hidden: tuple[int, ...] = vars(self)["hidden"]
         if not 1 <= len(hidden) <= 64 or not all(1 <= size <= 16_384 for size in hidden):
             raise UsageError(f"hidden is {hidden}; it must be 1 to 64 layer sizes from 1 to 16,384, such as 64 64")
@@ -63,11 +69,7 @@ class Budget(NamedTuple):
 # Of each setting that is a budget: what is spent, what moves, and until when.
 BUDGETS = {
     "kl_budget": ("prior_kl", "ω′ and α̂ move", "to stay {:g} nats a step from the prior"),
-    "log_prior_budget": (
-        "below_prior",
-        "ω′ moves",
-        "until actions are {:g} nats less likely than the prior's own",
-    ),
+    "log_prior_budget": ("below_prior", "ω′ moves", "until actions are {:g} nats less likely than the prior's own"),
 }
 
 
@@ -83,42 +85,42 @@ def budget_of(settings: Mapping[str, Any]) -> Budget | None:
 class Settings(AnySettings):
     """How to train. Two runs with the same settings, objective and environment end in the same bits."""
 
-    steps: int = 1_000_000
+    steps: Annotated[int, Within(1, 1e15)] = 1_000_000
     """Environment steps of the whole run, over all ranks."""
-    seed: int = 0
+    seed: Annotated[int, Within(0, 2**31 - 1)] = 0
     """Seed of everything: environments, networks, sampling, shuffling."""
-    ranks: int = 0
+    ranks: Annotated[int, Within(0, 4096)] = 0
     """Processes that share the work, each on one core; 0 means one a physical core (on x86-64; elsewhere one)."""
-    envs: int = 64
+    envs: Annotated[int, Within(1, 1e6)] = 64
     """Environments, over all ranks."""
-    horizon: int = 64
+    horizon: Annotated[int, Within(1, 1e6)] = 64
     """Steps of each environment between two updates."""
-    segment: int = 100
+    segment: Annotated[int, Within(1, 1e9)] = 100
     """Iterations between two checkpoints; each segment starts its environments anew."""
 
-    epochs: int = 5
+    epochs: Annotated[int, Within(1, 1000)] = 5
     """Passes over a rollout in one update."""
-    minibatch: int = 1024
+    minibatch: Annotated[int, Within(1, 1e9)] = 1024
     """Samples in one gradient step, over all ranks."""
-    learning_rate: float = 3e-4
+    learning_rate: Annotated[float, Within(0, 10)] = 3e-4
     """Adam's step size at the start."""
     schedule: Literal["linear", "adaptive", "constant"] = "linear"
     """Learning rate over the run: linearly to 0, adapted to the KL of each update, or constant."""
-    desired_kl: float = 0.01
+    desired_kl: Annotated[float, Within(1e-9, 10)] = 0.01
     """The KL that the adaptive schedule steers for, in the last pass of an update."""
-    target_kl: float | None = None
+    target_kl: Annotated[float | None, Within(1e-9, 10)] = None
     """End an update early once the policy has moved this far from the one that acted."""
-    gamma: float = 0.99
+    gamma: Annotated[float, Within(0, 1)] = 0.99
     """Discount."""
-    lam: float = 0.95
+    lam: Annotated[float, Within(0, 1)] = 0.95
     """λ of the generalized advantages."""
     surrogate: Literal["clipped", "vanilla"] = "clipped"
     """PPO's clipped ratio; or the plain policy gradient, without ratio and clip, in one pass."""
-    clip: float = 0.2
+    clip: Annotated[float, Within(1e-6, 1e6)] = 0.2
     """How far from 1 the ratio of probabilities may go before the loss flattens."""
-    value_coefficient: float = 0.5
+    value_coefficient: Annotated[float, Within(0, 1e6)] = 0.5
     """Weight of the critic's loss."""
-    max_gradient_norm: float = 0.5
+    max_gradient_norm: Annotated[float, Within(1e-9, 1e9)] = 0.5
     """Longer gradients are shortened to this norm."""
     normalize_advantages: bool = True
     """Shift and scale the advantages of a rollout to mean 0 and variance 1."""
@@ -138,42 +140,18 @@ class Settings(AnySettings):
     min_std: float = 1e-3
     """Lower bound of the std."""
 
-    evaluation_episodes: int = 8
+    evaluation_episodes: Annotated[int, Within(1, 1e6)] = 8
     """Episodes of the short evaluation at the end of every segment."""
-    critic_warmup: float = 0.0
+    critic_warmup: Annotated[float, Within(0, 1)] = 0.0
     """Share of the steps that fit the critic alone, before the actor moves."""
-    critic_explains: float | None = None
+    critic_explains: Annotated[float | None, Within(-1e6, 1)] = None
     """Share of the returns that the critic must explain before the actor moves, for up to three times that long."""
-    kl_budget: float | None = None
+    kl_budget: Annotated[float | None, Within(1e-9, 1e6)] = None
     """Adapt omega and alpha together so that the policy stays this far from its prior, in nats a step."""
-    log_prior_budget: float | None = None
+    log_prior_budget: Annotated[float | None, Within(1e-9, 1e6)] = None
     """Adapt omega alone so that actions are, to the prior, this many nats less likely than its own, on average."""
     backend: Literal["auto", "envpool", "gymnasium"] = "auto"
     """Whose environments: EnvPool's where it knows the name, or one of the two."""
-
-    RANGES: ClassVar[list[tuple[str, float, float]]] = [
-        ("steps", 1, 1e15),
-        ("seed", 0, 2**31 - 1),
-        ("ranks", 0, 4096),
-        ("envs", 1, 1e6),
-        ("horizon", 1, 1e6),
-        ("segment", 1, 1e9),
-        ("epochs", 1, 1000),
-        ("minibatch", 1, 1e9),
-        ("learning_rate", 0, 10),
-        ("desired_kl", 1e-9, 10),
-        ("target_kl", 1e-9, 10),
-        ("gamma", 0, 1),
-        ("lam", 0, 1),
-        ("clip", 1e-6, 1e6),
-        ("value_coefficient", 0, 1e6),
-        ("max_gradient_norm", 1e-9, 1e9),
-        ("evaluation_episodes", 1, 1e6),
-        ("critic_warmup", 0, 1),
-        ("critic_explains", -1e6, 1),
-        ("kl_budget", 1e-9, 1e6),
-        ("log_prior_budget", 1e-9, 1e6),
-    ]
 
     @property
     def iteration_steps(self) -> int:
@@ -224,17 +202,12 @@ def read_settings(path: Path, base: S) -> S:
 
 def validated(values: dict[str, Any], where: str, cls: type[AnySettings] = Settings) -> dict[str, Any]:
     """The values as the fields' own types, or one sentence that says which does not fit."""
-    hints, result = _hints(cls), {}
+    hints, names, result = typing.get_type_hints(cls), [field.name for field in fields(cls)], {}
     for name, value in values.items():
-        if name not in hints:
-            raise UsageError(f"{where} has an unknown field {name!r}{nearest(name, hints)}")
+        if name not in names:
+            raise UsageError(f"{where} has an unknown field {name!r}{nearest(name, names)}")
         result[name] = _converted(value, hints[name], f"{where}, field {name!r}")
     return result
-
-
-def _hints(cls: type[AnySettings]) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
-    return {field.name: hints[field.name] for field in fields(cls)}
 
 
 def _converted(value: Any, hint: Any, where: str) -> Any:

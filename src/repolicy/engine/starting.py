@@ -32,7 +32,7 @@ class Start:
     saved: SavedPolicy | None
     content: bytes
     exact: Exact | None = None
-    source: Source | None = None  # how other processes get what scores
+    source: Source | None = None  # how other processes load `exact`
 
     def env(self) -> str:
         """The environment that the prior was made for, where it is known."""
@@ -40,7 +40,7 @@ class Start:
             raise UsageError(f"{self.name} does not say which environment it is for; name one with --env")
         if isinstance(self.given, Policy):
             raise UsageError("a policy alone does not say which environment it is for; give env=...")
-        result = isinstance(self.given, Result)  # whose names were this session's own
+        result = isinstance(self.given, Result)  # the names in it come from this session
         return env_of(self.saved.card, Path(self.name), trust=result)
 
     def settings(self, settings: Settings) -> Settings:
@@ -80,7 +80,7 @@ class Start:
         """With a policy to start from, fitted to the prior where it is no copy of it."""
         if self.exact is None:
             return self
-        addons.combined(wishes)  # what cannot work is to be said before the work
+        addons.combined(wishes)  # errors are reported before the long work begins
         addons.check_env(wishes, env)
         exact = self.exact
         if isinstance(exact, MeanPrior):

@@ -1,21 +1,23 @@
 """The states that a prior visits by itself, fitted once before customizing. No reward is read."""
 
+from contextlib import closing
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from repolicy.engine import ranks
-from repolicy.engine.request import Request
+from repolicy.engine.request import Request, derived_seed
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
 from repolicy.errors import UsageError
 from repolicy.policies.density import PARTS, Density, fitted
 from repolicy.policies.policy import Policy
 
-SKIPPED = 50  # first steps of an episode: how it begins is the environment's doing
-WANTED = 64_000  # observations to fit
-LEAST = 6_400  # below which a fit is refused
-PATIENCE = 4  # times the steps that are needed where no episode ends, at most
+SKIPPED = 50  # first steps of an episode, which depend on how the environment begins and not on the prior
+WANTED = 64_000  # how many observations are collected
+LEAST = 6_400  # with fewer observations the fit is refused
+PATIENCE = 4  # at most this many times the steps that would do if no episode ended
 ENVS, BLOCK = 64, 50
 
 
@@ -33,11 +35,10 @@ def density_of(prior: Policy, request: Request, team: ranks.Ranks) -> Density:
 
 def visited(prior: Policy, request: Request) -> Tensor:
     """True next observations `[M, O]` of the prior's sampled actions, all from the run's seed."""
-    seed = int(np.random.SeedSequence([request.settings.seed, 0, 2000]).generate_state(1)[0] >> 2)
-    envs = make_envs(request.env, ENVS, seed, request.settings.backend)
-    collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=True)
+    seed = derived_seed(request.settings.seed, 0, 2000)
     ages, blocks, steps, episodes = np.zeros(ENVS, np.int64), [np.empty((0, prior.observation_size))], 0, 0
-    try:
+    with closing(make_envs(request.env, ENVS, seed, request.settings.backend)) as envs:
+        collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=True)
         while sum(map(len, blocks)) < WANTED and steps < PATIENCE * (WANTED + ENVS * SKIPPED):
             rollout = collector.collect(prior)
             assert rollout.next_observations is not None
@@ -47,8 +48,6 @@ def visited(prior: Policy, request: Request) -> Tensor:
                 ages[rollout.terminated[t] | rollout.truncated[t]] = 0
             steps += BLOCK * ENVS
             episodes += len(rollout.episodes.lengths)
-    finally:
-        envs.close()
     states = np.concatenate(blocks).astype(np.float32)
     if len(states) < LEAST:
         raise UsageError(

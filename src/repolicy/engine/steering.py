@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from repolicy.objective import Objective
 
-FARTHEST = 2.0  # e² times the budget, or an e²th of it, is as far off as it counts
-STEERING = 0.03  # how fast the weights follow nats that are off their budget, an iteration
-DAMPING = 1.0  # and how much nats that move: without it they answer too late, and the policy drifts far beyond
-NOISE = 0.25  # the std that measured nats near their budget may have, as a share of the budget
-LEAST = 1e-6  # of a weight
+FARTHEST = 2.0  # bound of the logarithm of spent/budget
+STEERING = 0.03  # how much the weights follow this logarithm in an iteration
+DAMPING = 1.0  # how much they follow its change: without this they answer too late, and the policy drifts far beyond
+NOISE = 0.25  # the std that a measurement near the budget may have, as a share of the budget
+LEAST = 1e-6  # smallest value of a weight
 
 
 def off_budget(
@@ -36,7 +36,5 @@ def steered(objective: Objective, before: float, now: float, *, omega_alone: boo
     E[log prior] ≥ its own − budget, and a larger one always makes likelier actions.
     """
     factor = math.exp(STEERING * now + DAMPING * (now - before))
-    omega = max(LEAST, objective.omega * factor)
-    return replace(objective, omega=omega) if omega_alone else replace(
-        objective, omega=omega, alpha=max(LEAST, objective.alpha * factor)
-    )  # fmt: skip
+    alpha = objective.alpha if omega_alone else max(LEAST, objective.alpha * factor)
+    return replace(objective, omega=max(LEAST, objective.omega * factor), alpha=alpha)

@@ -27,7 +27,7 @@ from repolicy.engine.starting import Init, Start, named_as, start_of
 from repolicy.engine.wanted import Wanted, for_customizing, for_training, trial
 from repolicy.engine.worth import measured
 from repolicy.envs import addons
-from repolicy.envs.making import make_envs, with_roles
+from repolicy.envs.making import probed, with_roles
 from repolicy.envs.names import with_observed
 from repolicy.envs.patience import Watchdog
 from repolicy.errors import FileError, RepolicyError, UsageError
@@ -161,7 +161,7 @@ def customize(
         env = start.with_roles(env, settings.backend)
         saying = f"customizing {called(named_as(prior))} in {env} to {' + '.join(wishes)}, into {folder}"
         notes = [saying, *notes, *start.notes]
-        if start.exact is not None:  # then it takes a while
+        if start.exact is not None:  # fitting takes a while, so the notes come first
             tell(watchers, notes)
             notes = []
         start = start.cloned(env, wishes, settings, RunFolder(folder).prior, lambda note: tell(watchers, [note]))
@@ -183,8 +183,7 @@ def try_addon(prior: Policy, request: Request) -> list[str]:
     """Drive the prior for some steps and look at each add-on: its shape, whether it is finite, its range."""
     rollout = trial(prior, request.env, request.settings)
     notes = []
-    for name in request.addons:
-        (name,) = addons.at([name])
+    for name in addons.at(request.addons):
         addon = addons.combined([name])
         reward, _ = addon.reward(*rollout.transitions), addon.metric(*rollout.transitions)
         if reward.min() == reward.max() and not request.sparse:
@@ -252,9 +251,7 @@ def check(request: Request) -> None:
     check_dials(request)
     addons.combined(addons.at(request.addons))
     addons.check_env(request.addons, request.env)
-    probe = make_envs(request.env, 1, 0, request.settings.backend, critic=True)
-    probe.close()
-    spec_for(probe, request.settings)
+    spec_for(probed(request.env, request.settings.backend, critic=True), request.settings)
     settings, objective = request.settings, request.objective
     if settings.kl_budget is not None and not 0 < objective.omega == objective.alpha:
         raise UsageError(
@@ -289,6 +286,8 @@ def follow() -> None:
 # The work of one rank -------------------------------------------------------------------------------------------------
 
 
+@ranks.one_thread()
+@torch.random.fork_rng(devices=[])
 def work(
     request: Request,
     folder: RunFolder,
@@ -298,14 +297,7 @@ def work(
     exact: Exact | None = None,
 ) -> Result:
     """All segments that are still to do. Every rank runs this; the first one writes."""
-    with ranks.one_thread(), torch.random.fork_rng(devices=[]):
-        return _worked(request, folder, Segments(request, folder, team, exact), watchers, interrupted)
-
-
-def _worked(
-    request: Request, folder: RunFolder, segments: Segments, watchers: Sequence[Watcher], interrupted: threading.Event
-) -> Result:
-    team = segments.team
+    segments = Segments(request, folder, team, exact)
     try:
         complaints, worker = segments.restore(), segments.worker
     except (KeyError, TypeError, ValueError, RuntimeError) as error:

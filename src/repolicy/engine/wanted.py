@@ -1,5 +1,6 @@
 """An objective whose weights are not all named yet, and the default weights."""
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -11,18 +12,18 @@ from repolicy.engine.settings import Settings
 from repolicy.engine.weights import weights_of
 from repolicy.envs import addons
 from repolicy.envs.evaluation import check_fit
-from repolicy.envs.making import make_envs
+from repolicy.envs.making import make_envs, probed
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.errors import NumericError, UsageError
 from repolicy.loading import without_version
 from repolicy.objective import Objective, coefficients, named
 from repolicy.policies.file import SavedPolicy
-from repolicy.policies.policy import Agent, Policy
+from repolicy.policies.policy import Agent, seeded
 
 # A row an environment (of any version): the temperatures of the paper.
 ALPHAS = {"HalfCheetah": 0.13472, "Hopper": 0.001, "Ant": 0.0001}
-SHARE = 0.01  # of the reward a step: what a nat of entropy in every number of the action is worth elsewhere
-UNSEEN = 0.01  # where the trial steps see no reward: there is nothing else to go by at first
+SHARE = 0.01  # elsewhere, a nat of entropy in every number of the action is worth this share of the reward a step
+UNSEEN = 0.01  # alpha where the trial steps see no reward
 BUDGET = 2.0  # nats a step that a policy may drift, where the prior's file does not tell what a nat is worth
 
 ENVS, STEPS = 8, 256  # of a trial
@@ -38,7 +39,7 @@ class Wanted:
     name: str
     omega: float | Literal["auto"] | None = None
     alpha: float | None = None
-    states: float | None = None  # None: with an omega that is chosen, as much; with one that is named, 0
+    states: float | None = None  # None: equal to omega if that is chosen too, else 0
     omega_to: float = 0.0
     alpha_to: float = 0.0
 
@@ -67,13 +68,13 @@ def for_customizing(
     wanted: Wanted, prior: SavedPolicy, env: str, wishes: tuple[str, ...], settings: Settings
 ) -> Chosen:
     """The objective of customizing: omega from what a nat is worth, else by a budget; alpha from what is known."""
-    held, omega, notes = settings.budget is not None, wanted.omega, list[str]()
+    budgeted, omega, notes = settings.budget is not None, wanted.omega, list[str]()
     free = "omega" in coefficients(wanted.name)  # of the objective's own weights
     states = wanted.states or 0.0
-    if held and (omega not in (None, "auto") or not free):
+    if budgeted and (omega not in (None, "auto") or not free):
         option = "--kl-budget" if settings.kl_budget is not None else "--log-prior-budget"
         raise UsageError(f"{option} goes with --omega auto and no other --objective than residual")
-    if free and not held and omega in (None, "auto"):
+    if free and not budgeted and omega in (None, "auto"):
         known = weights_of(prior.card) if omega is None else None
         if known is not None:
             omega, states = known.omega, known.states if wanted.states is None else wanted.states
@@ -87,7 +88,7 @@ def for_customizing(
                 "find it: name --omega, a number or a range such as 0.03..3"
             )
         else:
-            settings, held = replace(settings, kl_budget=BUDGET), True
+            settings, budgeted = replace(settings, kl_budget=BUDGET), True
             notes.append(
                 f"omega and alpha move together so that the policy drifts {BUDGET:g} nats a step from its prior; "
                 "--kl-budget sets another distance, --omega a weight"
@@ -95,8 +96,8 @@ def for_customizing(
     alpha = wanted.alpha
     if alpha is None:
         alpha, why = _alpha_of_customizing(prior, omega, env, wishes, settings)
-        notes += [f"alpha {'begins at' if held else 'is'} {alpha:g}, {why}; --alpha sets another"] * bool(why)
-    weight = alpha if held else omega  # with a budget, both begin at alpha
+        notes += [f"alpha {'begins at' if budgeted else 'is'} {alpha:g}, {why}; --alpha sets another"] * bool(why)
+    weight = alpha if budgeted else omega  # with a budget, both begin at alpha
     if weight == "auto":
         raise UsageError(f"--omega auto goes with --objective residual, not {wanted.name}")
     made = named(
@@ -108,7 +109,7 @@ def for_customizing(
 def _alpha_of_customizing(
     prior: SavedPolicy, omega: float | Literal["auto"] | None, env: str, wishes: tuple[str, ...], settings: Settings
 ) -> tuple[float, str]:
-    """The prior's own, which needs no word; else omega; else by the size of the wish under the prior."""
+    """The prior's own, without a note; else omega; else scaled from the add-on's reward under the prior."""
     alpha = prior.card.get("request", {}).get("objective", {}).get("alpha")
     if alpha:
         return float(alpha), ""
@@ -121,11 +122,7 @@ def _alpha_of_customizing(
 
 def _alpha_of_reward(env: str, wishes: tuple[str, ...], settings: Settings) -> tuple[float, str]:
     """By the size of the reward that a new policy meets."""
-    probe = make_envs(env, 1, settings.seed, settings.backend)
-    probe.close()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
-        policy = Policy(spec_for(probe, settings))
+    policy = seeded(spec_for(probed(env, settings.backend), settings), settings.seed)
     steps = trial(policy, env, settings)
     rewards = np.asarray(steps.basic)
     if wishes:
@@ -145,9 +142,6 @@ def _scaled(rewards: np.ndarray, numbers: int, what: str) -> tuple[float, str]:
 
 def trial(agent: Agent, env: str, settings: Settings) -> Rollout:
     """Some thousand steps of an agent, to look at what they bring."""
-    batch = make_envs(env, ENVS, settings.seed, settings.backend)
-    try:
-        check_fit(agent, batch, "the prior")
-        return Collector(batch, STEPS, torch.Generator().manual_seed(0), keep_transitions=True).collect(agent)
-    finally:
-        batch.close()
+    with closing(make_envs(env, ENVS, settings.seed, settings.backend)) as envs:
+        check_fit(agent, envs, "the prior")
+        return Collector(envs, STEPS, torch.Generator().manual_seed(0), keep_transitions=True).collect(agent)

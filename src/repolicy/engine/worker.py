@@ -1,7 +1,7 @@
 """One rank's share of a run: collect, score, reward, update."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from repolicy.engine.scale import ReturnScale
 from repolicy.engine.steering import FARTHEST, off_budget, steered
 from repolicy.envs import addons
 from repolicy.envs.addons import Addon
-from repolicy.envs.making import critic_size, make_envs
+from repolicy.envs.making import critic_size, probed
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.errors import NumericError
 from repolicy.objective import Objective, Reward, reformulated, task_reward
@@ -25,9 +25,9 @@ from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, frozen
 from repolicy.policies.priors import Exact, Scorer
 
-LOST = -0.5  # of the returns explained, below which the weights of a KL budget stay: the critic could not follow
-ALONE = 1e-3  # learning rate of the critic alone, at least, where the KL of the policy steers it later
-WAITS = 3  # times the share of the steps that the critic has alone: the actor waits for it no longer
+LOST = -0.5  # explained variance below which a budget's weights stay as they are, because the critic cannot follow
+ALONE = 1e-3  # least learning rate while only the critic learns, where the KL of the policy steers it later
+WAITS = 3  # the actor waits for its critic at most this many times `critic_warmup`
 
 Seen = TypeVar("Seen", np.ndarray, Tensor)
 
@@ -42,7 +42,7 @@ class Worker:
         self.exact = exact or prior
         self.scorer = None if self.exact is None else Scorer(self.exact)
         self.addon = None
-        if request.objective.reads_addon:  # what it reports for people is not needed here
+        if request.objective.reads_addon:  # training does not need its metrics
             self.addon = replace(addons.combined(addons.at(request.addons)), metrics=())
         self.density: Density | None = None  # of the prior's states, where the objective weighs them
         self.iteration = 0
@@ -57,9 +57,7 @@ class Worker:
     def networks(self) -> tuple[Policy, Mlp]:
         """The policy and the critic, as they begin."""
         if self.prior is None:
-            probe = make_envs(self.request.env, 1, 0, self.settings.backend)
-            probe.close()
-            policy = Policy(spec_for(probe, self.settings))
+            policy = Policy(spec_for(probed(self.request.env, self.settings.backend), self.settings))
         else:
             policy = frozen(self.prior).requires_grad_(True)
         size = self.critic_size or policy.observation_size
@@ -119,7 +117,7 @@ class Worker:
         rate, fit_actor = learner.learning_rate, self.actor_moves(explained)
         if settings.schedule == "adaptive" and not fit_actor:
             learner.learning_rate = max(rate, ALONE)
-        weights = {"omega": self.objective.omega, "alpha": self.objective.alpha}  # that were in force
+        weights = {"omega": self.objective.omega, "alpha": self.objective.alpha}  # of this iteration
         self.steer(summary.metrics, fit_actor and explained > LOST)
         report = ppo.update(
             learner, batch, settings, self.stream, self.team.sum, self.team.count, self.objective.bonus, fit_actor
@@ -140,14 +138,8 @@ class Worker:
                 "share_physics": rollout.physics_seconds / (now - began),
                 "share_policy": rollout.policy_seconds / (now - began),
                 "share_update": (now - collected) / (now - began),
-                "policy_loss": report.policy_loss,
-                "value_loss": report.value_loss,
-                "kl": report.kl,
-                "clipped": report.clipped,
-                "gradient_norm": report.gradient_norm,
-                "learning_rate": report.learning_rate,
-                "epochs": report.epochs,
             }
+            | asdict(report)
             | weights
             | self.width(batch.inputs)
         )
@@ -262,7 +254,7 @@ class Worker:
         """What the environment itself shows to a policy, as the prior and add-ons know it."""
         return observations[..., : self.learner.policy.spec.observation_size]
 
-    # Where there are many weights at once, these are other ones (`conditioned.py`).
+    # A worker for many weights at once has other versions of these (`conditioned.py`).
 
     def task(self, rollout: Rollout) -> Tensor:
         """The task's reward `[T, N]`."""

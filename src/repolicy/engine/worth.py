@@ -42,30 +42,18 @@ def worth_of(by_mean: np.ndarray, sampled: np.ndarray, steps: float, numbers: in
 
 
 def measured(
-    policy: Policy,
-    env: str,
-    episodes: int = EPISODES,
-    *,
-    addons: tuple[str, ...] = (),
-    seed: int = EVALUATION_SEED,
-    backend: Backend = "auto",
+    policy: Policy, env: str, episodes: int = EPISODES, *, addons: tuple[str, ...] = (), backend: Backend = "auto"
 ) -> Worth | None:
     """From episodes, or None where actions are choices, which have no Gaussian noise, or returns are not finite."""
     if policy.actions.kind != "continuous":
         return None
     mean, sampled = (
         evaluate(
-            policy,
-            env,
-            episodes,
-            addon=addons or None,
-            stochastic=stochastic,
-            seed=seed,
-            backend=backend,
-            longest=LONGEST,
+            policy, env, episodes, addon=addons or None, stochastic=stochastic,
+            seed=EVALUATION_SEED, backend=backend, longest=LONGEST,
         )
         for stochastic in (False, True)
-    )
+    )  # fmt: skip
     if not np.isfinite([mean.total.sum(), sampled.total.sum()]).all():
         return None
     steps = float(np.mean(sampled.lengths))

@@ -11,7 +11,7 @@ import numpy as np
 from repolicy.envs.step import Envs, Step
 from repolicy.policies.spaces import ActionSpace
 
-ENDS = 0.1  # the share of the strata that is exactly at either end of the dial
+ENDS = 0.1  # share of the strata at each end of the dial, exactly on it
 
 
 class Dialed:

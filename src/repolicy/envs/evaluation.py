@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +22,8 @@ from repolicy.policies.policy import Agent, Prior
 from repolicy.policies.priors import MeanPrior, Scorer
 
 BLOCK = 20  # steps that are scored together
-EVALUATION_SEED = 10_000  # a seed away from the small ones that runs are trained with
-LONGEST = 10_000  # steps; what an endless episode has brought by then is counted as an episode, so that evaluations end
+EVALUATION_SEED = 10_000  # far from the small seeds that runs are trained with
+LONGEST = 10_000  # steps, after which an episode that does not end is counted as it stands
 
 
 @dataclass(frozen=True)
@@ -153,15 +154,13 @@ def evaluate(
         addon = combined(wishes) if wishes else None
     if episodes < 1:
         raise UsageError(f"episodes is {episodes}; it must be 1 or more")
-    envs = make_envs(observing(env, agent.observation_size, backend), min(episodes, 50), seed, backend)
-    check_fit(agent, envs)
-    try:
+    env = observing(env, agent.observation_size, backend)
+    with closing(make_envs(env, min(episodes, 50), seed, backend)) as envs:
+        check_fit(agent, envs)
         return run_episodes(
             agent, envs, episodes, addon=addon, prior=prior, stochastic=stochastic, seed=seed, progress=progress,
             longest=longest,
         )  # fmt: skip
-    finally:
-        envs.close()
 
 
 def untold(agent: Conditioned, what: str = "the policy") -> str:

@@ -11,16 +11,7 @@ from gymnasium import spaces
 
 from repolicy.envs.names import maker
 from repolicy.envs.patience import NOTE
-from repolicy.envs.spaces import (
-    action_space,
-    flat,
-    group_sizes,
-    native,
-    numeric,
-    shapes,
-    shown,
-    space_shapes,
-)
+from repolicy.envs.spaces import action_space, flat, group_sizes, native, numeric, shapes, shown, space_shapes
 from repolicy.envs.step import Step, check_last
 from repolicy.errors import RepolicyError, UsageError, in_one_sentence
 
@@ -98,11 +89,11 @@ class GymnasiumEnvs:
         for moment in ("reset", "step"):
             if moment == "step":
                 observation, *_ = self._call(lambda: env.step(env.action_space.sample()))
-            found, wanted = shapes(observation), space_shapes(space)
-            if found != wanted:
+            returned, declared = shapes(observation), space_shapes(space)
+            if returned != declared:
                 raise RepolicyError(
-                    f"environment {self.name!r} returns observations of shape {found} from {moment}, "
-                    f"but its observation space says {wanted}"
+                    f"environment {self.name!r} returns observations of shape {returned} from {moment}, "
+                    f"but its observation space says {declared}"
                 )
 
 

@@ -8,7 +8,7 @@ step = envs.step(actions)
 from repolicy.envs.envpool import EnvPoolEnvs
 from repolicy.envs.gymnasium import GymnasiumEnvs
 from repolicy.envs.names import envpool_names, observed, observed_by_critic, parsed, with_observed
-from repolicy.envs.step import Backend, Envs
+from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.errors import UsageError
 from repolicy.loading import nearest
 from repolicy.policies.priors import MeanPrior
@@ -34,12 +34,18 @@ def make_envs(name: str, count: int, seed: int, backend: Backend = "auto", *, cr
     return EnvPoolEnvs(name, count, seed, critic=critic)
 
 
+def probed(name: str, backend: Backend = "auto", *, critic: bool = False) -> HasSpaces:
+    """What can be seen and done in an environment, from one that is closed again."""
+    probe = make_envs(name, 1, 0, backend, critic=critic)
+    probe.close()
+    return probe
+
+
 def placed(prior: MeanPrior, name: str, backend: Backend = "auto") -> tuple[MeanPrior, str]:
     """The same prior for the spaces of an environment, and its name, with the part that the prior observes."""
     size = getattr(prior.mean, "observation_size", 0)
     name = observing(name, size, backend) if size else name
-    probe = make_envs(name, 1, 0, backend)
-    probe.close()
+    probe = probed(name, backend)
     return prior.placed(probe.observation_size, probe.actions), name
 
 
@@ -48,12 +54,10 @@ def observing(name: str, size: int, backend: Backend = "auto") -> str:
 
     Where several have it, the one with a customary name goes first.
     """
-    probe = make_envs(name, 1, 0, backend)
-    probe.close()
-    return _fitting(name, size, probe)
+    return _fitting(name, size, probed(name, backend))
 
 
-def _fitting(name: str, size: int, probe: Envs) -> str:
+def _fitting(name: str, size: int, probe: HasSpaces) -> str:
     if probe.observation_size == size or observed(name):
         return name
     fitting = sorted(
@@ -71,8 +75,7 @@ def with_roles(name: str, size: int = 0, backend: Backend = "auto") -> str:
     """
     if observed(name):
         return name
-    probe = make_envs(name, 1, 0, backend)
-    probe.close()
+    probe = probed(name, backend)
     critic, known = observed_by_critic(name), probe.groups
     if size:
         name = _fitting(name, size, probe)
@@ -92,8 +95,5 @@ def with_roles(name: str, size: int = 0, backend: Backend = "auto") -> str:
 def critic_size(name: str, backend: Backend = "auto") -> int:
     """How many numbers the critic alone sees, behind those of the policy; 0 where it sees what the policy sees."""
     keys = observed_by_critic(name)
-    if not keys:
-        return 0
-    probe = make_envs(name, 1, 0, backend, critic=True)
-    probe.close()
-    return sum(probe.groups[key] for key in keys)
+    groups = probed(name, backend, critic=True).groups if keys else {}
+    return sum(groups[key] for key in keys)

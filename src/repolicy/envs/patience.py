@@ -10,7 +10,7 @@ import threading
 import time
 from types import FrameType, TracebackType
 
-LONG = 60.0  # seconds after which a call is worth a sentence
+LONG = 60.0  # seconds after which a call is reported
 
 
 class Note:

@@ -20,12 +20,7 @@ from repolicy.objective import Objective, reformulated
 
 
 def estimator_gradient(
-    mdp: MDP,
-    objective: Objective,
-    logits: Tensor,
-    log_prior: Tensor | None = None,
-    *,
-    restore_discount: bool = False,
+    mdp: MDP, objective: Objective, logits: Tensor, log_prior: Tensor | None = None, *, restore_discount: bool = False
 ) -> Tensor:
     """E[Σ_t ∇log π(a_t|s_t) · Σ_{t′≥t} γ^{t′−t} reward_{t′} + bonus · ∇H(π(·|s_t))], as a training loop computes it.
 
@@ -43,12 +38,7 @@ def estimator_gradient(
 
 
 def delta_gradient(
-    mdp: MDP,
-    objective: Objective,
-    logits: Tensor,
-    log_prior: Tensor | None = None,
-    *,
-    restore_discount: bool = False,
+    mdp: MDP, objective: Objective, logits: Tensor, log_prior: Tensor | None = None, *, restore_discount: bool = False
 ) -> Tensor:
     """The same with the bonus inside the return, as −bonus · δ(t′, t) · log π(a_t′|s_t′) (Eq. 8 and 9)."""
 
@@ -76,12 +66,7 @@ def constant_gradient(
 
 
 def advantage_gradient(
-    mdp: MDP,
-    objective: Objective,
-    logits: Tensor,
-    log_prior: Tensor | None = None,
-    *,
-    restore_discount: bool = False,
+    mdp: MDP, objective: Objective, logits: Tensor, log_prior: Tensor | None = None, *, restore_discount: bool = False
 ) -> Tensor:
     """E[Σ_t ∇log π(a_t|s_t) · A(s_t, a_t)], with the advantage of the reformulated reward (Eq. 11 to 13)."""
     log_policy = _log_policy(mdp, logits)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from repolicy.objective import Objective
 
-FAR, SHARE = 4.0, 0.2  # beyond this margin a pair's gradient is under a fiftieth; of so many pairs it may be
+FAR = 4.0  # a margin beyond which a pair's gradient is below 2 % of the largest
+SHARE = 0.2  # share of the pairs that may be beyond it
 
 
 def margins_warning(objective: Objective, log_ratio: Tensor) -> str | None:

@@ -26,7 +26,7 @@ require_trl()
 from accelerate.utils import gather  # noqa: E402
 from transformers import TrainerCallback  # noqa: E402
 
-LEAST_VARIANCE = 0.1  # of log prior, in nats²: a policy that says one thing has none, and omega must still move
+LEAST_VARIANCE = 0.1  # nats², in place of a smaller variance of log prior: a policy that says one thing has none
 
 
 def moved(omega: float, alpha: float, log_prior: Tensor, wanted: float, rate: float) -> float:

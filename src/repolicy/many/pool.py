@@ -8,14 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
+
+from repolicy.engine.machine import terminated_as_interrupted
 
 ATTEMPTS = 3
 PATIENCE = 10.0  # seconds that a run has to stop by itself
@@ -61,7 +61,7 @@ def work(
     never became ready. Ctrl-C and SIGTERM stop all of them.
     """
     waiting, running, attempts = list(jobs), dict[Job, Started](), dict[Job, int]()
-    with _terminated_as_interrupted():
+    with terminated_as_interrupted():
         try:
             while waiting or running:
                 for job in [job for job in waiting if ready(job)][: max(0, at_once - len(running))]:
@@ -100,23 +100,6 @@ def _stop(running: Sequence[Started]) -> None:
     for at_work in running:
         if at_work.poll() is None:
             at_work.kill()
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM is as polite as Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before: Any = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def last_words(log: Path, code: int) -> str:

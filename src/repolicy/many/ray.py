@@ -6,7 +6,6 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.many.pool import Job, Start, tied
@@ -28,7 +27,8 @@ def on_ray(address: str | None = None) -> Start:
     try:
         ray.init(address=address, ignore_reinit_error=True, log_to_driver=False, logging_level="CRITICAL")
     except Exception as error:  # Ray raises many kinds
-        raise RepolicyError(f"Ray could not be started{_at(address)}: {_sentence(error)}") from None
+        where = f" at {address}" if address else ""
+        raise RepolicyError(f"Ray could not be started{where}: {_sentence(error)}") from None
     task = ray.remote(num_cpus=1, max_retries=0)(_work)
     place = os.getcwd()
 
@@ -79,10 +79,6 @@ def check_answers(address: str | None) -> None:
             f"no Ray cluster answers at {address}: {_sentence(error)}; start one with `ray start --head`, "
             "or leave the address out to work on this machine"
         ) from None
-
-
-def _at(address: Any) -> str:
-    return f" at {address}" if address else ""
 
 
 def _sentence(error: Exception) -> str:

@@ -39,29 +39,36 @@ class Point:
         return evaluation.columns.get(name) if evaluation is not None else None
 
     @property
+    def by_mean(self) -> Evaluation:
+        """With the mean action, of a point that was evaluated."""
+        assert self.mean is not None
+        return self.mean
+
+    @property
+    def by_samples(self) -> Evaluation:
+        """The same with sampled actions."""
+        assert self.sampled is not None
+        return self.sampled
+
+    @property
     def kl(self) -> float:
         """KL(policy ‖ prior), nats a step, over the states that the policy itself visits."""
-        return self._of(self.sampled, "kl_a_step")
+        return self.by_samples.columns["kl_a_step"].mean
 
     @property
     def log_prior(self) -> float:
         """The prior's log-probability of the policy's sampled actions, a step."""
-        return self._of(self.sampled, "log_prior_a_step")
+        return self.by_samples.columns["log_prior_a_step"].mean
 
     @property
     def addon(self) -> float:
-        return self._of(self.mean, "addon_reward")
+        return self.by_mean.columns["addon_reward"].mean
 
     @property
     def basic(self) -> float | None:
         """None where the environment does not tell its basic reward."""
-        assert self.mean is not None
-        return self._of(self.mean, "basic_reward") if "basic_reward" in self.mean.columns else None
-
-    @staticmethod
-    def _of(evaluation: Evaluation | None, name: str) -> float:
-        assert evaluation is not None
-        return evaluation.columns[name].mean
+        column = self.by_mean.columns.get("basic_reward")
+        return None if column is None else column.mean
 
     @property
     def best(self) -> Path:
@@ -88,8 +95,7 @@ class Found:
     @property
     def wishes(self) -> list[str]:
         """Of several add-ons, the names of the columns of each."""
-        assert self.prior.mean is not None
-        return [name for name in self.prior.mean.columns if name.startswith("addon_reward_")]
+        return [name for name in self.prior.by_mean.columns if name.startswith("addon_reward_")]
 
     @property
     def basic_known(self) -> bool:
@@ -113,7 +119,7 @@ class Found:
     @cached_property
     def _certain(self) -> bool:
         """Whether the bend stays where it is when each point's episodes are drawn again, with replacement."""
-        if any(len(point.mean.basic) < 2 for point in [self.prior, *self.points] if point.mean is not None):
+        if any(len(point.by_mean.basic) < 2 for point in [self.prior, *self.points]):
             return False  # one episode says nothing of its own error
         return bool(np.mean(self._bends(np.random.default_rng(0)) == self._bend) >= CERTAIN)
 
@@ -191,15 +197,13 @@ def as_dict(swept: Found) -> dict[str, Any]:
     """What `sweep.json` holds; numbers that are not finite become null."""
 
     def described(point: Point) -> dict[str, Any]:
-        assert point.mean is not None
-        assert point.sampled is not None
         return {
             "omega": point.omega,
             "policy": str(point.best if math.isfinite(point.omega) else point.folder),
             "kl": point.kl,
             "log_prior": point.log_prior,
-            "mean_action": point.mean.as_dict(),
-            "sampled_action": point.sampled.as_dict(),
+            "mean_action": point.by_mean.as_dict(),
+            "sampled_action": point.by_samples.as_dict(),
         }
 
     index = swept.knee

@@ -58,7 +58,7 @@ def _npz(path: Path) -> dict[str, np.ndarray]:
             raise FileError(f"{path} holds pickled objects, which are not run; save plain arrays of numbers") from None
         raise FileError(f"{path} is damaged, or no .npz file: {error}") from None
     for name in ("observations", "actions"):
-        if not isinstance(arrays.get(name, SOME), np.ndarray):  # NumPy gives the bytes of what is no array
+        if not isinstance(arrays.get(name, SOME), np.ndarray):  # for an entry that is no array, NumPy gives its bytes
             raise FileError(f"{path} is damaged: {name} are no array")
         if name not in arrays:
             raise FileError(f"{path} has no array {name!r} (it has {names}); it needs observations and actions")

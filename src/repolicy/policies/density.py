@@ -12,10 +12,10 @@ from torch import Tensor
 from repolicy.errors import UsageError
 from repolicy.policies.normalizer import Normalizer
 
-QUANTILE = 0.25  # of the prior's own states: what is less likely than that begins to cost
-MOST = 60.0  # nats that one state can cost
+QUANTILE = 0.25  # the least likely quarter of the prior's own states costs something
+MOST = 60.0  # nats, the most that one state can cost
 RIDGE = 1e-4  # added to the covariance, as a share of its diagonal
-CONSTANT = 1e-10  # variance below which an observation counts as constant, for the prior never changes it
+CONSTANT = 1e-10  # with less variance than this, an observation counts as one that the prior never changes
 
 
 @dataclass(frozen=True, eq=False)

@@ -75,11 +75,7 @@ class SavedPolicy(NamedTuple):
 
 
 def save_policy(
-    path: str | Path,
-    policy: Policy,
-    card: dict[str, Any],
-    prior: Policy | None = None,
-    density: Density | None = None,
+    path: str | Path, policy: Policy, card: dict[str, Any], prior: Policy | None = None, density: Density | None = None
 ) -> None:
     """One self-contained file: weights, normalizer, probes to recognize the policy by, and the same of its prior."""
     write_bytes(Path(path), policy_bytes(policy, card, prior, density))
@@ -286,7 +282,7 @@ def _card(path: str | Path, header: dict[str, Any]) -> dict[str, Any]:
 
 def _rebuilt(path: Path, tensors: dict[str, Tensor], header: dict[str, Any], name: str) -> Policy:
     spec = header.get(name)
-    if isinstance(spec, dict):  # None is as good as nothing
+    if isinstance(spec, dict):  # an entry that is null counts as missing
         spec = {key: value for key, value in spec.items() if value is not None}
     check_shape({name: spec}, {name: SPEC}, f"{path} is no whole policy: its header")
     state = {
@@ -345,9 +341,9 @@ def _check_sizes(spec: PolicySpec, state: dict[str, Tensor], make: Callable[[Pol
     if len(spec.hidden) >= len(state):
         raise ValueError(f"it says {len(spec.hidden)} hidden layers and has {len(state)} tensors")
     widths = (spec.observation_size, *spec.hidden, FAMILIES[spec.family].outputs(spec))
-    claimed, held = sum(a * b for a, b in pairwise(widths)), sum(tensor.numel() for tensor in state.values())
-    if claimed > held:
-        raise ValueError(f"its spec makes weights of {claimed:,} numbers, and it holds {held:,}")
+    claimed, present = sum(a * b for a, b in pairwise(widths)), sum(tensor.numel() for tensor in state.values())
+    if claimed > present:
+        raise ValueError(f"its spec makes weights of {claimed:,} numbers, and it holds {present:,}")
     wanted = make(spec).state_dict()
     if missing := {*wanted} ^ {*state}:
         raise ValueError(f"it lacks {min(missing)}, or should not have it")

@@ -78,7 +78,7 @@ class FilmMlp(Mlp):
             if self.by_hand and shift is not self._shifts[-1]:
                 self._inner[scale] = self._inner[shift] = BY_HAND[self.activation].inner
 
-        self._kept = self._room(0)  # for `vjp`: memory that is asked for anew takes as long as what is done in it
+        self._kept = self._room(0)  # for `vjp`: to allocate memory anew would take as long as the computation
 
     def films(self, places: Tensor) -> Tensor:
         """Scales, shifts and spare outputs at positions `[B, dials]`, side by side."""
@@ -130,11 +130,8 @@ class FilmMlp(Mlp):
         return run
 
     def _plainly(self, inputs: Tensor) -> Tensor:
-        activate, films, values = (
-            ACTIVATIONS[self.activation][0],
-            self.films(inputs[:, -self.dials :]),
-            inputs[:, : -self.dials].contiguous(),
-        )
+        activate, films = ACTIVATIONS[self.activation][0], self.films(inputs[:, -self.dials :])
+        values = inputs[:, : -self.dials].contiguous()
         for index, (weight, bias) in enumerate(self._pairs):
             norm, values = self.norm(index), nn.functional.linear(values, weight, bias)
             if norm is not None and norm.place == "before":
@@ -149,7 +146,7 @@ class FilmMlp(Mlp):
     # By hand, a layer at a time: the scales and shifts of all layers at once do not fit into a processor's cache ------
 
     def _layers(self, inputs: Tensor) -> list[Tensor]:
-        if torch.is_grad_enabled():  # autograd cannot follow what is written into memory that is there already
+        if torch.is_grad_enabled():  # autograd cannot follow writes into memory that is reused
             return [self._plainly(inputs)]
         return [self._outputs(inputs, self._room(len(inputs)))[0]]
 
@@ -157,11 +154,8 @@ class FilmMlp(Mlp):
         """The outputs and the polynomials; `layers` takes what happened in between."""
         activation, last = BY_HAND[self.activation], len(layers) - 1
         bases, film, ones = polynomials(inputs[:, -self.dials :]), self.film * self._inner, self._ones * self._inner
-        values, outer, added = (
-            inputs[:, : -self.dials].contiguous(),
-            1.0,
-            0.0,
-        )  # a layer's inputs are outer · values + added
+        values = inputs[:, : -self.dials].contiguous()
+        outer, added = 1.0, 0.0  # a layer's inputs are outer · values + added
         for index, ((weight, bias), layer) in enumerate(zip(self._pairs, layers, strict=True)):
             if added:
                 bias = torch.add(bias, weight.sum(1), alpha=added)

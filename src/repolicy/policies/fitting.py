@@ -12,9 +12,9 @@ from repolicy.policies.distributions import Gaussian
 from repolicy.policies.moments import sums
 from repolicy.policies.policy import Policy
 
-BLOCKS, HELD_OUT = 20, 2  # of consecutive rows, and how many of them: neighbors in time are nearly the same
+BLOCKS, HELD_OUT = 20, 2  # blocks of consecutive rows, and how many are held out: neighbors are nearly the same
 MINIBATCH, STEPS = 512, 50  # rows of a step at most, and steps of an epoch at least
-LEARNING_RATE, CUTS = 1e-3, 2  # after which it ends
+LEARNING_RATE, CUTS = 1e-3, 2  # how often the learning rate is cut before the fit ends
 PATIENCE, GAIN = 3, 1e-3  # epochs in which less than these nats are gained, before the step size is cut to a third
 MOST_EPOCHS = 200
 
@@ -79,12 +79,11 @@ def fit(
     outside = torch.isin(block, torch.randperm(BLOCKS, generator=generator)[:HELD_OUT])
     seen, unseen = samples.rows(~outside), samples.rows(outside)
     stds = [] if policy.log_std is None else [policy.log_std]
-    groups: list[dict[str, Any]] = [{"params": list(policy.network.parameters())}]
-    groups.append({"params": stds, "lr": 10.0 * LEARNING_RATE})
-    optimizer = torch.optim.Adam(groups, LEARNING_RATE)
+    network: dict[str, Any] = {"params": list(policy.network.parameters())}
+    optimizer = torch.optim.Adam([network, {"params": stds, "lr": 10.0 * LEARNING_RATE}], LEARNING_RATE)
     size = max(16, min(MINIBATCH, len(seen.actions) // STEPS))
-    best, epoch, since, cuts, held = _copy(policy), 0, 0, 0, mean_log_likelihood(policy, unseen)
-    before = held
+    best, epoch, since, cuts, highest = _copy(policy), 0, 0, 0, mean_log_likelihood(policy, unseen)
+    before = highest
     while epoch < most_epochs and cuts <= CUTS:
         epoch += 1
         for rows in torch.randperm(len(seen.actions), generator=generator).split(size):
@@ -95,29 +94,26 @@ def fit(
         likelihood = mean_log_likelihood(policy, unseen)
         say(epoch, likelihood)
         since += 1
-        if likelihood > held:
-            best, held = _copy(policy), likelihood
-        if held > before + GAIN:
-            since, before = 0, held
+        if likelihood > highest:
+            best, highest = _copy(policy), likelihood
+        if highest > before + GAIN:
+            since, before = 0, highest
         if since >= PATIENCE:
             policy.load_state_dict(best)
             since, cuts = 0, cuts + 1
             for group in optimizer.param_groups:
                 group["lr"] /= 3.0
     policy.load_state_dict(best)
-    return Fitted(mean_log_likelihood(policy, seen), held, epoch, len(samples.actions))
+    return Fitted(mean_log_likelihood(policy, seen), highest, epoch, len(samples.actions))
 
 
 @torch.no_grad()
 def mean_log_likelihood(policy: Policy, samples: Samples) -> float:
-    log_probs = torch.cat([samples.rows(rows).log_likelihood(policy) for rows in _chunks(len(samples.actions))])
+    chunks = torch.arange(len(samples.actions)).split(8192)
+    log_probs = torch.cat([samples.rows(rows).log_likelihood(policy) for rows in chunks])
     if not bool(torch.isfinite(log_probs).all()):
         raise NumericError("while a policy was fitted, the log-likelihood of an action was not finite")
     return float(log_probs.double().mean())
-
-
-def _chunks(count: int) -> tuple[Tensor, ...]:
-    return torch.arange(count).split(8192)
 
 
 def _copy(policy: Policy) -> dict[str, Tensor]:

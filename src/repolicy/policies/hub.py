@@ -83,10 +83,9 @@ def in_sentences(at: Place) -> Iterator[None]:
                 f"{at} is not there, or not for you: look at its name, and log in where it is private (hf auth login)"
             ) from None
         raise FileError(f"{at}: the hub answered with status {status}; try again later") from None
-    except (OSError, errors.LocalEntryNotFoundError) as error:
-        raise FileError(f"{at} cannot be reached: no network, or no hub ({type(error).__name__})") from None
-    except Exception as error:  # its client's own: timeouts, broken connections
-        if "http" not in type(error).__module__:
+    except Exception as error:  # its client has classes of its own, for timeouts and broken connections
+        of_network = isinstance(error, OSError | errors.LocalEntryNotFoundError) or "http" in type(error).__module__
+        if not of_network:
             raise
         raise FileError(f"{at} cannot be reached: no network, or no hub ({type(error).__name__})") from None
     finally:

@@ -30,18 +30,10 @@ class Activation(NamedTuple):
 # The backward pass by hand. The others need the value before them too; autograd keeps it.
 BY_HAND = {
     "tanh": Activation(
-        2.0,
-        2.0,
-        -1.0,
-        torch.sigmoid_,
-        lambda grad, s: aten.sigmoid_backward.grad_input(grad, s, grad_input=grad),
+        2.0, 2.0, -1.0, torch.sigmoid_, lambda grad, s: aten.sigmoid_backward.grad_input(grad, s, grad_input=grad)
     ),
     "relu": Activation(
-        1.0,
-        1.0,
-        0.0,
-        torch.relu_,
-        lambda grad, s: aten.threshold_backward.grad_input(grad, s, 0.0, grad_input=grad),
+        1.0, 1.0, 0.0, torch.relu_, lambda grad, s: aten.threshold_backward.grad_input(grad, s, 0.0, grad_input=grad)
     ),
     "elu": Activation(
         1.0,
@@ -56,15 +48,9 @@ BY_HAND = {
 ACTIVATIONS: dict[str, tuple[Callable[[Tensor, float], Tensor], Callable[[np.ndarray, float], np.ndarray]]] = {
     "tanh": (lambda x, _: torch.tanh(x), lambda x, _: np.tanh(x, out=x)),
     "relu": (lambda x, _: torch.relu(x), lambda x, _: np.maximum(x, 0.0, out=x)),
-    "elu": (
-        lambda x, _: nn.functional.elu(x),
-        lambda x, _: np.where(x > 0.0, x, np.expm1(np.minimum(x, 0.0))),
-    ),
+    "elu": (lambda x, _: nn.functional.elu(x), lambda x, _: np.where(x > 0.0, x, np.expm1(np.minimum(x, 0.0)))),
     "swish": (lambda x, _: nn.functional.silu(x), lambda x, _: x * (0.5 * np.tanh(0.5 * x) + 0.5)),
-    "gelu": (
-        lambda x, _: nn.functional.gelu(x),
-        lambda x, _: nn.functional.gelu(torch.from_numpy(x)).numpy(),
-    ),
+    "gelu": (lambda x, _: nn.functional.gelu(x), lambda x, _: nn.functional.gelu(torch.from_numpy(x)).numpy()),
     "gelu_tanh": (
         lambda x, _: nn.functional.gelu(x, approximate="tanh"),
         lambda x, _: nn.functional.gelu(torch.from_numpy(x), approximate="tanh").numpy(),

@@ -28,6 +28,15 @@ class Prior(Protocol):
         """log π(a|s) of raw observations `[..., O]` and stored actions `[..., A]`, without gradient."""
 
 
+def check_scores(prior: object) -> None:
+    """Raise where an object has no `log_prob`."""
+    if not callable(getattr(prior, "log_prob", None)):
+        raise UsageError(
+            f"a {type(prior).__name__} cannot be a prior: it has no log_prob(observations, actions), "
+            "as a deterministic policy has none"
+        )
+
+
 class Actor(Protocol):
     """An agent at work in N environments for one rollout."""
 
@@ -163,7 +172,7 @@ class Policy(nn.Module):
     def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> "NetworkActor":
         """The policy at work, with the parameters as they are now; it samples or, without a generator, takes modes."""
         if generator is None:
-            return NetworkActor(self, lambda outputs: self._mode(outputs))
+            return NetworkActor(self, self._mode)
         return NetworkActor(self, self.family.sampler(steps, count, self.spec, self.log_std, generator))
 
     @torch.no_grad()
@@ -206,6 +215,13 @@ class Policy(nn.Module):
 
     def _mode(self, outputs: np.ndarray) -> np.ndarray:
         return self.family.mode(torch.from_numpy(outputs), self.spec).numpy()
+
+
+def seeded(spec: PolicySpec, seed: int) -> Policy:
+    """A new policy, whose first weights are drawn from this seed; the global random stream stays where it is."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Policy(spec)
 
 
 class NetworkActor:

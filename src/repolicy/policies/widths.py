@@ -10,8 +10,8 @@ from repolicy.policies.policy import Policy
 from repolicy.policies.priors import MeanPrior
 from repolicy.policies.spaces import ActionSpace
 
-LEAST = 1e-6  # of a std: below it, the recorded actions are the means themselves
-EDGE = 1.0 - 1e-4  # of tanh, which no action passes on the way back
+LEAST = 1e-6  # with a smaller std, the recorded actions are the means themselves
+EDGE = 1.0 - 1e-4  # actions are clipped to ± this before atanh
 
 
 def wants_fit(options: Options) -> bool:

@@ -150,12 +150,13 @@ def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lam
                 named = zip(dial.trained, position, strict=True)
                 value, label = math.nan, ", ".join(f"{meaning(each).letter} {value:g}" for each, value in named)
             points.append(Point(value, dial.path, mean=run(policy, False), sampled=run(policy, True), label=label))
-    request, metric = {"env": dial.env, "addons": list(once)}, addon.metric_name if addon.has_metric else ""
-    if len(dial.trained) > 1:
-        return Found(request, dial.out, points[0], points[1:], [], metric, letter="position", in_a_row=False)
+    letter = "t"
     if dial.trained:
-        return Found(request, dial.out, points[0], points[1:], [], metric, letter=meaning(dial.trained[0]).letter)
-    return Found(request, dial.out, points[0], points, [], metric, letter="t")
+        letter = meaning(dial.trained[0]).letter if len(dial.trained) == 1 else "position"
+    return Found(
+        {"env": dial.env, "addons": list(once)}, dial.out, points[0], points[1:] if dial.trained else points, [],
+        addon.metric_name, letter, in_a_row=len(dial.trained) < 2,
+    )  # fmt: skip
 
 
 def write_dial_report(dial: Turning, swept: Found, checksum: str) -> Path:
@@ -171,10 +172,8 @@ def as_dict(dial: Turning, swept: Found, checksum: str) -> dict[str, Any]:
     """What `dial.json` holds; numbers that are not finite become null."""
 
     def described(point: Point, at: Any) -> dict[str, Any]:
-        assert point.mean is not None
-        assert point.sampled is not None
         distance = {"at": at, "kl": point.kl, "log_prior": point.log_prior}
-        return distance | {"mean_action": point.mean.as_dict(), "sampled_action": point.sampled.as_dict()}
+        return distance | {"mean_action": point.by_mean.as_dict(), "sampled_action": point.by_samples.as_dict()}
 
     whose: dict[str, Any] = {"of": str(dial.path), "sha256": checksum, "how": dial.how}
     whose |= {"prior": described(swept.prior, swept.prior.omega)} if dial.trained else {}
@@ -196,10 +195,6 @@ def points_of(sweep: Path) -> tuple[Beside, ...]:
     )
 
 
-def beside_words(points: Sequence[Beside]) -> str:
-    return f"Beside it, hollow: {len(points)} points of a sweep, each trained for itself." if points else ""
-
-
 def _filmed(dial: Turning, checksum: str) -> tuple[list[bytes | None], str]:
     """A film of each position, from files, because films are made from files."""
     with tempfile.TemporaryDirectory(prefix="repolicy-dial-") as folder:
@@ -217,7 +212,8 @@ def _lead(dial: Turning, swept: Found) -> str:
         return f"Between the prior (t = 0) and {file} (t = 1): {WORDS[dial.how]}. Nothing was trained. {verdict}"
     weights = " and ".join(escape(meaning(each).weight) for each in dial.trained)
     inputs = f"{weights}, as an input" if len(dial.trained) == 1 else f"{weights} as inputs"
-    lead = f"{file}: one run trained a policy that takes {inputs}. {beside_words(dial.beside)}"
+    hollow = f"Beside it, hollow: {len(dial.beside)} points of a sweep, each trained for itself." if dial.beside else ""
+    lead = f"{file}: one run trained a policy that takes {inputs}. {hollow}"
     return f"{lead} {verdict}" if swept.in_a_row else lead
 
 
@@ -235,8 +231,7 @@ def _sliders(dial: Turning, swept: Found) -> list[str]:
 
 
 def _html(dial: Turning, swept: Found, pictures: Sequence[bytes | None], complaint: str) -> str:
-    assert swept.prior.mean is not None
-    episodes, several = len(swept.prior.mean.basic), len(dial.trained) > 1
+    episodes, several = len(swept.prior.by_mean.basic), len(dial.trained) > 1
     commands = [
         f'<div class="beneath" data-shown="{index}">{page.command(dial.command(position))}</div>'
         for index, position in enumerate(dial.positions)

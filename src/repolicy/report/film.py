@@ -120,7 +120,7 @@ def main() -> None:
         for index, values in enumerate(json.loads((folder / "shots.json").read_text())):
             shot = Shot(**values)
             (folder / str(index)).write_bytes(encoded(*frames(shot), shot.format, shot.most_bytes))
-            gc.collect()  # a renderer that is collected later takes the next film's picture with it
+            gc.collect()  # a renderer that Python frees later would break the next film
     except RepolicyError as error:
         print(f"repolicy: {error}", file=sys.stderr)
         code = error.exit_code
@@ -189,7 +189,7 @@ def _stage(shot: Shot) -> Stage:
     return Stage(env, GymnasiumEnvs(shot.env, 1, shot.seed, lambda: env), float(env.metadata.get("render_fps") or 30))
 
 
-_CONTEXTS: list[Any] = []  # alive for as long as the process that films
+_CONTEXTS: list[Any] = []  # kept, so that they live as long as this process
 
 
 def _need_context(shot: Shot) -> None:

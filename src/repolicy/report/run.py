@@ -29,15 +29,9 @@ from repolicy.report.scenes import Scene, scenes
 
 FILM_SECONDS = 6.0
 EPISODES = 50
-FILM_BYTES = (
-    1_000_000  # all of a page's films: a third is added as they become text, and the page is to stay below 1.5 MB
-)
+FILM_BYTES = 1_000_000  # of all films: as text they are a third larger, and the page is to stay below 1.5 MB
 
-UNITS = {
-    "metric": "mean of an episode",
-    "length": "steps",
-    "log_prior_a_step": "nats, mean over all steps",
-}
+UNITS = {"metric": "mean of an episode", "length": "steps", "log_prior_a_step": "nats, mean over all steps"}
 REWARDS = ("total_reward", "basic_reward", "addon_reward")
 
 
@@ -151,16 +145,9 @@ def _lead(report: Report) -> str:
     shown = "last policy" if budget else "best policy by the run's own objective"
     steps = report.saved.card.get("steps", 0)
     beside = ", beside the prior that it was made from" if report.prior else ""
-    return " ".join(
-        [
-            f"{escape(_recipe(report.request))}. Shown is the {shown}, after {steps:,} environment steps{beside}.",
-            *(
-                [f"<strong>{unfinished(report.folder, report.request)}</strong>"]
-                if unfinished(report.folder, report.request)
-                else []
-            ),
-        ]
-    )
+    lead = f"{escape(_recipe(report.request))}. Shown is the {shown}, after {steps:,} environment steps{beside}."
+    warning = unfinished(report.folder, report.request)
+    return f"{lead} <strong>{warning}</strong>" if warning else lead
 
 
 def _what(report: Report) -> str:

@@ -22,7 +22,7 @@ from repolicy.report.film import Shot
 
 AT_A_TIME = 20  # steps between looks at whether the episode has ended
 MOST_STEPS = 10_000  # in all, so that a report is not kept waiting
-BEHIND = 0.1  # of the typical episode's reward: who is this far behind has gone wrong
+BEHIND = 0.1  # an episode with this share less reward than the typical one has gone wrong
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def write_sweep_report(swept: Found) -> Path:
         f"{len(swept.points)} values of ω′, what a nat of the prior is worth; α̂ {swept.request['alpha']:g}; "
         f"{swept.request['settings']['steps']:,} environment steps each. {swept.verdict[0].upper()}{swept.verdict[1:]}."
     )
-    episodes = len(swept.prior.mean.basic) if swept.prior.mean is not None else 0
+    episodes = len(swept.prior.by_mean.basic)
     parts = [
         page.section(
             "Choose ω′",
@@ -91,8 +91,7 @@ def figures(swept: Found, pictures: Sequence[bytes | None]) -> list[str]:
     """The films of the prior and of each point, of which the slider shows one."""
     drawn = []
     for position, (point, picture) in enumerate(zip([swept.prior, *swept.points], pictures, strict=True)):
-        assert point.mean is not None
-        words = caption("prior" if position == 0 else swept.name(point), point.mean)
+        words = caption("prior" if position == 0 else swept.name(point), point.by_mean)
         shown = "" if position == 0 else f'data-shown="{position - 1}"'
         drawn.append(page.film(picture, words, "prior" if position == 0 else "customized", shown))
     return drawn
@@ -100,12 +99,11 @@ def figures(swept: Found, pictures: Sequence[bytes | None]) -> list[str]:
 
 def verdicts(swept: Found) -> list[str]:
     """The verdict on each point, and its numbers beside the prior's."""
-    drawn = []
+    drawn, before = [], swept.prior.by_mean
     for index, point in enumerate(swept.points):
-        assert point.mean is not None
-        assert swept.prior.mean is not None
-        sentence = page.verdict(f"{swept.name(point)}: {verdict(swept.prior.mean, point.mean)}", basis(point.mean))
-        shown = page.tiles(tiles({"prior": swept.prior.mean, "customized": point.mean}))
+        after = point.by_mean
+        sentence = page.verdict(f"{swept.name(point)}: {verdict(before, after)}", basis(after))
+        shown = page.tiles(tiles({"prior": before, "customized": after}))
         drawn.append(f'<div class="beneath" data-shown="{index}">{sentence}{shown}</div>')
     return drawn
 
@@ -129,18 +127,10 @@ def tables(swept: Found) -> list[str]:
     """Prior and one point, as in the paper's Table 2, for each point."""
     drawn = []
     for index, point in enumerate(swept.points):
-        assert point.mean is not None
-        assert swept.prior.mean is not None
-        assert point.sampled is not None
-        assert swept.prior.sampled is not None
-        name = swept.name(point)
-        mean, sampled = (
-            {"prior": swept.prior.mean, name: point.mean},
-            {"prior": swept.prior.sampled, name: point.sampled},
-        )
-        drawn.append(
-            f'<div class="beneath" data-shown="{index}">{page.table(*rewards(by_action(mean, sampled)))}</div>'
-        )
+        mean = {"prior": swept.prior.by_mean, swept.name(point): point.by_mean}
+        sampled = {"prior": swept.prior.by_samples, swept.name(point): point.by_samples}
+        table = page.table(*rewards(by_action(mean, sampled)))
+        drawn.append(f'<div class="beneath" data-shown="{index}">{table}</div>')
     return drawn
 
 
@@ -156,10 +146,7 @@ def legend(swept: Found) -> str:
     )
 
 
-NAMES = {
-    "basic_reward": "basic reward, mean action",
-    "kl_a_step": "KL to the prior, nats a step, sampled",
-}
+NAMES = {"basic_reward": "basic reward, mean action", "kl_a_step": "KL to the prior, nats a step, sampled"}
 
 
 class Beside(NamedTuple):
@@ -226,8 +213,7 @@ def _with_error(point: Point, name: str) -> tuple[float, float]:
 def headings(swept: Found) -> list[str]:
     basic = ["basic reward", "kept"] if swept.basic_known else []
     metric = [swept.metric_name] if swept.metric_name else []
-    assert swept.prior.mean is not None
-    wishes = [swept.prior.mean.columns[name].title for name in swept.wishes]
+    wishes = [swept.prior.by_mean.columns[name].title for name in swept.wishes]
     return [swept.letter, *basic, *metric, "add-on reward", "gained", *wishes, "log prior a step", "KL a step", ""]
 
 
@@ -235,12 +221,11 @@ def rows(swept: Found, shown: Callable[[Column], str] = spread) -> list[list[str
     """The trade-off, the prior first: what is kept of the basic reward, what the add-on gains, how far it is."""
     lines = []
     for index, point in enumerate([swept.prior, *swept.points]):
-        assert point.mean is not None
-        columns = point.mean.columns
+        columns = point.by_mean.columns
         line = ["prior" if index == 0 else point.label or f"{point.omega:g}"]
         if swept.basic_known:
             share = (point.basic or 0.0) / swept.prior.basic if swept.prior.basic else math.nan
-            sensible = (swept.prior.basic or 0.0) > 0  # of a negative reward, no share is kept
+            sensible = (swept.prior.basic or 0.0) > 0  # a share of a negative reward says nothing
             line += [shown(columns["basic_reward"]), f"{share:.0%}" if sensible else "–"]
         if "metric" in columns:
             line.append(shown(columns["metric"]))
@@ -248,10 +233,6 @@ def rows(swept: Found, shown: Callable[[Column], str] = spread) -> list[list[str
         plus = "+" if gained >= 0 else ""
         line += [shown(columns["addon_reward"]), "–" if index == 0 else plus + number(gained, like=point.addon)]
         line += [shown(columns[name]) for name in swept.wishes]
-        line += [
-            number(point.log_prior),
-            number(point.kl),
-            "knee" if index - 1 == swept.knee and index else "",
-        ]
-        lines.append(line)
+        knee = "knee" if index and index - 1 == swept.knee else ""
+        lines.append([*line, number(point.log_prior), number(point.kl), knee])
     return lines

@@ -19,7 +19,7 @@ from repolicy.envs.spaces import action_space, observation_size
 from repolicy.errors import UsageError, in_one_sentence
 from repolicy.objective import Objective, task_reward
 from repolicy.policies.normalizer import Normalizer
-from repolicy.policies.policy import Policy, Prior
+from repolicy.policies.policy import Policy, Prior, check_scores
 from repolicy.policies.spaces import ActionSpace
 from repolicy.rql.settings import Settings
 
@@ -44,6 +44,16 @@ def replay_options(settings: Settings) -> dict[str, Any]:
         "gradient_steps": settings.gradient_steps,
         "seed": settings.seed,
         "device": "cpu",
+    }
+
+
+def network_options(settings: Settings, normalizer: Normalizer) -> dict[str, Any]:
+    """What both take as `policy_kwargs`."""
+    return {
+        "net_arch": list(settings.hidden),
+        "optimizer_kwargs": {"fused": True},
+        "features_extractor_class": Normalized,
+        "features_extractor_kwargs": {"normalizer": normalizer},
     }
 
 
@@ -167,11 +177,7 @@ def usable(env_spaces: Spaces, objective: Objective, prior: Prior | None) -> Pri
         raise UsageError(f"omega is {objective.omega}, which weighs a prior's log-probability, and there is no prior")
     if prior is None:
         return None
-    if not callable(getattr(prior, "log_prob", None)):
-        raise UsageError(
-            f"a {type(prior).__name__} cannot be a prior: it has no log_prob(observations, actions), "
-            "as a deterministic policy has none"
-        )
+    check_scores(prior)
     if isinstance(prior, Policy):
         check_fit(prior, env_spaces, "the prior")
     prior = copy.deepcopy(prior)

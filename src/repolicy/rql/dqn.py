@@ -19,9 +19,9 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.layers import layers_of, load_layers, scaled, side_by_side
 from repolicy.policies.policy import Policy, PolicySpec, Prior
 from repolicy.rql.common import (
-    Normalized,
     TaskReward,
     flat,
+    network_options,
     normalizer_for,
     replay_options,
     spaces_of,
@@ -53,7 +53,7 @@ class ResidualDQN(DQN):  # type: ignore[misc]
         if actions.kind != "discrete":
             raise UsageError(f"ResidualDQN chooses among actions, and the environment takes {actions}: use ResidualSAC")
         activation, normalizer = "relu", normalizer_for(env.observation_space, self.prior)
-        if isinstance(self.prior, Policy):  # of the same shape, so that the sum of two networks is one network again
+        if isinstance(self.prior, Policy):  # Q_R gets the prior's depth, so that the sum of both is one network
             activation = self.prior.network.activation
             if len(settings.hidden) != len(self.prior.spec.hidden):
                 raise UsageError(
@@ -66,13 +66,7 @@ class ResidualDQN(DQN):  # type: ignore[misc]
             **replay_options(settings),
             exploration_initial_eps=0.0,
             exploration_final_eps=0.0,
-            policy_kwargs={
-                "net_arch": list(settings.hidden),
-                "activation_fn": ACTIVATIONS[activation],
-                "optimizer_kwargs": {"fused": True},
-                "features_extractor_class": Normalized,
-                "features_extractor_kwargs": {"normalizer": normalizer},
-            },
+            policy_kwargs=network_options(settings, normalizer) | {"activation_fn": ACTIVATIONS[activation]},
         )
         self.policy.objective, self.policy.prior = objective, self.prior
 

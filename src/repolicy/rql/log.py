@@ -11,7 +11,7 @@ from repolicy.engine.request import Request
 from repolicy.engine.settings import AnySettings
 from repolicy.engine.training import Watcher
 
-EPISODES = 20  # the latest, over which returns are averaged
+EPISODES = 20  # how many of the latest are averaged
 
 
 def lines(steps: int, settings: AnySettings) -> int:

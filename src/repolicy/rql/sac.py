@@ -21,10 +21,10 @@ from repolicy.policies.families import FAMILIES
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec, Prior, frozen
 from repolicy.rql.common import (
-    Normalized,
     Spaces,
     TaskReward,
     flat,
+    network_options,
     normalizer_for,
     replay_options,
     spaces_of,
@@ -37,7 +37,7 @@ from stable_baselines3 import SAC  # isort: skip
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise  # isort: skip
 from stable_baselines3.common.utils import polyak_update  # isort: skip
 
-FORGETTING = 0.05  # of exploration noise, a step
+FORGETTING = 0.05  # share of the exploration noise that is forgotten in a step
 
 
 class ResidualSAC(SAC):  # type: ignore[misc]
@@ -62,12 +62,7 @@ class ResidualSAC(SAC):  # type: ignore[misc]
             **replay_options(settings),
             action_noise=_noise(settings.noise, actions.width) if settings.noise else None,
             ent_coef=objective.alpha,
-            policy_kwargs={
-                "net_arch": list(settings.hidden),
-                "optimizer_kwargs": {"fused": True},
-                "features_extractor_class": Normalized,
-                "features_extractor_kwargs": {"normalizer": self._normalizer},
-            },
+            policy_kwargs=network_options(settings, self._normalizer),
         )
         self.actor = self.policy.actor = Actor(self._first_policy(settings, env_spaces), settings.learning_rate)
 
@@ -95,7 +90,7 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         if not isinstance(self.prior, Policy):
             assert self.prior is not None
             return self.prior.log_prob(observations, actions)
-        if not self.prior.family.squashes:  # then it scores what the environment gets
+        if not self.prior.family.squashes:  # such a prior scores what the environment gets
             low, high = torch.tensor(self.action_space.low), torch.tensor(self.action_space.high)
             actions = low + (torch.tanh(actions) + 1) / 2 * (high - low)
         return self.prior(observations).log_prob(actions)  # its method log_prob would stop the gradient

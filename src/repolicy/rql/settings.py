@@ -1,56 +1,41 @@
 """How to train. (Without torch, so that `--help` is quick.)"""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated
 
-from repolicy.engine.settings import AnySettings
+from repolicy.engine.settings import AnySettings, Within
 
 
 @dataclass(frozen=True)
 class Settings(AnySettings):
     """How to train, for both algorithms."""
 
-    steps: int = 100_000
+    steps: Annotated[int, Within(1, 1e12)] = 100_000
     """Environment steps."""
-    seed: int = 0
+    seed: Annotated[int, Within(0, 2**31 - 1)] = 0
     """Seed of everything."""
-    segment: int = 25_000
+    segment: Annotated[int, Within(1, 1e12)] = 25_000
     """Steps between two checkpoints; each segment starts its environment anew."""
-    gamma: float = 0.99
+    gamma: Annotated[float, Within(0, 1)] = 0.99
     """Discount."""
-    learning_rate: float = 3e-4
+    learning_rate: Annotated[float, Within(0, 10)] = 3e-4
     """Adam's step size."""
-    minibatch: int = 256
+    minibatch: Annotated[int, Within(1, 1e6)] = 256
     """Transitions in one gradient step."""
-    buffer: int = 100_000
+    buffer: Annotated[int, Within(1, 1e8)] = 100_000
     """Transitions that are remembered."""
-    warmup: int = 1_000
+    warmup: Annotated[int, Within(0, 1e12)] = 1_000
     """Steps before the first gradient step."""
-    train_every: int = 1
+    train_every: Annotated[int, Within(1, 1e6)] = 1
     """Environment steps between two rounds of gradient steps."""
-    gradient_steps: int = 1
+    gradient_steps: Annotated[int, Within(1, 1e6)] = 1
     """Gradient steps in a round."""
-    tau: float = 0.01
+    tau: Annotated[float, Within(1e-9, 1)] = 0.01
     """How far the target networks follow in a gradient step."""
     hidden: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers."""
-    noise: float = 0.0
+    noise: Annotated[float, Within(0, 10)] = 0.0
     """Std of noise that is added to continuous actions while training, correlated in time (Ornstein–Uhlenbeck)."""
-
-    RANGES: ClassVar[list[tuple[str, float, float]]] = [
-        ("steps", 1, 1e12),
-        ("seed", 0, 2**31 - 1),
-        ("segment", 1, 1e12),
-        ("gamma", 0, 1),
-        ("learning_rate", 0, 10),
-        ("minibatch", 1, 1e6),
-        ("buffer", 1, 1e8),
-        ("warmup", 0, 1e12),
-        ("train_every", 1, 1e6),
-        ("gradient_steps", 1, 1e6),
-        ("tau", 1e-9, 1),
-        ("noise", 0, 10),
-    ]
 
 
 @dataclass(frozen=True)
@@ -65,8 +50,7 @@ class Task:
 
 CARTPOLE = Settings(steps=25_000, learning_rate=1e-3, minibatch=128, train_every=8, gradient_steps=4)
 MOUNTAIN_CAR = Settings(steps=16_000, learning_rate=1e-3, noise=0.5, train_every=16, gradient_steps=4)
-# The simulators of these are slow. Their steps are what an afternoon affords for all methods and
-# seeds, not what the tasks deserve.
+# The simulators of these two are slow: the steps are what an afternoon allows for all methods and seeds.
 HIGHWAY = Settings(steps=5_000, gamma=0.8, learning_rate=5e-4, warmup=200)
 PARKING = Settings(steps=10_000, gamma=0.95, learning_rate=1e-3, hidden=(256, 256))
 

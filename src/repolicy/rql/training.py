@@ -21,8 +21,7 @@ from repolicy.engine import request as engine
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import versions
 from repolicy.engine.ranks import one_thread
-from repolicy.engine.segments import derived_seed
-from repolicy.engine.training import Result, Watcher, check_objective, polite_interrupt, watchdog
+from repolicy.engine.training import Result, Watcher, check_objective, polite_interrupt, tell, watchdog
 from repolicy.envs.addons import check_env, names
 from repolicy.envs.names import in_gymnasium, maker, observed, observed_by_critic
 from repolicy.errors import FileError, UsageError, in_one_sentence
@@ -123,19 +122,17 @@ def _request(
 def _run(
     request: Request,
     out: str | Path,
-    prior: tuple[Policy, bytes] | None,  # and the file of it that the run keeps
+    prior: tuple[Policy, bytes] | None,  # the policy, and its file's content, which the run keeps
     resume: bool,
     watchers: Sequence[Watcher],
     patience: float | None,
 ) -> Result:
     folder = RunFolder(out, Request)
-    with watchdog(patience), one_thread():  # layers this small are slower on more
+    with watchdog(patience), one_thread():  # layers this small are slower on several threads
         model = _algorithm(request, prior[0] if prior else None)
         made_with = versions() | {"stable_baselines3": version("stable_baselines3")}
         with folder.locked():
-            for sentence in folder.begin(request.as_dict(), made_with, resume, prior[1] if prior else None):
-                for watcher in watchers:
-                    watcher.say(sentence)
+            tell(watchers, folder.begin(request.as_dict(), made_with, resume, prior[1] if prior else None))
             with polite_interrupt() as interrupted:
                 return _work(model, request, folder, watchers, interrupted, made_with)
 
@@ -196,7 +193,7 @@ def _renew(model: Any, request: Request, segment: int) -> None:
     if model.ep_info_buffer is not None:
         model.ep_info_buffer.clear()
     model.set_env(TaskReward(_environment(request), request.objective))
-    model.set_random_seed(derived_seed(request.settings.seed, segment, 0))
+    model.set_random_seed(engine.derived_seed(request.settings.seed, segment, 0))
 
 
 # Checkpoints ----------------------------------------------------------------------------------------------------------

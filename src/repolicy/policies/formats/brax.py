@@ -48,18 +48,9 @@ def read(path: Path, options: Options) -> Described:
     size = len(actor.output.bias)
     bounds = ((-1.0,) * size, (1.0,) * size) if squashed else ((), ())
     return Described(
-        LIBRARY,
-        "",
-        "PPO or SAC",
-        actor,
-        ActionSpace("continuous", (size,), *bounds),
-        squashed,
-        std,
-        statistics,
-        critic=critic,
-        groups=groups,
-        notes=(*notes, *more),
-    )
+        LIBRARY, "", "PPO or SAC", actor, ActionSpace("continuous", (size,), *bounds), squashed, std, statistics,
+        critic=critic, groups=groups, notes=(*notes, *more),
+    )  # fmt: skip
 
 
 def _module(parameters: Any) -> dict[str, Any] | None:

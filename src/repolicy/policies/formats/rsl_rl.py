@@ -74,16 +74,10 @@ def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
     statistics, others = chosen_statistics(options, lambda: _normalizer(checkpoint, tensors, layout, where))
     check_width(actor.width, statistics, where)
     return Described(
-        LIBRARY,
-        layout.version,
-        "PPO",
-        actor,
-        ActionSpace("continuous", (len(actor.output.bias),)),
-        std=std,
-        normalizer=statistics,
-        critic=_critic(checkpoint, layout, activation, statistics, actor.width, where),
+        LIBRARY, layout.version, "PPO", actor, ActionSpace("continuous", (len(actor.output.bias),)),
+        std=std, normalizer=statistics, critic=_critic(checkpoint, layout, activation, statistics, actor.width, where),
         notes=(*notes, *more, *others, "the file does not hold the scale of actions, which the environment applies"),
-    )
+    )  # fmt: skip
 
 
 def _layout(checkpoint: dict[str, Any], where: str) -> tuple[Layout, dict[str, Array]]:

@@ -20,7 +20,7 @@ from repolicy.policies.formats.onnx import left_out, unlike_an_action
 from repolicy.policies.formats.onnx_files import array_of, load_model
 from repolicy.policies.priors import State
 
-TRIED = 3  # rows, to see whether they are kept apart
+TRIED = 3  # rows with which it is tested whether a file keeps rows apart
 
 
 def runner(path: Path, trust: bool) -> "Graph | Script":

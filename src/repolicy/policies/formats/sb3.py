@@ -77,6 +77,11 @@ class Zip:
     def width(self) -> int:
         return sum(size for _, size in self.observations)
 
+    @property
+    def groups(self) -> tuple[tuple[str, int], ...]:
+        """Of a Dict, its keys and their sizes; of anything else none."""
+        return self.observations if self.observations[0][0] else ()
+
     def activation(self, default: str) -> str:
         activation = self.settings.get("activation_fn")
         if activation is None:
@@ -109,21 +114,12 @@ def read(path: Path, options: Options) -> Described:
     normalizer, notes = _normalizer(path, model, options)
     check_width(model.width, normalizer, str(path))
     _check_shapes(model, parts)
+    algorithm = next((algorithm for mark, algorithm in MARKS.items() if mark in model.data), "policy")
     return Described(
-        LIBRARY,
-        str(model.data.get("version", "")),
-        next((algorithm for mark, algorithm in MARKS.items() if mark in model.data), "policy"),
-        parts.actor,
-        model.actions,
-        parts.squashed,
-        parts.std,
-        normalizer,
-        parts.mean_clip,
-        model.actions.kind == "continuous" and not parts.squashed,
-        parts.critic,
-        model.observations if model.observations[0][0] else (),
-        (*parts.notes, *notes),
-    )
+        LIBRARY, str(model.data.get("version", "")), algorithm, parts.actor, model.actions, parts.squashed, parts.std,
+        normalizer, parts.mean_clip, clips=model.actions.kind == "continuous" and not parts.squashed,
+        critic=parts.critic, groups=model.groups, notes=(*parts.notes, *notes),
+    )  # fmt: skip
 
 
 def _check_code(model: Zip) -> None:
@@ -365,7 +361,7 @@ def _normalizer(path: Path, model: Zip, options: Options) -> tuple[Normalizer | 
     if file is None and needed is not False:
         file = vecnormalize.beside(path)
     if file is not None:
-        statistics = vecnormalize.read(file, model.observations if model.observations[0][0] else ())
+        statistics = vecnormalize.read(file, model.groups)
         done = "normalized by" if statistics is not None else "not normalized, as it says in"
         return statistics, (f"observations are {done} {file.name}",)
     if needed:

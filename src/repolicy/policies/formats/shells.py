@@ -18,7 +18,7 @@ from repolicy.errors import FileError
 
 Storages = Callable[[Any], Any]  # from a key to a flat array, or to something that stays a shell
 PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
-PLAIN = "biuf"  # kinds of NumPy's types: whether, integers, and real numbers
+PLAIN = "biuf"  # kinds of NumPy's types: booleans, integers, and real numbers
 DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, struct.error, RecursionError)
 
 
@@ -265,7 +265,7 @@ def _fill(array: np.ndarray, state: Any) -> None:
     """An array's own shape, type and bytes, after `_reconstruct` made an empty one."""
     _, shape, dtype, fortran, content = state
     if not isinstance(dtype, np.dtype):
-        return  # of objects: it stays empty
+        return  # an array of objects stays empty
     content = content.encode("latin1") if isinstance(content, str) else content
     if int(np.prod([int(size) for size in shape], dtype=object)) * dtype.itemsize != len(content):
         raise ValueError(f"an array of shape {shape} has {len(content)} bytes")

@@ -66,16 +66,12 @@ def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
         "the file does not say whether the mean goes through a function after its last layer, such as tanh: none is "
         "assumed (if it does, export the policy to ONNX or TorchScript)"
     )
+    version = "2" if "observation_preprocessor" in checkpoint else ""
+    kind = "TD3 or DDPG" if deterministic else "Gaussian policy"
     return Described(
-        LIBRARY,
-        "2" if "observation_preprocessor" in checkpoint else "",
-        "TD3 or DDPG" if deterministic else "Gaussian policy",
-        actor,
-        ActionSpace("continuous", (width,)),
-        std=std,
-        normalizer=statistics,
+        LIBRARY, version, kind, actor, ActionSpace("continuous", (width,)), std=std, normalizer=statistics,
         notes=(*notes, *more),
-    )
+    )  # fmt: skip
 
 
 def _normalizer(checkpoint: dict[str, Any], where: str) -> Normalizer | None:
