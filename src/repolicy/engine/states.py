@@ -36,16 +36,13 @@ def density_of(prior: Policy, request: Request, team: ranks.Ranks) -> Density:
 def visited(prior: Policy, request: Request) -> Tensor:
     """True next observations `[M, O]` of the prior's sampled actions, all from the run's seed."""
     seed = derived_seed(request.settings.seed, 0, 2000)
-    ages, blocks, steps, episodes = np.zeros(ENVS, np.int64), [np.empty((0, prior.observation_size))], 0, 0
+    blocks, steps, episodes = [np.empty((0, prior.observation_size))], 0, 0
     with closing(make_envs(request.env, ENVS, seed, request.settings.backend)) as envs:
         collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=True)
         while sum(map(len, blocks)) < WANTED and steps < PATIENCE * (WANTED + ENVS * SKIPPED):
             rollout = collector.collect(prior)
             assert rollout.next_observations is not None
-            for t in range(BLOCK):
-                ages += 1
-                blocks.append(rollout.next_observations[t][ages > SKIPPED])
-                ages[rollout.terminated[t] | rollout.truncated[t]] = 0
+            blocks.append(rollout.next_observations[rollout.ages > SKIPPED])
             steps += BLOCK * ENVS
             episodes += len(rollout.episodes.lengths)
     states = np.concatenate(blocks).astype(np.float32)

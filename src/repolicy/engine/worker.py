@@ -11,6 +11,7 @@ from torch import Tensor
 from repolicy.engine import ppo, ranks
 from repolicy.engine.request import Request, spec_for
 from repolicy.engine.scale import ReturnScale
+from repolicy.engine.states import SKIPPED
 from repolicy.engine.steering import FARTHEST, off_budget, steered
 from repolicy.envs import addons
 from repolicy.envs.addons import Addon
@@ -230,12 +231,13 @@ class Worker:
 
     def reward(self, rollout: Rollout, log_prior: Tensor | None) -> Reward:
         """The reformulated reward of a rollout, in float64, with every part checked."""
+        after = rollout.next_observations
         parts = reformulated(
             self.objective,
             self.task(rollout),
             None if log_prior is None else log_prior.double(),
             rollout.log_probs.double(),
-            None if rollout.next_observations is None else self.familiarity(self.bare(rollout.next_observations)),
+            None if after is None else self.familiarity(self.bare(after), rollout.ages),
             **self.dialed(),
         )
         for name, part in (
@@ -274,11 +276,12 @@ class Worker:
         """The rewards whose values the critic learns."""
         return reward.total  # type: ignore[no-any-return]
 
-    def familiarity(self, observations: np.ndarray | None) -> Tensor | None:
-        """Of true next observations, where the objective weighs it."""
+    def familiarity(self, observations: np.ndarray | None, ages: np.ndarray) -> Tensor | None:
+        """Of true next observations, where the objective weighs it. How an episode begins is not the policy's doing."""
         if self.density is None or self.prior is None or observations is None:
             return None
-        return self.density.familiarity(self.prior.normalizer(torch.from_numpy(observations)))
+        familiarity = self.density.familiarity(self.prior.normalizer(torch.from_numpy(observations)))
+        return familiarity.masked_fill_(torch.from_numpy(ages <= SKIPPED), 0.0)
 
     @torch.no_grad()
     def below_prior(self, rollout: Rollout, log_prior: Tensor | None) -> dict[str, Tensor]:

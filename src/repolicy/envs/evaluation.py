@@ -198,7 +198,7 @@ def run_episodes(
     stochastic: bool = False,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
-    familiarity: Callable[[np.ndarray | None], Tensor | None] | None = None,
+    familiarity: Callable[[np.ndarray | None, np.ndarray], Tensor | None] | None = None,
     longest: int = 0,
 ) -> Evaluation:
     """Run the episodes, shared out evenly beforehand: environments with short episodes do not run more of them.
@@ -229,7 +229,7 @@ def run_episodes(
             for name, reward in zip(several, rewards, strict=False):
                 block[f"of {name}"] = block.get(f"of {name}", 0.0) + reward
         if familiarity is not None:
-            block["familiarity"] = np.asarray(familiarity(rollout.next_observations))
+            block["familiarity"] = np.asarray(familiarity(rollout.next_observations, rollout.ages))
         for t in range(BLOCK):
             for name, values in sums.items():
                 values += block[name][t]

@@ -37,6 +37,7 @@ class Rollout:
     basic: np.ndarray  # [T, N] the environment's own reward
     terminated: np.ndarray  # [T, N]
     truncated: np.ndarray  # [T, N]
+    ages: np.ndarray  # [T, N] steps of the episode so far, this one included
     cut: np.ndarray  # [K, 2] (t, n) of the episodes that a time limit cut
     cut_observations: np.ndarray  # [K, O] what they ended in
     next_observations: np.ndarray | None  # [T, N, O] true next observations, kept for add-ons only
@@ -99,6 +100,7 @@ class Collector:
         observations = np.empty((steps + 1, count, size), np.float32)
         basic = np.empty((steps, count))
         terminated, truncated = np.zeros((steps, count), bool), np.zeros((steps, count), bool)
+        ages = np.empty((steps, count), np.int64)
         next_observations = np.empty((steps, count, size), np.float32) if self.keep_transitions else None
         actions: list[np.ndarray] = []
         sent: list[np.ndarray] = []
@@ -117,6 +119,7 @@ class Collector:
             physics_seconds += perf_counter() - before
             self._returns += step.rewards
             self._lengths += 1
+            ages[t] = self._lengths
             due = self._cut_now(step)
             if due is not None:
                 fresh = self.envs.renew(due, step.observations)
@@ -154,6 +157,7 @@ class Collector:
             basic=basic,
             terminated=terminated,
             truncated=truncated,
+            ages=ages,
             cut=np.array(cut, np.int64).reshape(-1, 2),
             cut_observations=np.array(cut_observations, np.float32).reshape(-1, size),
             next_observations=next_observations,
