@@ -118,6 +118,7 @@ def shared_rollout(policy: Policy, mine: slice) -> Rollout:
     seen, done, ends = observations[:, mine].contiguous(), actions[:, mine].contiguous(), ends[:, mine]
     return Rollout(
         seen.numpy(), done, done.numpy(), policy.log_prob(seen[:-1], done), ends.astype(float), ends, ends,
+        np.full(ends.shape, 1_000),
         np.zeros((0, 2), np.int64), np.zeros((0, SIZE), np.float32), seen[1:].numpy(), [], Episodes(), 0.0, 0.0,
     )  # fmt: skip
 

@@ -97,6 +97,7 @@ def rollout(policy: Policy) -> Rollout:
         basic=MDP_.reward.numpy()[states, actions],
         terminated=last,
         truncated=ends,
+        ages=np.full(states.shape, 1_000),  # far from how an episode begins
         cut=np.zeros((0, 2), np.int64),
         cut_observations=np.zeros((0, 2), np.float32),
         next_observations=observations[1:],

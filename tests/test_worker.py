@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,6 +69,18 @@ def seen(size: int) -> Tensor:
 
 
 # Scores ---------------------------------------------------------------------------------------------------------------
+
+
+def test_how_an_episode_begins_is_not_priced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Episodes of 3, 4, 5, ... steps, of which the first two are left out of the price on states."""
+    monkeypatch.setattr("repolicy.engine.worker.SKIPPED", 2)
+    made: Any = worker(tmp_path, "Counter", residual(0.1, 0.1, states=0.5), prior=True)
+    made.density = SimpleNamespace(familiarity=lambda inputs: -inputs.new_ones(inputs.shape[:-1]))
+    rollout = made.collector.collect(made.learner.policy)
+    ages = [1, 2, 3, 1, 2, 3, 4, 1, 2, 3, 4, 5, 1]
+    assert rollout.ages.T.tolist() == [ages] * 4
+    priced = made.reward(rollout, torch.zeros(13, 4)).states
+    assert priced.T.tolist() == [[-0.5 * (age > 2) for age in ages]] * 4
 
 
 def test_values_are_those_of_the_observations_before_and_after_each_step(tmp_path: Path) -> None:
