@@ -20,10 +20,10 @@ from repolicy.cli.inspection import _show, inspect
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.request import Request
 from repolicy.engine.watch import TensorBoard
-from repolicy.errors import FileError
+from repolicy.errors import FileError, UsageError
 from repolicy.objective import soft
 from repolicy.policies import storage
-from repolicy.policies.file import save_policy
+from repolicy.policies.file import find_policy, save_policy
 
 
 def test_an_environment_that_prints_does_not_break_json(capfd: pytest.CaptureFixture[str]) -> None:
@@ -71,6 +71,11 @@ def test_paths_are_whole_in_a_narrow_terminal(tmp_path: Path, capsys: pytest.Cap
         patch.setenv("COLUMNS", "40")
         _show({"best policy": path})
     assert path in "".join(capsys.readouterr().err.replace("best policy", "").split())
+
+
+def test_code_is_not_called_a_file_that_is_missing() -> None:
+    with pytest.raises(UsageError, match="swing.py:act stands for code, and this needs a policy's file"):
+        find_policy("swing.py:act")
 
 
 def test_what_may_not_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
