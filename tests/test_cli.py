@@ -246,7 +246,7 @@ def test_a_failure_is_one_sentence_and_1(capsys: pytest.CaptureFixture[str]) -> 
         ("customize {long} --addon a --omega 1", 1, "cannot be read: File name too long"),
         ("train {long}.py:f --alpha 0.1", 1, "File name too long: 'xxx"),
         ("train {long} --alpha 0.1", 2, "there is no environment 'xxx"),
-        ("train Pendulum-v1 --alpha 0.1 --out {long}", 1, "File name too long: 'xxx"),
+        ("train Pendulum-v1 --alpha 0.1 --out {long}", 1, "cannot be used as a run's folder: File name too long"),
         ("train Pendulum-v1 --settings {long}", 2, "settings file xxx"),
         ("{long}", 2, "there is no command 'xxx"),
         ("train Pendulum-v1 --alpha 0.1 --envs 1 --horizon 1", 2, "from one step there is nothing to learn"),

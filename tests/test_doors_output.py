@@ -9,17 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from test_checkpoint import SPECS
 from test_cli import typed
 from test_doors_files import SMALL
 from test_doors_files import _elsewhere as _elsewhere
 
 import repolicy
+from repolicy.cli.inspection import _show, inspect
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.request import Request
 from repolicy.engine.watch import TensorBoard
+from repolicy.errors import FileError, UsageError
 from repolicy.objective import soft
-from repolicy.policies.file import save_policy
+from repolicy.policies import storage
+from repolicy.policies.file import find_policy, save_policy
 
 
 def test_an_environment_that_prints_does_not_break_json(capfd: pytest.CaptureFixture[str]) -> None:
@@ -62,13 +66,54 @@ def test_a_stdout_that_has_no_greek_letters_or_is_closed(encoding: str, redirect
 
 
 def test_paths_are_whole_in_a_narrow_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from repolicy.cli.inspection import _show
-
     path = "runs/" + "a_long_name_" * 8 + "/best.safetensors"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "40")
         _show({"best policy": path})
     assert path in "".join(capsys.readouterr().err.replace("best policy", "").split())
+
+
+def test_code_is_not_called_a_file_that_is_missing() -> None:
+    with pytest.raises(UsageError, match="swing.py:act stands for code, and this needs a policy's file"):
+        find_policy("swing.py:act")
+
+
+def test_what_may_not_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without permission: the tests may run as a user who has every one."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    save_policy(tmp_path / "policy", repolicy.Policy(SPECS["gaussian"]), {})
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(FileError, match="policy cannot be read: Permission denied"):
+        storage.read(tmp_path / "policy")
+    monkeypatch.setattr(Path, "exists", refuse)
+    with (
+        pytest.raises(FileError, match="run cannot be used as a run's folder: Permission denied"),
+        RunFolder(tmp_path / "run").locked(),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("family", "told"),
+    [
+        ("gaussian", "0.25, 0.25"),
+        ("squashed", "0.25, 0.25, before tanh"),
+        ("state_gaussian", "0.25, 0.25, where observations are at their mean"),
+        ("categorical", "none: its choices have probabilities"),
+    ],
+)
+def test_inspect_tells_the_std(family: str, told: str, tmp_path: Path) -> None:
+    actions = replace(SPECS["gaussian"].actions, sizes=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))
+    spec = SPECS[family] if family == "categorical" else replace(SPECS[family], actions=actions, initial_std=0.25)
+    spec = replace(spec, min_std=0.0)
+    policy = repolicy.Policy(spec)
+    with torch.no_grad():
+        policy.network.weights[-1].zero_()
+    save_policy(tmp_path / "policy", policy, {})
+    assert inspect(tmp_path / "policy")["std"] == told
 
 
 def test_a_full_disk_under_tensorboard_does_not_end_a_run(

@@ -21,11 +21,15 @@ from repolicy.envs.names import envpool_names
 from repolicy.errors import FileError
 from repolicy.loading import printable
 from repolicy.policies.conditioned import Conditioned
+from repolicy.policies.distributions import Gaussian, SquashedGaussian
 from repolicy.policies.file import PROBES, check_reachable, find_policy, read_policy
 from repolicy.policies.hub import is_on_hub
 from repolicy.policies.options import Options
+from repolicy.policies.policy import Policy
 from repolicy.policies.storage import is_own, read
 from repolicy.report.film import libraries
+
+MOST_STDS = 8  # more do not fit a line
 
 
 def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
@@ -52,6 +56,7 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
         "actions": str(spec.actions),
         "family": spec.family,
         "network": f"{spec.activation}, {' × '.join(map(str, spec.hidden))}",
+        "std": _std(saved.policy),
         "objective": _sentence(request),
         "add-ons": ", ".join(request.get("addons", [])) or "none",
         "prior": "inside this file" if saved.prior is not None else "none",
@@ -84,9 +89,21 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
     return facts | {"card": card}
 
 
+def _std(policy: Policy) -> str:
+    """The std that each number of an action has: in all states, or where the observations are at their mean."""
+    dist = policy(policy.normalizer.mean.float()[None])
+    if not isinstance(dist, Gaussian | SquashedGaussian):
+        return "none: its choices have probabilities"
+    std = ", ".join(f"{each:.3g}" for each in dist.log_std.exp().reshape(-1).tolist()[:MOST_STDS])
+    more = ", …" if policy.spec.actions.width > MOST_STDS else ""
+    before = ", before tanh" if isinstance(dist, SquashedGaussian) else ""
+    return f"{std}{more}{before}" + ("" if dist.log_std.dim() == 1 else ", where observations are at their mean")
+
+
 def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
     """Another library's policy: what is in its file, and what is missing."""
     from repolicy.policies.formats import CannotCopyError, describe
+    from repolicy.policies.formats.copied import policy_from
 
     try:
         foreign = describe(path, options)
@@ -96,7 +113,7 @@ def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
     norms = sum(hidden.norm is not None for hidden in actor.hidden)
     missing = ["the environment (--env)"]
     if std is not None:
-        width = f"{'one for all states' if std.source == 'vector' else 'depends on the state'} ({std.link})"
+        width = _std(policy_from(foreign))
     elif foreign.actions.kind == "discrete":
         width = "none: its choices have probabilities"
     else:

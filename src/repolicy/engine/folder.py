@@ -112,8 +112,9 @@ class RunFolder:
 
         Where it turns out that the folder belongs to something else, the lock is taken away again.
         """
-        path, new_lock, new_folder = self.path / ".lock", True, not self.path.exists()
+        path, new_lock, new_folder = self.path / ".lock", True, False
         try:
+            new_folder = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
             new_lock = not os.path.lexists(path)
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)

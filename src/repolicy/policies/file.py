@@ -234,6 +234,10 @@ def find_policy(reference: str | Path) -> Path:
 
         if str(reference) in SHELF:
             return fetched(str(reference))
+        if str(reference).partition(":")[0] not in {name.partition(":")[0] for name in SHELF}:
+            raise UsageError(
+                f"{path} stands for code, and this needs a policy's file; customize and evaluate take code"
+            )
         raise FileError(f"there is no file {path}, and none on the shelf of that name{nearest(str(reference), SHELF)}")
     if path.is_dir():
         raise FileError(f"{path} is a folder without a run; name a policy's file in it")

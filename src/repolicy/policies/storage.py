@@ -40,12 +40,15 @@ def read(path: Path, kind: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]
     if not path.is_file():
         raise FileError(f"there is no file {path}")
     try:
+        path.open("rb").close()  # of a file that may not be read, safetensors says that it is not there
         with safetensors.safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         header = json.loads(metadata["repolicy"])
     except KeyError:
         raise FileError(f"{path} is a safetensors file, but not one of Repolicy's") from None
+    except PermissionError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from None
     except (safetensors.SafetensorError, ValueError, OSError, RecursionError) as error:
         raise FileError(f"{path} is damaged, or no Repolicy file: {error}") from None
     if not isinstance(header, dict):
