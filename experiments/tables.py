@@ -141,7 +141,7 @@ def by_default() -> str:
     kept, found = ledger("customizing.jsonl"), ledger("heavy.jsonl")
     for name in ("halfcheetah_10", "hopper", "ant"):
         task = TASKS[name]
-        usual = [row for key, row in found.items() if key.startswith(f"{name}/states") and "gamma" not in key]
+        usual = [row for key, row in found.items() if re.fullmatch(rf"{name}/states(_5e6)?/\d+", key)]
         usual = [row for row in usual if row["steps"] == max(row["steps"] for row in usual)]
         papers = [row for key, row in kept.items() if key.startswith(f"{name}/residual")]
         for what, runs in (

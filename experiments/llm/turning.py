@@ -13,7 +13,7 @@ from experiments.llm.toy import Toy, make_prior, measure, new_model, next_token,
 from repolicy.errors import UsageError
 from repolicy.objective import Objective, residual
 
-KINDS = ("one anchor", "two anchors")  # each between exact policies, and between trained ones
+KINDS = ("one anchor", "two anchors")  # between exact policies, and the second between trained ones, too
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Dial:
     anchors: tuple[float, float] = (0.1, 0.4)
     """Omegas of the two trained models."""
     single: float = 0.2
-    """Omega of the model that is mixed with the prior."""
+    """Omega of the exact policy that is mixed with the prior."""
     alpha: float = 0.2
     """Weight of the policy's entropy."""
     seeds: int = 3
     """How often every model is trained."""
-    steps: int = 1200
+    steps: int = 2400
     """Online steps of a model."""
     prior_share: float = 0.25
     """Share of the responses that the prior writes while a model is trained."""
@@ -60,17 +60,15 @@ class Dial:
 def turning(options: Dial) -> list[dict[str, Any]]:
     """Run what is missing, write the table, and return the records."""
     torch.set_num_threads(1)
-    common = {
+    common: Job = {
         "alpha": options.alpha,
         "steps": options.steps,
         "prior_share": options.prior_share,
         "omegas": list(options.omegas),
     }
-    jobs: list[Job] = [
-        {"kind": kind, "anchors": list(anchors), "seed": seed, **common}
-        for seed in (None, *range(options.seeds))
-        for kind, anchors in zip(KINDS, ((options.single,), options.anchors), strict=True)
-    ]
+    one: Job = {"kind": "one anchor", "anchors": [options.single], "seed": None, **common}
+    two: Job = {"kind": "two anchors", "anchors": list(options.anchors), "seed": None, **common}
+    jobs = [one, two, *({**two, "seed": seed} for seed in range(options.seeds))]
     jobs.append({"kind": "cost"})
     records = run_missing(
         jobs, options.output / "dial.jsonl", command_line(options), lambda job: run_job(job, options), options.train

@@ -170,7 +170,8 @@ def _inspect_folder(path: Path) -> dict[str, Any]:
     if request is None:
         raise FileError(f"{path} holds no run: it has no run.json")
     latest = folder.latest()
-    done = latest[1].get("steps", 0) if latest else 0
+    wanted = request["settings"]["steps"]
+    done = min(wanted, latest[1].get("steps", 0)) if latest else 0  # the last iteration may go a little further
     iterations = len(folder.logged().get("iteration", []))
     facts = {
         "folder": str(path),
@@ -178,7 +179,7 @@ def _inspect_folder(path: Path) -> dict[str, Any]:
         "env": request["env"],
         "objective": _sentence(request),
         "add-ons": ", ".join(request["addons"]) or "none",
-        "steps": f"{done:,} in the last checkpoint, of {request['settings']['steps']:,}",
+        "steps": f"{done:,} in the last checkpoint, of {wanted:,}",
         "iterations logged": f"{iterations:,}",
         "method": request.get("method", "PPO"),
         "best policy": str(folder.best_policy) if folder.best_policy.exists() else "none",
