@@ -250,6 +250,9 @@ def through_hosts() -> str:
     return "\n".join(lines)
 
 
+EARLIER = {"in_step": ", in step", "starts_priced": ", starts priced"}  # first parts of keys: how the engine was then
+
+
 def heavy() -> str:
     """A row a setting of the weights: means over seeds, the last policies."""
     lines = [
@@ -262,9 +265,11 @@ def heavy() -> str:
         words = row["command"].split()
         asked, settings = row["request"]["objective"], row["request"]["settings"]
         weights = f"{asked['omega']:.3g}", f"{asked.get('states', 0.0):.3g}"
-        in_step, parts = key.startswith("in_step/"), key.removeprefix("in_step/").split("/")
+        parts = key.split("/")
+        before = EARLIER.get(parts[0], "")
+        parts = parts[1:] if before else parts
         quantile = float(parts[0].removeprefix("hinge_")) if parts[0].startswith("hinge_") else QUANTILE
-        learning = f"{settings['gamma']:g}, {settings['schedule']}" + (", in step" if in_step else "")
+        learning = f"{settings['gamma']:g}, {settings['schedule']}{before}"
         group = (f"{words[2]}, {words[4]}", *weights, f"{quantile:.0%}", learning, f"{settings['steps'] / 1e6:g}M")
         groups.setdefault(group, []).append(row)
     for row_of in sorted(groups, key=lambda group: (group[0], group[3:], -float(group[2]))):
