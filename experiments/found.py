@@ -2,7 +2,8 @@
 
     python -m experiments.found --priors ../shared/priors
 
-Nothing is chosen by hand but the wish: omega is what `repolicy diagnose` names first, everything else is usual. The
+Nothing is chosen by hand but the wish: omega is what `repolicy diagnose` names first, everything else is usual. With
+--default it is what `repolicy customize` takes by itself: what a nat is worth where the file tells it, else a budget. The
 objective is measured at the start and at the end, over episodes of sampled actions on the same seeds. A run that is in
 the ledger is not repeated; one that was interrupted goes on.
 """
@@ -55,12 +56,12 @@ TASKS = {
 }
 
 
-def measure(task: Task, path: Path, folder: Path, seed: int, steps: int) -> Row:
+def measure(task: Task, path: Path, folder: Path, seed: int, steps: int, default: bool) -> Row:
     """Diagnose, customize, and compare the objective at the end with that at the start."""
     saved = read_policy(path)
     env, addon = observing(task.env, saved.policy.observation_size), combined([task.addon])
     with one_thread():
-        omega = diagnosed(saved, env, task)
+        omega = None if default else diagnosed(saved, env, task)
     settings = replace(customize_defaults(saved.policy), steps=steps, seed=seed, ranks=1)
     result = customize(path, task.addon, Wanted("residual", omega), folder, settings, env=env, resume=True)
     request = RunFolder(folder).request()
@@ -120,19 +121,29 @@ def table(rows: list[Row]) -> str:
         "gained",
         "wish",
         "old return (never read)",
+        "both",
+        "both, sampled",
     ]
     lines = []
     for row in sorted(rows, key=lambda row: row["key"]):
         start, last, budget = row["start"], row["last"], row["settings"]["kl_budget"]
         held = f"{budget:g} nats" if budget is not None else f"ω′ {row['objective']['omega']:.2g}"
-        name = row["key"].rpartition("/")[0].replace("_", " ")
+        name = row["key"].partition("/")[0].replace("_", " ")
+        held += ", default" * ("/default/" in row["key"])
         parts = [
             f"{_number(start['mean'][part][0])} to {_number(last['mean'][part][0])}" for part in ("addon", "basic")
+        ]
+        parts += [
+            f"{_number(_both(start[action]))} to {_number(_both(last[action]))}" for action in ("mean", "sampled")
         ]
         ends = [_number(found["objective"][0]) for found in (start, last)]
         gained = f"**{' ± '.join(map(_number, row['gained']))}**"
         lines.append([f"{name}, {row['addon']}", str(row["seed"]), held, *ends, gained, *parts])
     return markdown(headings, lines) if lines else "Not measured yet."
+
+
+def _both(found: dict[str, list[float]]) -> float:
+    return found["basic"][0] + found["addon"][0]
 
 
 def _number(value: float) -> str:
@@ -145,16 +156,18 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=float, default=STEPS)
+    parser.add_argument("--default", action="store_true", help="no omega: as `repolicy customize` does by itself")
     options = parser.parse_args()
     ledger = Ledger(options.ledger)
     for seed in range(options.seeds):
         for name in options.tasks:
-            key, task = f"{name}/{seed}", TASKS[name]
+            key, task = f"{name}/default/{seed}" if options.default else f"{name}/{seed}", TASKS[name]
             if key in ledger.by_key():
                 continue
             there = options.priors / task.prior
             path = there if there.exists() else find_policy(task.prior)
-            row = measure(task, path, options.runs / f"{name}-{seed}", seed, int(options.steps))
+            folder = options.runs / key.replace("/", "-")
+            row = measure(task, path, folder, seed, int(options.steps), options.default)
             with ledger.claimed():
                 ledger.add({"key": key} | row)
             print(f"{key}: {row['rose']}, {row['start']['objective']} to {row['last']['objective']}", flush=True)
