@@ -4,8 +4,8 @@
 
 Nothing is chosen by hand but the wish: omega is what `repolicy diagnose` names first, everything else is usual. With
 --default it is what `repolicy customize` takes by itself: what a nat is worth where the file tells it, else a budget.
-The objective is measured at the start and at the end, over episodes of sampled actions on the same seeds. A run that is in
-the ledger is not repeated; one that was interrupted goes on.
+The objective is measured at the start and at the end, over episodes of sampled actions on the same seeds. A run that
+is in the ledger is not repeated; one that was interrupted goes on.
 """
 
 from dataclasses import dataclass, replace
