@@ -8,6 +8,7 @@ import argparse
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
@@ -295,6 +296,8 @@ def fine_tuning() -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     runs = list(ledger("fine_tuning.jsonl").values())
+    done = Counter((run["task"], run["seed"]) for run in runs)
+    runs = [run for run in runs if done[run["task"], run["seed"]] == max(done.values())]  # seeds with all ways
     for task, way in dict.fromkeys((run["task"], run["way"]) for run in sorted(runs, key=lambda run: run["task"])):
         mine = [run for run in runs if (run["task"], run["way"]) == (task, way)]
         shares = [of_the_prior(run) for run in mine]
