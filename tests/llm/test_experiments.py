@@ -136,7 +136,7 @@ def test_later_experiments_in_little(
     common = ["--output", str(tmp_path / "out"), "--priors", str(tmp_path / "priors"), "--seeds", "1", "--json"]
     for words, runs in (
         (["sharp", *common, "--steps", "2", "--samples", "4", "--omegas", "0.6"], 3),
-        (["dial", *common, "--steps", "1", "--omegas", "0.2", "0.3"], 5),
+        (["dial", *common, "--steps", "1", "--omegas", "0.2", "0.3"], 4),
         (["budget", *common, "--steps", "2", "--samples", "4", "--drawn", "8", "--starts", "0.1"], 2),
     ):
         main(words)
