@@ -87,7 +87,7 @@ class Collector:
         self._memory: Any = None  # of an agent that has one
         self._returns = np.zeros(envs.count)
         self._lengths = np.zeros(envs.count, np.int64)
-        self._cuts = np.zeros(envs.count, np.int64) if cuts is None else cuts
+        self._cuts = np.zeros(envs.count, np.int64) if cuts is None else cuts.copy()
 
     @torch.no_grad()
     def collect(self, agent: Agent, stochastic: bool = True) -> Rollout:
