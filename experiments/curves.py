@@ -4,11 +4,11 @@ import numpy as np
 
 from repolicy.many.ledger import Row
 
-EPISODE = 16  # iterations of 64 steps in an episode of 1,000
+EPISODE = 16  # iterations: an episode of 1,000 steps where each has 64, and two where it has 128
 
 
 def smooth(row: Row) -> np.ndarray:
-    """A run's curve; of a reward a step, each value is the mean over an episode's time, and unknown before that.
+    """A run's curve; of a reward a step, each value is the mean over whole episodes, and unknown before that.
 
     All environments start their episodes at once, and earn little right after it.
     """

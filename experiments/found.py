@@ -129,7 +129,8 @@ def table(rows: list[Row]) -> str:
         start, last, budget = row["start"], row["last"], row["settings"]["kl_budget"]
         held = f"{budget:g} nats" if budget is not None else f"ω′ {row['objective']['omega']:.2g}"
         name = row["key"].partition("/")[0].replace("_", " ")
-        held += ", default" * ("/default/" in row["key"])
+        if "/default/" in row["key"]:
+            held += ", default"
         parts = [
             f"{_number(start['mean'][part][0])} to {_number(last['mean'][part][0])}" for part in ("addon", "basic")
         ]

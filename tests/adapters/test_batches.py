@@ -12,8 +12,9 @@ pytest.importorskip("rsl_rl")
 from stable_baselines3 import PPO
 
 from experiments.batches import ForRslRl, ForSb3, Paid
-from experiments.fine_tuning import WAYS, NearPrior
+from experiments.fine_tuning import WAYS, Acting, NearPrior
 from repolicy.envs.addons import combined
+from repolicy.policies.policy import Policy, PolicySpec, frozen
 
 ENV, ADDON = "HalfCheetah-v4", "hind_leg=10"
 
@@ -49,3 +50,23 @@ def test_the_loss_of_one_way_has_the_kl_to_the_prior_for_its_entropy() -> None:
 
 def test_a_way_differs_from_plain_ppo_by_what_its_row_says() -> None:
     assert len({repr(way) for way in WAYS.values()}) == len(WAYS) == 8
+
+
+@pytest.mark.parametrize("way", ["ppo", "ppo, KL to the prior in the loss", "ppo, frozen std"])
+def test_a_policy_whose_std_is_a_network_and_whose_actions_pass_through_tanh_learns_in_the_host(way: str) -> None:
+    """It begins as the prior; after a step its mean has moved, and its std has, unless that is frozen."""
+    paid = Paid(ENV, ADDON, 2, 0)
+    torch.manual_seed(0)
+    start = frozen(Policy(PolicySpec(17, paid.batch.actions, "state_squashed", (8,))))
+    built = {"start": start, "how": WAYS[way], "net_arch": {"pi": [], "vf": [8]}}
+    model: Any = PPO(Acting, ForSb3(paid), policy_kwargs=built, n_steps=4, batch_size=8, n_epochs=1, device="cpu")
+    observations, actions = torch.randn(7, 17), torch.randn(7, 6)
+    values, log_probs, entropy = model.policy.evaluate_actions(observations, actions)
+    assert values.shape == (7, 1)
+    torch.testing.assert_close(log_probs, start.log_prob(observations, actions))
+    expected = torch.zeros(7) if WAYS[way].kl_loss else start(observations).entropy()
+    torch.testing.assert_close(entropy, expected)
+    model.learn(8)
+    before, after = start(observations), model.policy.distribution(observations)
+    assert not torch.equal(after.mean, before.mean)
+    assert torch.equal(after.log_std, before.log_std) == WAYS[way].frozen_std
