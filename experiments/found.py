@@ -2,13 +2,14 @@
 
     python -m experiments.found --priors ../shared/priors
 
-Nothing is chosen by hand but the wish: omega is what `repolicy diagnose` names first, everything else is usual. With
---default it is what `repolicy customize` takes by itself: what a nat is worth where the file tells it, else a budget.
-The objective is measured at the start and at the end, over episodes of sampled actions on the same seeds. A run that
-is in the ledger is not repeated; one that was interrupted goes on.
+Nothing is chosen by hand but the wish: all else is what `repolicy customize` takes by itself. With --budget each run is
+held by a KL budget instead. The objective is measured at the start and at the end, over episodes of sampled actions on
+the same seeds. A run that is in the ledger is not repeated; one that was interrupted goes on.
 """
 
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,18 @@ from experiments import campaign
 from experiments.one import machine
 from experiments.pages import markdown
 from repolicy.engine.defaults import customize_defaults
-from repolicy.engine.diagnosis import diagnose
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.ranks import one_thread
+from repolicy.engine.states import familiarity
 from repolicy.engine.training import customize
 from repolicy.engine.wanted import Wanted
-from repolicy.engine.worth import Worth
-from repolicy.envs.addons import combined
-from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
-from repolicy.envs.making import observing
+from repolicy.envs.addons import Addon, combined
+from repolicy.envs.evaluation import EVALUATION_SEED, run_episodes
+from repolicy.envs.making import make_envs, observing
 from repolicy.many.ledger import Ledger, Row
 from repolicy.objective import Objective, reformulated
-from repolicy.policies.file import SavedPolicy, find_policy, read_policy
+from repolicy.policies.density import Density
+from repolicy.policies.file import find_policy, read_policy
 from repolicy.policies.policy import Policy
 
 STEPS, EPISODES = 500_000, 24
@@ -56,44 +57,45 @@ TASKS = {
 }
 
 
-def measure(task: Task, path: Path, folder: Path, seed: int, steps: int, default: bool) -> Row:
-    """Diagnose, customize, and compare the objective at the end with that at the start."""
+def measure(task: Task, path: Path, folder: Path, seed: int, steps: int, budget: bool) -> Row:
+    """Customize, and compare the objective at the end with that at the start."""
     saved = read_policy(path)
     env, addon = observing(task.env, saved.policy.observation_size), combined([task.addon])
-    with one_thread():
-        omega = None if default else diagnosed(saved, env, task)
     settings = replace(customize_defaults(saved.policy), steps=steps, seed=seed, ranks=1)
-    result = customize(path, task.addon, Wanted("residual", omega), folder, settings, env=env, resume=True)
-    request = RunFolder(folder).request()
+    wanted = Wanted("residual", "auto" if budget else None)
+    result = customize(path, task.addon, wanted, folder, settings, env=env, resume=True)
+    request, last = RunFolder(folder).request(), read_policy(RunFolder(folder).last_policy)
     assert request is not None
     row: Row = {"prior": task.prior, "env": env, "addon": task.addon, "seed": seed, "steps": result.steps}
     row |= {"objective": request["objective"], "settings": request["settings"], "episodes": EPISODES}
     held = request["settings"]["kl_budget"] is not None
-    objective = Objective(**request["objective"])
-    for which, policy in (("start", saved.policy), ("last", result.policy)):
+    objective = None if held else Objective(**request["objective"])
+    for which, policy in (("start", saved.policy), ("last", last.policy)):
         with one_thread():
-            row[which] = measured(policy, saved.policy, env, task.addon, None if held else objective)
+            row[which] = measured(policy, saved.policy, env, addon, objective, last.density)
     gained, error = gain(*(np.array(row[which].pop("each")) for which in ("start", "last")))
     row |= {"gained": [gained, error], "rose": "rose" if gained > error else "fell" if gained < -error else "neither"}
     return row | {"addon_metric": addon.metric_name, "machine": machine()}
 
 
-def diagnosed(saved: SavedPolicy, env: str, task: Task) -> float | None:
-    nat_worth = Worth(**saved.card["nat_worth"]) if "nat_worth" in saved.card else None
-    return diagnose(saved.policy, env, combined([task.addon]), nat_worth=nat_worth).omega
-
-
-def measured(policy: Policy, prior: Policy, env: str, wish: str, objective: Objective | None) -> dict[str, Any]:
+def measured(
+    policy: Policy, prior: Policy, env: str, wish: Addon, objective: Objective | None, density: Density | None = None
+) -> dict[str, Any]:
     """The objective of an episode and its parts, (mean, standard error); without one, the wish alone."""
     found: dict[str, Any] = {}
+    of_states = None if density is None else partial(familiarity, density, prior)
     for action in ("sampled", "mean"):
-        seen = evaluate(
-            policy, env, EPISODES, addon=wish, prior=prior, stochastic=action == "sampled", seed=EVALUATION_SEED
-        )
+        with closing(make_envs(env, EPISODES, EVALUATION_SEED)) as envs:
+            seen = run_episodes(
+                policy, envs, EPISODES, addon=wish, prior=prior, stochastic=action == "sampled",
+                seed=EVALUATION_SEED, familiarity=of_states,
+            )  # fmt: skip
         assert seen.addon is not None
         if action == "sampled":
-            parts = None if objective is None else reformulated(objective, seen.addon, seen.log_prior, seen.log_policy)
-            found["each"] = [float(value) for value in (seen.addon if parts is None else parts.total)]
+            each = seen.addon
+            if objective is not None:
+                each = reformulated(objective, each, seen.log_prior, seen.log_policy, seen.familiarity).total
+            found["each"] = [float(value) for value in each]
             found["objective"] = spread(np.array(found["each"]))
         found[action] = {"basic": spread(seen.basic), "addon": spread(seen.addon), "length": spread(seen.lengths)}
     return found
@@ -120,17 +122,16 @@ def table(rows: list[Row]) -> str:
         "end",
         "gained",
         "wish",
-        "old return (never read)",
+        "old return",
         "both",
         "both, sampled",
     ]
     lines = []
     for row in sorted(rows, key=lambda row: row["key"]):
         start, last, budget = row["start"], row["last"], row["settings"]["kl_budget"]
-        held = f"{budget:g} nats" if budget is not None else f"ω′ {row['objective']['omega']:.2g}"
+        omega, states = row["objective"]["omega"], row["objective"]["states"]
+        held = f"{budget:g} nats" if budget is not None else f"ω′ {omega:.2g}, states {states:.2g}"
         name = row["key"].partition("/")[0].replace("_", " ")
-        if "/default/" in row["key"]:
-            held += ", default"
         parts = [
             f"{_number(start['mean'][part][0])} to {_number(last['mean'][part][0])}" for part in ("addon", "basic")
         ]
@@ -157,18 +158,18 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=float, default=STEPS)
-    parser.add_argument("--default", action="store_true", help="no omega: as `repolicy customize` does by itself")
+    parser.add_argument("--budget", action="store_true", help="hold each run by a KL budget")
     options = parser.parse_args()
     ledger = Ledger(options.ledger)
     for seed in range(options.seeds):
         for name in options.tasks:
-            key, task = f"{name}/default/{seed}" if options.default else f"{name}/{seed}", TASKS[name]
+            key, task = f"{name}/budget/{seed}" if options.budget else f"{name}/{seed}", TASKS[name]
             if key in ledger.by_key():
                 continue
             there = options.priors / task.prior
             path = there if there.exists() else find_policy(task.prior)
             folder = options.runs / key.replace("/", "-")
-            row = measure(task, path, folder, seed, int(options.steps), options.default)
+            row = measure(task, path, folder, seed, int(options.steps), options.budget)
             with ledger.claimed():
                 ledger.add({"key": key} | row)
             print(f"{key}: {row['rose']}, {row['start']['objective']} to {row['last']['objective']}", flush=True)

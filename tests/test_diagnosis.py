@@ -36,9 +36,11 @@ def test_a_good_prior_acts_and_its_nats_have_their_worth() -> None:
     assert healthy.verdict.startswith("it acts: no episode ends, return")
     assert healthy.worth is not None
     assert healthy.worth.value == pytest.approx(ALPHA, abs=3 * healthy.worth.error)
-    assert healthy.omega is not None
-    assert healthy.omega >= healthy.worth.value
-    assert healthy.first == ["--omega", f"{healthy.omega:.2g}"]
+    assert healthy.wish_worth is not None
+    omega, states = healthy.weights or (0.0, 0.0)
+    assert omega == pytest.approx(max(healthy.worth.value, healthy.wish_worth.value), rel=0.05)
+    assert states == pytest.approx(healthy.worth.value, rel=0.05)
+    assert healthy.first == ["--omega", f"{omega:g}", "--states", f"{states:g}"]
     assert healthy.sampled.entropy == pytest.approx(float(optimum()(torch.zeros(1, 1)).entropy().detach()), abs=0.05)
     assert healthy.by_mean.far == 0.0
 

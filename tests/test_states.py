@@ -86,7 +86,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_a_run_stores_its_density_and_is_resumed_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repolicy.engine.worker.SKIPPED", 3)  # a rollout is shorter than what is left out
+    monkeypatch.setattr("repolicy.engine.states.SKIPPED", 3)  # a rollout is shorter than what is left out
     whole = asked(tmp_path, "whole", residual(0.1, 0.1, states=0.5))
     assert whole.last["reward_states"] < 0
     parts = [whole.last[f"reward_{part}"] for part in ("task", "prior", "entropy", "states")]

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_envs import tiny
+from test_worth import ALPHA, optimum
+from tiny_envs import LinearQuadratic, tiny
 
 from repolicy.cli.main import main
 from repolicy.engine import wanted
@@ -20,7 +21,7 @@ from repolicy.policies.spaces import ActionSpace
 
 FEW = Settings(envs=4, horizon=4, minibatch=8, ranks=1, hidden=(4,))
 ENV = tiny("LinearQuadratic")
-HERE = f"{Path(__file__)}:"
+HERE, LONG = f"{Path(__file__)}:", f"{Path(__file__).parent / 'test_worth.py'}:Long"
 
 
 def either_way(observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Any) -> np.ndarray:
@@ -30,6 +31,13 @@ def either_way(observations: np.ndarray, actions: np.ndarray, after: np.ndarray,
 
 def nowhere(observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Any) -> np.ndarray:
     return np.zeros(len(observations))
+
+
+class Indifferent(LinearQuadratic):
+    """Whatever is done, it pays the same."""
+
+    def reward(self, reward: float) -> float:
+        return 1.0
 
 
 def prior(**card: Any) -> SavedPolicy:
@@ -102,10 +110,38 @@ def test_customizing_takes_omega_from_the_worth_of_a_nat_or_else_holds_a_budget(
         found = for_customizing(Wanted("residual", states=states), known, ENV, (), FEW)
         assert found.objective == residual(0.25, 0.7, expected)
     assert for_customizing(Wanted("residual", 0.3), known, ENV, (), FEW).objective == residual(0.3, 0.7)
-    for asked, card in ((Wanted("residual"), {}), (Wanted("residual", "auto"), {"nat_worth": worth})):
+    unknown = worth | {"error": 0.2}
+    for asked, card in (
+        (Wanted("residual"), {"nat_worth": unknown}),
+        (Wanted("residual", "auto"), {"nat_worth": worth}),
+    ):
         held = for_customizing(asked, prior(request=told(0.7), **card), ENV, (), FEW)
         assert (held.objective, held.settings.kl_budget) == (kl(0.7), BUDGET)
         assert f"drifts {BUDGET:g} nats a step" in held.notes[0]
+
+
+def test_a_prior_that_tells_nothing_is_measured() -> None:
+    """The optimum of an episode of 200 steps, without a wish: a nat is worth alpha, to two digits."""
+    saved, said = SavedPolicy(optimum(), None, {}), list[str]()
+    found = for_customizing(Wanted("residual"), saved, LONG, (), FEW, said.append)
+    omega = found.objective.omega
+    assert omega == pytest.approx(ALPHA, rel=0.05)
+    assert found.objective == residual(omega, omega, omega)
+    assert len(said) == 1
+    assert "measuring what a nat of the prior is worth" in said[0]
+    assert f"omega is {omega:.3g}, what a nat of the prior is worth" in found.notes[0]
+    said.clear()
+    for named in (Wanted("residual", 0.3), Wanted("residual", "auto"), Wanted("kl")):
+        for_customizing(named, saved, LONG, (f"{HERE}either_way",), FEW, said.append)
+    assert said == []
+
+
+def test_a_prior_whose_worth_cannot_be_told_is_held_by_a_budget() -> None:
+    still = SavedPolicy(optimum(), None, {})
+    held = for_customizing(Wanted("residual"), still, f"{HERE}Indifferent", (f"{HERE}nowhere",), FEW)
+    assert held.settings.kl_budget == BUDGET
+    with pytest.raises(UsageError, match="cannot be told, and beside a dial no budget can find it"):
+        for_customizing(Wanted("residual"), still, f"{HERE}Indifferent", (f"{HERE}nowhere=0..1",), FEW)
 
 
 @pytest.mark.parametrize("again", [[], ["--resume"]])

@@ -16,8 +16,8 @@ from repolicy import exact
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.settings import Settings
 from repolicy.engine.training import train
-from repolicy.engine.weights import weights_of
-from repolicy.engine.worth import measured, worth_of
+from repolicy.engine.weights import weights_found, weights_of
+from repolicy.engine.worth import EPISODES, Worth, Worths, measured, sought, worth_of
 from repolicy.objective import soft
 from repolicy.policies.file import add_to_card, find_policy, read_card, read_policy, save_policy, shipped
 from repolicy.policies.policy import Policy, PolicySpec
@@ -125,3 +125,78 @@ def test_the_priors_that_ship_tell_what_was_measured() -> None:
 def test_the_usual_weights_are_what_the_card_tells(card: dict[str, Any], expected: Any) -> None:
     """Without the states where the prior's episodes are too short to learn them, or unknown."""
     assert weights_of(card) == expected
+
+
+KNOWN, MORE, CHANCE = Worth(0.3, 0.1, 8), Worth(0.7, 0.1, 8), Worth(0.3, 0.2, 8)
+
+
+@pytest.mark.parametrize(
+    ("basic", "addon", "length", "expected"),
+    [
+        (KNOWN, CHANCE, 1000.0, (0.3, 0.3)),
+        (KNOWN, MORE, 1000.0, (0.7, 0.3)),  # states are priced by the old reward
+        (KNOWN, MORE, 20.0, (0.7, 0.0)),  # too short to learn its states
+        (CHANCE, MORE, 1000.0, (0.7, 0.0)),
+        (None, MORE, 1000.0, (0.7, 0.0)),
+        (CHANCE, CHANCE, 1000.0, None),
+        (None, None, 0.0, None),
+    ],
+)
+def test_the_weights_of_a_prior_that_tells_nothing(
+    basic: Worth | None, addon: Worth, length: float, expected: Any
+) -> None:
+    assert weights_found(Worths(basic, addon, length)) == expected
+
+
+def stay(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
+    """A tenth of the long environment's own reward."""
+    paid = STATE_COST * observations[..., 0] ** 2 + CONTROL_COST * actions[..., 0] ** 2
+    return np.asarray(-0.1 * paid)
+
+
+def test_the_worth_is_sought_in_both_rewards_at_once() -> None:
+    found = sought(optimum(), f"{Path(__file__)}:Long", (f"{Path(__file__)}:stay",), 1)
+    assert found.basic is not None
+    assert found.addon is not None
+    assert found.addon.value == pytest.approx(0.1 * found.basic.value, rel=1e-4)
+    assert found.basic.value == pytest.approx(ALPHA, abs=3 * found.basic.error + 0.01 * ALPHA)
+    assert (found.length, found.basic.episodes) == (200.0, EPISODES)
+
+
+class Rarely(Tiny):
+    """Pays 1 a step, and in one of 32 sampled episodes nothing: what noise costs shows after some rounds."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._steps, self._broken = 0, False
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        self._broken |= self._steps == 1 and action[0] != 0.0 and self.np_random.random() < 1 / 16
+        return np.zeros(1, np.float32), 0.0 if self._broken else 1.0, False, self._steps == 20, {}
+
+
+def calm(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
+    return np.zeros(observations.shape[:-1])
+
+
+def test_a_cost_that_shows_seldom_is_sought_for_longer() -> None:
+    policy, env, wish = optimum(), f"{Path(__file__)}:Rarely", (f"{Path(__file__)}:calm",)
+    once, often = (sought(policy, env, wish, steps) for steps in (1, 10_000))
+    assert once.basic is not None
+    assert often.basic is not None
+    assert once.known == []
+    assert once.basic.episodes == EPISODES < often.basic.episodes
+    assert often.basic.is_known
+    assert often.basic.value != once.basic.value  # other episodes
+    assert often.basic.value == pytest.approx(2 / 16, abs=3 * often.basic.error)  # 20 · (1/16) over 20 / 2 nats
+
+
+def test_nothing_is_sought_for_choices_or_where_no_reward_says_anything() -> None:
+    space = gymnasium.spaces.Discrete(2)
+    chooser = Policy(PolicySpec(1, ActionSpace("discrete", (int(space.n),)), "categorical"))
+    assert sought(chooser, "any", (), 1).known == []
+    found = sought(optimum(), tiny("WithoutReward"), (f"{Path(__file__)}:calm",), 2_000)
+    assert found.basic is None
+    assert (found.addon, found.known) == (Worth(0.0, 0.0, EPISODES), [])

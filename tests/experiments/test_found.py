@@ -5,6 +5,7 @@ import pytest
 from tiny_envs import tiny
 
 from experiments import found, real_robot, robot_film
+from repolicy.envs.addons import combined
 from repolicy.objective import kl
 from tests.test_worth import optimum
 
@@ -12,10 +13,10 @@ from tests.test_worth import optimum
 def test_the_objective_of_a_policy_that_is_its_prior_is_the_wish(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under kl, log prior and log policy cancel."""
     monkeypatch.setattr(found, "EPISODES", 8)
-    seen = found.measured(optimum(), optimum(), tiny("LinearQuadratic"), tiny("stay_near"), kl(0.7))
+    seen = found.measured(optimum(), optimum(), tiny("LinearQuadratic"), combined([tiny("stay_near")]), kl(0.7))
     assert seen["objective"] == pytest.approx(seen["sampled"]["addon"], abs=1e-4)
     assert seen["objective"][0] < seen["mean"]["addon"][0] < 0.0  # noise costs
-    wish = found.measured(optimum(), optimum(), tiny("LinearQuadratic"), tiny("stay_near"), None)
+    wish = found.measured(optimum(), optimum(), tiny("LinearQuadratic"), combined([tiny("stay_near")]), None)
     assert wish["objective"] == seen["sampled"]["addon"]
 
 

@@ -80,9 +80,9 @@ def _show(terminal: Any, diagnosis: "Diagnosis", notes: list[str], command: str)
     terminal.say("settings that customize takes:")
     for name, why in diagnosis.reasons.items():
         terminal.say(f"  {name.replace('_', ' ')} {_value(getattr(diagnosis.settings, name))}: {why}")
-    advice, omega = "what a nat is worth cannot be told, so hold a distance", diagnosis.omega
-    if omega is not None:
-        advice = f"omega from {omega / 3:.2g} (the wish first) to {3 * omega:.2g} (the prior first)"
+    advice, weights = "what a nat is worth cannot be told, so hold a distance", diagnosis.weights
+    if weights is not None:
+        advice = f"omega from {weights.omega / 3:.2g} (the wish first) to {3 * weights.omega:.2g} (the prior first)"
     terminal.say(f"{advice}; to begin with:")
     terminal.say(f"  {command}")
 

@@ -123,14 +123,14 @@ class Customize(Run):
     NAME=0..2: all weights from one to the other, as a dial. Repeatable."""
     omega: str | None = None
     """ω′, the reward that a nat of the prior's log-likelihood is worth. 0.03..3: all from one to the other, as one
-    policy with a dial; auto: moved to hold --kl-budget (and alpha with it) or --log-prior-budget. By default as
-    measured on the prior, where its file tells it, else auto."""
+    policy with a dial; auto: moved to hold --kl-budget (and alpha with it) or --log-prior-budget. By default what a
+    nat of the prior is worth, from its file or measured before the run; where that cannot be told, auto."""
     alpha: str | None = None
     """α̂, the reward that a nat of entropy is worth; 0.01..0.3: all from one to the other, as a dial. By default the
     prior's own α, where its file tells it, else ω′, else scaled from the add-on's reward."""
     states: float | None = None
-    """Price of a nat by which a state is less likely than the prior's own states. By default as much as an ω′ that was
-    measured on the prior, else 0, as in the paper."""
+    """Price of a nat by which a state is less likely than the prior's own states. By default what a nat is worth in the
+    old reward where ω′ is left out, too, else 0, as in the paper."""
     objective: Literal["residual", "kl", "greedy"] = "residual"
     """residual: omega and alpha apart; kl: omega equal to alpha; greedy: the add-on alone."""
     env: str | None = None

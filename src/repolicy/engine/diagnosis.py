@@ -15,7 +15,8 @@ from repolicy.engine.defaults import customize_defaults
 from repolicy.engine.request import spec_for
 from repolicy.engine.settings import Settings
 from repolicy.engine.wanted import BUDGET
-from repolicy.engine.worth import Worth, worth_of
+from repolicy.engine.weights import Weights, weights_found
+from repolicy.engine.worth import Worth, Worths, worth_of
 from repolicy.envs.addons import Addon
 from repolicy.envs.evaluation import EVALUATION_SEED, check_fit
 from repolicy.envs.making import make_envs, probed
@@ -65,16 +66,16 @@ class Diagnosis:
     reasons: dict[str, str]  # why the settings that depend on the prior are what they are
 
     @property
-    def omega(self) -> float | None:
-        """Where to begin: where a nat counts as much as the noise of actions costs, in whichever reward costs more."""
-        known = [worth.value for worth in (self.worth, self.wish_worth) if worth is not None and worth.is_known]
-        return max(known, default=None)
+    def weights(self) -> Weights | None:
+        """Where to begin: the rule that customizing has for a prior whose file tells nothing."""
+        return weights_found(Worths(self.worth, self.wish_worth, float(self.sampled.lengths.mean())))
 
     @property
     def first(self) -> list[str]:
         """The options to begin with."""
-        omega = self.omega
-        return ["--omega", "auto", "--kl-budget", f"{BUDGET:g}"] if omega is None else ["--omega", f"{omega:.2g}"]
+        if self.weights is None:
+            return ["--omega", "auto", "--kl-budget", f"{BUDGET:g}"]
+        return ["--omega", f"{self.weights.omega:g}", "--states", f"{self.weights.states:g}"]
 
     @property
     def verdict(self) -> str:
@@ -93,7 +94,8 @@ class Diagnosis:
             "untrained": self.ignorant.as_dict(),
             "worth": None if self.worth is None else asdict(self.worth),
             "wish_worth": None if self.wish_worth is None else asdict(self.wish_worth),
-            "omega": self.omega,
+            "omega": None if self.weights is None else self.weights.omega,
+            "states": None if self.weights is None else self.weights.states,
             "first": self.first,
             "settings": self.settings.as_dict(),
             "reasons": self.reasons,

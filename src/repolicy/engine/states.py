@@ -52,3 +52,9 @@ def visited(prior: Policy, request: Request) -> Tensor:
             f"states (the first {SKIPPED} steps of an episode are left out): --states 0 goes without them"
         )
     return torch.from_numpy(states)
+
+
+def familiarity(density: Density, prior: Policy, observations: np.ndarray, ages: np.ndarray) -> Tensor:
+    """Of true next observations, this many steps into their episodes. How one begins is not the policy's doing."""
+    found = density.familiarity(prior.normalizer(torch.from_numpy(observations)))
+    return found.masked_fill_(torch.from_numpy(ages <= SKIPPED), 0.0)

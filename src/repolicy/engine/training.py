@@ -161,14 +161,17 @@ def customize(
         env = start.with_roles(env, settings.backend)
         saying = f"customizing {called(named_as(prior))} in {env} to {' + '.join(wishes)}, into {folder}"
         notes = [saying, *notes, *start.notes]
-        if start.exact is not None:  # fitting takes a while, so the notes come first
-            tell(watchers, notes)
-            notes = []
-        start = start.cloned(env, wishes, settings, RunFolder(folder).prior, lambda note: tell(watchers, [note]))
+
+        def say(note: str) -> None:
+            """Of what takes a while: the notes until then come first."""
+            tell(watchers, [*notes, note])
+            notes.clear()
+
+        start = start.cloned(env, wishes, settings, RunFolder(folder).prior, say)
         saved, content = start.saved, start.content
         assert saved is not None
         if isinstance(objective, Wanted):
-            objective, settings, chosen = for_customizing(objective, saved, env, wishes, settings)
+            objective, settings, chosen = for_customizing(objective, saved, env, wishes, settings, say)
             notes += chosen
         check_objective(objective)
         if not objective.reads_addon:

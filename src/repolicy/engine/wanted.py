@@ -1,5 +1,6 @@
 """An objective whose weights are not all named yet, and the default weights."""
 
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -7,9 +8,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
+from repolicy.engine.ranks import one_thread
 from repolicy.engine.request import spec_for
 from repolicy.engine.settings import Settings
-from repolicy.engine.weights import weights_of
+from repolicy.engine.weights import Weights, weights_found, weights_of
+from repolicy.engine.worth import sought
 from repolicy.envs import addons
 from repolicy.envs.evaluation import check_fit
 from repolicy.envs.making import make_envs, probed
@@ -24,7 +27,8 @@ from repolicy.policies.policy import Agent, seeded
 ALPHAS = {"HalfCheetah": 0.13472, "Hopper": 0.001, "Ant": 0.0001}
 SHARE = 0.01  # elsewhere, a nat of entropy in every number of the action is worth this share of the reward a step
 UNSEEN = 0.01  # alpha where the trial steps see no reward
-BUDGET = 2.0  # nats a step that a policy may drift, where the prior's file does not tell what a nat is worth
+BUDGET = 2.0  # nats a step that a policy may drift, where nobody can tell what a nat is worth
+MEASURED = 0.25  # of a run's steps, at most, to measure that before
 
 ENVS, STEPS = 8, 256  # of a trial
 
@@ -65,9 +69,17 @@ def for_training(wanted: Wanted, env: str, wishes: tuple[str, ...], settings: Se
 
 
 def for_customizing(
-    wanted: Wanted, prior: SavedPolicy, env: str, wishes: tuple[str, ...], settings: Settings
+    wanted: Wanted,
+    prior: SavedPolicy,
+    env: str,
+    wishes: tuple[str, ...],
+    settings: Settings,
+    say: Callable[[str], None] = lambda sentence: None,
 ) -> Chosen:
-    """The objective of customizing: omega from what a nat is worth, else by a budget; alpha from what is known."""
+    """The objective of customizing: omega from what a nat is worth, else by a budget; alpha from what is known.
+
+    `say` hears of what takes a while.
+    """
     budgeted, omega, notes = settings.budget is not None, wanted.omega, list[str]()
     free = "omega" in coefficients(wanted.name)  # of the objective's own weights
     states = wanted.states or 0.0
@@ -75,7 +87,7 @@ def for_customizing(
         option = "--kl-budget" if settings.kl_budget is not None else "--log-prior-budget"
         raise UsageError(f"{option} goes with --omega auto and no other --objective than residual")
     if free and not budgeted and omega in (None, "auto"):
-        known = weights_of(prior.card) if omega is None else None
+        known = _weights(prior, env, wishes, settings, say) if omega is None else None
         if known is not None:
             omega, states = known.omega, known.states if wanted.states is None else wanted.states
             notes.append(
@@ -84,8 +96,8 @@ def for_customizing(
             )
         elif omega is None and (wanted.alpha_to or addons.dials(wishes)):
             raise UsageError(
-                "the prior's file does not tell what its log-probability is worth, and beside a dial no budget can "
-                "find it: name --omega, a number or a range such as 0.03..3"
+                "what the prior's log-probability is worth cannot be told, and beside a dial no budget can find it: "
+                "name --omega, a number or a range such as 0.03..3"
             )
         else:
             settings, budgeted = replace(settings, kl_budget=BUDGET), True
@@ -104,6 +116,22 @@ def for_customizing(
         wanted.name, omega=weight, alpha=alpha, states=states, omega_to=wanted.omega_to, alpha_to=wanted.alpha_to
     )
     return Chosen(made, settings, notes)
+
+
+def _weights(
+    prior: SavedPolicy, env: str, wishes: tuple[str, ...], settings: Settings, say: Callable[[str], None]
+) -> Weights | None:
+    """By the prior's card or, where that says nothing, by episodes of the prior."""
+    if "nat_worth" in prior.card or prior.policy.actions.kind != "continuous":
+        return weights_of(prior.card)
+    say(
+        "measuring what a nat of the prior is worth, by episodes of its mean action and of sampled ones (--omega or "
+        "--kl-budget goes without)"
+    )
+    with one_thread():
+        return weights_found(
+            sought(prior.policy, env, addons.at(wishes), int(MEASURED * settings.steps), settings.backend)
+        )
 
 
 def _alpha_of_customizing(

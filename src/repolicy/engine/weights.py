@@ -1,9 +1,9 @@
-"""The default weights of customizing, from what the prior's file says."""
+"""The default weights of customizing, from what a nat of the prior is worth."""
 
 from typing import Any, NamedTuple
 
 from repolicy.engine.states import SKIPPED
-from repolicy.engine.worth import Worth
+from repolicy.engine.worth import Worth, Worths
 
 
 class Weights(NamedTuple):
@@ -20,5 +20,21 @@ def weights_of(card: dict[str, Any]) -> Weights | None:
     """
     if "nat_worth" not in card or not (worth := Worth(**card["nat_worth"])).is_known:
         return None
-    length = float(card.get("evaluation", {}).get("evaluation_length", 0.0))
-    return Weights(worth.value, worth.value if length >= 2 * SKIPPED else 0.0)
+    return Weights(worth.value, of_states(worth.value, float(card.get("evaluation", {}).get("evaluation_length", 0.0))))
+
+
+def weights_found(worths: Worths) -> Weights | None:
+    """From what was measured: ω′ is the larger worth, for noise shall cost as much in neither reward.
+
+    States are priced by the old reward alone, which they are to guard.
+    """
+    if not worths.known:
+        return None
+    states = worths.basic.value if worths.basic in worths.known else 0.0
+    omega = max(worth.value for worth in worths.known)
+    return Weights(float(f"{omega:.2g}"), of_states(float(f"{states:.2g}"), worths.length))
+
+
+def of_states(weight: float, length: float) -> float:
+    """The weight, or 0 where episodes are too short to learn their states."""
+    return weight if length >= 2 * SKIPPED else 0.0

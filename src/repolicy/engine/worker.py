@@ -11,7 +11,7 @@ from torch import Tensor
 from repolicy.engine import ppo, ranks
 from repolicy.engine.request import Request, spec_for
 from repolicy.engine.scale import ReturnScale
-from repolicy.engine.states import SKIPPED
+from repolicy.engine.states import familiarity
 from repolicy.engine.steering import FARTHEST, off_budget, steered
 from repolicy.envs import addons
 from repolicy.envs.addons import Addon
@@ -277,11 +277,10 @@ class Worker:
         return reward.total  # type: ignore[no-any-return]
 
     def familiarity(self, observations: np.ndarray | None, ages: np.ndarray) -> Tensor | None:
-        """Of true next observations, where the objective weighs it. How an episode begins is not the policy's doing."""
+        """Of true next observations, where the objective weighs it."""
         if self.density is None or self.prior is None or observations is None:
             return None
-        familiarity = self.density.familiarity(self.prior.normalizer(torch.from_numpy(observations)))
-        return familiarity.masked_fill_(torch.from_numpy(ages <= SKIPPED), 0.0)
+        return familiarity(self.density, self.prior, observations, ages)
 
     @torch.no_grad()
     def below_prior(self, rollout: Rollout, log_prior: Tensor | None) -> dict[str, Tensor]:

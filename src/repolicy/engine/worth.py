@@ -6,10 +6,11 @@ costs α/2 a number of the action a step. So what the noise costs tells α, howe
 
 import math
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 import numpy as np
 
-from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
+from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.step import Backend
 from repolicy.policies.policy import Policy
 
@@ -47,14 +48,60 @@ def measured(
     """From episodes, or None where actions are choices, which have no Gaussian noise, or returns are not finite."""
     if policy.actions.kind != "continuous":
         return None
-    mean, sampled = (
-        evaluate(
-            policy, env, episodes, addon=addons or None, stochastic=stochastic,
-            seed=EVALUATION_SEED, backend=backend, longest=LONGEST,
-        )
-        for stochastic in (False, True)
-    )  # fmt: skip
+    mean, sampled = _episodes(policy, env, episodes, EVALUATION_SEED, addons, backend)
     if not np.isfinite([mean.total.sum(), sampled.total.sum()]).all():
         return None
-    steps = float(np.mean(sampled.lengths))
-    return worth_of(mean.total, sampled.total, steps, policy.actions.width)
+    return worth_of(mean.total, sampled.total, float(np.mean(sampled.lengths)), policy.actions.width)
+
+
+@dataclass(frozen=True)
+class Worths:
+    """What a nat is worth in the environment's reward and in the add-on, and how long sampled episodes are."""
+
+    basic: Worth | None  # None where the environment's reward is no number, or where actions are choices
+    addon: Worth | None
+    length: float
+
+    @property
+    def known(self) -> list[Worth]:
+        return [worth for worth in (self.basic, self.addon) if worth is not None and worth.is_known]
+
+
+def sought(policy: Policy, env: str, addons: tuple[str, ...], steps: int, backend: Backend = "auto") -> Worths:
+    """Rounds of episodes until a worth is known, nothing speaks for one, or this took so many steps."""
+    rounds, taken = list[tuple[Evaluation, Evaluation]](), 0
+    while policy.actions.kind == "continuous":
+        seed = EVALUATION_SEED + EPISODES * len(rounds)  # an environment has the seed of the one before it, plus 1
+        rounds.append(_episodes(policy, env, EPISODES, seed, addons, backend))
+        found = _together(rounds, policy.actions.width)
+        taken += sum(int(one.lengths.sum()) for one in rounds[-1])
+        likely = any(worth.value > worth.error for worth in (found.basic, found.addon) if worth is not None)
+        if found.known or not likely or taken >= steps:
+            return found
+    return Worths(None, None, 0.0)
+
+
+def _together(rounds: list[tuple[Evaluation, Evaluation]], numbers: int) -> Worths:
+    length = float(np.mean([sampled.lengths for _, sampled in rounds]))
+
+    def in_reward(name: Literal["basic", "addon"]) -> Worth | None:
+        returns = [[getattr(one, name) for one in each] for each in zip(*rounds, strict=True)]
+        if returns[0][0] is None or not np.isfinite(returns).all():
+            return None
+        by_mean, sampled = map(np.concatenate, returns)
+        return worth_of(by_mean, sampled, length, numbers)
+
+    return Worths(in_reward("basic"), in_reward("addon"), length)
+
+
+def _episodes(
+    policy: Policy, env: str, episodes: int, seed: int, addons: tuple[str, ...], backend: Backend
+) -> tuple[Evaluation, Evaluation]:
+    """By the mean action and sampled."""
+
+    def run(stochastic: bool) -> Evaluation:
+        return evaluate(
+            policy, env, episodes, addon=addons, stochastic=stochastic, seed=seed, backend=backend, longest=LONGEST
+        )
+
+    return run(stochastic=False), run(stochastic=True)
