@@ -129,7 +129,7 @@ def table(rows: list[Row]) -> str:
     lines = []
     for row in sorted(rows, key=lambda row: row["key"]):
         start, last, budget = row["start"], row["last"], row["settings"]["kl_budget"]
-        omega, states = row["objective"]["omega"], row["objective"]["states"]
+        omega, states = row["objective"]["omega"], row["objective"].get("states", 0.0)
         held = f"{budget:g} nats" if budget is not None else f"ω′ {omega:.2g}, states {states:.2g}"
         name = row["key"].partition("/")[0].replace("_", " ")
         parts = [

@@ -215,7 +215,6 @@ RANGES = [
     (f"--addon {QUIET} --omega 0.1 --alpha 1..x", "--alpha is '1..x'; it must be a number, a range"),
     (f"--addon {QUIET} --objective kl --alpha 0.1..1", "one weight for both terms"),
     (f"--addon {QUIET} --objective kl --alpha 0.1 --omega 0.1..1", "objective kl has no omega"),
-    (f"--addon {QUIET}=0..1", "beside a dial no budget can find it: name --omega"),
     (f"--addon {QUIET}=0..1 --addon {FAST}=0..1 --addon {WISH}=0..1 --omega 0.1..1 --alpha 0.1..1", "take 4 at most"),
 ]
 
