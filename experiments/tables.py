@@ -19,7 +19,8 @@ from experiments import dial, real_robot
 from experiments import found as found_settings
 from experiments.curves import smooth
 from experiments.customizing import GAMMAS, METHODS, TASKS
-from experiments.pages import Tables, fill
+from experiments.heavy import TASKS as TASKS_OF_HEAVY
+from experiments.pages import Tables, fill, markdown
 from repolicy.many.ledger import Ledger, Row
 from repolicy.policies.density import QUANTILE
 
@@ -251,38 +252,64 @@ def through_hosts() -> str:
     return "\n".join(lines)
 
 
-EARLIER = {"in_step": ", in step", "starts_priced": ", starts priced"}  # first parts of keys: how the engine was then
+EARLIER = {"in_step": "in step", "starts_priced": "starts priced"}  # first parts of keys: how the engine was then
 
 
 def heavy() -> str:
-    """A row a setting of the weights: means over seeds, the last policies."""
-    lines = [
-        "| prior, add-on | ω′ | states | below | γ, step size | steps | basic | add-on | **total** | total, sampled "
-        "| seeds |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    """Today's engine: each prior, and a row a setting of the weights."""
+    settings = {"γ": "gamma"}
+    return _heavy(
+        {key: row for key, row in ledger("heavy.jsonl").items() if key.split("/")[0] not in EARLIER}, settings
+    )
+
+
+def heavy_earlier() -> str:
+    """The same of engines that were."""
+    settings = {"γ": "gamma", "step size": "schedule"}
+    found = {key: row for key, row in ledger("heavy.jsonl").items() if key.split("/")[0] in EARLIER}
+    return _heavy(found, settings, lambda key: (EARLIER[key.split("/")[0]], _below(key)), ("engine", "below"))
+
+
+def _heavy(
+    found: dict[str, Row],
+    settings: dict[str, str],
+    more: Callable[[str], tuple[str, ...]] = lambda key: (),
+    headings: tuple[str, ...] = (),
+) -> str:
+    """A row a setting: means over seeds, the last policies."""
     groups: dict[tuple[str, ...], list[Row]] = {}
-    for key, row in ledger("heavy.jsonl").items():
-        words = row["command"].split()
-        asked, settings = row["request"]["objective"], row["request"]["settings"]
-        weights = f"{asked['omega']:.3g}", f"{asked.get('states', 0.0):.3g}"
-        parts = key.split("/")
-        before = EARLIER.get(parts[0], "")
-        parts = parts[1:] if before else parts
-        quantile = float(parts[0].removeprefix("hinge_")) if parts[0].startswith("hinge_") else QUANTILE
-        learning = f"{settings['gamma']:g}, {settings['schedule']}{before}"
-        group = (f"{words[2]}, {words[4]}", *weights, f"{quantile:.0%}", learning, f"{settings['steps'] / 1e6:g}M")
+    for key, row in found.items():
+        if "request" not in row:  # the prior itself
+            task = TASKS_OF_HEAVY[key.split("/")[0]]
+            groups[f"{task.prior}, {task.addon}", "*the prior*", *[""] * (2 + len(settings) + len(headings))] = [row]
+            continue
+        words, objective, chosen = row["command"].split(), row["request"]["objective"], row["request"]["settings"]
+        weights = f"{objective['omega']:.3g}", f"{objective.get('states', 0.0):.3g}"
+        learning = [f"{value:g}" if isinstance(value := chosen[name], float) else value for name in settings.values()]
+        group = (f"{words[2]}, {words[4]}", *weights, *learning, *more(key), f"{chosen['steps'] / 1e6:g}M")
         groups.setdefault(group, []).append(row)
-    for row_of in sorted(groups, key=lambda group: (group[0], group[3:], -float(group[2]))):
+    lines = []
+    for row_of in sorted(groups, key=lambda group: (group[0], group[1] != "*the prior*", group[3:], group[2])):
         runs = [row["last"] for row in groups[row_of]]
         basic, addon = (mean(run["mean"][f"{part}_reward"][0] for run in runs) for part in ("basic", "addon"))
         totals = [each_and_mean([run[action]["total_reward"][0] for run in runs]) for action in ("mean", "sampled")]
-        lines.append(f"| {' | '.join([*row_of, f'{basic:,.0f}', f'{addon:,.0f}', *totals, str(len(runs))])} |")
-    return "\n".join(lines)
+        lines.append([*row_of, f"{basic:,.0f}", f"{addon:,.0f}", *totals])
+    return markdown(
+        ["prior, add-on", "ω′", "states", *settings, *headings, "steps", "basic", "add-on", "**total**",
+         "total, sampled"],
+        lines,
+    )  # fmt: skip
+
+
+def _below(key: str) -> str:
+    """The share of the prior's states below which the price began."""
+    part = key.split("/")[1]
+    return f"{float(part.removeprefix('hinge_')) if part.startswith('hinge_') else QUANTILE:.0%}"
 
 
 def each_and_mean(values: list[float]) -> str:
-    return f"**{mean(values):,.0f}** ({', '.join(f'{value:,.0f}' for value in values)})"
+    several = f" ({', '.join(f'{value:,.0f}' for value in values)})" if len(values) > 1 else ""
+    return f"**{mean(values):,.0f}**{several}"
 
 
 FINE_TUNED = {"halfcheetah": "halfcheetah_10", "hopper": "hopper"}  # and the customizing task with the same wish
@@ -333,6 +360,7 @@ TABLES: Tables = {
     "peers": peers,
     "customizing": customizing,
     "heavy": heavy,
+    "heavy_earlier": heavy_earlier,
     "by_default": by_default,
     "horizon": horizon,
     "prior": prior,
