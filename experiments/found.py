@@ -33,7 +33,7 @@ from repolicy.policies.density import Density
 from repolicy.policies.file import find_policy, read_policy
 from repolicy.policies.policy import Policy
 
-STEPS, EPISODES = 500_000, 24
+STEPS, EPISODES = 500_000, 100
 
 
 @dataclass(frozen=True)

@@ -92,8 +92,8 @@ def test_customizing_takes_the_priors_alpha_then_omega_then_the_wish() -> None:
     wish = (f"{HERE}either_way=5",)
     assert for_customizing(Wanted("kl"), prior(request=told(0.7)), ENV, wish, FEW) == (kl(0.7), FEW, [])
     found = for_customizing(Wanted("residual", 0.4), prior(), ENV, wish, FEW)
-    assert found.objective == residual(0.4, 0.4)
-    assert "alpha is 0.4, as omega" in found.notes[0]
+    assert found.objective == residual(0.4, 0.13)
+    assert "alpha is 0.13, a third of omega" in found.notes[0]
     for omega in (0.0, None):  # an omega of 0 is no measure of anything
         found = for_customizing(Wanted("residual" if omega == 0.0 else "kl", omega), prior(), ENV, wish, FEW)
         assert found.objective.alpha == 5 * SHARE
@@ -126,7 +126,7 @@ def test_a_prior_that_tells_nothing_is_measured() -> None:
     found = for_customizing(Wanted("residual"), saved, LONG, (), FEW, said.append)
     omega = found.objective.omega
     assert omega == pytest.approx(ALPHA, rel=0.05)
-    assert found.objective == residual(omega, omega, omega)
+    assert found.objective == residual(omega, float(f"{omega / 3:.2g}"), omega)
     assert len(said) == 1
     assert "measuring what a nat of the prior is worth" in said[0]
     assert f"omega is {omega:.3g}, what a nat of the prior is worth" in found.notes[0]

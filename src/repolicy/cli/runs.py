@@ -127,7 +127,7 @@ class Customize(Run):
     nat of the prior is worth, from its file or measured before the run; where that cannot be told, auto."""
     alpha: str | None = None
     """α̂, the reward that a nat of entropy is worth; 0.01..0.3: all from one to the other, as a dial. By default the
-    prior's own α, where its file tells it, else ω′, else scaled from the add-on's reward."""
+    prior's own α, where its file tells it, else a third of ω′, else scaled from the add-on's reward."""
     states: float | None = None
     """Price of a nat by which a state is less likely than the prior's own states. By default what a nat is worth in the
     old reward where ω′ is left out, too, else 0, as in the paper."""

@@ -26,6 +26,7 @@ from repolicy.policies.policy import Agent, seeded
 # A row an environment (of any version): the temperatures of the paper.
 ALPHAS = {"HalfCheetah": 0.13472, "Hopper": 0.001, "Ant": 0.0001}
 SHARE = 0.01  # elsewhere, a nat of entropy in every number of the action is worth this share of the reward a step
+ALPHA_SHARE = 1 / 3  # of omega, where the prior's file tells no alpha: by itself the std goes to 58 % of the prior's
 UNSEEN = 0.01  # alpha where the trial steps see no reward
 BUDGET = 2.0  # nats a step that a policy may drift, where nobody can tell what a nat is worth
 MEASURED = 0.25  # of a run's steps, at most, to measure that before
@@ -137,12 +138,14 @@ def _weights(
 def _alpha_of_customizing(
     prior: SavedPolicy, omega: float | Literal["auto"] | None, env: str, wishes: tuple[str, ...], settings: Settings
 ) -> tuple[float, str]:
-    """The prior's own, without a note; else omega; else scaled from the add-on's reward under the prior."""
+    """The prior's own, without a note; else a third of omega; else scaled from the add-on's reward under the prior."""
     alpha = prior.card.get("request", {}).get("objective", {}).get("alpha")
     if alpha:
         return float(alpha), ""
     if omega not in (None, "auto", 0):
-        return float(omega), "as omega, since the prior's file does not tell its own"
+        return float(
+            f"{ALPHA_SHARE * float(omega):.2g}"
+        ), "a third of omega, since the prior's file does not tell its own"
     steps = trial(prior.policy, env, settings)
     rewards = addons.combined(addons.at(wishes)).reward(*steps.transitions)
     return _scaled(rewards, prior.policy.actions.width, "add-on's reward under the prior")
