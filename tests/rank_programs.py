@@ -11,7 +11,6 @@ from torch import Tensor
 
 from repolicy.engine import ppo, ranks, states
 from repolicy.engine.request import Request
-from repolicy.engine.scale import ReturnScale
 from repolicy.engine.settings import Settings
 from repolicy.engine.worker import Worker
 from repolicy.envs.rollout import Episodes, Rollout
@@ -77,19 +76,20 @@ def one_step(team: ranks.Ranks) -> dict[str, Any]:
         distribution = policy(observations)
         actions = distribution.sample()
         log_probs = distribution.log_prob(actions) + 0.1 * torch.randn(TIME, ENVS)
-    gains, returns = torch.randn(TIME, ENVS) * 5.0 + 2.0, torch.randn(TIME, ENVS)
+    gains, returns = torch.randn(TIME, ENVS) * 5.0 + 2.0, torch.randn(TIME, ENVS, 1)
 
     share = ENVS // team.count
     mine = slice(team.index * share, (team.index + 1) * share)
     settings = Settings(max_gradient_norm=1e9)
     me: Any = SimpleNamespace(settings=settings, team=team)
-    normalized, _ = Worker.normalized(me, gains[:, mine], returns[:, mine])
+    normalized, returned, _ = Worker.normalized(me, gains[:, mine], returns[:, mine])
+    learner.returns.update(returned, learner.critic)
     batch = ppo.Batch(
         observations[:, mine].flatten(0, 1),
         actions[:, mine].flatten(0, 1),
         log_probs[:, mine].flatten(),
         normalized.flatten(),
-        returns[:, mine].flatten(),
+        learner.returns.apply(returns[:, mine]).flatten(0, 1),
     )
     learner.differentiate(batch, settings, bonus=0.05)
     report = learner.step(settings.max_gradient_norm, team.sum, team.count, fit_actor=True)
@@ -133,13 +133,12 @@ def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
     made.settings = Settings(ranks=1, envs=ENVS, horizon=TIME, minibatch=ENVS * TIME)
     made.objective, made.team, made.iteration = residual(0.3, 0.1, states=0.4), team, 1
     made.request = Request("any", made.objective, made.settings)
-    made.prior, made.returns = frozen(policy), ReturnScale(made.settings.gamma)
+    made.prior = frozen(policy)
     made.exact, made.scorer = made.prior, Scorer(made.prior)
     made.density = states.density_of(made.prior, made.request, team)
     made.learner = ppo.Learner(policy, Mlp(SIZE, (16,), 1), 1e-3)
     made.addon = SimpleNamespace(reward=lambda before, actions, after, info: -np.abs(after[..., 0]))
     share = ENVS // team.count
-    made.returns.begin(share)
     batch, summary = made.prepared(shared_rollout(policy, slice(team.index * share, (team.index + 1) * share)), False)
     made.learner.differentiate(batch, made.settings, bonus=0.0)
     made.learner.step(1e9, team.sum, team.count, fit_actor=True)

@@ -16,7 +16,6 @@ from torch import Tensor
 from repolicy import objective as objectives
 from repolicy.engine.ppo import Learner
 from repolicy.engine.ranks import Alone
-from repolicy.engine.scale import ReturnScale
 from repolicy.engine.settings import Settings
 from repolicy.engine.worker import Worker
 from repolicy.envs.rollout import Episodes, Rollout
@@ -130,17 +129,14 @@ def engine_gradient(objective: Objective, surrogate: Any) -> tuple[Policy, Tenso
     torch.nn.init.normal_(critic.biases[-1])
     made: Any = Worker.__new__(Worker)
     made.critic_size = 0  # it sees what the policy sees
-    made.settings = Settings(
-        gamma=GAMMA, lam=1.0, normalize_advantages=False, scale_rewards=False, surrogate=surrogate, epochs=1
-    )
+    made.settings = Settings(gamma=GAMMA, lam=1.0, normalize_advantages=False, surrogate=surrogate, epochs=1)
     made.objective, made.team, made.iteration = objective, Alone(), 1
-    made.learner, made.returns = Learner(policy, critic, 0.0), ReturnScale(GAMMA)
+    made.learner = Learner(policy, critic, 0.0)
     made.prior = tabular(PRIOR.log()) if objective.reads_prior or objective.reads_states else None
     made.exact, made.scorer = made.prior, None if made.prior is None else Scorer(made.prior)
     made.density = Known() if objective.reads_states else None
     made.addon = Table() if objective.reads_addon else None
     seen = rollout(policy)
-    made.returns.begin(seen.basic.shape[1])
     batch, _ = made.prepared(seen, stop=False)
     made.learner.differentiate(batch, made.settings, objective.bonus)
     return policy, made.learner.gradient[: made.learner.actor_size].clone()

@@ -36,13 +36,13 @@ def batch_of(made: Learner, size: int = 64, ratio: float = 1.0, advantage: float
         actions = distribution.sample()
         log_probs = distribution.log_prob(actions) - math.log(ratio)
     gains = torch.randn(size) if advantage is None else torch.full((size,), advantage)
-    return Batch(inputs, actions, log_probs, gains, torch.randn(size))
+    return Batch(inputs, actions, log_probs, gains, torch.randn(size, 1))
 
 
 def losses_of(made: Learner, batch: Batch) -> Losses:
     with torch.no_grad():
         log_probs = made.policy.distribution(batch.inputs).log_prob(batch.actions)
-        return losses(log_probs.numpy(), made.values(batch.inputs).numpy(), batch, SETTINGS)
+        return losses(log_probs.numpy(), made.critic(batch.inputs).numpy(), batch, SETTINGS)
 
 
 def gradient_of(made: Learner, batch: Batch, bonus: float = 0.0, settings: Settings = SETTINGS) -> Tensor:
@@ -107,7 +107,7 @@ def test_the_critics_loss() -> None:
     made = learner()
     batch = batch_of(made)
     with torch.no_grad():
-        batch = replace(batch, returns=made.values(batch.inputs) + 3.0)
+        batch = replace(batch, returns=made.critic(batch.inputs) + 3.0)
     assert losses_of(made, batch).value == pytest.approx(4.5, rel=1e-5)
     # The last number is the critic's last bias, whose gradient is the mean of V − return, times its weight in the loss.
     assert gradient_of(made, batch)[-1] == pytest.approx(-3.0 * SETTINGS.value_coefficient, rel=1e-5)
@@ -118,15 +118,15 @@ def test_the_losses_gradient_is_their_slope(surrogate: Any) -> None:
     """By finite differences, in float64, on both sides of every kink."""
     settings = replace(SETTINGS, surrogate=surrogate, epochs=1, value_coefficient=0.7)
     old, log_probs, gains, values, returns = torch.randn(5, 40, dtype=torch.float64) * 0.3
-    batch = Batch(torch.empty(40, 0), torch.empty(40, 0), old, gains, returns)
+    batch = Batch(torch.empty(40, 0), torch.empty(40, 0), old, gains, returns.unsqueeze(-1))
 
     def total(log_probs: np.ndarray, values: np.ndarray) -> float:
-        found = losses(log_probs, values, batch, settings)
+        found = losses(log_probs, values[:, None], batch, settings)
         return found.policy + 0.7 * found.value
 
-    found, small = losses(log_probs.numpy(), values.numpy(), batch, settings), 1e-6
+    found, small = losses(log_probs.numpy(), values[:, None].numpy(), batch, settings), 1e-6
     assert 0.2 < found.clipped < 0.9
-    for shift, by in ((np.array([small, 0.0]), found.by_log_prob), (np.array([0.0, small]), found.by_value)):
+    for shift, by in ((np.array([small, 0.0]), found.by_log_prob), (np.array([0.0, small]), found.by_value[:, 0])):
         for row in range(40):
             step = np.outer(shift, np.eye(40)[row])
             rise = total(*(np.stack([log_probs, values]) + step)) - total(*(np.stack([log_probs, values]) - step))
@@ -141,7 +141,7 @@ def test_a_minibatch_is_differentiated_as_by_autograd(family: Any, bonus: float)
     made.parameters.add_(0.1 * torch.randn(len(made.parameters)))
     found = losses_of(made, batch)
     assert 0.0 < found.clipped < 1.0
-    distribution, values = made.policy.distribution(batch.inputs), made.values(batch.inputs)
+    distribution, values = made.policy.distribution(batch.inputs), made.critic(batch.inputs)
     slope = (torch.from_numpy(found.by_log_prob) * distribution.log_prob(batch.actions)).sum()
     slope = slope + (torch.from_numpy(found.by_value) * values).sum() - bonus * distribution.entropy().mean()
     expected = gradient(made, slope)
@@ -218,10 +218,10 @@ def test_the_critic_can_be_fitted_alone() -> None:
 def test_minibatches_hold_every_sample_once() -> None:
     made = learner()
     batch = batch_of(made, 50)
-    batch = replace(batch, returns=torch.arange(50.0))
+    batch = replace(batch, returns=torch.arange(50.0).unsqueeze(-1))
     parts = list(batch.minibatches(16, torch.Generator().manual_seed(0)))
     assert [len(part.inputs) for part in parts] == [17, 17, 16]  # what is left over is spread
-    rows = torch.cat([part.returns for part in parts]).long()
+    rows = torch.cat([part.returns for part in parts]).squeeze(-1).long()
     assert sorted(rows.tolist()) == list(range(50))
     assert rows.tolist() != list(range(50))
     for name in ("inputs", "actions", "log_probs", "advantages"):

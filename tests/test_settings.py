@@ -118,12 +118,18 @@ def test_a_file_replaces_what_it_names(tmp_path: Path) -> None:
         "hidden": [32, 32],
         "target_kl": None,
         "schedule": "adaptive",
-        "scale_rewards": False,
+        "normalize_advantages": False,
     }
     base = Settings(seed=3, target_kl=0.1)
     found = read_settings(written(tmp_path, values), base)
     expected = replace(
-        base, steps=3_000_000, gamma=1.0, hidden=(32, 32), target_kl=None, schedule="adaptive", scale_rewards=False
+        base,
+        steps=3_000_000,
+        gamma=1.0,
+        hidden=(32, 32),
+        target_kl=None,
+        schedule="adaptive",
+        normalize_advantages=False,
     )
     assert found == expected
     assert isinstance(found.steps, int)
@@ -146,7 +152,7 @@ def test_settings_survive_their_own_file(tmp_path: Path) -> None:
         ({"gamma": "0.9"}, "field 'gamma' is '0.9'; it must be a number"),
         ({"gamma": [0.9]}, "field 'gamma' is .*; it must be a number"),
         ({"gamma": None}, "field 'gamma' is None; it must be a number"),
-        ({"scale_rewards": 1}, "field 'scale_rewards' is 1; it must be true or false"),
+        ({"normalize_advantages": 1}, "field 'normalize_advantages' is 1; it must be true or false"),
         ({"hidden": 64}, "field 'hidden' is 64; it must be a list of whole numbers"),
         ({"hidden": [64, "a"]}, "field 'hidden' is 'a'; it must be a whole number"),
         ({"schedule": "cosine"}, "field 'schedule' is 'cosine'; choose from linear, adaptive, constant"),

@@ -23,7 +23,6 @@ from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import shares_memory
 from repolicy.engine.ranks import Alone
 from repolicy.engine.request import Request
-from repolicy.engine.scale import ReturnScale
 from repolicy.engine.segments import Segments
 from repolicy.engine.settings import Settings
 from repolicy.engine.training import Result, train
@@ -198,9 +197,7 @@ def test_metrics_of_repeated_iterations_are_written_once(tmp_path: Path) -> None
     [("Endless", 1 / (1 - 0.9)), ("endless_with_time_limit", 1 / (1 - 0.9)), ("Mortal", 1 / (1 - 0.8 * 0.9))],
 )
 def test_the_critic_finds_the_value_of_one_a_step(tmp_path: Path, env: str, value: float) -> None:
-    settings = replace(
-        SMALL, steps=40_000, learning_rate=3e-3, scale_rewards=False, normalize_observations=False, segment=400
-    )
+    settings = replace(SMALL, steps=40_000, learning_rate=3e-3, normalize_observations=False, segment=400)
     train(tiny(env), no_entropy(), tmp_path / "run", settings)
     segments = Segments(Request(tiny(env), no_entropy(), settings), RunFolder(tmp_path / "run"), Alone())
     segments.restore()
@@ -233,16 +230,6 @@ def test_the_basic_reward_is_not_read_where_the_task_is_the_add_ons(tmp_path: Pa
     for env in ("LinearQuadratic", "WithoutReward"):
         train(tiny(env), greedy(0.01), tmp_path / env, SMALL, addon=[tiny("stay_near")])
     assert same(weights(tmp_path / "LinearQuadratic"), weights(tmp_path / "WithoutReward"))
-
-
-def test_the_scale_of_rewards_is_that_of_their_discounted_return() -> None:
-    scale = ReturnScale(0.5)
-    scale.begin(1)
-    rewards, ended = torch.tensor([[4.0], [0.0], [8.0]], dtype=torch.float64), torch.tensor([[False], [True], [False]])
-    sums = scale.follow(rewards, ended)  # 4, 0.5·4, and 8 on its own
-    assert sums.tolist() == [3.0, 4.0 + 2.0 + 8.0, 16.0 + 4.0 + 64.0]
-    scale.update(sums)
-    assert scale.std == pytest.approx(torch.tensor([4.0, 2.0, 8.0]).std(correction=0).item(), rel=1e-3)
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from repolicy.envs.rollout import Rollout
 from repolicy.errors import NumericError
 from repolicy.objective import Objective, full, kl, reformulated, residual, soft
 from repolicy.policies.file import save_policy
+from repolicy.policies.film import FilmMlp
 from repolicy.policies.moments import sums
 from repolicy.policies.network import Mlp
 from repolicy.policies.normalizer import Normalizer
@@ -171,24 +172,29 @@ def test_what_the_update_learns_from(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (batch,) = caught
     assert float(batch.advantages.mean()) == pytest.approx(0.0, abs=1e-6)
     assert float(batch.advantages.std(correction=0)) == pytest.approx(1.0, abs=1e-5)
-    # Episodes 1 and 3 terminate within the 13 steps. In their last step the return is the scaled reward itself, but
-    # for λ: nothing follows.
-    shaped = batch.returns.view(13, 4)
+    # What the critic is to predict has mean 0 and variance 1, too. Episodes 1 and 3 terminate within the 13 steps. In
+    # their last step the return is the reward itself: nothing follows.
+    assert batch.returns.shape == (52, 1)
+    assert float(batch.returns.mean()) == pytest.approx(0.0, abs=1e-5)
+    assert float(batch.returns.std(correction=0)) == pytest.approx(1.0, abs=1e-5)
+    shaped = made.learner.returns.undo(batch.returns).view(13, 4)
     reward = torch.tensor([[13.0], [35.0]]) - 0.1 * batch.log_probs.view(13, 4)[[2, 11]]
-    torch.testing.assert_close(shaped[[2, 11]], (reward / metrics["return_scale"]).float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(shaped[[2, 11]], reward.float(), rtol=1e-4, atol=1e-4)
+    assert metrics["return_scale"] == pytest.approx(float(made.learner.returns.std))
 
 
 def test_a_time_limit_is_followed_by_a_value_and_an_end_by_nothing(tmp_path: Path) -> None:
-    """Where an episode ends, λ plays no part: the return is the scaled reward and what the next value is worth."""
+    """Where an episode ends, λ plays no part: the return is the reward and what the next value is worth."""
     made = worker(tmp_path, "Counter", soft(0.1))
     rollout = made.collector.collect(made.learner.policy)
-    batch, _ = made.prepared(rollout, stop=False)
     log_prior, _, next_values = made.score(rollout, seen_by(made, rollout))
-    scaled = made.reward(rollout, log_prior).total / made.returns.std
+    reward = made.reward(rollout, log_prior).total
+    batch, _ = made.prepared(rollout, stop=False)
+    returns = made.learner.returns.undo(batch.returns).view(13, 4)
     for mask, worth in ((rollout.terminated, 0.0), (rollout.truncated, made.settings.gamma * next_values)):
         assert mask.any()
-        expected = (scaled + worth).float()[torch.from_numpy(mask)]
-        torch.testing.assert_close(batch.returns.view(13, 4)[torch.from_numpy(mask)], expected, rtol=1e-4, atol=1e-5)
+        expected = (reward + worth).float()[torch.from_numpy(mask)]
+        torch.testing.assert_close(returns[torch.from_numpy(mask)], expected, rtol=1e-4, atol=1e-4)
 
 
 # Chance ---------------------------------------------------------------------------------------------------------------
@@ -222,17 +228,32 @@ def test_derived_seeds_differ() -> None:
 # Scales and budgets ---------------------------------------------------------------------------------------------------
 
 
-def test_discounted_returns_end_with_their_episode() -> None:
-    scale = ReturnScale(0.5)
-    scale.begin(1)
-    rewards, ended = torch.tensor([[4.0], [0.0], [8.0]], dtype=torch.float64), torch.tensor([[False], [True], [False]])
-    assert scale.follow(rewards, ended).tolist() == [3.0, 4.0 + 2.0 + 8.0, 16.0 + 4.0 + 64.0]
-    # The next rollout goes on: 0.5·8 + 2.
-    assert scale.follow(torch.tensor([[2.0]], dtype=torch.float64), torch.tensor([[False]])).tolist() == [
-        1.0,
-        6.0,
-        36.0,
-    ]
+def test_the_unit_of_returns_is_their_mean_and_std_and_a_new_rollout_counts_a_tenth() -> None:
+    scale, critic = ReturnScale(2), Mlp(1, (4,), 2)
+    first, second = torch.randn(2, 500, 2, dtype=torch.float64) * torch.tensor([3.0, 0.1]) + torch.tensor([50.0, -2.0])
+    scale.update(sums(first), critic)
+    torch.testing.assert_close(scale.mean, first.mean(0))
+    torch.testing.assert_close(scale.std, first.std(0, correction=0), rtol=1e-4, atol=0)
+    for _ in range(20):  # a count that only grows would weigh the next one with a twentieth
+        scale.update(sums(first), critic)
+    scale.update(sums(second + 100.0), critic)
+    torch.testing.assert_close(scale.mean, 0.9 * first.mean(0) + 0.1 * (second.mean(0) + 100.0))
+    torch.testing.assert_close(scale.undo(scale.apply(second)), second)
+
+
+@pytest.mark.parametrize("dials", [0, 2])
+def test_what_the_critic_predicts_stays_when_its_unit_moves(dials: int) -> None:
+    critic = FilmMlp(3, (8,), 2, dials=dials) if dials else Mlp(3, (8,), 2)
+    for parameter in critic.parameters():
+        torch.nn.init.normal_(parameter)
+    scale, inputs = ReturnScale(2), torch.rand(20, 3 + dials)
+    outputs = critic(inputs)
+    scale.update(sums(torch.randn(100, 2) * 4.0 - 30.0), critic)
+    assert torch.equal(critic(inputs), outputs)  # at first the network stays as it is
+    before = scale.undo(critic(inputs))
+    scale.update(sums(torch.randn(100, 2) * 9.0 + 70.0), critic)
+    assert not torch.allclose(critic(inputs), outputs)
+    torch.testing.assert_close(scale.undo(critic(inputs)), before, rtol=1e-4, atol=1e-3)
 
 
 def test_the_budget_steers_towards_itself() -> None:
@@ -335,6 +356,7 @@ def test_what_the_critic_explains(tmp_path: Path) -> None:
     gains, targets = torch.tensor([[1.0, -1.0], [3.0, -3.0]]), torch.tensor([[10.0, -10.0], [0.0, 0.0]])
     for wanted in (True, False):
         made = worker(tmp_path, "Counter", soft(0.1), settings=replace(SETTINGS, normalize_advantages=wanted))
-        normalized, explained = made.normalized(gains, targets)
+        normalized, returned, explained = made.normalized(gains, targets.unsqueeze(-1))
+        assert returned.tolist() == [[4.0], [0.0], [200.0]]
         assert explained == pytest.approx(1.0 - float(gains.var() / targets.var()))
         assert float(normalized.std(correction=0)) == pytest.approx(1.0 if wanted else 5.0**0.5)

@@ -70,7 +70,7 @@ def test_the_heads_times_their_weights_are_the_advantage_of_the_scalar_reward(
     prior: Path, tmp_path: Path, addons: tuple[str, ...], objective: Objective, heads: int
 ) -> None:
     made = worker(prior, tmp_path, objective, wishes=addons)
-    made.returns.statistics[2] = torch.linspace(0.25, 9.0, heads).double()
+    made.learner.returns.statistics[2] = torch.linspace(0.25, 9.0, heads).double()
     rollout = made.collector.collect(made.learner.policy)
     log_prior, *values = made.score(rollout, made.learner.policy.normalizer(torch.from_numpy(rollout.observations)))
     reward = made.reward(rollout, log_prior)
@@ -97,7 +97,7 @@ def test_the_heads_times_their_weights_are_the_advantage_of_the_scalar_reward(
     value, next_value = (each.double() for each in values)
     gains, targets = made.credit(reward, value, next_value, terminated, ended)
     assert targets.shape == (*gains.shape, heads)
-    whole, next_whole = ((made.unscaled() * each).sum(-1) for each in (value, next_value))
+    whole, next_whole = ((made.weights() * each).sum(-1) for each in (value, next_value))
     alone = ppo.advantages(wanted, whole, next_whole, terminated, ended, FEW.gamma, FEW.lam)
     torch.testing.assert_close(gains, alone, atol=1e-6, rtol=1e-6)
 
@@ -107,7 +107,7 @@ def test_advantages_are_of_one_size_in_every_cell_of_two_dials(prior: Path, tmp_
     shape = (64, 64)
     made.places = torch.rand(*shape, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
     size = torch.exp(3.0 * made.places[..., 0] - 2.0 * made.places[..., 1])
-    gains, _ = made.normalized(size * torch.randn(shape), torch.randn(*shape, 3))
+    gains, *_ = made.normalized(size * torch.randn(shape), torch.randn(*shape, 3))
     thirds = ((made.places + 1.0) * 1.5).long()
     for first in range(3):
         for second in range(3):

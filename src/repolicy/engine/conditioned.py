@@ -14,7 +14,6 @@ from torch import Tensor
 
 from repolicy.engine import ppo, ranks
 from repolicy.engine.request import Request
-from repolicy.engine.scale import ReturnScale
 from repolicy.engine.worker import Worker
 from repolicy.envs import addons
 from repolicy.envs.rollout import Rollout
@@ -75,9 +74,6 @@ class ConditionedWorker(Worker):
         middle = {dial.name: dial.value(0.0) for dial in self.dials}
         return policy.placed([0.0] * len(middle)), self.objective.at(middle)
 
-    def scales(self) -> ReturnScale:
-        return ReturnScale(self.settings.gamma, self.heads)
-
     def seen(self, observations: np.ndarray) -> tuple[Tensor, Tensor]:
         """The positions are last for both."""
         inputs, own = super().seen(observations)
@@ -121,15 +117,6 @@ class ConditionedWorker(Worker):
         each = [*fixed, *(values[name] for name in self.wishes), *terms]
         return torch.stack([torch.as_tensor(one).expand(self.places.shape[:2]).double() for one in each], -1)
 
-    @property
-    def scale(self) -> Tensor:
-        """Of each head, `[H]`."""
-        return self.returns.stds if self.settings.scale_rewards else torch.ones_like(self.returns.stds)
-
-    def unscaled(self) -> Tensor:
-        """What a head's unit is worth in the reward, `[T, N, H]`: its weight and its scale."""
-        return self.weights() * self.scale
-
     def parts(self, reward: Reward) -> Tensor:
         """Without their weights, `[T, N, H]`. That of a wish may be 0; those of terms never are."""
         terms, weights = [getattr(reward, part) for part in self.terms], self.weights().unbind(-1)
@@ -141,7 +128,7 @@ class ConditionedWorker(Worker):
     ) -> tuple[Tensor, Tensor]:
         """Advantages of the whole `[T, N]`, and what each head is to predict `[T, N, H]`."""
         settings = self.settings
-        rewards = (self.parts(reward) / self.scale).to(values.dtype)
+        rewards = self.parts(reward).to(values.dtype)
         gains = torch.stack(
             [
                 ppo.advantages(*each, terminated, ended, settings.gamma, settings.lam)
@@ -149,24 +136,27 @@ class ConditionedWorker(Worker):
             ],
             -1,
         )
-        return (gains * self.unscaled()).sum(-1).to(values.dtype), gains + values
+        return (gains * self.weights()).sum(-1).to(values.dtype), gains + values
 
-    def normalized(self, gains: Tensor, targets: Tensor) -> tuple[Tensor, float]:
+    def normalized(self, gains: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, float]:
         """With mean 0 and variance 1 in each stratum of the dials, over all ranks: a large omega rules no other."""
         side = max(2, round(STRATA ** (1 / len(self.dials))))  # of each dial
         cells = side ** torch.arange(len(self.dials))
         stratum = (((self.places + 1.0) * (side / 2)).long().clamp(0, side - 1) * cells).sum(-1)
-        returns = (targets * self.unscaled()).sum(-1)
+        returns = (targets * self.weights()).sum(-1)
         both = torch.stack([gains.double(), returns], -1)
         of_stratum = torch.stack([sums(both[stratum == index]) for index in range(side ** len(self.dials))], 1)
-        count, total, squares = self.team.sum(of_stratum)
+        packed = self.team.sum(torch.cat([of_stratum.reshape(3, -1), sums(targets)], 1))
+        parts, returned = packed.tensor_split([of_stratum[0].numel()], 1)
+        count, total, squares = parts.reshape(of_stratum.shape)
         means = total / count.clamp_min(1.0)
         variances = (squares / count.clamp_min(1.0) - means.square()).clamp_min(0.0)
         unexplained, varied = (count * variances).sum(0).tolist()
         explained = 1.0 - unexplained / max(varied, 1e-12)
         if not self.settings.normalize_advantages:
-            return gains, explained
-        return ((both[..., 0] - means[stratum, 0]) / (variances[stratum, 0].sqrt() + 1e-8)).float(), explained
+            return gains, returned, explained
+        shifted = both[..., 0] - means[stratum, 0]
+        return (shifted / (variances[stratum, 0].sqrt() + 1e-8)).float(), returned, explained
 
     @torch.no_grad()
     def width(self, inputs: Tensor) -> dict[str, float]:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from repolicy.engine.scale import ReturnScale
 from repolicy.engine.settings import Settings
 from repolicy.errors import NumericError
 from repolicy.policies.network import Mlp, flatten
@@ -46,7 +47,7 @@ class Batch:
     actions: Tensor  # [B, A]
     log_probs: Tensor  # [B] under the policy that acted
     advantages: Tensor  # [B]
-    returns: Tensor  # [B] or [B, H] what the critic is to predict
+    returns: Tensor  # [B, H] what the critic is to predict, in its unit
     own_inputs: Tensor | None = None  # [B, C] the critic's own, where it does not see what the policy sees
 
     @property
@@ -77,7 +78,7 @@ class Losses:
     clipped: float
     log_ratios: np.ndarray  # [B]
     by_log_prob: np.ndarray  # [B]
-    by_value: np.ndarray  # [B] or [B, H]
+    by_value: np.ndarray  # [B, H]
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Report:
 
 
 class Learner:
-    """A policy, a critic, and one Adam over all their parameters, which live in one flat tensor.
+    """A policy, a critic with its unit, and one Adam over all their parameters, which live in one flat tensor.
 
     (Adam is four lines for a flat tensor, while torch's own imports a compiler first, for a second and a half.)
     """
@@ -102,6 +103,7 @@ class Learner:
     def __init__(self, policy: Policy, critic: Mlp, learning_rate: float) -> None:
         self.policy = policy
         self.critic = critic
+        self.returns = ReturnScale(len(critic.biases[-1]))
         self.learning_rate = learning_rate
         self.actor_size = sum(parameter.numel() for parameter in policy.parameters())
         # Behind the gradient there is room for the losses' report: both are summed over the ranks at once.
@@ -112,7 +114,7 @@ class Learner:
 
     def values(self, inputs: Tensor) -> Tensor:
         """V of the critic's inputs `[..., C]`; of a critic with H heads `[..., H]`."""
-        return self.critic(inputs).squeeze(-1)
+        return self.returns.undo(self.critic(inputs)).squeeze(-1)
 
     def differentiate(self, batch: Batch, settings: Settings, bonus: float) -> Losses:
         """The losses of a minibatch; their gradient, less `bonus` · entropy's, is left in `self.gradient`."""
@@ -121,14 +123,14 @@ class Learner:
         values, backward_critic = self.critic.vjp(batch.critic_inputs)
         distribution = self.policy.head(outputs.requires_grad_())
         log_probs = distribution.log_prob(batch.actions)
-        result = losses(log_probs.detach().numpy(), values.squeeze(-1).numpy(), batch, settings)
+        result = losses(log_probs.detach().numpy(), values.numpy(), batch, settings)
         roots, gradients = [log_probs], [torch.from_numpy(result.by_log_prob)]
         if bonus:
             roots.append(distribution.entropy().mean())
             gradients.append(torch.tensor(-bonus))
         torch.autograd.backward(roots, gradients)
         backward(outputs.grad)  # type: ignore[arg-type]
-        backward_critic(torch.from_numpy(result.by_value).reshape(values.shape))
+        backward_critic(torch.from_numpy(result.by_value))
         self._report.copy_(torch.tensor([result.policy, result.value, result.divergence, result.clipped]))
         return result
 
@@ -171,6 +173,7 @@ class Learner:
             "parameters": self.parameters,
             "adam_mean": self._mean,
             "adam_var": self._var,
+            "returns": self.returns.statistics,
             "adam_steps": torch.tensor(list(self._steps.values())),
             "learning_rate": torch.tensor(self.learning_rate, dtype=torch.float64),
         }
@@ -179,6 +182,7 @@ class Learner:
         self.parameters.copy_(state["parameters"])
         self._mean.copy_(state["adam_mean"])
         self._var.copy_(state["adam_var"])
+        self.returns.statistics = state["returns"]
         self._steps = dict(zip(self._steps, state["adam_steps"].tolist(), strict=True))
         self.learning_rate = float(state["learning_rate"])
 

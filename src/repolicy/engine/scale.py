@@ -1,42 +1,46 @@
-"""The scale of rewards: the running std of their discounted return."""
+"""The unit in which a critic counts: the running mean and std of the returns that it predicts.
+
+A network learns numbers around 0 of size 1. Returns are not: where each step pays about the same, they are many stds
+away from 0, and a critic of plain returns sees little else than their mean.
+"""
 
 import torch
 from torch import Tensor
 
-from repolicy.policies.moments import merged, sums
+from repolicy.policies.moments import merged
+from repolicy.policies.network import Mlp
+
+MEMORY = 9.0  # a rollout counts a tenth, beside those before it
 
 
 class ReturnScale:
-    """The running std of the discounted return of the reformulated reward, or of each of several parts of it."""
+    """Mean and std of what each head of a critic predicts, `[H]`."""
 
-    def __init__(self, gamma: float, *parts: int) -> None:
-        self.gamma, self.parts = gamma, parts
-        start = torch.tensor([1e-4, 0.0, 1.0], dtype=torch.float64)  # count, mean, variance
-        self.statistics = start.reshape(3, *[1] * len(parts)).repeat(1, *parts)
+    def __init__(self, heads: int = 1) -> None:
+        self.statistics = torch.tensor([[0.0], [0.0], [1.0]], dtype=torch.float64).repeat(1, heads)  # as in `merged`
 
     @property
-    def stds(self) -> Tensor:
+    def mean(self) -> Tensor:
+        return self.statistics[1]
+
+    @property
+    def std(self) -> Tensor:
         return (self.statistics[2] + 1e-8).sqrt()
 
-    @property
-    def std(self) -> float:
-        """Of the whole; of several parts, on average."""
-        return float(self.stds.mean())
+    def update(self, added: Tensor, critic: Mlp) -> None:
+        """Take in a rollout's returns, by their `moments.sums`. What the critic predicts stays the same.
 
-    def begin(self, count: int) -> None:
-        self._running = torch.zeros(count, *self.parts, dtype=torch.float64)
+        But at first the critic knows nothing, and so its outputs stay, which are about 0: it predicts the mean.
+        """
+        count, mean, std = self.statistics[0], self.mean, self.std
+        self.statistics = merged(torch.stack([count.clamp(max=MEMORY * added[0]), mean, self.statistics[2]]), added)
+        if bool(count.any()):
+            critic.rescale(std / self.std, (mean - self.mean) / self.std)
 
-    def follow(self, rewards: Tensor, ended: Tensor) -> Tensor:
-        """Run the discounted returns on over rewards `[T, N]`, or `[T, N, parts]`. Returns the `moments.sums` of all
-        of them, `[3]` or `[3 · parts]`."""
-        discounts = self.gamma * (~ended).double().reshape(*ended.shape, *[1] * len(self.parts))
-        returns = torch.empty_like(rewards)
-        running = self._running
-        for t in range(len(rewards)):
-            returns[t] = running + rewards[t]
-            running = returns[t] * discounts[t]
-        self._running = running
-        return sums(returns.reshape(-1, *(self.parts or (1,)))).flatten()
+    def apply(self, returns: Tensor) -> Tensor:
+        """Returns `[..., H]` in this unit."""
+        return (returns - self.mean.to(returns.dtype)) / self.std.to(returns.dtype)
 
-    def update(self, added: Tensor) -> None:
-        self.statistics = merged(self.statistics, added.reshape(self.statistics.shape))
+    def undo(self, outputs: Tensor) -> Tensor:
+        """The returns that outputs `[..., H]` stand for."""
+        return outputs * self.std.to(outputs.dtype) + self.mean.to(outputs.dtype)

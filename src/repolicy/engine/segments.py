@@ -170,7 +170,6 @@ class Segments:
         state = worker.learner.state()
         for prefix, normalizer in worker.normalizers.items():
             state |= {f"{prefix}.{name}": value for name, value in normalizer.state_dict().items()}
-        state["returns"] = worker.returns.statistics
         state |= worker.density.tensors() if worker.density is not None else {}
         header: dict[str, Any] = {"iteration": worker.iteration, "steps": worker.steps, "best": self.best}
         header |= {"off_budget": worker.off_budget, "objective": worker.objective.as_dict()}
@@ -190,7 +189,6 @@ class Segments:
         worker.learner.restore(state)
         for prefix, normalizer in worker.normalizers.items():
             normalizer.load_state_dict({name: state[f"{prefix}.{name}"] for name in normalizer.state_dict()})
-        worker.returns.statistics = state["returns"]
         worker.iteration, self.best, self.segment = header["iteration"], header["best"], header["segment"]
         self.start = Standing(*header["start"]) if "start" in header else None
         worker.off_budget, worker.objective = header["off_budget"], Objective(**header["objective"])

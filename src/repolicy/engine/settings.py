@@ -126,8 +126,6 @@ class Settings(AnySettings):
     """Shift and scale the advantages of a rollout to mean 0 and variance 1."""
     normalize_observations: bool = True
     """Shift and scale observations by their running mean and variance."""
-    scale_rewards: bool = True
-    """Divide the reformulated reward by the running std of its discounted return."""
 
     family: Literal["auto", "gaussian", "state_gaussian", "squashed", "state_squashed", "categorical"] = "auto"
     """Distribution over actions; auto: gaussian with one std for all states, or categorical for discrete actions."""

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from repolicy.engine import ppo, ranks
 from repolicy.engine.request import Request, spec_for
-from repolicy.engine.scale import ReturnScale
 from repolicy.engine.states import familiarity
 from repolicy.engine.steering import FARTHEST, off_budget, steered
 from repolicy.envs import addons
@@ -48,7 +47,6 @@ class Worker:
         self.density: Density | None = None  # of the prior's states, where the objective weighs them
         self.iteration = 0
         self.off_budget = -FARTHEST
-        self.returns = self.scales()
         self.evidence: dict[str, Tensor] = {}  # what the last iteration saw, in case it fails
         self.critic_size = critic_size(request.env, self.settings.backend)  # 0: the critic sees what the policy sees
         self.critic_normalizer = Normalizer(self.critic_size)
@@ -63,10 +61,6 @@ class Worker:
             policy = frozen(self.prior).requires_grad_(True)
         size = self.critic_size or policy.observation_size
         return policy, Mlp(size, self.settings.hidden, 1, self.settings.activation)
-
-    def scales(self) -> ReturnScale:
-        """Of what the critic predicts."""
-        return ReturnScale(self.settings.gamma)
 
     @property
     def shown(self) -> tuple[Policy, Objective]:
@@ -94,7 +88,6 @@ class Worker:
     def begin(self, collector: Collector, stream: torch.Generator) -> None:
         """Go on with these environments and this random stream."""
         self.collector, self.stream = collector, stream
-        self.returns.begin(collector.envs.count)
         if self.scorer is not None:
             self.scorer.begin()
 
@@ -178,16 +171,19 @@ class Worker:
         self.evidence["rewards"] = reward.total
         terminated = torch.from_numpy(rollout.terminated)
         ended = terminated | torch.from_numpy(rollout.truncated)
-        summary = self.exchange(rollout, reward, log_prior, ended, stop)
+        summary = self.exchange(rollout, reward, log_prior, stop)
 
         gains, targets = self.credit(reward, values, next_values, terminated, ended)
-        normalized, summary.metrics["explained_variance"] = self.normalized(gains, targets)
+        normalized, returned, explained = self.normalized(gains, targets)
+        returns = self.learner.returns
+        returns.update(returned, self.learner.critic)
+        summary.metrics.update(explained_variance=explained, return_scale=float(returns.std.mean()))
         batch = ppo.Batch(
             inputs[:-1].flatten(0, 1),
             rollout.actions.flatten(0, 1),
             rollout.log_probs.flatten(),
             normalized.flatten(),
-            targets.flatten(0, 1),
+            returns.apply(targets).flatten(0, 1),
             critic_inputs[:-1].flatten(0, 1) if self.critic_size else None,
         )
         return batch, summary
@@ -195,11 +191,10 @@ class Worker:
     def credit(
         self, reward: Reward, values: Tensor, next_values: Tensor, terminated: Tensor, ended: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Advantages `[T, N]`, and what the critic is to predict."""
-        settings = self.settings
-        scaled = (reward.total / self.returns.std if settings.scale_rewards else reward.total).float()
-        gains = ppo.advantages(scaled, values, next_values, terminated, ended, settings.gamma, settings.lam)
-        return gains, gains + values
+        """Advantages `[T, N]`, and the returns that each head of the critic is to predict, `[T, N, H]`."""
+        rewards, settings = reward.total.float(), self.settings
+        gains = ppo.advantages(rewards, values, next_values, terminated, ended, settings.gamma, settings.lam)
+        return gains, (gains + values).unsqueeze(-1)
 
     @torch.no_grad()
     def width(self, inputs: Tensor) -> dict[str, float]:
@@ -272,10 +267,6 @@ class Worker:
         """Each step's own omega or alpha `[T, N]`, where it is not the objective's."""
         return {}
 
-    def parts(self, reward: Reward) -> Tensor:
-        """The rewards whose values the critic learns."""
-        return reward.total  # type: ignore[no-any-return]
-
     def familiarity(self, observations: np.ndarray | None, ages: np.ndarray) -> Tensor | None:
         """Of true next observations, where the objective weighs it."""
         if self.density is None or self.prior is None or observations is None:
@@ -291,9 +282,7 @@ class Worker:
         nats = own - log_prior.double()
         return {"below_prior": nats.sum(), "below_prior_squares": nats.square().sum()}
 
-    def exchange(
-        self, rollout: Rollout, reward: Reward, log_prior: Tensor | None, ended: Tensor, stop: bool
-    ) -> "Summary":
+    def exchange(self, rollout: Rollout, reward: Reward, log_prior: Tensor | None, stop: bool) -> "Summary":
         """One sum over the ranks of all that they need to know of each other's rollouts."""
         values = {
             "reward_task": reward.task.sum(),
@@ -311,16 +300,15 @@ class Worker:
             "stop": float(stop),
         }
         numbers = torch.tensor([float(value) for value in values.values()], dtype=torch.float64)
-        discounted, observed = self.returns.follow(self.parts(reward), ended), sums(rollout.observations[:-1])
-        self.team.sum(packed := torch.cat([numbers, discounted, observed.flatten()]))
-        numbers, discounted, observed = packed.split([len(numbers), len(discounted), observed.numel()])
-        self.returns.update(discounted)
+        observed = sums(rollout.observations[:-1])
+        self.team.sum(packed := torch.cat([numbers, observed.flatten()]))
+        numbers, observed = packed.split([len(numbers), observed.numel()])
         totals = dict(zip(values, numbers.tolist(), strict=True))
         episodes, samples = totals["episodes"], self.settings.iteration_steps
         metrics = {
             name: total / (samples if name.startswith(("reward", "log", "below")) else max(episodes, 1.0))
             for name, total in totals.items()
-        } | {"episodes": episodes, "stop": totals["stop"], "return_scale": self.returns.std}
+        } | {"episodes": episodes, "stop": totals["stop"]}
         if not episodes:
             del metrics["basic_return"], metrics["episode_length"]
         if log_prior is None:
@@ -329,15 +317,17 @@ class Worker:
             metrics["prior_kl"] = metrics["log_policy"] - metrics["log_prior"]  # KL(policy ‖ prior), from samples
         return Summary(metrics, observed.reshape(3, -1))
 
-    def normalized(self, gains: Tensor, targets: Tensor) -> tuple[Tensor, float]:
-        """Advantages with mean 0 and variance 1 over all ranks, and the share of the targets that V explains."""
-        count, total, squares = self.team.sum(sums(torch.stack([gains, targets], -1)))
+    def normalized(self, gains: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Advantages with mean 0 and variance 1 over all ranks, the targets' `moments.sums`, and the share of their
+        variance that V explains."""
+        both = self.team.sum(sums(torch.cat([gains.unsqueeze(-1), targets], -1)))
+        count, total, squares = both
         means = total / count
         gain, target = (squares / count - means.square()).clamp_min(0.0).tolist()  # variances
         explained = 1.0 - gain / max(target, 1e-12)
-        if not self.settings.normalize_advantages:
-            return gains, explained
-        return (gains - float(means[0])) / (gain**0.5 + 1e-8), explained
+        if self.settings.normalize_advantages:
+            gains = (gains - float(means[0])) / (gain**0.5 + 1e-8)
+        return gains, both[:, 1:], explained
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,12 @@ class FilmMlp(Mlp):
         return torch.addmm(self._ones, polynomials(places), self.film)
 
     @torch.no_grad()
+    def rescale(self, factor: Tensor, offset: Tensor) -> None:
+        super().rescale(factor, offset)  # what a scale does to the offset, a shift takes back
+        scale, shift = self._scales[-1], self._shifts[-1]
+        self.film[:, shift].mul_(factor).sub_(self.film[:, scale] * offset)
+
+    @torch.no_grad()
     def fold(self, places: Sequence[float], into: Mlp) -> Tensor:
         """Give `into`, a network without dials, the weights of this one at a position. Returns the spare outputs."""
         (films,) = self.films(torch.tensor([[*places]]))

@@ -125,6 +125,12 @@ class Mlp(nn.Module):
         outputs = self._layers(flat)[-1] if self.by_hand else self._plainly(flat)
         return outputs.reshape(*inputs.shape[:-1], -1)
 
+    @torch.no_grad()
+    def rescale(self, factor: Tensor, offset: Tensor) -> None:
+        """From now on the outputs `[..., O]` are factor · what they were + offset."""
+        self.weights[-1].mul_(factor.unsqueeze(-1))
+        self.biases[-1].mul_(factor).add_(offset)
+
     def snapshot(self) -> Callable[[np.ndarray], np.ndarray]:
         """The network as it is now, in NumPy, for small batches `[B, inputs]`."""
         activate, slope = ACTIVATIONS[self.activation][1], self.slope
