@@ -144,13 +144,15 @@ def by_default() -> str:
     for name in ("halfcheetah_10", "hopper", "ant"):
         task = TASKS[name]
         usual = [row for key, row in found.items() if re.fullmatch(rf"{name}/states(_5e6)?/\d+", key)]
-        usual = [row for row in usual if row["steps"] == max(row["steps"] for row in usual)]
+        usual = [row for row in usual if row["steps"] == max(each["steps"] for each in usual)]
         papers = [row for key, row in kept.items() if key.startswith(f"{name}/residual")]
         for what, runs in (
             ("prior", [kept[f"{name}/prior/0"]]),
             (f"the paper's ω′ {task.omega}", papers),
             ("**by default**", usual),
         ):
+            if not runs:
+                continue
             steps, seeds = (f"{runs[0]['steps'] / 1e6:.0f}M", f"{len(runs)}") if runs[0].get("steps") else ("", "")
             first = f"{task.prior}, {task.addon}" if what == "prior" else ""
             lines.append(f"| {' | '.join([first, what, steps, *scores(runs), seeds])} |")
@@ -252,7 +254,7 @@ def through_hosts() -> str:
     return "\n".join(lines)
 
 
-EARLIER = {"in_step": "in step", "starts_priced": "starts priced"}  # first parts of keys: how the engine was then
+EARLIER = {"in_step": "in step", "starts_priced": "starts priced", "scaled_rewards": "scaled rewards"}  # first parts of keys
 
 
 def heavy() -> str:
