@@ -228,7 +228,7 @@ def test_derived_seeds_differ() -> None:
 # Scales and budgets ---------------------------------------------------------------------------------------------------
 
 
-def test_the_unit_of_returns_is_their_mean_and_std_and_a_new_rollout_counts_a_tenth() -> None:
+def test_the_unit_of_returns_is_their_mean_and_std_and_a_new_rollout_counts_half() -> None:
     scale, critic = ReturnScale(2), Mlp(1, (4,), 2)
     first, second = torch.randn(2, 500, 2, dtype=torch.float64) * torch.tensor([3.0, 0.1]) + torch.tensor([50.0, -2.0])
     scale.update(sums(first), critic)
@@ -237,7 +237,7 @@ def test_the_unit_of_returns_is_their_mean_and_std_and_a_new_rollout_counts_a_te
     for _ in range(20):  # a count that only grows would weigh the next one with a twentieth
         scale.update(sums(first), critic)
     scale.update(sums(second + 100.0), critic)
-    torch.testing.assert_close(scale.mean, 0.9 * first.mean(0) + 0.1 * (second.mean(0) + 100.0))
+    torch.testing.assert_close(scale.mean, 0.5 * first.mean(0) + 0.5 * (second.mean(0) + 100.0))
     torch.testing.assert_close(scale.undo(scale.apply(second)), second)
 
 

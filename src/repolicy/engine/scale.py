@@ -10,7 +10,7 @@ from torch import Tensor
 from repolicy.policies.moments import merged
 from repolicy.policies.network import Mlp
 
-MEMORY = 9.0  # a rollout counts a tenth, beside those before it
+MEMORY = 1.0  # all rollouts before count as much as this one: a critic that begins sees its returns move far
 
 
 class ReturnScale:
