@@ -254,7 +254,11 @@ def through_hosts() -> str:
     return "\n".join(lines)
 
 
-EARLIER = {"in_step": "in step", "starts_priced": "starts priced", "scaled_rewards": "scaled rewards"}  # first parts of keys
+EARLIER = {
+    "in_step": "in step",
+    "starts_priced": "starts priced",
+    "scaled_rewards": "scaled rewards",
+}  # first parts of keys
 
 
 def heavy() -> str:
