@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import mean
 
 from repolicy.policies.storage import write_bytes
 
@@ -30,3 +31,8 @@ def fill(path: Path, tables: Tables, check: bool = False) -> bool:
     if fresh != text and not check:
         write_bytes(path, fresh.encode())
     return fresh != text
+
+
+def each_and_mean(values: list[float]) -> str:
+    several = f" ({', '.join(f'{value:,.0f}' for value in values)})" if len(values) > 1 else ""
+    return f"**{mean(values):,.0f}**{several}"

@@ -15,14 +15,12 @@ from statistics import mean
 
 import numpy as np
 
-from experiments import dial, real_robot
+from experiments import dial, heavy, real_robot
 from experiments import found as found_settings
 from experiments.curves import smooth
 from experiments.customizing import GAMMAS, METHODS, TASKS
-from experiments.heavy import TASKS as TASKS_OF_HEAVY
-from experiments.pages import Tables, fill, markdown
+from experiments.pages import Tables, each_and_mean, fill
 from repolicy.many.ledger import Ledger, Row
-from repolicy.policies.density import QUANTILE
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -254,70 +252,6 @@ def through_hosts() -> str:
     return "\n".join(lines)
 
 
-EARLIER = {
-    "in_step": "in step",
-    "starts_priced": "starts priced",
-    "scaled_rewards": "scaled rewards",
-}  # first parts of keys
-
-
-def heavy() -> str:
-    """Today's engine: each prior, and a row a setting of the weights."""
-    settings = {"γ": "gamma"}
-    return _heavy(
-        {key: row for key, row in ledger("heavy.jsonl").items() if key.split("/")[0] not in EARLIER}, settings
-    )
-
-
-def heavy_earlier() -> str:
-    """The same of engines that were."""
-    settings = {"γ": "gamma", "step size": "schedule"}
-    found = {key: row for key, row in ledger("heavy.jsonl").items() if key.split("/")[0] in EARLIER}
-    return _heavy(found, settings, lambda key: (EARLIER[key.split("/")[0]], _below(key)), ("engine", "below"))
-
-
-def _heavy(
-    found: dict[str, Row],
-    settings: dict[str, str],
-    more: Callable[[str], tuple[str, ...]] = lambda key: (),
-    headings: tuple[str, ...] = (),
-) -> str:
-    """A row a setting: means over seeds, the last policies."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
-    for key, row in found.items():
-        if "request" not in row:  # the prior itself
-            task = TASKS_OF_HEAVY[key.split("/")[0]]
-            groups[f"{task.prior}, {task.addon}", "*the prior*", *[""] * (2 + len(settings) + len(headings))] = [row]
-            continue
-        words, objective, chosen = row["command"].split(), row["request"]["objective"], row["request"]["settings"]
-        weights = f"{objective['omega']:.3g}", f"{objective.get('states', 0.0):.3g}"
-        learning = [f"{value:g}" if isinstance(value := chosen[name], float) else value for name in settings.values()]
-        group = (f"{words[2]}, {words[4]}", *weights, *learning, *more(key), f"{chosen['steps'] / 1e6:g}M")
-        groups.setdefault(group, []).append(row)
-    lines = []
-    for row_of in sorted(groups, key=lambda group: (group[0], group[1] != "*the prior*", group[3:], group[2])):
-        runs = [row["last"] for row in groups[row_of]]
-        basic, addon = (mean(run["mean"][f"{part}_reward"][0] for run in runs) for part in ("basic", "addon"))
-        totals = [each_and_mean([run[action]["total_reward"][0] for run in runs]) for action in ("mean", "sampled")]
-        lines.append([*row_of, f"{basic:,.0f}", f"{addon:,.0f}", *totals])
-    return markdown(
-        ["prior, add-on", "ω′", "states", *settings, *headings, "steps", "basic", "add-on", "**total**",
-         "total, sampled"],
-        lines,
-    )  # fmt: skip
-
-
-def _below(key: str) -> str:
-    """The share of the prior's states below which the price began."""
-    part = key.split("/")[1]
-    return f"{float(part.removeprefix('hinge_')) if part.startswith('hinge_') else QUANTILE:.0%}"
-
-
-def each_and_mean(values: list[float]) -> str:
-    several = f" ({', '.join(f'{value:,.0f}' for value in values)})" if len(values) > 1 else ""
-    return f"**{mean(values):,.0f}**{several}"
-
-
 FINE_TUNED = {"halfcheetah": "halfcheetah_10", "hopper": "hopper"}  # and the customizing task with the same wish
 
 
@@ -365,8 +299,8 @@ TABLES: Tables = {
     "speed": speed,
     "peers": peers,
     "customizing": customizing,
-    "heavy": heavy,
-    "heavy_earlier": heavy_earlier,
+    "heavy": lambda: heavy.table(ledger("heavy.jsonl")),
+    "heavy_earlier": lambda: heavy.earlier(ledger("heavy.jsonl")),
     "by_default": by_default,
     "horizon": horizon,
     "prior": prior,

@@ -83,13 +83,13 @@ def one_step(team: ranks.Ranks) -> dict[str, Any]:
     settings = Settings(max_gradient_norm=1e9)
     me: Any = SimpleNamespace(settings=settings, team=team)
     normalized, returned, _ = Worker.normalized(me, gains[:, mine], returns[:, mine])
-    learner.returns.update(returned, learner.critic)
+    learner.return_scale.update(returned, learner.critic)
     batch = ppo.Batch(
         observations[:, mine].flatten(0, 1),
         actions[:, mine].flatten(0, 1),
         log_probs[:, mine].flatten(),
         normalized.flatten(),
-        learner.returns.apply(returns[:, mine]).flatten(0, 1),
+        learner.return_scale.apply(returns[:, mine]).flatten(0, 1),
     )
     learner.differentiate(batch, settings, bonus=0.05)
     report = learner.step(settings.max_gradient_norm, team.sum, team.count, fit_actor=True)

@@ -177,10 +177,10 @@ def test_what_the_update_learns_from(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert batch.returns.shape == (52, 1)
     assert float(batch.returns.mean()) == pytest.approx(0.0, abs=1e-5)
     assert float(batch.returns.std(correction=0)) == pytest.approx(1.0, abs=1e-5)
-    shaped = made.learner.returns.undo(batch.returns).view(13, 4)
+    shaped = made.learner.return_scale.undo(batch.returns).view(13, 4)
     reward = torch.tensor([[13.0], [35.0]]) - 0.1 * batch.log_probs.view(13, 4)[[2, 11]]
     torch.testing.assert_close(shaped[[2, 11]], reward.float(), rtol=1e-4, atol=1e-4)
-    assert metrics["return_scale"] == pytest.approx(float(made.learner.returns.std))
+    assert metrics["return_scale"] == pytest.approx(float(made.learner.return_scale.std))
 
 
 def test_a_time_limit_is_followed_by_a_value_and_an_end_by_nothing(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_time_limit_is_followed_by_a_value_and_an_end_by_nothing(tmp_path: Pat
     log_prior, _, next_values = made.score(rollout, seen_by(made, rollout))
     reward = made.reward(rollout, log_prior).total
     batch, _ = made.prepared(rollout, stop=False)
-    returns = made.learner.returns.undo(batch.returns).view(13, 4)
+    returns = made.learner.return_scale.undo(batch.returns).view(13, 4)
     for mask, worth in ((rollout.terminated, 0.0), (rollout.truncated, made.settings.gamma * next_values)):
         assert mask.any()
         expected = (reward + worth).float()[torch.from_numpy(mask)]

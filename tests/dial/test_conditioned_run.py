@@ -83,7 +83,7 @@ def test_an_environment_that_is_begun_anew_gets_a_new_position_and_the_others_ke
 def test_the_parts_advantages_add_up_to_that_of_the_whole(prior: Path, tmp_path: Path, alpha: float) -> None:
     """As of a critic whose value is the weighted sum of its heads', with each episode's own omega in the reward."""
     made = worker(prior, tmp_path, residual(0.05, alpha, omega_to=1.6))
-    made.learner.returns.statistics[2] = torch.tensor([4.0, 9.0, 0.25])[: 2 + (alpha > 0)].double()
+    made.learner.return_scale.statistics[2] = torch.tensor([4.0, 9.0, 0.25])[: 2 + (alpha > 0)].double()
     rollout = made.collector.collect(made.learner.policy)
     inputs = made.learner.policy.normalizer(torch.from_numpy(rollout.observations))
     log_prior, values, next_values = made.score(rollout, inputs)
@@ -101,7 +101,7 @@ def test_the_parts_advantages_add_up_to_that_of_the_whole(prior: Path, tmp_path:
     value, next_value = ((weights * each).sum(-1) for each in (values, next_values))
     wanted = ppo.advantages(reward.total, value, next_value, terminated, ended, FEW.gamma, FEW.lam)
     torch.testing.assert_close(gains.double(), wanted, atol=1e-4, rtol=1e-4)
-    assert targets.shape == (*gains.shape, len(made.learner.returns.std))
+    assert targets.shape == (*gains.shape, len(made.learner.return_scale.std))
 
 
 def test_advantages_are_of_one_size_in_every_part_of_the_dial(prior: Path, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_the_heads_times_their_weights_are_the_advantage_of_the_scalar_reward(
     prior: Path, tmp_path: Path, addons: tuple[str, ...], objective: Objective, heads: int
 ) -> None:
     made = worker(prior, tmp_path, objective, wishes=addons)
-    made.learner.returns.statistics[2] = torch.linspace(0.25, 9.0, heads).double()
+    made.learner.return_scale.statistics[2] = torch.linspace(0.25, 9.0, heads).double()
     rollout = made.collector.collect(made.learner.policy)
     log_prior, *values = made.score(rollout, made.learner.policy.normalizer(torch.from_numpy(rollout.observations)))
     reward = made.reward(rollout, log_prior)

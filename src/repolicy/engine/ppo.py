@@ -103,7 +103,7 @@ class Learner:
     def __init__(self, policy: Policy, critic: Mlp, learning_rate: float) -> None:
         self.policy = policy
         self.critic = critic
-        self.returns = ReturnScale(len(critic.biases[-1]))
+        self.return_scale = ReturnScale(len(critic.biases[-1]))
         self.learning_rate = learning_rate
         self.actor_size = sum(parameter.numel() for parameter in policy.parameters())
         # Behind the gradient there is room for the losses' report: both are summed over the ranks at once.
@@ -114,7 +114,7 @@ class Learner:
 
     def values(self, inputs: Tensor) -> Tensor:
         """V of the critic's inputs `[..., C]`; of a critic with H heads `[..., H]`."""
-        return self.returns.undo(self.critic(inputs)).squeeze(-1)
+        return self.return_scale.undo(self.critic(inputs)).squeeze(-1)
 
     def differentiate(self, batch: Batch, settings: Settings, bonus: float) -> Losses:
         """The losses of a minibatch; their gradient, less `bonus` · entropy's, is left in `self.gradient`."""
@@ -173,7 +173,7 @@ class Learner:
             "parameters": self.parameters,
             "adam_mean": self._mean,
             "adam_var": self._var,
-            "returns": self.returns.statistics,
+            "returns": self.return_scale.statistics,
             "adam_steps": torch.tensor(list(self._steps.values())),
             "learning_rate": torch.tensor(self.learning_rate, dtype=torch.float64),
         }
@@ -182,7 +182,7 @@ class Learner:
         self.parameters.copy_(state["parameters"])
         self._mean.copy_(state["adam_mean"])
         self._var.copy_(state["adam_var"])
-        self.returns.statistics = state["returns"]
+        self.return_scale.statistics = state["returns"]
         self._steps = dict(zip(self._steps, state["adam_steps"].tolist(), strict=True))
         self.learning_rate = float(state["learning_rate"])
 

@@ -11,7 +11,7 @@ import torch
 from repolicy.engine.ranks import one_thread
 from repolicy.engine.request import spec_for
 from repolicy.engine.settings import Settings
-from repolicy.engine.weights import Weights, weights_found, weights_of
+from repolicy.engine.weights import Weights, two_digits, weights_found, weights_of
 from repolicy.engine.worth import sought
 from repolicy.envs import addons
 from repolicy.envs.evaluation import check_fit
@@ -44,7 +44,7 @@ class Wanted:
     name: str
     omega: float | Literal["auto"] | None = None
     alpha: float | None = None
-    states: float | None = None  # None: equal to omega if that is chosen too, else 0
+    states: float | None = None  # None: chosen with omega, or 0 where that is named
     omega_to: float = 0.0
     alpha_to: float = 0.0
 
@@ -143,9 +143,7 @@ def _alpha_of_customizing(
     if alpha:
         return float(alpha), ""
     if omega not in (None, "auto", 0):
-        return float(
-            f"{ALPHA_SHARE * float(omega):.2g}"
-        ), "a third of omega, since the prior's file does not tell its own"
+        return two_digits(ALPHA_SHARE * float(omega)), "a third of omega, since the prior's file does not tell its own"
     steps = trial(prior.policy, env, settings)
     rewards = addons.combined(addons.at(wishes)).reward(*steps.transitions)
     return _scaled(rewards, prior.policy.actions.width, "add-on's reward under the prior")
@@ -168,7 +166,7 @@ def _scaled(rewards: np.ndarray, numbers: int, what: str) -> tuple[float, str]:
     size = float(np.sqrt(np.mean(rewards**2)))
     if size == 0:
         return UNSEEN, f"because the {what} was 0 throughout"
-    return float(f"{SHARE * size / numbers:.2g}"), f"scaled from the {what} ({size:.3g} a step)"
+    return two_digits(SHARE * size / numbers), f"scaled from the {what} ({size:.3g} a step)"
 
 
 def trial(agent: Agent, env: str, settings: Settings) -> Rollout:

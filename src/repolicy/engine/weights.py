@@ -32,7 +32,11 @@ def weights_found(worths: Worths) -> Weights | None:
         return None
     states = worths.basic.value if worths.basic in worths.known else 0.0
     omega = max(worth.value for worth in worths.known)
-    return Weights(float(f"{omega:.2g}"), of_states(float(f"{states:.2g}"), worths.length))
+    return Weights(two_digits(omega), of_states(two_digits(states), worths.length))
+
+
+def two_digits(value: float) -> float:
+    return float(f"{value:.2g}")
 
 
 def of_states(weight: float, length: float) -> float:

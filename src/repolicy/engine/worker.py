@@ -175,15 +175,15 @@ class Worker:
 
         gains, targets = self.credit(reward, values, next_values, terminated, ended)
         normalized, returned, explained = self.normalized(gains, targets)
-        returns = self.learner.returns
-        returns.update(returned, self.learner.critic)
-        summary.metrics.update(explained_variance=explained, return_scale=float(returns.std.mean()))
+        scale = self.learner.return_scale
+        scale.update(returned, self.learner.critic)
+        summary.metrics.update(explained_variance=explained, return_scale=float(scale.std.mean()))
         batch = ppo.Batch(
             inputs[:-1].flatten(0, 1),
             rollout.actions.flatten(0, 1),
             rollout.log_probs.flatten(),
             normalized.flatten(),
-            returns.apply(targets).flatten(0, 1),
+            scale.apply(targets).flatten(0, 1),
             critic_inputs[:-1].flatten(0, 1) if self.critic_size else None,
         )
         return batch, summary
