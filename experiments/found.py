@@ -18,6 +18,7 @@ import numpy as np
 from experiments import campaign
 from experiments.one import machine
 from experiments.pages import markdown
+from experiments.statistics import spread
 from repolicy.engine.defaults import customize_defaults
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.ranks import one_thread
@@ -99,11 +100,6 @@ def measured(
             found["objective"] = spread(np.array(found["each"]))
         found[action] = {"basic": spread(seen.basic), "addon": spread(seen.addon), "length": spread(seen.lengths)}
     return found
-
-
-def spread(values: np.ndarray) -> list[float]:
-    """The mean and its standard error."""
-    return [float(f"{values.mean():.6g}"), float(f"{values.std() / len(values) ** 0.5:.3g}")]
 
 
 def gain(start: np.ndarray, now: np.ndarray) -> tuple[float, float]:

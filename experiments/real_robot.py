@@ -15,6 +15,7 @@ import torch
 from experiments import campaign
 from experiments.one import machine
 from experiments.pages import markdown
+from experiments.statistics import spread
 from repolicy.engine.ranks import one_thread
 from repolicy.envs.evaluation import EVALUATION_SEED, check_fit
 from repolicy.envs.making import make_envs, observing
@@ -68,11 +69,6 @@ def _largest(env: str, key: str) -> float:
 
     config: Any = envpool.make_spec(parsed(env)[0]).config
     return float(getattr(config, key.removeprefix("reward_") + "_scale"))
-
-
-def spread(values: np.ndarray) -> list[float]:
-    """The mean and its standard error."""
-    return [float(f"{values.mean():.6g}"), float(f"{values.std() / len(values) ** 0.5:.3g}")]
 
 
 def table(rows: list[Row]) -> str:

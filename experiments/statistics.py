@@ -10,6 +10,11 @@ import numpy as np
 RESAMPLES = 5_000
 
 
+def spread(values: np.ndarray) -> list[float]:
+    """The mean and its standard error."""
+    return [float(f"{values.mean():.6g}"), float(f"{values.std() / len(values) ** 0.5:.3g}")]
+
+
 def iqm(scores: np.ndarray) -> np.ndarray:
     """The interquartile mean over seeds and tasks: the mean of the middle half."""
     flat = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)

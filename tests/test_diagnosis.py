@@ -34,12 +34,12 @@ def test_a_good_prior_acts_and_its_nats_have_their_worth() -> None:
     healthy = found(optimum())
     assert healthy.complaints == []
     assert healthy.verdict.startswith("it acts: no episode ends, return")
-    assert healthy.worth is not None
-    assert healthy.worth.value == pytest.approx(ALPHA, abs=3 * healthy.worth.error)
-    assert healthy.wish_worth is not None
+    assert healthy.worths.basic is not None
+    assert healthy.worths.basic.value == pytest.approx(ALPHA, abs=3 * healthy.worths.basic.error)
+    assert healthy.worths.addon is not None
     omega, states = healthy.weights or (0.0, 0.0)
-    assert omega == pytest.approx(max(healthy.worth.value, healthy.wish_worth.value), rel=0.05)
-    assert states == pytest.approx(healthy.worth.value, rel=0.05)
+    assert omega == pytest.approx(max(healthy.worths.basic.value, healthy.worths.addon.value), rel=0.05)
+    assert states == pytest.approx(healthy.worths.basic.value, rel=0.05)
     assert healthy.first == ["--omega", f"{omega:g}", "--states", f"{states:g}"]
     assert healthy.sampled.entropy == pytest.approx(float(optimum()(torch.zeros(1, 1)).entropy().detach()), abs=0.05)
     assert healthy.by_mean.far == 0.0
@@ -72,9 +72,9 @@ def test_a_std_that_cannot_be_trained_from() -> None:
 
 def test_without_a_reward_the_rest_is_told() -> None:
     silent = found(optimum(), env=tiny("WithoutReward"))
-    assert silent.worth is None
+    assert silent.worths.basic is None
     assert "tells no reward" in silent.verdict
-    assert silent.wish_worth is not None
+    assert silent.worths.addon is not None
 
 
 def test_episodes_that_end_before_their_time_are_counted_once() -> None:

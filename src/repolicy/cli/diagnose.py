@@ -71,12 +71,11 @@ def _show(terminal: Any, diagnosis: "Diagnosis", notes: list[str], command: str)
     for name, cells in _rows(drives).items():
         table.add_row(name, *cells)
     terminal.print(table)
-    for worth, what in ((diagnosis.worth, "the environment's reward"), (diagnosis.wish_worth, "the add-on")):
+    worths = diagnosis.worths
+    for worth, what in ((worths.basic, "the environment's reward"), (worths.addon, "the add-on")):
         if worth is not None:
-            terminal.say(
-                f"a nat of log prior is worth {worth.value:.2g} ± {worth.error:.1g} of {what}"
-                + ("" if worth.is_known else ": too little to tell from chance")
-            )
+            known = "" if worth.is_known else ": not above 0 by more than chance, as sampled actions bring as much"
+            terminal.say(f"a nat of log prior is worth {worth.value:.2g} ± {worth.error:.1g} of {what}{known}")
     terminal.say("settings that customize takes:")
     for name, why in diagnosis.reasons.items():
         terminal.say(f"  {name.replace('_', ' ')} {_value(getattr(diagnosis.settings, name))}: {why}")

@@ -59,8 +59,7 @@ class Diagnosis:
     by_mean: Drive
     sampled: Drive
     ignorant: Drive  # a new policy that knows nothing, sampled
-    worth: Worth | None  # of a nat in the environment's own reward
-    wish_worth: Worth | None  # and in the add-on
+    worths: Worths  # of a nat
     complaints: list[str]
     settings: Settings
     reasons: dict[str, str]  # why the settings that depend on the prior are what they are
@@ -68,7 +67,7 @@ class Diagnosis:
     @property
     def weights(self) -> Weights | None:
         """Where to begin: the rule that customizing has for a prior whose file tells nothing."""
-        return weights_found(Worths(self.worth, self.wish_worth, float(self.sampled.lengths.mean())))
+        return weights_found(self.worths)
 
     @property
     def first(self) -> list[str]:
@@ -92,8 +91,8 @@ class Diagnosis:
             "mean_action": self.by_mean.as_dict(),
             "sampled": self.sampled.as_dict(),
             "untrained": self.ignorant.as_dict(),
-            "worth": None if self.worth is None else asdict(self.worth),
-            "wish_worth": None if self.wish_worth is None else asdict(self.wish_worth),
+            "worth": None if self.worths.basic is None else asdict(self.worths.basic),
+            "wish_worth": None if self.worths.addon is None else asdict(self.worths.addon),
             "omega": None if self.weights is None else self.weights.omega,
             "states": None if self.weights is None else self.weights.states,
             "first": self.first,
@@ -124,16 +123,16 @@ def diagnose(
         drive(who, env, addon, stochastic, backend)
         for who, stochastic in ((policy, True), (policy, False), (ignorant, True))
     )
-    worth = wish_worth = None
+    worths = Worths(None, None, float(sampled.lengths.mean()))
     if policy.actions.kind == "continuous":
-        steps, numbers = float(sampled.lengths.mean()), policy.actions.width
-        wish_worth = worth_of(by_mean.addon, sampled.addon, steps, numbers)
-        if nat_worth is not None:
-            worth = nat_worth
-        elif np.isfinite([*by_mean.basic, *sampled.basic]).all():
-            worth = worth_of(by_mean.basic, sampled.basic, steps, numbers)
+        steps, numbers = worths.length, policy.actions.width
+        worths = Worths(
+            nat_worth or worth_of(by_mean.basic, sampled.basic, steps, numbers),
+            worth_of(by_mean.addon, sampled.addon, steps, numbers),
+            steps,
+        )
     against = complaints(policy, by_mean, sampled, untrained)
-    return Diagnosis(env, by_mean, sampled, untrained, worth, wish_worth, against, settings, reasons(policy, settings))
+    return Diagnosis(env, by_mean, sampled, untrained, worths, against, settings, reasons(policy, settings))
 
 
 @torch.no_grad()

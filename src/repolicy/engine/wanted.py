@@ -103,7 +103,8 @@ def for_customizing(
         else:
             settings, budgeted = replace(settings, kl_budget=BUDGET), True
             notes.append(
-                f"omega and alpha move together so that the policy drifts {BUDGET:g} nats a step from its prior; "
+                ("what a nat of the prior is worth cannot be told, so " if omega is None else "")
+                + f"omega and alpha move together so that the policy drifts {BUDGET:g} nats a step from its prior; "
                 "--kl-budget sets another distance, --omega a weight"
             )
     alpha = wanted.alpha

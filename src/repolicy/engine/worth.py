@@ -35,8 +35,13 @@ class Worth:
         return asdict(self)
 
 
-def worth_of(by_mean: np.ndarray, sampled: np.ndarray, steps: float, numbers: int) -> Worth:
-    """From returns `[E]` with the mean action and `[F]` with sampled ones, `steps` long, of so many `numbers`."""
+def worth_of(by_mean: np.ndarray, sampled: np.ndarray, steps: float, numbers: int) -> Worth | None:
+    """From returns `[E]` with the mean action and `[F]` with sampled ones, `steps` long, of so many `numbers`.
+
+    None where a return is not finite: an environment without a reward shows NaN.
+    """
+    if not np.isfinite([*by_mean, *sampled]).all():
+        return None
     noise = 0.5 * numbers * steps  # nats by which sampled actions are below the mode, on average
     error = math.sqrt(by_mean.var() / len(by_mean) + sampled.var() / len(sampled))
     return Worth(float(by_mean.mean() - sampled.mean()) / noise, error / noise, len(sampled))
@@ -45,12 +50,10 @@ def worth_of(by_mean: np.ndarray, sampled: np.ndarray, steps: float, numbers: in
 def measured(
     policy: Policy, env: str, episodes: int = EPISODES, *, addons: tuple[str, ...] = (), backend: Backend = "auto"
 ) -> Worth | None:
-    """From episodes, or None where actions are choices, which have no Gaussian noise, or returns are not finite."""
+    """From episodes, or None where actions are choices, which have no Gaussian noise."""
     if policy.actions.kind != "continuous":
         return None
     mean, sampled = _episodes(policy, env, episodes, EVALUATION_SEED, addons, backend)
-    if not np.isfinite([mean.total.sum(), sampled.total.sum()]).all():
-        return None
     return worth_of(mean.total, sampled.total, float(np.mean(sampled.lengths)), policy.actions.width)
 
 
@@ -86,7 +89,7 @@ def _together(rounds: list[tuple[Evaluation, Evaluation]], numbers: int) -> Wort
 
     def in_reward(name: Literal["basic", "addon"]) -> Worth | None:
         returns = [[getattr(one, name) for one in each] for each in zip(*rounds, strict=True)]
-        if returns[0][0] is None or not np.isfinite(returns).all():
+        if returns[0][0] is None:
             return None
         by_mean, sampled = map(np.concatenate, returns)
         return worth_of(by_mean, sampled, length, numbers)
