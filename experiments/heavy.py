@@ -6,7 +6,6 @@ A line of the ledger a run. `--only` takes the beginnings of keys.
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -15,7 +14,6 @@ from experiments import campaign
 from experiments.one import Run
 from experiments.pages import each_and_mean, markdown
 from repolicy.many.ledger import Row
-from repolicy.policies.density import QUANTILE
 
 WORTH = Path("results/nat_worth.json")
 
@@ -42,8 +40,6 @@ TASKS = {
 }
 STATES = {"alone": 0.0, "tenth": 0.1, "third": 0.3, "states": 1.0}  # in units of what a nat is worth
 SEEDS = 3
-# How the engine was that made a row, by the first part of its key.
-EARLIER = {"in_step": "in step", "starts_priced": "starts priced", "scaled_rewards": "scaled rewards"}
 
 
 def worth(prior: str) -> float:
@@ -90,50 +86,25 @@ def runs() -> list[Run]:
 
 
 def table(found: dict[str, Row]) -> str:
-    """Today's engine: each prior, and a row a setting of the weights."""
-    rows = {key: row for key, row in found.items() if key.split("/")[0] not in EARLIER}
-    return _table(rows, {"γ": "gamma"})
-
-
-def earlier(found: dict[str, Row]) -> str:
-    """The same of engines that were."""
-    rows = {key: row for key, row in found.items() if key.split("/")[0] in EARLIER}
-    settings = {"γ": "gamma", "step size": "schedule"}
-    return _table(rows, settings, lambda key: (EARLIER[key.split("/")[0]], _below(key)), ("engine", "below"))
-
-
-def _table(
-    found: dict[str, Row],
-    settings: dict[str, str],
-    more: Callable[[str], tuple[str, ...]] = lambda key: (),
-    headings: tuple[str, ...] = (),
-) -> str:
-    """A row a setting: means over seeds, the last policies."""
+    """Each prior, and a row a setting of the weights: means over seeds, the last policies."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     for key, row in found.items():
         if "request" not in row:  # the prior itself
             task = TASKS[key.split("/")[0]]
-            groups[f"{task.prior}, {task.addon}", "*the prior*", *[""] * (2 + len(settings) + len(headings))] = [row]
+            groups[f"{task.prior}, {task.addon}", "*the prior*", "", "", ""] = [row]
             continue
-        words, objective, chosen = row["command"].split(), row["request"]["objective"], row["request"]["settings"]
+        words, objective, settings = row["command"].split(), row["request"]["objective"], row["request"]["settings"]
         weights = f"{objective['omega']:.3g}", f"{objective.get('states', 0.0):.3g}"
-        learning = [f"{value:g}" if isinstance(value := chosen[name], float) else value for name in settings.values()]
-        group = (f"{words[2]}, {words[4]}", *weights, *learning, *more(key), f"{chosen['steps'] / 1e6:g}M")
+        group = (f"{words[2]}, {words[4]}", *weights, f"{settings['gamma']:g}", f"{settings['steps'] / 1e6:g}M")
         groups.setdefault(group, []).append(row)
     lines = []
-    for row_of in sorted(groups, key=lambda group: (group[0], group[1] != "*the prior*", group[3:], group[2])):
-        runs = [row["last"] for row in groups[row_of]]
+    for what in sorted(groups, key=lambda what: (what[0], what[1] != "*the prior*", what[3:], what[2])):
+        runs = [row["last"] for row in groups[what]]
         basic, addon = (mean(run["mean"][f"{part}_reward"][0] for run in runs) for part in ("basic", "addon"))
         totals = [each_and_mean([run[action]["total_reward"][0] for run in runs]) for action in ("mean", "sampled")]
-        lines.append([*row_of, f"{basic:,.0f}", f"{addon:,.0f}", *totals])
-    ends = ["steps", "basic", "add-on", "**total**", "total, sampled"]
-    return markdown(["prior, add-on", "ω′", "states", *settings, *headings, *ends], lines)
-
-
-def _below(key: str) -> str:
-    """The share of the prior's states below which the price began."""
-    part = key.split("/")[1]
-    return f"{float(part.removeprefix('hinge_')) if part.startswith('hinge_') else QUANTILE:.0%}"
+        lines.append([*what, f"{basic:,.0f}", f"{addon:,.0f}", *totals])
+    ends = ["basic", "add-on", "**total**", "total, sampled"]
+    return markdown(["prior, add-on", "ω′", "states", "γ", "steps", *ends], lines)
 
 
 def main() -> None:

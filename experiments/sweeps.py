@@ -7,18 +7,31 @@ A sweep that is in the ledger is not repeated; one that was interrupted goes on.
 
 import json
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
 from experiments import campaign
-from experiments.customizing import TASKS, pinned
 from repolicy.cli.main import main as command_line
+from repolicy.engine.machine import commit, versions
 from repolicy.many.ledger import Ledger, Row
+from repolicy.many.sweep import claimed
 
-SWEEPS = {  # the add-on with a weight that makes it worth something beside the old task, and the values of ω′
-    "halfcheetah": ("hind_leg=10", "0.1 0.17 0.3 0.6 1 3"),
-    "hopper": ("height", "0 0.003 0.01 0.03 0.1 0.3 1 3"),
+
+@dataclass(frozen=True)
+class Sweep:
+    prior: str
+    addon: str  # with a weight that makes it worth something beside the old task
+    omegas: str
+    more: str = ""
+
+
+OMEGAS = "0.1 0.17 0.3 0.6 1 3"
+SWEEPS = {
+    "halfcheetah": Sweep("halfcheetah", "hind_leg=10", OMEGAS),
+    "hopper": Sweep("hopper", "height", "0 0.003 0.01 0.03 0.1 0.3 1 3"),
+    "halfcheetah_plain": Sweep("halfcheetah", "hind_leg=10", OMEGAS, "--states 0"),  # the paper's objective
 }
 STEPS = "1e6"
 
@@ -31,23 +44,34 @@ def main() -> None:
     ledger = Ledger(options.ledger)
     with ledger.claimed():
         known = {row["task"] for row in ledger.rows()}
-        for task in options.tasks:
-            for row in [] if task in known else run(task, options.runs / task, options.jobs):
+        for name in options.tasks:
+            for row in [] if name in known else rows(name, made(name, options.runs, options.jobs)):
                 ledger.add(row)
     draw(ledger.rows(), options.picture)
 
 
-def run(task: str, folder: Path, jobs: int) -> list[Row]:
-    addon, omegas = SWEEPS[task]
-    words = ["sweep", task, "--addon", addon, "--omega", *omegas.split(), "--alpha", TASKS[task].alpha]
-    words = pinned([*words, "--steps", STEPS], TASKS[task].env)
-    command_line([*words, "--out", str(folder), "--resume", "--jobs", str(jobs)])
+def words(name: str) -> list[str]:
+    sweep = SWEEPS[name]
+    named = ["sweep", sweep.prior, "--addon", sweep.addon, "--omega", *sweep.omegas.split()]
+    return [*named, *sweep.more.split(), "--steps", STEPS]
+
+
+def made(name: str, runs: Path, jobs: int) -> Path:
+    """The folder of the sweep, which is made, or finished, where it is not."""
+    folder = runs / name
+    if "points" not in (claimed(folder) or {}):
+        command_line([*words(name), "--out", str(folder), "--resume", "--jobs", str(jobs)])
+    return folder
+
+
+def rows(name: str, folder: Path) -> list[Row]:
     found = json.loads((folder / "sweep.json").read_text())
     rows = []
     for point in [found["prior"], *found["points"]]:
-        name = "prior" if point["omega"] is None else f"{point['omega']:g}"
-        row: Row = {"key": f"{task}/{name}", "task": task, "addon": addon, "command": shlex.join(["repolicy", *words])}
-        row |= {"omega": point["omega"], "kl": point["kl"]}
+        key = "prior" if point["omega"] is None else f"{point['omega']:g}"
+        row: Row = {"key": f"{name}/{key}", "task": name, "addon": SWEEPS[name].addon}
+        row |= {"command": shlex.join(["repolicy", *words(name)]), "commit": commit(), "versions": versions()}
+        row |= {"omega": point["omega"], "kl": point["kl"], "states": found["request"]["states"]}
         for action in ("mean", "sampled"):
             summary = point[f"{action}_action"]["summary"]
             row[action] = {name: [round(part["mean"], 4), round(part["std"], 4)] for name, part in summary.items()}
@@ -56,22 +80,27 @@ def run(task: str, folder: Path, jobs: int) -> list[Row]:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Basic return against add-on return, a point each ω′, with lines of equal total."""
-    names = list(dict.fromkeys(row["task"] for row in rows))
-    figure, axes = plt.subplots(1, len(names), figsize=(6 * len(names), 4.2), squeeze=False)
-    for name, axis in zip(names, axes[0], strict=True):
-        prior, *points = [row for row in rows if row["task"] == name]
-        basic, addon = ([row["mean"][part][0] for row in points] for part in ("basic_reward", "addon_reward"))
-        axis.plot(basic, addon, "o-", color="#0b6e99")
-        for row, x, y in zip(points, basic, addon, strict=True):
-            axis.annotate(f"ω′ {row['omega']:g}", (x, y), textcoords="offset points", xytext=(6, 5), fontsize=9)
-        x, y = prior["mean"]["basic_reward"][0], prior["mean"]["addon_reward"][0]
+    """Basic return against add-on return, a point each ω′, with a line of equal total through the prior."""
+    priors = list(dict.fromkeys(SWEEPS[row["task"]].prior for row in rows))
+    figure, axes = plt.subplots(1, len(priors), figsize=(6 * len(priors), 4.2), squeeze=False)
+    for prior, axis in zip(priors, axes[0], strict=True):
+        for name in (name for name in dict.fromkeys(row["task"] for row in rows) if SWEEPS[name].prior == prior):
+            start, *points = [row for row in rows if row["task"] == name]
+            basic, addon = ([row["mean"][part][0] for row in points] for part in ("basic_reward", "addon_reward"))
+            color, label = ("#b5532a", "states 0") if SWEEPS[name].more else ("#0b6e99", "states priced")
+            axis.plot(basic, addon, "o-", color=color, label=label)
+            for row, x, y in zip(points, basic, addon, strict=True):
+                axis.annotate(
+                    f"ω′ {row['omega']:g}", (x, y), textcoords="offset points", xytext=(6, 5), fontsize=8, color=color
+                )
+            x, y = start["mean"]["basic_reward"][0], start["mean"]["addon_reward"][0]
         axis.plot(x, y, "s", color="#777777")
         axis.annotate("prior", (x, y), textcoords="offset points", xytext=(6, -12), fontsize=9, color="#777777")
         axis.axline((x, y), slope=-1, color="#bbbbbb", linewidth=0.8, linestyle=":")
         axis.set_xlabel("basic return (never read)")
-        axis.set_ylabel(f"add-on return: {SWEEPS[name][0]}")
-        axis.set_title(name, loc="left")
+        axis.set_ylabel(f"add-on return: {SWEEPS[name].addon}")
+        axis.set_title(prior, loc="left")
+        axis.legend(frameon=False)
         axis.margins(0.15)
     figure.tight_layout()
     figure.savefig(path, dpi=80)

@@ -19,7 +19,7 @@ from experiments import dial, heavy, real_robot
 from experiments import found as found_settings
 from experiments.curves import smooth
 from experiments.customizing import GAMMAS, METHODS, TASKS
-from experiments.pages import Tables, each_and_mean, fill
+from experiments.pages import Tables, each_and_mean, fill, markdown
 from repolicy.many.ledger import Ledger, Row
 
 ROOT = Path(__file__).parent.parent
@@ -158,23 +158,23 @@ def by_default() -> str:
 
 
 def sweeps() -> str:
-    lines = [
-        "| prior, add-on | ω′ | basic | add-on | total | total, sampled | KL to the prior a step | |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    before = ""
+    headings = ["prior, add-on", "states", "ω′", "basic", "add-on", "total", "total, sampled",
+                "KL to the prior a step", ""]  # fmt: skip
+    lines, before = [], ""
     for row in ledger("sweeps.jsonl").values():
         first, before = row["task"] != before, row["task"]
-        parts = [row["mean"]["basic_reward"], row["mean"]["addon_reward"], row["mean"]["total_reward"]]
-        cells = [
-            f"{row['task']}, {row['addon']}" if first else "",
-            "prior" if row["omega"] is None else f"{row['omega']:g}",
-            *(f"{part[0]:,.0f}" for part in [*parts, row["sampled"]["total_reward"]]),
-            f"{row['kl']:.2f}",
-            "knee" if row["knee"] else "",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        totals = [row["mean"]["basic_reward"], row["mean"]["addon_reward"], row["mean"]["total_reward"]]
+        lines.append(
+            [
+                f"{row['task'].removesuffix('_plain')}, {row['addon']}" if first else "",
+                f"{row['states']:.3g}" if first else "",
+                "prior" if row["omega"] is None else f"{row['omega']:g}",
+                *(f"{part[0]:,.0f}" for part in [*totals, row["sampled"]["total_reward"]]),
+                f"{row['kl']:.2f}",
+                "knee" if row["knee"] else "",
+            ]
+        )
+    return markdown(headings, lines)
 
 
 PRICES = ("overhead", "states_overhead", "dial_overhead")
@@ -300,7 +300,6 @@ TABLES: Tables = {
     "peers": peers,
     "customizing": customizing,
     "heavy": lambda: heavy.table(ledger("heavy.jsonl")),
-    "heavy_earlier": lambda: heavy.earlier(ledger("heavy.jsonl")),
     "by_default": by_default,
     "horizon": horizon,
     "prior": prior,

@@ -1,6 +1,7 @@
 """The bend of a trade-off, and sweeps that are refused before anything is written."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from repolicy.engine.request import Request
 from repolicy.engine.settings import Settings
 from repolicy.envs.evaluation import Evaluation
-from repolicy.errors import FileError, UsageError
+from repolicy.errors import FileError, RepolicyError, UsageError
+from repolicy.many.pool import Job
 from repolicy.many.sweep import in_order, sweep
 from repolicy.many.tradeoff import Found, Point, knee
 from repolicy.objective import soft
@@ -163,3 +165,37 @@ def test_a_sweep_writes_over_nobodys_files(prior: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="settings.json is there already, and of no sweep"):
         refused(prior, tmp_path / "mine")
     assert (tmp_path / "mine" / "settings.json").read_text() == "mine"
+
+
+@pytest.mark.parametrize(("states", "price"), [(None, "0.25"), (0.1, "0.1"), (0.0, "")])
+def test_every_point_prices_states_at_what_a_nat_is_worth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: float | None, price: str
+) -> None:
+    """As a range of omega does, for the small values of both stand still without it."""
+    told = {"nat_worth": {"value": 0.25, "error": 0.01, "episodes": 32}, "evaluation": {"evaluation_length": 1000.0}}
+    space = ActionSpace("continuous", (1,), (-3.0,), (3.0,))
+    save_policy(
+        tmp_path / "prior.safetensors",
+        Policy(PolicySpec(4, space)),
+        {"request": {"env": "InvertedPendulum-v4"}} | told,
+    )
+    started = list[tuple[str, ...]]()
+
+    def work(jobs: list[Job], start: object, at_once: int, ended: Callable[[Job, str], None], watch: object) -> None:
+        for job in jobs:
+            started.append(job.program)
+            ended(job, "not today")
+
+    monkeypatch.setattr("repolicy.many.sweep.work", work)
+    with pytest.raises(RepolicyError, match="not today"):
+        sweep(
+            tmp_path / "prior.safetensors",
+            [f"{__file__}:still"],
+            [0.0, 0.1],
+            0.01,
+            tmp_path / "out",
+            Settings(),
+            states=states,
+        )
+    priced = [program[program.index("--states") + 1] if "--states" in program else "" for program in started]
+    assert priced == [price, price]

@@ -120,6 +120,19 @@ def test_customizing_takes_omega_from_the_worth_of_a_nat_or_else_holds_a_budget(
         assert f"drifts {BUDGET:g} nats a step" in held.notes[0]
 
 
+def test_a_range_of_omega_prices_states_at_what_a_nat_is_worth() -> None:
+    """Else its low end stands still, as the paper's omega does with a heavy wish."""
+    worth = {"value": 0.25, "error": 0.01, "episodes": 32}
+    known = prior(request=told(0.7), nat_worth=worth, evaluation={"evaluation_length": 1000.0})
+    for states, expected in ((None, 0.25), (0.1, 0.1), (0.0, 0.0)):
+        found = for_customizing(Wanted("residual", 0.1, states=states, omega_to=3.0), known, ENV, (), FEW)
+        assert found.objective == residual(0.1, 0.7, expected, omega_to=3.0)
+        assert [note.split(",")[0] for note in found.notes] == ["states is 0.25"] * (states is None)
+    unknown = prior(request=told(0.7), nat_worth=worth | {"error": 0.2})
+    found = for_customizing(Wanted("residual", 0.1, omega_to=3.0), unknown, ENV, (), FEW)
+    assert (found.objective, found.notes) == (residual(0.1, 0.7, omega_to=3.0), [])
+
+
 def test_a_prior_that_tells_nothing_is_measured() -> None:
     """The optimum of an episode of 200 steps, without a wish: a nat is worth alpha, to two digits."""
     saved, said = SavedPolicy(optimum(), None, {}), list[str]()

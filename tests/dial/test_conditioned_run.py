@@ -221,4 +221,6 @@ def test_a_range_goes_with_no_budget_and_no_other_objective(prior: Path, tmp_pat
 
 def test_the_command_line_says_the_range_again() -> None:
     asked = Request("Hopper-v4", residual(0.003, 0.001, omega_to=3.0), Settings(ranks=1), ("height",))
-    assert "--omega 0.003..3.0" in " ".join(words(asked, "hopper"))
+    said = " ".join(words(asked, "hopper"))
+    assert "--omega 0.003..3.0" in said
+    assert "--states 0.0" in said  # for a range has a price by default

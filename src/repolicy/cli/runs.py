@@ -130,7 +130,7 @@ class Customize(Run):
     prior's own α, where its file tells it, else a third of ω′, else scaled from the add-on's reward."""
     states: float | None = None
     """Price of a nat by which a state is less likely than the prior's own states. By default what a nat is worth in the
-    old reward where ω′ is left out, too, else 0, as in the paper."""
+    old reward where ω′ is left out or is a range; beside one ω′ 0, as in the paper."""
     objective: Literal["residual", "kl", "greedy"] = "residual"
     """residual: omega and alpha apart; kl: omega equal to alpha; greedy: the add-on alone."""
     env: str | None = None

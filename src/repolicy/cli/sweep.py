@@ -13,7 +13,10 @@ from repolicy.engine.settings import Settings
 from repolicy.policies.options import Options
 
 # What a sweep that is resumed relies on in its sweep.json.
-SWEEP = {"request": {"env": str, "addons": [str], "alpha": float, "settings": {}, "sparse": bool}, "omegas": [float]}
+SWEEP = {
+    "request": {"env": str, "addons": [str], "alpha": float, "states": float, "settings": {}, "sparse": bool},
+    "omegas": [float],
+}
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,9 @@ class Sweep:
     """The values of ω′; 0 is the add-on alone."""
     alpha: float | None = None
     """α̂, the reward that a nat of entropy is worth; by default the prior's own α, or scaled from the add-on."""
+    states: float | None = None
+    """Price of a nat by which a state is less likely than the prior's own states; by default what a nat is worth in the
+    old reward. 0: the paper's objective."""
     env: str | None = None
     """Environment; by default the one that the prior was trained in."""
     jobs: int = 0
@@ -77,7 +83,7 @@ class Sweep:
         if content is None or before is None:
             return start
         return replace(
-            start, env=before["env"], alpha=before["alpha"], omega=tuple(content["omegas"]),
+            start, env=before["env"], alpha=before["alpha"], states=before["states"], omega=tuple(content["omegas"]),
             sparse=before["sparse"], addon=() if self.addon else tuple(before["addons"]),
         )  # fmt: skip
 
@@ -95,7 +101,7 @@ class Sweep:
         with terminal.status("training") as status:
             swept = sweep(
                 self.prior, self.addon, omegas, self.alpha, self.folder, self.settings,
-                env=policy_and_env(self.prior, self.env, self.trust)[1],
+                states=self.states, env=policy_and_env(self.prior, self.env, self.trust)[1],
                 sparse=self.sparse, jobs=self.jobs, on_ray=self.ray, resume=self.resume,
                 episodes=self.episodes, reading=self.reading, say=terminal.say,
                 progress=lambda shares: status.update(

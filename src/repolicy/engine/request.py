@@ -106,6 +106,7 @@ def words(request: Request, prior: str | Path = "") -> list[str]:
         parts += ["--addon", name]
     parts += ["--omega", "auto"] if request.settings.budget is not None else ["--objective", objective]
     high = {name: coefficients.pop(to) for to, name in RANGES.items() if to in coefficients}
+    coefficients |= {} if "omega" not in high else {"states": request.objective.states}  # 0 is not what a range takes
     for key, value in coefficients.items():
         parts += [f"--{key}", f"{value!r}..{high[key]!r}" if key in high else f"{value!r}"]
     return parts + ["--sparse"] * request.sparse

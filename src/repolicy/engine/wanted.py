@@ -44,7 +44,7 @@ class Wanted:
     name: str
     omega: float | Literal["auto"] | None = None
     alpha: float | None = None
-    states: float | None = None  # None: chosen with omega, or 0 where that is named
+    states: float | None = None  # None: chosen with omega or for a range of it, or 0 where one omega is named
     omega_to: float = 0.0
     alpha_to: float = 0.0
 
@@ -107,6 +107,9 @@ def for_customizing(
                 + f"omega and alpha move together so that the policy drifts {BUDGET:g} nats a step from its prior; "
                 "--kl-budget sets another distance, --omega a weight"
             )
+    elif wanted.omega_to and wanted.states is None:
+        states, sentences = states_of_range(prior, env, wishes, settings, say)
+        notes += sentences
     alpha = wanted.alpha
     if alpha is None:
         alpha, why = _alpha_of_customizing(prior, omega, env, wishes, settings)
@@ -120,10 +123,27 @@ def for_customizing(
     return Chosen(made, settings, notes)
 
 
+def states_of_range(
+    prior: SavedPolicy,
+    env: str,
+    wishes: tuple[str, ...],
+    settings: Settings,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> tuple[float, list[str]]:
+    """The weight of the prior's states beside several values of omega: without it, small ones stand still."""
+    known = _weights(prior, env, wishes, settings, say)
+    if known is None or not known.states:
+        return 0.0, []
+    sentence = (
+        f"states is {known.states:.3g}, what a nat of the prior is worth; --states sets another, 0 is the paper's"
+    )
+    return known.states, [sentence]
+
+
 def _weights(
     prior: SavedPolicy, env: str, wishes: tuple[str, ...], settings: Settings, say: Callable[[str], None]
 ) -> Weights | None:
-    """By the prior's card or, where that says nothing, by episodes of the prior."""
+    """By the prior's card or, where that says nothing, by episodes of the prior, of which `say` is told."""
     if "nat_worth" in prior.card or prior.policy.actions.kind != "continuous":
         return weights_of(prior.card)
     say(

@@ -21,7 +21,7 @@ from repolicy.engine.result import Result
 from repolicy.engine.session import EnvLike, env_name
 from repolicy.engine.settings import Settings
 from repolicy.engine.training import check, try_addon
-from repolicy.engine.wanted import Wanted, for_customizing
+from repolicy.engine.wanted import Wanted, for_customizing, states_of_range
 from repolicy.envs.addons import Addon, Wish, combined, names
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.making import with_roles
@@ -45,6 +45,7 @@ def sweep(
     out: str | Path | None = None,
     settings: Settings | None = None,
     *,
+    states: float | None = None,
     env: EnvLike | None = None,
     sparse: bool = False,
     jobs: int = 0,
@@ -76,7 +77,11 @@ def sweep(
     if alpha is None:
         chosen = for_customizing(Wanted("kl"), saved, env, wishes, settings)
         alpha, notes = chosen.objective.alpha, notes + chosen.notes
-    request = {"env": env, "addons": list(wishes), "alpha": alpha, "settings": settings.as_dict(), "sparse": sparse}
+    if states is None:
+        states, sentences = states_of_range(saved, env, wishes, settings, say)
+        notes += sentences
+    request = {"env": env, "addons": list(wishes), "alpha": alpha, "states": states}
+    request |= {"settings": settings.as_dict(), "sparse": sparse}
     trial = Request(env, greedy(alpha), settings, wishes, sparse=sparse)
     check(trial)
     for sentence in notes + try_addon(saved.policy, trial):

@@ -155,7 +155,7 @@ class Found:
 
 def point_words(request: dict[str, Any], omega: float, folder: Path) -> list[str]:
     """What follows `repolicy` on the command line that trains one point of the sweep in this folder."""
-    settings, objective = Settings(**request["settings"]), residual(omega, request["alpha"])
+    settings, objective = Settings(**request["settings"]), residual(omega, request["alpha"], request["states"])
     asked = Request(request["env"], objective, settings, tuple(request["addons"]), sparse=request["sparse"])
     return [*words(asked, folder / "prior.safetensors"), "--settings", str(folder / "settings.json")]
 
