@@ -17,7 +17,7 @@ from experiments.one import machine
 from experiments.pages import markdown
 from experiments.statistics import spread
 from repolicy.engine.ranks import one_thread
-from repolicy.envs.evaluation import EVALUATION_SEED, check_fit
+from repolicy.envs.evaluation import EVALUATION_SEED, LONGEST, EpisodeSums, check_fit
 from repolicy.envs.making import make_envs, observing
 from repolicy.envs.rollout import Collector
 from repolicy.errors import UsageError
@@ -36,24 +36,19 @@ def measured(policy: Policy, env: str, episodes: int, stochastic: bool) -> Row:
     envs = make_envs(env, episodes, EVALUATION_SEED, "auto")
     check_fit(policy, envs)
     collector = Collector(envs, BLOCK, torch.Generator().manual_seed(EVALUATION_SEED), keep_transitions=True)
-    alive, fell = np.ones(episodes, bool), np.zeros(episodes, bool)
-    sums = {name: np.zeros(episodes) for name in ("basic", "length", *TERMS, *TRACKED)}
+    sums = EpisodeSums(episodes, episodes, LONGEST)
     scales = {name: _largest(envs.name, key) for name, key in TRACKED.items()}
-    while alive.any():
+    while sums.missing:
         rollout = collector.collect(policy, stochastic)
-        info = rollout.info
-        for t in range(BLOCK):
-            step = {"basic": rollout.basic[t], "length": np.ones(episodes)}
-            step |= {name: info[key][t] for name, key in TERMS.items()}
-            step |= {name: error(info[key][t] / scales[name]) for name, key in TRACKED.items()}
-            for name, values in step.items():
-                sums[name][alive] += values[alive]
-            fell |= alive & rollout.terminated[t]
-            alive &= ~(rollout.terminated[t] | rollout.truncated[t])
+        steps = {"basic": rollout.basic, "length": np.ones_like(rollout.basic)}
+        steps |= {name: rollout.info[key] for name, key in TERMS.items()}
+        steps |= {name: error(rollout.info[key] / scales[name]) for name, key in TRACKED.items()}
+        sums.add(steps, rollout)
     envs.close()
-    lengths = sums.pop("length")
-    row: Row = {name: spread(values if name == "basic" else values / lengths) for name, values in sums.items()}
-    return row | {"length": spread(lengths), "falls": int(fell.sum()), "episodes": episodes}
+    each = sums.each()
+    lengths, falls = each.pop("length"), int(each.pop("terminated").sum())
+    row: Row = {name: spread(values if name == "basic" else values / lengths) for name, values in each.items()}
+    return row | {"length": spread(lengths), "falls": falls, "episodes": episodes}
 
 
 def error(kept: np.ndarray) -> np.ndarray:

@@ -117,7 +117,9 @@ def test_customizing_takes_omega_from_the_worth_of_a_nat_or_else_holds_a_budget(
     ):
         held = for_customizing(asked, prior(request=told(0.7), **card), ENV, (), FEW)
         assert (held.objective, held.settings.kl_budget) == (kl(0.7), BUDGET)
-        assert f"drifts {BUDGET:g} nats a step" in held.notes[0]
+        *why, held_by = held.notes
+        assert f"drifts {BUDGET:g} nats a step" in held_by
+        assert why == ["what a nat of the prior is worth cannot be told"] * (asked.omega is None)
 
 
 def test_a_range_of_omega_prices_states_at_what_a_nat_is_worth() -> None:

@@ -18,7 +18,7 @@ from repolicy.engine.wanted import BUDGET
 from repolicy.engine.weights import Weights, weights_found
 from repolicy.engine.worth import Worth, Worths, worth_of
 from repolicy.envs.addons import Addon
-from repolicy.envs.evaluation import EVALUATION_SEED, check_fit
+from repolicy.envs.evaluation import EVALUATION_SEED, EpisodeSums, check_fit, quantities
 from repolicy.envs.making import make_envs, probed
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import Backend
@@ -138,25 +138,20 @@ def diagnose(
 @torch.no_grad()
 def drive(policy: Policy, env: str, addon: Addon, stochastic: bool, backend: Backend) -> Drive:
     """A thousand steps in each environment, of which each one's first episode counts."""
-    sums = {name: np.zeros(ENVS) for name in ("basic", "addon", "lengths")}
-    fell, alive, far, entropy, stds = np.zeros(ENVS, bool), np.ones(ENVS, bool), 0.0, 0.0, list[float]()
+    sums, blocks, far, entropy, stds = EpisodeSums(ENVS, ENVS, STEPS), 0, 0.0, 0.0, list[float]()
     with closing(make_envs(env, ENVS, EVALUATION_SEED, backend)) as envs:
-        generator, blocks = torch.Generator().manual_seed(EVALUATION_SEED), 0
+        generator = torch.Generator().manual_seed(EVALUATION_SEED)
         collector = Collector(envs, BLOCK, generator, keep_transitions=True)
-        while alive.any() and blocks < STEPS // BLOCK:
+        while sums.missing:
             rollout = collector.collect(policy, stochastic)
-            paid = addon.reward(*rollout.transitions)
-            for t in range(BLOCK):
-                for name, values in (("basic", rollout.basic[t]), ("addon", paid[t]), ("lengths", np.ones(ENVS))):
-                    sums[name][alive] += values[alive]
-                fell |= alive & rollout.terminated[t]
-                alive &= ~(rollout.terminated[t] | rollout.truncated[t])
+            sums.add(quantities(rollout, addon), rollout)
             far += _far(policy, rollout)
             entropy -= float(rollout.log_probs.mean())
             stds += _std(policy, rollout)
             blocks += 1
-    std = float(np.mean(stds)) if stds else None
-    return Drive(sums["basic"], sums["addon"], sums["lengths"], fell, entropy / blocks, std, far / blocks)
+    each, std = sums.each(), float(np.mean(stds)) if stds else None
+    fell = each["terminated"].astype(bool)
+    return Drive(each["basic"], each["addon"], each["length"], fell, entropy / blocks, std, far / blocks)
 
 
 def _far(policy: Policy, rollout: Rollout) -> float:

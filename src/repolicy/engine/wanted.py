@@ -81,35 +81,19 @@ def for_customizing(
 
     `say` hears of what takes a while.
     """
-    budgeted, omega, notes = settings.budget is not None, wanted.omega, list[str]()
-    free = "omega" in coefficients(wanted.name)  # of the objective's own weights
-    states = wanted.states or 0.0
-    if budgeted and (omega not in (None, "auto") or not free):
+    budgeted, free = settings.budget is not None, "omega" in coefficients(wanted.name)
+    if budgeted and (wanted.omega not in (None, "auto") or not free):
         option = "--kl-budget" if settings.kl_budget is not None else "--log-prior-budget"
         raise UsageError(f"{option} goes with --omega auto and no other --objective than residual")
-    if free and not budgeted and omega in (None, "auto"):
-        known = _weights(prior, env, wishes, settings, say) if omega is None else None
-        if known is not None:
-            omega, states = known.omega, known.states if wanted.states is None else wanted.states
-            notes.append(
-                f"omega is {omega:.3g}, what a nat of the prior is worth, and states {states:.3g}, the weight of its "
-                "states; --omega and --states set others"
-            )
-        elif omega is None and (wanted.alpha_to or addons.dials(wishes)):
-            raise UsageError(
-                "what the prior's log-probability is worth cannot be told, and beside a dial no budget can find it: "
-                "name --omega, a number or a range such as 0.03..3"
-            )
-        else:
+    omega, states, notes = wanted.omega, wanted.states or 0.0, list[str]()
+    if free and not budgeted:
+        omega, states, notes = _omega_and_states(wanted, prior, env, wishes, settings, say)
+        if omega == "auto":
             settings, budgeted = replace(settings, kl_budget=BUDGET), True
             notes.append(
-                ("what a nat of the prior is worth cannot be told, so " if omega is None else "")
-                + f"omega and alpha move together so that the policy drifts {BUDGET:g} nats a step from its prior; "
+                f"omega and alpha move together so that the policy drifts {BUDGET:g} nats a step from its prior; "
                 "--kl-budget sets another distance, --omega a weight"
             )
-    elif wanted.omega_to and wanted.states is None:
-        states, sentences = states_of_range(prior, env, wishes, settings, say)
-        notes += sentences
     alpha = wanted.alpha
     if alpha is None:
         alpha, why = _alpha_of_customizing(prior, omega, env, wishes, settings)
@@ -121,6 +105,35 @@ def for_customizing(
         wanted.name, omega=weight, alpha=alpha, states=states, omega_to=wanted.omega_to, alpha_to=wanted.alpha_to
     )
     return Chosen(made, settings, notes)
+
+
+def _omega_and_states(
+    wanted: Wanted,
+    prior: SavedPolicy,
+    env: str,
+    wishes: tuple[str, ...],
+    settings: Settings,
+    say: Callable[[str], None],
+) -> tuple[float | Literal["auto"], float, list[str]]:
+    """As they are named, else what a nat of the prior is worth; "auto" where that cannot be told."""
+    if wanted.omega is not None:
+        if wanted.states is None and wanted.omega_to:
+            return wanted.omega, *states_of_range(prior, env, wishes, settings, say)
+        return wanted.omega, wanted.states or 0.0, []
+    known = _weights(prior, env, wishes, settings, say)
+    if known is None:
+        if wanted.alpha_to or addons.dials(wishes):
+            raise UsageError(
+                "what the prior's log-probability is worth cannot be told, and beside a dial no budget can find it: "
+                "name --omega, a number or a range such as 0.03..3"
+            )
+        return "auto", wanted.states or 0.0, ["what a nat of the prior is worth cannot be told"]
+    states = known.states if wanted.states is None else wanted.states
+    sentence = (
+        f"omega is {known.omega:.3g}, what a nat of the prior is worth, and states {states:.3g}, the weight of its "
+        "states; --omega and --states set others"
+    )
+    return known.omega, states, [sentence]
 
 
 def states_of_range(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from repolicy.envs.addons import Addon, Wish, check_env, combined, names
 from repolicy.envs.making import make_envs, observing, placed
-from repolicy.envs.rollout import Collector
+from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.errors import UsageError
 from repolicy.policies.conditioned import Conditioned
@@ -206,61 +206,95 @@ def run_episodes(
     The environments act in blocks of steps, and each block is scored at once. Episodes are in the order of their
     environments, not of their ends, so those of two policies by one seed are pairs that began alike.
     """
-    quota = np.full(envs.count, episodes // envs.count)
-    quota[: episodes % envs.count] += 1
-    begun = np.zeros(envs.count, int)
     collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=bool(addon or familiarity))
-    wanted = ["basic", "length", "log_policy"]
-    wanted += ["addon", "metric"] * (addon is not None) + ["log_prior"] * (prior is not None)
-    wanted += ["familiarity"] * (familiarity is not None)
-    several = [name.rpartition(":")[2] for name in addon.names] if addon is not None and len(addon.names) > 1 else []
-    sums = {name: np.zeros(envs.count) for name in [*wanted, *(f"of {name}" for name in several)]}
     scorer = None if prior is None else Scorer(prior)
-    done: dict[str, list[float]] = {name: [] for name in [*sums, "terminated", "place"]}
-    while quota.max() > 0:
+    sums = EpisodeSums(envs.count, episodes, longest or LONGEST)
+    while sums.missing:
         rollout = collector.collect(agent, stochastic)
-        block = {"basic": rollout.basic, "length": np.ones_like(rollout.basic), "log_policy": rollout.log_probs.numpy()}
-        if scorer is not None:
-            block["log_prior"] = scorer(*rollout.scored).numpy()
-        if addon is not None:
-            rewards = [*addon.apart(*rollout.transitions)]
-            block["addon"] = sum(rewards, np.zeros_like(rollout.basic))
-            block["metric"] = addon.metric(*rollout.transitions)
-            for name, reward in zip(several, rewards, strict=False):
-                block[f"of {name}"] = block.get(f"of {name}", 0.0) + reward
-        if familiarity is not None:
-            block["familiarity"] = np.asarray(familiarity(rollout.next_observations, rollout.ages))
-        for t in range(BLOCK):
-            for name, values in sums.items():
-                values += block[name][t]
-            ended = rollout.terminated[t] | rollout.truncated[t] | (sums["length"] >= (longest or LONGEST))
-            for n in np.flatnonzero(ended & (quota > 0)):
-                quota[n] -= 1
-                done["place"].append(begun[n] * envs.count + n)
-                begun[n] += 1
-                for name, values in sums.items():
-                    done[name].append(float(values[n]))
-                done["terminated"].append(bool(rollout.terminated[t, n]))
-                if progress is not None:
-                    progress(len(done["basic"]))
-            if ended.any():
-                for values in sums.values():
-                    values[ended] = 0.0
-    order = np.argsort(done.pop("place"))
-    each = {name: np.array(values)[order] for name, values in done.items()}
+        sums.add(quantities(rollout, addon, scorer, familiarity), rollout, progress)
+    each = sums.each()
     return Evaluation(
         env=envs.name,
         backend=envs.backend,
         stochastic=stochastic,
         seed=seed,
         basic=each["basic"],
-        addon=each["addon"] if addon is not None else None,
+        addon=each.get("addon"),
         metric=each["metric"] / each["length"] if addon is not None and addon.has_metric else None,
         metric_name="" if addon is None else addon.metric_name,
         lengths=each["length"],
         log_policy=each["log_policy"],
-        log_prior=each["log_prior"] if prior is not None else None,
+        log_prior=each.get("log_prior"),
         familiarity=each.get("familiarity"),
         terminated=each["terminated"].astype(bool),
-        wishes={name: each[f"of {name}"] for name in several},
+        wishes={name.removeprefix(OF): values for name, values in each.items() if name.startswith(OF)},
     )
+
+
+OF = "of "  # before the name of one add-on of several
+
+
+def quantities(
+    rollout: Rollout,
+    addon: Addon | None,
+    scorer: Scorer | None = None,
+    familiarity: Callable[[np.ndarray | None, np.ndarray], Tensor | None] | None = None,
+) -> dict[str, np.ndarray]:
+    """What is summed over an episode, of each step `[T, N]`."""
+    found = {"basic": rollout.basic, "length": np.ones_like(rollout.basic), "log_policy": rollout.log_probs.numpy()}
+    if scorer is not None:
+        found["log_prior"] = scorer(*rollout.scored).numpy()
+    if addon is not None:
+        rewards = [*addon.apart(*rollout.transitions)]
+        found["addon"] = sum(rewards, np.zeros_like(rollout.basic))
+        found["metric"] = addon.metric(*rollout.transitions)
+        for name, reward in zip(addon.names, rewards, strict=False) if len(addon.names) > 1 else ():
+            key = OF + name.rpartition(":")[2]
+            found[key] = found.get(key, 0.0) + reward
+    if familiarity is not None:
+        found["familiarity"] = np.asarray(familiarity(rollout.next_observations, rollout.ages))
+    return found
+
+
+class EpisodeSums:
+    """Sums over the episodes that run, and over those that ended, as many as each environment has to run."""
+
+    def __init__(self, environments: int, episodes: int, longest: int) -> None:
+        self.missing = episodes
+        self._quota = np.full(environments, episodes // environments)
+        self._quota[: episodes % environments] += 1
+        self._begun = np.zeros(environments, int)
+        self._longest = longest
+        self._running: dict[str, np.ndarray] = {}
+        self._done: list[dict[str, float]] = []
+
+    def add(
+        self, steps: dict[str, np.ndarray], rollout: Rollout, progress: Callable[[int], None] | None = None
+    ) -> None:
+        """A block of steps `[T, N]`."""
+        self._running = self._running or {name: np.zeros(len(self._quota)) for name in steps}
+        for t in range(len(rollout.basic)):
+            for name, values in self._running.items():
+                values += steps[name][t]
+            ended = rollout.terminated[t] | rollout.truncated[t] | (self._running["length"] >= self._longest)
+            for n in np.flatnonzero(ended & (self._quota > 0)):
+                self._end(int(n), bool(rollout.terminated[t, n]))
+                if progress is not None:
+                    progress(len(self._done))
+            if ended.any():
+                for values in self._running.values():
+                    values[ended] = 0.0
+
+    def _end(self, n: int, terminated: bool) -> None:
+        """The episode of one environment."""
+        place = self._begun[n] * len(self._quota) + n
+        sums = {name: float(values[n]) for name, values in self._running.items()}
+        self._done.append(sums | {"terminated": terminated, "place": place})
+        self._begun[n] += 1
+        self._quota[n] -= 1
+        self.missing -= 1
+
+    def each(self) -> dict[str, np.ndarray]:
+        """Of every episode, in the order in which the environments began them."""
+        ordered = sorted(self._done, key=lambda sums: sums["place"])
+        return {name: np.array([sums[name] for sums in ordered]) for name in ordered[0] if name != "place"}
