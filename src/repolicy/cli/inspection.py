@@ -44,6 +44,10 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
     tensors, header = read(path)
     if header["kind"] != "policy":
         return _inspect_other(path, tensors, header)
+    return _inspect_policy(path)
+
+
+def _inspect_policy(path: Path) -> dict[str, Any]:
     saved = read_policy(path)
     spec, card = saved.policy.spec, saved.card
     request = card.get("request", {})
@@ -65,6 +69,17 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
         "made with": ", ".join(f"{name} {value}" for name, value in card.get("versions", {}).items()),
         "probes": f"{PROBES} log-probabilities reproduced",
     }
+    facts |= _facts_of(card)
+    if isinstance(saved.policy, Conditioned):
+        inputs = " and ".join(f"{each.name} as an input, from {each.ends}" for each in saved.policy.dials)
+        facts["dial"] = f"takes {inputs}"
+    _show(facts)
+    return facts | {"card": card}
+
+
+def _facts_of(card: dict[str, Any]) -> dict[str, str]:
+    """What not every policy's card tells."""
+    facts = {}
     if "origin" in card:
         origin = card["origin"]
         facts["copied from"] = f"{origin['file']}, {origin['kind']} of {origin['library']}, sha256 {origin['sha256']}"
@@ -75,9 +90,6 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
         values = dial.get("values") or {"omega" if trained else "t": dial.get("at", math.nan)}
         place = ", ".join(f"{name} = {value:g}" for name, value in values.items())
         facts["dial"] = f"{dial['how']} at {place} {'of' if trained else 'between the prior and'} {dial['of']}"
-    if isinstance(saved.policy, Conditioned):
-        inputs = " and ".join(f"{each.name} as an input, from {each.ends}" for each in saved.policy.dials)
-        facts["dial"] = f"takes {inputs}"
     if "nat_worth" in card:
         worth = card["nat_worth"]
         facts["a nat is worth"] = f"{worth['value']:.3g} ± {worth['error']:.2g} of the reward"
@@ -85,8 +97,7 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
         mean, std = (*card["scores"]["mean action"], math.nan, math.nan)[:2]
         facts["score"] = f"{mean:,.0f} ± {std:,.0f}, mean action, {card['scores']['episodes']} episodes"
         facts["made by"] = card.get("command", "")
-    _show(facts)
-    return facts | {"card": card}
+    return facts
 
 
 def _std(policy: Policy) -> str:

@@ -198,8 +198,8 @@ class Worker:
 
     @torch.no_grad()
     def width(self, inputs: Tensor) -> dict[str, float]:
-        """The entropy of the actions and, where they have one, their mean std, on some of the inputs."""
-        distribution = self.learner.policy.distribution(inputs[:256])
+        """The entropy of the actions and, where they have one, their mean std, on some 256 of the inputs."""
+        distribution = self.learner.policy.distribution(inputs[:: max(1, len(inputs) // 256)])
         log_std = getattr(distribution, "log_std", None)
         numbers = {"entropy": float(distribution.entropy().mean())}
         return numbers if log_std is None else numbers | {"std": float(log_std.exp().mean())}
