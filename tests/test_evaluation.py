@@ -88,6 +88,16 @@ def test_add_ons_are_told_apart_from_the_basic_reward() -> None:
     assert found.as_dict()["summary"]["addon_reward"]["mean"] == pytest.approx(found.addon.mean())
 
 
+def test_several_add_ons_are_told_apart_and_one_that_is_named_twice_counts_with_both_weights() -> None:
+    far, near = tiny("far_away"), tiny("stay_near")
+    found = evaluate(policy(1), tiny("LinearQuadratic"), 3, addon=combined([f"{far}=2", near, f"{far}=3"]))
+    alone = evaluate(policy(1), tiny("LinearQuadratic"), 3, addon=combined([far])).addon
+    assert set(found.wishes) == {"far_away", "stay_near"}
+    assert alone is not None
+    np.testing.assert_allclose(found.wishes["far_away"], 5 * alone)
+    np.testing.assert_allclose(sum(found.wishes.values()), found.addon)
+
+
 def test_each_episode_is_in_the_file() -> None:
     found = evaluate(policy(1), tiny("LinearQuadratic"), 6, addon=combined([tiny("stay_near")]))
     values = json.loads(json.dumps(found.as_dict()))
