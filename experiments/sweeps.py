@@ -89,10 +89,10 @@ def draw(rows: list[Row], path: Path) -> None:
             basic, addon = ([row["mean"][part][0] for row in points] for part in ("basic_reward", "addon_reward"))
             color, label = ("#b5532a", "states 0") if SWEEPS[name].more else ("#0b6e99", "states priced")
             axis.plot(basic, addon, "o-", color=color, label=label)
+            place = (-36, -10) if SWEEPS[name].more else (6, 5)
             for row, x, y in zip(points, basic, addon, strict=True):
-                axis.annotate(
-                    f"ω′ {row['omega']:g}", (x, y), textcoords="offset points", xytext=(6, 5), fontsize=8, color=color
-                )
+                label = f"ω′ {row['omega']:g}"
+                axis.annotate(label, (x, y), textcoords="offset points", xytext=place, fontsize=8, color=color)
             x, y = start["mean"]["basic_reward"][0], start["mean"]["addon_reward"][0]
         axis.plot(x, y, "s", color="#777777")
         axis.annotate("prior", (x, y), textcoords="offset points", xytext=(6, -12), fontsize=9, color="#777777")

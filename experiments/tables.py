@@ -170,7 +170,7 @@ def sweeps() -> str:
                 f"{row['states']:.3g}" if first else "",
                 "prior" if row["omega"] is None else f"{row['omega']:g}",
                 *(f"{part[0]:,.0f}" for part in [*totals, row["sampled"]["total_reward"]]),
-                f"{row['kl']:.2f}",
+                f"{round(row['kl'], 2) + 0.0:.2f}",  # no -0.00
                 "knee" if row["knee"] else "",
             ]
         )
