@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from torch import Tensor
@@ -75,6 +76,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--how", default="trained", choices=list(MORE))
+    parser.add_argument("--picture", type=Path, default=Path("docs/images/dial.png"))
     options = parser.parse_args()
     ledger = Ledger(options.ledger)
     with ledger.claimed():
@@ -90,6 +92,7 @@ def main() -> None:
                 if f"{name}/{options.how}/{seed}" not in known:
                     ledger.add(trained_dial(name, seed, options.runs, options.how))
     print(summary(ledger.rows()))
+    draw(ledger.rows(), options.picture)
 
 
 def point(swept: Path, omega: float) -> Path:
@@ -294,6 +297,32 @@ def summary(found: list[Row]) -> str:
                 more = turning(row) if "many" in row else [""] * 4
                 lines.append([row["task"], name, f"{area(row, points):.0%}", *more])
     return markdown(headings, lines) if lines else "Not measured yet."
+
+
+def draw(found: list[Row], path: Path) -> None:
+    """Twenty positions of each trained dial, beside the points that were trained alone."""
+    tasks = [row for row in found if row["how"] == "alone"]
+    figure, axes = plt.subplots(1, len(tasks), figsize=(6 * len(tasks), 4.2), squeeze=False)
+    for points, axis in zip(tasks, axes[0], strict=True):
+        dials = [row for row in found if (row["task"], row["how"]) == (points["task"], "trained")]
+        for row in dials:
+            basic, addon = zip(*map(outcome, row["many"]), strict=True)
+            label = "a dial, twenty positions" if row is dials[0] else None
+            axis.plot(basic, addon, ".-", color="#0b6e99", linewidth=1, label=label)
+        basic, addon = zip(*map(outcome, points["positions"]), strict=True)
+        axis.plot(basic, addon, "o", color="#b5532a", fillstyle="none", label="trained alone")
+        for each in points["positions"]:
+            axis.annotate(f"{each['at']:g}", outcome(each), textcoords="offset points", xytext=(-22, -10), fontsize=8)
+        axis.plot(*outcome(points["prior"]), "s", color="#777777", label="prior")
+        axis.set_xlabel("old reward, of an episode (never read)")
+        axis.set_ylabel(f"the wish: {TASKS[points['task']].addon}")
+        axis.set_title(
+            f"{points['task']}, ω′ from {TASKS[points['task']].low:g} to {TASKS[points['task']].high:g}", loc="left"
+        )
+        axis.legend(frameon=False, loc="lower left")
+        axis.margins(0.15)
+    figure.tight_layout()
+    figure.savefig(path, dpi=80)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,6 @@ class Dial:
         return {"file": str(out), "at": position[0] if len(position) == 1 else named, "how": how, "of": str(path)}
 
     def _all(self, path: Path, saved: Any, checksum: str) -> dict[str, Any]:
-        from rich.table import Table
 
         from repolicy.engine.terminal import Terminal
         from repolicy.envs.addons import check_env
@@ -115,12 +114,9 @@ class Dial:
         if how != "trained":
             title = f"from the prior (0) to the customized policy (1), {how}"
             points = points[1:]  # the first position is the prior
-        table = Table(*headings(swept), title=f"{env}: {title}")
-        for row in points:
-            table.add_row(*row)
         if swept.in_a_row:
             terminal.say(swept.verdict)
-        terminal.print(table)
+        terminal.numbers(f"{env}: {title}", headings(swept), points)
         terminal.say(f"report: {report}")
         return as_dict(turning, swept, checksum) | {"report": str(report)}
 

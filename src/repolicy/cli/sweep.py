@@ -33,7 +33,8 @@ class Sweep:
     omega: tuple[float, ...] = ()
     """The values of ω′; 0 is the add-on alone."""
     alpha: float | None = None
-    """α̂, the reward that a nat of entropy is worth; by default the prior's own α, or scaled from the add-on."""
+    """α̂, the reward that a nat of entropy is worth; by default the prior's own α, else a third of the smallest
+    ω′."""
     states: float | None = None
     """Price of a nat by which a state is less likely than the prior's own states; by default what a nat is worth in the
     old reward. 0: the paper's objective."""
@@ -88,8 +89,6 @@ class Sweep:
         )  # fmt: skip
 
     def run(self) -> dict[str, Any]:
-        from rich.table import Table
-
         from repolicy.engine.terminal import Terminal
         from repolicy.envs.numbers import number
         from repolicy.many.sweep import in_order, sweep
@@ -110,11 +109,9 @@ class Sweep:
             )  # fmt: skip
             status.update("films")
             report = write_sweep_report(swept)
-        table = Table(*headings(swept), title=f"{swept.request['env']}: what each ω′ keeps and gains")
-        for row in rows(swept, shown=lambda column: number(column.mean)):
-            table.add_row(*row)
+        points = rows(swept, shown=lambda column: number(column.mean))
         terminal.say(swept.verdict)
-        terminal.print(table)
+        terminal.numbers(f"{swept.request['env']}: what each ω′ keeps and gains", headings(swept), points)
         if swept.knee is not None:
             point = swept.points[swept.knee]
             terminal.say(f"its policy: {point.best}; to train it for longer: {swept.longer(point)}")

@@ -7,10 +7,12 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from repolicy.loading import printable
@@ -23,6 +25,16 @@ class Terminal(Console):
     def say(self, sentence: str) -> None:
         """A sentence on a line of its own, however long: a path that is broken in two cannot be copied."""
         self.print(sentence, soft_wrap=True)
+
+    def numbers(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """A table whose numbers are whole: the headings break where it is too narrow."""
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 0), show_edge=False)
+        for place, heading in enumerate(headings):
+            widest = max((len(row[place]) for row in rows), default=0)
+            table.add_column(heading, justify="right" if place else "left", min_width=widest)
+        for row in rows:
+            table.add_row(*row)
+        self.print(table)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Every text and every cell of a table comes by here, and some of it was written by others."""

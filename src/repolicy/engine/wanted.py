@@ -144,24 +144,26 @@ def states_of_range(
     say: Callable[[str], None] = lambda sentence: None,
 ) -> tuple[float, list[str]]:
     """The weight of the prior's states beside several values of omega: without it, small ones stand still."""
-    known = _weights(prior, env, wishes, settings, say)
-    if known is None or not known.states:
-        return 0.0, []
-    sentence = (
-        f"states is {known.states:.3g}, what a nat of the prior is worth; --states sets another, 0 is the paper's"
-    )
-    return known.states, [sentence]
+    known = _weights(prior, env, wishes, settings, say, "--states")
+    if known is None:
+        return 0.0, ["what a nat of the prior is worth cannot be told, so new states have no price; --states names one"]
+    return known.states, [f"states is {known.states:.3g}, the weight of the prior's states; --states sets another"]
 
 
 def _weights(
-    prior: SavedPolicy, env: str, wishes: tuple[str, ...], settings: Settings, say: Callable[[str], None]
+    prior: SavedPolicy,
+    env: str,
+    wishes: tuple[str, ...],
+    settings: Settings,
+    say: Callable[[str], None],
+    option: str = "--omega or --kl-budget",
 ) -> Weights | None:
-    """By the prior's card or, where that says nothing, by episodes of the prior, of which `say` is told."""
+    """By the prior's card or, where that says nothing, by episodes of the prior, unless the user names an `option`."""
     if "nat_worth" in prior.card or prior.policy.actions.kind != "continuous":
         return weights_of(prior.card)
     say(
-        "measuring what a nat of the prior is worth, by episodes of its mean action and of sampled ones (--omega or "
-        "--kl-budget goes without)"
+        "measuring what a nat of the prior is worth, by episodes of its mean action and of sampled ones "
+        f"({option} goes without)"
     )
     with one_thread():
         return weights_found(

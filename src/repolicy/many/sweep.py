@@ -75,7 +75,8 @@ def sweep(
     env = with_roles(env, saved.policy.observation_size, settings.backend)
     notes = notes_of(saved.card)
     if alpha is None:
-        chosen = for_customizing(Wanted("kl"), saved, env, wishes, settings)
+        least = next((omega for omega in omegas if omega), 0.0)
+        chosen = for_customizing(Wanted("residual", least), saved, env, wishes, settings)
         alpha, notes = chosen.objective.alpha, notes + chosen.notes
     if states is None:
         states, sentences = states_of_range(saved, env, wishes, settings, say)

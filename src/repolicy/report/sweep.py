@@ -48,9 +48,10 @@ def write_sweep_report(swept: Found) -> Path:
     files = [swept.prior.folder, *(point.best for point in swept.points)]
     pictures, complaint = filmed([Shot(str(file), env) for file in files])
     index = swept.knee if swept.knee is not None else len(swept.points) // 2
-    wanted = " + ".join(swept.request["addons"])
+    wanted, states = " + ".join(swept.request["addons"]), swept.request["states"]
+    price = f"a price of {states:.3g} for a nat of new states; " if states else ""
     lead = (
-        f"{len(swept.points)} values of ω′, what a nat of the prior is worth; α̂ {swept.request['alpha']:g}; "
+        f"{len(swept.points)} values of ω′, what a nat of the prior is worth; α̂ {swept.request['alpha']:g}; {price}"
         f"{swept.request['settings']['steps']:,} environment steps each. {swept.verdict[0].upper()}{swept.verdict[1:]}."
     )
     episodes = len(swept.prior.by_mean.basic)
@@ -214,7 +215,7 @@ def headings(swept: Found) -> list[str]:
     basic = ["basic reward", "kept"] if swept.basic_known else []
     metric = [swept.metric_name] if swept.metric_name else []
     wishes = [swept.prior.by_mean.columns[name].title for name in swept.wishes]
-    return [swept.letter, *basic, *metric, "add-on reward", "gained", *wishes, "log prior a step", "KL a step", ""]
+    return [swept.letter, *basic, *metric, "add-on reward", "gained", *wishes, "log prior a step", "KL a step"]
 
 
 def rows(swept: Found, shown: Callable[[Column], str] = spread) -> list[list[str]]:
@@ -222,7 +223,8 @@ def rows(swept: Found, shown: Callable[[Column], str] = spread) -> list[list[str
     lines = []
     for index, point in enumerate([swept.prior, *swept.points]):
         columns = point.by_mean.columns
-        line = ["prior" if index == 0 else point.label or f"{point.omega:g}"]
+        knee = " (knee)" if index and index - 1 == swept.knee else ""
+        line = ["prior" if index == 0 else (point.label or f"{point.omega:g}") + knee]
         if swept.basic_known:
             share = (point.basic or 0.0) / swept.prior.basic if swept.prior.basic else math.nan
             sensible = (swept.prior.basic or 0.0) > 0  # a share of a negative reward says nothing
@@ -233,6 +235,5 @@ def rows(swept: Found, shown: Callable[[Column], str] = spread) -> list[list[str
         plus = "+" if gained >= 0 else ""
         line += [shown(columns["addon_reward"]), "–" if index == 0 else plus + number(gained, like=point.addon)]
         line += [shown(columns[name]) for name in swept.wishes]
-        knee = "knee" if index and index - 1 == swept.knee else ""
-        lines.append([*line, number(point.log_prior), number(point.kl), knee])
+        lines.append([*line, number(point.log_prior), number(point.kl)])
     return lines
