@@ -272,9 +272,8 @@ def table(found: list[Row]) -> str:
     lines = []
     for points in (row for row in found if row["how"] == "alone"):
         dials = [row for row in found if (row["task"], row["how"]) == (points["task"], "trained")]
-        for number, (one, *places) in enumerate(
-            zip(points["positions"], *(row["positions"] for row in dials), strict=True)
-        ):
+        beside = zip(points["positions"], *(row["positions"] for row in dials), strict=True) if dials else ()
+        for number, (one, *places) in enumerate(beside):
             start, theirs, *mine = (
                 objective(each, points["objective"], one["at"]) for each in (points["prior"], one, *places)
             )
