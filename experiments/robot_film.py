@@ -1,6 +1,6 @@
 """Two policies side by side in one film, from the same start: a gif that is small enough for a page.
 
-python -m experiments.robot_film --run runs/go1-energy --out docs/images/go1.gif
+python -m experiments.robot_film --run runs/go1-dial --policy runs/go1-saving.safetensors --out docs/images/go1.gif
 """
 
 import argparse
@@ -29,6 +29,7 @@ def beside(left: Sequence[Any], right: Sequence[Any], keep: int = EVERY) -> list
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--policy", type=Path, help="a file beside the run's prior; by default the run's best")
     parser.add_argument("--out", type=Path, default=Path("docs/images/go1.gif"))
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--seed", type=int, default=3)
@@ -36,7 +37,7 @@ def main() -> None:
     env = json.loads((options.run / "run.json").read_text())["request"]["env"]
     shots = [
         Shot(str(file), env, seconds=options.seconds, seed=options.seed, width=300, height=220)
-        for file in (options.run / "prior.safetensors", find_policy(options.run))
+        for file in (options.run / "prior.safetensors", options.policy or find_policy(options.run))
     ]
     first, second = ([*imageio.mimread(film, format="mp4", memtest=False)] for film in films(shots))
     start, *rest = beside(first, second)
