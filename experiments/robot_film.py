@@ -1,6 +1,6 @@
 """Two policies side by side in one film, from the same start: a gif that is small enough for a page.
 
-python -m experiments.robot_film --run runs/go1-dial --policy runs/go1-saving.safetensors --out docs/images/go1.gif
+python -m experiments.robot_film --run runs/go1-energy --out docs/images/go1.gif
 """
 
 import argparse
