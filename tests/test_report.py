@@ -159,7 +159,8 @@ def test_a_folder_without_a_run_has_no_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [(12345.6, "12,346"), (-3.14159, "−3.142"), (54.32, "54.3"), (float("nan"), "unknown")]
+    ("value", "said"),
+    [(12345.6, "12,346"), (-3.14159, "−3.142"), (54.32, "54.3"), (float("nan"), "unknown"), (-0.0004, "0.000")],
 )
 def test_numbers_have_the_digits_that_a_reader_wants(value: float, said: str) -> None:
     assert number(value) == said

@@ -13,6 +13,7 @@ def number(value: float, like: float | None = None, plus: bool = False) -> str:
         return "unknown"
     size = abs(value if like is None else like)
     digits = 0 if size >= 10_000 else 1 if size >= 20 else 3
+    value = round(value, digits) + 0.0  # what rounds to 0 has no sign
     return f"{value:{'+' if plus else ''},.{digits}f}".replace("-", "−")
 
 
