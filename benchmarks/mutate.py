@@ -155,7 +155,7 @@ MUTANTS = [
     Mutant("policies/normalizer.py", "* self.scale).clamp_", "/ self.scale).clamp_", "tests/test_policy.py", "normalizer multiplies"),
     Mutant("policies/moments.py", "delta.square() * count * new_count / total", "delta.square() * 0.0", "tests/test_policy.py", "variance between batches dropped"),
     Mutant("many/tradeoff.py", "-np.maximum(least, costs)", "-costs", "tests/test_sweep.py", "a point that lost everything flattens the others"),
-    Mutant("envs/evaluation.py", "ended & (quota > 0)", "ended", "tests/test_evaluation.py", "short episodes counted more often"),
+    Mutant("envs/evaluation.py", "ended & (self._quota > 0)", "ended", "tests/test_evaluation.py", "short episodes counted more often"),
     Mutant("envs/evaluation.py", "self.basic + self.addon", "self.addon", "tests/test_evaluation.py", "total without the basic reward"),
     Mutant("llm/losses.py", "reward - objective.omega * log_prior", "reward + objective.omega * log_prior", LLM["losses"], "sign of the prior in the implicit reward"),
     Mutant("llm/losses.py", "-functional.logsigmoid(margin)", "functional.logsigmoid(margin)", LLM["losses"], "sign of the preference loss"),

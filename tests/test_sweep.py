@@ -159,6 +159,12 @@ def test_counts_out_of_range_are_refused(prior: Path, tmp_path: Path, options: d
     assert not (tmp_path / "out").exists()
 
 
+def test_a_price_below_0_is_refused_before_anything_is_written(prior: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="states is -1"):
+        refused(prior, tmp_path / "out", states=-1)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_sweep_writes_over_nobodys_files(prior: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "settings.json").write_text("mine")

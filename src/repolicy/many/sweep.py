@@ -30,7 +30,7 @@ from repolicy.loading import lives_here_alone, read_json
 from repolicy.many import ray
 from repolicy.many.pool import Here, Job, Start, work
 from repolicy.many.tradeoff import Found, Point, as_dict, point_words
-from repolicy.objective import greedy
+from repolicy.objective import residual
 from repolicy.policies.file import env_of, find_policy, notes_of, own_bytes, read_policy
 from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy
@@ -83,7 +83,7 @@ def sweep(
         notes += sentences
     request = {"env": env, "addons": list(wishes), "alpha": alpha, "states": states}
     request |= {"settings": settings.as_dict(), "sparse": sparse}
-    trial = Request(env, greedy(alpha), settings, wishes, sparse=sparse)
+    trial = Request(env, residual(omegas[-1], alpha, states), settings, wishes, sparse=sparse)
     check(trial)
     for sentence in notes + try_addon(saved.policy, trial):
         say(sentence)
