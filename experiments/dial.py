@@ -1,14 +1,13 @@
 """A dial that was trained, beside points trained one by one, and beside the two dials that cost no training.
 
     python -m experiments.dial --tasks halfcheetah hopper --seeds 0 1 2
-    python -m experiments.dial --how plain --seeds 0        # no price on states
-    python -m experiments.dial --how shuffled --seeds 0     # a control, which must lose
+    python -m experiments.dial --tasks halfcheetah --seeds 0 --shuffled     # a control, which must lose
 
 For each task: one run over a range of ω′ with the usual settings (2.5 times the steps of one point of
 `experiments.sweeps`), evaluated at the sweep's values and at twenty others; and the mixture and the weights between the
 prior and the sweep's first point. The sweep is made where it is not there. What is in the ledger is not repeated, and a
-run that was cut off goes on. `shuffled` is paid by other positions than those that its network is shown, which then say
-nothing.
+run that was cut off goes on. With --shuffled, the run over the range is paid by other positions than those that its
+network is shown, which then say nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,7 +46,6 @@ from repolicy.policies.policy import Policy
 
 EPISODES, MANY = 20, 20
 STEPS = "2.5e6"
-MORE = {"trained": (), "plain": ("--states", "0"), "shuffled": ()}  # options of the run over the range
 
 
 @dataclass(frozen=True)
@@ -75,22 +73,22 @@ def main() -> None:
     parser = campaign.parser("dial", __doc__)
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
-    parser.add_argument("--how", default="trained", choices=list(MORE))
+    parser.add_argument("--shuffled", action="store_true", help="the control: shuffled positions")
     parser.add_argument("--picture", type=Path, default=Path("docs/images/dial.png"))
     options = parser.parse_args()
-    ledger = Ledger(options.ledger)
+    ledger, how = Ledger(options.ledger), "shuffled" if options.shuffled else "trained"
     with ledger.claimed():
         known = {row["key"] for row in ledger.rows()}
         for name in options.tasks:
             swept = sweeps.made(name, options.runs.parent / "sweeps", options.jobs)
             if f"{name}/alone" not in known:
                 ledger.add(alone(name, swept))
-            for how in ("mixture", "weights"):
-                if f"{name}/{how}" not in known:
-                    ledger.add(free_dial(name, how, swept))
+            for free in ("mixture", "weights"):
+                if f"{name}/{free}" not in known:
+                    ledger.add(free_dial(name, free, swept))
             for seed in options.seeds:
-                if f"{name}/{options.how}/{seed}" not in known:
-                    ledger.add(trained_dial(name, seed, options.runs, options.how))
+                if f"{name}/{how}/{seed}" not in known:
+                    ledger.add(trained_dial(name, seed, options.runs, how))
     print(summary(ledger.rows()))
     draw(ledger.rows(), options.picture)
 
@@ -130,17 +128,8 @@ def free_dial(name: str, how: str, swept: Path) -> Row:
 def trained_dial(name: str, seed: int, runs: Path, how: str) -> Row:
     task, key = TASKS[name], f"{name}/{how}/{seed}"
     folder = runs / key.replace("/", "-")
-    asked: tuple[str, ...] = (
-        "customize",
-        name,
-        "--addon",
-        task.addon,
-        "--omega",
-        f"{task.low:g}..{task.high:g}",
-        "--steps",
-        STEPS,
-    )
-    asked += (*MORE[how], "--ranks", "1", "--seed", str(seed), "--no-report")
+    words = f"customize {name} --addon {task.addon} --omega {task.low:g}..{task.high:g} --steps {STEPS} --ranks 1"
+    asked = (*words.split(), "--seed", str(seed), "--no-report")
     with shuffled() if how == "shuffled" else nullcontext():
         story = trained(Training(key, asked, task.env, task.addon), folder)
     saved = read_policy(find_policy(folder))

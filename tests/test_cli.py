@@ -163,6 +163,26 @@ def test_what_people_read_is_printed_letter_for_letter(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == "my.py:ok: [bold]repolicy[sb3]\n"
 
 
+def test_a_table_of_numbers_is_whole_in_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    headings = [
+        "ω′",
+        "basic reward",
+        "kept",
+        "mean |θ|",
+        "add-on reward",
+        "gained",
+        "of quiet",
+        "log prior a step",
+        "KL a step",
+    ]
+    row = ["0.17 (knee)", "−1,949,111", "100%", "0.390", "−11,566,829", "−9,617,718", "−120.4", "−16.746", "10.632"]
+    Terminal().numbers("a title", headings, [row])
+    assert capsys.readouterr().err.splitlines()[-1].split() == " ".join(row).split()
+
+
 def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     Path("folder").mkdir()
     code, _, said = typed(capsys, "evaluate", "hopper", "--episodes", "1", "--out", "folder")

@@ -173,35 +173,34 @@ def test_a_sweep_writes_over_nobodys_files(prior: Path, tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "settings.json").read_text() == "mine"
 
 
-@pytest.mark.parametrize(("states", "price"), [(None, "0.25"), (0.1, "0.1"), (0.0, "")])
-def test_every_point_prices_states_at_what_a_nat_is_worth(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: float | None, price: str
-) -> None:
-    """As a range of omega does, for the small values of both stand still without it."""
-    told = {"nat_worth": {"value": 0.25, "error": 0.01, "episodes": 32}, "evaluation": {"evaluation_length": 1000.0}}
-    space = ActionSpace("continuous", (1,), (-3.0,), (3.0,))
-    save_policy(
-        tmp_path / "prior.safetensors",
-        Policy(PolicySpec(4, space)),
-        {"request": {"env": "InvertedPendulum-v4"}} | told,
-    )
-    started = list[tuple[str, ...]]()
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The programs of the points, none of which runs."""
+    found = list[tuple[str, ...]]()
 
     def work(jobs: list[Job], start: object, at_once: int, ended: Callable[[Job, str], None], watch: object) -> None:
         for job in jobs:
-            started.append(job.program)
+            found.append(job.program)
             ended(job, "not today")
 
     monkeypatch.setattr("repolicy.many.sweep.work", work)
+    return found
+
+
+def told(program: tuple[str, ...], option: str) -> str:
+    return program[program.index(option) + 1] if option in program else ""
+
+
+@pytest.mark.parametrize(("states", "price"), [(None, "0.25"), (0.1, "0.1"), (0.0, "")])
+def test_every_point_prices_states_at_what_a_nat_is_worth(
+    tmp_path: Path, started: list[tuple[str, ...]], states: float | None, price: str
+) -> None:
+    """As a range of omega does, for the small values of both stand still without it."""
+    card = {"nat_worth": {"value": 0.25, "error": 0.01, "episodes": 32}, "evaluation": {"evaluation_length": 1000.0}}
+    policy = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,))))
+    path, wish = tmp_path / "prior.safetensors", [f"{__file__}:still"]
+    save_policy(path, policy, {"request": {"env": "InvertedPendulum-v4"}} | card)
     with pytest.raises(RepolicyError, match="not today"):
-        sweep(
-            tmp_path / "prior.safetensors",
-            [f"{__file__}:still"],
-            [0.0, 0.1],
-            0.01,
-            tmp_path / "out",
-            Settings(),
-            states=states,
-        )
-    priced = [program[program.index("--states") + 1] if "--states" in program else "" for program in started]
-    assert priced == [price, price]
+        sweep(path, wish, [0.0, 0.3], None, tmp_path / "out", Settings(), states=states)
+    assert [told(program, "--states") for program in started] == [price, price]
+    assert [told(program, "--alpha") for program in started] == ["0.1", "0.1"]  # a third of the smallest above 0

@@ -27,14 +27,14 @@ class Terminal(Console):
         self.print(sentence, soft_wrap=True)
 
     def numbers(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """A table whose numbers are whole: the headings break where it is too narrow."""
+        """A table whose numbers are whole: its headings break where the terminal is narrow, and then its lines."""
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 0), show_edge=False)
         for place, heading in enumerate(headings):
             widest = max((len(row[place]) for row in rows), default=0)
             table.add_column(heading, justify="right" if place else "left", min_width=widest)
         for row in rows:
             table.add_row(*row)
-        self.print(table)
+        self.print(table, crop=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Every text and every cell of a table comes by here, and some of it was written by others."""
