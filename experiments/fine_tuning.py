@@ -24,7 +24,7 @@ from torch import Tensor
 
 from experiments.batches import ForSb3, Paid
 from experiments.curves import smooth
-from experiments.customizing import settings_of
+from experiments.settings import settings_of
 from experiments.through_hosts import summary
 from repolicy import Policy, customize_defaults, load_policy
 from repolicy.adapters.sb3 import ResidualPPO, from_repolicy, like, to_repolicy

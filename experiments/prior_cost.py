@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.customizing import TASKS, Task, settings_of
+from experiments.paper.runs import TASKS, Task
+from experiments.settings import settings_of
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import commit
 from repolicy.engine.ranks import Alone, one_thread
@@ -31,10 +32,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, default=Path("results/prior.jsonl"))
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--tasks", nargs="+", default=["halfcheetah", "hopper", "ant"], choices=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     options = parser.parse_args()
     with one_thread():
-        rows = [measure(TASKS[name], options.rounds) for name in options.tasks]
+        rows = [measure(name, options.rounds) for name in options.tasks]
     options.out.parent.mkdir(exist_ok=True)
     options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for row in rows:
@@ -42,14 +43,15 @@ def main() -> None:
         print(f"{row['task']:12s} the prior costs {costs[0]} of an iteration, its states {costs[1]}, a dial {costs[2]}")
 
 
-def measure(task: Task, rounds: int) -> dict[str, Any]:
+def measure(prior: str, rounds: int) -> dict[str, Any]:
+    task = TASKS[prior]
     alpha, omega = float(task.alpha), float(task.omega)
     with tempfile.TemporaryDirectory() as path:
         workers = {
-            "dial": worker(task, residual(omega, alpha, omega_to=10 * omega), Path(path) / "dial"),
-            "states": worker(task, residual(omega, alpha, states=omega), Path(path) / "states"),
-            "residual": worker(task, residual(omega, alpha), Path(path) / "residual"),
-            "greedy": worker(task, greedy(alpha), Path(path) / "greedy"),
+            "dial": worker(prior, task, residual(omega, alpha, omega_to=10 * omega), Path(path) / "dial"),
+            "states": worker(prior, task, residual(omega, alpha, states=omega), Path(path) / "states"),
+            "residual": worker(prior, task, residual(omega, alpha), Path(path) / "residual"),
+            "greedy": worker(prior, task, greedy(alpha), Path(path) / "greedy"),
         }
         seconds: dict[str, list[float]] = {name: [] for name in workers}
         for _ in range(rounds + 1):
@@ -65,7 +67,7 @@ def measure(task: Task, rounds: int) -> dict[str, Any]:
     return {
         "command": f"python -m experiments.prior_cost --rounds {rounds}",
         "commit": commit(),
-        "task": task.prior,
+        "task": prior,
         "seconds_an_iteration": medians,
         "overhead": overhead("residual", "greedy"),
         "states_overhead": overhead("states", "residual"),
@@ -73,11 +75,11 @@ def measure(task: Task, rounds: int) -> dict[str, Any]:
     }
 
 
-def worker(task: Task, objective: Objective, path: Path) -> Worker:
+def worker(name: str, task: Task, objective: Objective, path: Path) -> Worker:
     """At the start of a customizing run's first segment, with or without a prior in sight."""
     settings = replace(settings_of(task.env), ranks=1)
     folder = RunFolder(path)
-    prior = find_policy(task.prior)
+    prior = find_policy(name)
     request = Request(task.env, objective, settings, (task.addon,), prior="shipped")
     folder.begin(request.as_dict(), {}, resume=False, prior=prior.read_bytes())
     segments = Segments(request, folder, Alone())

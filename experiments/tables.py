@@ -18,7 +18,6 @@ import numpy as np
 from experiments import dial, heavy, real_robot
 from experiments import found as found_settings
 from experiments.curves import smooth
-from experiments.customizing import GAMMAS, METHODS, TASKS
 from experiments.pages import Tables, each_and_mean, fill, markdown
 from repolicy.many.ledger import Ledger, Row
 
@@ -80,45 +79,6 @@ def peers() -> str:
     return "\n".join(lines)
 
 
-def horizon() -> str:
-    lines = ["| γ | basic | add-on | metric | **total** | total, sampled |", "|---|---|---|---|---|---|"]
-    found = ledger("customizing.jsonl")
-    for gamma in GAMMAS:
-        row = found[f"halfcheetah_10_gamma_{gamma}/residual/0"]["last"]
-
-        def cell(action: str, part: str, row: Row = row) -> str:
-            average, spread = row[action][f"{part}_reward"]
-            return f"{average:,.0f} ± {spread:,.0f}"
-
-        cells = [cell("mean", "basic"), cell("mean", "addon"), f"{row['mean']['metric'][0]:.3f}"]
-        cells += [f"**{cell('mean', 'total')}**", cell("sampled", "total")]
-        lines.append(f"| {gamma} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def customizing() -> str:
-    """Means over seeds, of the last policies: all methods, each seed's total, and the best policies' too."""
-    headings = ["prior, add-on", "method", "basic", "add-on", "metric", "**total**", "total, sampled"]
-    headings += ["each seed's total", "best policy's total"]
-    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
-    found: dict[tuple[str, str], list[Row]] = {}
-    for key, row in sorted(ledger("customizing.jsonl").items(), key=lambda item: item[0].rpartition("/")[2]):
-        task_name, method, _ = key.split("/")
-        found.setdefault((task_name, method), []).append(row)
-    for name, task in TASKS.items():
-        for method in [method for method in ("prior", *METHODS) if (name, method) in found]:
-            runs = found[name, method]
-            cells = [
-                f"{task.prior}, {task.addon}" if method == "prior" else "",
-                f"residual, ω′ {task.omega}" if method == "residual" else method,
-                *scores(runs),
-                ", ".join(f"{run['last']['mean']['total_reward'][0]:,.0f}" for run in runs),
-                f"{average(runs, 'mean', 'total_reward', 'best'):,.0f}",
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def average(runs: list[Row], action: str, part: str, which: str = "last") -> float:
     return mean(run[which][action][part][0] for run in runs)
 
@@ -138,15 +98,15 @@ def by_default() -> str:
         "| prior, wish | policy | steps | old reward | wish | metric | **total** | total, sampled | seeds |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    kept, found = ledger("customizing.jsonl"), ledger("heavy.jsonl")
+    found = ledger("heavy.jsonl")
     for name in ("halfcheetah_10", "hopper", "ant"):
-        task = TASKS[name]
+        task = heavy.TASKS[name]
         usual = [row for key, row in found.items() if re.fullmatch(rf"{name}/states(_5e6)?/\d+", key)]
         usual = [row for row in usual if row["steps"] == max(each["steps"] for each in usual)]
-        papers = [row for key, row in kept.items() if key.startswith(f"{name}/residual")]
+        papers = [row for key, row in found.items() if key.startswith(f"{name}/paper/")]
         for what, runs in (
-            ("prior", [kept[f"{name}/prior/0"]]),
-            (f"the paper's ω′ {task.omega}", papers),
+            ("prior", [found[f"{name}/prior/0"]]),
+            (f"the paper's ω′ {heavy.PAPERS[task.prior].omega}", papers),
             ("**by default**", usual),
         ):
             if not runs:
@@ -252,7 +212,7 @@ def through_hosts() -> str:
     return "\n".join(lines)
 
 
-FINE_TUNED = {"halfcheetah": "halfcheetah_10", "hopper": "hopper"}  # and the customizing task with the same wish
+FINE_TUNED = {"halfcheetah": "halfcheetah_10", "hopper": "hopper"}  # and the task of `heavy` with the same wish
 
 
 def fine_tuning() -> str:
@@ -278,7 +238,7 @@ def fine_tuning() -> str:
 
 def of_the_prior(row: Row) -> tuple[float, float]:
     """The lowest value of the first 50 iterations and the last one, as shares of the prior's own."""
-    kept = ledger("customizing.jsonl")[f"{FINE_TUNED[row['task']]}/prior/0"]["last"]["sampled"]
+    kept = ledger("heavy.jsonl")[f"{FINE_TUNED[row['task']]}/prior/0"]["last"]["sampled"]
     own = kept["basic_reward"][0] / (kept["length"][0] if row["curve"] == "basic" else 1.0)
     curve = smooth(row)
     return float(np.nanmin(curve[:50])) / own, float(curve[~np.isnan(curve)][-1]) / own
@@ -298,10 +258,8 @@ TABLES: Tables = {
     "learning": learning,
     "speed": speed,
     "peers": peers,
-    "customizing": customizing,
     "heavy": lambda: heavy.table(ledger("heavy.jsonl")),
     "by_default": by_default,
-    "horizon": horizon,
     "prior": prior,
     "sweeps": sweeps,
     "dial": lambda: dial.table([*ledger("dial.jsonl").values()]),

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from experiments.batches import ForRslRl, ForSb3, Paid
-from experiments.customizing import settings_of
+from experiments.settings import settings_of
 from repolicy import Policy, customize, evaluate
 from repolicy.engine.settings import Settings
 from repolicy.many.ledger import Ledger, Row
