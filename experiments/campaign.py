@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,24 @@ Rows = dict[str, Row]
 PAUSE = 1.0  # seconds between two looks at the runs
 
 
-def parser(name: str, description: str | None) -> argparse.ArgumentParser:
-    """The options that all campaigns have."""
+def parser(
+    name: str, description: str | None, takes: Collection[str] = ("runs", "jobs", "ray")
+) -> argparse.ArgumentParser:
+    """The options of a campaign: its ledger, and those of the others that it takes."""
     found = argparse.ArgumentParser(
         prog=f"python -m experiments.{name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     found.add_argument("--ledger", type=Path, default=Path(f"results/{name}.jsonl"))
-    found.add_argument("--runs", type=Path, default=Path(f"runs/{name}"), help="a folder for each run")
-    found.add_argument("--jobs", type=int, default=2, help="runs side by side, each on one core")
-    found.add_argument(
-        "--ray", metavar="ADDRESS", help="run on a Ray cluster (auto, HOST:PORT), --jobs tasks at a time"
-    )
+    if "runs" in takes:
+        found.add_argument("--runs", type=Path, default=Path(f"runs/{name}"), help="a folder for each run")
+    if "jobs" in takes:
+        found.add_argument("--jobs", type=int, default=2, help="runs side by side, each on one core")
+    if "ray" in takes:
+        found.add_argument(
+            "--ray", metavar="ADDRESS", help="run on a Ray cluster (auto, HOST:PORT), --jobs tasks at a time"
+        )
     return found
 
 

@@ -70,7 +70,7 @@ TASKS = {
 
 
 def main() -> None:
-    parser = campaign.parser("dial", __doc__)
+    parser = campaign.parser("dial", __doc__, ("runs", "jobs"))
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--shuffled", action="store_true", help="the control: shuffled positions")

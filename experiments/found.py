@@ -18,7 +18,7 @@ import numpy as np
 from experiments import campaign
 from experiments.one import machine
 from experiments.pages import markdown
-from experiments.statistics import spread
+from experiments.statistics import mean_and_error
 from repolicy.engine.defaults import customize_defaults
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.ranks import one_thread
@@ -35,6 +35,7 @@ from repolicy.policies.file import find_policy, read_policy
 from repolicy.policies.policy import Policy
 
 STEPS, EPISODES = 500_000, 100
+ENVS = 25  # that are evaluated at once: a robot's can hold 140 MB each
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,8 @@ def measure(task: Task, path: Path, folder: Path, seed: int, steps: int, budget:
     for which, policy in (("start", saved.policy), ("last", last.policy)):
         with one_thread():
             row[which] = measured(policy, saved.policy, env, addon, objective, last.density)
-    gained, error = gain(*(np.array(row[which].pop("each")) for which in ("start", "last")))
-    row |= {"gained": [gained, error], "rose": "rose" if gained > error else "fell" if gained < -error else "neither"}
+    before, after = (np.array(row[which].pop("each")) for which in ("start", "last"))
+    row["gained"] = mean_and_error(after - before)  # the seeds are the same, so differences count
     return row | {"addon_metric": addon.metric_name, "machine": machine()}
 
 
@@ -86,7 +87,7 @@ def measured(
     found: dict[str, Any] = {}
     of_states = None if density is None else partial(familiarity, density, prior)
     for action in ("sampled", "mean"):
-        with closing(make_envs(env, EPISODES, EVALUATION_SEED)) as envs:
+        with closing(make_envs(env, ENVS, EVALUATION_SEED)) as envs:
             seen = run_episodes(
                 policy, envs, EPISODES, addon=wish, prior=prior, stochastic=action == "sampled",
                 seed=EVALUATION_SEED, familiarity=of_states,
@@ -97,15 +98,10 @@ def measured(
             if objective is not None:
                 each = reformulated(objective, each, seen.log_prior, seen.log_policy, seen.familiarity).total
             found["each"] = [float(value) for value in each]
-            found["objective"] = spread(np.array(found["each"]))
-        found[action] = {"basic": spread(seen.basic), "addon": spread(seen.addon), "length": spread(seen.lengths)}
+            found["objective"] = mean_and_error(np.array(found["each"]))
+        parts = {"basic": seen.basic, "addon": seen.addon, "length": seen.lengths}
+        found[action] = {name: mean_and_error(values) for name, values in parts.items()}
     return found
-
-
-def gain(start: np.ndarray, now: np.ndarray) -> tuple[float, float]:
-    """How much more an episode brings, with its standard error: the seeds are the same, so differences count."""
-    differences = now - start
-    return float(differences.mean()), float(differences.std() / len(differences) ** 0.5)
 
 
 def table(rows: list[Row]) -> str:
@@ -149,7 +145,7 @@ def _number(value: float) -> str:
 
 
 def main() -> None:
-    parser = campaign.parser("found", __doc__)
+    parser = campaign.parser("found", __doc__, ("runs",))
     parser.add_argument("--priors", type=Path, default=Path("../shared/priors"), help="the folder of other people's")
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--seeds", type=int, default=2)
@@ -168,7 +164,7 @@ def main() -> None:
             row = measure(task, path, folder, seed, int(options.steps), options.budget)
             with ledger.claimed():
                 ledger.add({"key": key} | row)
-            print(f"{key}: {row['rose']}, {row['start']['objective']} to {row['last']['objective']}", flush=True)
+            print(f"{key}: gained {row['gained']}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ A campaign starts this program for each of its runs; RUN is JSON.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import platform
@@ -27,6 +26,7 @@ from repolicy.engine.request import Request
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.errors import RepolicyError
+from repolicy.loading import file_sum
 from repolicy.many.ledger import Row
 from repolicy.policies.file import find_policy, read_policy
 from repolicy.policies.storage import write_json
@@ -148,10 +148,6 @@ def evaluated(run: Run, path: Path) -> dict[str, dict[str, list[float]]]:
             )  # fmt: skip
         found[action] = {name: [float(f"{part:.6g}") for part in parts] for name, *parts in result.rows()}
     return found
-
-
-def file_sum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def machine() -> dict[str, Any]:

@@ -6,7 +6,6 @@ A line of the ledger a policy and way of acting. The tracking error is that of t
 the task's own terms, exp(−error² / 0.25), which `info` tells; it serves this table, and no run has read it.
 """
 
-import hashlib
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,13 @@ import torch
 from experiments import campaign
 from experiments.one import machine
 from experiments.pages import markdown
-from experiments.statistics import spread
+from experiments.statistics import mean_and_error
 from repolicy.engine.ranks import one_thread
 from repolicy.envs.evaluation import EVALUATION_SEED, LONGEST, EpisodeSums, check_fit
 from repolicy.envs.making import make_envs, observing
 from repolicy.envs.rollout import Collector
 from repolicy.errors import UsageError
+from repolicy.loading import file_sum
 from repolicy.many.ledger import Ledger, Row
 from repolicy.policies.file import find_policy, read_policy
 from repolicy.policies.policy import Policy
@@ -47,8 +47,8 @@ def measured(policy: Policy, env: str, episodes: int, stochastic: bool) -> Row:
     envs.close()
     each = sums.each()
     lengths, falls = each.pop("length"), int(each.pop("terminated").sum())
-    row: Row = {name: spread(values if name == "basic" else values / lengths) for name, values in each.items()}
-    return row | {"length": spread(lengths), "falls": falls, "episodes": episodes}
+    row: Row = {name: mean_and_error(values if name == "basic" else values / lengths) for name, values in each.items()}
+    return row | {"length": mean_and_error(lengths), "falls": falls, "episodes": episodes}
 
 
 def error(kept: np.ndarray) -> np.ndarray:
@@ -92,7 +92,7 @@ def table(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    parser = campaign.parser("real_robot", __doc__)
+    parser = campaign.parser("real_robot", __doc__, ())
     parser.add_argument("--policy", action="append", default=[], metavar="NAME=FILE")
     parser.add_argument("--episodes", type=int, default=100)
     parser.add_argument("--env", default=ENV)
@@ -112,7 +112,7 @@ def main() -> None:
                 continue
             with one_thread():
                 row = measured(policy, env, options.episodes, action == "sampled")
-            row |= {"policy": hashlib.sha256(path.read_bytes()).hexdigest(), "env": env, "machine": machine()}
+            row |= {"policy": file_sum(path), "env": env, "machine": machine()}
             with ledger.claimed():
                 ledger.add({"key": key} | row)
             print(key, row["basic"], row["energy"], row["falls"], row["speed_error"], flush=True)

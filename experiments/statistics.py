@@ -7,12 +7,15 @@ from collections.abc import Callable
 
 import numpy as np
 
+from repolicy.envs.evaluation import Column
+
 RESAMPLES = 5_000
 
 
-def spread(values: np.ndarray) -> list[float]:
+def mean_and_error(values: np.ndarray) -> list[float]:
     """The mean and its standard error."""
-    return [float(f"{values.mean():.6g}"), float(f"{values.std() / len(values) ** 0.5:.3g}")]
+    column = Column("", values)
+    return [float(f"{column.mean:.6g}"), float(f"{column.error:.3g}")]
 
 
 def iqm(scores: np.ndarray) -> np.ndarray:

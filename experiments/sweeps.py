@@ -37,7 +37,7 @@ STEPS = "1e6"
 
 
 def main() -> None:
-    parser = campaign.parser("sweeps", __doc__)
+    parser = campaign.parser("sweeps", __doc__, ("runs", "jobs"))
     parser.add_argument("--picture", type=Path, default=Path("docs/images/omega.png"))
     parser.add_argument("--tasks", nargs="*", default=list(SWEEPS), choices=list(SWEEPS))
     options = parser.parse_args()

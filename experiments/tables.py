@@ -19,6 +19,7 @@ from experiments import dial, heavy, real_robot
 from experiments import found as found_settings
 from experiments.curves import smooth
 from experiments.pages import Tables, each_and_mean, fill, markdown
+from experiments.paper.runs import TASKS as PAPERS
 from repolicy.many.ledger import Ledger, Row
 
 ROOT = Path(__file__).parent.parent
@@ -106,7 +107,7 @@ def by_default() -> str:
         papers = [row for key, row in found.items() if key.startswith(f"{name}/paper/")]
         for what, runs in (
             ("prior", [found[f"{name}/prior/0"]]),
-            (f"the paper's ω′ {heavy.PAPERS[task.prior].omega}", papers),
+            (f"the paper's ω′ {PAPERS[task.prior].omega}", papers),
             ("**by default**", usual),
         ):
             if not runs:

@@ -301,7 +301,7 @@ def test_another_prior_in_its_place_is_noticed(begun: tuple[Path, Request]) -> N
     with pytest.raises(FileError, match="run/prior.safetensors is not the prior that this run began with"):
         run(request, RunFolder("run"), True, (), (), prior)
     other.unlink()
-    with pytest.raises(FileError, match="run/prior.safetensors cannot be read"):
+    with pytest.raises(FileError, match="there is no file run/prior.safetensors"):
         run(request, RunFolder("run"), True, (), (), prior)
 
 

@@ -17,6 +17,7 @@ import repolicy
 from repolicy.cli.main import main
 from repolicy.errors import FileError, UsageError
 from repolicy.policies import hub
+from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.spaces import ActionSpace
 
@@ -168,6 +169,15 @@ def test_the_card_has_table_license_and_how_to_repeat(
     assert "--omega 0.3 --alpha 0.1" in text.partition("## Make it again")[2]
     assert hashlib.sha256(files["somebody/near"]["policy.safetensors"]).hexdigest() in text
     assert typed(capsys, "push", "runs/near", "hf://somebody/near", "--episodes", "1")[0] == 2  # it names code
+
+
+def test_what_a_file_says_does_not_leave_its_place_on_the_card(files: dict[str, dict[str, bytes]]) -> None:
+    card = {"command": "repolicy train x\n```\n<img src=x>`", "versions": {"torch": "`<b>`"}}
+    save_policy("theirs.safetensors", a_policy(), card)
+    repolicy.push("theirs.safetensors", "hf://somebody/theirs", episodes=1, env=ENV)
+    text = files["somebody/theirs"]["README.md"].decode()
+    assert text.count("```") == 4  # two blocks, each with a beginning and an end
+    assert "Made with `torch '<b>'`." in text
 
 
 @pytest.mark.parametrize("name", ["hf://alone", "hf://a/b/c", "hf://a/b@", "hf://../b@x y"])

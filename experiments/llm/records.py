@@ -84,9 +84,9 @@ def mean_and_spread(values: list[float]) -> str:
 # What every command needs ---------------------------------------------------------------------------------------------
 
 
-def prepare(folder: Path, *packages: str) -> None:
+def prepare(folder: Path) -> None:
     """The extra is there, and so is the folder: better found out before the work than after it."""
-    require_trl(*packages)
+    require_trl()
     make_folder(folder)
 
 

@@ -109,7 +109,8 @@ class Spelling:
             raise UsageError("steps and pretraining must be 1 or more, samples 2 or more, rate greater than 0")
 
     def run(self) -> dict[str, Any]:
-        prepare(self.output, "names")
+        prepare(self.output)
+        read_names()  # better found missing before the work
         return done(spelling(self), self.output / "spelling.md")
 
 

@@ -94,6 +94,8 @@ def cost(rows: Sequence[Row]) -> tuple[float, float, float]:
     """Core-hours by the clock, core-hours of computing, and steps in millions, of runs of one core each."""
     trained = [row for row in rows if row.get("seconds")]
     clock = sum(row["seconds"] for row in trained) / 3600.0
-    speeds = [row["steps_per_cpu_second"] for row in trained if row.get("steps_per_cpu_second")]
     steps = sum(row["steps"] for row in trained)
-    return clock, steps / float(np.mean(speeds)) / 3600.0 if speeds else 0.0, steps / 1e6
+    timed = [row for row in trained if row.get("steps_per_cpu_second")]
+    computing = sum(row["steps"] / row["steps_per_cpu_second"] for row in timed) / 3600.0
+    share = sum(row["steps"] for row in timed) / steps if timed else 1.0
+    return clock, computing / share, steps / 1e6

@@ -30,6 +30,12 @@ class NumericError(RepolicyError):
     """A number that must be finite, or an equality that must hold, is not."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of others says, for a sentence of ours."""
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return f"{line} is missing" if isinstance(error, KeyError) else line
+
+
 @contextlib.contextmanager
 def in_one_sentence(what: str, cls: type[RepolicyError] = RepolicyError) -> Iterator[None]:
     """Around code that is not ours: whatever ends it early, `sys.exit(0)` too, is a failure. Ctrl-C stays Ctrl-C."""

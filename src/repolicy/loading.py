@@ -6,6 +6,7 @@ rule, and whatever takes a name out of a file asks it first.
 """
 
 import difflib
+import hashlib
 import importlib
 import importlib.util
 import json
@@ -96,35 +97,45 @@ _PLAIN = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?|true|false|null")
 
 def printable(text: str, longest: int = 600) -> str:
     """Text that came from outside, for a terminal: no control characters, no line breaks, no more than fits."""
-    shown = "".join(character if character.isprintable() else _escaped(character) for character in text[: 2 * longest])
+    shown = escaped(text[: 2 * longest])
     if len(text) <= 2 * longest and len(shown) <= longest:
         return shown
-    end = "".join(character if character.isprintable() else _escaped(character) for character in text[-longest // 3 :])
-    return f"{shown[: longest // 2]} … {end[-longest // 3 :]}"
+    return f"{shown[: longest // 2]} … {escaped(text[-longest // 3 :])[-longest // 3 :]}"
 
 
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+def escaped(text: str, kept: str = "") -> str:
+    """The same at any length, but for the characters to be `kept`."""
+    return "".join(
+        character if character.isprintable() or character in kept else character.encode("unicode_escape").decode()
+        for character in text
+    )
 
 
 def read_json(path: Path) -> Any:
     """What a JSON file holds; a file that is none, or is nested too deep to be read, is one sentence."""
     try:
-        return json.loads(content(path))
+        return json.loads(read_bytes(path))
     except RecursionError:
         raise FileError(f"{path} cannot be read: it is nested too deep") from None
     except ValueError as error:
         raise FileError(f"{path} cannot be read: it is not JSON: {error}") from None
 
 
-def content(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
     """What a regular file holds. (A pipe could be waited for without end, and /dev/zero read.)"""
     try:
         if stat.S_ISREG(path.stat().st_mode):
             return path.read_bytes()
+    except FileNotFoundError:
+        raise FileError(f"there is no file {path}") from None
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror}") from None
     raise FileError(f"{path} cannot be read: it is no file")
+
+
+def file_sum(path: Path) -> str:
+    """The sha256 of what a file holds."""
+    return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def as_file_name(reference: str) -> str:

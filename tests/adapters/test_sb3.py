@@ -4,6 +4,7 @@ import io
 import json
 import math
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,26 @@ def test_a_policy_of_ours_becomes_theirs_and_comes_back(family: str) -> None:
         )
     torch.testing.assert_close(found, policy.log_prob(observations, actions), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(to_repolicy(theirs).log_prob(observations, actions), found, rtol=1e-5, atol=1e-5)
+
+
+def test_what_their_network_cannot_be_is_refused_or_kept() -> None:
+    """A LayerNorm, means that are cut, and the bound of normalized observations."""
+    policy = small_policy()
+    for changed in ({"norms": ("before", "")}, {"mean_clip": 0.001}):
+        other = Policy(replace(policy.spec, **changed))
+        with pytest.raises(UsageError, match=r"the prior has (LayerNorms 1, and the model has 0|means cut at 0.001)"):
+            from_repolicy(other, model(PPO, DummyVecEnv([Drift]), policy_kwargs=like(other)))
+    free = Policy(replace(policy.spec, observation_bound=None))
+    free.load_state_dict(policy.state_dict())
+    theirs = model(PPO, DummyVecEnv([Drift]), policy_kwargs=like(free))
+    from_repolicy(free, theirs)
+    far = 100.0 * torch.randn(30, 3)
+    with torch.no_grad():
+        found = theirs.policy.get_distribution(far).distribution.mean
+    torch.testing.assert_close(found, free(far).mode(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(to_repolicy(theirs)(far).mode(), found, rtol=1e-5, atol=1e-5)
+    with pytest.raises(UsageError, match="the model clips its observations elsewhere than the prior"):
+        from_repolicy(policy, theirs)
 
 
 def test_a_vec_normalize_goes_along() -> None:

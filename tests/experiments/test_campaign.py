@@ -12,6 +12,7 @@ from experiments.paper.__main__ import check_priors, keep_best
 from experiments.paper.runs import Planned
 from repolicy.engine.folder import RunFolder
 from repolicy.errors import FileError, UsageError
+from repolicy.loading import file_sum
 from repolicy.many.ledger import Ledger
 from repolicy.many.pool import Job
 from repolicy.policies.file import save_policy
@@ -67,7 +68,7 @@ def test_a_run_becomes_a_line_and_is_not_repeated(options: argparse.Namespace, t
     assert row["steps"] == row["curve"]["steps"][-1] == 256
     assert row["request"]["settings"]["envs"] == 2
     assert row["seconds"] > 0
-    assert row["policies"]["best"] == rows["pendulum/again/0"]["policies"]["last"] == one.file_sum(Path(policy))
+    assert row["policies"]["best"] == rows["pendulum/again/0"]["policies"]["last"] == file_sum(Path(policy))
     assert row["best"] == {**rows["pendulum/again/0"]["last"]}, "the same policy on the same episodes"
     assert rows["pendulum/wrong/0"]["error"] == "a sentence"
     Inside.started = []

@@ -20,13 +20,6 @@ def test_the_objective_of_a_policy_that_is_its_prior_is_the_wish(monkeypatch: py
     assert wish["objective"] == seen["sampled"]["addon"]
 
 
-def test_a_gain_is_that_of_the_same_episodes() -> None:
-    """What the episodes differ in among themselves is no error of it."""
-    start = np.array([10.0, 20.0, 30.0, 40.0])
-    assert found.gain(start, start + 1.0) == (1.0, 0.0)
-    assert found.gain(start, start + np.array([0.0, 2.0, 0.0, 2.0])) == (1.0, 0.5)
-
-
 def test_the_error_of_a_velocity_comes_back() -> None:
     errors = np.array([0.0, 0.1, 0.7])
     np.testing.assert_allclose(real_robot.error(np.exp(-np.square(errors) / 0.25)), errors, atol=1e-12)

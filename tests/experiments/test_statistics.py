@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from experiments.statistics import improvement, interval, iqm, mean
+from experiments.statistics import improvement, interval, iqm, mean, mean_and_error
 
 X = np.array([[4.1, 0.2], [5.3, 0.9], [2.2, 0.4], [9.9, 0.7], [4.8, -3.0]])
 Y = np.array([[3.9, 0.1], [4.1, 0.8], [1.0, 0.5], [5.5, 0.6]])
@@ -35,3 +35,8 @@ def test_the_middle_ignores_the_ends_and_ties_count_half() -> None:
     assert iqm(np.array([[1.0], [2.0], [3.0], [4.0], [-1e9]])) == 2.0
     assert improvement(np.array([[1.0], [1.0]]), np.array([[1.0], [2.0]])) == 0.25
     assert interval(iqm, np.full((4, 2), 7.0)) == (7.0, 7.0)
+
+
+def test_a_standard_error_is_that_of_a_sample() -> None:
+    """Of n − 1: two values 0 and 2 have a variance of 2, and their mean a standard error of 1."""
+    assert mean_and_error(np.array([0.0, 2.0])) == [1.0, 1.0]

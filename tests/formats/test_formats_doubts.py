@@ -1,5 +1,6 @@
 """Files that look like a known policy and are another one: each is refused in one sentence, never read wrongly."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, RepolicyError
-from repolicy.policies.formats import CannotCopyError, Options, describe
+from repolicy.policies.formats import CannotCopyError, Options, describe, vecnormalize
 from repolicy.policies.given import exact_of
 from repolicy.policies.spaces import ActionSpace
 
@@ -98,6 +99,8 @@ def through(kind: int) -> list[Any]:
         ([*through(onnx.TensorProto.FLOAT16), node("Gemm", "x w", "a")], {}, "it holds Cast"),
         ([*BODY, node("Gemm", "b four", "c"), node("Reshape", "c s", "out")], {"s": [-1, 2]}, "it holds Reshape"),
         ([*BODY, node("Gemm", "b v m", "out")], {"m": random(4, 3)}, "it holds Gemm"),
+        ([*BODY, node("Gemm", "b u obs", "out")], {"u": random(7, 5)}, "it holds Gemm"),  # a way around the layers
+        ([node("LayerNormalization", "obs k obs", "x"), node("Gemm", "x w", "out")], {"k": random(5)}, "LayerNormal"),
         ([node("Gemm", "obs w", "a"), node("Relu", "a", "b", domain="mine"), node("Gemm", "b v", "out")], {}, "Relu"),
         ([*BODY, node("Gemm", "b w", "out")], {}, "7 numbers go into a layer that takes 5"),
         ([node("Sub", "obs m", "x"), node("Gemm", "x w", "out")], {"m": random(4)}, "the sizes of its layers"),
@@ -262,3 +265,38 @@ def test_skrls_off_policy_agents(deterministic: bool, tmp_path: Path) -> None:
     with torch.no_grad():
         dist = torch.distributions.Normal(network(obs), 0.2 if deterministic else float(np.exp(-0.5)))
         assert_equal(log_prob(described, obs, actions), dist.log_prob(actions).sum(-1))
+
+
+# Damage ---------------------------------------------------------------------------------------------------------------
+
+
+def endless(depth: int) -> bytes:
+    """A pickle of some bytes whose value, written out, would be 2^depth long: ((((), ()), ((), ())), ...)."""
+    return b"\x80\x02]" + b"2\x86" * depth + b"."
+
+
+@pytest.mark.parametrize("read", [describe, vecnormalize.read])
+def test_a_pickle_is_not_written_out_to_say_what_it_is(read: Any, tmp_path: Path) -> None:
+    (tmp_path / "params").write_bytes(endless(200))
+    with pytest.raises(FileError, match="params") as caught:
+        read(tmp_path / "params")
+    assert len(str(caught.value)) < 600
+
+
+def brax_file(path: Path, **more: Any) -> Path:
+    layers = {"hidden_0": {"kernel": random(5, 4), "bias": random(4)}}
+    layers |= {"hidden_1": {"kernel": random(4, 6), "bias": random(6)}} | more
+    path.write_bytes(pickle.dumps((0, {"params": layers})))
+    return path
+
+
+def test_what_is_missing_in_a_known_layout_is_said(tmp_path: Path) -> None:
+    path = brax_file(tmp_path / "params", LayerNorm_0={"scale": random(4)})
+    with pytest.raises(FileError, match="params is damaged, or of another layout: 'bias' is missing"):
+        describe(path)
+
+
+def test_statistics_of_another_size_are_refused_for_brax_too(tmp_path: Path) -> None:
+    np.savez(tmp_path / "other.npz", mean=np.zeros(3), var=np.ones(3))
+    with pytest.raises(FileError, match="its statistics are of 3 numbers, the policy takes 5"):
+        describe(brax_file(tmp_path / "params"), Options(vecnormalize=str(tmp_path / "other.npz")))

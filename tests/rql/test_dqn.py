@@ -12,6 +12,7 @@ from known_problems import Double, Table, Walk, WithoutReward
 from torch import Tensor, nn
 
 from repolicy.envs.evaluation import evaluate
+from repolicy.errors import UsageError
 from repolicy.exact import Solution, soft_optimal, solve_residual
 from repolicy.objective import Objective, full, greedy, residual, soft
 from repolicy.policies.file import read_policy, save_policy
@@ -169,6 +170,22 @@ def test_a_saved_policy_is_the_one_that_acted_and_needs_no_other_file(tmp_path: 
     assert saved.prior is not None
     actions = torch.randint(2, (50, 1))
     assert torch.equal(saved.prior.log_prob(seen, actions), prior.log_prob(seen, actions))
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"), [({"activation": "swish"}, "swish"), ({"norms": ("", "after")}, "relu and")]
+)
+def test_a_prior_that_cannot_stand_beside_its_residual_is_refused(changed: dict[str, Any], what: str) -> None:
+    with pytest.raises(UsageError, match=f"the prior's network has {what}"):
+        ResidualDQN(Walk(), RESIDUAL, wild_prior(**changed), Settings(hidden=(8, 8)))
+
+
+def test_a_prior_that_sees_far_observations_is_saved_as_it_acts() -> None:
+    model = ResidualDQN(Walk(), RESIDUAL, wild_prior(observation_bound=None), Settings(hidden=(8, 8)))
+    far = 100.0 * torch.randn(50, 3)
+    with torch.no_grad():
+        wanted = model.policy.distribution(far).log_probs[0]
+        torch.testing.assert_close(model.as_policy()(far).log_probs[0], wanted, atol=1e-3, rtol=1e-4)
 
 
 def test_a_customized_policy_can_be_customized_again(tmp_path: Path) -> None:

@@ -127,6 +127,8 @@ def check_same_network(prior: PolicySpec, host: PolicySpec, what: str, remedy: s
         ("actions", str(prior.actions.sizes), str(host.actions.sizes)),
         ("hidden layers", list(prior.hidden), list(host.hidden)),
         ("activation", prior.activation, host.activation),
+        ("LayerNorms", sum(map(bool, prior.norms)), sum(map(bool, host.norms))),
+        ("means cut at", prior.mean_clip, host.mean_clip),
     ):
         if mine != theirs:
             raise UsageError(f"the prior has {part} {mine}, and the {what} has {theirs}: {remedy}")

@@ -33,9 +33,9 @@ from repolicy.adapters.common import (
     read_prior,
     without_gradient,
 )
-from repolicy.errors import FileError, UsageError
+from repolicy.errors import FileError, UsageError, first_line
 from repolicy.objective import Objective, reformulated, task_reward
-from repolicy.policies.network import ACTIVATIONS
+from repolicy.policies.layers import MODULES
 from repolicy.policies.policy import Policy, PolicySpec, Prior
 from repolicy.policies.spaces import ActionSpace
 
@@ -48,7 +48,6 @@ except ImportError:
 check_version("rsl-rl-lib", (5, 4), (6, 0), "rsl-rl")
 
 PARTS = ("task", "prior", "entropy", "log_policy", "log_prior", "steps")  # what is added up over an iteration
-ACTIVATION_MODULES = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
 
 
 class ResidualPPO(PPO):
@@ -244,7 +243,7 @@ def _read_checkpoint(path: Path) -> dict[str, Tensor] | None:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        raise FileError(f"{path} is damaged, or no checkpoint of rsl_rl: {str(error).splitlines()[0]}") from None
+        raise FileError(f"{path} is damaged, or no checkpoint of rsl_rl: {first_line(error)}") from None
     actor = loaded.get("actor_state_dict") if isinstance(loaded, dict) else None
     return actor if isinstance(actor, dict) else None
 
@@ -327,11 +326,11 @@ def _spec_of(actor: Any) -> PolicySpec:
     layers = _layers(actor)
     sizes = [layers[0].in_features, *(layer.out_features for layer in layers)]
     classes = {type(module) for module in actor.mlp if not isinstance(module, nn.Linear)}
-    activation = [name for name, module in ACTIVATION_MODULES.items() if classes == {module} and name in ACTIVATIONS]
+    activation = [name for name, module in MODULES.items() if classes == {module}]
     if not activation or not all(a.out_features == b.in_features for a, b in pairwise(layers)):
         raise UsageError(
             f"the actor's network has {', '.join(sorted(each.__name__ for each in classes))}; Repolicy's "
-            f"have {', '.join(ACTIVATIONS)}"
+            f"have {', '.join(MODULES)}"
         )
     unbounded = (float("inf"),) * sizes[-1]
     actions = ActionSpace("continuous", (sizes[-1],), tuple(-bound for bound in unbounded), unbounded)

@@ -1,5 +1,6 @@
 """Policies of ours as Stable-Baselines3's, and the other way round."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from repolicy.adapters.common import check_same_network
 from repolicy.errors import UsageError
+from repolicy.policies.layers import MODULES
 from repolicy.policies.normalizer import BOUND, Normalizer
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.spaces import ActionSpace
@@ -22,15 +24,20 @@ except ImportError:
         "this runs inside Stable-Baselines3, which is not installed: pip install 'repolicy[sb3]'"
     ) from None
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
-
 
 class Standardized(BaseFeaturesExtractor):
     """Observations `[B, ...]` by fixed means and variances, as a policy of Repolicy takes them."""
 
-    def __init__(self, observation_space: spaces.Box, mean: list[float], var: list[float], count: float) -> None:
+    def __init__(
+        self,
+        observation_space: spaces.Box,
+        mean: list[float],
+        var: list[float],
+        count: float,
+        bound: float | None = BOUND,
+    ) -> None:
         super().__init__(observation_space, features_dim=len(mean))
-        self.normalizer = Normalizer(len(mean))
+        self.normalizer = Normalizer(len(mean), bound)
         numbers = {"mean": mean, "var": var, "count": count}
         self.normalizer.load_state_dict({name: torch.tensor(part).double() for name, part in numbers.items()})
 
@@ -43,14 +50,14 @@ def like(policy: Policy, critic: tuple[int, ...] = (64, 64)) -> dict[str, Any]:
     spec, normalizer = policy.spec, policy.normalizer
     if policy.family.squashes or (policy.std is None and policy.actions.kind == "continuous"):
         raise UsageError(f"the policy is {spec.family}, and Stable-Baselines3's PPO has one std for all states")
-    if spec.activation not in ACTIVATIONS:
-        raise UsageError(f"the policy's activation is {spec.activation}, none of {', '.join(ACTIVATIONS)}")
+    if spec.activation not in MODULES:
+        raise UsageError(f"the policy's activation is {spec.activation}, none of {', '.join(MODULES)}")
     numbers = {name: getattr(normalizer, name).tolist() for name in ("mean", "var", "count")}
     return {
         "net_arch": {"pi": list(spec.hidden), "vf": list(critic)},
-        "activation_fn": ACTIVATIONS[spec.activation],
+        "activation_fn": MODULES[spec.activation],
         "features_extractor_class": Standardized,
-        "features_extractor_kwargs": numbers,
+        "features_extractor_kwargs": numbers | {"bound": spec.observation_bound},
     }
 
 
@@ -66,6 +73,8 @@ def from_repolicy(policy: Policy, model: PPO) -> None:
     if policy.std is not None:
         theirs.log_std.copy_(policy.std.log())
     if isinstance(theirs.features_extractor, Standardized):
+        if theirs.features_extractor.normalizer.bound != policy.normalizer.bound:
+            raise UsageError("the model clips its observations elsewhere than the prior: leave out policy_kwargs")
         theirs.features_extractor.normalizer.load_state_dict(policy.normalizer.state_dict())
     elif float(policy.normalizer.count):
         raise UsageError("the prior normalizes its observations, and the model does not: leave out policy_kwargs")
@@ -114,10 +123,14 @@ def _spec_of(model: PPO) -> PolicySpec:
     if model.use_sde or not isinstance(policy.features_extractor, Standardized | FlattenExtractor):
         part = "gSDE" if model.use_sde else type(policy.features_extractor).__name__
         raise UsageError(f"the model has {part}, which Repolicy's own policies have not")
-    activation = [name for name, module in ACTIVATIONS.items() if policy.activation_fn is module]
+    activation = [name for name, module in MODULES.items() if policy.activation_fn is module]
     if not activation:
         raise UsageError(f"the model's activation is {policy.activation_fn.__name__}; Repolicy's are tanh, relu, elu")
     space = actions_of(model.action_space)
     family: Any = "gaussian" if space.kind == "continuous" else "categorical"
-    hidden = tuple(layer.out_features for layer in layers[:-1])
-    return PolicySpec(layers[0].in_features, space, family, hidden, activation[0], min_std=0.0)
+    hidden, extractor = tuple(layer.out_features for layer in layers[:-1]), policy.features_extractor
+    bound = extractor.normalizer.bound if isinstance(extractor, Standardized) else BOUND
+    return PolicySpec(
+        layers[0].in_features, space, family, hidden, activation[0], min_std=0.0,
+        observation_bound=None if math.isinf(bound) else bound,
+    )  # fmt: skip

@@ -1,12 +1,15 @@
 """The command that turns between a prior and what it was customized to."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
 from repolicy.errors import UsageError
+
+if TYPE_CHECKING:
+    from repolicy.report.dial import Turning
 
 
 @dataclass(frozen=True)
@@ -43,65 +46,52 @@ class Dial:
     """Print one JSON object on stdout."""
 
     def run(self) -> dict[str, Any]:
-        import hashlib
-
         from repolicy.policies.dials import prior_of
         from repolicy.policies.file import find_policy, read_policy
+        from repolicy.report.dial import Turning
 
         path = find_policy(self.policy)
         saved = read_policy(path)
         prior_of(saved, path)
-        checksum = hashlib.sha256(path.read_bytes()).hexdigest()
-        if self._how(saved) == "trained" and self.how is not None:
+        turning = Turning(path, saved, self.how or "mixture")
+        if turning.trained and self.how is not None:
             raise UsageError(f"{path} was trained at all positions, so there is nothing to mix: leave out --how")
-        if self.beside is not None and (not _over_omega(saved.policy) or self.at):
+        if self.beside is not None and (self.at or [dial.name for dial in turning.trained] != ["omega"]):
             raise UsageError("--beside is for the report on a run with a range of omega and no other dial")
-        return self._one(path, saved, checksum) if self.at else self._all(path, saved, checksum)
+        return self._one(turning) if self.at else self._all(turning)
 
-    def _how(self, saved: Any) -> Any:
-        from repolicy.policies.conditioned import Conditioned
-
-        return "trained" if isinstance(saved.policy, Conditioned) else self.how or "mixture"
-
-    def _one(self, path: Path, saved: Any, checksum: str) -> dict[str, Any]:
+    def _one(self, turning: "Turning") -> dict[str, Any]:
         from repolicy.engine.terminal import Terminal
-        from repolicy.policies.dials import beyond
-        from repolicy.report.dial import Turning
 
-        how, (number, values) = self._how(saved), _asked(self.at)
-        turning = Turning(path, saved, how, "", (), Path())
-        if how == "trained":
-            values = saved.policy.chosen(number, values)
-            warning, position = saved.policy.beyond(values), tuple(values[dial.name] for dial in turning.trained)
-        elif number is None:
-            raise UsageError(f"{path} has no trained dial: --at takes one number, where 0 is the prior")
-        else:
-            warning, position = beyond(number), (number,)
-        out = self.out or turning.file(position, how)
-        turning.save(position, out, checksum)
+        position, warning = turning.asked(*_asked(self.at))
+        out = self.out or turning.file(position, turning.how)
+        turning.save(position, out)
         terminal, named = Terminal(), turning.named(position)
         if warning:
             terminal.say(f"warning: {warning}")
         place = ", ".join(f"{name} = {value:g}" for name, value in named.items())
-        terminal.say(f"policy: {out}, {how} at {place}")
-        return {"file": str(out), "at": position[0] if len(position) == 1 else named, "how": how, "of": str(path)}
+        terminal.say(f"policy: {out}, {turning.how} at {place}")
+        at = position[0] if len(position) == 1 else named
+        return {"file": str(out), "at": at, "how": turning.how, "of": str(turning.path)}
 
-    def _all(self, path: Path, saved: Any, checksum: str) -> dict[str, Any]:
-
+    def _all(self, turning: "Turning") -> dict[str, Any]:
         from repolicy.engine.terminal import Terminal
         from repolicy.envs.addons import check_env
         from repolicy.envs.numbers import number
         from repolicy.policies.file import addons_of, env_of
-        from repolicy.report.dial import Turning, as_dict, measured, points_of, write_dial_report
+        from repolicy.report.dial import as_dict, measured, points_of, write_dial_report
         from repolicy.report.sweep import headings, rows
 
+        path, saved = turning.path, turning.saved
         env = self.env or env_of(saved.card, path, self.trust)
         addons = self.addon or addons_of(saved.card, path, self.trust)
         if not addons:
             raise UsageError(f"{path} does not say which add-on it was customized to; name one with --addon")
         check_env(addons, env)
-        how, out = self._how(saved), self.out or path.with_name(f"{path.stem}-dial")
-        turning = Turning(path, saved, how, env, addons, out, points_of(self.beside) if self.beside else ())
+        beside = points_of(self.beside) if self.beside else ()
+        turning = replace(
+            turning, env=env, addons=addons, out=self.out or path.with_name(f"{path.stem}-dial"), beside=beside
+        )
         terminal = Terminal()
         with terminal.status("evaluating") as status:
             swept = measured(
@@ -109,22 +99,16 @@ class Dial:
                 lambda done: status.update(f"{env}: {done} of {len(turning.positions)} positions"),
             )  # fmt: skip
             status.update("films")
-            report = write_dial_report(turning, swept, checksum)
+            report = write_dial_report(turning, swept)
         title, points = " and ".join(map(str, turning.trained)), rows(swept, shown=lambda column: number(column.mean))
-        if how != "trained":
-            title = f"from the prior (0) to the customized policy (1), {how}"
+        if not turning.trained:
+            title = f"from the prior (0) to the customized policy (1), {turning.how}"
             points = points[1:]  # the first position is the prior
         if swept.in_a_row:
             terminal.say(swept.verdict)
         terminal.numbers(f"{env}: {title}", headings(swept), points)
         terminal.say(f"report: {report}")
-        return as_dict(turning, swept, checksum) | {"report": str(report)}
-
-
-def _over_omega(policy: Any) -> bool:
-    from repolicy.policies.conditioned import Conditioned
-
-    return isinstance(policy, Conditioned) and [dial.name for dial in policy.dials] == ["omega"]
+        return as_dict(turning, swept) | {"report": str(report)}
 
 
 def _asked(at: tuple[str, ...]) -> tuple[float | None, dict[str, float]]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from repolicy.errors import UsageError
+from repolicy.loading import escaped
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class Generate:
         return {"omega": self.omega, "responses": generate(self)}
 
     def text(self, values: dict[str, Any]) -> str:
-        return "\n".join(f"{response['prompt']}{response['text']}" for response in values["responses"])
+        text = "\n".join(f"{response['prompt']}{response['text']}" for response in values["responses"])
+        return escaped(text, kept="\n\t")  # what a model writes could turn a terminal upside down
 
 
 @dataclass(frozen=True)

@@ -309,16 +309,18 @@ def ended(result: "Result") -> dict[str, Any]:
 def _reported(result: "Result") -> dict[str, Any]:
     """The run's page, written once, where the run is done. The run is not lost when the page fails."""
     from repolicy.cli.dial import Dial
+    from repolicy.engine.terminal import Terminal
     from repolicy.report.run import write_report
 
     if not result.finished or not speaks():
         return {}
+    terminal = Terminal()
     try:
         if "dial_kl" in result.last:
             return Dial(str(result.folder), trust=True).run()
-        path = write_report(result.folder, trust=True, say=lambda sentence: print(sentence, file=sys.stderr))
+        path = write_report(result.folder, trust=True, say=terminal.say)
     except RepolicyError as error:
-        print(f"no report: {error}", file=sys.stderr)
+        terminal.say(f"no report: {error}")
         return {}
-    print(f"report: {path}", file=sys.stderr)
+    terminal.say(f"report: {path}")
     return {"report": str(path)}

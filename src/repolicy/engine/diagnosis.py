@@ -196,7 +196,7 @@ def complaints(policy: Policy, by_mean: Drive, sampled: Drive, ignorant: Drive) 
 
 def better(one: np.ndarray, other: np.ndarray) -> bool:
     """On average, by more than twice the error."""
-    return bool(one.mean() - other.mean() > 2.0 * np.sqrt(one.var() / len(one) + other.var() / len(other)))
+    return bool(one.mean() - other.mean() > 2.0 * np.sqrt(sum(each.var(ddof=1) / len(each) for each in (one, other))))
 
 
 def reasons(policy: Policy, settings: Settings) -> dict[str, str]:

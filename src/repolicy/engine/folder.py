@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import stat
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from repolicy.engine.request import Request
 from repolicy.errors import FileError, UsageError
-from repolicy.loading import content, read_json
+from repolicy.loading import file_sum, read_bytes, read_json
 from repolicy.policies.storage import FORMAT, check_shape, finite, read, write, write_bytes, write_json
 
 
@@ -82,7 +81,7 @@ class RunFolder:
 
     def _check_unchanged(self, request: dict[str, Any], versions: dict[str, str]) -> list[str]:
         """Raise where the folder's files are no longer those that the run began with."""
-        if request["prior"] and _checksum(self.prior) != request["prior"]:
+        if request["prior"] and file_sum(self.prior) != request["prior"]:
             raise FileError(f"{self.prior} is not the prior that this run began with; put that one back")
         latest = self.latest()
         if latest is None:
@@ -191,7 +190,7 @@ class RunFolder:
 
         Others are left out: one may have been under way when the run was killed.
         """
-        lines = content(self.metrics).splitlines() if os.path.lexists(self.metrics) else []
+        lines = read_bytes(self.metrics).splitlines() if os.path.lexists(self.metrics) else []
         rows = []
         for line in lines:
             try:
@@ -227,10 +226,6 @@ CHECKPOINT = {
     "request?": REQUEST,
     "versions?": {str: str},
 }
-
-
-def _checksum(path: Path) -> str:
-    return hashlib.sha256(content(path)).hexdigest()
 
 
 def changed(before: Any, after: Any, name: str = "") -> Iterator[str]:

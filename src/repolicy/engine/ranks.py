@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from repolicy.engine.machine import shares_memory, torchrun_place
-from repolicy.errors import RepolicyError, UsageError
+from repolicy.errors import RepolicyError, UsageError, first_line
 
 CAPACITY = 1 << 20  # bytes that one rank can put up for addition at a time; more goes in pieces
 SPINS = 32  # how often a rank checks for the others without a pause, before it sleeps between checks
@@ -57,7 +57,7 @@ class Distributed:
             if not torch.distributed.is_initialized():
                 torch.distributed.init_process_group("gloo")
         except (RuntimeError, ValueError) as error:
-            raise RepolicyError(f"the other ranks cannot be reached: {str(error).splitlines()[0]}") from None
+            raise RepolicyError(f"the other ranks cannot be reached: {first_line(error)}") from None
         self.index = torch.distributed.get_rank()
         self.count = torch.distributed.get_world_size()
 
@@ -65,7 +65,7 @@ class Distributed:
         try:
             torch.distributed.all_reduce(tensor)
         except RuntimeError as error:
-            raise RepolicyError(f"another rank ended, or cannot be reached: {str(error).splitlines()[0]}") from None
+            raise RepolicyError(f"another rank ended, or cannot be reached: {first_line(error)}") from None
         return tensor
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ def worth_of(by_mean: np.ndarray, sampled: np.ndarray, steps: float, numbers: in
     if not np.isfinite([*by_mean, *sampled]).all():
         return None
     noise = 0.5 * numbers * steps  # nats by which sampled actions are below the mode, on average
-    error = math.sqrt(by_mean.var() / len(by_mean) + sampled.var() / len(sampled))
+    error = math.sqrt(sum(returns.var(ddof=1) / len(returns) for returns in (by_mean, sampled)))
     return Worth(float(by_mean.mean() - sampled.mean()) / noise, error / noise, len(sampled))
 
 

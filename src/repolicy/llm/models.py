@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from repolicy.errors import FileError, UsageError
+from repolicy.errors import FileError, UsageError, first_line
 from repolicy.llm.requirements import require_trl
 from repolicy.objective import Objective, residual
 
@@ -49,8 +49,7 @@ def _loaded(load: Any, name: str) -> Any:
     try:
         return load()
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FileError(f"{name} cannot be read as a language model: {reason}") from error
+        raise FileError(f"{name} cannot be read as a language model: {first_line(error)}") from error
 
 
 def _device() -> str:

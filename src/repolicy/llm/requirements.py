@@ -18,9 +18,9 @@ TRL_FROM, TRL_BELOW = "1.16", "1.17"
 EXTRA = ("trl", "peft", "datasets")
 
 
-def require_trl(*more: str) -> None:
+def require_trl() -> None:
     """The extra is there, and TRL of a version whose extension points are known: it moves them every few weeks."""
-    missing = [name for name in (*EXTRA, *more) if find_spec(name) is None]
+    missing = [name for name in EXTRA if find_spec(name) is None]
     if missing:
         raise UsageError(f"this needs {' and '.join(missing)}, not installed here: pip install 'repolicy[llm]'")
     installed = version("trl")

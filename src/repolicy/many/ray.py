@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from repolicy.errors import RepolicyError, UsageError
+from repolicy.errors import RepolicyError, UsageError, first_line
 from repolicy.many.pool import Job, Start, tied
 
 ANSWER = 10.0  # seconds that a cluster has to answer
@@ -28,7 +28,7 @@ def on_ray(address: str | None = None) -> Start:
         ray.init(address=address, ignore_reinit_error=True, log_to_driver=False, logging_level="CRITICAL")
     except Exception as error:  # Ray raises many kinds
         where = f" at {address}" if address else ""
-        raise RepolicyError(f"Ray could not be started{where}: {_sentence(error)}") from None
+        raise RepolicyError(f"Ray could not be started{where}: {first_line(error)}") from None
     task = ray.remote(num_cpus=1, max_retries=0)(_work)
     place = os.getcwd()
 
@@ -76,10 +76,6 @@ def check_answers(address: str | None) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
     except (OSError, OverflowError) as error:
         raise RepolicyError(
-            f"no Ray cluster answers at {address}: {_sentence(error)}; start one with `ray start --head`, "
+            f"no Ray cluster answers at {address}: {first_line(error)}; start one with `ray start --head`, "
             "or leave the address out to work on this machine"
         ) from None
-
-
-def _sentence(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

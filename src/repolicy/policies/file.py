@@ -1,6 +1,5 @@
 """A policy's file: the policy, the prior that it was customized from, and what it tells of its training."""
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.loading import confirm, nearest, printable
+from repolicy.loading import confirm, file_sum, nearest, printable
 from repolicy.objective import MOST_DIALS, RANGES, Dial
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.density import Density
@@ -161,7 +160,7 @@ def _copied(path: Path, options: Options) -> SavedPolicy:
         "version": described.version,
         "kind": described.kind,
         "file": path.name,
-        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "sha256": file_sum(path),
         "options": {name: value for name, value in asdict(options).items() if value is not None},
         "notes": list(described.notes),
     }

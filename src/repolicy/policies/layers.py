@@ -1,17 +1,22 @@
-"""Sums of networks that are one network again. A network here is the weight and the bias of each of its layers."""
+"""Networks as the weight and the bias of each of their layers; and sums of networks that are one network again."""
 
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from repolicy.errors import UsageError
 from repolicy.policies.network import Mlp
 
 Layers = Sequence[tuple[Tensor, Tensor]]
+# Activations that other libraries' networks have as modules, too.
+MODULES: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
 
 
 def layers_of(network: Mlp) -> Layers:
     """The layers of a network, without gradient."""
+    if network.norms:
+        raise UsageError("the policy's network has LayerNorms, and this takes none")
     pairs = zip(network.weights, network.biases, strict=True)
     return [(weight.detach(), bias.detach()) for weight, bias in pairs]
 

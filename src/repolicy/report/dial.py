@@ -5,6 +5,7 @@ import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from itertools import product
 from pathlib import Path
@@ -13,11 +14,12 @@ from typing import Any, Literal, NamedTuple
 from repolicy.engine import ranks
 from repolicy.envs import addons
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
-from repolicy.loading import as_file_name, read_json
+from repolicy.errors import UsageError
+from repolicy.loading import as_file_name, file_sum, read_json
 from repolicy.many.tradeoff import Found, Point
 from repolicy.objective import RANGES, Dial
 from repolicy.policies.conditioned import Conditioned
-from repolicy.policies.dials import How, prior_of, turned
+from repolicy.policies.dials import How, beyond, prior_of, turned
 from repolicy.policies.file import SavedPolicy, save_policy
 from repolicy.policies.policy import Policy
 from repolicy.policies.storage import check_shape, finite, write_bytes, write_json
@@ -61,11 +63,19 @@ class Turning:
 
     path: Path
     saved: SavedPolicy
-    how: TURNS
-    env: str
-    addons: tuple[str, ...]
-    out: Path
+    mixes: How = "mixture"  # how it turns where no dial was trained
+    env: str = ""  # of the report, as all that follows
+    addons: tuple[str, ...] = ()
+    out: Path = Path()
     beside: tuple[Beside, ...] = ()  # points that were trained one by one
+
+    @property
+    def how(self) -> TURNS:
+        return "trained" if self.trained else self.mixes
+
+    @cached_property
+    def checksum(self) -> str:
+        return file_sum(self.path)
 
     @property
     def trained(self) -> tuple[Dial, ...]:
@@ -84,19 +94,27 @@ class Turning:
     def named(self, position: Sequence[float]) -> dict[str, float]:
         return dict(zip([dial.name for dial in self.trained] or ["t"], position, strict=True))
 
+    def asked(self, number: float | None, values: dict[str, float]) -> tuple[tuple[float, ...], str]:
+        """The position that a number alone or named values ask for, and a warning where it lies beyond the ends."""
+        if isinstance(self.saved.policy, Conditioned):
+            values = self.saved.policy.chosen(number, values)
+            return tuple(values[dial.name] for dial in self.trained), self.saved.policy.beyond(values)
+        if number is None:
+            raise UsageError(f"{self.path} has no trained dial: --at takes one number, where 0 is the prior")
+        return (number,), beyond(number)
+
     def at(self, position: Sequence[float]) -> Policy:
         if isinstance(self.saved.policy, Conditioned):
             dials = zip(self.trained, position, strict=True)
             return self.saved.policy.placed([dial.place(value) for dial, value in dials])
-        how: How = "weights" if self.how == "weights" else "mixture"
         (t,) = position
-        return turned(prior_of(self.saved, self.path), self.saved.policy, t, how)
+        return turned(prior_of(self.saved, self.path), self.saved.policy, t, self.mixes)
 
-    def save(self, position: Sequence[float], path: Path, checksum: str) -> None:
+    def save(self, position: Sequence[float], path: Path) -> None:
         """The policy at a position, in a file that any command takes."""
-        save_policy(path, self.at(position), self.card(position, checksum), self.saved.prior)
+        save_policy(path, self.at(position), self.card(position), self.saved.prior)
 
-    def card(self, position: Sequence[float], checksum: str) -> dict[str, Any]:
+    def card(self, position: Sequence[float]) -> dict[str, Any]:
         """The run's request at that position, and where it is on the dials; the scores were another's."""
         card, values = self.saved.card, self.named(position)
         rest = {key: card[key] for key in ("request", "versions", "steps") if key in card}
@@ -107,7 +125,7 @@ class Turning:
             objective |= {name: value for name, value in values.items() if name in RANGES.values()}
             wishes = [*addons.at(rest["request"].get("addons", ()), values)]
             rest["request"] = rest["request"] | {"objective": objective, "addons": wishes}
-        place |= {"how": self.how, "of": str(self.path), "sha256": checksum}
+        place |= {"how": self.how, "of": str(self.path), "sha256": self.checksum}
         return rest | {"which": f"{self.how} at {where}", "dial": place}
 
     def file(self, position: Sequence[float], words: str) -> Path:
@@ -159,23 +177,23 @@ def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lam
     )  # fmt: skip
 
 
-def write_dial_report(dial: Turning, swept: Found, checksum: str) -> Path:
+def write_dial_report(dial: Turning, swept: Found) -> Path:
     """Film every position, and write `report.html` and `dial.json` into the dial's folder."""
-    pictures, complaint = _filmed(dial, checksum)
-    write_json(dial.out / "dial.json", as_dict(dial, swept, checksum))
+    pictures, complaint = _filmed(dial)
+    write_json(dial.out / "dial.json", as_dict(dial, swept))
     path = dial.out / "report.html"
     write_bytes(path, _html(dial, swept, pictures, complaint).encode())
     return path
 
 
-def as_dict(dial: Turning, swept: Found, checksum: str) -> dict[str, Any]:
+def as_dict(dial: Turning, swept: Found) -> dict[str, Any]:
     """What `dial.json` holds; numbers that are not finite become null."""
 
     def described(point: Point, at: Any) -> dict[str, Any]:
         distance = {"at": at, "kl": point.kl, "log_prior": point.log_prior}
         return distance | {"mean_action": point.by_mean.as_dict(), "sampled_action": point.by_samples.as_dict()}
 
-    whose: dict[str, Any] = {"of": str(dial.path), "sha256": checksum, "how": dial.how}
+    whose: dict[str, Any] = {"of": str(dial.path), "sha256": dial.checksum, "how": dial.how}
     whose |= {"prior": described(swept.prior, swept.prior.omega)} if dial.trained else {}
     places = [each[0] if len(each) == 1 else dial.named(each) for each in dial.positions]
     positions = [described(point, at) for point, at in zip(swept.points, places, strict=True)]
@@ -195,12 +213,12 @@ def points_of(sweep: Path) -> tuple[Beside, ...]:
     )
 
 
-def _filmed(dial: Turning, checksum: str) -> tuple[list[bytes | None], str]:
+def _filmed(dial: Turning) -> tuple[list[bytes | None], str]:
     """A film of each position, from files, because films are made from files."""
     with tempfile.TemporaryDirectory(prefix="repolicy-dial-") as folder:
         files = [Path(folder, f"{index}.safetensors") for index in range(len(dial.positions))]
         for position, file in zip(dial.positions, files, strict=True):
-            dial.save(position, file, checksum)
+            dial.save(position, file)
         shots = [Shot(str(file), dial.env) for file in files]
         return filmed([Shot(str(files[0]), dial.env, which="prior"), *shots] if dial.trained else shots)
 

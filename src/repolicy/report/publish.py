@@ -13,6 +13,7 @@ from repolicy.engine.request import Request, words
 from repolicy.envs.addons import check_env, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.verdict import verdict
+from repolicy.loading import printable
 from repolicy.policies.file import SavedPolicy, addons_of, env_of, find_policy, own_bytes, read_policy
 from repolicy.policies.hub import FILE, Place, in_sentences, library, place
 from repolicy.policies.options import Options
@@ -93,9 +94,9 @@ def card(
 ) -> str:
     """The model card, in Markdown with the header that the hub reads."""
     request = saved.card.get("request", {})
-    env, wishes = next(iter(evaluations.values())).env, request.get("addons", [])
+    env, wishes = next(iter(evaluations.values())).env, _quoted(" + ".join(request.get("addons", [])))
     episodes = len(next(iter(evaluations.values())).basic)
-    title = f"a policy for {env}" + (f", customized to {' + '.join(wishes)}" if saved.prior else "")
+    title = f"a policy for {env}" + (f", customized to `{wishes}`" if saved.prior else "")
     lines = [
         "---", f"license: {license or 'unknown'}", "library_name: repolicy", "pipeline_tag: reinforcement-learning",
         "tags: [reinforcement-learning, repolicy]", "---", "", f"# {at.repository.partition('/')[2]}: {title}", "",
@@ -116,8 +117,9 @@ def card(
     again = _repeat(path, saved.card, f"runs/{at.repository.partition('/')[2]}")
     if again:
         lines += ["## Make it again", "", *_code(again)]
-    made = ", ".join(f"{name} {version}" for name, version in saved.card.get("versions", {}).items())
-    lines += [f"Made with {made}." if made else "", f"The file's sha256 is {checksum}."]
+    versions = saved.card.get("versions", {})
+    made = _quoted(", ".join(f"{name} {version}" for name, version in versions.items()))
+    lines += [f"Made with `{made}`." if made else "", f"The file's sha256 is {checksum}."]
     return "\n".join(lines) + "\n"
 
 
@@ -134,8 +136,13 @@ def _repeat(path: Path, card: dict[str, Any], elsewhere: str) -> str:
         return repeat(folder, request).replace(str(folder.path), elsewhere)
     asked = card.get("request", {})
     if "prior" not in asked or "sparse" not in asked:
-        return str(card.get("command", ""))
+        return _quoted(str(card.get("command", "")))
     return shlex.join(["repolicy", *words(Request.from_dict(asked), "PRIOR" if asked["prior"] else "")])
+
+
+def _quoted(text: str) -> str:
+    """What a file says, to stand in a code span or block and not to leave it."""
+    return printable(text).replace("`", "'")
 
 
 def _row(cells: list[str]) -> str:

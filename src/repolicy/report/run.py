@@ -1,6 +1,5 @@
 """report.html: what a run changed, for a person to see, in one file that needs no other and no network."""
 
-import hashlib
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.numbers import number, spread
 from repolicy.envs.verdict import Difference, action, basis, differences, early, verdict
 from repolicy.errors import FileError, RepolicyError
-from repolicy.loading import confirm
+from repolicy.loading import confirm, file_sum
 from repolicy.objective import Objective, name_of
 from repolicy.policies.file import SavedPolicy, read_policy
 from repolicy.policies.storage import write_bytes
@@ -287,6 +286,6 @@ def _prior_of(folder: RunFolder, request: dict[str, Any]) -> Path | str:
     from repolicy.policies.file import PRIORS, shipped
 
     for name in shipped():
-        if hashlib.sha256((PRIORS / f"{name}.safetensors").read_bytes()).hexdigest() == request["prior"]:
+        if file_sum(PRIORS / f"{name}.safetensors") == request["prior"]:
             return name
     return folder.prior

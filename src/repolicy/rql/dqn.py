@@ -6,6 +6,7 @@
 With omega 0 and no prior it is soft Q-learning, which trains priors and full policies.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -16,7 +17,8 @@ from repolicy.errors import UsageError
 from repolicy.objective import Objective
 from repolicy.policies.distributions import Categorical
 from repolicy.policies.file import save_policy
-from repolicy.policies.layers import layers_of, load_layers, scaled, side_by_side
+from repolicy.policies.layers import MODULES, layers_of, load_layers, scaled, side_by_side
+from repolicy.policies.normalizer import BOUND
 from repolicy.policies.policy import Policy, PolicySpec, Prior
 from repolicy.rql.common import (
     TaskReward,
@@ -33,8 +35,6 @@ from repolicy.rql.settings import Settings
 from stable_baselines3 import DQN  # isort: skip
 from stable_baselines3.common.utils import polyak_update  # isort: skip
 from stable_baselines3.dqn.policies import DQNPolicy  # isort: skip
-
-ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "elu": nn.ELU}
 
 
 class ResidualDQN(DQN):  # type: ignore[misc]
@@ -55,18 +55,26 @@ class ResidualDQN(DQN):  # type: ignore[misc]
         activation, normalizer = "relu", normalizer_for(env.observation_space, self.prior)
         if isinstance(self.prior, Policy):  # Q_R gets the prior's depth, so that the sum of both is one network
             activation = self.prior.network.activation
+            if activation not in MODULES or self.prior.spec.norms:
+                raise UsageError(
+                    f"the prior's network has {activation}{' and LayerNorms' * bool(self.prior.spec.norms)}; "
+                    f"ResidualDQN takes {', '.join(MODULES)}, without LayerNorms"
+                )
             if len(settings.hidden) != len(self.prior.spec.hidden):
                 raise UsageError(
                     f"hidden is {settings.hidden}; the prior has {len(self.prior.spec.hidden)} hidden layers"
                 )
-        self._spec = PolicySpec(env_spaces.observation_size, actions, "categorical", settings.hidden, activation)
+        bound = self.prior.spec.observation_bound if isinstance(self.prior, Policy) else BOUND
+        self._spec = PolicySpec(
+            env_spaces.observation_size, actions, "categorical", settings.hidden, activation, observation_bound=bound
+        )
         super().__init__(
             SoftQPolicy,
             TaskReward(env, objective),
             **replay_options(settings),
             exploration_initial_eps=0.0,
             exploration_final_eps=0.0,
-            policy_kwargs=network_options(settings, normalizer) | {"activation_fn": ACTIVATIONS[activation]},
+            policy_kwargs=network_options(settings, normalizer) | {"activation_fn": MODULES[activation]},
         )
         self.policy.objective, self.policy.prior = objective, self.prior
 
@@ -105,8 +113,7 @@ class ResidualDQN(DQN):  # type: ignore[misc]
             assert prior is not None
             layers = side_by_side(layers, scaled(layers_of(prior.network), omega / alpha))
             hidden = tuple(a + b for a, b in zip(hidden, prior.spec.hidden, strict=True))
-        spec = PolicySpec(self._spec.observation_size, self._spec.actions, "categorical", hidden, self._spec.activation)
-        policy = Policy(spec)
+        policy = Policy(replace(self._spec, hidden=hidden))
         load_layers(policy.network, layers)
         policy.normalizer.load_state_dict(self.q_net.features_extractor.normalizer.state_dict())
         return policy

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from repolicy.errors import FileError
-from repolicy.policies.formats import vecnormalize
+from repolicy.loading import read_bytes
 from repolicy.policies.formats.described import (
     CannotCopyError,
     Described,
@@ -21,9 +21,9 @@ from repolicy.policies.formats.described import (
     Perceptron,
     Std,
 )
-from repolicy.policies.formats.layers import chosen_activation, normalizer, numbers, perceptron, some
+from repolicy.policies.formats.given import chosen_statistics
+from repolicy.policies.formats.layers import check_width, chosen_activation, normalizer, numbers, perceptron, some
 from repolicy.policies.formats.shells import Shell, read_pickle
-from repolicy.policies.formats.torch_files import read_bytes
 from repolicy.policies.options import Options
 from repolicy.policies.spaces import ActionSpace
 
@@ -43,7 +43,15 @@ def read(path: Path, options: Options) -> Described:
     assert module is not None
     activation, notes = chosen_activation(options, "swish", LIBRARY)
     actor, std, squashed = _policy(module, activation, where)
-    statistics, groups, more = _normalizer(parts[0], actor.width, options, where)
+    groups: tuple[tuple[str, int], ...] = ()
+
+    def inside() -> Normalizer | None:
+        nonlocal groups
+        found, groups = _normalizer(parts[0], actor.width, where)
+        return found
+
+    statistics, more = chosen_statistics(options, inside)
+    check_width(actor.width, statistics, where)
     critic = _critic(parts[2] if len(parts) > 2 else None, activation, actor.width, where)
     size = len(actor.output.bias)
     bounds = ((-1.0,) * size, (1.0,) * size) if squashed else ((), ())
@@ -125,16 +133,10 @@ def _critic(parameters: Any, activation: str, width: int, where: str) -> Percept
     return critic if critic.width == width and len(critic.output.bias) == 1 else None
 
 
-def _normalizer(
-    statistics: Any, width: int, options: Options, where: str
-) -> tuple[Normalizer | None, tuple[tuple[str, int], ...], list[str]]:
+def _normalizer(statistics: Any, width: int, where: str) -> tuple[Normalizer | None, tuple[tuple[str, int], ...]]:
     """Statistics of one array, or of a Dict's; of those, the one that the policy takes is found by its size."""
-    if options.vecnormalize == "none":
-        return None, (), ["observations are not normalized, as you asked for"]
-    if options.vecnormalize:
-        return vecnormalize.read(Path(options.vecnormalize)), (), []
     if not isinstance(statistics, Shell) or "mean" not in statistics.state or "std" not in statistics.state:
-        return None, (), ["observations are not normalized (the file has no statistics)"]
+        return None, ()
     mean, std = statistics.state["mean"], statistics.state["std"]
     groups: tuple[tuple[str, int], ...] = ()
     if isinstance(mean, dict):
@@ -144,9 +146,7 @@ def _normalizer(
                 f"{where} is damaged: the policy takes {width} numbers, and none of {some(mean)} has so many"
             )
         mean, std, groups = mean[keys[0]], std[keys[0]], ((str(keys[0]), width),)
-    if np.size(mean) != width:
-        raise FileError(f"{where} is damaged: its statistics are of {np.size(mean)} numbers, the policy takes {width}")
-    return normalizer(mean, std, None, where, _count(statistics.state.get("count"))), groups, []
+    return normalizer(mean, std, None, where, _count(statistics.state.get("count"))), groups
 
 
 def _count(count: Any) -> float:

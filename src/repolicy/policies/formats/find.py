@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from repolicy.errors import FileError
-from repolicy.policies.formats import brax, cleanrl, onnx, rsl_rl, sb3, skrl, torchscript
+from repolicy.errors import FileError, first_line
+from repolicy.loading import read_bytes
+from repolicy.policies.formats import brax, cleanrl, onnx, onnx_files, rsl_rl, sb3, skrl, torchscript
 from repolicy.policies.formats.described import CannotCopyError, Described
 from repolicy.policies.formats.layers import some
-from repolicy.policies.formats.shells import Shell, read_pickle
-from repolicy.policies.formats.torch_files import LEGACY_START, load, open_zip, read_bytes
+from repolicy.policies.formats.shells import DAMAGE, Shell, read_pickle, shortened
+from repolicy.policies.formats.torch_files import LEGACY_START, load, open_zip
 from repolicy.policies.options import Options
 
 KNOWN = (
@@ -34,7 +35,7 @@ def recognized(path: str | Path) -> str | None:
         return _zip(content, str(path))
     if content[:1] == b"\x80":
         return _checkpoint(content, str(path)) if LEGACY_START in content[:32] else _pickle(content, str(path))
-    return "onnx" if onnx.recognized(content) else None
+    return "onnx" if onnx_files.recognized(content) else None
 
 
 def describe(path: str | Path, options: Options | None = None) -> Described:
@@ -43,14 +44,16 @@ def describe(path: str | Path, options: Options | None = None) -> Described:
     name = recognized(path)
     if name is None:
         raise FileError(f"{path} holds {_found(path)}, and no policy of a known layout; known are {KNOWN}; {EXPORT}")
-    if name in RUNNABLE:
-        return RUNNABLE[name](path, options)
     try:
+        if name in RUNNABLE:
+            return RUNNABLE[name](path, options)
         if name in CHECKPOINTS:
             return CHECKPOINTS[name][1](path, load(read_bytes(path), str(path)), options)
         return {"sb3": sb3.read, "brax": brax.read}[name](path, options)
     except CannotCopyError as error:
-        raise CannotCopyError(f"{error}; {EXPORT}") from None
+        raise error if name in RUNNABLE else CannotCopyError(f"{error}; {EXPORT}") from None
+    except DAMAGE as error:
+        raise FileError(f"{path} is damaged, or of another layout: {first_line(error)}") from None
 
 
 def _zip(content: bytes, where: str) -> str | None:
@@ -78,7 +81,7 @@ def _found(path: Path) -> str:
     """What is in a file of an unknown format, for a sentence."""
     content = read_bytes(path)
     if content[:1] == b"\x80" and LEGACY_START not in content[:32]:
-        return f"a pickle of {read_pickle(content, str(path))!r:.80}"
+        return f"a pickle of {shortened(read_pickle(content, str(path)))}"
     if content[:4] != b"PK\x03\x04":
         return f"{len(content):,} bytes that begin with {content[:8]!r}"
     names = open_zip(content, str(path)).namelist()
@@ -88,5 +91,5 @@ def _found(path: Path) -> str:
     if isinstance(inside, dict) and {"state_dict", "data"} == inside.keys():
         return "what Stable-Baselines3's policy.save wrote (save the model itself instead)"
     if isinstance(inside, Shell):
-        return f"a whole module of PyTorch, {inside!r:.60}, whose code is not in it"
+        return f"a whole module of PyTorch, {shortened(inside)}, whose code is not in it"
     return f"PyTorch's {some(map(str, inside))}" if isinstance(inside, dict) else f"PyTorch's {type(inside).__name__}"

@@ -16,10 +16,9 @@ from repolicy.policies.formats.chain import Chain, Recognized, Step, joined, rec
 from repolicy.policies.formats.described import Array, CannotCopyError, Described, Std
 from repolicy.policies.formats.given import given_std, statistics, without_std
 from repolicy.policies.formats.layers import some
-from repolicy.policies.formats.onnx_files import TYPES, array_of, attribute_of, input_of, load_model, recognized
+from repolicy.policies.formats.onnx_files import TYPES, array_of, attribute_of, input_of, load_model
 from repolicy.policies.options import Options
 
-__all__ = ["read", "recognized"]
 ACTION_NAMES = ("actions", "action", "continuous_actions", "mean", "mu", "mean_actions", "output")
 BRAX_MIN_STD = 1e-3
 OTHER_WORDS = ("value", "std", "sigma", "log_prob", "logp", "entropy")  # in the names of other outputs
@@ -121,13 +120,13 @@ class _Graph:
     def chain(self, node: Any, inputs: list[str], attributes: Mapping[str, Any]) -> Chain | None:
         """The chain behind a node, None where the node is none that a perceptron has."""
         operator, chains = node.op_type, [self.chains.get(name) for name in inputs]
-        if len(inputs) == 2 and chains[0] is not None and chains[1] is not None:
-            return joined(chains[0], chains[1]) if operator == "Mul" else None
-        place = next(index for index, chain in enumerate(chains) if chain is not None)
+        moving = [chain for chain in chains if chain is not None]
+        if len(moving) > 1:
+            return joined(*moving) if operator == "Mul" and len(inputs) == 2 else None
+        (stem,) = moving
+        place = chains.index(stem)
         if any(chain is None and name not in self.constants for chain, name in zip(chains, inputs, strict=True)):
             return None
-        stem = chains[place]
-        assert stem is not None
         constants = [self.constants[name] for name in inputs if name in self.constants]
         if operator in PASSED or self.keeps(operator, stem, constants, attributes):
             return stem
@@ -204,8 +203,6 @@ def _step(operator: str, place: int, constants: list[Array], attributes: Mapping
         return _slice(constants)
     if operator in AFFINE and len(constants) == 1 and constants[0].size in (1, *constants[0].shape[-1:]):
         return AFFINE[operator](place, constants[0].astype(np.float64).reshape(-1))
-    if operator == "ArgMax" and attributes.get("axis", 0) in (-1, 1):
-        return Step("argmax")
     return None
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.errors import FileError, UsageError
+from repolicy.errors import FileError, UsageError, first_line
+from repolicy.loading import read_bytes
 from repolicy.policies.formats.described import Array, CannotCopyError
 from repolicy.policies.formats.layers import some
-from repolicy.policies.formats.torch_files import read_bytes
 
 TYPES = {1: "f4", 10: "f2", 11: "f8", 6: "i4", 7: "i8", 9: "b1"}  # of ONNX's tensors
 
@@ -45,7 +45,7 @@ def load_model(path: Path) -> Any:
     except FileError:
         raise
     except Exception as error:  # protobuf's own, of several classes
-        raise FileError(f"{path} is damaged, or no ONNX graph: {str(error).splitlines()[0]}") from None
+        raise FileError(f"{path} is damaged, or no ONNX graph: {first_line(error)}") from None
 
 
 def input_of(graph: Any, where: str) -> tuple[int, str]:

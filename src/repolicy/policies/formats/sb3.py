@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from repolicy.errors import FileError, UsageError
+from repolicy.loading import read_bytes
 from repolicy.policies.formats import vecnormalize
 from repolicy.policies.formats.described import (
     Array,
@@ -40,7 +41,7 @@ from repolicy.policies.formats.layers import (
     tensors_of,
 )
 from repolicy.policies.formats.shells import Name, Shell, read_pickle
-from repolicy.policies.formats.torch_files import entry, load, open_zip, read_bytes
+from repolicy.policies.formats.torch_files import entry, load, open_zip
 from repolicy.policies.options import Options
 from repolicy.policies.spaces import ActionSpace
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.error import URLError
 
 from repolicy.errors import FileError
+from repolicy.loading import file_sum
 from repolicy.policies.storage import write_bytes
 
 LARGEST = 64 * 2**20  # bytes
@@ -91,7 +92,7 @@ def fetched(name: str, download: Callable[[str], bytes] | None = None) -> Path:
     for file, (path, sha256) in row.files.items():
         here = folder / file
         if here.exists():
-            if hashlib.sha256(here.read_bytes()).hexdigest() != sha256:
+            if file_sum(here) != sha256:
                 raise FileError(f"{here} is not the file that {name} names: its sha256 differs; remove it")
             continue
         repository, commit = row.source

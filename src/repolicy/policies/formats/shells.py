@@ -7,6 +7,7 @@ bytes that are in the file, and never larger than those.
 """
 
 import pickletools
+import reprlib
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.errors import FileError
+from repolicy.errors import FileError, first_line
 
 Storages = Callable[[Any], Any]  # from a key to a flat array, or to something that stays a shell
 PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
@@ -63,8 +64,12 @@ def read_pickles(content: bytes, where: str, storages: Storages | None = None) -
     except FileError:
         raise
     except DAMAGE as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FileError(f"{where} is damaged, or no pickle of a policy: {reason}") from None
+        raise FileError(f"{where} is damaged, or no pickle of a policy: {first_line(error)}") from None
+
+
+def shortened(found: Any) -> str:
+    """What was in a pickle, for a sentence. (Its whole text can be as long as a short pickle wishes.)"""
+    return reprlib.repr(found)[:80]
 
 
 _MARK = object()

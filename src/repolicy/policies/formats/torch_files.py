@@ -3,7 +3,6 @@
 import io
 import struct
 import zipfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -127,13 +126,3 @@ def _legacy_storages(content: bytes, keys: list[str], kinds: dict[str, Any]) -> 
         storages[key] = _numbers(content[position + 8 : position + 8 + size], kinds[key])
         position += 8 + size
     return storages
-
-
-def read_bytes(path: Path) -> bytes:
-    """A file's content, or one sentence."""
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise FileError(f"there is no file {path}") from None
-    except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror}") from None

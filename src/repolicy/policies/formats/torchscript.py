@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from repolicy.errors import FileError
+from repolicy.loading import read_bytes
 from repolicy.policies.formats.chain import Chain, recognize
 from repolicy.policies.formats.described import CannotCopyError, Described
 from repolicy.policies.formats.given import given_std, statistics, without_std
 from repolicy.policies.formats.operations import OPERATIONS, Moving, is_part
 from repolicy.policies.formats.shells import Name, Shell, read_pickle
-from repolicy.policies.formats.torch_files import entry, find_root, open_zip, read_bytes, zip_storages
+from repolicy.policies.formats.torch_files import entry, find_root, open_zip, zip_storages
 from repolicy.policies.options import Options
 
 MEMORIES = ("LSTM", "GRU", "RNN")

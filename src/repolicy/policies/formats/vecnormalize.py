@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from repolicy.errors import FileError, UsageError
+from repolicy.loading import read_bytes
 from repolicy.policies.formats.described import Normalizer
 from repolicy.policies.formats.layers import normalizer
-from repolicy.policies.formats.shells import Shell, read_pickle
-from repolicy.policies.formats.torch_files import entry, open_zip, read_bytes
+from repolicy.policies.formats.shells import Shell, read_pickle, shortened
+from repolicy.policies.formats.torch_files import entry, open_zip
 
 Groups = tuple[tuple[str, int], ...]
 
@@ -23,7 +24,7 @@ def read(path: Path, groups: Groups = ()) -> Normalizer | None:
         return _read_arrays(content, str(path))
     shell = read_pickle(content, str(path))
     if not isinstance(shell, Shell) or ("obs_rms" not in shell.state and "norm_obs" not in shell.state):
-        raise FileError(f"{path} holds no VecNormalize and no arrays mean and var: {shell!r:.60}")
+        raise FileError(f"{path} holds no VecNormalize and no arrays mean and var: {shortened(shell)}")
     if not shell.state.get("norm_obs", True):
         return None
     clip, epsilon = float(shell.state["clip_obs"]), float(shell.state.get("epsilon", 1e-8))
