@@ -7,6 +7,7 @@ A prior whose row is there is not measured again.
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 from repolicy.engine.machine import commit
@@ -31,7 +32,7 @@ def main() -> None:
                 continue
             alpha = saved.card["request"]["objective"]["alpha"]
             command = f"python -m experiments.nat_worth --priors {name} --episodes {options.episodes}"
-            rows[name] = {"env": env, "alpha": alpha, **found.as_dict(), "command": command, "commit": commit()}
+            rows[name] = {"env": env, "alpha": alpha, **asdict(found), "command": command, "commit": commit()}
             options.out.write_text(json.dumps(rows, indent=2) + "\n")
         row = rows[name]
         add_to_card(path, {"nat_worth": {key: row[key] for key in ("value", "error", "episodes")}})

@@ -115,7 +115,7 @@ def test_a_metric_is_checked_like_a_reward() -> None:
 def test_a_users_own() -> None:
     addon = combined([tiny("stay_near") + "=0.5"])
     np.testing.assert_allclose(addon.reward(OBSERVATIONS, ACTIONS, NEXT, INFO), -0.5 * NEXT[..., 0] ** 2)
-    assert not addon.has_metric
+    assert addon.reported is None
 
 
 def test_a_users_own_metric(tmp_path: Path) -> None:

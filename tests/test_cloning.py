@@ -20,6 +20,7 @@ from repolicy.engine.training import Result, customize
 from repolicy.errors import UsageError
 from repolicy.objective import residual
 from repolicy.policies.file import read_policy
+from repolicy.policies.fitting import Samples
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.priors import Exact, MeanPrior, ScoredPrior, State, prior_of
 from repolicy.policies.spaces import ActionSpace
@@ -130,6 +131,29 @@ def test_a_clone_without_a_memory_says_what_that_costs(tmp_path: Path) -> None:
     assert result.last["prior_kl"] == pytest.approx(kl, rel=0.5)
     again, _ = customized(Remembering(), tmp_path / "run", replace(FEW, critic_warmup=1.0), std=0.1, resume=True)
     assert again.finished
+
+
+ONE = ActionSpace("continuous", (1,))
+
+
+class Counting:
+    """Its mean is how many steps of the episode it has seen, times 0.1."""
+
+    def begin(self, count: int) -> State:
+        return {"steps": torch.zeros(count, 1)}
+
+    def step(self, observations: np.ndarray, state: State) -> tuple[Any, State]:
+        return 0.1 * (state["steps"] + 1.0), {"steps": state["steps"] + 1.0}
+
+
+def test_a_memory_goes_on_from_one_round_of_fitting_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment shows (episode, step), so what the prior would do can be read from it, at every step."""
+    seen: list[Samples] = []
+    monkeypatch.setattr(cloning, "fit", lambda policy, samples, *_, **__: seen.append(samples))
+    monkeypatch.setattr(cloning, "BLOCK", 5)  # shorter than an episode
+    fitted(MeanPrior(Counting(), 0.5).placed(2, ONE), tiny("Counter"), replace(FEW, steps=3 * 5 * cloning.ENVS))
+    assert len(seen) > 1
+    torch.testing.assert_close(seen[-1].actions, 0.1 * (seen[-1].observations[:, 1:] + 1.0))
 
 
 def test_choices_are_fitted_by_their_log_probabilities() -> None:

@@ -12,6 +12,7 @@ import torch
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
 
 from repolicy.engine.folder import RunFolder
+from repolicy.engine.request import Request, words
 from repolicy.engine.settings import Settings
 from repolicy.engine.training import Result, customize
 from repolicy.envs.evaluation import evaluate
@@ -224,3 +225,10 @@ def test_a_rare_reward_is_accepted_where_it_is_announced(prior: Path, tmp_path: 
     few = replace(SETTINGS, steps=2_048, segment=2)
     wanted = (tiny("constant"), residual(0.2, 0.1), tmp_path / "run", few)
     assert customize(prior, *wanted, env=tiny("WithoutReward"), sparse=True).finished
+
+
+def test_the_command_of_a_log_prior_budget_names_omega_once() -> None:
+    settings = replace(SETTINGS, log_prior_budget=3.0)
+    asked = words(Request("Hopper-v4", residual(0.2, 0.1), settings, ("height",)), "hopper")
+    assert [asked[place + 1] for place, word in enumerate(asked) if word == "--omega"] == ["auto"]
+    assert asked[asked.index("--alpha") + 1] == "0.1"

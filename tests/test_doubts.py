@@ -20,7 +20,7 @@ START = Standing(-10.0, 1.0)
 def test_a_standing_is_a_mean_and_its_error() -> None:
     values = np.random.default_rng(0).normal(3.0, 2.0, 50)
     found = Standing.of(values.sum(), np.square(values).sum(), 50)
-    assert (found.mean, found.error) == pytest.approx((values.mean(), values.std() / 50**0.5))
+    assert (found.mean, found.error) == pytest.approx((values.mean(), values.std(ddof=1) / 50**0.5))
     assert Standing.of(-6.0, 12.0, 3).error == 0.0  # never below, whatever rounding does
 
 

@@ -1,12 +1,14 @@
 """Objects named by text, and the nearest names to one that is unknown."""
 
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from repolicy.errors import UsageError
-from repolicy.loading import load_object, nearest
+from repolicy.loading import load_object, nearest, reference_to
 
 
 def test_from_a_module() -> None:
@@ -38,6 +40,19 @@ def test_from_the_folder_that_one_stands_in(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", ["/nowhere"])
     assert load_object("a_module_of_my_own:answer", "number") == 42
+
+
+def test_functions_that_are_called_the_same_are_several() -> None:
+    def made(number: float) -> Any:
+        def reward(*_: Any) -> float:
+            return number
+
+        return reward
+
+    functions = [made(1.0), made(2.0), partial(max, 3.0), partial(max, 4.0), lambda: 5.0, lambda: 6.0]
+    references = [reference_to(function) for function in functions]
+    assert [load_object(reference, "it") for reference in references] == functions
+    assert [reference_to(function) for function in functions] == references  # and each keeps its name
 
 
 @pytest.mark.parametrize(

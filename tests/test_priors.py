@@ -13,6 +13,7 @@ from repolicy.envs.evaluation import run_episodes
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
 from repolicy.errors import NumericError, UsageError
+from repolicy.policies.file import find_policy, read_policy
 from repolicy.policies.given import exact_of, from_source, is_code, source_of
 from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy, PolicySpec
@@ -89,6 +90,17 @@ def test_a_memory_runs_along_with_the_episode_and_over_the_ends_of_rollouts(coun
     scorer.begin()  # with new environments, it has seen nothing
     fresh = torch.distributions.Normal(torch.full((1, 1, 1), 0.1), 0.5).log_prob(actions[:1]).sum(-1)
     torch.testing.assert_close(scorer(observations[:1], actions[:1], ended[:1]), fresh)
+
+
+def test_what_could_be_copied_is_the_same_in_another_process() -> None:
+    """A prior that is fitted though it could be copied: other ranks read its file themselves."""
+    saved = read_policy(find_policy("hopper"))
+    source = source_of("hopper", saved.policy, None, False)
+    assert source is not None
+    again = from_source(source)
+    assert isinstance(again, Policy)
+    observations = torch.randn(5, saved.policy.observation_size)
+    assert torch.equal(again(observations).mode(), saved.policy(observations).mode())
 
 
 def test_what_remembers_acts_by_its_memory(counting: MeanPrior) -> None:

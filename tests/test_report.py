@@ -19,15 +19,15 @@ from repolicy.engine.training import customize, train
 from repolicy.engine.wanted import for_customizing
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
-from repolicy.envs.numbers import number, spread
-from repolicy.envs.verdict import verdict
 from repolicy.errors import FileError, RepolicyError
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies.file import read_policy
 from repolicy.report import run as report
 from repolicy.report.charts import curve, labels, ticks
 from repolicy.report.film import CANNOT_RENDER, Shot
+from repolicy.report.numbers import number, spread
 from repolicy.report.run import write_report
+from repolicy.report.verdict import verdict
 
 ENV = "InvertedPendulum-v4"
 SETTINGS = Settings(steps=1024, ranks=1, envs=8, horizon=32, minibatch=256, segment=2, evaluation_episodes=4)

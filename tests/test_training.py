@@ -127,6 +127,21 @@ def test_a_signal_stops_after_the_iteration_and_the_run_goes_on_to_the_same_bits
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
 
 
+@pytest.mark.parametrize(("iteration", "finished"), [(8, False), (SMALL.iterations, True)])
+def test_a_signal_at_the_end_of_a_segment_loses_nothing(tmp_path: Path, iteration: int, finished: bool) -> None:
+    small(tmp_path / "whole")
+    asked = AtIteration(iteration - 1, lambda: os.kill(os.getpid(), signal.SIGINT))
+    stopped = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SMALL, watchers=[asked])
+    assert (stopped.finished, stopped.steps) == (finished, iteration * SMALL.iteration_steps)
+    latest = RunFolder(tmp_path / "run").latest()
+    assert latest is not None
+    assert latest[1]["iteration"] == iteration  # a checkpoint, a log of all and a policy
+    assert RunFolder(tmp_path / "run").logged()["iteration"][-1] == iteration
+    assert RunFolder(tmp_path / "run").last_policy.exists()
+    small(tmp_path / "run", resume=True)
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+
+
 def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small(tmp_path / "whole")
 

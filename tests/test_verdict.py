@@ -9,9 +9,9 @@ import torch
 from tiny_envs import tiny
 
 from repolicy.envs.evaluation import Column, Evaluation, evaluate
-from repolicy.envs.verdict import basis, difference, verdict
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.spaces import ActionSpace
+from repolicy.report.verdict import basis, difference, verdict
 
 HALF = np.array([-1.0, 1.0] * 25)  # 50 episodes with a mean of 0 and a variance of 50 / 49
 

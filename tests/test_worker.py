@@ -191,7 +191,7 @@ def test_a_time_limit_is_followed_by_a_value_and_an_end_by_nothing(tmp_path: Pat
     reward = made.reward(rollout, log_prior).total
     batch, _ = made.prepared(rollout, stop=False)
     returns = made.learner.return_scale.undo(batch.returns).view(13, 4)
-    for mask, worth in ((rollout.terminated, 0.0), (rollout.truncated, made.settings.gamma * next_values)):
+    for mask, worth in ((rollout.terminated, 0.0), (rollout.truncated, made.settings.gamma * next_values.squeeze(-1))):
         assert mask.any()
         expected = (reward + worth).float()[torch.from_numpy(mask)]
         torch.testing.assert_close(returns[torch.from_numpy(mask)], expected, rtol=1e-4, atol=1e-4)

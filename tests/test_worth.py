@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def test_training_ends_with_what_a_nat_is_worth(tmp_path: Path) -> None:
     known = read_policy(best)
     found = measured(known.policy, tiny("LinearQuadratic"), 8)
     assert found is not None
-    assert known.card["nat_worth"] == found.as_dict()
+    assert known.card["nat_worth"] == asdict(found)
     before = best.read_bytes()
     train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", settings, resume=True)
     assert best.read_bytes() == before

@@ -52,9 +52,12 @@ def reference_to(function: Any) -> str:
     module, name = getattr(function, "__module__", None) or "", getattr(function, "__qualname__", "")
     if module != "__main__" and name and getattr(sys.modules.get(module), name, None) is function:
         return f"{module}:{name}"
-    name = re.sub(r"\W+", "_", getattr(function, "__name__", type(function).__name__)).strip("_")
-    while name == "lambda" and _session.get(name, function) is not function:  # they are all called the same
-        name = f"lambda_{len(_session)}"
+    plain = re.sub(r"\W+", "_", getattr(function, "__name__", type(function).__name__)).strip("_")
+    by_itself, name, count = plain == getattr(function, "__qualname__", ""), plain, 1
+    # A notebook's function may be defined anew. Lambdas, closures and partials that are called the same are several.
+    while not by_itself and _session.get(name, function) is not function:
+        count += 1
+        name = f"{plain}_{count}"
     _session[name] = function
     return f"{SESSION}:{name}"
 

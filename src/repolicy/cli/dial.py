@@ -77,9 +77,9 @@ class Dial:
     def _all(self, turning: "Turning") -> dict[str, Any]:
         from repolicy.engine.terminal import Terminal
         from repolicy.envs.addons import check_env
-        from repolicy.envs.numbers import number
         from repolicy.policies.file import addons_of, env_of
         from repolicy.report.dial import as_dict, measured, points_of, write_dial_report
+        from repolicy.report.numbers import number
         from repolicy.report.sweep import headings, rows
 
         path, saved = turning.path, turning.saved

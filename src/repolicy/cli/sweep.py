@@ -90,9 +90,9 @@ class Sweep:
 
     def run(self) -> dict[str, Any]:
         from repolicy.engine.terminal import Terminal
-        from repolicy.envs.numbers import number
         from repolicy.many.sweep import in_order, sweep
         from repolicy.many.tradeoff import as_dict
+        from repolicy.report.numbers import number
         from repolicy.report.sweep import headings, rows, write_sweep_report
 
         omegas = in_order(self.omega)

@@ -115,8 +115,9 @@ def _to_means(prior: Exact, policy: Policy, collector: Collector, blocks: int) -
     if isinstance(prior, MeanPrior) and policy.log_std is not None:
         policy.log_std.data.copy_(prior.std.log().expand_as(policy.log_std))
     samples: Samples | None = None
+    labels = _Labels(prior, collector.generator)  # a prior's memory goes on, as the environments do
     for round_ in range(ROUNDS):
-        labels, agent = _Labels(prior, collector.generator), prior if round_ == 0 else policy
+        agent = prior if round_ == 0 else policy
         for _ in range(blocks):
             labelled = labels(collector.collect(agent))
             samples = labelled if samples is None else samples + labelled

@@ -6,7 +6,6 @@ value, so those of the parts, each times its weight in that episode, add up to t
 """
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -50,9 +49,9 @@ class ConditionedWorker(Worker):
         objective, wishes = request.objective, [addons.dials([each]) for each in request.addons]
         fixed = [name for name, dials in zip(request.addons, wishes, strict=True) if not dials]
         self.dials = request.dials
-        self.fixed = replace(addons.combined(fixed), metrics=()) if fixed or objective.reads_basic else None
+        self.fixed = addons.combined(fixed) if fixed or objective.reads_basic else None
         self.wishes = {  # each by itself
-            dial.name: replace(addons.combined(addons.at([name], {dial.name: 1.0})), metrics=())
+            dial.name: addons.combined(addons.at([name], {dial.name: 1.0}))
             for name, dials in zip(request.addons, wishes, strict=True)
             for dial in dials
         }
@@ -111,9 +110,9 @@ class ConditionedWorker(Worker):
 
     def weights(self) -> Tensor:
         """Of the parts in each step's reward, `[T, N, H]`."""
-        values, objective = self.values, self.objective
+        values, dialed = self.values, self.dialed()
         fixed = [1.0] * (self.fixed is not None)
-        terms = [values.get(TERMS[part], getattr(objective, TERMS[part])) for part in self.terms]
+        terms = [dialed.get(TERMS[part], getattr(self.objective, TERMS[part])) for part in self.terms]
         each = [*fixed, *(values[name] for name in self.wishes), *terms]
         return torch.stack([torch.as_tensor(one).expand(self.places.shape[:2]).double() for one in each], -1)
 
@@ -161,7 +160,7 @@ class ConditionedWorker(Worker):
     @torch.no_grad()
     def width(self, inputs: Tensor) -> dict[str, float]:
         """Also how far apart the ends of each dial are, on the same inputs: in nats, the smaller of the two KLs."""
-        some, apart = inputs[:256].clone(), {}
+        some, apart = inputs.clone(), {}
         for index, dial in enumerate(self.dials):
             low, high = (self._at_end(some, index, end) for end in (-1.0, 1.0))
             apart[dial.name] = min(float(low.kl(high).mean()), float(high.kl(low).mean()))

@@ -8,7 +8,6 @@ from repolicy.engine.settings import Settings
 from repolicy.loading import without_version
 
 if TYPE_CHECKING:
-    from repolicy.policies.options import Options
     from repolicy.policies.policy import Policy
 
 
@@ -53,7 +52,7 @@ ROLLOUT = 8192  # samples in an update, at least
 WIDEST_CRITIC = 256
 
 
-def customize_defaults(prior: "str | Path | Policy", reading: "Options | None" = None) -> Settings:
+def customize_defaults(prior: "str | Path | Policy") -> Settings:
     """The settings for customizing a policy, the same rules for any, in any environment and with any add-on.
 
     A good policy is easily broken, and its critic begins with nothing. So the step is steered by how far it moves the
@@ -62,13 +61,14 @@ def customize_defaults(prior: "str | Path | Policy", reading: "Options | None" =
     """
     from repolicy.policies.file import find_policy, read_policy
 
-    spec = (read_policy(find_policy(prior), reading).policy if isinstance(prior, str | Path) else prior).spec
+    spec = (read_policy(find_policy(prior)).policy if isinstance(prior, str | Path) else prior).spec
     return of_shape(max((64, *spec.hidden)), spec.actions.width)
 
 
 def of_shape(widest: int, numbers: int) -> Settings:
     """The same by the widest layer of the policy and how many numbers its actions have."""
-    minibatch = max(256, min(4096, power_of_two(SAMPLES * numbers)))
+    nearest = 2 ** round(math.log2(SAMPLES * numbers))  # power of two, in ratio
+    minibatch = max(256, min(4096, nearest))
     critic = min(WIDEST_CRITIC, widest)
     return Settings(
         steps=1_000_000,
@@ -85,8 +85,3 @@ def of_shape(widest: int, numbers: int) -> Settings:
         critic_explains=0.3,
         hidden=(critic, critic),
     )
-
-
-def power_of_two(number: float) -> int:
-    """The one nearest to a number, in ratio."""
-    return int(2 ** round(math.log2(number)))

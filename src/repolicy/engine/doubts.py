@@ -17,7 +17,7 @@ class Standing:
     @classmethod
     def of(cls, total: float, squares: float, count: float) -> "Standing":
         mean = total / count
-        return cls(mean, math.sqrt(max(squares / count - mean * mean, 0.0) / count))
+        return cls(mean, math.sqrt(max(squares / count - mean * mean, 0.0) / max(count - 1.0, 1.0)))
 
     def beats(self, other: "Standing") -> bool:
         """By more than the error of the difference."""

@@ -94,6 +94,25 @@ def terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+@contextmanager
+def polite_interrupt() -> Iterator[threading.Event]:
+    """The first Ctrl-C or SIGTERM sets the event, so that work ends where it can go on; the second one stops it."""
+    event = threading.Event()
+
+    def handle(*_: object) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    here = threading.current_thread() is threading.main_thread()
+    before = {each: signal.signal(each, handle) for each in (signal.SIGINT, signal.SIGTERM) if here}
+    try:
+        yield event
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
 def shares_memory() -> bool:
     """Whether ranks can add up through memory that they share, which takes stores that become visible in order.
 

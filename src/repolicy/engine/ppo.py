@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from repolicy.policies.network import Mlp, flatten
 from repolicy.policies.policy import Policy
 
 Sum = Callable[[Tensor], Tensor]  # adds a tensor up over all ranks, in place
+BETA_MEAN, BETA_VAR = 0.9, 0.999  # Adam's
 
 
 def advantages(
@@ -58,14 +60,8 @@ class Batch:
         """Of about `size` samples each: what is left over is spread, as a step on a few samples is mostly noise."""
         count = max(1, round(len(self.inputs) / size))
         for rows in torch.randperm(len(self.inputs), generator=generator).tensor_split(count):
-            yield Batch(
-                self.inputs.index_select(0, rows),
-                self.actions.index_select(0, rows),
-                self.log_probs.index_select(0, rows),
-                self.advantages.index_select(0, rows),
-                self.returns.index_select(0, rows),
-                None if self.own_inputs is None else self.own_inputs.index_select(0, rows),
-            )
+            parts: list[Any] = [None if each is None else each.index_select(0, rows) for each in vars(self).values()]
+            yield Batch(*parts)
 
 
 @dataclass(frozen=True)
@@ -113,8 +109,8 @@ class Learner:
         self._steps = {"actor": 0, "critic": 0}  # of Adam: the critic may be fitted alone for a while
 
     def values(self, inputs: Tensor) -> Tensor:
-        """V of the critic's inputs `[..., C]`; of a critic with H heads `[..., H]`."""
-        return self.return_scale.undo(self.critic(inputs)).squeeze(-1)
+        """V of the critic's inputs `[..., C]` by each of its H heads, `[..., H]`."""
+        return self.return_scale.undo(self.critic(inputs))
 
     def differentiate(self, batch: Batch, settings: Settings, bonus: float) -> Losses:
         """The losses of a minibatch; their gradient, less `bonus` · entropy's, is left in `self.gradient`."""
@@ -160,12 +156,12 @@ class Learner:
         for name in moved:
             self._adam_part(parts[name], self._steps[name])
 
-    def _adam_part(self, part: slice, steps: int, beta_mean: float = 0.9, beta_var: float = 0.999) -> None:
+    def _adam_part(self, part: slice, steps: int) -> None:
         gradient, mean, var = self.gradient[part], self._mean[part], self._var[part]
-        mean.lerp_(gradient, 1.0 - beta_mean)
-        var.mul_(beta_var).addcmul_(gradient, gradient, value=1.0 - beta_var)
-        scale = (var / (1.0 - beta_var**steps)).sqrt_().add_(1e-5)
-        self.parameters[part].addcdiv_(mean, scale, value=-self.learning_rate / (1.0 - beta_mean**steps))
+        mean.lerp_(gradient, 1.0 - BETA_MEAN)
+        var.mul_(BETA_VAR).addcmul_(gradient, gradient, value=1.0 - BETA_VAR)
+        scale = (var / (1.0 - BETA_VAR**steps)).sqrt_().add_(1e-5)
+        self.parameters[part].addcdiv_(mean, scale, value=-self.learning_rate / (1.0 - BETA_MEAN**steps))
 
     def state(self) -> dict[str, Tensor]:
         """Everything that the next update depends on."""
@@ -208,7 +204,7 @@ def losses(log_probs: np.ndarray, values: np.ndarray, batch: Batch, settings: Se
         errors = values - batch.returns.numpy()
         return Losses(
             policy=float(policy),
-            value=float(0.5 * np.square(errors).mean()),
+            value=float(0.5 * np.square(errors).sum() / count),
             divergence=float((ratios - 1.0 - log_ratios).mean()),  # KL(old ‖ new), from samples of the old
             clipped=float((ratios != clipped_ratios).mean()),
             log_ratios=log_ratios,

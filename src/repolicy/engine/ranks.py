@@ -21,7 +21,7 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from repolicy.engine.machine import shares_memory, torchrun_place
+from repolicy.engine.machine import shares_memory
 from repolicy.errors import RepolicyError, UsageError, first_line
 
 CAPACITY = 1 << 20  # bytes that one rank can put up for addition at a time; more goes in pieces
@@ -215,10 +215,6 @@ def launched(count: int, program: list[str]) -> Iterator[Ranks]:
 def joined(index: int, count: int, descriptor: int, parent: int) -> Ranks:
     """What a process that `launched` started calls to become rank `index`."""
     return SharedMemory(index, count, mmap.mmap(descriptor, 0), Siblings([], parent=parent))
-
-
-def under_torchrun() -> bool:
-    return torchrun_place() is not None
 
 
 @contextlib.contextmanager

@@ -104,7 +104,11 @@ def words(request: Request, prior: str | Path = "") -> list[str]:
     parts = ["customize", str(prior), "--env", request.env] if prior else ["train", request.env]
     for name in request.addons:
         parts += ["--addon", name]
-    parts += ["--omega", "auto"] if request.settings.budget is not None else ["--objective", objective]
+    if request.settings.budget is None:
+        parts += ["--objective", objective]
+    else:
+        parts += ["--omega", "auto"]
+        coefficients.pop("omega", None)
     high = {name: coefficients.pop(to) for to, name in RANGES.items() if to in coefficients}
     coefficients |= {} if "omega" not in high else {"states": request.objective.states}  # 0 is not what a range takes
     for key, value in coefficients.items():

@@ -50,7 +50,10 @@ class Segments:
         self.doubt = ""  # a warning about the segment that ended
 
     def remaining(self, stop: Callable[[], bool]) -> Iterator[dict[str, float]]:
-        """The metrics of every iteration that is still to do; it ends early where `stop()` says so on any rank."""
+        """The metrics of every iteration that is still to do; it ends early where `stop()` says so on any rank.
+
+        An iteration that was under way then is lost, unless it ended a segment.
+        """
         worker, settings, started = self.worker, self.worker.settings, time.perf_counter()
         if worker.prior is not None and worker.iteration == 0:
             self.keep(self.evaluated(), start=True)
@@ -62,7 +65,8 @@ class Segments:
                     metrics = worker.iterate(stop())
                 except NumericError as error:
                     raise NumericError(f"{error}; {self.leave_evidence()}") from None
-                if metrics.pop("stop"):
+                stopped = metrics.pop("stop")
+                if stopped and worker.iteration < end:
                     worker.collector.envs.close()
                     return
                 if worker.iteration == end:
@@ -71,6 +75,8 @@ class Segments:
                 yield metrics | {"seconds": time.perf_counter() - started}
             self.segment += 1
             self.save()
+            if stopped:
+                return
 
     def begin(self) -> None:
         """Environments and random streams, all from (seed, segment, rank)."""

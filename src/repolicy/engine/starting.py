@@ -5,15 +5,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from repolicy.engine import ranks
 from repolicy.engine.cloning import clone, spec_of
 from repolicy.engine.defaults import customize_defaults
+from repolicy.engine.machine import torchrun_place
 from repolicy.engine.result import Result
 from repolicy.engine.settings import Settings
 from repolicy.envs import addons
 from repolicy.envs.making import placed, with_roles
 from repolicy.envs.step import Backend
 from repolicy.errors import UsageError
+from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.file import SavedPolicy, env_of, find_policy, notes_of, own_bytes, policy_bytes, read_policy
 from repolicy.policies.given import Source, exact_of, source_of
 from repolicy.policies.options import Options
@@ -45,7 +46,12 @@ class Start:
 
     def settings(self, settings: Settings) -> Settings:
         """With as many ranks as can have the prior."""
-        if self.exact is None or self.source is not None or ranks.under_torchrun():
+        if self.exact is not None and settings.log_prior_budget is not None:
+            raise UsageError(
+                "a log-prior budget compares with how likely the prior's own actions are to it, which only a copied "
+                "policy tells: take a KL budget"
+            )
+        if self.exact is None or self.source is not None or torchrun_place() is not None:
             return settings
         if settings.ranks > 1:
             raise UsageError(
@@ -103,6 +109,10 @@ def start_of(given: Any, reading: Options | None, init: Init, trust: bool, file:
     else:
         path = find_policy(prior)
         saved = read_policy(path, reading)
+        if isinstance(saved.policy, Conditioned):
+            raise UsageError(
+                f"a policy with {saved.policy.words} is no prior; keep a position of it with `repolicy dial`"
+            )
         content = b"" if init == "clone" else own_bytes(path, saved, file)
     if init != "clone":
         return Start(given, name, saved, content)

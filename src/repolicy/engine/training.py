@@ -4,12 +4,11 @@ import contextlib
 import hashlib
 import json
 import os
-import signal
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -17,7 +16,7 @@ from repolicy.engine import ranks
 from repolicy.engine.conditioned import collapsed
 from repolicy.engine.defaults import train_defaults
 from repolicy.engine.folder import RunFolder
-from repolicy.engine.machine import torchrun_place, versions
+from repolicy.engine.machine import polite_interrupt, torchrun_place, versions
 from repolicy.engine.request import Request, check_dials, spec_for
 from repolicy.engine.result import Result as Result
 from repolicy.engine.segments import Segments
@@ -32,7 +31,6 @@ from repolicy.envs.names import with_observed
 from repolicy.envs.patience import Watchdog
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.objective import Objective
-from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.file import add_to_card, read_policy
 from repolicy.policies.given import from_source
 from repolicy.policies.options import Options
@@ -146,17 +144,8 @@ def customize(
             "customizing needs an add-on, the new requirement: --addon NAME, or file.py:function for one of your own "
             "(repolicy addons lists those that ship)"
         )
-    if start.saved is not None and isinstance(start.saved.policy, Conditioned):
-        raise UsageError(
-            f"a policy with {start.saved.policy.words} is no prior; keep a position of it with `repolicy dial`"
-        )
     settings, notes = ranks_for(start.settings(settings or last_settings or start.usual(env)), [env, *wishes])
     settings = settings.resolved()
-    if start.exact is not None and settings.log_prior_budget is not None:
-        raise UsageError(
-            "a log-prior budget compares with how likely the prior's own actions are to it, which only a copied policy "
-            "tells: take a KL budget"
-        )
     with watchdog(patience):
         env = start.with_roles(env, settings.backend)
         saying = f"customizing {called(named_as(prior))} in {env} to {' + '.join(wishes)}, into {folder}"
@@ -188,7 +177,9 @@ def try_addon(prior: Policy, request: Request) -> list[str]:
     notes = []
     for name in addons.at(request.addons):
         addon = addons.combined([name])
-        reward, _ = addon.reward(*rollout.transitions), addon.metric(*rollout.transitions)
+        reward = addon.reward(*rollout.transitions)
+        if addon.reported is not None:
+            addon.metric(*rollout.transitions)
         if reward.min() == reward.max() and not request.sparse:
             raise UsageError(
                 f"add-on {name!r} gave the same reward, {reward.min():g}, in all of {reward.size:,} trial steps; "
@@ -223,7 +214,7 @@ def run(
     `notes` are what the watchers are told as soon as nothing more can be refused.
     """
     exact = None if start is None else start.exact
-    if ranks.under_torchrun():
+    if torchrun_place() is not None:
         return _run_as_one_of_many(request, folder, resume, watchers, notes, prior, exact)
     ranks.check_count(request.settings.ranks)
     with folder.locked():
@@ -340,27 +331,7 @@ def tell_worth(request: Request, folder: RunFolder) -> None:
     episodes = 4 * request.settings.evaluation_episodes
     worth = measured(saved.policy, request.env, episodes, addons=request.addons, backend=request.settings.backend)
     if worth is not None:
-        add_to_card(folder.best_policy, {"nat_worth": worth.as_dict()})
-
-
-class polite_interrupt:  # noqa: N801
-    """The first Ctrl-C or SIGTERM asks the run to stop after its iteration; the second one stops it at once."""
-
-    def __enter__(self) -> threading.Event:
-        self._event = threading.Event()
-        self._before: dict[signal.Signals, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            self._before = {each: signal.signal(each, self._handle) for each in (signal.SIGINT, signal.SIGTERM)}
-        return self._event
-
-    def __exit__(self, *_: object) -> None:
-        for each, before in self._before.items():
-            signal.signal(each, before)
-
-    def _handle(self, *_: object) -> None:
-        if self._event.is_set():
-            raise KeyboardInterrupt
-        self._event.set()
+        add_to_card(folder.best_policy, {"nat_worth": asdict(worth)})
 
 
 def _run_as_one_of_many(

@@ -141,7 +141,7 @@ def states_of_range(
     env: str,
     wishes: tuple[str, ...],
     settings: Settings,
-    say: Callable[[str], None] = lambda sentence: None,
+    say: Callable[[str], None],
 ) -> tuple[float, list[str]]:
     """The weight of the prior's states beside several values of omega: without it, small ones stand still."""
     known = _weights(prior, env, wishes, settings, say, "--states")

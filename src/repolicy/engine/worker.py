@@ -1,7 +1,7 @@
 """One rank's share of a run: collect, score, reward, update."""
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -27,6 +27,7 @@ from repolicy.policies.priors import Exact, Scorer
 
 LOST = -0.5  # explained variance below which a budget's weights stay as they are, because the critic cannot follow
 ALONE = 1e-3  # least learning rate while only the critic learns, where the KL of the policy steers it later
+SEEN = 256  # of an iteration's inputs, at which the width of the policy is looked at
 WAITS = 3  # the actor waits for its critic at most this many times `critic_warmup`
 
 Seen = TypeVar("Seen", np.ndarray, Tensor)
@@ -42,8 +43,8 @@ class Worker:
         self.exact = exact or prior
         self.scorer = None if self.exact is None else Scorer(self.exact)
         self.addon = None
-        if request.objective.reads_addon:  # training does not need its metrics
-            self.addon = replace(addons.combined(addons.at(request.addons)), metrics=())
+        if request.objective.reads_addon:
+            self.addon = addons.combined(addons.at(request.addons))
         self.density: Density | None = None  # of the prior's states, where the objective weighs them
         self.iteration = 0
         self.off_budget = -FARTHEST
@@ -135,7 +136,7 @@ class Worker:
             }
             | asdict(report)
             | weights
-            | self.width(batch.inputs)
+            | self.width(batch.inputs[torch.linspace(0, len(batch.inputs) - 1, SEEN).long()])
         )
 
     def steer(self, metrics: dict[str, float], fit_actor: bool) -> None:
@@ -191,15 +192,16 @@ class Worker:
     def credit(
         self, reward: Reward, values: Tensor, next_values: Tensor, terminated: Tensor, ended: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Advantages `[T, N]`, and the returns that each head of the critic is to predict, `[T, N, H]`."""
+        """Advantages `[T, N]`, and what each head is to predict, `[T, N, H]`, the shape of the values."""
         rewards, settings = reward.total.float(), self.settings
-        gains = ppo.advantages(rewards, values, next_values, terminated, ended, settings.gamma, settings.lam)
-        return gains, (gains + values).unsqueeze(-1)
+        both = values.squeeze(-1), next_values.squeeze(-1)
+        gains = ppo.advantages(rewards, *both, terminated, ended, settings.gamma, settings.lam)
+        return gains, gains.unsqueeze(-1) + values
 
     @torch.no_grad()
     def width(self, inputs: Tensor) -> dict[str, float]:
-        """The entropy of the actions and, where they have one, their mean std, on some 256 of the inputs."""
-        distribution = self.learner.policy.distribution(inputs[:: max(1, len(inputs) // 256)])
+        """The entropy of the actions at some inputs and, where they have one, their mean std."""
+        distribution = self.learner.policy.distribution(inputs)
         log_std = getattr(distribution, "log_std", None)
         numbers = {"entropy": float(distribution.entropy().mean())}
         return numbers if log_std is None else numbers | {"std": float(log_std.exp().mean())}
@@ -212,7 +214,7 @@ class Worker:
 
     @torch.no_grad()
     def score(self, rollout: Rollout, inputs: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        """log prior, V(s_t) and V(s_{t+1}), each `[T, N]`, at once for a rollout of which the critic sees `inputs`."""
+        """log prior `[T, N]`, V(s_t) and V(s_{t+1}) `[T, N, H]`, at once for a rollout; the critic sees `inputs`."""
         learner, log_prior = self.learner, None
         if self.scorer is not None:
             observations, actions, ended = rollout.scored
@@ -226,13 +228,12 @@ class Worker:
 
     def reward(self, rollout: Rollout, log_prior: Tensor | None) -> Reward:
         """The reformulated reward of a rollout, in float64, with every part checked."""
-        after = rollout.next_observations
         parts = reformulated(
             self.objective,
             self.task(rollout),
             None if log_prior is None else log_prior.double(),
             rollout.log_probs.double(),
-            None if after is None else self.familiarity(self.bare(after), rollout.ages),
+            self.familiarity(rollout.next_observations, rollout.ages),
             **self.dialed(),
         )
         for name, part in (
@@ -271,7 +272,7 @@ class Worker:
         """Of true next observations, where the objective weighs it."""
         if self.density is None or self.prior is None or observations is None:
             return None
-        return familiarity(self.density, self.prior, observations, ages)
+        return familiarity(self.density, self.prior, self.bare(observations), ages)
 
     @torch.no_grad()
     def below_prior(self, rollout: Rollout, log_prior: Tensor | None) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ costs α/2 a number of the action a step. So what the noise costs tells α, howe
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -30,9 +30,6 @@ class Worth:
     def is_known(self) -> bool:
         """Whether it is above 0 by more than chance; else the noise costs nothing that could be measured."""
         return self.value > 2 * self.error
-
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
 
 
 def worth_of(by_mean: np.ndarray, sampled: np.ndarray, steps: float, numbers: int) -> Worth | None:

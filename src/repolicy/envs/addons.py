@@ -3,9 +3,9 @@
     repolicy customize halfcheetah --addon hind_leg
     repolicy customize hopper --addon height=1.0 --addon my_rewards.py:quiet=0.1
 
-The registered ones are below, a function each. A user's own is named by `module:function` or `file.py:function`.
-Add-ons are added up with weights. One that has an attribute `metric`, a function of the same arguments, reports that
-for people.
+The registered ones are in `registered.py`, a function each. A user's own is named by `module:function` or
+`file.py:function`. Add-ons are added up with weights. One that has an attribute `metric`, a function of the same
+arguments, reports that for people.
 """
 
 import inspect
@@ -30,15 +30,11 @@ class Addon:
     names: tuple[str, ...]
     functions: tuple[Function, ...]
     weights: tuple[float, ...]
-    metrics: tuple[tuple[str, Function], ...] = ()
-
-    @property
-    def has_metric(self) -> bool:
-        return bool(self.metrics)
+    reported: tuple[str, Function] | None = None  # the metric of the first one that has one, for people
 
     @property
     def metric_name(self) -> str:
-        return self.metrics[0][0] if self.metrics else ""
+        return self.reported[0] if self.reported else ""
 
     def reward(
         self, observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
@@ -61,11 +57,10 @@ class Addon:
     def metric(
         self, observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
     ) -> np.ndarray:
-        """What the first add-on that reports something for people reports, else zeros."""
-        if not self.metrics:
-            return np.zeros(observations.shape[:-1])
+        """What is reported of transitions, `[...]`."""
+        assert self.reported is not None
         transitions = _in_one_row(observations, actions, next_observations, info)
-        name, function = self.metrics[0]
+        name, function = self.reported
         return _called(f"the add-on's metric {name!r}", function, transitions).reshape(observations.shape[:-1])
 
 
@@ -136,13 +131,12 @@ def names(wanted: object) -> tuple[str, ...]:
 
 def combined(requests: Sequence[str]) -> Addon:
     """One add-on from requests such as `height`, `height=0.5`, `hind_leg(joint=bshin)=2` or `my.py:quiet=0.1`."""
-    parsed = [parse(request) for request in requests]
-    metrics = tuple(metric for _, _, _, metric in parsed if metric is not None)
+    each = [parse(request) for request in requests]
     return Addon(
-        tuple(name for name, *_ in parsed),
-        tuple(function for _, function, *_ in parsed),
-        tuple(weight for _, _, weight, _ in parsed),
-        metrics,
+        tuple(name for name, *_ in each),
+        tuple(function for _, function, *_ in each),
+        tuple(weight for _, _, weight, _ in each),
+        next((metric for *_, metric in each if metric is not None), None),
     )
 
 

@@ -220,7 +220,7 @@ def run_episodes(
         seed=seed,
         basic=each["basic"],
         addon=each.get("addon"),
-        metric=each["metric"] / each["length"] if addon is not None and addon.has_metric else None,
+        metric=each["metric"] / each["length"] if "metric" in each else None,
         metric_name="" if addon is None else addon.metric_name,
         lengths=each["length"],
         log_policy=each["log_policy"],
@@ -247,7 +247,7 @@ def quantities(
     if addon is not None:
         rewards = [*addon.apart(*rollout.transitions)]
         found["addon"] = sum(rewards, np.zeros_like(rollout.basic))
-        found["metric"] = addon.metric(*rollout.transitions)
+        found |= {"metric": addon.metric(*rollout.transitions)} if addon.reported else {}
         for name, reward in zip(addon.names, rewards, strict=False) if len(addon.names) > 1 else ():
             key = OF + name.rpartition(":")[2]
             found[key] = found.get(key, 0.0) + reward

@@ -5,6 +5,7 @@ log-probabilities, add-on rewards) is left to those who come after.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -58,7 +59,7 @@ class Rollout:
         assert self.next_observations is not None
         return self.observations[:-1], self.sent, self.next_observations, self.info
 
-    @property
+    @cached_property
     def info(self) -> Info:
         """The infos as arrays `[T, N]`: entries that every step has."""
         keys = set.intersection(*(set(info) for info in self.infos)) if self.infos else set()
@@ -92,80 +93,72 @@ class Collector:
     @torch.no_grad()
     def collect(self, agent: Agent, stochastic: bool = True) -> Rollout:
         """T steps with sampled actions, or with the mode of each distribution."""
-        steps, count, own, size = self.horizon, self.envs.count, self.envs.observation_size, self._current.shape[1]
-        act = agent.actor(steps, count, self.generator if stochastic else None)
+        act = agent.actor(self.horizon, self.envs.count, self.generator if stochastic else None)
         recalling = act if isinstance(act, Recalling) else None
         if recalling is not None and self._memory is not None:
             recalling.memory = self._memory
-        observations = np.empty((steps + 1, count, size), np.float32)
-        basic = np.empty((steps, count))
-        terminated, truncated = np.zeros((steps, count), bool), np.zeros((steps, count), bool)
-        ages = np.empty((steps, count), np.int64)
-        next_observations = np.empty((steps, count, size), np.float32) if self.keep_transitions else None
+        own, seen, episodes = self.envs.observation_size, [self._current], Episodes()
         actions: list[np.ndarray] = []
         sent: list[np.ndarray] = []
-        cut: list[tuple[int, int]] = []
-        cut_observations: list[np.ndarray] = []
-        infos: list[Info] = []
-        episodes = Episodes()
+        ages: list[np.ndarray] = []
+        steps: list[Step] = []
         physics_seconds, started = 0.0, perf_counter()
-
-        observations[0] = self._current
-        for t in range(steps):
-            actions.append(act(observations[t, :, :own]))
+        for t in range(self.horizon):
+            actions.append(act(seen[t][:, :own]))
             sent.append(agent.to_environment(actions[t]))
             before = perf_counter()
             step = self.envs.step(sent[t])
             physics_seconds += perf_counter() - before
             self._returns += step.rewards
             self._lengths += 1
-            ages[t] = self._lengths
-            due = self._cut_now(step)
-            if due is not None:
-                fresh = self.envs.renew(due, step.observations)
-                step = step._replace(observations=fresh, truncated=step.truncated | due)
-            observations[t + 1], basic[t] = step.observations, step.rewards
+            ages.append(self._lengths.copy())
+            step = self._followed(step, episodes)
             ended = step.terminated | step.truncated
             if ended.any():
-                terminated[t], truncated[t] = step.terminated, step.truncated
-                for n in np.flatnonzero(ended):
-                    if due is None or not due[n]:
-                        episodes.returns.append(float(self._returns[n]))
-                        episodes.lengths.append(int(self._lengths[n]))
-                    if step.truncated[n]:
-                        cut.append((t, int(n)))
-                        cut_observations.append(step.final[n])
                 self._returns[ended], self._lengths[ended] = 0.0, 0
                 if recalling is not None:
                     recalling.begin_anew(ended)
-            if next_observations is not None:
-                next_observations[t] = step.final
-                infos.append(step.info)
-        self._current = observations[steps].copy()
-        self._memory = None if recalling is None else recalling.memory
+            steps.append(step)
+            seen.append(step.observations)
+        self._current, self._memory = seen[-1], None if recalling is None else recalling.memory
+
+        observations, truncated = np.stack(seen), np.stack([step.truncated for step in steps])
         if not np.isfinite(observations).all():
             t, n = np.argwhere(~np.isfinite(observations).all(-1))[0]
             raise NumericError(
                 f"environment {n} of {self.envs.name!r} returned an observation that is not finite (rollout step {t})"
             )
-        taken = torch.from_numpy(np.stack(actions))
+        cut, taken, keeps = np.argwhere(truncated), torch.from_numpy(np.stack(actions)), self.keep_transitions
+        last = [steps[t].final[n] for t, n in cut]
         return Rollout(
             observations=observations,
             actions=taken,
             sent=own_numbers(np.stack(sent), self.envs.actions),
             log_probs=act.log_probs(taken),
-            basic=basic,
-            terminated=terminated,
+            basic=np.stack([step.rewards for step in steps]),
+            terminated=np.stack([step.terminated for step in steps]),
             truncated=truncated,
-            ages=ages,
-            cut=np.array(cut, np.int64).reshape(-1, 2),
-            cut_observations=np.array(cut_observations, np.float32).reshape(-1, size),
-            next_observations=next_observations,
-            infos=infos,
+            ages=np.stack(ages),
+            cut=cut,
+            cut_observations=np.array(last, np.float32).reshape(-1, observations.shape[-1]),
+            next_observations=np.stack([step.final for step in steps]) if keeps else None,
+            infos=[step.info for step in steps] if keeps else [],
             episodes=episodes,
             physics_seconds=physics_seconds,
             policy_seconds=perf_counter() - started - physics_seconds,
         )
+
+    def _followed(self, step: Step, episodes: Episodes) -> Step:
+        """The step with the first episodes that are due cut out of step. Those count for nothing in the statistics."""
+        ended = step.terminated | step.truncated
+        if ended.any():
+            episodes.returns += self._returns[ended].tolist()
+            episodes.lengths += self._lengths[ended].tolist()
+        due = self._cut_now(step)
+        if due is None:
+            return step
+        fresh = self.envs.renew(due, step.observations)
+        return step._replace(observations=fresh, truncated=step.truncated | due)
 
     def _cut_now(self, step: Step) -> np.ndarray | None:
         """Which first episodes `[N]` are to be cut after this step, if any are."""

@@ -120,9 +120,12 @@ def source_of(given: Any, exact: Exact, options: Options | None, trust: bool) ->
 def from_source(source: Source) -> Exact:
     """In another process: what the user named, with the std that it was given there."""
     std: Std | None = None if source["std"] is None else torch.tensor(source["std"])
-    options = Options(**source["options"] | {"std": None if std is None else 1.0, "demonstrations": None})
+    options = Options(**source["options"])
+    if std is not None:
+        options = replace(options, std=1.0, demonstrations=None)
     prior = exact_of(source["prior"], options, source["trust"])
-    assert prior is not None
+    if prior is None:  # it could be copied, and is fitted to all the same
+        return read_policy(Path(source["prior"]), options).policy
     return MeanPrior(prior.mean, std, prior.name) if isinstance(prior, MeanPrior) and std is not None else prior
 
 

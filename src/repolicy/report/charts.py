@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from repolicy.envs.numbers import number
+from repolicy.report.numbers import number
 
 WIDTH, HEIGHT = 340, 190
 LEFT, RIGHT, TOP, BOTTOM = 64, 10, 12, 28

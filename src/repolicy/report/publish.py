@@ -12,12 +12,12 @@ from repolicy.engine.ranks import one_thread
 from repolicy.engine.request import Request, words
 from repolicy.envs.addons import check_env, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
-from repolicy.envs.verdict import verdict
 from repolicy.loading import printable
 from repolicy.policies.file import SavedPolicy, addons_of, env_of, find_policy, own_bytes, read_policy
 from repolicy.policies.hub import FILE, Place, in_sentences, library, place
 from repolicy.policies.options import Options
 from repolicy.report.run import repeat, rewards
+from repolicy.report.verdict import verdict
 
 EPISODES = 20
 FILMS = (".mp4", ".gif")

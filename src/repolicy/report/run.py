@@ -14,8 +14,6 @@ from repolicy.engine.request import Request, options, words
 from repolicy.engine.settings import budget_of
 from repolicy.envs.addons import Addon, at, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
-from repolicy.envs.numbers import number, spread
-from repolicy.envs.verdict import Difference, action, basis, differences, early, verdict
 from repolicy.errors import FileError, RepolicyError
 from repolicy.loading import confirm, file_sum
 from repolicy.objective import Objective, name_of
@@ -24,7 +22,9 @@ from repolicy.policies.storage import write_bytes
 from repolicy.report import charts, page
 from repolicy.report.curves import learning
 from repolicy.report.film import Shot, films
+from repolicy.report.numbers import number, spread
 from repolicy.report.scenes import Scene, scenes
+from repolicy.report.verdict import Difference, action, basis, differences, early, verdict
 
 FILM_SECONDS = 6.0
 EPISODES = 50

@@ -13,12 +13,12 @@ from repolicy.envs.addons import Addon
 from repolicy.envs.evaluation import EVALUATION_SEED, LONGEST
 from repolicy.envs.making import make_envs, observing
 from repolicy.envs.names import in_gymnasium
-from repolicy.envs.numbers import number
 from repolicy.envs.rollout import Collector
 from repolicy.errors import RepolicyError
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Agent
 from repolicy.report.film import Shot
+from repolicy.report.numbers import number
 
 AT_A_TIME = 20  # steps between looks at whether the episode has ended
 MOST_STEPS = 10_000  # in all, so that a report is not kept waiting

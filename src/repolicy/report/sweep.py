@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from repolicy.envs.evaluation import Column
-from repolicy.envs.numbers import number, spread
-from repolicy.envs.verdict import basis, verdict
 from repolicy.many.tradeoff import Found, Point
 from repolicy.policies.storage import write_bytes
 from repolicy.report import charts, page
 from repolicy.report.film import Shot
+from repolicy.report.numbers import number, spread
 from repolicy.report.run import by_action, caption, filmed, rewards, tiles
+from repolicy.report.verdict import basis, verdict
 
 SCRIPT = """
 // The sliders: of all that belongs to a point, what belongs to one is shown. Of several, the last one counts fastest.

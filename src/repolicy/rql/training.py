@@ -19,9 +19,10 @@ from torch import Tensor
 
 from repolicy.engine import request as engine
 from repolicy.engine.folder import RunFolder
-from repolicy.engine.machine import versions
+from repolicy.engine.machine import polite_interrupt, versions
 from repolicy.engine.ranks import one_thread
-from repolicy.engine.training import Result, Watcher, check_objective, polite_interrupt, tell, watchdog
+from repolicy.engine.result import Result
+from repolicy.engine.training import Watcher, check_objective, tell, watchdog
 from repolicy.envs.addons import check_env, names
 from repolicy.envs.names import in_gymnasium, maker, observed, observed_by_critic
 from repolicy.errors import FileError, UsageError, in_one_sentence
@@ -156,7 +157,7 @@ def _work(
             end = min((segment + 1) * settings.segment, settings.steps)
             steps = end - model.num_timesteps
             model.learn(steps, callback=log.step, log_interval=None, reset_num_timesteps=not segment)
-            if log.stopped:
+            if log.stopped and model.num_timesteps < end:
                 break
             segment += 1
             card = {"request": request.as_dict(), "steps": model.num_timesteps, "versions": made_with, "which": "last"}

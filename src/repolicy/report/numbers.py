@@ -1,10 +1,8 @@
 """Numbers as people read them."""
 
 import math
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from repolicy.envs.evaluation import Column
+from repolicy.envs.evaluation import Column
 
 
 def number(value: float, like: float | None = None, plus: bool = False) -> str:
@@ -28,7 +26,7 @@ def rounded(value: float, error: float, of: float | None = None) -> str:
     return f"{value:,.{min(digits, 3) if enough else digits}f}".replace("-", "−")
 
 
-def spread(column: "Column") -> str:
+def spread(column: Column) -> str:
     """`mean ± std` of a quantity of each episode."""
     mean = column.mean
     return f"{number(mean)} ± {number(column.std, like=mean)}" if math.isfinite(mean) else "unknown"

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from repolicy.envs.evaluation import Column, Evaluation
-from repolicy.envs.numbers import number, rounded
+from repolicy.report.numbers import number, rounded
 
 ENOUGH = 2.0  # standard errors
 NAMES = {"total_reward": "in total", "basic_reward": "of the basic reward", "addon_reward": "of the wish"}
