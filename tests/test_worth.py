@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import safetensors.torch
@@ -18,13 +17,14 @@ from repolicy.engine.folder import RunFolder
 from repolicy.engine.settings import Settings
 from repolicy.engine.training import train
 from repolicy.engine.weights import weights_found, weights_of
-from repolicy.engine.worth import EPISODES, Worth, Worths, measured, sought, worth_of
+from repolicy.engine.worth import EPISODES, BelowMode, Worth, Worths, measured, sought, worth_of
 from repolicy.objective import soft
 from repolicy.policies.file import add_to_card, find_policy, read_card, read_policy, save_policy, shipped
-from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.policy import Policy, PolicySpec, seeded
 from repolicy.policies.spaces import ActionSpace
 
 ALPHA = 0.3
+LOW, HIGH = (-1.0, -1.0), (1.0, 1.0)
 
 
 class Long(LinearQuadratic):
@@ -59,21 +59,35 @@ def test_a_nat_is_worth_alpha_at_the_optimum_of_alpha() -> None:
 
 def test_noise_that_costs_nothing_tells_nothing() -> None:
     returns = np.random.default_rng(0).normal(size=(2, 50))
-    assert not worth_of(returns[0], returns[1], 10.0, 2).is_known
+    assert not worth_of(returns[0], returns[1], 10.0).is_known
+    assert worth_of(returns[0], returns[1], 0.0) is None  # a policy without noise
 
 
 def test_the_error_is_that_of_the_difference() -> None:
     """Of many repetitions, the values scatter as their errors say."""
     rng = np.random.default_rng(1)
-    many = [worth_of(rng.normal(5, 3, 40), rng.normal(1, 2, 40), 10.0, 4) for _ in range(2_000)]
+    many = [worth_of(rng.normal(5, 3, 40), rng.normal(1, 2, 40), 20.0) for _ in range(2_000)]
     assert np.mean([each.value for each in many]) == pytest.approx(0.2, rel=0.02)
     assert np.std([each.value for each in many]) == pytest.approx(np.mean([each.error for each in many]), rel=0.1)
 
 
-def test_choices_have_no_worth() -> None:
-    space = gymnasium.spaces.Discrete(2)
-    policy = Policy(PolicySpec(1, ActionSpace("discrete", (int(space.n),)), "categorical"))
-    assert measured(policy, "any") is None
+@pytest.mark.parametrize("family", ["gaussian", "squashed", "categorical"])
+def test_a_nat_of_what_is_soft_optimal_is_worth_its_temperature(family: str) -> None:
+    """One step, of the reward α · log π: then π is the optimum at α, whatever its form."""
+    actions = ActionSpace("discrete", (3,)) if family == "categorical" else ActionSpace("continuous", (2,), LOW, HIGH)
+    policy = seeded(PolicySpec(4, actions, family, (8,), initial_std=0.6), 0)
+    state = torch.randn(1, 4, generator=torch.Generator().manual_seed(1)).expand(200_000, 4)
+    with torch.no_grad():
+        distribution = policy(state)
+        sampled = ALPHA * distribution.log_prob(distribution.sample(torch.Generator().manual_seed(2))).double().numpy()
+        by_mode = ALPHA * distribution.log_prob(distribution.mode()).double().numpy()[:10]
+        nats = BelowMode(policy).log_prob(state[:1], state[:1])
+    found = worth_of(by_mode, sampled, float(nats))
+    assert found is not None
+    assert found.value == pytest.approx(ALPHA, abs=4.0 * found.error)
+    assert found.error < 0.01 * ALPHA
+    if family == "gaussian":
+        assert float(nats) == pytest.approx(1.0)  # half a nat a number
 
 
 def test_training_ends_with_what_a_nat_is_worth(tmp_path: Path) -> None:
@@ -194,10 +208,7 @@ def test_a_cost_that_shows_seldom_is_sought_for_longer() -> None:
     assert often.basic.value == pytest.approx(2 / 16, abs=3 * often.basic.error)  # 20 · (1/16) over 20 / 2 nats
 
 
-def test_nothing_is_sought_for_choices_or_where_no_reward_says_anything() -> None:
-    space = gymnasium.spaces.Discrete(2)
-    chooser = Policy(PolicySpec(1, ActionSpace("discrete", (int(space.n),)), "categorical"))
-    assert sought(chooser, "any", (), 1).known == []
+def test_nothing_is_sought_where_no_reward_says_anything() -> None:
     found = sought(optimum(), tiny("WithoutReward"), (f"{Path(__file__)}:calm",), 2_000)
     assert found.basic is None
     assert (found.addon, found.known) == (Worth(0.0, 0.0, EPISODES), [])

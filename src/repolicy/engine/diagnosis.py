@@ -14,9 +14,9 @@ import torch
 from repolicy.engine.defaults import customize_defaults
 from repolicy.engine.request import spec_for
 from repolicy.engine.settings import Settings
-from repolicy.engine.wanted import BUDGET
+from repolicy.engine.wanted import usual_budget
 from repolicy.engine.weights import Weights, weights_found
-from repolicy.engine.worth import Worth, Worths, worth_of
+from repolicy.engine.worth import BelowMode, Worth, Worths, worth_of
 from repolicy.envs.addons import Addon
 from repolicy.envs.evaluation import EVALUATION_SEED, EpisodeSums, check_fit, quantities
 from repolicy.envs.making import make_envs, probed
@@ -24,6 +24,7 @@ from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import Backend
 from repolicy.errors import UsageError
 from repolicy.policies.policy import Policy, seeded
+from repolicy.policies.priors import Scorer
 
 ENVS, STEPS, BLOCK = 16, 1_000, 50
 FAR = 10.0  # a normalized observation beyond this was hardly seen in training
@@ -39,6 +40,7 @@ class Drive:
     addon: np.ndarray
     lengths: np.ndarray
     fell: np.ndarray  # whether it ended by itself, and not by a time limit
+    nats: float  # by which sampled actions of an episode are less likely than the mode, on average
     entropy: float  # −log π of the actions that were taken, a step
     std: float | None  # of the actions, on average
     far: float  # share of the observations' numbers that the normalizer puts beyond ±10
@@ -63,6 +65,7 @@ class Diagnosis:
     complaints: list[str]
     settings: Settings
     reasons: dict[str, str]  # why the settings that depend on the prior are what they are
+    budget: float  # nats a step, where the weights cannot be told
 
     @property
     def weights(self) -> Weights | None:
@@ -73,7 +76,7 @@ class Diagnosis:
     def first(self) -> list[str]:
         """The options to begin with."""
         if self.weights is None:
-            return ["--omega", "auto", "--kl-budget", f"{BUDGET:g}"]
+            return ["--omega", "auto", "--kl-budget", f"{self.budget:g}"]
         return ["--omega", f"{self.weights.omega:g}", "--states", f"{self.weights.states:g}"]
 
     @property
@@ -123,35 +126,34 @@ def diagnose(
         drive(who, env, addon, stochastic, backend)
         for who, stochastic in ((policy, True), (policy, False), (ignorant, True))
     )
-    worths = Worths(None, None, float(sampled.lengths.mean()))
-    if policy.actions.kind == "continuous":
-        steps, numbers = worths.length, policy.actions.width
-        worths = Worths(
-            nat_worth or worth_of(by_mean.basic, sampled.basic, steps, numbers),
-            worth_of(by_mean.addon, sampled.addon, steps, numbers),
-            steps,
-        )
-    against = complaints(policy, by_mean, sampled, untrained)
-    return Diagnosis(env, by_mean, sampled, untrained, worths, against, settings, reasons(policy, settings))
+    worths = Worths(
+        nat_worth or worth_of(by_mean.basic, sampled.basic, sampled.nats),
+        worth_of(by_mean.addon, sampled.addon, sampled.nats),
+        float(sampled.lengths.mean()),
+    )
+    against, budget = complaints(policy, by_mean, sampled, untrained), usual_budget(policy)
+    return Diagnosis(env, by_mean, sampled, untrained, worths, against, settings, reasons(policy, settings), budget)
 
 
 @torch.no_grad()
 def drive(policy: Policy, env: str, addon: Addon, stochastic: bool, backend: Backend) -> Drive:
     """A thousand steps in each environment, of which each one's first episode counts."""
     sums, blocks, far, entropy, stds = EpisodeSums(ENVS, ENVS, STEPS), 0, 0.0, 0.0, list[float]()
+    below = Scorer(BelowMode(policy))
     with closing(make_envs(env, ENVS, EVALUATION_SEED, backend)) as envs:
         generator = torch.Generator().manual_seed(EVALUATION_SEED)
         collector = Collector(envs, BLOCK, generator, keep_transitions=True)
         while sums.missing:
             rollout = collector.collect(policy, stochastic)
-            sums.add(quantities(rollout, addon), rollout)
+            sums.add(quantities(rollout, addon, below), rollout)
             far += _far(policy, rollout)
             entropy -= float(rollout.log_probs.mean())
             stds += _std(policy, rollout)
             blocks += 1
     each, std = sums.each(), float(np.mean(stds)) if stds else None
     fell = each["terminated"].astype(bool)
-    return Drive(each["basic"], each["addon"], each["length"], fell, entropy / blocks, std, far / blocks)
+    nats = float(each["log_prior"].mean())
+    return Drive(each["basic"], each["addon"], each["length"], fell, nats, entropy / blocks, std, far / blocks)
 
 
 def _far(policy: Policy, rollout: Rollout) -> float:

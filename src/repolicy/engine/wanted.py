@@ -12,7 +12,7 @@ from repolicy.engine.ranks import one_thread
 from repolicy.engine.request import spec_for
 from repolicy.engine.settings import Settings
 from repolicy.engine.weights import Weights, two_digits, weights_found, weights_of
-from repolicy.engine.worth import sought
+from repolicy.engine.worth import Worths, sought
 from repolicy.envs import addons
 from repolicy.envs.evaluation import check_fit
 from repolicy.envs.making import make_envs, probed
@@ -21,7 +21,7 @@ from repolicy.errors import NumericError, UsageError
 from repolicy.loading import without_version
 from repolicy.objective import Objective, coefficients, named
 from repolicy.policies.file import SavedPolicy
-from repolicy.policies.policy import Agent, seeded
+from repolicy.policies.policy import Agent, Policy, seeded
 
 # A row an environment (of any version): the temperatures of the paper.
 ALPHAS = {"HalfCheetah": 0.13472, "Hopper": 0.001, "Ant": 0.0001}
@@ -29,6 +29,7 @@ SHARE = 0.01  # elsewhere, a nat of entropy in every number of the action is wor
 ALPHA_SHARE = 1 / 3  # of omega, where the prior's file tells no alpha: by itself the std goes to 58 % of the prior's
 UNSEEN = 0.01  # alpha where the trial steps see no reward
 BUDGET = 2.0  # nats a step that a policy may drift, where nobody can tell what a nat is worth
+SHARE_OF_CHOICES = 0.25  # the same for choices, as a share of what can be chosen from, in nats
 MEASURED = 0.25  # of a run's steps, at most, to measure that before
 
 ENVS, STEPS = 8, 256  # of a trial
@@ -85,18 +86,19 @@ def for_customizing(
     if budgeted and (wanted.omega not in (None, "auto") or not free):
         option = "--kl-budget" if settings.kl_budget is not None else "--log-prior-budget"
         raise UsageError(f"{option} goes with --omega auto and no other --objective than residual")
-    omega, states, notes = wanted.omega, wanted.states or 0.0, list[str]()
+    omega, states, notes, most = wanted.omega, wanted.states or 0.0, list[str](), 0.0
     if free and not budgeted:
-        omega, states, notes = _omega_and_states(wanted, prior, env, wishes, settings, say)
+        omega, states, notes, most = _omega_and_states(wanted, prior, env, wishes, settings, say)
         if omega == "auto":
-            settings, budgeted = replace(settings, kl_budget=BUDGET), True
+            nats = usual_budget(prior.policy)
+            settings, budgeted = replace(settings, kl_budget=nats), True
             notes.append(
-                f"omega and alpha move together so that the policy drifts {BUDGET:g} nats a step from its prior; "
+                f"omega and alpha move together so that the policy drifts {nats:g} nats a step from its prior; "
                 "--kl-budget sets another distance, --omega a weight"
             )
     alpha = wanted.alpha
     if alpha is None:
-        alpha, why = _alpha_of_customizing(prior, omega, env, wishes, settings)
+        alpha, why = _alpha_of_customizing(prior, omega, env, wishes, settings, most)
         notes += [f"alpha {'begins at' if budgeted else 'is'} {alpha:g}, {why}; --alpha sets another"] * bool(why)
     weight = alpha if budgeted else omega  # with a budget, both begin at alpha
     if weight == "auto":
@@ -107,6 +109,13 @@ def for_customizing(
     return Chosen(made, settings, notes)
 
 
+def usual_budget(prior: Policy) -> float:
+    """Nats a step that a policy may drift, where nobody can tell what a nat is worth."""
+    if prior.actions.kind == "continuous":
+        return BUDGET
+    return two_digits(SHARE_OF_CHOICES * float(np.log(prior.actions.sizes).sum()))
+
+
 def _omega_and_states(
     wanted: Wanted,
     prior: SavedPolicy,
@@ -114,26 +123,28 @@ def _omega_and_states(
     wishes: tuple[str, ...],
     settings: Settings,
     say: Callable[[str], None],
-) -> tuple[float | Literal["auto"], float, list[str]]:
-    """As they are named, else what a nat of the prior is worth; "auto" where that cannot be told."""
+) -> tuple[float | Literal["auto"], float, list[str], float]:
+    """As they are named, else what a nat of the prior is worth; "auto" where that cannot be told, and then its most."""
     if wanted.omega is not None:
         if wanted.states is None and wanted.omega_to:
-            return wanted.omega, *states_of_range(prior, env, wishes, settings, say)
-        return wanted.omega, wanted.states or 0.0, []
-    known = _weights(prior, env, wishes, settings, say)
+            return wanted.omega, *states_of_range(prior, env, wishes, settings, say), 0.0
+        return wanted.omega, wanted.states or 0.0, [], 0.0
+    known, worths = _weights(prior, env, wishes, settings, say)
     if known is None:
         if wanted.alpha_to or addons.dials(wishes):
             raise UsageError(
                 "what the prior's log-probability is worth cannot be told, and beside a dial no budget can find it: "
                 "name --omega, a number or a range such as 0.03..3"
             )
-        return "auto", wanted.states or 0.0, ["what a nat of the prior is worth cannot be told"]
+        looked = "" if worths is None else " from these episodes: does it act as it should (repolicy diagnose)?"
+        notes = [f"what a nat of the prior is worth cannot be told{looked}"]
+        return "auto", wanted.states or 0.0, notes, 0.0 if worths is None else worths.most
     states = known.states if wanted.states is None else wanted.states
     sentence = (
         f"omega is {known.omega:.3g}, what a nat of the prior is worth, and states {states:.3g}, the weight of its "
         "states; --omega and --states set others"
     )
-    return known.omega, states, [sentence]
+    return known.omega, states, [sentence], 0.0
 
 
 def states_of_range(
@@ -144,7 +155,7 @@ def states_of_range(
     say: Callable[[str], None],
 ) -> tuple[float, list[str]]:
     """The weight of the prior's states beside several values of omega: without it, small ones stand still."""
-    known = _weights(prior, env, wishes, settings, say, "--states")
+    known, _ = _weights(prior, env, wishes, settings, say, "--states")
     if known is None:
         return 0.0, ["what a nat of the prior is worth cannot be told, so new states have no price; --states names one"]
     return known.states, [f"states is {known.states:.3g}, the weight of the prior's states; --states sets another"]
@@ -157,24 +168,31 @@ def _weights(
     settings: Settings,
     say: Callable[[str], None],
     option: str = "--omega or --kl-budget",
-) -> Weights | None:
+) -> tuple[Weights | None, Worths | None]:
     """By the prior's card or, where that says nothing, by episodes of the prior, unless the user names an `option`."""
-    if "nat_worth" in prior.card or prior.policy.actions.kind != "continuous":
-        return weights_of(prior.card)
+    if "nat_worth" in prior.card:
+        return weights_of(prior.card), None
     say(
         "measuring what a nat of the prior is worth, by episodes of its mean action and of sampled ones "
         f"({option} goes without)"
     )
     with one_thread():
-        return weights_found(
-            sought(prior.policy, env, addons.at(wishes), int(MEASURED * settings.steps), settings.backend)
-        )
+        found = sought(prior.policy, env, addons.at(wishes), int(MEASURED * settings.steps), settings.backend)
+    return weights_found(found), found
 
 
 def _alpha_of_customizing(
-    prior: SavedPolicy, omega: float | Literal["auto"] | None, env: str, wishes: tuple[str, ...], settings: Settings
+    prior: SavedPolicy,
+    omega: float | Literal["auto"] | None,
+    env: str,
+    wishes: tuple[str, ...],
+    settings: Settings,
+    most: float,
 ) -> tuple[float, str]:
-    """The prior's own, without a note; else a third of omega; else scaled from the add-on's reward under the prior."""
+    """The prior's own, without a note; else a third of omega; else scaled from the add-on's reward under the prior.
+
+    But no less than the `most` that a nat can be worth: who is held too much is let go later, who is lost stays lost.
+    """
     alpha = prior.card.get("request", {}).get("objective", {}).get("alpha")
     if alpha:
         return float(alpha), ""
@@ -182,7 +200,8 @@ def _alpha_of_customizing(
         return two_digits(ALPHA_SHARE * float(omega)), "a third of omega, since the prior's file does not tell its own"
     steps = trial(prior.policy, env, settings)
     rewards = addons.combined(addons.at(wishes)).reward(*steps.transitions)
-    return _scaled(rewards, prior.policy.actions.width, "add-on's reward under the prior")
+    alpha, why = _scaled(rewards, prior.policy.actions.width, "add-on's reward under the prior")
+    return (alpha, why) if alpha >= most else (two_digits(most), "the most that a nat of the prior can be worth")
 
 
 def _alpha_of_reward(env: str, wishes: tuple[str, ...], settings: Settings) -> tuple[float, str]:
