@@ -53,7 +53,7 @@ MUTANTS = [
     Mutant("policies/density.py", "away.T @ away / len(inputs)", "away.T @ away", STATES, "covariance not a mean"),
     Mutant("policies/density.py", "= inverse.T", "= inverse", STATES, "whitened the wrong way round"),
     Mutant("engine/states.py", "if team.index == 0:", "if True:", "tests/test_ranks.py", "a density of every rank's own"),
-    Mutant("engine/worth.py", "0.5 * numbers * steps", "numbers * steps", WORTH, "half of what a nat is worth"),
+    Mutant("engine/worth.py", "+ distribution.entropy()", "", WORTH, "what a nat is worth without the entropy"),
     Mutant("engine/worth.py", "self.value > 2 * self.error", "True", WORTH, "a worth within its error is taken"),
     Mutant("engine/weights.py", "return weight if length", "return 1.0 if length", WORTH, "states without omega"),
     Mutant("engine/weights.py", "omega = max(", "omega = min(", WORTH, "noise may cost more of one reward"),

@@ -169,7 +169,7 @@ def test_a_bad_request_is_one_clear_sentence(request_: str, message: str) -> Non
     [
         ("wrong_shape_addon", UsageError, r"returned shape \(3,\) for 6 transitions"),
         ("nan_addon", NumericError, "returned a number that is not finite"),
-        ("failing_addon", UsageError, "failed: KeyError: 'speed'"),
+        ("failing_addon", UsageError, r"asks for info\['speed'\], and info has "),
         ("quitting_addon", UsageError, r"failed: it called sys.exit\(0\)"),
     ],
 )
@@ -214,3 +214,20 @@ def test_doing_as_told_is_the_error_of_the_velocity() -> None:
     after[0, 45:48] = 100.0
     found = combined(["on_command=2"]).reward(before, np.zeros((2, 12)), after, {})
     np.testing.assert_allclose(found, [-2.0 * (0.1**2 + 0.3**2), 0.0], rtol=1e-5)
+
+
+def asks_for_more(observations: Any, actions: Any, next_observations: Any, info: Any) -> Any:
+    return info["distanse"]
+
+
+def divides(observations: Any, actions: Any, next_observations: Any, info: Any) -> Any:
+    return [1 // 0 for _ in observations]
+
+
+def test_what_fails_in_an_addon_is_told_with_its_place_and_what_there_is() -> None:
+    here = Path(__file__)
+    with pytest.raises(UsageError, match=r"asks for info\['distanse'\], and info has distance$"):
+        combined([f"{here}:asks_for_more"]).reward(OBSERVATIONS, ACTIONS, NEXT, {"distance": NEXT[..., 0]})
+    line = next(n for n, text in enumerate(here.read_text().splitlines(), 1) if "1 // 0 for" in text)
+    with pytest.raises(UsageError, match=rf"failed: ZeroDivisionError: .* \({here.name}, line {line}\)$"):
+        combined([f"{here}:divides"]).reward(OBSERVATIONS, ACTIONS, NEXT, INFO)

@@ -204,7 +204,7 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
         ("bench CartPole-v1 --slices 0", "slices is 0"),
         ("customize halfcheetah --addon hind_leg.py:mine(joint=bshin) --omega 0.1", "no options in brackets"),
         ("train CartPole-v1 --alpha 0.1 --surrogate vanilla", "add --epochs 1"),
-        ("train CartPole-v1 --settings nothing.json", "settings file nothing.json cannot be read"),
+        ("train CartPole-v1 --settings nothing.json", "--settings: there is no file nothing.json"),
         ("customize halfcheetah", "needs an add-on, the new requirement: --addon NAME"),
         ("customize halfcheetah --addon hind_legs --omega 0.1", "did you mean hind_leg"),
         ("customize hopper --addon hind_leg --omega 0.1", "reads the numbers of HalfCheetah"),
@@ -267,7 +267,7 @@ def test_a_failure_is_one_sentence_and_1(capsys: pytest.CaptureFixture[str]) -> 
         ("train {long}.py:f --alpha 0.1", 1, "File name too long: 'xxx"),
         ("train {long} --alpha 0.1", 2, "there is no environment 'xxx"),
         ("train Pendulum-v1 --alpha 0.1 --out {long}", 1, "cannot be used as a run's folder: File name too long"),
-        ("train Pendulum-v1 --settings {long}", 2, "settings file xxx"),
+        ("train Pendulum-v1 --settings {long}", 2, "--settings: xxx"),
         ("{long}", 2, "there is no command 'xxx"),
         ("train Pendulum-v1 --alpha 0.1 --envs 1 --horizon 1", 2, "from one step there is nothing to learn"),
         ("train {tiny}:QuitsAtOnce --alpha 0.1", 2, "QuitsAtOnce' cannot be made: it called sys.exit(0)"),
@@ -383,3 +383,23 @@ def test_a_prior_whose_nat_is_worth_something_gives_omega(capsys: pytest.Capture
     assert json.loads(Path("run/run.json").read_text())["request"]["objective"]["omega"] == 0.25
     code, _, said = typed(capsys, "customize", "known.safetensors", *wish, "--states", "0.5", "--out", "short")
     assert (code, "too soon to learn its states" in said) == (2, True)
+
+
+def test_files_of_others_lie_among_nothing_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another library's policy is evaluated into this folder, and another environment has a name of its own."""
+    sb3 = pytest.importorskip("stable_baselines3")
+    (tmp_path / "theirs").mkdir()
+    sb3.PPO("MlpPolicy", "Pendulum-v1", n_steps=8, batch_size=8, device="cpu").save(tmp_path / "theirs" / "it.zip")
+    words = ["evaluate", str(tmp_path / "theirs" / "it.zip"), "--episodes", "1", "--env", "Pendulum-v1"]
+    scored = answered(capsys, *words)
+    assert scored["file"] == "evaluation-it-Pendulum-v1-mean-envpool.json"
+    assert [path.name for path in (tmp_path / "theirs").iterdir()] == ["it.zip"]
+
+
+def test_a_taken_folder_is_refused_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    env = tiny("LinearQuadratic")
+    answered(capsys, "train", env, "--alpha", "0.1", *SMALL, "--out", "run")
+    said = refused(capsys, 2, "customize", "run", "--env", env, "--addon", tiny("stay_near"), "--out", "run", *SMALL)
+    assert said.strip().splitlines() == [
+        "repolicy: run holds a run already; add --resume to go on with it, or choose another --out"
+    ]

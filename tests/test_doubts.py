@@ -46,7 +46,7 @@ def test_a_run_that_gains_nothing_says_so_and_hands_back_its_prior(tmp_path: Pat
     save_policy(prior, linear.as_policy(linear.optimum(linear.STATE_COST, linear.CONTROL_COST, linear.ALPHA)), {})
     said: list[str] = []
     log.say = said.append  # type: ignore[method-assign]
-    rough = replace(linear.SETTINGS, steps=4_096, segment=2, learning_rate=0.3, schedule="constant")
+    rough = replace(linear.SETTINGS, steps=4_096, segment=4, horizon=4, learning_rate=0.3, schedule="constant")
     wish, objective = f"{linear.__file__}:wish", kl(30.0)
     customize(prior, wish, objective, tmp_path / "run", rough, env=tiny("WithoutReward"), watchers=[log])
     assert any("of the steps the objective of an episode is" in sentence for sentence in said)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_envs import tiny
+from tiny_envs import LinearQuadratic, tiny
 
 from repolicy.envs import evaluation
 from repolicy.envs.addons import combined
@@ -128,6 +128,17 @@ def test_everything_may_be_named() -> None:
     by_name = evaluate("hopper", "Hopper-v4", 1, addon="height=2")
     made = evaluate(load_policy("hopper"), "Hopper-v4", 1, addon=combined(["height=2"]))
     np.testing.assert_array_equal(by_name.total, made.total)
+
+
+def test_an_environment_may_be_a_function_that_makes_one() -> None:
+    found, made = (evaluate(policy(1), env, 3) for env in (LinearQuadratic, tiny("LinearQuadratic")))
+    np.testing.assert_array_equal(found.basic, made.basic)
+
+
+def test_an_evaluation_shows_a_line_a_quantity() -> None:
+    shown = repr(evaluate(policy(1), tiny("LinearQuadratic"), 3)).splitlines()
+    assert shown[0].startswith("3 episodes in ")
+    assert [line.split()[0] for line in shown[1:]] == ["basic", "length"]
 
 
 @pytest.mark.parametrize(

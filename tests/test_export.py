@@ -87,6 +87,18 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
         export(experienced("gaussian"), tmp_path / "policy.onnx", "onnx")
 
 
+def test_a_files_name_says_its_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_policy(tmp_path / "cat.safetensors", experienced("gaussian"), {})
+    words = ["export", str(tmp_path / "cat.safetensors"), "--out"]
+    for name, format in (("cat.pt", "torchscript"), ("cat.onnx", "onnx"), ("cat", "onnx")):
+        cli.main([*words, str(tmp_path / name), "--json"])
+        assert json.loads(capsys.readouterr().out)["format"] == format
+    with pytest.raises(SystemExit):
+        cli.main([*words, str(tmp_path / "dog.pt"), "--format", "onnx"])
+    assert "dog.pt is the name of a file in torchscript, and --format is onnx" in capsys.readouterr().err
+    assert not (tmp_path / "dog.pt").exists()
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.load` is:DeprecationWarning")
 def test_the_command_writes_beside_the_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_policy(tmp_path / "cat.safetensors", experienced("gaussian"), {})

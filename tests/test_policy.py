@@ -244,3 +244,9 @@ def test_between_squashed_policies_the_jacobian_cancels() -> None:
 def test_specs_are_checked(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         replace(SPECS["gaussian"], **changes)
+
+
+def test_a_dict_of_observations_is_told_how_to_come() -> None:
+    policy = Policy(PolicySpec(2, ActionSpace("discrete", (2,)), "categorical", (4,)))
+    with pytest.raises(UsageError, match="put the parts of the Dict one behind the other"):
+        policy.predict({"near": [0.0], "far": [1.0]})

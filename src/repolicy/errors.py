@@ -7,7 +7,13 @@ RepolicyError        something failed; the message is one sentence for a person 
 """
 
 import contextlib
+import sysconfig
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
+
+# Where code lies that is not the user's: Python's own, what is made while running, and this package.
+NOT_OWN = (sysconfig.get_path("stdlib"), "<", str(Path(__file__).parent))
 
 
 class RepolicyError(Exception):
@@ -51,4 +57,13 @@ def described(error: BaseException) -> str:
     """What an exception says, on one line."""
     if isinstance(error, SystemExit):
         return f"it called sys.exit({error.code!r})"
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{_place(error)}"
+
+
+def _place(error: BaseException) -> str:
+    """` (file.py, line 3)`: the last line of the user's own code that led to it, where there is any."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame for frame in frames if not frame.filename.startswith(NOT_OWN) and "site-packages" not in frame.filename
+    ]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""

@@ -17,7 +17,9 @@ import torch
 from comparing import COUNT, assert_equal, log_prob, mean, observations, stirred, values
 from gymnasium import spaces
 
+from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
+from repolicy.policies.file import read_policy
 from repolicy.policies.formats import CannotCopyError, Described, Options, describe, recognized
 
 sb3 = pytest.importorskip("stable_baselines3")
@@ -192,6 +194,23 @@ def test_deterministic_policies_take_the_users_std(kind: str, tmp_path: Path) ->
     assert given is not None
     assert given.link == "identity"
     assert np.allclose(given.raw, 0.2)
+
+
+def test_an_option_that_a_file_has_no_use_for_is_refused(tmp_path: Path) -> None:
+    _, path = made(sb3.PPO, tmp_path, n_steps=8, batch_size=8)
+    for options, word in (
+        (Options(std=0.2), "--std"),
+        (Options(temperature=0.1), "--temperature"),
+        (Options(file_activation="tanh"), "--file-activation"),
+    ):
+        with pytest.raises(UsageError, match=f"needs no {word}, as it has its own: leave it out"):
+            read_policy(path, options)
+
+
+def test_a_file_that_lacks_a_temperature_can_be_looked_at(tmp_path: Path) -> None:
+    _, path = made(sb3.DQN, tmp_path, "choice", **SMALL)
+    assert inspect(path)["missing"] == "the environment (--env), a temperature (--temperature)"
+    assert inspect(path, Options(temperature=0.1))["missing"] == "the environment (--env)"
 
 
 @pytest.mark.parametrize("kind", ["DQN", "QRDQN"])

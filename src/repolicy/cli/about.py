@@ -28,7 +28,9 @@ class Addons:
         heads = ("name", "environment", "what it rewards", "reported as")
         table = Table(*(Column(head, overflow="fold") for head in heads))  # a name that ends in … cannot be typed
         for row in described():
-            table.add_row(row["name"], row["env"], row["what"], row["metric"])
+            first, *more = row["env"].split(", ")
+            env = f"{first} and {len(more)} more" if more[1:] else row["env"]
+            table.add_row(row["name"], env, row["what"], row["metric"])
         terminal = Terminal()
         terminal.print(table)
         terminal.say("your own: --addon module:function or --addon file.py:function")

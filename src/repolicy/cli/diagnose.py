@@ -100,7 +100,9 @@ def _rows(drives: "tuple[Drive, ...]") -> dict[str, list[str]]:
 
 
 def _spread(values: list[float] | None) -> str:
-    return "" if values is None else f"{values[0]:,.4g} ± {values[1]:,.2g}"
+    from repolicy.report.numbers import number
+
+    return "" if values is None else f"{number(values[0])} ± {number(values[1], like=values[0])}"
 
 
 def _value(value: Any) -> str:

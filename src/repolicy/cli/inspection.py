@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -115,14 +116,18 @@ def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
     """Another library's policy: what is in its file, and what is missing."""
     from repolicy.policies.formats import CannotCopyError, describe
     from repolicy.policies.formats.copied import policy_from
+    from repolicy.policies.formats.given import NoTemperatureError
 
+    missing = ["the environment (--env)"]
     try:
         foreign = describe(path, options)
+    except NoTemperatureError:
+        foreign = describe(path, replace(options or Options(), temperature=1.0))
+        missing.append("a temperature (--temperature)")
     except CannotCopyError as error:
         return _inspect_uncopied(path, error)
     actor, std, normalizer = foreign.actor, foreign.std, foreign.normalizer
     norms = sum(hidden.norm is not None for hidden in actor.hidden)
-    missing = ["the environment (--env)"]
     if std is not None:
         width = _std(policy_from(foreign))
     elif foreign.actions.kind == "discrete":

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
-from repolicy.errors import UsageError
+from repolicy.errors import FileError, UsageError
+from repolicy.loading import as_file_name
 from repolicy.policies.options import Options
 
 
@@ -38,7 +39,8 @@ class Evaluate:
     backend: Literal["auto", "envpool", "gymnasium"] = "auto"
     """Whose environments; --backend gymnasium is the referee."""
     out: Path | None = None
-    """Where each episode goes; by default evaluation-….json beside the policy, or here for one that ships."""
+    """Where each episode goes; by default evaluation-….json beside the policy, or here for one that ships or is another
+    library's."""
     trust: bool = False
     """Run code that the policy's file names as its environment or add-on."""
     json: bool = False
@@ -54,7 +56,7 @@ class Evaluate:
         from repolicy.envs.evaluation import evaluate
         from repolicy.policies.file import addons_of, beside, env_of
         from repolicy.policies.given import acting
-        from repolicy.policies.storage import write_json
+        from repolicy.policies.storage import is_own, write_json
 
         path, agent, prior, card, notes = acting(self.policy, self.reading, self.trust)
         env, terminal = self.env or env_of(card, path, self.trust), Terminal()
@@ -82,10 +84,17 @@ class Evaluate:
             table.add_row(column.title, f"{column.mean:,.2f}", f"{column.values.std():,.2f}")
         terminal.print(table)  # before the file, which may turn out not to be writable
 
-        out = self.out or beside(path) / f"evaluation-{path.stem}-{action}-{evaluation.backend}.json"
+        elsewhere = "" if self.env is None else f"{as_file_name(env)}-"
+        folder = beside(path) if is_own(path) else Path()  # nothing is put among the files of others
+        out = self.out or folder / f"evaluation-{path.stem}-{elsewhere}{action}-{evaluation.backend}.json"
         values = {"policy": str(path), "which": card.get("which", "")} | evaluation.as_dict()
-        write_json(out, values)
-        terminal.say(f"each episode: {out}")
+        try:
+            write_json(out, values)
+            terminal.say(f"each episode: {out}")
+        except FileError as error:
+            if self.out is not None:
+                raise
+            terminal.say(f"warning: the episodes are not kept: {error}")
         return {key: value for key, value in values.items() if key != "each"} | {"file": str(out)}
 
 
@@ -148,8 +157,9 @@ class Export:
 
     policy: Positional[Annotated[str, arg(metavar="POLICY")]]
     """A policy's file, a run's folder (then its best policy), or a name that ships."""
-    format: Literal["onnx", "torchscript"] = "onnx"
-    """onnx: for ONNX Runtime and whatever reads ONNX; torchscript: for C++ programs with libtorch."""
+    format: Literal["onnx", "torchscript"] | None = None
+    """onnx: for ONNX Runtime and whatever reads ONNX; torchscript: for C++ programs with libtorch. By default what
+    --out ends in, .onnx or .pt, else onnx."""
     out: Path | None = None
     """Where it goes; by default beside the policy."""
     json: bool = False
@@ -157,14 +167,17 @@ class Export:
     reading: OmitArgPrefixes[Options] = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
-        from repolicy.policies.export import SUFFIXES, export
+        from repolicy.policies.export import BY_SUFFIX, SUFFIXES, export
         from repolicy.policies.file import find_policy, read_policy
 
-        path = find_policy(self.policy)
-        out = self.out or _beside(path, SUFFIXES[self.format])
-        difference = export(read_policy(path, self.reading).policy, out, self.format)
-        print(f"exported: {out}, equal to the policy within {max(difference, 1e-9):.1g}", file=sys.stderr)
-        return {"file": str(out), "format": self.format, "difference": difference}
+        path, ending = find_policy(self.policy), None if self.out is None else BY_SUFFIX.get(self.out.suffix)
+        format = self.format or ending or "onnx"
+        if ending not in (None, format):
+            raise UsageError(f"--out {self.out} is the name of a file in {ending}, and --format is {format}")
+        out = self.out or _beside(path, SUFFIXES[format])
+        difference = export(read_policy(path, self.reading).policy, out, format)
+        print(f"exported: {out}, {format}, equal to the policy within {max(difference, 1e-9):.1g}", file=sys.stderr)
+        return {"file": str(out), "format": format, "difference": difference}
 
 
 @dataclass(frozen=True)

@@ -76,10 +76,10 @@ def recipe(request: Request) -> str:
     """The weights of a run and its length: `ω′ 0.6 · α̂ 0.135 · 1,000,000 steps`."""
     objective, settings = request.objective, request.settings
     alpha = "α̂" if request.prior else "α"
-    budget = budget_of(settings.as_dict())
-    parts = [f"ω′ {objective.omega:.3g}"] * objective.reads_prior
+    budget, dials = budget_of(settings.as_dict()), {dial.name: f"..{dial.high:.3g}" for dial in objective.dials}
+    parts = [f"ω′ {objective.omega:.3g}{dials.get('omega', '')}"] * objective.reads_prior
     if objective.alpha:
-        parts.append(f"{alpha} {objective.alpha:.3g}")
+        parts.append(f"{alpha} {objective.alpha:.3g}{dials.get('alpha', '')}")
     parts += [f"{objective.bonus:.3g} · entropy in the loss"] * (objective.bonus > 0)
     parts += [f"states {objective.states:.3g}"] * objective.reads_states
     ranks = getattr(settings, "ranks", 1)
@@ -100,7 +100,9 @@ class Display:
         self._request, self._start, self._total = request, start, total
         self._began = self._shown = time.monotonic()
         self.say(recipe(request))
-        if start:
+        if start >= total:
+            self.say("the run is done")
+        elif start:
             self.say(f"resuming at {start * request.settings.iteration_steps:,} of {request.settings.steps:,} steps")
         if self._live:
             self._live.start()

@@ -34,7 +34,7 @@ def doubt(start: Standing, now: Standing, drift: float, explained: float, share:
     """
     if share < PATIENCE or now.beats(start):
         return ""
-    stands = f"after {share:.0%} of the steps {what} is {now}, no more than the prior's {start}"
+    stands = f"after {share:.0%} of the steps {what} is {now}, not clearly more than the prior's {start}"
     if explained < 0.0:
         return (
             f"{stands}, and the critic explains nothing (explained variance {explained:.2g}): look less far ahead "

@@ -72,12 +72,16 @@ class RunFolder:
                 write_bytes(self.prior, prior)
             write_json(self.path / "run.json", {"format": FORMAT, "request": request, "versions": versions})
             return []
-        if not resume:
-            raise UsageError(f"{self.path} holds a run already; add --resume to go on with it, or choose another --out")
+        self.check_new(resume)
         changes = list(changed(before, request))
         if changes:
             raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}")
         return self._check_unchanged(before, versions)
+
+    def check_new(self, resume: bool) -> None:
+        """Raise where another run would go into this folder."""
+        if not resume and self.request() is not None:
+            raise UsageError(f"{self.path} holds a run already; add --resume to go on with it, or choose another --out")
 
     def _check_unchanged(self, request: dict[str, Any], versions: dict[str, str]) -> list[str]:
         """Raise where the folder's files are no longer those that the run began with."""

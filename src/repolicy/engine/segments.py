@@ -32,6 +32,8 @@ from repolicy.policies.file import read_policy, save_policy
 from repolicy.policies.priors import Exact, MeanPrior
 from repolicy.policies.storage import write
 
+FEWEST = 10  # iterations of a run that can be doubted
+
 
 class Segments:
     """One rank's way through the segments of a run."""
@@ -128,7 +130,7 @@ class Segments:
 
     def doubted(self, metrics: dict[str, float]) -> str:
         worker = self.worker
-        if self.start is None:
+        if self.start is None or worker.settings.iterations < FEWEST:
             return ""
         share, what = worker.iteration / worker.settings.iterations, "the add-on" if self.moves else "the objective"
         drift, explained = metrics["prior_kl"], metrics["explained_variance"]

@@ -1,12 +1,10 @@
 """What a Python program may give that a command line cannot: functions and results. And what is left out."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import gymnasium
 
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import torchrun_place
@@ -14,23 +12,9 @@ from repolicy.engine.result import Result
 from repolicy.engine.settings import Settings, validated
 from repolicy.engine.wanted import Wanted
 from repolicy.errors import UsageError
-from repolicy.loading import as_file_name, lives_here_alone, reference_to
+from repolicy.loading import as_file_name, lives_here_alone
 from repolicy.objective import Objective, name_of
 from repolicy.policies.policy import Policy
-
-EnvLike = str | Callable[..., "gymnasium.Env[Any, Any]"]
-
-
-def env_name(env: EnvLike) -> str:
-    """An environment's name; of a function that makes one, the name by which it is found again."""
-    if isinstance(env, str):
-        return env
-    if isinstance(env, gymnasium.Env) or not callable(env):
-        raise UsageError(
-            f"the environment is of type {type(env).__name__}; give its id, or a function that makes one "
-            "(every process of a run makes environments of its own)"
-        )
-    return reference_to(env)
 
 
 def ranks_for(settings: Settings, names: Sequence[str]) -> tuple[Settings, list[str]]:
@@ -65,10 +49,16 @@ def folder_for(out: str | Path | None, name: object, objective: str, seed: int, 
 
 def called_objective(objective: Objective | Wanted | None, usual: str) -> str:
     """What a run's folder calls its objective: not each has a name."""
+    check_objective(objective)
     if isinstance(objective, Objective):
         named = name_of(objective)
         return "custom" if named is None else named[0]
     return usual if objective is None else objective.name
+
+
+def check_objective(objective: object) -> None:
+    if not isinstance(objective, Objective | Wanted | None):
+        raise UsageError(f"the objective is {objective!r}; make one, such as repolicy.residual(0.17, 0.13)")
 
 
 def called(thing: object) -> str:

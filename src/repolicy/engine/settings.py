@@ -192,7 +192,7 @@ def read_settings(path: Path, base: S) -> S:
     try:
         values = read_json(path)
     except FileError as error:
-        raise UsageError(f"settings file {error}") from None
+        raise UsageError(f"--settings: {error}") from None
     if not isinstance(values, dict):
         raise UsageError(f"settings file {path} must hold an object of fields, not a {type(values).__name__}")
     return replace(base, **validated(values, f"settings file {path}", type(base)))

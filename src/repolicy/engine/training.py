@@ -20,14 +20,14 @@ from repolicy.engine.machine import polite_interrupt, torchrun_place, versions
 from repolicy.engine.request import Request, check_dials, spec_for
 from repolicy.engine.result import Result as Result
 from repolicy.engine.segments import Segments
-from repolicy.engine.session import EnvLike, called, called_objective, env_name, folder_for, ranks_for, resumed, shown
+from repolicy.engine.session import called, called_objective, folder_for, ranks_for, resumed, shown
 from repolicy.engine.settings import Settings
 from repolicy.engine.starting import Init, Start, named_as, start_of
 from repolicy.engine.wanted import Wanted, for_customizing, for_training, trial
 from repolicy.engine.worth import measured
 from repolicy.envs import addons
 from repolicy.envs.making import probed, with_roles
-from repolicy.envs.names import with_observed
+from repolicy.envs.names import EnvLike, env_name, with_observed
 from repolicy.envs.patience import Watchdog
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.objective import Objective
@@ -74,6 +74,7 @@ def train(
     env, wishes, watchers = env_name(env), addons.names(addon), [*watchers, *shown(progress)]
     name = called_objective(objective, "soft")
     folder = folder_for(out, env, name, settings.seed if settings else 0, resume)
+    RunFolder(folder).check_new(resume)  # before anything that takes a while
     last_objective, last_settings = resumed(folder, resume)
     objective = objective or last_objective or Wanted("soft")
     settings, notes = ranks_for(settings or last_settings or train_defaults(env), [env, *wishes])
@@ -84,7 +85,6 @@ def train(
         if isinstance(objective, Wanted):
             objective, settings, chosen = for_training(objective, env, wishes, settings)
             notes += chosen
-        check_objective(objective)
         if objective.reads_prior:
             raise UsageError("an objective with omega above 0 needs a prior: use customize")
         if objective.reads_states:
@@ -136,6 +136,7 @@ def customize(
     folder = folder_for(out, named_as(prior), name, settings.seed if settings else 0, resume)
     start = start_of(prior, reading, init, trust, RunFolder(folder).prior)
     env = with_observed(env_name(env) if env is not None else start.env(), observe, observe_critic)
+    RunFolder(folder).check_new(resume)  # before anything that takes a while
     last_objective, last_settings = resumed(folder, resume)
     objective = objective or last_objective or Wanted("residual")
     wishes = addons.names(addon)
@@ -162,7 +163,6 @@ def customize(
         if isinstance(objective, Wanted):
             objective, settings, chosen = for_customizing(objective, saved, env, wishes, settings, say)
             notes += chosen
-        check_objective(objective)
         if not objective.reads_addon:
             raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
         request = Request(env, objective, settings, wishes, hashlib.sha256(content).hexdigest(), sparse)
@@ -229,11 +229,6 @@ def tell(watchers: Sequence[Watcher], sentences: Sequence[str]) -> None:
     for watcher in watchers:
         for sentence in sentences:
             watcher.say(sentence)
-
-
-def check_objective(objective: object) -> None:
-    if not isinstance(objective, Objective):
-        raise UsageError(f"the objective is {objective!r}; make one, such as repolicy.objective.residual(0.17, 0.13)")
 
 
 def check(request: Request) -> None:

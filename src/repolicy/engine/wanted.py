@@ -197,7 +197,9 @@ def _alpha_of_customizing(
     if alpha:
         return float(alpha), ""
     if omega not in (None, "auto", 0):
-        return two_digits(ALPHA_SHARE * float(omega)), "a third of omega, since the prior's file does not tell its own"
+        return two_digits(
+            ALPHA_SHARE * float(omega)
+        ), f"a third of omega {omega:g}, since the prior's file does not tell its own"
     steps = trial(prior.policy, env, settings)
     rewards = addons.combined(addons.at(wishes)).reward(*steps.transitions)
     alpha, why = _scaled(rewards, prior.policy.actions.width, "add-on's reward under the prior")

@@ -112,7 +112,8 @@ class Worker:
         rate, fit_actor = learner.learning_rate, self.actor_moves(explained)
         if settings.schedule == "adaptive" and not fit_actor:
             learner.learning_rate = max(rate, ALONE)
-        weights = {"omega": self.objective.omega, "alpha": self.objective.alpha}  # of this iteration
+        dialed = {dial.name for dial in self.request.dials}  # each episode has its own
+        weights = {name: getattr(self.objective, name) for name in ("omega", "alpha") if name not in dialed}
         self.steer(summary.metrics, fit_actor and explained > LOST)
         report = ppo.update(
             learner, batch, settings, self.stream, self.team.sum, self.team.count, self.objective.bonus, fit_actor

@@ -82,10 +82,14 @@ def _called(what: str, function: Function, transitions: tuple[np.ndarray, np.nda
     """A finite number for each transition, or a sentence about what came instead."""
     observations, actions, after, info = transitions
     with in_one_sentence(f"{what} failed", UsageError):  # on copies: the function may change its arguments in place
-        rewards = np.asarray(
-            function(observations.copy(), actions.copy(), after.copy(), {key: info[key].copy() for key in info}),
-            np.float64,
-        )
+        copies = observations.copy(), actions.copy(), after.copy(), {key: info[key].copy() for key in info}
+        try:
+            rewards = np.asarray(function(*copies), np.float64)
+        except KeyError as error:
+            if error.args[:1] == () or error.args[0] in info:
+                raise
+            told = ", ".join(sorted(info)) or "nothing"
+            raise UsageError(f"{what} asks for info[{error.args[0]!r}], and info has {told}") from error
     count = len(transitions[0])
     if rewards.shape != (count,):
         raise UsageError(f"{what} returned shape {rewards.shape} for {count} transitions, not one number each")

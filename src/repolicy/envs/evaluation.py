@@ -13,6 +13,7 @@ from torch import Tensor
 
 from repolicy.envs.addons import Addon, Wish, check_env, combined, names
 from repolicy.envs.making import make_envs, observing, placed
+from repolicy.envs.names import EnvLike, env_name
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.errors import UsageError
@@ -26,7 +27,7 @@ EVALUATION_SEED = 10_000  # far from the small seeds that runs are trained with
 LONGEST = 10_000  # steps, after which an episode that does not end is counted as it stands
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """Sums over each of E episodes, in arrays `[E]`."""
 
@@ -68,6 +69,11 @@ class Evaluation:
                 apart = (self.log_policy - self.log_prior) / self.lengths
                 known["kl_a_step"] = Column("KL a step", apart, self.lengths)
         return known
+
+    def __repr__(self) -> str:
+        action = "sampled actions" if self.stochastic else "the mean action"
+        lines = [f"{len(self.basic)} episodes in {self.env} with {action}, mean ± std"]
+        return "\n".join([*lines, *(f"  {c.title:20s} {c.mean:12,.3f} ± {c.std:,.3f}" for c in self.columns.values())])
 
     def rows(self) -> list[tuple[str, float, float]]:
         """(name, mean, std) of every quantity there is."""
@@ -118,7 +124,7 @@ class Column(NamedTuple):
 
 def evaluate(
     agent: Agent | str | Path,
-    env: str | None = None,
+    env: EnvLike | None = None,
     episodes: int = 100,
     *,
     addon: Addon | Wish | None = None,
@@ -136,6 +142,7 @@ def evaluate(
     are known. Code that the file names as one of these is run where you `trust` the file. An add-on is named as on the
     command line, or a function; () is none. An episode counts as one after `longest` steps, where these are given.
     """
+    env = None if env is None else env_name(env)
     if isinstance(agent, str | Path):
         path = find_policy(agent)
         saved = read_policy(path)

@@ -8,7 +8,21 @@ from typing import Any, cast
 import gymnasium
 
 from repolicy.errors import UsageError
-from repolicy.loading import OBSERVE, load_object, nearest
+from repolicy.loading import OBSERVE, load_object, nearest, reference_to
+
+EnvLike = str | Callable[..., "gymnasium.Env[Any, Any]"]
+
+
+def env_name(env: EnvLike) -> str:
+    """An environment's name; of a function that makes one, the name by which it is found again."""
+    if isinstance(env, str):
+        return env
+    if isinstance(env, gymnasium.Env) or not callable(env):
+        raise UsageError(
+            f"the environment is of type {type(env).__name__}; give its id, or a function that makes one "
+            "(every process of a run makes environments of its own)"
+        )
+    return reference_to(env)
 
 
 def parsed(name: str) -> tuple[str, dict[str, Any]]:

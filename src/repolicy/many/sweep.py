@@ -18,13 +18,13 @@ from repolicy.engine.folder import RunFolder, changed
 from repolicy.engine.machine import physical_cores
 from repolicy.engine.request import Request
 from repolicy.engine.result import Result
-from repolicy.engine.session import EnvLike, env_name
 from repolicy.engine.settings import Settings
 from repolicy.engine.training import check, try_addon
 from repolicy.engine.wanted import Wanted, for_customizing, states_of_range
 from repolicy.envs.addons import Addon, Wish, combined, names
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.making import with_roles
+from repolicy.envs.names import EnvLike, env_name
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import lives_here_alone, read_json
 from repolicy.many import ray

@@ -37,7 +37,8 @@ ACTIVATIONS: dict[str, Callable[[float], nn.Module]] = {
     "gelu_tanh": lambda _: nn.GELU("tanh"),
     "leaky_relu": nn.LeakyReLU,
 }
-SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt"}
+SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torchscript": ".pt"}
+BY_SUFFIX = {suffix: format for format, suffix in SUFFIXES.items()}
 TOLERANCE = 1e-5
 
 

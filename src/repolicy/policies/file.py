@@ -1,6 +1,6 @@
 """A policy's file: the policy, the prior that it was customized from, and what it tells of its training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -149,6 +149,9 @@ def _copied(path: Path, options: Options) -> SavedPolicy:
     from repolicy.policies.widths import fitted_to, wants_fit
 
     described = describe(path, options)
+    for name in ("std", "temperature", "file_activation"):
+        if getattr(options, name) not in (None, "fit") and _is_idle(name, path, options, described.notes):
+            raise UsageError(f"{path} needs no --{name.replace('_', '-')}, as it has its own: leave it out")
     if wants_fit(options):
         if described.std is not None or described.actions.kind == "discrete":
             raise UsageError(f"{path} needs no std: leave --std fit out")
@@ -165,6 +168,16 @@ def _copied(path: Path, options: Options) -> SavedPolicy:
         "notes": list(described.notes),
     }
     return SavedPolicy(frozen(policy_from(described)), None, {"which": "copy", "origin": origin})
+
+
+def _is_idle(name: str, path: Path, options: Options, notes: Sequence[str]) -> bool:
+    """Whether an option of reading a file is for nothing: without it there would be the same to say."""
+    from repolicy.policies.formats import describe
+
+    try:
+        return list(describe(path, replace(options, **{name: None})).notes) == list(notes)
+    except UsageError:
+        return False  # it is missing then
 
 
 def notes_of(card: dict[str, Any]) -> list[str]:

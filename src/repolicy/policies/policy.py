@@ -6,6 +6,7 @@ A `Policy` is a network, a family of distributions and its own observation norma
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
@@ -187,6 +188,11 @@ class Policy(nn.Module):
 
         The action is what the environment takes: the mode where `deterministic`, else a sample.
         """
+        if isinstance(observation, Mapping):
+            raise UsageError(
+                "the policy takes its observation as one array: put the parts of the Dict one behind the other, in the "
+                "order that `repolicy inspect` shows"
+            )
         observations = np.asarray(observation, np.float32)
         if observations.ndim not in (1, 2) or observations.shape[-1] != self.observation_size:
             raise UsageError(

@@ -22,7 +22,8 @@ from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import polite_interrupt, versions
 from repolicy.engine.ranks import one_thread
 from repolicy.engine.result import Result
-from repolicy.engine.training import Watcher, check_objective, tell, watchdog
+from repolicy.engine.session import check_objective
+from repolicy.engine.training import Watcher, tell, watchdog
 from repolicy.envs.addons import check_env, names
 from repolicy.envs.names import in_gymnasium, maker, observed, observed_by_critic
 from repolicy.errors import FileError, UsageError, in_one_sentence

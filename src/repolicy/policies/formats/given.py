@@ -14,10 +14,14 @@ from repolicy.policies.formats.layers import check_width
 from repolicy.policies.options import Options
 
 
+class NoTemperatureError(UsageError):
+    """A file of values needs one, from the user."""
+
+
 def tempered(network: Perceptron, options: Options, where: str) -> Perceptron:
     """Values of actions as logits: a Boltzmann policy at the user's temperature."""
     if options.temperature is None:
-        raise UsageError(
+        raise NoTemperatureError(
             f"{where} holds values of actions and no probabilities: give the temperature of its Boltzmann policy with "
             "--temperature, in units of the return"
         )
