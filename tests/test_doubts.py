@@ -6,12 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import test_customize as linear
+from test_worker import SETTINGS, segments
 from tiny_envs import tiny
 
 from repolicy.engine.doubts import Standing, doubt
 from repolicy.engine.folder import RunFolder
+from repolicy.engine.ranks import Alone
+from repolicy.engine.segments import Segments
 from repolicy.engine.training import customize
-from repolicy.objective import kl
+from repolicy.envs.evaluation import Evaluation
+from repolicy.objective import kl, residual
 from repolicy.policies.file import read_policy, save_policy
 
 START = Standing(-10.0, 1.0)
@@ -22,6 +26,43 @@ def test_a_standing_is_a_mean_and_its_error() -> None:
     found = Standing.of(values.sum(), np.square(values).sum(), 50)
     assert (found.mean, found.error) == pytest.approx((values.mean(), values.std(ddof=1) / 50**0.5))
     assert Standing.of(-6.0, 12.0, 3).error == 0.0  # never below, whatever rounding does
+
+
+def test_one_beats_another_by_more_than_both_their_errors() -> None:
+    """Errors of 3 and 4 are one of 5 in the difference."""
+    for one, other in ((3.0, 4.0), (4.0, 3.0)):
+        assert not Standing(4.9, one).beats(Standing(0.0, other))
+        assert Standing(5.1, one).beats(Standing(0.0, other))
+
+
+@pytest.mark.parametrize(("budget", "error"), [(None, 4.0), (0.1, 2.0)])
+def test_under_a_budget_the_task_compares_and_else_the_objective(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: float | None, error: float
+) -> None:
+    """Three episodes, whose tasks pay 1, 3, 5; with 0.2 · log prior - 0.1 · log policy they are worth 4, 8, 12."""
+    told = Evaluation(
+        env="", backend="", stochastic=True, seed=0, basic=np.zeros(3), addon=np.array([1.0, 3.0, 5.0]), metric=None,
+        lengths=np.full(3, 8.0), log_policy=np.full(3, -10.0), log_prior=np.array([10.0, 20.0, 30.0]),
+    )  # fmt: skip
+    settings = replace(SETTINGS, kl_budget=budget)
+    made = segments(tmp_path, "LinearQuadratic", residual(0.2, 0.1), prior=True, settings=settings)
+    monkeypatch.setattr("repolicy.engine.segments.run_episodes", lambda *_, **__: told)
+    metrics = made.evaluated()
+    assert (metrics["evaluation_task"], metrics["evaluation_objective"]) == pytest.approx((3.0, 8.0))
+    assert metrics["evaluation_error"] == pytest.approx(error / 3**0.5)
+    stands = made.standing(metrics)
+    assert (stands.mean, stands.error) == pytest.approx((3.0 if budget else 8.0, error / 3**0.5))
+
+
+def test_a_resumed_run_knows_how_its_prior_did(tmp_path: Path) -> None:
+    made = segments(tmp_path, "LinearQuadratic", residual(0.2, 0.1), prior=True)
+    start = made.keep(made.evaluated(), start=True)
+    made.save()
+    again = Segments(made.worker.request, made.folder, Alone())
+    assert again.restore() == []
+    assert again.start == made.start == made.standing(start)
+    again.worker.iteration = again.worker.settings.iterations
+    assert "after 100% of the steps" in again.doubted(start | {"prior_kl": 2.0, "explained_variance": 0.5})
 
 
 @pytest.mark.parametrize(

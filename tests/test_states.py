@@ -14,7 +14,7 @@ from repolicy.engine.folder import RunFolder
 from repolicy.engine.ranks import Alone
 from repolicy.engine.request import Request
 from repolicy.engine.settings import Settings
-from repolicy.engine.states import density_of
+from repolicy.engine.states import density_of, visited
 from repolicy.engine.training import customize, train
 from repolicy.errors import FileError, UsageError
 from repolicy.objective import Objective, residual
@@ -110,6 +110,15 @@ def test_a_run_stores_its_density_and_is_resumed_to_the_bit(tmp_path: Path, monk
     without = asked(tmp_path, "without", residual(0.1, 0.1))
     assert "reward_states" not in without.last
     assert not all(torch.equal(ours[name], value) for name, value in without.policy.state_dict().items())
+
+
+@pytest.mark.usefixtures("quick")
+def test_how_an_episode_begins_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of episodes of 3, 4, 5, ... steps that show their number, with the first three left out."""
+    monkeypatch.setattr("repolicy.engine.states.SKIPPED", 3)
+    prior = read_policy(prior_in(tmp_path / "prior.safetensors", size=2)).policy
+    states = visited(prior, Request(tiny("Counter"), residual(0.1, 0.1, states=0.5), SETTINGS))
+    assert sorted(map(tuple, states[states[:, 0] < 4].unique(dim=0).tolist())) == [(2, 4), (3, 4), (3, 5)]
 
 
 @pytest.mark.usefixtures("quick")

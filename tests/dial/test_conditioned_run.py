@@ -11,7 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from several import ALPHA, WISH, prior_file, worker
+from several import ALPHA, QUIET, WISH, prior_file, worker
 from test_customize import SETTINGS, WISH_CONTROL_COST, WISH_STATE_COST, customized, gain_and_std, optimum
 from tiny_envs import CONTROL_COST, STATE_COST, tiny
 
@@ -26,6 +26,7 @@ from repolicy.envs.making import make_envs
 from repolicy.errors import FileError, UsageError
 from repolicy.objective import Dial, kl, residual
 from repolicy.policies.conditioned import Conditioned
+from repolicy.policies.distributions import Gaussian
 from repolicy.policies.file import load_policy, read_policy, save_policy
 from repolicy.policies.storage import packed, read
 
@@ -125,6 +126,25 @@ def test_advantages_are_of_one_size_in_every_part_of_the_dial(prior: Path, tmp_p
         part = gains[(made.places[..., 0] >= low) & (made.places[..., 0] < high)]
         assert float(part.mean()) == pytest.approx(0.0, abs=1e-5)
         assert float(part.std(correction=0)) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_what_the_critic_explains_is_of_the_returns_with_their_weights(prior: Path, tmp_path: Path) -> None:
+    """Of ±2 weighed 0.5 and 1.5 in two parts of the dial, where their means do not count: variances of 1 and of 9."""
+    made = worker(prior, tmp_path, residual(0.0, 0.0), wishes=(f"{QUIET}=0..2",))
+    made.places = torch.tensor([[-0.5, 0.5], [-0.5, 0.5]]).unsqueeze(-1)
+    targets = torch.tensor([[12.0, 2.0], [8.0, -2.0]]).unsqueeze(-1)
+    *_, explained = made.normalized(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), targets)
+    assert explained == pytest.approx(1.0 - 2.0 / 10.0)
+
+
+def test_how_far_apart_the_ends_are_is_the_smaller_of_both_ways(
+    prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a std to one e times as large it is 1 nat and (e⁻² - 1) / 2, and the other way it is more."""
+    made = worker(prior, tmp_path, residual(0.05, 0.15, omega_to=1.6))
+    by_place = staticmethod(lambda inputs: Gaussian(torch.zeros(len(inputs), 1), inputs[:, -1:] / 2))
+    monkeypatch.setattr(Conditioned, "distribution", by_place)
+    assert made.width(torch.zeros(3, 2))["dial_kl"] == pytest.approx(1.0 + 0.5 * (math.exp(-2.0) - 1.0))
 
 
 def test_the_wish_and_the_prior_see_what_the_environment_shows(prior: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Omega from a budget on the expected log prior."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from trl import RLOOConfig, RLOOTrainer
 from experiments.llm.toy import Toy, measure, optimum, policy_log_probs
 from repolicy.errors import UsageError
 from repolicy.llm import PriorBudget, ResidualGRPOConfig, ResidualGRPOTrainer, rloo_settings
-from repolicy.llm.budget import moved, own_log_prior
+from repolicy.llm.budget import move_omega, moved, own_log_prior
 from repolicy.llm.mixing import Beside
 from repolicy.objective import Objective, residual
 
@@ -46,6 +47,20 @@ def test_more_omega_where_responses_are_too_unlikely() -> None:
     assert moved(0.3, 0.2, responses, -6.0, 0.5) < 0.3
     assert moved(0.01, 0.2, responses, -60.0, 1.0) == 0
     assert moved(0.3, 0.2, torch.full((2, 4), -5.0), -4.0, 1.0) == pytest.approx(0.3 + 0.2 / 0.1)
+
+
+def test_how_far_apart_prompts_are_makes_no_step_shorter() -> None:
+    """Of each prompt's responses by themselves the variance is 2; of all four together it would be thousands."""
+    assert moved(0.3, 0.2, torch.tensor([[-4.0, -6.0], [-104.0, -106.0]]), -54.0, 0.5) == pytest.approx(0.35)
+
+
+@pytest.mark.parametrize(("step", "omega"), [(0, 0.55), (1, 0.525), (2, 0.5)])
+def test_a_budget_of_nats_is_below_the_priors_own_and_steps_shorten_to_nothing(step: int, omega: float) -> None:
+    """Of a mean of -6 where -4 - 1 is wanted, with variance 2: a whole step is 0.2 · 1 / 2."""
+    values, state = {"omega": 0.5, "own": -4.0}, SimpleNamespace(global_step=step, max_steps=2)
+    spent = move_omega(values, 0.2, torch.tensor([[-5.0, -7.0]]), 1.0, 0.5, state)
+    assert spent == 2.0
+    assert values == {"omega": pytest.approx(omega), "own": -4.0}
 
 
 def test_the_priors_own(toy: Toy, prior: Path) -> None:

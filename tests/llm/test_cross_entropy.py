@@ -90,6 +90,13 @@ def test_offset_finds_the_balance(trainer: Callable[..., Any]) -> None:
     assert ours.memory.state()["args"]["values"]["offset"] == ours.offset
 
 
+def test_the_offset_moves_by_no_more_than_a_flat_loss_allows(trainer: Callable[..., Any]) -> None:
+    """Good responses that are all taken for bad tell the way and no length: a curvature of 0.05 each is assumed."""
+    ours = trainer(residual(0.2, 0.2), offset_rate=0.1)
+    ours._move_offset(torch.ones(6), torch.full((6,), -50.0))
+    assert ours.offset == pytest.approx(0.1 / 0.05)
+
+
 def test_no_offset_stays_zero(trainer: Callable[..., Any]) -> None:
     ours = trainer(residual(0.2, 0.2), offset=False, max_steps=2)
     ours.train()

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,8 @@ from repolicy.policies.moments import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.spaces import ActionSpace
 from repolicy.rql import ResidualSAC, Settings
+from repolicy.rql.common import normalizer_for
+from repolicy.rql.sac import _noise
 
 ACTIONS = ActionSpace("continuous", (1,), (-2.0,), (6.0,))
 MEAN, STD = 0.3, 0.5  # of the prior, before tanh
@@ -151,6 +154,23 @@ def test_the_prior_and_its_normalizer_do_not_move() -> None:
     moved = {name for name, value in model.as_policy().state_dict().items() if not torch.equal(value, before[name])}
     assert moved
     assert not any(name.startswith("normalizer") for name in moved)
+
+
+def test_bounds_of_an_observation_are_seen_as_one_and_what_has_none_as_it_is() -> None:
+    low, high = np.array([-4.0, 2.0, -np.inf], np.float32), np.array([4.0, 3.0, 5.0], np.float32)
+    normalizer = normalizer_for(gymnasium.spaces.Box(low, high), None)
+    seen = torch.tensor([[4.0, 2.0, 5.0], [-4.0, 3.0, -7.0], [2.0, 2.5, 0.0]])
+    torch.testing.assert_close(normalizer(seen), torch.tensor([[1.0, -1.0, 5.0], [-1.0, 1.0, -7.0], [0.5, 0.0, 0.0]]))
+
+
+def test_exploration_noise_has_the_std_that_was_asked_for_and_keeps_its_direction() -> None:
+    """Of many numbers, long after they began at 0; in a step each forgets a twentieth."""
+    noise = _noise(0.3, 20_000)
+    for _ in range(200):
+        before = noise()
+    after = noise()
+    assert after.std() == pytest.approx(0.3, rel=0.05)
+    assert np.corrcoef(before, after)[0, 1] == pytest.approx(0.95, abs=0.01)
 
 
 def test_observations_of_any_shape_and_precision() -> None:
