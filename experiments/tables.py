@@ -36,11 +36,7 @@ def ledger(name: str) -> dict[str, Row]:
 
 
 def learning() -> str:
-    lines = [
-        "| environment | seeds | mean action, last | best | sampled, last | command |",
-        "|---|---|---|---|---|---|",
-    ]
-    found: dict[str, list[Row]] = {}
+    lines, found = list[list[str]](), dict[str, list[Row]]()
     for key, row in sorted(ledger("learning.jsonl").items(), key=lambda item: item[0].rpartition("/")[2]):
         found.setdefault(key.rpartition("/")[0], []).append(row)
     for env, runs in found.items():
@@ -49,35 +45,31 @@ def learning() -> str:
             scores = [run[which][action]["basic_reward"][0] for run in runs]
             cells.append(f"**{mean(scores):,.0f}** ({', '.join(f'{score:,.0f}' for score in scores)})")
         command = re.sub(r" --seed \d+", " --seed S", runs[0]["command"])
-        lines.append(f"| {env} | {len(runs)} | {' | '.join(cells)} | `{command}` |")
-    return "\n".join(lines)
+        lines.append([env, str(len(runs)), *cells, f"`{command}`"])
+    return markdown(["environment", "seeds", "mean action, last", "best", "sampled, last", "command"], lines)
 
 
 def speed() -> str:
-    lines = [
-        "| environment | ranks | physics alone | training, end to end | share | slices | memory a rank "
-        "| physics, acting, learning, sums |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    headings = ["environment", "ranks", "physics alone", "training, end to end", "share", "slices", "memory a rank",
+                "physics, acting, learning, sums"]  # fmt: skip
+    lines = []
     for row in rows("speed.jsonl"):
         where = ", ".join(f"{share:.0%}" for share in row.get("training_is", {}).values())
         spread = row["slice_shares"]
-        lines.append(
-            f"| {row['env']} | {row['ranks']} | {row['physics_steps_per_second']:,.0f} | "
-            f"{row['training_steps_per_second']:,.0f} | **{row['share']:.2f}** | "
-            f"{spread['min']:.2f} – {spread['max']:.2f} | {row['memory_mb_a_rank']:,.0f} MB | {where} |"
-        )
-    return "\n".join(lines)
+        speeds = [f"{row[f'{what}_steps_per_second']:,.0f}" for what in ("physics", "training")]
+        shares = [f"**{row['share']:.2f}**", f"{spread['min']:.2f} – {spread['max']:.2f}"]
+        lines.append([row["env"], str(row["ranks"]), *speeds, *shares, f"{row['memory_mb_a_rank']:,.0f} MB", where])
+    return markdown(headings, lines)
 
 
 def peers() -> str:
     """The median of the turns' ratios, and their middle half."""
-    lines = ["| | steps a second, median | repolicy is faster by | with minibatches of 1024 |", "|---|---|---|---|"]
+    lines = []
     for row in rows("peers.jsonl"):
         ratios = [row[f"{mine} is faster by"] for mine in ("repolicy", "repolicy, minibatches of 1024")]
         cells = [f"× {middle:.1f} ({low:.1f} – {high:.1f})" for middle, low, high in ratios]
-        lines.append(f"| {row['contender']} | {row['steps_per_second']:,.0f} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([row["contender"], f"{row['steps_per_second']:,.0f}", *cells])
+    return markdown(["", "steps a second, median", "repolicy is faster by", "with minibatches of 1024"], lines)
 
 
 def average(runs: list[Row], action: str, part: str, which: str = "last") -> float:
@@ -95,11 +87,18 @@ def scores(runs: list[Row]) -> list[str]:
 
 def by_default() -> str:
     """Three rows a prior: itself, with the paper's weights, and with those that the command line finds."""
-    lines = [
-        "| prior, wish | policy | steps | old reward | wish | metric | **total** | total, sampled | seeds |",
-        "|---|---|---|---|---|---|---|---|---|",
+    headings = [
+        "prior, wish",
+        "policy",
+        "steps",
+        "old reward",
+        "wish",
+        "metric",
+        "**total**",
+        "total, sampled",
+        "seeds",
     ]
-    found = ledger("heavy.jsonl")
+    found, lines = ledger("heavy.jsonl"), []
     for name in ("halfcheetah_10", "hopper", "ant"):
         task = heavy.TASKS[name]
         usual = [row for key, row in found.items() if re.fullmatch(rf"{name}/states(_5e6)?/\d+", key)]
@@ -114,8 +113,8 @@ def by_default() -> str:
                 continue
             steps, seeds = (f"{runs[0]['steps'] / 1e6:.0f}M", f"{len(runs)}") if runs[0].get("steps") else ("", "")
             first = f"{task.prior}, {task.addon}" if what == "prior" else ""
-            lines.append(f"| {' | '.join([first, what, steps, *scores(runs), seeds])} |")
-    return "\n".join(lines)
+            lines.append([first, what, steps, *scores(runs), seeds])
+    return markdown(headings, lines)
 
 
 def sweeps() -> str:
@@ -142,44 +141,44 @@ PRICES = ("overhead", "states_overhead", "dial_overhead")
 
 
 def prior() -> str:
-    lines = ["| prior | an iteration without it | with it | costs | its states cost | a dial costs |", "|---" * 6 + "|"]
+    headings, lines = ["prior", "an iteration without it", "with it", "costs", "its states cost", "a dial costs"], []
     for row in rows("prior.jsonl"):
         without, with_it = (1000 * row["seconds_an_iteration"][name] for name in ("greedy", "residual"))
         costs = [f"{100 * row[name]:.1f} %" if name in row else "–" for name in PRICES]
-        lines.append(f"| {row['task']} | {without:.0f} ms | {with_it:.0f} ms | {' | '.join(costs)} |")
-    return "\n".join(lines)
+        lines.append([row["task"], f"{without:.0f} ms", f"{with_it:.0f} ms", *costs])
+    return markdown(headings, lines)
 
 
 def llm_optimum() -> str:
     """The exact optimum of the toy at each omega, which every line of the results carries."""
-    lines = ["| omega | add-on | log prior | letters | entropy |", "|---|---|---|---|---|"]
+    lines = []
     for omega, runs in frontier_runs("standard", "whole").items():
         best = runs[0]["best"]
         cells = [f"{best[key]:.2f}" for key in ("addon", "log_prior", "length", "entropy")]
-        lines.append(f"| {omega:g} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([f"{omega:g}", *cells])
+    return markdown(["omega", "add-on", "log prior", "letters", "entropy"], lines)
 
 
 def llm_distance() -> str:
     """KL to the optimum: each seed of each method."""
     methods = ("whole", "onward", "decomposed")
     found = {method: frontier_runs("standard", method) for method in methods}
-    lines = ["| omega | before | online, whole | online, onward | offline |", "|---|---|---|---|---|"]
+    lines = []
     for omega, runs in found["whole"].items():
         cells = [distances(found[method].get(omega, [])) for method in methods]
-        lines.append(f"| {omega:g} | {runs[0]['before']['kl']:.2f} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([f"{omega:g}", f"{runs[0]['before']['kl']:.2f}", *cells])
+    return markdown(["omega", "before", "online, whole", "online, onward", "offline"], lines)
 
 
 def llm_controls() -> str:
     """KL to the optimum of the controls."""
-    lines = ["| control | omega | before | KL |", "|---|---|---|---|"]
+    lines = []
     for what, world, method in CONTROLS:
         for omega, runs in frontier_runs(world, method).items():
             if (world, method) == ("standard", "decomposed") and omega != runs[0]["job"]["alpha"]:
                 continue
-            lines.append(f"| {what} | {omega:g} | {runs[0]['before']['kl']:.2f} | {distances(runs)} |")
-    return "\n".join(lines)
+            lines.append([what, f"{omega:g}", f"{runs[0]['before']['kl']:.2f}", distances(runs)])
+    return markdown(["control", "omega", "before", "KL"], lines)
 
 
 CONTROLS = (
@@ -202,15 +201,15 @@ def frontier_runs(world: str, method: str) -> dict[float, list[Row]]:
 
 def through_hosts() -> str:
     """A row a trainer: mean over its seeds, and each seed's total."""
-    lines = ["| trainer | basic | add-on | total | total, sampled | seeds |", "|---|---|---|---|---|---|"]
+    lines = []
     runs = list(ledger("through_hosts.jsonl").values())
     for host in dict.fromkeys(run["host"] for run in runs):
         mine = [run for run in runs if run["host"] == host]
         parts = [mean(run["mean"][f"{part}_reward"][0] for run in mine) for part in ("basic", "addon", "total")]
         totals = [[run[which]["total_reward"][0] for run in mine] for which in ("mean", "sampled")]
         cells = [*(f"{part:,.0f}" for part in parts[:2]), *(each_and_mean(part) for part in totals), str(len(mine))]
-        lines.append(f"| {host} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([host, *cells])
+    return markdown(["trainer", "basic", "add-on", "total", "total, sampled", "seeds"], lines)
 
 
 FINE_TUNED = {"halfcheetah": "halfcheetah_10", "hopper": "hopper"}  # and the task of `heavy` with the same wish
@@ -218,12 +217,9 @@ FINE_TUNED = {"halfcheetah": "halfcheetah_10", "hopper": "hopper"}  # and the ta
 
 def fine_tuning() -> str:
     """A row a way: how much of the unseen reward is lost at first and at the end, and 100 episodes then."""
-    lines = [
-        "| prior | way | lowest of 50 iterations | at the end | basic, at the end | add-on | **total** | sampled "
-        "| seeds |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    runs = list(ledger("fine_tuning.jsonl").values())
+    headings = ["prior", "way", "lowest of 50 iterations", "at the end", "basic, at the end", "add-on", "**total**",
+                "sampled", "seeds"]  # fmt: skip
+    lines, runs = [], list(ledger("fine_tuning.jsonl").values())
     done = Counter((run["task"], run["seed"]) for run in runs)
     runs = [run for run in runs if done[run["task"], run["seed"]] == max(done.values())]  # seeds with all ways
     for task, way in dict.fromkeys((run["task"], run["way"]) for run in sorted(runs, key=lambda run: run["task"])):
@@ -233,8 +229,8 @@ def fine_tuning() -> str:
         ends = [mean(run["end"]["mean"][f"{part}_reward"][0] for run in mine) for part in ("basic", "addon", "total")]
         sampled = mean(run["end"]["sampled"]["total_reward"][0] for run in mine)
         cells = [*kept, *(f"{end:,.0f}" for end in ends[:2]), f"**{ends[2]:,.0f}**", f"{sampled:,.0f}", str(len(mine))]
-        lines.append(f"| {task} | {way} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([task, way, *cells])
+    return markdown(headings, lines)
 
 
 def of_the_prior(row: Row) -> tuple[float, float]:
