@@ -129,7 +129,7 @@ def test_a_dial_that_turns_nothing_is_named(prior: Path, tmp_path: Path) -> None
 def test_one_run_finds_the_optimum_for_weights_of_an_addon_that_it_was_not_told_of(prior: Path, tmp_path: Path) -> None:
     settings = replace(SETTINGS, steps=120_000, learning_rate=8e-3)
     found = customized(prior, f"{WISH}=0..2", kl(ALPHA), tmp_path / "run", settings)
-    assert found.last["dial_kl"] > 1.0
+    assert found.last["dial_kl"] > 0.5  # nats, at states all along the episodes, which are near 0 at their ends
     for weight in (0.1, 0.3, 0.7, 1.3, 1.7):
         wanted = optimum(STATE_COST + weight * WISH_STATE_COST, CONTROL_COST + weight * WISH_CONTROL_COST, ALPHA)
         gain, std = gain_and_std(found.at(wish=weight))

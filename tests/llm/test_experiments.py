@@ -180,7 +180,7 @@ def test_a_request_that_cannot_be_met(words: str, sentence: str, capsys: pytest.
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize(("command", "absent"), [("frontier", "peft"), ("overhead", "trl"), ("spelling", "names")])
+@pytest.mark.parametrize(("command", "absent"), [("frontier", "peft"), ("overhead", "trl")])
 def test_missing_extra_is_named(
     command: str, absent: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,6 +189,18 @@ def test_missing_extra_is_named(
         main([command])
     assert end.value.code == 2
     assert f"this needs {absent}, not installed here: pip install" in capsys.readouterr().err
+
+
+def test_missing_names_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("experiments.llm.spelling.find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as end:
+        main(["spelling", "--output", str(tmp_path / "out")])
+    assert end.value.code == 2
+    assert (
+        "the names come with the package `names`, which is not installed: pip install names" in capsys.readouterr().err
+    )
 
 
 def test_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

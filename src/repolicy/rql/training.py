@@ -158,7 +158,7 @@ def _work(
             end = min((segment + 1) * settings.segment, settings.steps)
             steps = end - model.num_timesteps
             model.learn(steps, callback=log.step, log_interval=None, reset_num_timesteps=not segment)
-            if log.stopped and model.num_timesteps < end:
+            if log.stopped:
                 break
             segment += 1
             card = {"request": request.as_dict(), "steps": model.num_timesteps, "versions": made_with, "which": "last"}
