@@ -197,7 +197,7 @@ def test_the_drift_is_held_on_its_way_to_the_budget_and_after_a_resumption(prior
     [
         ({"addon": "nothing_of_the_kind"}, "there is no add-on 'nothing_of_the_kind'"),
         ({"addon": tiny("wrong_shape_addon")}, "returned shape"),
-        ({"addon": tiny("failing_addon")}, "asks for info"),
+        ({"addon": tiny("failing_addon")}, "KeyError"),
         ({"env": tiny("Counter")}, "observations of 1 numbers, .* gives 2"),
         ({"addon": tiny("constant")}, "the same reward, 0, in all of 2,048 trial steps"),
         ({"addon": tiny("badly_told")}, r"metric 'mean <lambda>' returned shape \(\)"),

@@ -88,7 +88,7 @@ def for_customizing(
         raise UsageError(f"{option} goes with --omega auto and no other --objective than residual")
     omega, states, notes, most = wanted.omega, wanted.states or 0.0, list[str](), 0.0
     if free and not budgeted:
-        omega, states, notes, most = _omega_and_states(wanted, prior, env, wishes, settings, say)
+        omega, states, notes, most = _prices(wanted, prior, env, wishes, settings, say)
         if omega == "auto":
             nats = usual_budget(prior.policy)
             settings, budgeted = replace(settings, kl_budget=nats), True
@@ -116,19 +116,28 @@ def usual_budget(prior: Policy) -> float:
     return two_digits(SHARE_OF_CHOICES * float(np.log(prior.actions.sizes).sum()))
 
 
-def _omega_and_states(
+class Prices(NamedTuple):
+    """On actions, "auto" where it cannot be told, and on states; what is to be said; and the most that omega can be."""
+
+    omega: float | Literal["auto"]
+    states: float
+    notes: list[str]
+    most: float = 0.0
+
+
+def _prices(
     wanted: Wanted,
     prior: SavedPolicy,
     env: str,
     wishes: tuple[str, ...],
     settings: Settings,
     say: Callable[[str], None],
-) -> tuple[float | Literal["auto"], float, list[str], float]:
-    """As they are named, else what a nat of the prior is worth; "auto" where that cannot be told, and then its most."""
+) -> Prices:
+    """As they are named, else what a nat of the prior is worth."""
     if wanted.omega is not None:
         if wanted.states is None and wanted.omega_to:
-            return wanted.omega, *states_of_range(prior, env, wishes, settings, say), 0.0
-        return wanted.omega, wanted.states or 0.0, [], 0.0
+            return Prices(wanted.omega, *states_of_range(prior, env, wishes, settings, say))
+        return Prices(wanted.omega, wanted.states or 0.0, [])
     known, worths = _weights(prior, env, wishes, settings, say)
     if known is None:
         if wanted.alpha_to or addons.dials(wishes):
@@ -138,13 +147,13 @@ def _omega_and_states(
             )
         looked = "" if worths is None else " from these episodes: does it act as it should (repolicy diagnose)?"
         notes = [f"what a nat of the prior is worth cannot be told{looked}"]
-        return "auto", wanted.states or 0.0, notes, 0.0 if worths is None else worths.most
+        return Prices("auto", wanted.states or 0.0, notes, 0.0 if worths is None else worths.most)
     states = known.states if wanted.states is None else wanted.states
     sentence = (
         f"omega is {known.omega:.3g}, what a nat of the prior is worth, and states {states:.3g}, the weight of its "
         "states; --omega and --states set others"
     )
-    return known.omega, states, [sentence], 0.0
+    return Prices(known.omega, states, [sentence])
 
 
 def states_of_range(
@@ -197,9 +206,8 @@ def _alpha_of_customizing(
     if alpha:
         return float(alpha), ""
     if omega not in (None, "auto", 0):
-        return two_digits(
-            ALPHA_SHARE * float(omega)
-        ), f"a third of omega {omega:g}, since the prior's file does not tell its own"
+        third = two_digits(ALPHA_SHARE * float(omega))
+        return third, f"a third of omega {omega:g}, since the prior's file does not tell its own"
     steps = trial(prior.policy, env, settings)
     rewards = addons.combined(addons.at(wishes)).reward(*steps.transitions)
     alpha, why = _scaled(rewards, prior.policy.actions.width, "add-on's reward under the prior")

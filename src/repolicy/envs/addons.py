@@ -18,7 +18,7 @@ import numpy as np
 from repolicy.envs.names import parsed
 from repolicy.envs.registered import REGISTERED, STANDS, Function, Registered
 from repolicy.envs.step import Info
-from repolicy.errors import NumericError, UsageError, in_one_sentence
+from repolicy.errors import NumericError, UsageError, described, in_one_sentence
 from repolicy.loading import load_object, nearest, reference_to, without_version
 from repolicy.objective import Dial
 
@@ -86,10 +86,8 @@ def _called(what: str, function: Function, transitions: tuple[np.ndarray, np.nda
         try:
             rewards = np.asarray(function(*copies), np.float64)
         except KeyError as error:
-            if error.args[:1] == () or error.args[0] in info:
-                raise
             told = ", ".join(sorted(info)) or "nothing"
-            raise UsageError(f"{what} asks for info[{error.args[0]!r}], and info has {told}") from error
+            raise UsageError(f"{what} failed: {described(error)}; info has {told}") from error
     count = len(transitions[0])
     if rewards.shape != (count,):
         raise UsageError(f"{what} returned shape {rewards.shape} for {count} transitions, not one number each")
