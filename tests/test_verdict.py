@@ -11,7 +11,7 @@ from tiny_envs import tiny
 from repolicy.envs.evaluation import Column, Evaluation, evaluate
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.spaces import ActionSpace
-from repolicy.report.verdict import basis, difference, verdict
+from repolicy.report.verdict import advice, basis, difference, verdict
 
 HALF = np.array([-1.0, 1.0] * 25)  # 50 episodes with a mean of 0 and a variance of 50 / 49
 
@@ -124,3 +124,9 @@ def test_a_step_weighs_the_same_in_an_episode_of_any_length() -> None:
     )
     assert found.columns["log_prior_a_step"].mean == -1.1
     assert found.columns["log_prior_a_step"].std == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(("change", "told"), [(-20.0, True), (20.0, False), (-0.1, False)])
+def test_what_to_try_is_told_where_it_is_worse_for_sure(change: float, told: bool) -> None:
+    prior, now = evaluated(100.0 + HALF, 0.0 * HALF), evaluated(100.0 + change + HALF, 0.0 * HALF)
+    assert bool(advice(prior, now)) == told

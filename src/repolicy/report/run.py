@@ -24,7 +24,7 @@ from repolicy.report.curves import learning
 from repolicy.report.film import Shot, films
 from repolicy.report.numbers import number, spread
 from repolicy.report.scenes import Scene, scenes
-from repolicy.report.verdict import Difference, action, basis, differences, early, verdict
+from repolicy.report.verdict import Difference, action, advice, basis, differences, early, verdict
 
 FILM_SECONDS = 6.0
 EPISODES = 50
@@ -75,6 +75,8 @@ def write_report(
     if "prior" in mean:
         say(f"{verdict(mean['prior'], mean['customized'])} ({basis(mean['customized'])})")
     say(as_text(*rewards(by_action(mean, sampled))))
+    if "prior" in mean and (sentence := advice(mean["prior"], mean["customized"])):
+        say(sentence)
     say("report: films")
     with ranks.one_thread():
         chosen = scenes(saved, folder.best_policy, request["env"], addon, episodes)

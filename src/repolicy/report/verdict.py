@@ -61,13 +61,30 @@ def differences(prior: Evaluation, customized: Evaluation) -> dict[str, Differen
 def verdict(prior: Evaluation, customized: Evaluation) -> str:
     """The sentence without a full stop: better, worse or neither, at what price, and how many episodes ended early."""
     changes = differences(prior, customized)
-    name = next(name for name in (*NAMES, "length") if name in changes)
+    name = _judging(changes)
     parts = [_judged(changes[name], NAMES.get(name, "steps an episode"))]
     if name == "total_reward":
         parts.append(_price(changes["basic_reward"], changes["addon_reward"]))
     elif name == "addon_reward":
         parts.append("the environment tells no basic reward, so what it cost is unknown")
     return "; ".join([*parts, *early(customized, prior)])
+
+
+def advice(prior: Evaluation, customized: Evaluation) -> str:
+    """What to try where the customized policy is worse than its prior; else empty."""
+    changes = differences(prior, customized)
+    change = changes[_judging(changes)]
+    if not change.is_real or change.value > 0:
+        return ""
+    return (
+        "to hold it more: a larger --omega, a price on new states (--states) or a smaller --kl-budget; to see whether "
+        "the prior acts as it should: repolicy diagnose"
+    )
+
+
+def _judging(changes: dict[str, Difference]) -> str:
+    """Which difference decides: in total, where that is known."""
+    return next(name for name in (*NAMES, "length") if name in changes)
 
 
 def basis(evaluation: Evaluation) -> str:
