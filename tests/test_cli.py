@@ -385,17 +385,6 @@ def test_a_prior_whose_nat_is_worth_something_gives_omega(capsys: pytest.Capture
     assert (code, "too soon to learn its states" in said) == (2, True)
 
 
-def test_files_of_others_lie_among_nothing_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Another library's policy is evaluated into this folder, and another environment has a name of its own."""
-    sb3 = pytest.importorskip("stable_baselines3")
-    (tmp_path / "theirs").mkdir()
-    sb3.PPO("MlpPolicy", "Pendulum-v1", n_steps=8, batch_size=8, device="cpu").save(tmp_path / "theirs" / "it.zip")
-    words = ["evaluate", str(tmp_path / "theirs" / "it.zip"), "--episodes", "1", "--env", "Pendulum-v1"]
-    scored = answered(capsys, *words)
-    assert scored["file"] == "evaluation-it-Pendulum-v1-mean-envpool.json"
-    assert [path.name for path in (tmp_path / "theirs").iterdir()] == ["it.zip"]
-
-
 def test_a_taken_folder_is_refused_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     env = tiny("LinearQuadratic")
     answered(capsys, "train", env, "--alpha", "0.1", *SMALL, "--out", "run")

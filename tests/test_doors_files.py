@@ -374,3 +374,14 @@ def test_damaged_files_and_odd_command_lines() -> None:
     assert not faults, "\n".join(faults)
     assert sum(codes.values()) == 120
     assert {kind.partition(",")[0] for kind in codes} == {"damaged", "odd"}
+
+
+def test_files_of_others_lie_among_nothing_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another library's policy is evaluated into this folder, and another environment has a name of its own."""
+    sb3 = pytest.importorskip("stable_baselines3")
+    (tmp_path / "theirs").mkdir()
+    sb3.PPO("MlpPolicy", "Pendulum-v1", n_steps=8, batch_size=8, device="cpu").save(tmp_path / "theirs" / "it.zip")
+    words = ["evaluate", str(tmp_path / "theirs" / "it.zip"), "--episodes", "1", "--env", "Pendulum-v1"]
+    scored = answered(capsys, *words)
+    assert scored["file"] == "evaluation-it-Pendulum-v1-mean-envpool.json"
+    assert [path.name for path in (tmp_path / "theirs").iterdir()] == ["it.zip"]

@@ -207,6 +207,18 @@ def test_an_option_that_a_file_has_no_use_for_is_refused(tmp_path: Path) -> None
             read_policy(path, options)
 
 
+def test_an_activation_that_is_another_than_was_recorded_is_used(tmp_path: Path) -> None:
+    """The settings beside a checkpoint may be of another run: what the user says counts."""
+    tensors = {f"actor.{i}.{part}": torch.randn(*shape) for i, part, shape in (
+        (0, "weight", (6, 4)), (0, "bias", (6,)), (2, "weight", (2, 6)), (2, "bias", (2,)))}  # fmt: skip
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params" / "agent.yaml").write_text("policy:\n  activation: elu\n")
+    torch.save({"model_state_dict": tensors | {"std": torch.ones(2)}}, tmp_path / "model_1.pt")
+    for name in ("elu", "relu"):
+        asked = Options() if name == "elu" else Options(file_activation=name)
+        assert read_policy(tmp_path / "model_1.pt", asked).policy.spec.activation == name
+
+
 def test_a_file_that_lacks_a_temperature_can_be_looked_at(tmp_path: Path) -> None:
     _, path = made(sb3.DQN, tmp_path, "choice", **SMALL)
     assert inspect(path)["missing"] == "the environment (--env), a temperature (--temperature)"

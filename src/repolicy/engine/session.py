@@ -49,15 +49,15 @@ def folder_for(out: str | Path | None, name: object, objective: str, seed: int, 
 
 def called_objective(objective: Objective | Wanted | None, usual: str) -> str:
     """What a run's folder calls its objective: not each has a name."""
+    if objective is None or isinstance(objective, Wanted):
+        return usual if objective is None else objective.name
     check_objective(objective)
-    if isinstance(objective, Objective):
-        named = name_of(objective)
-        return "custom" if named is None else named[0]
-    return usual if objective is None else objective.name
+    named = name_of(objective)
+    return "custom" if named is None else named[0]
 
 
 def check_objective(objective: object) -> None:
-    if not isinstance(objective, Objective | Wanted | None):
+    if not isinstance(objective, Objective):
         raise UsageError(f"the objective is {objective!r}; make one, such as repolicy.residual(0.17, 0.13)")
 
 

@@ -1,10 +1,10 @@
 """A policy's file: the policy, the prior that it was customized from, and what it tells of its training."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from repolicy.policies.hub import DOWNLOADED, downloaded, is_on_hub
 from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.storage import check_shape, is_own, packed, read, write, write_bytes
+
+if TYPE_CHECKING:
+    from repolicy.policies.formats.described import Described
 
 PRIORS = Path(__file__).parent / "shipped"
 
@@ -150,7 +153,7 @@ def _copied(path: Path, options: Options) -> SavedPolicy:
 
     described = describe(path, options)
     for name in ("std", "temperature", "file_activation"):
-        if getattr(options, name) not in (None, "fit") and _is_idle(name, path, options, described.notes):
+        if getattr(options, name) not in (None, "fit") and _is_idle(name, path, options, described):
             raise UsageError(f"{path} needs no --{name.replace('_', '-')}, as it has its own: leave it out")
     if wants_fit(options):
         if described.std is not None or described.actions.kind == "discrete":
@@ -170,14 +173,15 @@ def _copied(path: Path, options: Options) -> SavedPolicy:
     return SavedPolicy(frozen(policy_from(described)), None, {"which": "copy", "origin": origin})
 
 
-def _is_idle(name: str, path: Path, options: Options, notes: Sequence[str]) -> bool:
-    """Whether an option of reading a file is for nothing: without it there would be the same to say."""
+def _is_idle(name: str, path: Path, options: Options, described: "Described") -> bool:
+    """Whether an option of reading a file is for nothing: without it, the file says as much."""
     from repolicy.policies.formats import describe
 
     try:
-        return list(describe(path, replace(options, **{name: None})).notes) == list(notes)
-    except UsageError:
+        plain = describe(path, replace(options, **{name: None}))
+    except RepolicyError:
         return False  # it is missing then
+    return (plain.notes, plain.actor.activation) == (described.notes, described.actor.activation)
 
 
 def notes_of(card: dict[str, Any]) -> list[str]:

@@ -43,14 +43,8 @@ def read(path: Path, options: Options) -> Described:
     assert module is not None
     activation, notes = chosen_activation(options, "swish", LIBRARY)
     actor, std, squashed = _policy(module, activation, where)
-    groups: tuple[tuple[str, int], ...] = ()
-
-    def inside() -> Normalizer | None:
-        nonlocal groups
-        found, groups = _normalizer(parts[0], actor.width, where)
-        return found
-
-    statistics, more = chosen_statistics(options, inside)
+    inside, groups = _normalizer(parts[0], actor.width, where)
+    statistics, more = chosen_statistics(options, lambda: inside)
     check_width(actor.width, statistics, where)
     critic = _critic(parts[2] if len(parts) > 2 else None, activation, actor.width, where)
     size = len(actor.output.bias)
