@@ -232,3 +232,10 @@ def test_the_command_of_a_log_prior_budget_names_omega_once() -> None:
     asked = words(Request("Hopper-v4", residual(0.2, 0.1), settings, ("height",)), "hopper")
     assert [asked[place + 1] for place, word in enumerate(asked) if word == "--omega"] == ["auto"]
     assert asked[asked.index("--alpha") + 1] == "0.1"
+
+
+def test_what_an_addon_reports_for_people_is_logged(tmp_path: Path) -> None:
+    """Hopper's mean height, of the short evaluation at each segment's end."""
+    few = Settings(steps=128, ranks=1, envs=4, horizon=16, minibatch=32, segment=1, hidden=(4,), evaluation_episodes=1)
+    result = customize("hopper", "height", residual(0.3, 0.1), tmp_path / "run", few)
+    assert 1.0 < result.last["evaluation_metric"] < 1.7

@@ -44,10 +44,17 @@ def prior(tmp_path: Path) -> Path:
 def test_a_dial_over_one_wish_alone_has_one_head(prior: Path, tmp_path: Path) -> None:
     """A critic with a single head gives what one with several gives: a value for each head."""
     result = repolicy.customize(
-        prior, f"{WISH}=0..2", residual(0.0, 0.0), tmp_path / "run", FEW, env=tiny("WithoutReward")
+        prior, f"{WISH}=0..2", residual(0.0, 0.0), tmp_path / "trained", FEW, env=tiny("WithoutReward")
     )
     assert result.finished
-    assert result.last["dial_kl"] >= 0.0
+    made = worker(prior, tmp_path, residual(0.0, 0.0), wishes=(f"{WISH}=0..2",))
+    rollout = made.collector.collect(made.learner.policy)
+    _, critic_inputs = made.seen(rollout.observations)
+    _, values, after = made.score(rollout, critic_inputs)
+    assert values.shape == (*rollout.basic.shape, 1)
+    reward, ended = made.reward(rollout, None), torch.from_numpy(rollout.terminated | rollout.truncated)
+    gains, targets = made.credit(reward, values, after, torch.from_numpy(rollout.terminated), ended)
+    torch.testing.assert_close(gains, ((targets - values) * made.weights()).sum(-1).float())
 
 
 def test_every_environment_has_a_stratum_of_its_own_whatever_rank_it_is_of() -> None:
