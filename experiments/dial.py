@@ -41,7 +41,8 @@ from repolicy.objective import Objective, reformulated
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.density import Density
 from repolicy.policies.dials import turned
-from repolicy.policies.file import find_policy, read_policy
+from repolicy.policies.file import read_policy
+from repolicy.policies.finding import find_policy
 from repolicy.policies.policy import Policy
 
 EPISODES, MANY = 20, 20

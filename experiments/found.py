@@ -31,7 +31,8 @@ from repolicy.envs.making import make_envs, observing
 from repolicy.many.ledger import Ledger, Row
 from repolicy.objective import Objective, reformulated
 from repolicy.policies.density import Density
-from repolicy.policies.file import find_policy, read_policy
+from repolicy.policies.file import read_policy
+from repolicy.policies.finding import find_policy
 from repolicy.policies.policy import Policy
 
 STEPS, EPISODES = 500_000, 100

@@ -28,7 +28,8 @@ from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.errors import RepolicyError
 from repolicy.loading import file_sum
 from repolicy.many.ledger import Row
-from repolicy.policies.file import find_policy, read_policy
+from repolicy.policies.file import read_policy
+from repolicy.policies.finding import find_policy
 from repolicy.policies.storage import write_json
 from repolicy.rql.training import Request as ResidualQLearning
 

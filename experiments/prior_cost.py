@@ -25,7 +25,7 @@ from repolicy.engine.request import Request
 from repolicy.engine.segments import Segments
 from repolicy.engine.worker import Worker
 from repolicy.objective import Objective, greedy, residual
-from repolicy.policies.file import find_policy
+from repolicy.policies.finding import find_policy
 
 
 def main() -> None:

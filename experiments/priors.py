@@ -10,7 +10,8 @@ from pathlib import Path
 
 from experiments.learning import VARIED, run
 from repolicy.many.ledger import Ledger
-from repolicy.policies.file import PRIORS, read_policy, save_policy
+from repolicy.policies.file import read_policy, save_policy
+from repolicy.policies.finding import PRIORS
 
 NAMES = {VARIED: "halfcheetah", "Hopper-v4": "hopper", "Ant-v4": "ant"}
 

@@ -22,7 +22,8 @@ from repolicy.envs.rollout import Collector
 from repolicy.errors import UsageError
 from repolicy.loading import file_sum
 from repolicy.many.ledger import Ledger, Row
-from repolicy.policies.file import find_policy, read_policy
+from repolicy.policies.file import read_policy
+from repolicy.policies.finding import find_policy
 from repolicy.policies.policy import Policy
 
 ENV, BLOCK, WIDTH = "Go1JoystickFlatTerrain-v1", 50, 0.25  # its tracking_sigma

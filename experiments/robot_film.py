@@ -13,7 +13,7 @@ import imageio.v2 as imageio
 import numpy as np
 from PIL import Image
 
-from repolicy.policies.file import find_policy
+from repolicy.policies.finding import find_policy
 from repolicy.report.film import FRAMES_A_SECOND, Shot, films
 
 EVERY = 2  # pictures of which one is kept

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tiny_envs import tiny
 
-from repolicy.cli import inspection
+from repolicy.cli import doctor
 from repolicy.cli import main as cli
 from repolicy.cli.about import Addons
 from repolicy.engine.terminal import Terminal
@@ -152,9 +152,9 @@ def test_what_tells_of_itself(name: str, capsys: pytest.CaptureFixture[str]) -> 
 def test_the_doctor_names_the_extra_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inspection, "EXTRAS", {"sb3": ["a_package_that_nobody_has"]})
+    monkeypatch.setattr(doctor, "EXTRAS", {"sb3": ["a_package_that_nobody_has"]})
     monkeypatch.setenv("COLUMNS", "120")
-    inspection.doctor()
+    doctor.doctor()
     assert "pip install 'repolicy[sb3]'" in capsys.readouterr().err
 
 

@@ -16,14 +16,16 @@ from test_doors_files import SMALL
 from test_doors_files import _elsewhere as _elsewhere
 
 import repolicy
-from repolicy.cli.inspection import _show, inspect
+from repolicy.cli.inspection import inspect
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.request import Request
+from repolicy.engine.terminal import Terminal
 from repolicy.engine.watch import TensorBoard
 from repolicy.errors import FileError, UsageError
 from repolicy.objective import soft
 from repolicy.policies import storage
-from repolicy.policies.file import find_policy, save_policy
+from repolicy.policies.file import save_policy
+from repolicy.policies.finding import find_policy
 
 
 def test_an_environment_that_prints_does_not_break_json(capfd: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +71,7 @@ def test_paths_are_whole_in_a_narrow_terminal(tmp_path: Path, capsys: pytest.Cap
     path = "runs/" + "a_long_name_" * 8 + "/best.safetensors"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "40")
-        _show({"best policy": path})
+        Terminal().facts({"best policy": path})
     assert path in "".join(capsys.readouterr().err.replace("best policy", "").split())
 
 

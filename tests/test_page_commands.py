@@ -16,7 +16,8 @@ from repolicy.engine import states, worth
 from repolicy.envs import evaluation
 from repolicy.many import sweep
 from repolicy.many.pool import Job
-from repolicy.policies.file import find_policy, save_policy
+from repolicy.policies.file import save_policy
+from repolicy.policies.finding import find_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.spaces import ActionSpace
 from repolicy.report import film

@@ -13,7 +13,8 @@ from repolicy.envs.evaluation import run_episodes
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
 from repolicy.errors import NumericError, UsageError
-from repolicy.policies.file import find_policy, read_policy
+from repolicy.policies.file import read_policy
+from repolicy.policies.finding import find_policy
 from repolicy.policies.given import exact_of, from_source, is_code, source_of
 from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy, PolicySpec

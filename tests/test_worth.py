@@ -20,7 +20,8 @@ from repolicy.engine.training import train
 from repolicy.engine.weights import weights_found, weights_of
 from repolicy.engine.worth import EPISODES, BelowMode, Worth, Worths, measured, sought, worth_of
 from repolicy.objective import soft
-from repolicy.policies.file import add_to_card, find_policy, read_card, read_policy, save_policy, shipped
+from repolicy.policies.file import add_to_card, read_card, read_policy, save_policy
+from repolicy.policies.finding import find_policy, shipped
 from repolicy.policies.policy import Policy, PolicySpec, seeded
 from repolicy.policies.spaces import ActionSpace
 

@@ -105,7 +105,7 @@ def test_the_storage_holds_the_reformulated_reward(tmp_path: Path, network: str)
         log_prior.append(prior.log_prob(st.observations[t], st.actions[t]))
         prior.reset(st.dones[t].squeeze(-1))
     paid = torch.stack(ours.env.paid)
-    reward = reformulated(ours.alg.dial.objective, paid, torch.stack(log_prior), st.actions_log_prob.squeeze(-1))
+    reward = reformulated(ours.alg.steering.objective, paid, torch.stack(log_prior), st.actions_log_prob.squeeze(-1))
     bootstrapped = st.rewards.squeeze(-1) - reward.total
     torch.testing.assert_close(
         bootstrapped[st.dones.squeeze(-1) == 0], torch.zeros(int((st.dones == 0).sum())), rtol=0, atol=1e-6
@@ -188,7 +188,7 @@ def test_a_budget_turns_both_weights(tmp_path: Path) -> None:
     losses = ours.alg.update()
     expected = steered(Objective("addon", 0.3, 0.2), -FARTHEST, off_budget(losses["prior_kl"], 0.5))
     assert losses["omega"] == 0.3
-    assert ours.alg.dial.objective == expected
+    assert ours.alg.steering.objective == expected
 
 
 def test_a_checkpoint_keeps_the_prior_and_the_dial(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_checkpoint_keeps_the_prior_and_the_dial(tmp_path: Path) -> None:
     other = runner(algorithm=residual(str(checkpoint(tmp_path, seed=2)), **options), seed=9)
     other.load(str(tmp_path / "ours.pt"))
     assert same(ours.alg, other.alg)
-    assert other.alg.dial == ours.alg.dial
+    assert other.alg.steering == ours.alg.steering
     weights = ours.alg.prior.state_dict()
     assert all(torch.equal(weights[name], tensor) for name, tensor in other.alg.prior.state_dict().items())
     plain = runner(seed=7)

@@ -163,7 +163,7 @@ def test_the_buffer_holds_the_reformulated_reward(sees: str, acts: str, policy: 
         with torch.no_grad():
             _, found, _ = prior.policy.evaluate_actions(tensors, actions.flatten() if acts == "choice" else actions)
         log_prior[t] = found.numpy()
-    expected = reformulated(ours.dial.objective, before, log_prior, buffer.log_probs)
+    expected = reformulated(ours.steering.objective, before, log_prior, buffer.log_probs)
     np.testing.assert_allclose(after, expected.total, rtol=0, atol=2e-6)
     found = ours.logger.name_to_value
     assert found["residual/prior"] == pytest.approx(expected.prior.mean(), abs=1e-5)
@@ -236,8 +236,8 @@ def test_a_saved_model_keeps_its_prior_and_its_place(tmp_path: Path, kind: str, 
         target.seek(0)
     again = ResidualPPO.load(target, env)
     assert same(weights(ours), weights(again))
-    assert again.dial == ours.dial
-    assert again.dial.objective.omega != 0.3, "the budget has moved it"
+    assert again.steering == ours.steering
+    assert again.steering.objective.omega != 0.3, "the budget has moved it"
     assert same([*ours.prior.state_dict().values()], [*again.prior.state_dict().values()])
     again.learn(32, reset_num_timesteps=False)
     if where == "handle":
@@ -274,7 +274,7 @@ def test_plain_values_are_enough_as_in_a_yaml_file(tmp_path: Path) -> None:
         omega=None,
         alpha=None,
     )
-    assert ours.learn(32).dial.iterations == 1
+    assert ours.learn(32).steering.iterations == 1
 
 
 # Policies into each other ---------------------------------------------------------------------------------------------

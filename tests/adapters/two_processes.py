@@ -42,7 +42,7 @@ def main(rank: int) -> str:
         algorithm.update()
     tensors = [parameter.detach().numpy().tobytes() for parameter in algorithm.actor.parameters()]
     torch.distributed.destroy_process_group()
-    return f"{hashlib.sha256(b''.join(tensors)).hexdigest()} {algorithm.dial}"
+    return f"{hashlib.sha256(b''.join(tensors)).hexdigest()} {algorithm.steering}"
 
 
 with contextlib.redirect_stdout(io.StringIO()):

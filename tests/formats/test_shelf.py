@@ -11,7 +11,8 @@ from tiny_envs import tiny
 
 from repolicy.cli import main as cli
 from repolicy.errors import FileError
-from repolicy.policies.file import env_of, find_policy, read_card, read_policy, save_policy
+from repolicy.policies.file import env_of, read_card, read_policy, save_policy
+from repolicy.policies.finding import find_policy
 from repolicy.policies.formats import shelf
 from repolicy.policies.formats.shelf import SHELF, Published, fetched, place
 from repolicy.policies.given import is_code

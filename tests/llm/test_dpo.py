@@ -152,7 +152,7 @@ class TestRefused:
             (soft(0.2), {}, "reads a basic reward"),
             (Objective("addon", 0.1, 0.1, bonus=0.1), {}, "bonus is 0.1"),
             (None, {"omega": 0.1}, "not both set"),
-            (kl(0.1), {"alpha": 0.1}, "the one or the other"),
+            (kl(0.1), {"alpha": 0.1}, "one or the other"),
             (kl(0.1), {"f_divergence_type": "js_divergence"}, "must be 'reverse_kl'"),
             (kl(0.1), {"loss_type": "ipo"}, "no decomposed form"),
             (kl(0.1), {"rows": [{"prompt": ".", "chosen": "e"}]}, "no column rejected"),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from repolicy.engine.steering import FARTHEST, off_budget, steered
 from repolicy.errors import NumericError, UsageError
-from repolicy.objective import Objective, residual
+from repolicy.objective import Objective
 from repolicy.policies.file import load_policy
 from repolicy.policies.policy import Policy, PolicySpec, Prior, check_scores, frozen
 
@@ -28,26 +28,8 @@ def check_version(package: str, start: tuple[int, int], stop: tuple[int, int], e
         )
 
 
-def chosen_objective(
-    objective: Objective | Mapping[str, Any] | None, omega: float | None, alpha: float | None
-) -> Objective:
-    """The objective, said once: whole (settings files write it as a mapping), or as omega and alpha."""
-    if objective is not None:
-        if omega is not None or alpha is not None:
-            raise UsageError("an objective was given, and omega or alpha too; give one or the other")
-        if isinstance(objective, Objective):
-            return objective
-        try:
-            return Objective(**objective)
-        except TypeError:
-            raise UsageError(f"the objective {objective!r} must have the fields task, omega, alpha, bonus") from None
-    if omega is None or alpha is None:
-        raise UsageError("omega and alpha are not both set; set both, or an objective")
-    return residual(omega, alpha)
-
-
 @dataclass
-class Dial:
+class Steering:
     """The objective in force, and what a warm-up and a budget make of it from iteration to iteration."""
 
     objective: Objective
@@ -76,7 +58,7 @@ class Dial:
         """Whether the actor learns in the iteration under way; the critic always does."""
         return self.iterations >= self.critic_warmup
 
-    def turn(self, prior_kl: float) -> None:
+    def steer(self, prior_kl: float) -> None:
         """The end of an iteration in which the policy was so far from its prior, in nats a step."""
         if self.kl_budget is not None and self.fits_actor:
             before, self.off_budget = self.off_budget, off_budget(prior_kl, self.kl_budget)

@@ -22,19 +22,18 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.adapters.common import (
-    Dial,
+    Steering,
     check_finite,
     check_needs,
     check_same_network,
     check_sizes,
     check_version,
-    chosen_objective,
     fill,
     read_prior,
     without_gradient,
 )
 from repolicy.errors import FileError, UsageError, first_line
-from repolicy.objective import Objective, reformulated, task_reward
+from repolicy.objective import Objective, given_objective, reformulated, task_reward
 from repolicy.policies.layers import MODULES
 from repolicy.policies.policy import Policy, PolicySpec, Prior
 from repolicy.policies.spaces import ActionSpace
@@ -84,10 +83,10 @@ class ResidualPPO(PPO):
         **host: Any,
     ) -> None:
         super().__init__(actor, critic, storage, device=device, **host)
-        self.dial = Dial(chosen_objective(objective, omega, alpha), kl_budget, critic_warmup)
+        self.steering = Steering(given_objective(objective, omega, alpha), kl_budget, critic_warmup)
         self.addon = addon
-        check_needs(self.dial.objective, has_prior=prior is not None)
-        if addon is None and self.dial.objective.task == "both":
+        check_needs(self.steering.objective, has_prior=prior is not None)
+        if addon is None and self.steering.objective.task == "both":
             raise UsageError(
                 "the task 'both' needs two rewards: name the entry of extras that holds the add-on, addon="
             )
@@ -106,7 +105,7 @@ class ResidualPPO(PPO):
         """Record one step with its reformulated reward; time limits are rsl_rl's own affair."""
         log_policy = self.transition.actions_log_prob.detach().view_as(rewards)
         log_prior = None if self._log_prior is None else self._log_prior.view_as(rewards)
-        reward = reformulated(self.dial.objective, self._task(rewards, extras), log_prior, log_policy)
+        reward = reformulated(self.steering.objective, self._task(rewards, extras), log_prior, log_policy)
         seen = (reward.task, reward.prior, reward.entropy, log_policy, log_policy if log_prior is None else log_prior)
         self._sums += torch.stack([*(part.sum() for part in seen), torch.ones_like(rewards).sum()])
         super().process_env_step(obs, reward.total, dones, extras)
@@ -114,12 +113,12 @@ class ResidualPPO(PPO):
             self.prior.reset(dones)
 
     def update(self) -> dict[str, float]:
-        """rsl_rl's update, of the critic alone while that warms up; then the dial turns."""
+        """rsl_rl's update, of the critic alone while that warms up; then the budget steers."""
         means = self._means()
         parts = {f"reward_{name}": means[name] for name in ("task", "prior", "entropy")}
-        weights = {"omega": self.dial.objective.omega, "alpha": self.dial.objective.alpha}  # that were in force
+        weights = {"omega": self.steering.objective.omega, "alpha": self.steering.objective.alpha}  # that were in force
         check_finite(parts)
-        if self.dial.fits_actor:
+        if self.steering.fits_actor:
             losses = super().update()
         else:
             schedule, self.schedule = self.schedule, "fixed"  # a policy that stands still would speed up its learning
@@ -127,19 +126,19 @@ class ResidualPPO(PPO):
                 losses = super().update()
             self.schedule = schedule
         prior_kl = means["log_policy"] - means["log_prior"]  # KL(policy ‖ prior), from samples
-        self.dial.turn(prior_kl)
+        self.steering.steer(prior_kl)
         return losses | parts | weights | ({} if self.prior is None else {"prior_kl": prior_kl})
 
     def save(self) -> dict[str, Any]:
-        """rsl_rl's checkpoint with the prior's weights and the dial's position beside it."""
-        saved: dict[str, Any] = super().save() | {"residual": self.dial.state()}
+        """rsl_rl's checkpoint with the prior's weights and where the steering stands beside it."""
+        saved: dict[str, Any] = super().save() | {"residual": self.steering.state()}
         return saved if self.prior is None else saved | {"prior_state_dict": self.prior.state_dict()}
 
     def load(self, loaded_dict: dict[str, Any], load_cfg: dict[str, Any] | None, strict: bool) -> bool:
-        """rsl_rl's load; of a checkpoint of this class, the prior and the dial as well."""
+        """rsl_rl's load; of a checkpoint of this class, the prior and the steering as well."""
         goes_on = super().load(loaded_dict, load_cfg, strict)
         if goes_on and "residual" in loaded_dict:
-            self.dial.resume(loaded_dict["residual"])
+            self.steering.resume(loaded_dict["residual"])
             if self.prior is not None:
                 fill(self.prior, loaded_dict.get("prior_state_dict", {}), "the checkpoint's prior")
         return bool(goes_on)
@@ -150,7 +149,7 @@ class ResidualPPO(PPO):
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
         limit = getattr(env, "clip_actions", None)
         clips = "" if limit is None else f"the environment clips actions to ±{limit:g} (clip_actions)"
-        check_needs(algorithm.dial.objective, algorithm.prior is not None, clips)
+        check_needs(algorithm.steering.objective, algorithm.prior is not None, clips)
         return algorithm
 
     def _task(self, rewards: Tensor, extras: dict[str, Any]) -> Tensor:
@@ -163,7 +162,7 @@ class ResidualPPO(PPO):
                 f"{', '.join(sorted(extras)) or 'nothing'}"
             )
         addon = torch.as_tensor(extras[self.addon], device=rewards.device).to(rewards.dtype).view_as(rewards)
-        return task_reward(self.dial.objective, rewards, addon)
+        return task_reward(self.steering.objective, rewards, addon)
 
     def _means(self) -> dict[str, float]:
         """Of everything in PARTS over the iteration's steps, on all GPUs."""

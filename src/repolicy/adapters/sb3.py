@@ -25,19 +25,18 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from repolicy.adapters.common import (
-    Dial,
+    Steering,
     check_finite,
     check_needs,
     check_sizes,
     check_version,
-    chosen_objective,
     fill,
     read_prior,
     without_gradient,
 )
 from repolicy.adapters.sb3_policies import actions_of, from_repolicy, like, to_repolicy
 from repolicy.errors import UsageError
-from repolicy.objective import Objective, reformulated
+from repolicy.objective import Objective, given_objective, reformulated
 from repolicy.policies.file import load_policy, save_policy
 from repolicy.policies.policy import Policy, Prior
 
@@ -93,7 +92,7 @@ class ResidualPPO(PPO):
         # what `load` may set anew; plain values, so that a saved model has no pickle of ours
         self.objective = objective.as_dict() if isinstance(objective, Objective) else objective
         self.omega, self.alpha, self.critic_warmup, self.kl_budget = omega, alpha, critic_warmup, kl_budget
-        self.position: dict[str, Any] | None = None  # the dial's, in a saved model
+        self.position: dict[str, Any] | None = None  # the steering's state, in a saved model
         self.prior = _read(prior)
         if copy_prior and policy_kwargs is None and policy == "MlpPolicy" and isinstance(self.prior, Policy):
             policy_kwargs = like(self.prior)
@@ -107,9 +106,11 @@ class ResidualPPO(PPO):
                 self.policy.load_state_dict(begun, strict=False)
 
     def _setup_model(self) -> None:
-        self.dial = Dial(chosen_objective(self.objective, self.omega, self.alpha), self.kl_budget, self.critic_warmup)
+        self.steering = Steering(
+            given_objective(self.objective, self.omega, self.alpha), self.kl_budget, self.critic_warmup
+        )
         if self.position is not None:
-            self.dial.resume(self.position)
+            self.steering.resume(self.position)
         _check_env(self)
         given = self.rollout_buffer_class
         host = given or (DictRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else RolloutBuffer)
@@ -120,16 +121,16 @@ class ResidualPPO(PPO):
         self.prior = self._fitted(_read(self.prior))
 
     def train(self) -> None:
-        """Stable-Baselines3's update, of the critic alone while that warms up; then the dial turns."""
+        """Stable-Baselines3's update, of the critic alone while that warms up; then the budget steers."""
         own = _critics_own(self.policy)
         actor = [parameter for name, parameter in self.policy.named_parameters() if not name.startswith(own)]
-        with nullcontext() if self.dial.fits_actor else without_gradient(actor):
+        with nullcontext() if self.steering.fits_actor else without_gradient(actor):
             super().train()
-        self.dial.turn(self._prior_kl)
+        self.steering.steer(self._prior_kl)
 
     def save(self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         """Stable-Baselines3's zip, which its own PPO loads as well, with the prior's tensors in it."""
-        self.position = self.dial.state()
+        self.position = self.steering.state()
         written = io.BytesIO()
         super().save(written, exclude, include)
         with zipfile.ZipFile(written, "a") as archive:
@@ -151,12 +152,12 @@ class ResidualPPO(PPO):
         return loaded
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "prior", "dial", "_prior_kl"]
+        return [*super()._excluded_save_params(), "prior", "steering", "_prior_kl"]
 
     def _reformulated(self, buffer: RolloutBuffer) -> np.ndarray:
         """The rewards of a whole rollout `[T, N]`, with their parts logged."""
         log_prior = None if self.prior is None else self._log_prior(buffer)
-        objective = self.dial.objective
+        objective = self.steering.objective
         reward = reformulated(objective, buffer.rewards, log_prior, buffer.log_probs)
         parts = {name: float(np.mean(getattr(reward, name))) for name in ("task", "prior", "entropy")}
         check_finite(parts)
@@ -185,7 +186,7 @@ class ResidualPPO(PPO):
 
     def _fitted(self, prior: Any) -> Any:
         """The prior on the model's device, checked against its spaces."""
-        check_needs(self.dial.objective, prior is not None, _clips(self))
+        check_needs(self.steering.objective, prior is not None, _clips(self))
         if isinstance(prior, Weights):
             twin = copy.deepcopy(self.policy)
             fill(twin, prior, "the prior")
@@ -296,7 +297,7 @@ def _block(observations: Any, rows: slice) -> Any:
 
 def _check_env(model: ResidualPPO) -> None:
     """Raise where rewards or observations reach the model on a scale that moves."""
-    objective, env = model.dial.objective, model.get_env()
+    objective, env = model.steering.objective, model.get_env()
     if env is None or not (objective.omega or objective.alpha):
         return
     normalized = model.get_vec_normalize_env()

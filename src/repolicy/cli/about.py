@@ -79,7 +79,7 @@ class Doctor:
     """Print one JSON object on stdout."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.cli.inspection import doctor
+        from repolicy.cli.doctor import doctor
 
         return doctor()
 

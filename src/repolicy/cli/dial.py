@@ -47,7 +47,8 @@ class Dial:
 
     def run(self) -> dict[str, Any]:
         from repolicy.policies.dials import prior_of
-        from repolicy.policies.file import find_policy, read_policy
+        from repolicy.policies.file import read_policy
+        from repolicy.policies.finding import find_policy
         from repolicy.report.dial import Turning
 
         path = find_policy(self.policy)

@@ -1,34 +1,26 @@
-"""What a file tells of itself, and what this installation can do."""
+"""What a file tells of itself."""
 
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
 from torch import Tensor
 
 from repolicy.engine.folder import RunFolder
-from repolicy.engine.machine import physical_cores, versions
 from repolicy.engine.request import Request
 from repolicy.engine.settings import budget_of
 from repolicy.engine.terminal import Terminal
-from repolicy.envs.names import envpool_names
 from repolicy.errors import FileError
 from repolicy.loading import printable
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.distributions import Gaussian, SquashedGaussian
-from repolicy.policies.file import PROBES, check_reachable, find_policy, read_policy
+from repolicy.policies.file import PROBES, read_policy
+from repolicy.policies.finding import check_reachable, find_policy
 from repolicy.policies.hub import is_on_hub
 from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy
 from repolicy.policies.storage import is_own, read
-from repolicy.report.film import libraries
 
 MOST_STDS = 8  # more do not fit a line
 
@@ -74,7 +66,7 @@ def _inspect_policy(path: Path) -> dict[str, Any]:
     if isinstance(saved.policy, Conditioned):
         inputs = " and ".join(f"{each.name} as an input, from {each.ends}" for each in saved.policy.dials)
         facts["dial"] = f"takes {inputs}"
-    _show(facts)
+    Terminal().facts(facts)
     return facts | {"card": card}
 
 
@@ -149,7 +141,7 @@ def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
         "missing": ", ".join(missing),
         "notes": "; ".join(foreign.notes) or "none",
     }
-    _show(facts)
+    Terminal().facts(facts)
     return facts
 
 
@@ -167,14 +159,14 @@ def _inspect_uncopied(path: Path, why: FileError) -> dict[str, Any]:
         "runs as it is": "in onnxruntime" if onnx else "in PyTorch, as a program: with --trust",
         "missing": "the environment (--env), a std (--std)",
     }
-    _show(facts)
+    Terminal().facts(facts)
     return facts
 
 
 def _inspect_other(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> dict[str, Any]:
     """A checkpoint, or the batch that a run failed on."""
     facts = header | {"file": str(path), "tensors": {name: list(tensor.shape) for name, tensor in tensors.items()}}
-    _show({key: printable(str(value)) for key, value in facts.items()})
+    Terminal().facts({key: printable(str(value)) for key, value in facts.items()})
     return facts
 
 
@@ -201,7 +193,7 @@ def _inspect_folder(path: Path) -> dict[str, Any]:
         "best policy": str(folder.best_policy) if folder.best_policy.exists() else "none",
         "last policy": str(folder.last_policy) if folder.last_policy.exists() else "none yet",
     }
-    _show(facts)
+    Terminal().facts(facts)
     return facts | {"request": request}
 
 
@@ -223,59 +215,3 @@ def _sentence(request: dict[str, Any]) -> str:
     if (budget := budget_of(settings)) is not None:
         parts.append(f"at first; {budget.words}")
     return " ".join(parts)
-
-
-def doctor() -> dict[str, Any]:
-    """Versions, backends, rendering, cores: printed, and returned."""
-    facts: dict[str, Any] = dict(versions())
-    facts["cores"] = physical_cores()
-    facts["environments"] = _environments()
-    facts["rendering"] = _rendering()
-    for extra, packages in EXTRAS.items():
-        missing = ", ".join(name for name in packages if find_spec(name) is None)
-        facts[f"extra {extra}"] = f"missing {missing}: pip install 'repolicy[{extra}]'" if missing else "installed"
-    _show({key: str(value) for key, value in facts.items()})
-    return facts
-
-
-EXTRAS = {
-    "sb3": ["stable_baselines3", "highway_env"],
-    "rsl-rl": ["rsl_rl"],
-    "llm": ["trl", "peft"],
-    "ray": ["ray"],
-    "wandb": ["wandb"],
-    "hub": ["huggingface_hub"],
-    "onnx": ["onnx", "onnxruntime", "onnxscript"],
-}
-
-
-def _environments() -> str:
-    names = envpool_names()
-    return f"EnvPool's {len(names):,}, and Gymnasium's" if names else "Gymnasium's only (no EnvPool here: slower)"
-
-
-def _rendering() -> str:
-    """Try it: one frame of a small scene, off-screen."""
-    for backend in libraries():
-        if _renders(backend):
-            return f"works off-screen with MUJOCO_GL={backend}"
-    return "does not work: install libegl1 or libosmesa6 for films"
-
-
-def _renders(backend: str) -> bool:
-    code = (
-        "import mujoco; m = mujoco.MjModel.from_xml_string('<mujoco/>'); r = mujoco.Renderer(m, 16, 16); "
-        "r.update_scene(mujoco.MjData(m)); r.render()"
-    )
-    environment = os.environ | {"MUJOCO_GL": backend}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False)
-    return done.returncode == 0
-
-
-def _show(facts: dict[str, str]) -> None:
-    table = Table(show_header=False, box=None, padding=(0, 2))
-    table.add_column()
-    table.add_column(overflow="fold")  # a path that ends in … cannot be copied
-    for name, value in facts.items():
-        table.add_row(Text(printable(name), "bold"), str(value))
-    Terminal().print(table)

@@ -54,7 +54,8 @@ class Evaluate:
         from repolicy.engine.terminal import Terminal
         from repolicy.envs.addons import check_env, combined
         from repolicy.envs.evaluation import evaluate
-        from repolicy.policies.file import addons_of, beside, env_of
+        from repolicy.policies.file import addons_of, env_of
+        from repolicy.policies.finding import beside
         from repolicy.policies.given import acting
         from repolicy.policies.storage import is_own, write_json
 
@@ -168,7 +169,8 @@ class Export:
 
     def run(self) -> dict[str, Any]:
         from repolicy.policies.export import BY_SUFFIX, SUFFIXES, export
-        from repolicy.policies.file import find_policy, read_policy
+        from repolicy.policies.file import read_policy
+        from repolicy.policies.finding import find_policy
 
         path, ending = find_policy(self.policy), None if self.out is None else BY_SUFFIX.get(self.out.suffix)
         format = self.format or ending or "onnx"
@@ -201,7 +203,8 @@ class Inspect:
 
 def policy_and_env(reference: str, env: str | None, trust: bool) -> tuple[Path, str]:
     """A policy's file, and the environment that is named or else the one that it was made for."""
-    from repolicy.policies.file import env_of, find_policy, read_card
+    from repolicy.policies.file import env_of, read_card
+    from repolicy.policies.finding import find_policy
     from repolicy.policies.given import is_code
 
     if is_code(reference):  # which has no card
@@ -212,6 +215,6 @@ def policy_and_env(reference: str, env: str | None, trust: bool) -> tuple[Path, 
 
 def _beside(path: Path, suffix: str) -> Path:
     """The policy's name with another suffix, beside it; in this folder for one that ships or was downloaded."""
-    from repolicy.policies.file import beside
+    from repolicy.policies.finding import beside
 
     return beside(path) / f"{path.stem}{suffix}"

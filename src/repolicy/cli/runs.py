@@ -249,7 +249,8 @@ def _usual(command: Any) -> Settings:
 
 
 def alpha_of(prior: str) -> float:
-    from repolicy.policies.file import find_policy, read_card
+    from repolicy.policies.file import read_card
+    from repolicy.policies.finding import find_policy
 
     objective = read_card(find_policy(prior)).get("request", {}).get("objective", {})
     if not objective.get("alpha"):
@@ -290,7 +291,7 @@ def watchers_of(out: Path, wandb: str | None) -> list[Any]:
 
 def ended(result: "Result") -> dict[str, Any]:
     from repolicy.engine.folder import RunFolder
-    from repolicy.policies.file import find_policy
+    from repolicy.policies.finding import find_policy
 
     folder = result.folder
     if result.finished:

@@ -59,7 +59,8 @@ def customize_defaults(prior: "str | Path | Policy") -> Settings:
     policy, from a first one that is smaller for wider networks; the batch grows with the numbers of an action; and the
     actor waits for the critic. `prior` is a policy or names one, as for `customize`.
     """
-    from repolicy.policies.file import find_policy, read_policy
+    from repolicy.policies.file import read_policy
+    from repolicy.policies.finding import find_policy
 
     spec = (read_policy(find_policy(prior)).policy if isinstance(prior, str | Path) else prior).spec
     return of_shape(max((64, *spec.hidden)), spec.actions.width)

@@ -15,7 +15,8 @@ from repolicy.envs.making import placed, with_roles
 from repolicy.envs.step import Backend
 from repolicy.errors import UsageError
 from repolicy.policies.conditioned import Conditioned
-from repolicy.policies.file import SavedPolicy, env_of, find_policy, notes_of, own_bytes, policy_bytes, read_policy
+from repolicy.policies.file import SavedPolicy, env_of, notes_of, own_bytes, policy_bytes, read_policy
+from repolicy.policies.finding import find_policy
 from repolicy.policies.given import Source, exact_of, source_of
 from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy, frozen

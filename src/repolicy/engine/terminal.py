@@ -7,7 +7,7 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -35,6 +35,15 @@ class Terminal(Console):
         for row in rows:
             table.add_row(*row)
         self.print(table, crop=False)
+
+    def facts(self, facts: Mapping[str, object]) -> None:
+        """A name and what there is to say of it, a line each."""
+        table = Table(show_header=False, box=None, padding=(0, 2))
+        table.add_column()
+        table.add_column(overflow="fold")  # a path that ends in … cannot be copied
+        for name, value in facts.items():
+            table.add_row(Text(printable(name), "bold"), str(value))
+        self.print(table)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Every text and every cell of a table comes by here, and some of it was written by others."""

@@ -18,7 +18,8 @@ from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.errors import UsageError
 from repolicy.policies.conditioned import Conditioned
-from repolicy.policies.file import addons_of, env_of, find_policy, read_policy
+from repolicy.policies.file import addons_of, env_of, read_policy
+from repolicy.policies.finding import find_policy
 from repolicy.policies.policy import Agent, Prior
 from repolicy.policies.priors import MeanPrior, Scorer
 

@@ -27,8 +27,8 @@ from repolicy.llm.requirements import (
     require_reference,
     require_settings,
     require_trl,
-    resolve_objective,
     set_beta,
+    text_objective,
 )
 from repolicy.objective import Objective
 
@@ -67,7 +67,7 @@ class CrossEntropyDPOTrainer(WithReference, KTOTrainer):  # type: ignore[misc]
         **others: Any,
     ) -> None:
         args = own_settings(args, CrossEntropyDPOConfig)
-        self.objective = resolve_objective(objective, args.omega, args.alpha)
+        self.objective = text_objective(objective, args.omega, args.alpha)
         check_cross_entropy(self.objective, args)
         for dataset in (train_dataset, others.get("eval_dataset")):
             if dataset is not None or dataset is train_dataset:

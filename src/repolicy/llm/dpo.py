@@ -18,8 +18,8 @@ from repolicy.llm.requirements import (
     require_reference,
     require_settings,
     require_trl,
-    resolve_objective,
     set_beta,
+    text_objective,
 )
 from repolicy.objective import Objective
 
@@ -70,7 +70,7 @@ class DecomposedDPOTrainer(WithReference, DPOTrainer):  # type: ignore[misc]
         **others: Any,
     ) -> None:
         args = own_settings(args, DecomposedDPOConfig)
-        self.objective = resolve_objective(objective, args.omega, args.alpha)
+        self.objective = text_objective(objective, args.omega, args.alpha)
         check_dpo(self.objective, args)
         for dataset in (train_dataset, others.get("eval_dataset")):
             if dataset is not None or dataset is train_dataset:

@@ -26,7 +26,7 @@ from repolicy.llm.requirements import (
     require_saved_path,
     require_settings,
     require_trl,
-    resolve_objective,
+    text_objective,
 )
 from repolicy.objective import Objective
 
@@ -119,7 +119,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         **others: Any,
     ) -> None:
         args = own_settings(args, ResidualGRPOConfig)
-        self.objective = resolve_objective(objective, args.omega, args.alpha)
+        self.objective = text_objective(objective, args.omega, args.alpha)
         self._rewards = torch.empty(0)
         self._waiting: dict[str, Any] | None = None
         check_grpo(args)

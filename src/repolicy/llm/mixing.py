@@ -99,7 +99,7 @@ class Beside:
         return logits
 
 
-class Dial(LogitsProcessor):  # type: ignore[misc]
+class DialedGenerator(LogitsProcessor):  # type: ignore[misc]
     """Made by `dial`. `generate` takes what a model's own `generate` takes."""
 
     def __init__(self, generator: Beside, others: list[Beside], coefficients: list[float]) -> None:
@@ -128,7 +128,7 @@ class Dial(LogitsProcessor):  # type: ignore[misc]
         return mixed_log_probs(*zip(*wanted, strict=True))  # type: ignore[arg-type]
 
 
-def dial(prior: Any, *tuned: tuple[Any, Objective], omega: float, alpha: float | None = None) -> Dial:
+def dial(prior: Any, *tuned: tuple[Any, Objective], omega: float, alpha: float | None = None) -> DialedGenerator:
     """A generator at (omega, alpha) from the prior and one or two models, each with the objective it was trained for.
 
         dial(prior, (one, residual(0.1, 0.2)), (two, residual(0.4, 0.2)), omega=0.25).generate(**prompt)
@@ -141,7 +141,7 @@ def dial(prior: Any, *tuned: tuple[Any, Objective], omega: float, alpha: float |
     anchors = [objective for _, objective in tuned]
     coefficients = mixture(residual(omega, anchors[0].alpha if alpha is None else alpha), anchors)
     models = [beside(prior, model) for model, _ in tuned]
-    return Dial(models[0], [beside(prior, None), *models[1:]], coefficients)
+    return DialedGenerator(models[0], [beside(prior, None), *models[1:]], coefficients)
 
 
 def beside(prior: Any, model: Any) -> Beside:

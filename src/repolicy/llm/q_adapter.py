@@ -24,8 +24,8 @@ from repolicy.llm.requirements import (
     require_columns,
     require_positive_alpha,
     require_trl,
-    resolve_objective,
     set_beta,
+    text_objective,
 )
 from repolicy.objective import Objective
 
@@ -64,7 +64,7 @@ class QAdapterTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
         **others: Any,
     ) -> None:
         args = own_settings(args, QAdapterConfig)
-        self.objective = resolve_objective(objective, args.omega, args.alpha)
+        self.objective = text_objective(objective, args.omega, args.alpha)
         set_beta(args, self.objective, NOT_ZERO)
         require_columns(train_dataset, ("chosen", "rejected"), "Q-Adapter")
         if peft_config is None:

@@ -10,7 +10,7 @@ from typing import Any
 from packaging.version import Version
 
 from repolicy.errors import UsageError
-from repolicy.objective import Objective, residual
+from repolicy.objective import Objective, given_objective
 
 MOVING_PRIOR = (False, "the prior must stay what it is; with True it follows the policy")
 
@@ -31,24 +31,19 @@ def require_trl() -> None:
         )
 
 
-def resolve_objective(given: Objective | None, omega: float | None, alpha: float | None) -> Objective:
-    """The objective, said once: as an `Objective`, or as `omega` and `alpha` in the trainer's settings.
-
-    Only what a language model has no use for is refused: a basic reward, and an entropy in the loss.
-    """
-    if given is not None and (omega is not None or alpha is not None):
-        raise UsageError("an objective was given and omega or alpha too; give the one or the other")
-    if given is None:
-        if omega is None or alpha is None:
-            raise UsageError("omega and alpha are not both set; give both, or an objective such as residual(0.2, 0.1)")
-        given = residual(omega, alpha)
-    if given.reads_basic:
+def text_objective(objective: Objective | None, omega: float | None, alpha: float | None) -> Objective:
+    """The objective that was given; refused where a language model has no use for it."""
+    objective = given_objective(objective, omega, alpha)
+    if objective.reads_basic:
         raise UsageError(
-            f"an objective on {given.task!r} reads a basic reward; a language model has none, its prior stands for it"
+            f"an objective on {objective.task!r} reads a basic reward; a language model has none, its prior stands "
+            "for it"
         )
-    if given.bonus:
-        raise UsageError(f"bonus is {given.bonus}; the entropy of a language model is in its reward, so it must be 0")
-    return given
+    if objective.bonus:
+        raise UsageError(
+            f"bonus is {objective.bonus}; the entropy of a language model is in its reward, so it must be 0"
+        )
+    return objective
 
 
 def own_settings(args: Any, cls: type[Any]) -> Any:

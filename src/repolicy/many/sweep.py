@@ -31,7 +31,8 @@ from repolicy.many import ray
 from repolicy.many.pool import Here, Job, Start, work
 from repolicy.many.tradeoff import Found, Point, as_dict, point_words
 from repolicy.objective import residual
-from repolicy.policies.file import env_of, find_policy, notes_of, own_bytes, read_policy
+from repolicy.policies.file import env_of, notes_of, own_bytes, read_policy
+from repolicy.policies.finding import find_policy
 from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy
 from repolicy.policies.storage import write_bytes, write_json

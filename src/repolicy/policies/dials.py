@@ -20,7 +20,8 @@ from torch import Tensor
 
 from repolicy.errors import UsageError
 from repolicy.policies.conditioned import Conditioned
-from repolicy.policies.file import SavedPolicy, find_policy, read_policy
+from repolicy.policies.file import SavedPolicy, read_policy
+from repolicy.policies.finding import find_policy
 from repolicy.policies.layers import layers_of, load_layers, scaled, side_by_side
 from repolicy.policies.policy import Policy, frozen
 

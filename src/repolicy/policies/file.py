@@ -11,21 +11,18 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.loading import confirm, file_sum, nearest, printable
+from repolicy.loading import confirm, file_sum, printable
 from repolicy.objective import MOST_DIALS, RANGES, Dial
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.density import Density
 from repolicy.policies.families import FAMILIES
-from repolicy.policies.hub import DOWNLOADED, downloaded, is_on_hub
+from repolicy.policies.finding import find_policy
 from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.storage import check_shape, is_own, packed, read, write, write_bytes
 
 if TYPE_CHECKING:
     from repolicy.policies.formats.described import Described
-
-PRIORS = Path(__file__).parent / "shipped"
-
 
 PROBES = 64
 
@@ -227,60 +224,6 @@ def addons_of(card: dict[str, Any], path: Path, trust: bool = False) -> tuple[st
     addons = tuple(card.get("request", {}).get("addons", ()))
     confirm(addons, path, "addon", trust)
     return addons
-
-
-def find_policy(reference: str | Path) -> Path:
-    """A file as it is; of a run's folder, its best policy (or the last, where none is called best); of a name, the
-    prior that ships under it; of `hf://USER/NAME`, the policy on the hub."""
-    if is_on_hub(reference):
-        return downloaded(reference)
-    path = Path(reference)
-    check_reachable(path)
-    if path.is_dir() and (path / "run.json").exists():
-        for name in ("best.safetensors", "policy.safetensors"):
-            if (path / name).exists():
-                return path / name
-        raise FileError(f"{path} has no policy yet: its first segment is not done")
-    if path.is_file():
-        return path
-    if str(reference) in shipped():
-        return PRIORS / f"{reference}.safetensors"
-    if ":" in str(reference):
-        from repolicy.policies.formats.shelf import SHELF, fetched
-
-        if str(reference) in SHELF:
-            return fetched(str(reference))
-        if str(reference).partition(":")[0] not in {name.partition(":")[0] for name in SHELF}:
-            raise UsageError(
-                f"{path} stands for code, and this needs a policy's file; customize and evaluate take code"
-            )
-        raise FileError(f"there is no file {path}, and none on the shelf of that name{nearest(str(reference), SHELF)}")
-    if path.is_dir():
-        raise FileError(f"{path} is a folder without a run; name a policy's file in it")
-    raise FileError(
-        f"there is no file {path}, and no policy of that name ships with repolicy "
-        f"({', '.join(shipped())} do){nearest(str(reference), shipped())}"
-    )
-
-
-def beside(path: Path) -> Path:
-    """The folder for what is made of a policy: its own, or this one where that is the package's or a cache's."""
-    return Path() if path.parent == PRIORS or path in DOWNLOADED else path.parent
-
-
-def check_reachable(path: Path) -> None:
-    """Raise where it cannot be said what is there: the name is too long, or a folder may not be read."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except (OSError, ValueError) as error:
-        raise FileError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from None
-
-
-def shipped() -> list[str]:
-    """The names of the priors that ship."""
-    return sorted(path.stem for path in PRIORS.glob("*.safetensors"))
 
 
 def _policy_tensors(policy: Policy, name: str) -> dict[str, Tensor]:

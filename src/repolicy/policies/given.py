@@ -13,7 +13,8 @@ import torch
 
 from repolicy.errors import UsageError
 from repolicy.loading import load_object
-from repolicy.policies.file import find_policy, notes_of, read_policy
+from repolicy.policies.file import notes_of, read_policy
+from repolicy.policies.finding import find_policy
 from repolicy.policies.formats.shelf import SHELF
 from repolicy.policies.hub import is_on_hub
 from repolicy.policies.options import Options

@@ -25,7 +25,8 @@ from repolicy.envs.gymnasium import GymnasiumEnvs
 from repolicy.envs.making import observing
 from repolicy.envs.names import envpool_names, in_gymnasium, maker, parsed
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.policies.file import find_policy, read_policy
+from repolicy.policies.file import read_policy
+from repolicy.policies.finding import find_policy
 from repolicy.policies.policy import Policy
 
 CANNOT_RENDER = (

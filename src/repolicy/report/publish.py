@@ -13,7 +13,8 @@ from repolicy.engine.request import Request, words
 from repolicy.envs.addons import check_env, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.loading import printable
-from repolicy.policies.file import SavedPolicy, addons_of, env_of, find_policy, own_bytes, read_policy
+from repolicy.policies.file import SavedPolicy, addons_of, env_of, own_bytes, read_policy
+from repolicy.policies.finding import find_policy
 from repolicy.policies.hub import FILE, Place, in_sentences, library, place
 from repolicy.policies.options import Options
 from repolicy.report.run import repeat, rewards

@@ -285,7 +285,7 @@ def repeat(folder: RunFolder, request: dict[str, Any]) -> str:
 
 def _prior_of(folder: RunFolder, request: dict[str, Any]) -> Path | str:
     """The shipped prior's name where it is one, else the copy in the folder."""
-    from repolicy.policies.file import PRIORS, shipped
+    from repolicy.policies.finding import PRIORS, shipped
 
     for name in shipped():
         if file_sum(PRIORS / f"{name}.safetensors") == request["prior"]:

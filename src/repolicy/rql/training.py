@@ -29,7 +29,8 @@ from repolicy.envs.names import in_gymnasium, maker, observed, observed_by_criti
 from repolicy.errors import FileError, UsageError, in_one_sentence
 from repolicy.loading import nearest
 from repolicy.objective import Objective
-from repolicy.policies.file import env_of, find_policy, own_bytes, read_policy
+from repolicy.policies.file import env_of, own_bytes, read_policy
+from repolicy.policies.finding import find_policy
 from repolicy.policies.policy import Policy
 from repolicy.rql.log import Log, lines
 from repolicy.rql.settings import TASKS, Settings, customize_defaults, train_defaults

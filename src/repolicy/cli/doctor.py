@@ -1,0 +1,58 @@
+"""What this installation can do."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+from repolicy.engine.machine import physical_cores, versions
+from repolicy.engine.terminal import Terminal
+from repolicy.envs.names import envpool_names
+from repolicy.report.film import libraries
+
+EXTRAS = {
+    "sb3": ["stable_baselines3", "highway_env"],
+    "rsl-rl": ["rsl_rl"],
+    "llm": ["trl", "peft"],
+    "ray": ["ray"],
+    "wandb": ["wandb"],
+    "hub": ["huggingface_hub"],
+    "onnx": ["onnx", "onnxruntime", "onnxscript"],
+}
+
+
+def doctor() -> dict[str, Any]:
+    """Versions, backends, rendering, cores: printed, and returned."""
+    facts: dict[str, Any] = dict(versions())
+    facts["cores"] = physical_cores()
+    facts["environments"] = _environments()
+    facts["rendering"] = _rendering()
+    for extra, packages in EXTRAS.items():
+        missing = ", ".join(name for name in packages if find_spec(name) is None)
+        facts[f"extra {extra}"] = f"missing {missing}: pip install 'repolicy[{extra}]'" if missing else "installed"
+    Terminal().facts(facts)
+    return facts
+
+
+def _environments() -> str:
+    names = envpool_names()
+    return f"EnvPool's {len(names):,}, and Gymnasium's" if names else "Gymnasium's only (no EnvPool here: slower)"
+
+
+def _rendering() -> str:
+    """Try it: one frame of a small scene, off-screen."""
+    for backend in libraries():
+        if _renders(backend):
+            return f"works off-screen with MUJOCO_GL={backend}"
+    return "does not work: install libegl1 or libosmesa6 for films"
+
+
+def _renders(backend: str) -> bool:
+    code = (
+        "import mujoco; m = mujoco.MjModel.from_xml_string('<mujoco/>'); r = mujoco.Renderer(m, 16, 16); "
+        "r.update_scene(mujoco.MjData(m)); r.render()"
+    )
+    environment = os.environ | {"MUJOCO_GL": backend}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False)
+    return done.returncode == 0
