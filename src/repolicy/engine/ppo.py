@@ -115,19 +115,12 @@ class Learner:
     def differentiate(self, batch: Batch, settings: Settings, bonus: float) -> Losses:
         """The losses of a minibatch; their gradient, less `bonus` · entropy's, is left in `self.gradient`."""
         self._sums.zero_()
-        outputs, backward = self.policy.network.vjp(batch.inputs)
+        log_probs, backward = self.policy.vjp(batch.inputs, batch.actions)
         values, backward_critic = self.critic.vjp(batch.critic_inputs)
-        distribution = self.policy.head(outputs.requires_grad_())
-        log_probs = distribution.log_prob(batch.actions)
-        result = losses(log_probs.detach().numpy(), values.numpy(), batch, settings)
-        roots, gradients = [log_probs], [torch.from_numpy(result.by_log_prob)]
-        if bonus:
-            roots.append(distribution.entropy().mean())
-            gradients.append(torch.tensor(-bonus))
-        torch.autograd.backward(roots, gradients)
-        backward(outputs.grad)  # type: ignore[arg-type]
+        result = losses(log_probs, values.numpy(), batch, settings)
+        backward(result.by_log_prob, bonus)
         backward_critic(torch.from_numpy(result.by_value))
-        self._report.copy_(torch.tensor([result.policy, result.value, result.divergence, result.clipped]))
+        self._report.numpy()[:] = result.policy, result.value, result.divergence, result.clipped
         return result
 
     def step(self, max_norm: float, sum_over_ranks: Sum, ranks: int, fit_actor: bool) -> list[float]:

@@ -16,7 +16,7 @@ from repolicy.engine import ranks
 from repolicy.engine.conditioned import ConditionedWorker
 from repolicy.engine.doubts import Standing, doubt
 from repolicy.engine.folder import RunFolder
-from repolicy.engine.machine import versions
+from repolicy.engine.machine import keep_freed_memory, versions
 from repolicy.engine.request import Request, derived_seed
 from repolicy.engine.states import density_of
 from repolicy.engine.worker import Worker
@@ -39,6 +39,7 @@ class Segments:
     """One rank's way through the segments of a run."""
 
     def __init__(self, request: Request, folder: RunFolder, team: ranks.Ranks, exact: Exact | None = None) -> None:
+        keep_freed_memory()
         self.folder, self.team = folder, team
         saved = read_policy(folder.prior) if request.prior else None
         self.clone_of = None if saved is None else saved.card.get("clone_of")
