@@ -1,4 +1,4 @@
-"""Are the backward pass, the tanh and the loss by hand worth their lines? Against autograd, and against torch.compile.
+"""Are the backward pass, tanh, score and loss by hand worth their lines? Against autograd and torch.compile.
 
     python benchmarks/backward.py --out results/backward.jsonl
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.engine.defaults import train_defaults
-from repolicy.engine.machine import commit
+from repolicy.engine.machine import commit, keep_freed_memory
 from repolicy.engine.ppo import Batch, Learner, update
 from repolicy.engine.settings import Settings
 from repolicy.envs.making import make_envs
@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()
     for env in ENVS:
         for hidden in HIDDEN:
             row = measure(env, hidden, options.rounds) | {"commit": commit()}
@@ -59,7 +60,7 @@ def measure(env: str, hidden: tuple[int, ...], rounds: int) -> dict[str, object]
     with torch.no_grad():
         distribution = policy.distribution(inputs)
         taken = distribution.sample()
-        batch = Batch(inputs, taken, distribution.log_prob(taken), torch.randn(size), torch.randn(size))
+        batch = Batch(inputs, taken, distribution.log_prob(taken), torch.randn(size), torch.randn(size, 1))
     ours = Learner(policy, critic, 0.0)  # it does not move, so every round does the same
     contenders = {"ours": by_hand(ours, batch, settings)}
     for name, compiled in (("autograd", False), ("compile", True)):
@@ -119,7 +120,7 @@ def by_autograd(policy: Policy, critic: Mlp, batch: Batch, settings: Settings, c
         found = (-0.5 * ((actions - actor(inputs)) * torch.exp(-log_std)).square() - log_std - half_log_two_pi).sum(-1)
         ratio = torch.exp(found - log_probs)
         surrogate = torch.min(ratio * gains, ratio.clamp(1 - settings.clip, 1 + settings.clip) * gains)
-        errors = value(inputs).squeeze(-1) - returns
+        errors = value(inputs) - returns
         return -surrogate.mean() + 0.5 * settings.value_coefficient * errors.square().mean()
 
     function = torch.compile(loss) if compiled else loss
