@@ -10,6 +10,7 @@ The task's own reward terms get the weight 0, the wish is a term like any other,
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import mjlab.tasks
 import torch
@@ -28,7 +29,8 @@ class ResidualCfg(RslRlPpoAlgorithmCfg):  # type: ignore[misc]
 
     class_name: str = "repolicy.adapters.rsl_rl:ResidualPPO"
     entropy_coef: float = 0.0  # alpha pays for the entropy of every step
-    learning_rate: float = 1e-3  # less where the prior's std is small
+    schedule: Literal["adaptive", "fixed"] = "fixed"  # adaptive went up to 1e-2 here, and the policy was lost
+    learning_rate: float = 3e-4
     prior: str = ""
     omega: float = 0.003
     alpha: float = 0.003
@@ -72,7 +74,7 @@ def shown(checkpoint: str, config: TrainConfig, steps: int = 400) -> dict[str, f
     return dict(zip(manager.active_terms, (sums / (steps - steps // 2)).tolist(), strict=True))
 
 
-def main(prior: str, envs: int = 128, iterations: int = 60) -> None:
+def main(prior: str, envs: int = 128, iterations: int = 100) -> None:
     assert mjlab.tasks  # importing it registers the tasks
     launch_training(TASK, wished(prior, envs, iterations))
     runs = Path("logs/rsl_rl/cartpole").glob(f"*_residual/model_{iterations - 1}.pt")

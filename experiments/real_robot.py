@@ -69,7 +69,7 @@ def _largest(env: str, key: str) -> float:
 
 def table(rows: list[Row]) -> str:
     """A row a policy and way of acting, beside the prior's."""
-    headings = ["policy", "action", "old return (never read)", "energy cost a step", "clearance cost a step",
+    headings = ["policy", "action", "old return (not trained on)", "energy cost a step", "clearance cost a step",
                 "error of speed, m/s", "of turning, rad/s", "falls"]  # fmt: skip
     found = {row["key"]: row for row in rows}
     lines = []
