@@ -112,6 +112,7 @@ class Learner:
         """V of the critic's inputs `[..., C]` by each of its H heads, `[..., H]`."""
         return self.return_scale.undo(self.critic(inputs))
 
+    @np.errstate(over="ignore", invalid="ignore")  # `update` checks that the loss is finite, `step` the gradient
     def differentiate(self, batch: Batch, settings: Settings, bonus: float) -> Losses:
         """The losses of a minibatch; their gradient, less `bonus` · entropy's, is left in `self.gradient`."""
         self._sums.zero_()
@@ -182,28 +183,27 @@ def losses(log_probs: np.ndarray, values: np.ndarray, batch: Batch, settings: Se
     In NumPy, by hand: on a few hundred numbers, that is much quicker than torch and autograd.
     """
     advantages, count = batch.advantages.numpy(), len(values)
-    with np.errstate(over="ignore", invalid="ignore"):  # the caller checks that the loss is finite
-        log_ratios = log_probs - batch.log_probs.numpy()
-        ratios = np.exp(log_ratios)
-        clipped_ratios = np.clip(ratios, 1.0 - settings.clip, 1.0 + settings.clip)
-        if settings.surrogate == "vanilla":  # Eq. 6, with the baseline of Eq. 11
-            policy = -(log_probs * advantages).mean()
-            by_log_prob = advantages / -count
-        else:
-            gains, clipped_gains = ratios * advantages, clipped_ratios * advantages
-            policy = -np.minimum(gains, clipped_gains).mean()
-            # dρ/d log ρ = ρ, so the gradient of ρA is ρA itself; where the clipped gain is the smaller one, it is 0
-            by_log_prob = np.where(gains <= clipped_gains, gains, 0.0) / -count
-        errors = values - batch.returns.numpy()
-        return Losses(
-            policy=float(policy),
-            value=float(0.5 * np.square(errors).sum() / count),
-            divergence=float((ratios - 1.0 - log_ratios).mean()),  # KL(old ‖ new), from samples of the old
-            clipped=float((ratios != clipped_ratios).mean()),
-            log_ratios=log_ratios,
-            by_log_prob=by_log_prob,
-            by_value=errors * (settings.value_coefficient / count),
-        )
+    log_ratios = log_probs - batch.log_probs.numpy()
+    ratios = np.exp(log_ratios)
+    clipped_ratios = np.clip(ratios, 1.0 - settings.clip, 1.0 + settings.clip)
+    if settings.surrogate == "vanilla":  # Eq. 6, with the baseline of Eq. 11
+        policy = -(log_probs * advantages).mean()
+        by_log_prob = advantages / -count
+    else:
+        gains, clipped_gains = ratios * advantages, clipped_ratios * advantages
+        policy = -np.minimum(gains, clipped_gains).mean()
+        # dρ/d log ρ = ρ, so the gradient of ρA is ρA itself; where the clipped gain is the smaller one, it is 0
+        by_log_prob = np.where(gains <= clipped_gains, gains, 0.0) / -count
+    errors = values - batch.returns.numpy()
+    return Losses(
+        policy=float(policy),
+        value=float(0.5 * np.square(errors).sum() / count),
+        divergence=float((ratios - 1.0 - log_ratios).mean()),  # KL(old ‖ new), from samples of the old
+        clipped=float((ratios != clipped_ratios).mean()),
+        log_ratios=log_ratios,
+        by_log_prob=by_log_prob,
+        by_value=errors * (settings.value_coefficient / count),
+    )
 
 
 def update(
