@@ -212,7 +212,10 @@ def through_hosts() -> str:
     return markdown(["trainer", "basic", "add-on", "total", "total, sampled", "seeds"], lines)
 
 
-FINE_TUNED = {"halfcheetah": "halfcheetah_10", "hopper": "hopper"}  # and the task of `heavy` with the same wish
+FINE_TUNED = {
+    "halfcheetah": "halfcheetah_10",
+    "hopper": "hopper",
+}  # and the task of `heavy` with the same wish; go1 is of `real_robot`
 
 
 def fine_tuning() -> str:
@@ -228,15 +231,20 @@ def fine_tuning() -> str:
         kept = [f"{mean(share[i] for share in shares):.0%}" for i in (0, 1)]
         ends = [mean(run["end"]["mean"][f"{part}_reward"][0] for run in mine) for part in ("basic", "addon", "total")]
         sampled = mean(run["end"]["sampled"]["total_reward"][0] for run in mine)
-        cells = [*kept, *(f"{end:,.0f}" for end in ends[:2]), f"**{ends[2]:,.0f}**", f"{sampled:,.0f}", str(len(mine))]
-        lines.append([task, way, *cells])
+        basic, addon, total, noisy = (f"{end:,.{0 if task in FINE_TUNED else 1}f}" for end in (*ends, sampled))
+        lines.append([task, way, *kept, basic, addon, f"**{total}**", noisy, str(len(mine))])
     return markdown(headings, lines)
 
 
 def of_the_prior(row: Row) -> tuple[float, float]:
     """The lowest value of the first 50 iterations and the last one, as shares of the prior's own."""
-    kept = ledger("heavy.jsonl")[f"{FINE_TUNED[row['task']]}/prior/0"]["last"]["sampled"]
-    own = kept["basic_reward"][0] / (kept["length"][0] if row["curve"] == "basic" else 1.0)
+    if row["task"] in FINE_TUNED:
+        kept = ledger("heavy.jsonl")[f"{FINE_TUNED[row['task']]}/prior/0"]["last"]["sampled"]
+        own, length = kept["basic_reward"][0], kept["length"][0]
+    else:
+        kept = ledger("real_robot.jsonl")["prior/sampled"]
+        own, length = kept["basic"][0], kept["length"][0]
+    own /= length if row["curve"] == "basic" else 1.0
     curve = smooth(row)
     return float(np.nanmin(curve[:50])) / own, float(curve[~np.isnan(curve)][-1]) / own
 
