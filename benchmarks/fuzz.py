@@ -120,7 +120,7 @@ def reaching(reached: list[Any]) -> Iterator[None]:
             ("engine.ranks.launched", alone), ("engine.bench.bench", note("a benchmark")),
             ("envs.evaluation.run_episodes", note("episodes")), ("report.film._in_its_own_process", note("films")),
             ("many.sweep._train", note("a sweep's points")), ("many.sweep.try_addon", lambda *_: []),
-            ("many.ray.on_ray", note("Ray")), ("cli.inspection._renders", lambda *_: True),
+            ("many.ray.on_ray", note("Ray")), ("cli.doctor._renders", lambda *_: True),
             ("rql.training._algorithm", note("Q-learning")),
         ):  # fmt: skip
             stack.enter_context(mock.patch(f"repolicy.{place}", function))
