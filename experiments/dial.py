@@ -46,7 +46,7 @@ from repolicy.policies.finding import find_policy
 from repolicy.policies.policy import Policy
 
 EPISODES, MANY = 20, 20
-STEPS = "2.5e6"
+STEPS = {"trained": "2.5e6", "longer": "5e6", "shuffled": "2.5e6"}
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,10 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--shuffled", action="store_true", help="the control: shuffled positions")
     parser.add_argument("--picture", type=Path, default=Path("docs/images/dial.png"))
+    parser.add_argument("--longer", action="store_true", help="with twice the steps")
     options = parser.parse_args()
-    ledger, how = Ledger(options.ledger), "shuffled" if options.shuffled else "trained"
+    how = "shuffled" if options.shuffled else "longer" if options.longer else "trained"
+    ledger = Ledger(options.ledger)
     with ledger.claimed():
         known = {row["key"] for row in ledger.rows()}
         for name in options.tasks:
@@ -129,7 +131,7 @@ def free_dial(name: str, how: str, swept: Path) -> Row:
 def trained_dial(name: str, seed: int, runs: Path, how: str) -> Row:
     task, key = TASKS[name], f"{name}/{how}/{seed}"
     folder = runs / key.replace("/", "-")
-    words = f"customize {name} --addon {task.addon} --omega {task.low:g}..{task.high:g} --steps {STEPS} --ranks 1"
+    words = f"customize {name} --addon {task.addon} --omega {task.low:g}..{task.high:g} --steps {STEPS[how]} --ranks 1"
     asked = (*words.split(), "--seed", str(seed), "--no-report")
     with shuffled() if how == "shuffled" else nullcontext():
         story = trained(Training(key, asked, task.env, task.addon), folder)
@@ -258,20 +260,31 @@ def turning(row: Row) -> list[str]:
 def table(found: list[Row]) -> str:
     """A line a task and ω′: the point that was trained alone, the mean of the dials there, and each dial's share."""
     headings = ["task", "ω′", "basic: alone", "dial", "add-on: alone", "dial", "J: prior", "alone", "dial",
-                "share of gain, a seed"]  # fmt: skip
+                "share of gain, a seed", "with 5M steps"]  # fmt: skip
     lines = []
     for points in (row for row in found if row["how"] == "alone"):
-        dials = [row for row in found if (row["task"], row["how"]) == (points["task"], "trained")]
+        dials = [row for row in found if row["task"] == points["task"] and row["how"] in ("trained", "longer")]
         beside = zip(points["positions"], *(row["positions"] for row in dials), strict=True) if dials else ()
         for number, (one, *places) in enumerate(beside):
             start, theirs, *mine = (
                 objective(each, points["objective"], one["at"]) for each in (points["prior"], one, *places)
             )
-            pairs = zip(outcome(one), np.mean([outcome(each) for each in places], axis=0), strict=True)
-            numbers = [*(value for pair in pairs for value in pair), start, theirs, float(np.mean(mine))]
-            shares = ", ".join(f"{(each - start) / (theirs - start):.0%}" for each in mine)
+            usual = [place for place, row in enumerate(dials) if row["how"] == "trained"]
+            pairs = zip(outcome(one), np.mean([outcome(places[each]) for each in usual], axis=0), strict=True)
+            numbers = [
+                *(value for pair in pairs for value in pair),
+                start,
+                theirs,
+                float(np.mean([mine[i] for i in usual])),
+            ]
+            shares = [f"{(each - start) / (theirs - start):.0%}" for each in mine]
+            longer = [
+                f"seed {row['seed']}: {share}"
+                for row, share in zip(dials, shares, strict=True)
+                if row["how"] == "longer"
+            ]
             cells = [points["task"] * (number == 0), f"{one['at']:g}", *(f"{value:,.0f}" for value in numbers)]
-            lines.append([*cells, shares])
+            lines.append([*cells, ", ".join(shares[i] for i in usual), ", ".join(longer)])
     return markdown(headings, lines) if lines else "Not measured yet."
 
 
