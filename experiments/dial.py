@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -263,28 +264,21 @@ def table(found: list[Row]) -> str:
                 "share of gain, a seed", "with 5M steps"]  # fmt: skip
     lines = []
     for points in (row for row in found if row["how"] == "alone"):
-        dials = [row for row in found if row["task"] == points["task"] and row["how"] in ("trained", "longer")]
-        beside = zip(points["positions"], *(row["positions"] for row in dials), strict=True) if dials else ()
-        for number, (one, *places) in enumerate(beside):
-            start, theirs, *mine = (
-                objective(each, points["objective"], one["at"]) for each in (points["prior"], one, *places)
-            )
-            usual = [place for place, row in enumerate(dials) if row["how"] == "trained"]
-            pairs = zip(outcome(one), np.mean([outcome(places[each]) for each in usual], axis=0), strict=True)
-            numbers = [
-                *(value for pair in pairs for value in pair),
-                start,
-                theirs,
-                float(np.mean([mine[i] for i in usual])),
+        of_task = [row for row in found if row["task"] == points["task"]]
+        dials, longer = ([row for row in of_task if row["how"] == how] for how in ("trained", "longer"))
+        for number, one in enumerate(points["positions"] if dials else ()):
+            worth = partial(objective, asked=points["objective"], omega=one["at"])
+            start, theirs = worth(points["prior"]), worth(one)
+            places = [row["positions"][number] for row in dials]
+            pairs = zip(outcome(one), np.mean([*map(outcome, places)], axis=0), strict=True)
+            numbers = [*chain(*pairs), start, theirs, np.mean([*map(worth, places)])]
+            shares = [
+                [f"{(worth(row['positions'][number]) - start) / (theirs - start):.0%}" for row in rows]
+                for rows in (dials, longer)
             ]
-            shares = [f"{(each - start) / (theirs - start):.0%}" for each in mine]
-            longer = [
-                f"seed {row['seed']}: {share}"
-                for row, share in zip(dials, shares, strict=True)
-                if row["how"] == "longer"
-            ]
+            more = [f"seed {row['seed']}: {share}" for row, share in zip(longer, shares[1], strict=True)]
             cells = [points["task"] * (number == 0), f"{one['at']:g}", *(f"{value:,.0f}" for value in numbers)]
-            lines.append([*cells, ", ".join(shares[i] for i in usual), ", ".join(longer)])
+            lines.append([*cells, ", ".join(shares[0]), ", ".join(more)])
     return markdown(headings, lines) if lines else "Not measured yet."
 
 

@@ -11,6 +11,7 @@ end. Go1 is the robot's published policy, from the folder --priors. A run that i
 
 import argparse
 import copy
+import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import product
@@ -30,6 +31,7 @@ from experiments.settings import settings_of
 from experiments.through_hosts import summary
 from repolicy import Policy, customize_defaults, load_policy
 from repolicy.adapters.sb3 import ResidualPPO, from_repolicy, like, to_repolicy
+from repolicy.engine.machine import die_with
 from repolicy.many.ledger import Ledger, Row
 from repolicy.policies.policy import frozen
 
@@ -245,7 +247,8 @@ def main() -> None:
         for seed, task, way in product(options.seeds, options.tasks, WAYS):
             key = f"{task}/{way}/{seed}/{options.steps}"
             if key not in ledger.by_key():
-                with ProcessPoolExecutor(1, get_context("spawn")) as alone:  # 128 robots take 3 GB, until it ends
+                # A process for each run: 128 robots take 3 GB until their process ends.
+                with ProcessPoolExecutor(1, get_context("spawn"), die_with, (os.getpid(),)) as alone:
                     row = alone.submit(measure, task, way, seed, options.steps, options.priors).result()
                 ledger.add({"key": key, "task": task, "way": way, "seed": seed} | row)
 

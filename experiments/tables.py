@@ -212,10 +212,8 @@ def through_hosts() -> str:
     return markdown(["trainer", "basic", "add-on", "total", "total, sampled", "seeds"], lines)
 
 
-FINE_TUNED = {
-    "halfcheetah": "halfcheetah_10",
-    "hopper": "hopper",
-}  # and the task of `heavy` with the same wish; go1 is of `real_robot`
+# A task, and that of `heavy` with the same prior and wish. Go1's prior is a row of `real_robot`.
+FINE_TUNED = {"halfcheetah": "halfcheetah_10", "hopper": "hopper"}
 
 
 def fine_tuning() -> str:

@@ -1,6 +1,9 @@
 """How many cores there are: control groups of both versions, from made-up trees of files; and whose process this is."""
 
 import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +78,26 @@ def test_who_is_under_torchrun(
         if value is not None:
             monkeypatch.setenv(name, value)
     assert torchrun_place() == place
+
+
+PAGES = """
+import resource, numpy as np
+from repolicy.engine.machine import keep_freed_memory
+{}
+def work():
+    arrays = [np.ones(1 << 18, np.float32) for _ in range(8)]
+for _ in range(3): work()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20): work()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt")
+def test_what_arrays_leave_free_is_not_fetched_from_the_kernel_again() -> None:
+    def fetched(first: str) -> int:
+        done = subprocess.run([sys.executable, "-c", PAGES.format(first)], capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    assert fetched("") > 5_000, "this measures nothing"
+    assert fetched("keep_freed_memory()") < 100

@@ -78,7 +78,7 @@ def die_with(parent: int) -> None:
 def keep_freed_memory() -> None:
     """From here on what arrays leave free stays with the process: learning needs it again a millisecond later.
 
-    Otherwise glibc hands it back, and the kernel clears every page of it anew (some 700 in each minibatch of 2,048).
+    Otherwise glibc hands it back, and the kernel clears each page of it anew in each minibatch.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD, at the most that glibc takes
