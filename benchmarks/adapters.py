@@ -1,6 +1,6 @@
 """What Residual PPO costs inside its hosts: each beside its host's own PPO, in slices of two seconds, by turns.
 
-    python benchmarks/adapters.py --out results/adapters.jsonl
+    python -m benchmarks.adapters --out results/adapters.jsonl
 
 All contenders live in one process with one torch thread, and take turns: the machine's speed drifts, and a slice is
 compared only with the one beside it: the median and quartiles of the ratios. On a machine with other work the
@@ -92,7 +92,7 @@ def main() -> None:
                 if turn >= 0:
                     times[name].append((found[id(host)], found[id(ours)]))
     for name, measured in times.items():
-        row: dict[str, Any] = {"command": "python benchmarks/adapters.py", "host": name, "rounds": len(measured)}
+        row: dict[str, Any] = {"command": "python -m benchmarks.adapters", "host": name, "rounds": len(measured)}
         row["commit"] = commit()
         for index, what in enumerate(("clock", "processor")):
             row[f"{what}_seconds"] = round(statistics.median(host[index] for host, _ in measured), 4)

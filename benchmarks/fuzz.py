@@ -38,9 +38,10 @@ from repolicy.errors import RepolicyError
 from repolicy.objective import soft
 from repolicy.policies.file import load_policy, read_policy, save_policy
 from repolicy.policies.storage import read, write
+from repolicy.rql.settings import train_defaults as rql_defaults
 
 SECONDS = 20  # after which a case counts as hanging
-ENV = "Pendulum-v1"
+ENV = "Hopper-v4"
 TINY = repolicy.Settings(
     steps=64, envs=2, horizon=16, minibatch=16, segment=1, ranks=1, evaluation_episodes=1, hidden=(4,), epochs=1
 )
@@ -136,10 +137,19 @@ def prepared(folder: Path) -> None:
     policy = load_policy(folder / "run")
     card = read_policy(folder / "run" / "best.safetensors").card
     save_policy(folder / "policy.safetensors", policy, card, policy)
-    request = {"env": ENV, "addons": ["height"], "alpha": 0.1, "settings": TINY.as_dict(), "sparse": False}
+    request = {
+        "env": ENV,
+        "addons": ["height"],
+        "alpha": 0.1,
+        "states": 0.0,
+        "settings": TINY.as_dict(),
+        "sparse": False,
+    }
     (folder / "sweep").mkdir()
+    shutil.copy(folder / "policy.safetensors", folder / "sweep" / "prior.safetensors")
     (folder / "sweep" / "sweep.json").write_text(json.dumps({"request": request, "omegas": [0.1]}))
     (folder / "settings.json").write_text(json.dumps(TINY.as_dict()))
+    (folder / "rql.json").write_text(json.dumps(rql_defaults(ENV).as_dict()))
 
 
 TARGETS: dict[str, list[list[str]]] = {
@@ -157,24 +167,41 @@ TARGETS: dict[str, list[list[str]]] = {
     "run/metrics.jsonl": [["inspect", "run"], ["train", ENV, "--out", "run", "--resume"]],
     "run/checkpoints/*": [["inspect", "CHECKPOINT"], ["inspect", "run"], ["train", ENV, "--out", "run", "--resume"]],
     "sweep/sweep.json": [["sweep", "policy.safetensors", "--out", "sweep", "--resume"]],
-    "settings.json": [
-        ["train", ENV, "--alpha", "0.1", "--settings", "settings.json"],
-        ["rql", "train", ENV, "--alpha", "0.1", "--settings", "settings.json"],
-    ],
+    "settings.json": [["train", ENV, "--alpha", "0.1", "--settings", "settings.json"]],
+    "rql.json": [["rql", "train", ENV, "--alpha", "0.1", "--settings", "rql.json"]],
 }
+
+
+def undamaged(whole: Path, folder: Path) -> list[str]:
+    """The commands that do not get as far as the work with whole files: with them, damage would go unseen."""
+    stuck = []
+    for words in {" ".join(words): words for commands in TARGETS.values() for words in commands}.values():
+        afresh(whole, folder)
+        case = Case(with_checkpoint(words, "run/checkpoints/000001.safetensors"))
+        if case.fault or (case.code and "as far as" not in case.said):
+            stuck.append(f"whole files: repolicy {' '.join(words)}\n{case.fault or case.said}\n")
+    return stuck
+
+
+def afresh(whole: Path, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(whole, folder)
+    os.chdir(folder)
+
+
+def with_checkpoint(words: list[str], path: str) -> list[str]:
+    return [path if word == "CHECKPOINT" else word for word in words]
 
 
 def damaged(random_: random.Random, whole: Path, folder: Path) -> tuple[Case, str]:
     """One file of a fresh copy is damaged or forged, and a command reads it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(whole, folder)
-    os.chdir(folder)
+    afresh(whole, folder)
     target, commands = random_.choice(list(TARGETS.items()))
     path = random_.choice(sorted(Path().glob(target)))
     known = [(path, load_policy(path).state_dict()) for path in Path().glob("*.safetensors")]
     kind = random_.choice(["bytes", "bytes", "forged", "forged", "forged", "odd"])
     {"bytes": spoil, "forged": forge, "odd": replace_by_something_else}[kind](random_, path)
-    words = [str(path) if word == "CHECKPOINT" else word for word in random_.choice(commands)]
+    words = with_checkpoint(random_.choice(commands), str(path))
     case = Case(words)
     case.fault = case.fault or ("sends control characters" if "\x1b" in case.said + case.out else "")
     if kind == "bytes":
@@ -334,9 +361,7 @@ def _options(command: str) -> list[str]:
 
 
 def odd(random_: random.Random, whole: Path, folder: Path) -> tuple[Case, str]:
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(whole, folder)
-    os.chdir(folder)
+    afresh(whole, folder)
     return Case(odd_line(random_)), "command line"
 
 
@@ -353,6 +378,7 @@ def fuzz(files: int, lines: int, seed: int = 0) -> tuple[list[str], dict[str, in
         whole.mkdir()
         prepared(whole)
         try:
+            faults += undamaged(whole, folder)
             for index, kind in enumerate([damaged] * files + [odd] * lines):
                 case, what = kind(random_, whole, folder)
                 codes[f"{kind.__name__}, exit code {case.code}"] = (

@@ -231,7 +231,10 @@ def hypervolume(points: Sequence[tuple[float, float]], worst: tuple[float, float
 
 
 def ranks(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    return np.argsort(np.argsort(values)).astype(float)
+    """From 0; of equal values, the mean of theirs."""
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    mean_ranks: np.ndarray = (np.cumsum(counts) - (counts + 1) / 2)[which]
+    return mean_ranks
 
 
 def spearman(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float:

@@ -25,6 +25,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import Tensor
 
+from experiments import campaign
 from experiments.batches import ForSb3, Paid
 from experiments.curves import smooth
 from experiments.settings import settings_of
@@ -254,4 +255,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    campaign.run_main(main)

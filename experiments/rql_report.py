@@ -9,6 +9,7 @@ from statistics import mean, stdev
 
 import matplotlib.pyplot as plt
 
+from experiments.campaign import finished
 from repolicy.many.ledger import Ledger, Row
 
 ROOT = Path(__file__).parent.parent
@@ -25,7 +26,7 @@ Rows = list[Row]
 
 def main() -> None:
     tasks: dict[str, Rows] = {}
-    for row in Ledger(ROOT / "results" / "rql.jsonl").by_key().values():
+    for row in finished(Ledger(ROOT / "results" / "rql.jsonl")).values():
         tasks.setdefault(row["key"].partition("/")[0], []).append(row)
     page = re.sub(
         r"(<!-- results -->\n).*?(<!-- end -->)",

@@ -19,12 +19,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 POLICY = ("src/repolicy/objective.py", "src/repolicy/policies", "src/repolicy/envs")
 TRAINING = (*POLICY, "src/repolicy/engine")
+HOSTS = ("src/repolicy/adapters", "experiments/batches.py")
 # By the file's name, the first that fits: what the rows of that kind depend on.
 KINDS: dict[str, tuple[str, ...]] = {
     "llm/*": ("src/repolicy/llm", "experiments/llm"),
     "rql.jsonl": ("src/repolicy/rql", "experiments/rql.py", *TRAINING),  # Residual PPO's rows are the engine's
-    "adapters.jsonl": ("src/repolicy/adapters", "benchmarks/adapters.py"),
-    "through_hosts.jsonl": ("src/repolicy/adapters", "experiments/through_hosts.py"),
+    "adapters.jsonl": (*HOSTS, "benchmarks/adapters.py"),
+    "through_hosts.jsonl": (*HOSTS, "experiments/through_hosts.py", *TRAINING),  # some rows are the engine's
+    "fine_tuning.jsonl": (*HOSTS, "experiments/fine_tuning.py", *POLICY),
     "nat_worth.json": (*POLICY, "src/repolicy/engine/worth.py"),
     "backward.jsonl": ("src/repolicy/policies/network.py", "src/repolicy/engine/ppo.py", "benchmarks/backward.py"),
     "peers.jsonl": (*TRAINING, "benchmarks/peers.py"),

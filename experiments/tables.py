@@ -17,6 +17,7 @@ import numpy as np
 
 from experiments import dial, heavy, real_robot
 from experiments import found as found_settings
+from experiments.campaign import finished
 from experiments.curves import smooth
 from experiments.pages import Tables, each_and_mean, fill, markdown
 from experiments.paper.runs import TASKS as PAPERS
@@ -32,7 +33,7 @@ def rows(name: str) -> list[Row]:
 
 
 def ledger(name: str) -> dict[str, Row]:
-    return Ledger(RESULTS / name).by_key()
+    return finished(Ledger(RESULTS / name))
 
 
 def learning() -> str:

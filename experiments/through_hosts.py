@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from experiments import campaign
 from experiments.batches import ForRslRl, ForSb3, Paid
 from experiments.settings import settings_of
 from repolicy import Policy, customize, evaluate
@@ -141,4 +142,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    campaign.run_main(main)

@@ -149,6 +149,11 @@ def test_what_tells_of_itself(name: str, capsys: pytest.CaptureFixture[str]) -> 
     assert answered(capsys, name)
 
 
+def test_the_doctor_knows_every_extra_of_the_package() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert {*doctor.EXTRAS} == {*project["optional-dependencies"]} - {"dev", "docs"}
+
+
 def test_the_doctor_names_the_extra_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +205,7 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
         ("train HalfCheeta-v4 --alpha 0.1", "there is no environment 'HalfCheeta-v4'; did you mean HalfCheetah-v4"),
         ("train CartPole-v1 --objective residual", "--objective is 'residual'; choose from"),
         ("train CartPole-v1 --alpha 0.1 --kl-budget 1", "moves omega and alpha together"),
-        ("sweep halfcheetah --addon hind_leg --omega 0.1 --kl-budget 1", "--kl-budget goes with --omega auto"),
+        ("sweep halfcheetah --addon hind_leg --omega 0.1 --kl-budget 1", "a budget moves omega by itself"),
         ("bench CartPole-v1 --slices 0", "slices is 0"),
         ("customize halfcheetah --addon hind_leg.py:mine(joint=bshin) --omega 0.1", "no options in brackets"),
         ("train CartPole-v1 --alpha 0.1 --surrogate vanilla", "add --epochs 1"),

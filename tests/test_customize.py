@@ -229,9 +229,11 @@ def test_a_rare_reward_is_accepted_where_it_is_announced(prior: Path, tmp_path: 
 
 def test_the_command_of_a_log_prior_budget_names_omega_once() -> None:
     settings = replace(SETTINGS, log_prior_budget=3.0)
-    asked = words(Request("Hopper-v4", residual(0.2, 0.1), settings, ("height",)), "hopper")
+    asked = words(Request("Hopper-v4", kl(0.1), settings, ("height",)), "hopper")
     assert [asked[place + 1] for place, word in enumerate(asked) if word == "--omega"] == ["auto"]
     assert asked[asked.index("--alpha") + 1] == "0.1"
+    begun_elsewhere = Request("Hopper-v4", residual(0.2, 0.1), settings, ("height",))
+    assert words(begun_elsewhere, "hopper") == []  # no option says where auto begins
 
 
 def test_what_an_addon_reports_for_people_is_logged(tmp_path: Path) -> None:

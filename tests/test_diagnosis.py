@@ -11,10 +11,12 @@ from test_worth import ALPHA, optimum
 from tiny_envs import tiny
 
 from repolicy.cli import main as cli
+from repolicy.cli.diagnose import Diagnose
 from repolicy.engine import diagnosis
 from repolicy.engine.diagnosis import Diagnosis, Drive, complaints, diagnose
 from repolicy.envs.addons import combined
 from repolicy.policies.file import save_policy
+from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy
 
 LONG = f"{Path(__file__).parent / 'test_worth.py'}:Long"
@@ -111,6 +113,14 @@ def test_the_command_tells_the_verdict_first_and_a_command_last(capsys: pytest.C
     assert told["settings"]["schedule"] == "adaptive"
     assert set(told["reasons"]) <= set(told["settings"])
     assert told["command"] == lines[-1].strip()
+
+
+def test_the_command_reads_the_file_as_the_diagnosis_did(capsys: pytest.CaptureFixture[str]) -> None:
+    save_policy("mine.safetensors", optimum(), {})
+    words = ["diagnose", "mine.safetensors", "--env", LONG, "--addon", tiny("stay_near"), "--backend", "gymnasium"]
+    theirs = Diagnose("theirs.zip", reading=Options(std=0.2, file_activation="elu"))
+    assert theirs._reading() == ["--std", "0.2", "--file-activation", "elu"]
+    assert json.loads(typed(capsys, *words, "--json")[1])["command"].endswith(" --backend gymnasium")
 
 
 @pytest.mark.parametrize(

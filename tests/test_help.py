@@ -16,6 +16,7 @@ from repolicy.cli import help as pages
 from repolicy.cli import main as cli
 from repolicy.cli.runs import Customize, Train
 from repolicy.engine.settings import Settings
+from repolicy.policies.options import Options
 
 EVERY = cli.COMMANDS | {
     f"{group} {name}": command for group in cli.GROUPS for name, command in cli._members(group).items()
@@ -74,6 +75,7 @@ def test_settings_stand_in_groups_with_ten_first() -> None:
 def test_no_row_names_an_option_that_no_command_has() -> None:
     names = [option.name.removeprefix("[no-]") for command in EVERY.values() for option in pages.options(command)]
     assert {name for row in pages.GROUPS.values() for name in row} <= set(names)
+    assert {field.name.replace("_", "-") for field in fields(Options)} == set(pages.GROUPS["files of other libraries"])
 
 
 @pytest.mark.parametrize("kind", [Settings, Train])

@@ -150,7 +150,7 @@ def test_what_is_pushed_comes_back_as_a_prior(
 
 
 def test_the_card_has_table_license_and_how_to_repeat(
-    files: dict[str, dict[str, bytes]], capsys: pytest.CaptureFixture[str]
+    files: dict[str, dict[str, bytes]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = repolicy.Settings(steps=256, envs=8, horizon=16, minibatch=64, segment=1, hidden=(4,), ranks=1)
     prior, wish = a_policy(request={"env": ENV}), tiny("stay_near")
@@ -167,6 +167,11 @@ def test_the_card_has_table_license_and_how_to_repeat(
     assert '<video src="best.mp4"' in text
     assert "repolicy customize hf://somebody/near --env ENV --addon NAME" in text
     assert "--omega 0.3 --alpha 0.1" in text.partition("## Make it again")[2]
+    monkeypatch.chdir("runs/near")
+    repolicy.push(".", "hf://somebody/near", episodes=1, trust=True)
+    again = files["somebody/near"]["README.md"].decode().partition("## Make it again")[2].partition("Made with")[0]
+    assert again == text.partition("## Make it again")[2].partition("Made with")[0]
+    monkeypatch.chdir("../..")
     assert hashlib.sha256(files["somebody/near"]["policy.safetensors"]).hexdigest() in text
     assert typed(capsys, "push", "runs/near", "hf://somebody/near", "--episodes", "1")[0] == 2  # it names code
 

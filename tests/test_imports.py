@@ -16,7 +16,7 @@ SOURCE = Path(repolicy.__file__).parent
 ROW = ["errors", "loading", "objective", "policies", "envs", "engine", "many", "report", "cli", "__main__"]
 # Wings: folders beside the row, and what they may know of it. Their visitors come through the command line alone.
 WINGS = {
-    "adapters": ["errors", "objective", "policies", "envs", "engine"],
+    "adapters": ["errors", "loading", "objective", "policies", "envs", "engine"],
     "exact": ["errors", "objective"],
     "llm": ["errors", "loading", "objective", "report"],
     "rql": ["errors", "loading", "objective", "policies", "envs", "engine"],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from repolicy.errors import UsageError
-from repolicy.loading import load_object, nearest, reference_to
+from repolicy.loading import load_object, nearest, reference_to, stem_of
 
 
 def test_from_a_module() -> None:
@@ -33,6 +33,12 @@ def test_a_file_finds_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "a_neighbour_of_mine.py").write_text("answer = 42\n")
     (tmp_path / "mine.py").write_text("from a_neighbour_of_mine import answer\n")
     assert load_object(f"{tmp_path / 'mine.py'}:answer", "number") == 42
+
+
+def test_a_number_behind_a_dot_is_no_suffix() -> None:
+    assert [stem_of(name) for name in ("runs/omega-0.1", "a/mine.safetensors", "zoo", "x.pt")] == [
+        "omega-0.1", "mine", "zoo", "x",
+    ]  # fmt: skip
 
 
 def test_from_the_folder_that_one_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,9 +53,20 @@ def test_without_control_groups_there_is_no_quota(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("quota", "cores"), [(0.5, 1), (1.9, 1), (2.0, 2), (INFINITE, 64)])
 def test_cores_are_whole_and_at_least_one(monkeypatch: pytest.MonkeyPatch, quota: float, cores: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
-    monkeypatch.setattr(machine, "Path", lambda _: Path("/nowhere"))  # nothing about siblings
+    monkeypatch.setattr(machine, "CPUS", Path("/nowhere"))  # nothing about siblings
     monkeypatch.setattr(machine, "cpu_quota", lambda: quota)
     assert physical_cores() == cores
+
+
+def test_two_threads_of_one_core_are_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for cpu, siblings in enumerate(("0-1", "0-1", "2-3", "2-3")):
+        (tmp_path / f"cpu{cpu}/topology").mkdir(parents=True)
+        (tmp_path / f"cpu{cpu}/topology/thread_siblings_list").write_text(siblings)
+    monkeypatch.setattr(machine, "CPUS", tmp_path)
+    monkeypatch.setattr(machine, "cpu_quota", lambda: INFINITE)
+    for usable, cores in (({0, 1}, 1), ({0, 2}, 2), ({0, 1, 2, 3}, 2)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, usable=usable: usable, raising=False)
+        assert physical_cores() == cores
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ import torch
 from tiny_envs import tiny
 from torch import Tensor, nn
 
+from repolicy.engine.starting import start_of
 from repolicy.envs.evaluation import run_episodes
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
 from repolicy.errors import NumericError, UsageError
-from repolicy.policies.file import read_policy
+from repolicy.policies.file import load_policy, read_policy
 from repolicy.policies.finding import find_policy
 from repolicy.policies.given import exact_of, from_source, is_code, source_of
 from repolicy.policies.options import Options
@@ -96,12 +97,33 @@ def test_a_memory_runs_along_with_the_episode_and_over_the_ends_of_rollouts(coun
 def test_what_could_be_copied_is_the_same_in_another_process() -> None:
     """A prior that is fitted though it could be copied: other ranks read its file themselves."""
     saved = read_policy(find_policy("hopper"))
-    source = source_of("hopper", saved.policy, None, False)
-    assert source is not None
-    again = from_source(source)
-    assert isinstance(again, Policy)
-    observations = torch.randn(5, saved.policy.observation_size)
-    assert torch.equal(again(observations).mode(), saved.policy(observations).mode())
+    for given in ("hopper", Path("hopper")):
+        source = source_of(given, saved.policy, None, False)
+        assert source is not None
+        again = from_source(source)
+        assert isinstance(again, Policy)
+        observations = torch.randn(5, saved.policy.observation_size)
+        assert torch.equal(again(observations).mode(), saved.policy(observations).mode())
+
+
+def test_code_that_leads_to_a_policy_of_ours_is_copied(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import repolicy\npolicy = repolicy.load_policy('hopper')\n")
+    reference, kept = f"{tmp_path / 'mine.py'}:policy", tmp_path / "prior.safetensors"
+    for init in ("auto", "copy"):
+        start = start_of(reference, None, init, True, kept)
+        assert start.exact is None
+        assert start.saved is not None
+        observations = torch.randn(5, start.saved.policy.observation_size)
+        assert torch.equal(start.saved.policy(observations).mode(), load_policy("hopper")(observations).mode())
+    with pytest.raises(UsageError, match="does not say which environment"):
+        start.env(False)
+
+
+def test_a_prior_that_knows_its_std_takes_no_other() -> None:
+    for known in (MeanPrior(twice, 0.5), ScoredPrior(load_policy("hopper"), "scored")):
+        with pytest.raises(UsageError, match="knows its own std"):
+            exact_of(known, Options(std=0.2))
+        assert exact_of(known) is known
 
 
 def test_what_remembers_acts_by_its_memory(counting: MeanPrior) -> None:

@@ -108,7 +108,8 @@ def test_a_rank_that_fails_after_the_last_sum_is_missed() -> None:
 
 
 def test_what_another_rank_wants_to_be_said_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    say = "print('only a warning', file=sys.stderr); print('repolicy: it hängs', file=sys.stderr)"
+    warn = "sys.stderr.buffer.write(b'a bar \\r of caf\\xe9 \\xe9\\xe9 \\n'); sys.stderr.flush()"
+    say = f"{warn}; print('repolicy: it hängs', file=sys.stderr)"
     with ranks.launched(2, program(f"from rank_programs import *; {say}; joined().sum(torch.ones(1))")) as team:
         team.sum(torch.ones(1))
         for _ in range(2):

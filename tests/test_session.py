@@ -96,7 +96,8 @@ def test_a_policy_is_customized_from_a_result_to_a_function(chain: tuple[repolic
     assert set(scored.columns) >= {"total_reward", "addon_reward", "log_prior_a_step"}
     assert prior.evaluate(4).addon is None
     states = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
-    assert not np.array_equal(wish.policy.predict(states, deterministic=True)[0], prior.policy.predict(states)[0])
+    before, after = (result.policy.predict(states, deterministic=True)[0] for result in chain)
+    assert not np.array_equal(before, after)
 
 
 def test_a_result_tells_of_itself_in_one_line(chain: tuple[repolicy.Result, repolicy.Result]) -> None:

@@ -104,6 +104,7 @@ def test_a_sweep_that_knows_no_basic_reward_is_bent_by_the_kl() -> None:
         ([0.1, 0.2, 0.1], "0.1 more than once"),
         ([0.1, -0.2], "omega is -0.2"),
         ([float("nan")], "omega is nan"),
+        ([0.1 + 0.2, 0.3], "has 0.3 more than once"),
     ],
 )
 def test_values_that_make_no_sweep_are_refused(omegas: list[float], said: str) -> None:
@@ -123,8 +124,11 @@ def prior(tmp_path: Path) -> Path:
     return path
 
 
-def refused(prior: Path, out: Path, resume: bool = False, **options: int) -> None:
-    sweep(prior, [f"{__file__}:still"], [0.1], 0.01, out, Settings(), resume=resume, **options)
+def refused(
+    prior: Path, out: Path, resume: bool = False, settings: Settings | None = None, weight: str = "", **options: int
+) -> None:
+    wish = f"{__file__}:still{weight}"
+    sweep(prior, [wish], [0.1], 0.01, out, settings or Settings(), resume=resume, **options)
 
 
 def still(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: object) -> np.ndarray:
@@ -156,6 +160,22 @@ def test_a_runs_folder_is_no_sweeps_folder(prior: Path, tmp_path: Path) -> None:
 def test_counts_out_of_range_are_refused(prior: Path, tmp_path: Path, options: dict[str, int], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         refused(prior, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "weight", "said"),
+    [
+        (Settings(kl_budget=2.0), "", "a budget moves omega by itself"),
+        (Settings(log_prior_budget=2.0), "", "a budget moves omega by itself"),
+        (Settings(), "=0..2", "still has a range of weights"),
+    ],
+)
+def test_what_would_make_all_points_one_or_none_is_refused(
+    prior: Path, tmp_path: Path, settings: Settings, weight: str, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        refused(prior, tmp_path / "out", settings=settings, weight=weight)
     assert not (tmp_path / "out").exists()
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from repolicy.engine.settings import Settings as Settings
     from repolicy.engine.training import customize as customize
     from repolicy.engine.training import train as train
+    from repolicy.engine.wanted import Wanted as Wanted
     from repolicy.envs.addons import Addon as Addon
     from repolicy.envs.evaluation import Evaluation as Evaluation
     from repolicy.envs.evaluation import evaluate as evaluate
@@ -50,6 +51,7 @@ _HOMES = {
     "RepolicyError": "errors",
     "Result": "engine.result",
     "Settings": "engine.settings",
+    "Wanted": "engine.wanted",
     "customize": "engine.training",
     "customize_defaults": "engine.defaults",
     "dial": "policies.dials",

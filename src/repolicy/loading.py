@@ -146,6 +146,12 @@ def as_file_name(reference: str) -> str:
     return re.sub(r"[^\w.=-]+", ".", reference)
 
 
+def stem_of(reference: str | Path) -> str:
+    """The last part of a path without its suffix; `omega-0.3` has none."""
+    path = Path(reference)
+    return path.name if path.suffix[1:].isdigit() else path.stem
+
+
 def without_version(env: str) -> str:
     """The name of an environment without its version and options."""
     return env.partition("?")[0].rsplit("-v", 1)[0]

@@ -13,8 +13,9 @@ The functions below use only `*`, `+` and `-`, so they work alike on NumPy array
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -67,9 +68,11 @@ class Dial(NamedTuple):
         return self.low * (self.high / self.low) ** ((place + 1.0) / 2.0)
 
     def spread(self, count: int) -> list[float]:
-        """As many values, at equal distances on the dial."""
+        """As many values, at equal distances on the dial, in round numbers."""
         steps = [2.0 * index / (count - 1) - 1.0 for index in range(1, count - 1)]
-        return [self.low, *(float(f"{self.value(step):.3g}") for step in steps), self.high]
+        exact = [self.low, *map(self.value, steps), self.high]
+        digits = enough_digits(exact)
+        return [self.low, *(float(f"{value:.{digits}g}") for value in exact[1:-1]), self.high]
 
     def beyond(self, value: object) -> str:
         """What a user must know of a value outside of the range; empty for one inside."""
@@ -82,8 +85,18 @@ class Dial(NamedTuple):
         weight = float(value)  # type: ignore[arg-type]
         if self.low <= weight <= self.high:
             return ""
-        end = min(max(weight, self.low), self.high)
+        end = self.nearest(weight)
         return f"{self.name} is {weight:g}, and this policy was trained from {self.ends}: it acts as at {end:g}"
+
+    def nearest(self, value: float) -> float:
+        return min(max(value, self.low), self.high)
+
+
+def enough_digits(values: Sequence[float]) -> int:
+    """Significant digits, 3 or more, that put values where they are: within 5 % of the least distance between two."""
+    near = 0.05 * min((after - before for before, after in pairwise(values)), default=math.inf)
+    enough = (d for d in range(3, 16) if all(abs(float(f"{value:.{d}g}") - value) <= near for value in values))
+    return next(enough, 16)
 
 
 @dataclass(frozen=True)
@@ -215,6 +228,15 @@ def given_objective(
     if omega is None or alpha is None:
         raise UsageError("omega and alpha are not both set; set both, or an objective such as residual(0.2, 0.1)")
     return residual(omega, alpha)
+
+
+def plain(objective: Objective, host: str) -> Objective:
+    """Refuse the parts that only Repolicy's own PPO has: the host would leave them out without a word."""
+    for name, what in (("bonus", "entropy in the loss"), ("states", "price on unfamiliar states"),
+                       ("omega_to", "range of omega"), ("alpha_to", "range of alpha")):  # fmt: skip
+        if value := getattr(objective, name):
+            raise UsageError(f"{name} is {value:g}, and {host} knows no {what}: leave it at 0")
+    return objective
 
 
 OBJECTIVES: dict[str, Callable[..., Objective]] = {

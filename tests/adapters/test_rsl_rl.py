@@ -234,7 +234,10 @@ def test_a_policy_of_ours_becomes_an_actor_and_comes_back(std_type: str) -> None
         actor({"policy": observations}, stochastic_output=True)
         found = actor.get_output_log_prob(actions)
     torch.testing.assert_close(found, policy.log_prob(observations, actions), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(to_repolicy(actor).log_prob(observations, actions), found, rtol=1e-5, atol=1e-5)
+    back, far = to_repolicy(actor), 100.0 * observations
+    torch.testing.assert_close(back.log_prob(observations, actions), found, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(back(far).mode(), actor({"policy": far}), rtol=1e-4, atol=1e-4)  # it bounds none
 
 
 def test_a_file_of_ours_is_a_prior(tmp_path: Path) -> None:
@@ -334,12 +337,28 @@ def test_a_checkpoint_that_runs_code_is_refused(tmp_path: Path) -> None:
             return (Path.touch, (tmp_path / "ran",))
 
     torch.save({"actor_state_dict": Trap()}, tmp_path / "trap.pt")
-    with pytest.raises(FileError, match="is damaged, or no checkpoint of rsl_rl"):
-        runner(algorithm=residual(str(tmp_path / "trap.pt")))
-    assert not (tmp_path / "ran").exists()
-    (tmp_path / "noise.pt").write_bytes(b"\x00" * 100)
-    with pytest.raises(FileError, match="is damaged, or no checkpoint of rsl_rl"):
-        runner(algorithm=residual(str(tmp_path / "noise.pt")))
+    torch.save({"actor_state_dict": {"mlp.0.weight": Trap()}}, tmp_path / "inside.pt")
+    for name, said in (("trap", "no policy of a known layout"), ("inside", "mlp.0.weight is .* and no tensor")):
+        with pytest.raises(FileError, match=said):
+            runner(algorithm=residual(str(tmp_path / f"{name}.pt")))
+        assert not (tmp_path / "ran").exists()
+
+
+def test_a_damaged_checkpoint_is_no_prior(tmp_path: Path) -> None:
+    whole = checkpoint(tmp_path).read_bytes()
+    weight = torch.load(checkpoint(tmp_path), weights_only=True)["actor_state_dict"]["mlp.0.weight"].numpy().tobytes()
+    damaged, place = bytearray(whole), whole.index(weight)
+    damaged[place + 9] ^= 64
+    contents = {bytes(damaged): "CRC", whole[:-100]: "no whole zip", b"": "model.pt", b"\0" * 100: "model.pt"}
+    for content, said in contents.items():
+        (tmp_path / "model.pt").write_bytes(content)
+        with pytest.raises(FileError, match=said):
+            runner(algorithm=residual(str(tmp_path / "model.pt")))
+    loaded = torch.load(checkpoint(tmp_path), weights_only=True)
+    loaded["actor_state_dict"]["mlp.0.bias"][0] = torch.nan
+    torch.save(loaded, tmp_path / "nan.pt")
+    with pytest.raises(FileError, match="mlp.0.bias has numbers that are not finite"):
+        runner(algorithm=residual(str(tmp_path / "nan.pt")))
 
 
 def test_clipped_actions_with_nothing_to_hold_the_std_are_refused() -> None:
@@ -362,7 +381,7 @@ def test_a_reward_that_is_not_finite_is_not_learnt_from() -> None:
     ours = runner(algorithm=residual(Broken()))
     before = [parameter.detach().clone() for parameter in ours.alg.actor.parameters()]
     collected(ours)
-    with pytest.raises(NumericError, match="the reward_prior of this iteration's rewards is not finite"):
+    with pytest.raises(NumericError, match="the prior's log-probability is not finite in this iteration"):
         ours.alg.update()
     assert all(torch.equal(a, b) for a, b in zip(before, ours.alg.actor.parameters(), strict=True))
 

@@ -21,7 +21,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from repolicy import Policy, save_policy
 from repolicy.adapters.sb3 import ResidualPPO, Unclipped, from_repolicy, like, to_repolicy
 from repolicy.errors import NumericError, UsageError
-from repolicy.objective import reformulated
+from repolicy.objective import Objective, reformulated
+from repolicy.objective import residual as ours
+from repolicy.policies.file import load_policy
 from repolicy.policies.policy import PolicySpec
 from repolicy.policies.spaces import ActionSpace
 
@@ -296,6 +298,20 @@ def test_a_policy_of_ours_becomes_theirs_and_comes_back(family: str) -> None:
     torch.testing.assert_close(to_repolicy(theirs).log_prob(observations, actions), found, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("bound", [10.0, None])
+def test_a_zip_of_a_model_that_began_as_ours_is_a_policy_s_file(bound: float | None, tmp_path: Path) -> None:
+    """Its observations are normalized by a class of ours, which no other zip may name."""
+    policy = small_policy()
+    prior = Policy(replace(policy.spec, observation_bound=bound))
+    prior.load_state_dict(policy.state_dict())
+    saved = residual(prior=prior)
+    saved.learn(64)
+    saved.save(tmp_path / "model.zip")
+    found, observations, actions = load_policy(tmp_path / "model.zip"), 50.0 * torch.randn(30, 3), torch.randn(30, 2)
+    expected = to_repolicy(saved).log_prob(observations, actions)
+    torch.testing.assert_close(found.log_prob(observations, actions), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_what_their_network_cannot_be_is_refused_or_kept() -> None:
     """A LayerNorm, means that are cut, and the bound of normalized observations."""
     policy = small_policy()
@@ -317,9 +333,9 @@ def test_what_their_network_cannot_be_is_refused_or_kept() -> None:
 
 
 def test_a_vec_normalize_goes_along() -> None:
-    env = VecNormalize(DummyVecEnv([Drift] * 4), norm_reward=False)
+    env = VecNormalize(DummyVecEnv([Drift] * 4), norm_reward=False, clip_obs=2.0)
     theirs = trained(env)
-    raw = np.random.default_rng(0).normal(size=(30, 3))
+    raw = 5.0 * np.random.default_rng(0).normal(size=(30, 3))
     actions = torch.randn(30, 2)
     with torch.no_grad():
         seen = torch.as_tensor(env.normalize_obs(raw)).float()
@@ -339,13 +355,33 @@ def test_a_prior_of_ours_sees_raw_observations() -> None:
     assert ours._prior_kl == pytest.approx(0.0, abs=1e-3)
 
 
+def test_a_model_that_bounds_no_observation_becomes_a_policy_that_bounds_none() -> None:
+    theirs, far = model(PPO, DummyVecEnv([Drift])), 100.0 * torch.randn(30, 3)
+    with torch.no_grad():
+        expected = theirs.policy.get_distribution(far).distribution.mean
+    torch.testing.assert_close(to_repolicy(theirs)(far).mode(), expected, rtol=1e-5, atol=1e-5)
+
+
 # Bad input ------------------------------------------------------------------------------------------------------------
 
+UNKNOWN = {
+    "bonus": Objective("addon", 0.1, 0.1, bonus=1.0),
+    "states": ours(0.1, 0.1, states=1.0),
+    "omega_to": ours(0.1, 0.1, omega_to=1.0),
+    "alpha_to": ours(0.1, 0.1, alpha_to=1.0),
+}
 WRONG = [
     ({"omega": None}, "omega and alpha are not both set"),
     ({"prior": None}, "omega is 0.3, which weighs a prior's log-probability, and there is no prior"),
     ({"omega": 0.0, "prior": None}, "alpha is 0.2 and omega is 0, and Stable-Baselines3 clips actions"),
     ({"critic_warmup": 0.05}, "critic_warmup is 0.05; here it counts iterations"),
+    ({"critic_warmup": math.nan}, "critic_warmup is nan; here it counts iterations"),
+    ({"critic_warmup": None}, "critic_warmup is None; here it counts iterations"),
+    ({"kl_budget": "2"}, "kl_budget is '2'; it must be a number of nats"),
+    *(
+        ({"objective": objective, "omega": None, "alpha": None}, f"{name} is 1, and ResidualPPO knows no")
+        for name, objective in UNKNOWN.items()
+    ),
     ({"kl_budget": math.inf}, "kl_budget is inf; it must be a number of nats"),
     ({"kl_budget": 1.0, "omega": 0.0}, "kl_budget adapts omega and alpha, so omega must start above 0"),
     ({"prior": object()}, "a object cannot be a prior: it has no log_prob"),
@@ -365,7 +401,30 @@ def test_rewards_on_a_moving_scale_are_refused() -> None:
         residual(env=gymnasium.wrappers.NormalizeReward(Drift()), prior=small_policy())
     with pytest.raises(UsageError, match=r"statistics that move, .* set env.training = False"):
         residual(env=VecNormalize(DummyVecEnv([Drift]), norm_reward=False), prior=small_policy())
+    with pytest.raises(UsageError, match="wrapped in NormalizeObservation with statistics that move"):
+        residual(env=gymnasium.wrappers.NormalizeObservation(Drift()), prior=small_policy())
+    still = VecNormalize(DummyVecEnv([Drift]), norm_reward=False, training=False)
+    with pytest.raises(UsageError, match="VecNormalize changes what the actor sees"):
+        residual(env=still, prior=small_policy())
     model(env=VecNormalize(DummyVecEnv([Drift])), omega=0.0, alpha=0.0)  # their own PPO does not mind
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda found: found[:3], r"a tensor of shape \(3,\)"),
+        (lambda found: found.numpy(), "a ndarray; of [0-9]+ actions"),
+    ],
+)
+def test_a_log_prob_of_ones_own_must_give_a_number_for_each_action(wrong: Any, said: str) -> None:
+    policy = small_policy()
+
+    class Mine:
+        def log_prob(self, observations: torch.Tensor, actions: torch.Tensor) -> Any:
+            return wrong(policy.log_prob(observations, actions))
+
+    with pytest.raises(UsageError, match=said):
+        rollout(residual(prior=Mine()))
 
 
 def test_a_prior_of_other_sizes_is_refused_with_both() -> None:
@@ -386,6 +445,6 @@ def test_a_reward_that_is_not_finite_is_not_learnt_from() -> None:
 
     ours = residual(prior=Broken())
     before = weights(ours)
-    with pytest.raises(NumericError, match="the prior of this iteration's rewards is not finite"):
+    with pytest.raises(NumericError, match="the prior's log-probability is not finite in this iteration"):
         ours.learn(32)
     assert same(before, weights(ours))

@@ -14,7 +14,7 @@ from repolicy.errors import FileError
 from repolicy.objective import Dial
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.export import _onnx_reader, _torchscript_reader, export
-from repolicy.policies.file import read_policy, save_policy
+from repolicy.policies.file import read_card, read_policy, save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.spaces import ActionSpace
 from repolicy.report.dial import points_of
@@ -52,11 +52,27 @@ def test_a_position_is_a_file_like_any_other(file: Path, tmp_path: Path, capsys:
         assert said in " ".join(capsys.readouterr().err.split())
 
 
-def test_outside_of_the_range_the_command_warns(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outside_of_the_range_the_command_warns_and_the_file_is_the_end_s(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cli.main(["dial", str(file), "--at", "5"])
+    assert read_policy(file.with_name("best-trained-1.safetensors")).card["dial"]["values"] == {"omega": 1.0}
     assert "warning: omega is 5, and this policy was trained from 0.01 to 1: it acts as at 1" in " ".join(
         capsys.readouterr().err.split()
     )
+
+
+def test_what_is_no_position_of_a_dial_is_not_written_over(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.safetensors").write_text("not yours")
+    for name, code in (("best.safetensors", 2), ("mine.safetensors", 1), ("mine.py", 2)):
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["dial", str(file), "--at", "0.5", "--out", str(tmp_path / name)])
+        assert ended.value.code == code
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+    for at in ("0.5", "0.7"):  # a position may be kept anew
+        cli.main(["dial", str(file), "--at", at, "--out", str(tmp_path / "kept.safetensors")])
+    assert read_card(tmp_path / "kept.safetensors")["dial"]["values"] == {"omega": 0.7}
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from repolicy.policies.formats.copied import policy_from
-from repolicy.policies.formats.described import Described, Linear, Normalizer, Std
-from repolicy.policies.network import ACTIVATIONS
+from repolicy.policies.formats.described import Described, Std
 
 COUNT = 256
 TOLERANCE = 1e-5
@@ -43,27 +42,6 @@ def mean(described: Described, obs: Tensor) -> np.ndarray:
     found = policy.to_environment(policy.double()(obs.double()).mode().numpy())
     assert float((np.abs(acted - found) / np.maximum(1.0, np.abs(found))).max()) < 1e-4
     return found
-
-
-def values(described: Described, obs: Tensor) -> np.ndarray:
-    """The critic's, which a copy does not have."""
-    assert described.critic is not None
-    normalizer = described.normalizer or Normalizer(np.zeros(obs.shape[-1]), np.ones(obs.shape[-1]))
-    inputs = (obs.double() - torch.as_tensor(normalizer.shift)) * torch.as_tensor(normalizer.scale)
-    inputs = inputs if normalizer.clip is None else inputs.clamp(-normalizer.clip, normalizer.clip)
-    activate = ACTIVATIONS[described.critic.activation][0]
-    for layer in described.critic.hidden:
-        inputs = activate(linear(layer.linear, inputs), described.critic.slope)
-        if layer.norm is not None:
-            assert layer.norm.place == "after"
-            weight, bias = (torch.as_tensor(part).double() for part in (layer.norm.weight, layer.norm.bias))
-            inputs = torch.nn.functional.layer_norm(inputs, weight.shape, weight, bias, layer.norm.epsilon)
-    return linear(described.critic.output, inputs).squeeze(-1).numpy()
-
-
-def linear(layer: Linear, inputs: Tensor) -> Tensor:
-    weight, bias = (torch.as_tensor(part).double() for part in (layer.weight, layer.bias))
-    return torch.nn.functional.linear(inputs, weight, bias)
 
 
 def assert_equal(found: Any, wanted: Any) -> None:

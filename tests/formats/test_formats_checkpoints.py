@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparing import COUNT, assert_equal, log_prob, mean, observations, stirred, values
+from comparing import COUNT, assert_equal, log_prob, mean, observations, stirred
 from torch import nn
 
 from repolicy.errors import FileError, UsageError
@@ -49,10 +49,9 @@ def test_rsl_rl_5(std_type: str, kind: str, tmp_path: Path) -> None:
         groups, {"s": ["policy"]}, "s", 2, [8, 7], "elu", obs_normalization=True, distribution_cfg=settings
     )
     critic = models.MLPModel(groups, {"s": ["policy"]}, "s", 1, [9], "elu", obs_normalization=True)
-    for model in (stirred(actor), stirred(critic)):
-        model.train()
-        model.update_normalization(groups)
-        model.eval()
+    stirred(actor).train()
+    actor.update_normalization(groups)
+    actor.eval()
     kept = {"actor_state_dict": actor.state_dict(), "critic_state_dict": critic.state_dict(), "iter": 3}
     path = saved(tmp_path / "model_3.pt", kept)
     agent(tmp_path, f"  activation: elu\n  std_type: {std_type}\n")
@@ -65,7 +64,6 @@ def test_rsl_rl_5(std_type: str, kind: str, tmp_path: Path) -> None:
         actions = actor(groups, stochastic_output=True)
         assert_equal(log_prob(described, obs, actions), actor.get_output_log_prob(actions))
         assert_equal(mean(described, obs), actor(groups))
-        assert_equal(values(described, obs), critic(groups))
 
 
 def agent(folder: Path, text: str) -> None:
@@ -101,8 +99,6 @@ def test_rsl_rl_before_4(layout: str, tmp_path: Path) -> None:
         dist = torch.distributions.Normal(actor(inputs), std)
         actions = dist.sample()
         assert_equal(log_prob(described, obs, actions), dist.log_prob(actions).sum(-1))
-        if prefix == "actor":
-            assert_equal(values(described, obs), critic(inputs))
     assert any("elu, is assumed" in note for note in described.notes)
 
 
@@ -122,9 +118,31 @@ def test_an_activation_comes_from_the_user_or_from_the_runs_settings(tmp_path: P
         describe(path, Options(file_activation="sine"))
 
 
-def test_an_asymmetric_critic_is_left_out(tmp_path: Path) -> None:
-    model = named("actor", mlp((5, 8, 2), nn.ELU)) | named("critic", mlp((9, 8, 1), nn.ELU)) | {"std": torch.ones(2)}
-    assert describe(saved(tmp_path / "model.pt", {"model_state_dict": model})).critic is None
+CRITICS: dict[str, Callable[[], nn.Module]] = {  # another input than the actor, or a layer that cannot be copied
+    "asymmetric": lambda: mlp((9, 8, 1), nn.ELU),
+    "BatchNorm": lambda: nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ELU(), nn.Linear(8, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", CRITICS)
+@pytest.mark.parametrize("layout", ["rsl_rl 1 to 3", "rsl_rl 4 or later", "CleanRL"])
+def test_an_actor_is_copied_whatever_its_critic_is(layout: str, kind: str, tmp_path: Path) -> None:
+    actor, critic, std = mlp((5, 8, 2), nn.Tanh), CRITICS[kind](), torch.tensor([0.3, 0.8])
+    kept: dict[str, Any] = {
+        "rsl_rl 1 to 3": {"model_state_dict": named("actor", actor) | named("critic", critic) | {"std": std}},
+        "rsl_rl 4 or later": {
+            "actor_state_dict": named("mlp", actor) | {"distribution.std_param": std},
+            "critic_state_dict": named("mlp", critic),
+        },
+        "CleanRL": named("actor_mean", actor) | named("critic", critic) | {"actor_logstd": std.log()},
+    }
+    described = describe(saved(tmp_path / "model.pt", kept[layout]), Options(file_activation="tanh"))
+    obs = observations(5)
+    with torch.no_grad():
+        dist = torch.distributions.Normal(actor(obs), std)
+        actions = dist.sample()
+        assert_equal(log_prob(described, obs, actions), dist.log_prob(actions).sum(-1))
+        assert_equal(mean(described, obs), dist.mean)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +247,6 @@ def test_cleanrls_halfcheetah(real: Callable[[str], Path], tmp_path: Path) -> No
     with torch.no_grad():
         actions = model.actor_mean(obs) + 0.3 * torch.randn(COUNT, 6)
         assert_equal(log_prob(described, obs, actions), model.log_prob(obs, actions))
-        assert_equal(values(described, obs), model.critic(obs))
         np.savez(tmp_path / "seen.npz", mean=np.arange(17.0), var=np.full(17, 4.0))
         described = describe(path, Options(vecnormalize=str(tmp_path / "seen.npz")))
         assert not any("hold no statistics" in note for note in described.notes)
@@ -310,6 +327,7 @@ def test_brax_parameters(dict_observations: bool, norm: bool, tmp_path: Path, mo
     kept = (
         state(statistics, mean=seen, std=deviation, count=np.float32(1e4), summed_variance=seen),
         {"params": layers},
+        {"params": {"hidden_0": layers["hidden_0"], "BatchNorm_0": {}}},  # a critic that could not be copied
     )
     path = tmp_path / "params"
     path.write_bytes(pickle.dumps(kept))

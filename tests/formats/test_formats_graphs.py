@@ -17,6 +17,7 @@ from repolicy.errors import FileError, UsageError
 from repolicy.policies.export import export
 from repolicy.policies.formats import CannotCopyError, Options, describe, recognized
 from repolicy.policies.formats.copied import policy_from
+from repolicy.policies.formats.onnx_files import TYPES, array_of
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.spaces import ActionSpace
 
@@ -234,6 +235,21 @@ def random(*shape: int) -> np.ndarray:
 
 def node(kind: str, inputs: str, output: str, **attributes: Any) -> Any:
     return helper.make_node(kind, inputs.split(), [output], **attributes)
+
+
+@pytest.mark.parametrize("number", sorted(TYPES))
+def test_a_constant_of_every_type_is_what_onnx_reads(number: int, tmp_path: Path) -> None:
+    """Kept as bytes, and kept number by number, which is another way for each type."""
+    values = np.array([[1.0, -0.5], [0.0, 3.0]]).astype(TYPES[number])
+    for tensor in (numpy_helper.from_array(values), helper.make_tensor("w", number, (2, 2), values.flatten())):
+        np.testing.assert_array_equal(array_of(tensor, tmp_path), values)
+
+
+def test_a_split_into_two_of_five_is_three_and_two(tmp_path: Path) -> None:
+    split = helper.make_node("Split", ["c"], ["out", "rest"], axis=-1, num_outputs=2)
+    path = graph(tmp_path / "policy.onnx", [node("Gemm", "obs w", "c"), split], {"w": random(5, 5)})
+    obs = observations(5)
+    assert_equal(mean(describe(path), obs), run(path, obs))
 
 
 def test_matmul_add_and_factors_between_layers(tmp_path: Path) -> None:

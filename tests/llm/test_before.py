@@ -1,5 +1,6 @@
 """Before a run: pairs whose gradients would vanish, and one batch that changes nothing."""
 
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +70,14 @@ def test_margins_in_words() -> None:
     assert margins_warning(residual(0.17, 0.1), log_ratio) is None
     assert margins_warning(kl(0.1), log_ratio) is None
     assert margins_warning(objective, torch.tensor([-50.0] * 2 + [1.0] * 8)) is None
+
+
+def test_what_the_sentence_says_of_omega_holds() -> None:
+    log_ratio = 2.0 ** torch.arange(8)
+    said = margins_warning(residual(0.5, 0.2), log_ratio)
+    assert said is not None
+    for omega in map(float, re.findall(r"omega between ([\d.]+) and ([\d.]+)", said)[0]):
+        assert margins_warning(residual(omega, 0.2), log_ratio) is None
 
 
 def test_pairs_far_out_are_told_before_the_first_step(build: Callable[..., Any], prior: Path) -> None:

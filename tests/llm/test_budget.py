@@ -133,6 +133,46 @@ def test_through_rloo(prior: Path, settings: dict[str, Any]) -> None:
         assert torch.equal(one, two)
 
 
+class Chat:
+    """A tokenizer that notes how its template was switched."""
+
+    pad_token_id = eos_token_id = 0
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Any]] = []
+
+    def apply_chat_template(
+        self, prompt: Any, *, add_generation_prompt: bool, return_dict: bool, **switches: Any
+    ) -> dict[str, list[int]]:
+        self.seen.append(switches)
+        return {"input_ids": [0]}
+
+
+def test_the_prior_answers_prompts_as_the_trainer_writes_them(
+    prior: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, chat, off = AutoModelForCausalLM.from_pretrained(prior).eval(), Chat(), {"enable_thinking": False}
+    own_log_prior(Beside(model), chat, [[{"role": "user", "content": "a"}]], 2, 1, off)
+    assert chat.seen == [off] * 4
+
+    handed: list[Any] = []
+    for module in ("grpo", "budget"):
+        monkeypatch.setattr(f"repolicy.llm.{module}.own_log_prior", lambda *given: handed.append(given[-1]) or -1.0)
+    grpo(prior, settings, budget=1.0, chat_template_kwargs=off).look_before_the_first_step()
+    trainer, budget = rloo(prior, settings, chat_template_kwargs=off)
+    budget.on_train_begin(trainer.args, trainer.state, None, trainer.get_train_dataloader())
+    assert handed == [off, off]
+
+
+def test_an_evaluation_moves_no_weight(prior: Path, settings: dict[str, Any]) -> None:
+    trainer, budget = rloo(prior, settings)
+    trainer.model.eval()
+    answers = {"prompts": ["."] * 3, "completion_ids": [[1, 0], [2, 0], [3, 0]]}  # no whole number of groups
+    told = {"log_extra": trainer._log_completion_extra, "log_metric": None, "trainer_state": None}
+    assert len(budget(**answers, **told)) == 3
+    assert budget.omega == 0.2
+
+
 @pytest.mark.parametrize(
     ("objective", "more", "words"),
     [

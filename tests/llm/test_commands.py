@@ -77,9 +77,12 @@ def test_a_trained_model_says_what_it_was_trained_for(
         other.lm_head.weight += 0.1
     other.save_pretrained(tmp_path / "other")
     AutoTokenizer.from_pretrained(prior).save_pretrained(tmp_path / "other")
-    with pytest.raises(SystemExit):
-        cli.main(["llm", *map(str, words), "--prior", str(tmp_path / "other")])
-    assert "was tuned from another prior" in capsys.readouterr().err
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "one\u2028two"}, ensure_ascii=False) + "\n", "utf-8")
+    compared = ["evaluate", tmp_path / "tuned", "--prompts", tmp_path / "p.jsonl", "--reward", REWARD]
+    for asked in (words, compared):
+        with pytest.raises(SystemExit):
+            cli.main(["llm", *map(str, asked), "--prior", str(tmp_path / "other")])
+        assert "was tuned from another prior" in capsys.readouterr().err
 
 
 def test_estimates_are_near_the_exact_values(

@@ -9,12 +9,13 @@ import torch
 pytest.importorskip("trl", reason="the extra `llm` is not installed")
 
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.llm.toy import Toy, measure, optimum, tables
 from repolicy.errors import UsageError
 from repolicy.llm import dial
-from repolicy.llm.mixing import mixed_log_probs, mixture
+from repolicy.llm.generation import new_tokens, prompt_tensors
+from repolicy.llm.mixing import SAMPLING, mixed_log_probs, mixture
 from repolicy.objective import Objective, residual
 
 ANCHORS = residual(0.1, 0.2), residual(0.4, 0.2)
@@ -115,6 +116,21 @@ def test_samples_have_the_mixtures_frequencies(toy: Toy, prior: Path) -> None:
     for index, letter in enumerate(("", *toy.letters)):
         share = sum(exact[i].item() for i, word in enumerate(toy.responses) if word[:1] == letter)
         assert first[index].item() == pytest.approx(share, abs=0.04)
+
+
+def test_samples_are_the_models_own_whatever_its_generation_config_says(toy: Toy, prior: Path) -> None:
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(prior).eval(), AutoTokenizer.from_pretrained(prior)
+    ids, attention = prompt_tensors(tokenizer, ["."] * 64)
+
+    def written() -> list[list[int]]:
+        torch.manual_seed(0)
+        return new_tokens(model.generate, tokenizer, ids, attention, toy.length, **SAMPLING)
+
+    plain = written()
+    model.generation_config.repetition_penalty = 5.0
+    model.generation_config.no_repeat_ngram_size = 1
+    model.generation_config.num_beams = 3
+    assert written() == plain
 
 
 def test_a_token_that_one_model_cannot_write() -> None:

@@ -151,6 +151,7 @@ class TestRefused:
             (residual(0.3, 0.0), {}, "alpha is 0.0"),
             (soft(0.2), {}, "reads a basic reward"),
             (Objective("addon", 0.1, 0.1, bonus=0.1), {}, "bonus is 0.1"),
+            (residual(0.1, 0.1, states=0.5), {}, "states is 0.5, and a language model's trainer knows no price"),
             (None, {"omega": 0.1}, "not both set"),
             (kl(0.1), {"alpha": 0.1}, "one or the other"),
             (kl(0.1), {"f_divergence_type": "js_divergence"}, "must be 'reverse_kl'"),

@@ -29,16 +29,14 @@ class TestPairs:
         margins = [0.2 * 2 - 0.3 * 0.5, 0.2 * -2 - 0.3 * -4]
         assert loss.tolist() == pytest.approx([softplus(-margin) for margin in margins], rel=1e-12)
 
-    def test_dpo_by_hand(self) -> None:
-        loss = losses.dpo_loss(0.5, **ROWS)
+    def test_equal_weights_are_dpo(self) -> None:
+        loss = losses.decomposed_dpo_loss(kl(0.5), **ROWS)
         assert loss.tolist() == pytest.approx([softplus(-0.5 * 1.5), softplus(-0.5 * 2)], rel=1e-12)
 
     def test_preferring_the_chosen_is_cheaper(self) -> None:
         better = {**ROWS, "chosen": ROWS["chosen"] + 1}
-        assert (losses.dpo_loss(0.5, **better) < losses.dpo_loss(0.5, **ROWS)).all()
-
-    def test_equal_weights_are_dpo(self) -> None:
-        assert torch.equal(losses.decomposed_dpo_loss(residual(0.2, 0.2), **ROWS), losses.dpo_loss(0.2, **ROWS))
+        loss = losses.decomposed_dpo_loss(kl(0.5), **ROWS)
+        assert (losses.decomposed_dpo_loss(kl(0.5), **better) < loss).all()
 
     def test_without_omega_the_prior_is_not_read(self) -> None:
         none = losses.decomposed_dpo_loss(greedy(0.2), ROWS["chosen"], ROWS["rejected"], None, None)

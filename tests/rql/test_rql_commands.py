@@ -239,6 +239,8 @@ RESIDUAL = residual(0.5, 0.5)
         ("the environment takes choices of 2: use ResidualDQN", ResidualSAC, (Walk(), full(0.5))),
         ("omega is 0.5, which weighs a prior's log-prob", ResidualDQN, (Walk(), RESIDUAL)),
         ("bonus is 0.1", ResidualSAC, (Bounded(), repeat_entropy(0.1))),
+        ("states is 3", ResidualDQN, (Walk(), residual(0.5, 0.5, states=3.0), "two")),
+        ("omega_to is 3", ResidualDQN, (Walk(), residual(0.5, 0.5, omega_to=3.0), "two")),
         ("alpha is 0", ResidualSAC, (Bounded(), full(0.0))),
         ("observations are of kind Dict", ResidualDQN, (SEES_A_DICT, full(0.5))),
         ("or a bounded Box", ResidualSAC, (ACTS_WITHOUT_BOUNDS, full(0.5))),

@@ -1,10 +1,12 @@
 """What both hosts need: their version, the objective, how a budget moves it, and a prior that fits."""
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ from torch import Tensor, nn
 
 from repolicy.engine.steering import FARTHEST, off_budget, steered
 from repolicy.errors import NumericError, UsageError
-from repolicy.objective import Objective
-from repolicy.policies.file import load_policy
+from repolicy.objective import Objective, plain
+from repolicy.policies.file import notes_of, read_policy
+from repolicy.policies.finding import find_policy
 from repolicy.policies.policy import Policy, PolicySpec, Prior, check_scores, frozen
 
 
@@ -39,17 +42,14 @@ class Steering:
     off_budget: float = -FARTHEST
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.critic_warmup, bool)
-            or self.critic_warmup != int(self.critic_warmup)
-            or self.critic_warmup < 0
-        ):
+        plain(self.objective, "ResidualPPO")
+        warmup, budget = self.critic_warmup, self.kl_budget
+        if isinstance(warmup, bool) or not isinstance(warmup, Real) or not float(warmup).is_integer() or warmup < 0:
             raise UsageError(
-                f"critic_warmup is {self.critic_warmup!r}; here it counts iterations, so it must be a whole number, "
-                "0 or more"
+                f"critic_warmup is {warmup!r}; here it counts iterations, so it must be a whole number, 0 or more"
             )
-        if self.kl_budget is not None and not (math.isfinite(self.kl_budget) and self.kl_budget > 0):
-            raise UsageError(f"kl_budget is {self.kl_budget!r}; it must be a number of nats greater than 0")
+        if budget is not None and not (isinstance(budget, Real) and math.isfinite(budget) and budget > 0):
+            raise UsageError(f"kl_budget is {budget!r}; it must be a number of nats greater than 0")
         if self.kl_budget is not None and not self.objective.reads_prior:
             raise UsageError("kl_budget adapts omega and alpha, so omega must start above 0")
 
@@ -79,11 +79,23 @@ class Steering:
 def read_prior(prior: str | Path | Prior) -> Prior:
     """A file, a run's folder or a shipped name as a frozen policy; whatever has `log_prob` as it is."""
     if isinstance(prior, str | Path):
-        return load_policy(prior)
+        saved = read_policy(find_policy(prior))
+        for note in notes_of(saved.card):
+            warnings.warn(note, stacklevel=3)
+        return saved.policy
     if isinstance(prior, Policy):
         return frozen(prior)
     check_scores(prior)
     return prior
+
+
+def scored(prior: Prior, observations: Any, actions: Tensor) -> Tensor:
+    """The prior's log-probability of each action `[N]`; refused where a `log_prob` of the user's own gives another."""
+    found: Any = prior.log_prob(observations, actions)
+    if not isinstance(found, Tensor) or tuple(found.shape) != (len(actions),):
+        what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise UsageError(f"the prior's log_prob gave {what}; of {len(actions)} actions it must be a tensor, one each")
+    return found
 
 
 def check_sizes(prior: Policy, observations: int, actions: str, kind: str, sizes: tuple[int, ...]) -> None:
@@ -131,7 +143,14 @@ def check_finite(parts: Mapping[str, float]) -> None:
     """Raise where a part of the reward stopped being finite, before anything learns from it."""
     for name, value in parts.items():
         if not math.isfinite(value):
-            raise NumericError(f"the {name} of this iteration's rewards is not finite; no update was made from it")
+            what = {"task": "reward", "prior": "prior's log-probability", "entropy": "policy's log-probability"}[name]
+            raise NumericError(f"the {what} is not finite in this iteration; no update was made from it")
+
+
+ALIKE = (
+    "they must be the same, so give the actor the settings that the prior's had (Stable-Baselines3's policy_kwargs, "
+    "rsl_rl's `actor`), in the environment that it was trained for"
+)
 
 
 def fill(module: nn.Module, weights: Mapping[str, Tensor], what: str) -> None:
@@ -139,15 +158,15 @@ def fill(module: nn.Module, weights: Mapping[str, Tensor], what: str) -> None:
     wanted = module.state_dict()
     for name in wanted:
         if name not in weights:
-            raise UsageError(f"{what} has no {name}, which the actor has: the networks must be the same")
+            raise UsageError(f"{what} has no {name}, which the actor has: {ALIKE}")
         if weights[name].shape != wanted[name].shape:
             raise UsageError(
                 f"{what} has {name} of {list(weights[name].shape)}, and the actor of "
-                f"{list(wanted[name].shape)}: observations, actions and networks must be the same"
+                f"{list(wanted[name].shape)}: {ALIKE}"
             )
     for name in weights:
         if name not in wanted:
-            raise UsageError(f"{what} has {name}, which the actor has not: the networks must be the same")
+            raise UsageError(f"{what} has {name}, which the actor has not: {ALIKE}")
     module.load_state_dict(dict(weights))
 
 

@@ -57,6 +57,11 @@ def _scored_by(prior: Policy) -> Callable[[Any, Any], Any]:
             )
         if prior.spec.actions.kind == "discrete" and actions.ndim < observations.ndim:
             actions = actions[..., None]  # one choice a step, written without an axis of its own
+        if tuple(actions.shape) != (*observations.shape[:-1], prior.actions.width):
+            raise UsageError(
+                f"actions have the shape {tuple(actions.shape)} and observations {tuple(observations.shape)}; of each "
+                f"step the prior takes {prior.actions.width} numbers as the action"
+            )
         if isinstance(observations, Tensor):
             return prior.to(observations.device).log_prob(observations.float(), actions.float())
         tensors = (torch.from_numpy(np.asarray(part, np.float32)) for part in (observations, actions))

@@ -12,12 +12,12 @@ The environment pays the add-on. Rewards change on their way into the storage, o
 """
 
 import copy
-import pickle
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,10 +30,14 @@ from repolicy.adapters.common import (
     check_version,
     fill,
     read_prior,
+    scored,
     without_gradient,
 )
-from repolicy.errors import FileError, UsageError, first_line
+from repolicy.errors import FileError, UsageError
+from repolicy.loading import read_bytes
 from repolicy.objective import Objective, given_objective, reformulated, task_reward
+from repolicy.policies.formats import torch_files
+from repolicy.policies.formats.shells import shortened
 from repolicy.policies.layers import MODULES
 from repolicy.policies.policy import Policy, PolicySpec, Prior
 from repolicy.policies.spaces import ActionSpace
@@ -115,7 +119,7 @@ class ResidualPPO(PPO):
     def update(self) -> dict[str, float]:
         """rsl_rl's update, of the critic alone while that warms up; then the budget steers."""
         means = self._means()
-        parts = {f"reward_{name}": means[name] for name in ("task", "prior", "entropy")}
+        parts = {name: means[name] for name in ("task", "prior", "entropy")}
         weights = {"omega": self.steering.objective.omega, "alpha": self.steering.objective.alpha}  # that were in force
         check_finite(parts)
         if self.steering.fits_actor:
@@ -127,7 +131,8 @@ class ResidualPPO(PPO):
             self.schedule = schedule
         prior_kl = means["log_policy"] - means["log_prior"]  # KL(policy ‖ prior), from samples
         self.steering.steer(prior_kl)
-        return losses | parts | weights | ({} if self.prior is None else {"prior_kl": prior_kl})
+        logged = {f"reward_{name}": part for name, part in parts.items()} | weights
+        return losses | logged | ({} if self.prior is None else {"prior_kl": prior_kl})
 
     def save(self) -> dict[str, Any]:
         """rsl_rl's checkpoint with the prior's weights and where the steering stands beside it."""
@@ -208,7 +213,7 @@ class RawPrior(nn.Module):
         self.prior, self.groups = prior, groups
 
     def log_prob(self, observations: Any, actions: Tensor) -> Tensor:
-        return self.prior.log_prob(torch.cat([observations[group] for group in self.groups], dim=-1), actions)
+        return scored(self.prior, torch.cat([observations[group] for group in self.groups], dim=-1), actions)
 
     def reset(self, dones: Tensor) -> None:
         """It has no memory."""
@@ -237,14 +242,16 @@ def _prior_for(prior: str | Path | Prior, actor: Any, storage: Any, copied: bool
 
 def _read_checkpoint(path: Path) -> dict[str, Tensor] | None:
     """The actor in one of the runner's checkpoints, read without running anything; None where it is no such file."""
-    if not path.is_file():
-        raise FileError(f"there is no file {path}")
-    try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        raise FileError(f"{path} is damaged, or no checkpoint of rsl_rl: {first_line(error)}") from None
+    loaded = torch_files.load(read_bytes(path), str(path))
     actor = loaded.get("actor_state_dict") if isinstance(loaded, dict) else None
-    return actor if isinstance(actor, dict) else None
+    if not isinstance(actor, dict):
+        return None
+    for name, part in actor.items():
+        if not isinstance(part, np.ndarray):
+            raise FileError(f"{path} cannot be read: {name} is {shortened(part)}, and no tensor")
+        if part.dtype.kind == "f" and not np.isfinite(part).all():
+            raise FileError(f"{path} cannot be used: {name} has numbers that are not finite")
+    return {name: torch.from_numpy(np.array(part)) for name, part in actor.items()}
 
 
 def _keep_statistics(actor: Any) -> None:
@@ -333,4 +340,5 @@ def _spec_of(actor: Any) -> PolicySpec:
         )
     unbounded = (float("inf"),) * sizes[-1]
     actions = ActionSpace("continuous", (sizes[-1],), tuple(-bound for bound in unbounded), unbounded)
-    return PolicySpec(sizes[0], actions, "gaussian", tuple(sizes[1:-1]), activation[0], min_std=0.0)
+    hidden = tuple(sizes[1:-1])
+    return PolicySpec(sizes[0], actions, "gaussian", hidden, activation[0], min_std=0.0, observation_bound=None)

@@ -32,6 +32,7 @@ from repolicy.adapters.common import (
     check_version,
     fill,
     read_prior,
+    scored,
     without_gradient,
 )
 from repolicy.adapters.sb3_policies import actions_of, from_repolicy, like, to_repolicy
@@ -99,6 +100,7 @@ class ResidualPPO(PPO):
         super().__init__(policy, env, policy_kwargs=policy_kwargs, _init_setup_model=_init_setup_model, **host)
         if _init_setup_model and copy_prior:
             if isinstance(self.prior, Policy):
+                _check_seen_alike(self)
                 from_repolicy(self.prior, self)
             elif isinstance(self.prior, SameKind):
                 own, weights = _critics_own(self.policy), self.prior.policy.state_dict()
@@ -181,7 +183,7 @@ class ResidualPPO(PPO):
         actions = _rows(buffer.actions, self.device)
         blocks = [slice(start, start + ROWS) for start in range(0, len(actions), ROWS)]
         with torch.no_grad():
-            log_probs = [self.prior.log_prob(_block(tensors, rows), actions[rows]) for rows in blocks]
+            log_probs = [scored(self.prior, _block(tensors, rows), actions[rows]) for rows in blocks]
         return torch.cat(log_probs).reshape(buffer.rewards.shape).cpu().numpy()
 
     def _fitted(self, prior: Any) -> Any:
@@ -306,10 +308,22 @@ def _check_env(model: ResidualPPO) -> None:
         raise UsageError(f"the environment is VecNormalize(norm_reward=True), and {why}: set norm_reward=False")
     if any(env.env_is_wrapped(gymnasium.wrappers.NormalizeReward)):
         raise UsageError(f"the environment is wrapped in NormalizeReward, and {why}: take the wrapper off")
-    if objective.reads_prior and normalized is not None and normalized.norm_obs and normalized.training:
+    moving = normalized is not None and normalized.norm_obs and normalized.training
+    if objective.reads_prior and (moving or any(env.env_is_wrapped(gymnasium.wrappers.NormalizeObservation))):
+        what = "VecNormalize" if moving else "wrapped in NormalizeObservation"
         raise UsageError(
-            "the environment is VecNormalize with statistics that move, and the prior would not see what it was "
-            "trained on: load the statistics that it was trained with, and set env.training = False"
+            f"the environment is {what} with statistics that move, and the prior would not see what it was trained on: "
+            "take a VecNormalize with the statistics that it was trained with, and set env.training = False"
+        )
+
+
+def _check_seen_alike(model: ResidualPPO) -> None:
+    """Raise where an actor that is copied from a policy of ours would see other observations than that one."""
+    normalized = model.get_vec_normalize_env()
+    if normalized is not None and normalized.norm_obs:
+        raise UsageError(
+            "VecNormalize changes what the actor sees, and the prior takes observations as they are, with a normalizer "
+            "of its own: set norm_obs=False, or copy_prior=False to begin elsewhere"
         )
 
 

@@ -93,8 +93,6 @@ def to_repolicy(model: PPO) -> Policy:
     if isinstance(theirs.features_extractor, Standardized):
         policy.normalizer.load_state_dict(theirs.features_extractor.normalizer.state_dict())
     elif normalized is not None and normalized.norm_obs:
-        if normalized.clip_obs != BOUND:
-            raise UsageError(f"VecNormalize clips observations to ±{normalized.clip_obs:g}, and Repolicy to ±{BOUND:g}")
         seen = normalized.obs_rms
         numbers = {"mean": seen.mean, "var": seen.var + (normalized.epsilon - 1e-8), "count": seen.count}
         policy.normalizer.load_state_dict({name: torch.as_tensor(part).double() for name, part in numbers.items()})
@@ -129,7 +127,11 @@ def _spec_of(model: PPO) -> PolicySpec:
     space = actions_of(model.action_space)
     family: Any = "gaussian" if space.kind == "continuous" else "categorical"
     hidden, extractor = tuple(layer.out_features for layer in layers[:-1]), policy.features_extractor
-    bound = extractor.normalizer.bound if isinstance(extractor, Standardized) else BOUND
+    normalized, bound = model.get_vec_normalize_env(), math.inf
+    if isinstance(extractor, Standardized):
+        bound = extractor.normalizer.bound
+    elif normalized is not None and normalized.norm_obs:
+        bound = normalized.clip_obs
     return PolicySpec(
         layers[0].in_features, space, family, hidden, activation[0], min_std=0.0,
         observation_bound=None if math.isinf(bound) else bound,

@@ -56,8 +56,15 @@ class Diagnose:
         check_addon(diagnosis)
         command = ["repolicy", "customize", self.prior, "--env", env]
         command += [word for name in self.addon for word in ("--addon", name)] + diagnosis.first
+        command += self._reading()
         _show(terminal, diagnosis, notes_of(saved.card), shlex.join(command))
         return diagnosis.as_dict() | {"prior": str(path), "addons": list(self.addon), "command": shlex.join(command)}
+
+    def _reading(self) -> list[str]:
+        """The options without which the file could not be read, or another backend would be taken."""
+        given = {name: value for name, value in vars(self.reading).items() if value is not None}
+        given |= {"backend": self.backend} if self.backend != "auto" else {}
+        return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def _show(terminal: Any, diagnosis: "Diagnosis", notes: list[str], command: str) -> None:

@@ -59,6 +59,8 @@ class Dial:
             raise UsageError(f"{path} was trained at all positions, so there is nothing to mix: leave out --how")
         if self.beside is not None and (self.at or [dial.name for dial in turning.trained] != ["omega"]):
             raise UsageError("--beside is for the report on a run with a range of omega and no other dial")
+        if self.at and (self.env or self.addon):
+            raise UsageError("--env and --addon are for the report; with --at one position is kept, and none evaluated")
         return self._one(turning) if self.at else self._all(turning)
 
     def _one(self, turning: "Turning") -> dict[str, Any]:
@@ -124,6 +126,6 @@ def _asked(at: tuple[str, ...]) -> tuple[float | None, dict[str, float]]:
                 f"--at is {text!r}; it must be a number or, of several dials, NAME=NUMBER for each"
             ) from None
         if name in values or (not name and len(at) > 1):
-            raise UsageError(f"--at {text} says one thing twice: of several dials, NAME=NUMBER once for each")
+            raise UsageError(f"--at {text}: give one number, or, of several dials, NAME=NUMBER once for each")
         values[name] = value
     return (values[""], {}) if "" in values else (None, values)

@@ -12,12 +12,13 @@ from repolicy.envs.names import envpool_names
 from repolicy.report.film import libraries
 
 EXTRAS = {
-    "sb3": ["stable_baselines3", "highway_env"],
-    "rsl-rl": ["rsl_rl"],
-    "llm": ["trl", "peft"],
+    "sb3": ["stable_baselines3", "sb3_contrib", "highway_env"],
+    "rsl-rl": ["rsl_rl", "tensordict"],
+    "llm": ["trl", "peft", "transformers", "datasets", "packaging"],
     "ray": ["ray"],
     "wandb": ["wandb"],
     "hub": ["huggingface_hub"],
+    "film": ["pygame"],
     "onnx": ["onnx", "onnxruntime", "onnxscript"],
 }
 

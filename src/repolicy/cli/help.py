@@ -21,11 +21,14 @@ from tyro.conf import Positional
 GROUPS: dict[str, tuple[str, ...]] = {
     "first": ("addon", "omega", "kl-budget", "alpha", "env", "steps", "out", "resume", "ranks", "trust"),
     "what to ask for": ("objective", "states", "log-prior-budget", "sparse"),
-    "how long": ("seed", "envs", "horizon", "segment", "epochs", "critic-warmup", "jobs", "episodes", "patience"),
+    "how long": (
+        *("seed", "envs", "horizon", "segment", "epochs", "critic-warmup", "critic-explains"),
+        *("jobs", "episodes", "patience"),
+    ),
     "learning": (),
     "networks": ("family", "hidden", "activation", "initial-std", "min-std"),
     "logging": ("report", "wandb", "json", "evaluation-episodes", "settings"),
-    "files of other libraries": ("std", "temperature", "vecnormalize", "file-activation"),
+    "files of other libraries": ("std", "temperature", "vecnormalize", "file-activation", "demonstrations"),
 }
 Usual = tuple[str, list[Any]]  # what a command's settings depend on by default, and examples
 FEW = 16  # options that need no groups

@@ -13,6 +13,7 @@ from repolicy.engine.settings import budget_of
 from repolicy.engine.terminal import Terminal
 from repolicy.errors import FileError
 from repolicy.loading import printable
+from repolicy.objective import RANGES
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.distributions import Gaussian, SquashedGaussian
 from repolicy.policies.file import PROBES, read_policy
@@ -204,10 +205,11 @@ def _sentence(request: dict[str, Any]) -> str:
         return "unknown"
     task = objective.get("task", "unknown")
     parts = [{"both": "basic + addon"}.get(task, task)]
+    to = {name: f"..{objective[end]:g}" if objective.get(end) else "" for end, name in RANGES.items()}
     if objective.get("omega"):
-        parts.append(f"+ {objective['omega']:g} log prior")
+        parts.append(f"+ {objective['omega']:g}{to['omega']} log prior")
     if objective.get("alpha"):
-        parts.append(f"− {objective['alpha']:g} log policy")
+        parts.append(f"− {objective['alpha']:g}{to['alpha']} log policy")
     if objective.get("bonus"):
         parts.append(f"(and {objective['bonus']:g} · entropy in the loss)")
     if objective.get("states"):

@@ -82,7 +82,7 @@ class Evaluate:
         terminal.say(f"{path} in {env} ({evaluation.backend}), {self.episodes} episodes, {action} action")
         table = Table("", "mean", "std")
         for column in evaluation.columns.values():
-            table.add_row(column.title, f"{column.mean:,.2f}", f"{column.values.std():,.2f}")
+            table.add_row(column.title, f"{column.mean:,.2f}", f"{column.std:,.2f}")
         terminal.print(table)  # before the file, which may turn out not to be writable
 
         elsewhere = "" if self.env is None else f"{as_file_name(env)}-"

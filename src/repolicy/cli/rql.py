@@ -10,7 +10,7 @@ from repolicy.cli import runs
 from repolicy.cli.look import policy_and_env
 from repolicy.cli.runs import alpha_of, ended, run_before, settings_of, watchers_of
 from repolicy.errors import UsageError
-from repolicy.loading import as_file_name, nearest
+from repolicy.loading import as_file_name, nearest, stem_of
 from repolicy.objective import Objective, name_of, named
 from repolicy.rql.settings import TASKS, Settings, customize_defaults, train_defaults
 
@@ -106,7 +106,7 @@ class Customize(Run):
 
     @property
     def folder(self) -> Path:
-        return self.out or Path("runs/rql") / f"{Path(self.prior).stem}-residual-{self.settings.seed}"
+        return self.out or Path("runs/rql") / f"{as_file_name(stem_of(self.prior))}-residual-{self.settings.seed}"
 
     def beginning(self) -> "Customize":
         """What the options are options of: the task's own settings, or the run that is resumed."""

@@ -12,7 +12,7 @@ from repolicy.engine.defaults import TABLE, of_shape, train_defaults
 from repolicy.engine.machine import torchrun_place
 from repolicy.engine.settings import S, Settings, read_settings, validated
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.loading import as_file_name, confirm
+from repolicy.loading import as_file_name, confirm, stem_of
 from repolicy.objective import RANGES, Dial, Objective, coefficients, name_of
 from repolicy.policies.options import Options
 
@@ -163,7 +163,7 @@ class Customize(Run):
 
     @property
     def folder(self) -> Path:
-        return self.out or Path("runs") / f"{as_file_name(Path(self.prior).stem)}-{self.objective}-{self.settings.seed}"
+        return self.out or Path("runs") / f"{as_file_name(stem_of(self.prior))}-{self.objective}-{self.settings.seed}"
 
     def beginning(self) -> "Customize":
         """What the options are options of: the environment's own settings, or the run that is resumed."""
@@ -264,6 +264,8 @@ def _ends(name: str, text: str) -> tuple[float, float]:
     try:
         if not dots:
             return float(text), 0.0
+        if high.startswith("."):
+            raise ValueError("0.1...3 could be up to 3 or up to .3")
         dial = Dial(name, float(low), float(high)).checked()
     except ValueError:
         also = ", or auto" if name == "omega" else ""

@@ -68,7 +68,9 @@ class Sweep:
 
     @property
     def folder(self) -> Path:
-        return self.out or Path("runs") / f"{Path(self.prior).stem}-sweep"
+        from repolicy.many.sweep import folder_of
+
+        return self.out or folder_of(self.prior)
 
     def beginning(self) -> "Sweep":
         """What the options are options of: the environment's own settings, or the sweep that is resumed."""

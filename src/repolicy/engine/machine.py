@@ -14,18 +14,17 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+CPUS = Path("/sys/devices/system/cpu")
+
 
 def physical_cores() -> int:
     """Physical cores that this process may use: as many as it is let onto and has the processor time of."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    usable = int(min(usable, cpu_quota()))
+    logical = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {*range(os.cpu_count() or 1)}
     try:
-        siblings = {
-            path.read_text() for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings_list")
-        }
+        cores = len({(CPUS / f"cpu{cpu}/topology/thread_siblings_list").read_text() for cpu in logical})
     except OSError:
-        siblings = set()
-    return max(1, min(usable, len(siblings) or usable))
+        cores = len(logical)
+    return max(1, int(min(cores, cpu_quota())))
 
 
 def cpu_quota(root: Path = Path("/")) -> float:
@@ -128,7 +127,7 @@ def shares_memory() -> bool:
 
     x86-64 promises that, and others do not.
     """
-    return platform.machine() in ("x86_64", "AMD64") and hasattr(os, "sched_yield")
+    return platform.machine() in ("x86_64", "AMD64")
 
 
 @cache

@@ -147,25 +147,25 @@ class Siblings:
                     self._miss(index, child)
 
     def _miss(self, index: int, child: "subprocess.Popen[bytes]") -> NoReturn:
-        lines = self._said().strip().splitlines()
+        lines = self._said().decode(errors="replace").strip().splitlines()
         words = lines[-1] if lines else "it said nothing"
         raise RepolicyError(f"rank {index} ended (exit code {child.returncode}): {words}")
 
     def _pass_on(self) -> None:
         """Say what the others want to be said, such as that an environment hangs: their stderr is read here only."""
-        lines = self._said(self._read).splitlines(keepends=True)
-        whole = [line for line in lines if line.endswith("\n")]
-        self._read += sum(len(line.encode()) for line in whole)
-        for line in whole:
+        said = self._said(self._read)
+        whole = said[: said.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.decode(errors="replace").split("\n"):
             if line.startswith("repolicy: "):
-                print(line, end="", file=sys.stderr, flush=True)
+                print(line, file=sys.stderr, flush=True)
 
-    def _said(self, since: int = 0) -> str:
+    def _said(self, since: int = 0) -> bytes:
         """What the others wrote to stderr, read without moving the place at which they write."""
         if self._complaints is None:
-            return ""
+            return b""
         descriptor = self._complaints.fileno()
-        return os.pread(descriptor, os.fstat(descriptor).st_size - since, since).decode(errors="replace")
+        return os.pread(descriptor, os.fstat(descriptor).st_size - since, since)
 
 
 def check_count(count: int) -> None:

@@ -101,6 +101,8 @@ def words(request: Request, prior: str | Path = "") -> list[str]:
     if named is None:
         return []
     objective, coefficients = named
+    if request.settings.budget is not None and request.objective.omega != request.objective.alpha:
+        return []  # --omega auto begins at alpha
     parts = ["customize", str(prior), "--env", request.env] if prior else ["train", request.env]
     for name in request.addons:
         parts += ["--addon", name]

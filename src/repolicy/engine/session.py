@@ -12,7 +12,7 @@ from repolicy.engine.result import Result
 from repolicy.engine.settings import Settings, validated
 from repolicy.engine.wanted import Wanted
 from repolicy.errors import UsageError
-from repolicy.loading import as_file_name, lives_here_alone
+from repolicy.loading import as_file_name, lives_here_alone, stem_of
 from repolicy.objective import Objective, name_of
 from repolicy.policies.policy import Policy
 
@@ -37,7 +37,7 @@ def folder_for(out: str | Path | None, name: object, objective: str, seed: int, 
     if out is not None:
         return Path(out)
     stem = called(name)
-    plain = Path("runs") / f"{as_file_name(Path(stem).stem if '/' in stem else stem)}-{objective}-{seed}"
+    plain = Path("runs") / f"{as_file_name(stem_of(stem) if '/' in stem else stem)}-{objective}-{seed}"
     if resume:
         return plain
     tried, count = plain, 1

@@ -36,14 +36,14 @@ class Start:
     exact: Exact | None = None
     source: Source | None = None  # how other processes load `exact`
 
-    def env(self) -> str:
+    def env(self, trust: bool) -> str:
         """The environment that the prior was made for, where it is known."""
         if self.saved is None:
             raise UsageError(f"{self.name} does not say which environment it is for; name one with --env")
         if isinstance(self.given, Policy):
             raise UsageError("a policy alone does not say which environment it is for; give env=...")
-        result = isinstance(self.given, Result)  # the names in it come from this session
-        return env_of(self.saved.card, Path(self.name), trust=result)
+        session = isinstance(self.given, Result)  # the names in it come from this session
+        return env_of(self.saved.card, Path(self.name), trust=session or trust)
 
     def settings(self, settings: Settings) -> Settings:
         """With as many ranks as can have the prior."""
@@ -98,13 +98,14 @@ class Start:
 
 def start_of(given: Any, reading: Options | None, init: Init, trust: bool, file: Path) -> Start:
     """What a user gave as a prior, read but not yet fitted."""
-    prior = given.folder if isinstance(given, Result) else given
-    exact = exact_of(prior, reading, trust)
-    name = str(prior) if isinstance(prior, str | Path) else getattr(exact, "name", "the prior")
-    if exact is not None:
+    reference = given.folder if isinstance(given, Result) else given
+    exact = exact_of(reference, reading, trust)
+    name = str(reference) if isinstance(reference, str | Path) else getattr(exact, "name", "the prior")
+    prior = exact if isinstance(exact, Policy) else reference  # module:name may lead to a policy of ours
+    if exact is not None and not isinstance(exact, Policy):
         if init == "copy":
             raise UsageError(f"{name} cannot be copied; leave --init out, and the actor is fitted to it")
-        return Start(given, name, None, b"", exact, source_of(prior, exact, reading, trust))
+        return Start(given, name, None, b"", exact, source_of(reference, exact, reading, trust))
     if isinstance(prior, Policy):
         saved, content = SavedPolicy(frozen(prior), None, {}), policy_bytes(prior, {})
     else:
@@ -117,7 +118,7 @@ def start_of(given: Any, reading: Options | None, init: Init, trust: bool, file:
         content = b"" if init == "clone" else own_bytes(path, saved, file)
     if init != "clone":
         return Start(given, name, saved, content)
-    return Start(given, name, saved, content, saved.policy, source_of(prior, saved.policy, reading, trust))
+    return Start(given, name, saved, content, saved.policy, source_of(reference, saved.policy, reading, trust))
 
 
 def named_as(given: Any) -> Any:

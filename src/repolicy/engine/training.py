@@ -135,7 +135,7 @@ def customize(
     name = called_objective(objective, "residual")
     folder = folder_for(out, named_as(prior), name, settings.seed if settings else 0, resume)
     start = start_of(prior, reading, init, trust, RunFolder(folder).prior)
-    env = with_observed(env_name(env) if env is not None else start.env(), observe, observe_critic)
+    env = with_observed(env_name(env) if env is not None else start.env(trust), observe, observe_critic)
     RunFolder(folder).check_new(resume)  # before anything that takes a while
     last_objective, last_settings = resumed(folder, resume)
     objective = objective or last_objective or Wanted("residual")

@@ -197,6 +197,8 @@ def dials(requests: Sequence[str]) -> tuple[Dial, ...]:
         if not dots:
             continue
         try:
+            if high.startswith("."):
+                raise ValueError("0...2 could be up to 2 or up to .2")
             ranges.append(Dial(called.rpartition(":")[2], float(low), float(high), "linear").checked())
         except ValueError:
             raise UsageError(f"add-on {request!r}: {written!r} is no range of weights; write NAME=0..2") from None

@@ -47,7 +47,8 @@ class GymnasiumEnvs:
     @property
     def limit(self) -> int | None:
         env, name = self._envs.envs[0], "_max_episode_steps"  # of Gymnasium's TimeLimit
-        return int(env.get_wrapper_attr(name)) if env.has_wrapper_attr(name) else None
+        steps = env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
+        return None if steps is None else int(steps)
 
     def reset(self) -> np.ndarray:
         seeds: list[int | None] = [self._seed + index for index in range(self.count)]

@@ -41,8 +41,8 @@ class Rollout:
     ages: np.ndarray  # [T, N] steps of the episode so far, this one included
     cut: np.ndarray  # [K, 2] (t, n) of the episodes that a time limit cut
     cut_observations: np.ndarray  # [K, O] what they ended in
-    next_observations: np.ndarray | None  # [T, N, O] true next observations, kept for add-ons only
-    infos: list[Info]  # T of them, kept for add-ons only
+    next_observations: np.ndarray | None  # [T, N, O] true next observations, where they are kept
+    infos: list[Info]  # T of them, where they are kept
     episodes: Episodes
     physics_seconds: float
     policy_seconds: float

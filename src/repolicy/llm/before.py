@@ -1,5 +1,6 @@
 """Before a run: one batch that changes nothing, and pairs whose gradients would vanish."""
 
+import math
 import random
 import warnings
 from collections.abc import Iterator
@@ -26,12 +27,14 @@ def margins_warning(objective: Objective, log_ratio: Tensor) -> str | None:
     far = (((objective.alpha - objective.omega) * log_ratio).abs() > FAR).double().mean().item()
     if far <= SHARE:
         return None
-    room = FAR / torch.quantile(log_ratio.abs().float(), 1 - SHARE).item()
+    room = FAR / torch.quantile(log_ratio.abs().double(), 1 - SHARE, interpolation="higher").item()
+    digits = 2 - math.floor(math.log10(room))
+    room = math.floor(room * 10**digits) / 10**digits  # rounded down, so that what is said holds
     low, high = max(0.0, objective.alpha - room), objective.alpha + room
     return (
         f"{far:.0%} of the pairs begin with a margin beyond {FAR:g}, where the loss is nearly flat or a straight line: "
-        f"the prior finds one of the two responses far likelier than the other. With omega between {low:.3g} and "
-        f"{high:.3g} at this alpha it would be at most {SHARE:.0%}; or leave out pairs whose lengths differ much"
+        f"the prior finds one of the two responses far likelier than the other. With omega between {low:.6g} and "
+        f"{high:.6g} at this alpha it would be at most {SHARE:.0%}; or leave out pairs whose lengths differ much"
     )
 
 

@@ -55,9 +55,18 @@ def check_budget(budget: float, rate: float, objective: Objective) -> None:
 
 
 def own_log_prior(
-    prior: Beside, tokenizer: Any, prompts: list[Any], samples: int, tokens: int, batch: int = 256
+    prior: Beside,
+    tokenizer: Any,
+    prompts: list[Any],
+    samples: int,
+    tokens: int,
+    template: dict[str, Any] | None = None,
+    batch: int = 256,
 ) -> float:
-    """E_prior[log prior] of a response, from the prior's responses to the prompts in turn. Random streams stay."""
+    """E_prior[log prior] of a response, from the prior's responses to the prompts in turn. Random streams stay.
+
+    `template` is the trainer's chat_template_kwargs.
+    """
     if not prompts:
         raise UsageError("a budget needs prompts to which the prior can respond")
     rows = [prompts[i % len(prompts)] for i in range(samples)]
@@ -66,9 +75,9 @@ def own_log_prior(
         torch.manual_seed(0)  # the same on every rank
         for start in range(0, samples, batch):
             part = rows[start : start + batch]
-            ids, attention = (x.to(prior.model.device) for x in prompt_tensors(tokenizer, part))
+            ids, attention = (x.to(prior.model.device) for x in prompt_tensors(tokenizer, part, template))
             written = new_tokens(prior.model.generate, tokenizer, ids, attention, tokens, **SAMPLING)
-            texts = [(prompt_ids(tokenizer, prompt), row) for prompt, row in zip(part, written, strict=True)]
+            texts = [(prompt_ids(tokenizer, prompt, template), row) for prompt, row in zip(part, written, strict=True)]
             values += response_log_probs(prior.model, texts)
     return sum(values) / len(values)
 
@@ -92,11 +101,12 @@ class PriorBudget(TrainerCallback):  # type: ignore[misc]
         rate: float = 0.02,
         samples: int = 1024,
         log_prior: Callable[..., list[float]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
     ) -> None:
         check_budget(nats, rate, objective)
         self.prior, self.tokenizer, self.objective = prior, tokenizer, objective
         self.nats, self.rate, self.samples = nats, rate, samples
-        self.log_prior = log_prior or prior_reward(prior, tokenizer)
+        self.log_prior = log_prior or prior_reward(prior, tokenizer, chat_template_kwargs)
         self.memory = Remembered({"budget": nats, "alpha": objective.alpha}, {"omega": objective.omega})
         self.callbacks = [self.memory, self]
 
@@ -112,12 +122,16 @@ class PriorBudget(TrainerCallback):  # type: ignore[misc]
         if "own" not in self.memory.values:
             prompts = list(train_dataloader.dataset["prompt"])
             tokens = args.max_completion_length
-            self.memory.values["own"] = own_log_prior(Beside(self.prior), self.tokenizer, prompts, self.samples, tokens)
+            self.memory.values["own"] = own_log_prior(
+                Beside(self.prior), self.tokenizer, prompts, self.samples, tokens, args.chat_template_kwargs
+            )
 
     def __call__(self, prompts: list[Any], completion_ids: list[list[int]], **columns: Any) -> list[float]:
         """(omega − alpha) · log prior of each response; RLOO's own KL, weighted alpha, has the rest."""
         values = self.log_prior(prompts=prompts, completion_ids=completion_ids, **columns)
         weighted = [(self.omega - self.objective.alpha) * value for value in values]
+        if not columns["log_extra"].__self__.model.training:
+            return weighted
         everyone = gather(torch.tensor(values)).view(-1, self.group)
         columns["log_metric"]("budget/omega", self.omega)
         alpha, state = self.objective.alpha, columns["trainer_state"]

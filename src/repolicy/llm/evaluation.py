@@ -13,8 +13,9 @@ import torch
 
 from repolicy.errors import FileError, UsageError
 from repolicy.llm.generation import new_tokens, prompt_tensors
+from repolicy.llm.identity import checksum
 from repolicy.llm.mixing import SAMPLING, beside
-from repolicy.llm.models import load_prior, load_tuned, read_identity
+from repolicy.llm.models import identity_for, load_prior, load_tuned
 from repolicy.llm.rloo import prompt_ids, response_log_probs
 from repolicy.loading import load_object
 from repolicy.report.page import page, section, table
@@ -42,13 +43,15 @@ def evaluate(options: "Evaluate") -> list[dict[str, Any]]:
     prior, tokenizer = load_prior(options.prior)
     repeated = [row for row in rows for _ in range(options.responses)]
     models, samples = [], []
+    own = checksum(prior)
+    identities = {name: identity_for(name, own) for name in options.models}  # before any of the work
     for index, name in enumerate((None, *options.models)):
         prior, model = (prior, None) if name is None else load_tuned(name, prior, index)
         torch.manual_seed(options.seed)
         each, text = measured(beside(prior, model), beside(prior, None), tokenizer, repeated, reward, options.tokens)
         shaped = {key: values.reshape(len(rows), options.responses) for key, values in each.items()}
-        identity = read_identity(name) if name else {}
-        models.append({"model": name or f"the prior, {options.prior}", **identity, **with_intervals(shaped)})
+        who = {"model": name, **identities[name]} if name else {"model": f"the prior, {options.prior}"}
+        models.append({**who, **with_intervals(shaped)})
         samples.append(text[:: options.responses])
     write_page(options, models, rows, samples)
     return models
@@ -109,7 +112,7 @@ def with_intervals(shaped: dict[str, Any], draws: int = 2000) -> dict[str, Any]:
 
 def read_prompts(file: Path) -> list[dict[str, Any]]:
     try:
-        rows = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not one JSON object a line"
         raise FileError(f"{file} cannot be read as prompts: {reason}") from error

@@ -32,9 +32,11 @@ def generate(options: "Generate") -> list[dict[str, Any]]:
     return [{"prompt": prompt, "text": response} for prompt, response in zip(prompts, text, strict=True)]
 
 
-def prompt_tensors(tokenizer: Any, prompts: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+def prompt_tensors(
+    tokenizer: Any, prompts: list[Any], template: dict[str, Any] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and attention `[B, T]`, padded on the left."""
-    rows = [prompt_ids(tokenizer, prompt) for prompt in prompts]
+    rows = [prompt_ids(tokenizer, prompt, template) for prompt in prompts]
     return padded(rows, "left", tokenizer.pad_token_id), padded([[1] * len(row) for row in rows], "left")
 
 

@@ -17,7 +17,7 @@ from repolicy.errors import UsageError
 from repolicy.llm.budget import check_budget, move_omega, own_log_prior
 from repolicy.llm.identity import ObjectiveSettings, WithObjective
 from repolicy.llm.losses import leave_one_out, returns_to_go, token_rewards, whole_returns
-from repolicy.llm.mixing import Beside
+from repolicy.llm.mixing import SAMPLING, Beside
 from repolicy.llm.requirements import (
     MOVING_PRIOR,
     own_settings,
@@ -57,12 +57,10 @@ NEEDED: dict[str, tuple[Any, str]] = {
 }
 # What generation must not do, by name, with the values that do nothing (None does nothing anywhere).
 NEUTRAL: dict[str, Any] = {
-    **{"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "top_h": None, "typical_p": 1.0},
-    **{"epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0},
-    **{"no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "bad_words_ids": None, "min_length": 0},
-    **{"min_new_tokens": 0, "forced_bos_token_id": None, "forced_eos_token_id": None, "sequence_bias": None},
-    **{"exponential_decay_length_penalty": None, "begin_suppress_tokens": None, "guidance_scale": 1.0},
-    **{"watermarking_config": None, "num_beams": 1, "penalty_alpha": None, "prefix_allowed_tokens_fn": None},
+    **SAMPLING,
+    **{"top_h": None, "bad_words_ids": None, "min_new_tokens": 0, "forced_bos_token_id": None, "sequence_bias": None},
+    **{"forced_eos_token_id": None, "exponential_decay_length_penalty": None, "begin_suppress_tokens": None},
+    **{"watermarking_config": None, "penalty_alpha": None, "prefix_allowed_tokens_fn": None},
     **{"presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None, "allowed_token_ids": None},  # vLLM's
     **{"min_tokens": 0, "bad_words": None, "structured_outputs": None},
 }
@@ -162,7 +160,8 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         model = self.accelerator.unwrap_model(self.model)
         prior = Beside(model, self._as_prior) if self.ref_model is None else Beside(self.ref_model)
         prompts = list(self.train_dataset["prompt"])
-        own = own_log_prior(prior, self._tokenizer, prompts, self.args.budget_samples, self.args.max_completion_length)
+        samples, tokens = self.args.budget_samples, self.args.max_completion_length
+        own = own_log_prior(prior, self._tokenizer, prompts, samples, tokens, self.chat_template_kwargs)
         self.memory.values |= {"own": own, "omega": self.objective.omega}
 
     def _move_omega(self, log_prior: Tensor, group: int) -> None:

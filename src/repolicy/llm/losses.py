@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from repolicy.errors import UsageError
-from repolicy.objective import Objective, kl, reformulated
+from repolicy.objective import Objective, reformulated
 
 
 def implicit_reward(objective: Objective, log_policy: Tensor, log_prior: Tensor | None) -> Tensor:
@@ -36,15 +36,13 @@ def implicit_reward(objective: Objective, log_policy: Tensor, log_prior: Tensor 
 # Losses on pairs ------------------------------------------------------------------------------------------------------
 
 
-def dpo_loss(beta: float, chosen: Tensor, rejected: Tensor, prior_chosen: Tensor, prior_rejected: Tensor) -> Tensor:
-    """DPO (Eq. 30): Decomposed-DPO where omega and alpha are one number. Log-probabilities `[B]` to losses `[B]`."""
-    return decomposed_dpo_loss(kl(beta), chosen, rejected, prior_chosen, prior_rejected)
-
-
 def decomposed_dpo_loss(
     objective: Objective, chosen: Tensor, rejected: Tensor, prior_chosen: Tensor | None, prior_rejected: Tensor | None
 ) -> Tensor:
-    """Decomposed-DPO (Eq. 33): −log σ(reward of the chosen − reward of the rejected). `[B]` to `[B]`."""
+    """Decomposed-DPO (Eq. 33): −log σ(reward of the chosen − reward of the rejected). `[B]` to `[B]`.
+
+    Where omega is alpha it is DPO (Eq. 30).
+    """
     margin = implicit_reward(objective, chosen, prior_chosen) - implicit_reward(objective, rejected, prior_rejected)
     return -functional.logsigmoid(margin)
 

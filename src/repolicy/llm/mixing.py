@@ -24,7 +24,12 @@ require_trl()
 from peft import PeftModel  # noqa: E402
 from transformers import LogitsProcessor  # noqa: E402
 
-SAMPLING = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}  # unless the caller asks for other
+# Tokens are sampled as the model has them, whatever its own generation config says; unless the caller asks for other.
+SAMPLING: dict[str, Any] = {
+    **{"do_sample": True, "num_beams": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0},
+    **{"epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0},
+    **{"no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "min_length": 0, "guidance_scale": 1.0},
+}
 
 
 def mixture(target: Objective, anchors: Sequence[Objective]) -> list[float]:

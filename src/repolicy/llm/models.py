@@ -73,6 +73,14 @@ def read_identity(name: str) -> dict[str, Any]:
     return {**numbers, "prior_checksum": checksum if isinstance(checksum, str) else None}
 
 
+def identity_for(name: str, prior_checksum: str) -> dict[str, Any]:
+    """The same; refused where the model was tuned from another prior."""
+    identity = read_identity(name)
+    if identity and identity["prior_checksum"] not in (None, prior_checksum):
+        raise UsageError(f"{name} was tuned from another prior than the one that was given: their checksums differ")
+    return identity
+
+
 def trained_for(name: str, trained_at: str | None, prior_checksum: str) -> Objective:
     """The objective of a tuned model: as typed (`0.1,0.2`: omega and alpha), or from its own file."""
     if trained_at is not None:
@@ -81,12 +89,10 @@ def trained_for(name: str, trained_at: str | None, prior_checksum: str) -> Objec
         except ValueError:
             raise UsageError(f"--trained-at {trained_at!r} is not of the form omega,alpha, such as 0.1,0.2") from None
         return residual(omega, alpha)
-    identity = read_identity(name)
+    identity = identity_for(name, prior_checksum)
     if not identity:
         raise UsageError(
             f"{name} has no {IDENTITY}, so it is not known what it was trained for; say --trained-at omega,alpha for "
             "every model"
         )
-    if identity["prior_checksum"] not in (None, prior_checksum):
-        raise UsageError(f"{name} was tuned from another prior than the one that was given: their checksums differ")
     return residual(identity["omega"], identity["alpha"])

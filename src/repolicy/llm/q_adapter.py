@@ -23,6 +23,7 @@ from repolicy.llm.requirements import (
     own_settings,
     require_columns,
     require_positive_alpha,
+    require_settings,
     require_trl,
     set_beta,
     text_objective,
@@ -36,6 +37,15 @@ from transformers import LogitsProcessor  # noqa: E402
 from trl import DPOConfig, DPOTrainer  # noqa: E402
 
 NOT_ZERO = "the policy's logits are divided by it"
+ITS_OWN_LOSS = "Q-Adapter's loss is its own"
+NEEDED: dict[str, tuple[Any, str]] = {
+    "loss_type": (["sigmoid"], ITS_OWN_LOSS),
+    "loss_weights": (None, ITS_OWN_LOSS),
+    "f_divergence_type": ("reverse_kl", ITS_OWN_LOSS),
+    "label_smoothing": (0.0, ITS_OWN_LOSS),
+    "use_weighting": (False, ITS_OWN_LOSS),
+    "ld_alpha": (None, "every token of a response counts"),
+}
 
 
 @dataclass
@@ -75,6 +85,7 @@ class QAdapterTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
             raise UsageError(
                 "Q-Adapter needs the prior's whole distribution at every token: no ref_model, no precomputing"
             )
+        require_settings(args, NEEDED)
         if args.chi < 0:
             raise UsageError(f"chi is {args.chi}; it must be 0 or greater")
         super().__init__(model, None, args, train_dataset=train_dataset, peft_config=peft_config, **others)

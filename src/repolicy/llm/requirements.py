@@ -10,7 +10,7 @@ from typing import Any
 from packaging.version import Version
 
 from repolicy.errors import UsageError
-from repolicy.objective import Objective, given_objective
+from repolicy.objective import Objective, given_objective, plain
 
 MOVING_PRIOR = (False, "the prior must stay what it is; with True it follows the policy")
 
@@ -39,11 +39,7 @@ def text_objective(objective: Objective | None, omega: float | None, alpha: floa
             f"an objective on {objective.task!r} reads a basic reward; a language model has none, its prior stands "
             "for it"
         )
-    if objective.bonus:
-        raise UsageError(
-            f"bonus is {objective.bonus}; the entropy of a language model is in its reward, so it must be 0"
-        )
-    return objective
+    return plain(objective, "a language model's trainer")
 
 
 def own_settings(args: Any, cls: type[Any]) -> Any:

@@ -18,7 +18,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from repolicy.errors import UsageError
-from repolicy.objective import Objective
+from repolicy.objective import Objective, plain
 
 
 def rloo_settings(objective: Objective, addons: int = 1, budget: bool = False) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def rloo_settings(objective: Objective, addons: int = 1, budget: bool = False) -
 
     With a `budget`, the last reward function is a `PriorBudget`, which weights the prior itself.
     """
-    if objective.task != "addon" or objective.bonus:
+    if plain(objective, "RLOO").task != "addon":
         raise UsageError("RLOO's reward can be the add-on with a prior and an entropy; use greedy, kl or residual")
     if addons < 1:
         raise UsageError(f"addons is {addons}; there must be a reward function beside the prior's")

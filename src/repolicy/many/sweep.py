@@ -21,12 +21,12 @@ from repolicy.engine.result import Result
 from repolicy.engine.settings import Settings
 from repolicy.engine.training import check, try_addon
 from repolicy.engine.wanted import Wanted, for_customizing, states_of_range
-from repolicy.envs.addons import Addon, Wish, combined, names
+from repolicy.envs.addons import Addon, Wish, combined, dials, names
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.making import with_roles
 from repolicy.envs.names import EnvLike, env_name
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.loading import lives_here_alone, read_json
+from repolicy.loading import as_file_name, lives_here_alone, read_json, stem_of
 from repolicy.many import ray
 from repolicy.many.pool import Here, Job, Start, work
 from repolicy.many.tradeoff import Found, Point, as_dict, point_words
@@ -68,9 +68,13 @@ def sweep(
         raise UsageError(f"episodes is {episodes}; it must be 1 or more")
     result = prior.folder if isinstance(prior, Result) else None
     path = find_policy(result or str(prior))
-    folder = Path(out) if out is not None else Path("runs") / f"{path.stem}-sweep"
+    folder = Path(out) if out is not None else folder_of(result or str(prior))
     saved, wishes = read_policy(path, reading), names(addon)
     settings = replace(settings or customize_defaults(saved.policy), ranks=1)
+    if settings.budget is not None:
+        raise UsageError("a sweep compares values of omega, and a budget moves omega by itself: leave the budget out")
+    if ranges := dials(wishes):
+        raise UsageError(f"{ranges[0].name} has a range of weights; a sweep needs one weight for each add-on")
     env = env_of(saved.card, path, trust=result is not None) if env is None else env_name(env)
     _check_importable([env, *wishes])
     env = with_roles(env, saved.policy.observation_size, settings.backend)
@@ -91,7 +95,7 @@ def sweep(
     start = ray.on_ray() if on_ray else Here
     with RunFolder(folder).locked():
         omegas = _claim(folder, request, omegas, own_bytes(path, saved, folder / "prior.safetensors"), resume)
-        points = [Point(omega, folder / f"omega-{omega:.12g}") for omega in omegas]
+        points = [Point(omega, folder / f"omega-{_written(omega)}") for omega in omegas]
         count = len(points) if on_ray else jobs or physical_cores()
         errors = _train(points, folder, request, start, count, say, progress)
         trained = [point for point in points if not errors[point.omega]]
@@ -103,6 +107,11 @@ def sweep(
         swept = _evaluated(folder, request, saved.policy, trained, failed, episodes, say)
         write_json(folder / "sweep.json", as_dict(swept))
     return swept
+
+
+def folder_of(prior: str | Path) -> Path:
+    """Where a sweep is kept unless another folder is named."""
+    return Path("runs") / f"{as_file_name(stem_of(prior))}-sweep"
 
 
 def _check_importable(names: Sequence[str]) -> None:
@@ -121,10 +130,16 @@ def in_order(omegas: Sequence[float]) -> list[float]:
     for omega in omegas:
         if not math.isfinite(omega) or omega < 0:
             raise UsageError(f"omega is {omega:g}; it must be a finite number, 0 or greater")
-    twice = sorted({omega for omega in omegas if list(omegas).count(omega) > 1})
+    written = [_written(omega) for omega in omegas]
+    twice = sorted({omega for omega in written if written.count(omega) > 1}, key=float)
     if twice:
-        raise UsageError(f"--omega has {' and '.join(f'{omega:g}' for omega in twice)} more than once")
+        raise UsageError(f"--omega has {' and '.join(twice)} more than once")
     return sorted(float(omega) for omega in omegas)
+
+
+def _written(omega: float) -> str:
+    """As a point's folder is called."""
+    return f"{omega:.12g}"
 
 
 def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: bytes, resume: bool) -> list[float]:

@@ -109,9 +109,9 @@ def _checked(
     discrete = actions.dtype.kind in "iub"
     rows = observations.reshape(len(observations), -1).astype(np.float32)
     taken = actions.reshape(len(actions), -1).astype(np.int64 if discrete else np.float32)
-    for what, array in (("observations", rows), ("actions", taken)):
+    for what, array, given in (("observations", rows, observations), ("actions", taken, actions)):
         if not array.shape[1]:
-            raise FileError(f"{name}: {what} have no numbers (their shape is {list(observations.shape)})")
+            raise FileError(f"{name}: {what} have no numbers (their shape is {list(given.shape)})")
         bad = np.argwhere(~np.isfinite(array))
         if len(bad):
             raise FileError(

@@ -40,9 +40,10 @@ def dial(policy: str | Path | SavedPolicy, t: float | None = None, how: How = "m
     name = "this policy" if isinstance(policy, SavedPolicy) else str(policy)
     if t is None or values:
         raise UsageError(f"{name} has no trained dial of a name: give t, where 0 is the prior, 1 the customized policy")
+    found = turned(prior_of(saved, name), saved.policy, t, how)
     if warning := beyond(t):
         warnings.warn(warning, stacklevel=2)
-    return turned(prior_of(saved, name), saved.policy, t, how)
+    return found
 
 
 def turned(prior: Policy, customized: Policy, t: float, how: How = "mixture") -> Policy:

@@ -108,11 +108,11 @@ def source_of(given: Any, exact: Exact, options: Options | None, trust: bool) ->
     """How other processes get this prior; None where they cannot."""
     options = options or Options()
     if isinstance(given, MeanPrior):
-        given, options = given.mean, replace(options, std=None)
+        given, options = given.mean, replace(options, std=1.0)
     reference = str(given) if isinstance(given, str | Path) else _importable(given)
     if reference is None:
         return None
-    if isinstance(given, str) and not is_code(given):
+    if isinstance(given, str | Path) and not is_code(given):
         reference = str(find_policy(given).resolve())
     std = exact.std.tolist() if isinstance(exact, MeanPrior) else None
     return {"prior": reference, "std": std, "trust": trust, "options": asdict(options)}
@@ -122,8 +122,8 @@ def from_source(source: Source) -> Exact:
     """In another process: what the user named, with the std that it was given there."""
     std: Std | None = None if source["std"] is None else torch.tensor(source["std"])
     options = Options(**source["options"])
-    if std is not None:
-        options = replace(options, std=1.0, demonstrations=None)
+    if options.std is not None:
+        options = replace(options, std=1.0, demonstrations=None)  # whatever it was, `std` has come of it
     prior = exact_of(source["prior"], options, source["trust"])
     if prior is None:  # it could be copied, and is fitted to all the same
         return read_policy(Path(source["prior"]), options).policy

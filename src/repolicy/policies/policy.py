@@ -33,8 +33,8 @@ def check_scores(prior: object) -> None:
     """Raise where an object has no `log_prob`."""
     if not callable(getattr(prior, "log_prob", None)):
         raise UsageError(
-            f"a {type(prior).__name__} cannot be a prior: it has no log_prob(observations, actions), "
-            "as a deterministic policy has none"
+            f"a {type(prior).__name__} cannot be a prior: it has no log_prob(observations, actions); name a policy's "
+            "file, or give an object that has one"
         )
 
 

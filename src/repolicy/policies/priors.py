@@ -220,12 +220,10 @@ def prior_of(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior | 
     """The prior that an object or a function of the user's stands for."""
     thing = thing() if isinstance(thing, type) else thing
     name = name or name_of(thing)
-    if isinstance(thing, MeanPrior | ScoredPrior):
-        return thing
     if callable(getattr(thing, "log_prob", None)):
         if std is not None:
             raise UsageError(f"{name} has log_prob, which knows its own std: leave the std out")
-        return ScoredPrior(thing, name)
+        return thing if isinstance(thing, MeanPrior | ScoredPrior) else ScoredPrior(thing, name)
     if not callable(thing) and not isinstance(thing, Program):
         raise UsageError(
             f"the prior {name} is {type(thing).__name__}; it must be a policy, an object with "

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from repolicy.objective import enough_digits
 from repolicy.report.numbers import number
 
 WIDTH, HEIGHT = 340, 190
@@ -197,9 +198,7 @@ def short(value: float, digits: int = 3) -> str:
 
 def labels(values: Sequence[float]) -> list[str]:
     """Labels of ticks, with as many digits as put them where they are."""
-    near = 0.05 * min((b - a for a, b in pairwise(values)), default=math.inf)
-    enough = (d for d in range(3, 16) if all(abs(float(f"{value:.{d}g}") - value) <= near for value in values))
-    digits = next(enough, 16)
+    digits = enough_digits(values)
     return [short(value, digits) for value in values]
 
 

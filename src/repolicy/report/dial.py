@@ -20,9 +20,9 @@ from repolicy.many.tradeoff import Found, Point
 from repolicy.objective import RANGES, Dial
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.dials import How, beyond, prior_of, turned
-from repolicy.policies.file import SavedPolicy, save_policy
+from repolicy.policies.file import SavedPolicy, read_card, save_policy
 from repolicy.policies.policy import Policy
-from repolicy.policies.storage import check_shape, finite, write_bytes, write_json
+from repolicy.policies.storage import check_shape, finite, is_own, write_bytes, write_json
 from repolicy.report import page
 from repolicy.report.film import Shot
 from repolicy.report.run import filmed
@@ -98,7 +98,8 @@ class Turning:
         """The position that a number alone or named values ask for, and a warning where it lies beyond the ends."""
         if isinstance(self.saved.policy, Conditioned):
             values = self.saved.policy.chosen(number, values)
-            return tuple(values[dial.name] for dial in self.trained), self.saved.policy.beyond(values)
+            warning = self.saved.policy.beyond(values)
+            return tuple(dial.nearest(values[dial.name]) for dial in self.trained), warning
         if number is None:
             raise UsageError(f"{self.path} has no trained dial: --at takes one number, where 0 is the prior")
         return (number,), beyond(number)
@@ -111,7 +112,11 @@ class Turning:
         return turned(prior_of(self.saved, self.path), self.saved.policy, t, self.mixes)
 
     def save(self, position: Sequence[float], path: Path) -> None:
-        """The policy at a position, in a file that any command takes."""
+        """The policy at a position, in a file that any command takes; a file that is no such position is left alone."""
+        if path.suffix != ".safetensors":
+            raise UsageError(f"--out is {path}; a policy's file is called NAME.safetensors")
+        if path.exists() and not (is_own(path) and "dial" in read_card(path)):
+            raise UsageError(f"{path} is there already, and not a position of a dial: choose another --out")
         save_policy(path, self.at(position), self.card(position), self.saved.prior)
 
     def card(self, position: Sequence[float]) -> dict[str, Any]:

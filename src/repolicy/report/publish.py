@@ -131,8 +131,8 @@ def _env(env: str, request: dict[str, Any]) -> str:
 
 def _repeat(path: Path, card: dict[str, Any], elsewhere: str) -> str:
     """The command that makes the policy again: of a run's folder to the bit, else as far as the card tells."""
-    folder = RunFolder(path.parent)
-    request = folder.request() if (path.parent / "run.json").exists() else None
+    folder = RunFolder(path.resolve().parent)
+    request = folder.request() if (folder.path / "run.json").exists() else None
     if request is not None:
         return repeat(folder, request).replace(str(folder.path), elsewhere)
     asked = card.get("request", {})

@@ -179,7 +179,7 @@ def tradeoff(swept: Found, beside: Sequence[Beside] = ()) -> str:
         drawn += f'<circle class="beside" {where} r="6.5"><title>{escape(tip)}</title></circle>'
     at = [(axes.x(x), axes.y(y)) for (x, _), (y, _) in spots]
     order = at[1:]
-    if swept.letter == "ω′" and all(point.mean is not swept.prior.mean for point in swept.points):
+    if swept.letter == "ω′":
         order.append(at[0])  # the prior is what the largest ω′ leads to
     drawn += f'<path class="path" d="M{"L".join(f"{x:.1f},{y:.1f}" for x, y in order)}"/>'
     names = ["prior", *(swept.name(point) for point in swept.points)]

@@ -17,7 +17,7 @@ from repolicy.envs.evaluation import check_fit
 from repolicy.envs.patience import NOTE
 from repolicy.envs.spaces import action_space, observation_size
 from repolicy.errors import UsageError, in_one_sentence
-from repolicy.objective import Objective, task_reward
+from repolicy.objective import Objective, plain, task_reward
 from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, Prior, check_scores
 from repolicy.policies.spaces import ActionSpace
@@ -171,8 +171,7 @@ def usable(env_spaces: Spaces, objective: Objective, prior: Prior | None) -> Pri
     """The prior, frozen; refuse what cannot work."""
     if objective.alpha == 0:
         raise UsageError("alpha is 0; soft Q-learning needs a temperature above 0")
-    if objective.bonus:
-        raise UsageError(f"bonus is {objective.bonus}; it belongs to a policy gradient's loss and has no meaning here")
+    plain(objective, "soft Q-learning")
     if objective.reads_prior and prior is None:
         raise UsageError(f"omega is {objective.omega}, which weighs a prior's log-probability, and there is no prior")
     if prior is None:

@@ -46,12 +46,11 @@ def read(path: Path, options: Options) -> Described:
     inside, groups = _normalizer(parts[0], actor.width, where)
     statistics, more = chosen_statistics(options, lambda: inside)
     check_width(actor.width, statistics, where)
-    critic = _critic(parts[2] if len(parts) > 2 else None, activation, actor.width, where)
     size = len(actor.output.bias)
     bounds = ((-1.0,) * size, (1.0,) * size) if squashed else ((), ())
     return Described(
         LIBRARY, "", "PPO or SAC", actor, ActionSpace("continuous", (size,), *bounds), squashed, std, statistics,
-        critic=critic, groups=groups, notes=(*notes, *more),
+        groups=groups, notes=(*notes, *more),
     )  # fmt: skip
 
 
@@ -116,15 +115,6 @@ def _dense(layer: Any, name: str, where: str) -> Linear:
 def _norm(layer: Any, where: str) -> LayerNorm:
     weight, bias = (numbers(layer[part], "LayerNorm", where) for part in ("scale", "bias"))
     return LayerNorm(weight, bias, 1e-6, "after")
-
-
-def _critic(parameters: Any, activation: str, width: int, where: str) -> Perceptron | None:
-    """Where it takes what the policy takes."""
-    module = _module(parameters)
-    if module is None or "hidden_0" not in module:
-        return None
-    critic = perceptron(_hidden(module, where), None, activation, where)
-    return critic if critic.width == width and len(critic.output.bias) == 1 else None
 
 
 def _normalizer(statistics: Any, width: int, where: str) -> tuple[Normalizer | None, tuple[tuple[str, int], ...]]:

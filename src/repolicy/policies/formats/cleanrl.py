@@ -12,7 +12,6 @@ from repolicy.policies.formats import vecnormalize
 from repolicy.policies.formats.described import Array, Described, Hidden, Std
 from repolicy.policies.formats.given import given_std, tempered, without_std
 from repolicy.policies.formats.layers import (
-    below,
     check_width,
     chosen_activation,
     linear,
@@ -52,22 +51,20 @@ def _continuous(tensors: dict[str, Array], options: Options, where: str) -> Desc
     """PPO: a Gaussian with one std for all states, and tanh."""
     activation, _ = chosen_activation(options, "tanh", LIBRARY, "tanh")
     actor = perceptron_under(tensors, "actor_mean", activation, where)
-    critic = perceptron_under(tensors, "critic", activation, where) if below(tensors, "critic") else None
     raw, width = numbers(tensors["actor_logstd"].reshape(-1), "actor_logstd", where), len(actor.output.bias)
     if len(raw) not in (1, width):
         raise FileError(f"{where} is damaged: {len(raw)} stds do not fit {width} actions")
     raw, space = np.broadcast_to(raw, width), ActionSpace("continuous", (width,))
-    return Described(LIBRARY, "", "PPO", actor, space, std=Std("vector", raw), critic=critic, notes=(UNSEEN,))
+    return Described(LIBRARY, "", "PPO", actor, space, std=Std("vector", raw), notes=(UNSEEN,))
 
 
 def _discrete(tensors: dict[str, Array], options: Options, where: str) -> Described:
     """PPO with one choice: logits, and tanh."""
     activation, _ = chosen_activation(options, "tanh", LIBRARY, "tanh")
     actor = perceptron_under(tensors, "actor", activation, where)
-    critic = perceptron_under(tensors, "critic", activation, where)
     space = ActionSpace("discrete", (len(actor.output.bias),))
     note = "the file holds no std, so its outputs are taken as the logits of one choice"
-    return Described(LIBRARY, "", "PPO", actor, space, critic=critic, notes=(note,))
+    return Described(LIBRARY, "", "PPO", actor, space, notes=(note,))
 
 
 def _values(tensors: dict[str, Array], options: Options, where: str) -> Described:

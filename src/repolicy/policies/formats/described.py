@@ -114,7 +114,6 @@ class Described:
     normalizer: Normalizer | None = None
     mean_clip: float | None = None  # the mean stays within ± this, before any tanh
     clips: bool = False  # whether its library cuts actions to their bounds on the way to the environment
-    critic: Perceptron | None = None  # V of normalized observations
     groups: tuple[tuple[str, int], ...] = ()  # of an observation that is a Dict: its keys in order, and their sizes
     notes: tuple[str, ...] = ()
 

@@ -151,14 +151,15 @@ class _Graph:
         return bool(chosen) and operator in ("Squeeze", "Unsqueeze")
 
     def split(self, node: Any, attributes: Mapping[str, Any]) -> bool:
-        """Slices of a layer, halves where the graph does not say which; False where it splits something else."""
+        """Slices of a layer, of one size where the graph does not say which; False where it splits something else."""
         sizes = self.constants.get(node.input[1]) if len(node.input) > 1 else attributes.get("split")
         stem, count = self.chains[node.input[0]], len(node.output)
         last = next((step for step in reversed(stem) if step.name == "linear"), None)
         if attributes.get("axis", 0) not in (-1, 1) or last is None:
             return False
         rows = len(np.asarray(last.scale))
-        ends = np.cumsum([rows // count] * count if sizes is None else np.asarray(sizes).reshape(-1))
+        equal = np.minimum(-(-rows // count) * np.arange(1, count + 1), rows)  # the last is smaller where it must be
+        ends = equal if sizes is None else np.cumsum(np.asarray(sizes).reshape(-1))
         for name, start, end in zip(node.output, [0, *ends[:-1]], ends, strict=True):
             self.chains[name] = (*stem, Step("slice", low=float(start), high=float(end)))
         return True

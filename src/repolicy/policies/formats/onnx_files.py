@@ -82,12 +82,20 @@ def array_of(tensor: Any, path: Path) -> Array:
     elif tensor.raw_data:
         content = tensor.raw_data
     else:
-        fields = {1: tensor.float_data, 11: tensor.double_data, 7: tensor.int64_data}
-        values = fields.get(tensor.data_type, tensor.int32_data)
-        content = np.asarray(values).astype(dtype).tobytes()
+        content = _inside(tensor, path).astype(dtype).tobytes()
     if math.prod(shape) * dtype.itemsize != len(content):
         raise FileError(f"{path} is damaged: {tensor.name} has the shape {list(shape)} and {len(content):,} bytes")
     return np.frombuffer(content, dtype).reshape(shape)
+
+
+def _inside(tensor: Any, path: Path) -> Array:
+    """A constant's values in the graph itself, which each type keeps in its own way."""
+    from onnx.numpy_helper import to_array
+
+    try:
+        return to_array(tensor)
+    except (ValueError, TypeError, KeyError) as error:
+        raise FileError(f"{path} is damaged: {tensor.name} cannot be read: {first_line(error)}") from None
 
 
 def _external(tensor: Any, path: Path) -> bytes:

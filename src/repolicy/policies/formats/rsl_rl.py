@@ -38,25 +38,17 @@ class Layout(NamedTuple):
     state: str
     actor: str
     normalizer: str
-    critic: tuple[str, str, str]  # its state dict, and there its layers and its normalizer
     stds: dict[str, str]  # a tensor's name, and what links it to the std
 
 
 STDS = {"std": "identity", "log_std": "exp"}
 LATER_STDS = {"distribution.std_param": "identity", "distribution.log_std_param": "exp"}
-NO_CRITIC = ("", "", "")
 LAYOUTS = (
-    Layout(
-        "4 or later", "actor_state_dict", "mlp", "obs_normalizer",
-        ("critic_state_dict", "mlp", "obs_normalizer"), LATER_STDS | STDS,
-    ),
-    Layout(
-        "1 to 3", "model_state_dict", "actor", "actor_obs_normalizer",
-        ("model_state_dict", "critic", "critic_obs_normalizer"), STDS,
-    ),
-    Layout("2 or 3, distilled", "model_state_dict", "student", "student_obs_normalizer", NO_CRITIC, STDS),
-    Layout("4 or later, distilled", "student_state_dict", "mlp", "obs_normalizer", NO_CRITIC, LATER_STDS),
-)  # fmt: skip
+    Layout("4 or later", "actor_state_dict", "mlp", "obs_normalizer", LATER_STDS | STDS),
+    Layout("1 to 3", "model_state_dict", "actor", "actor_obs_normalizer", STDS),
+    Layout("2 or 3, distilled", "model_state_dict", "student", "student_obs_normalizer", STDS),
+    Layout("4 or later, distilled", "student_state_dict", "mlp", "obs_normalizer", LATER_STDS),
+)
 
 
 def recognized(checkpoint: Any) -> bool:
@@ -75,7 +67,7 @@ def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
     check_width(actor.width, statistics, where)
     return Described(
         LIBRARY, layout.version, "PPO", actor, ActionSpace("continuous", (len(actor.output.bias),)),
-        std=std, normalizer=statistics, critic=_critic(checkpoint, layout, activation, statistics, actor.width, where),
+        std=std, normalizer=statistics,
         notes=(*notes, *more, *others, "the file does not hold the scale of actions, which the environment applies"),
     )  # fmt: skip
 
@@ -134,24 +126,3 @@ def _normalizer(checkpoint: dict[str, Any], tensors: dict[str, Array], layout: L
         raise FileError(f"{where} is damaged: its normalizer holds {some(statistics)}, not _mean and _std")
     count = float(statistics["count"]) if "count" in statistics else 0.0
     return normalizer(statistics["_mean"], statistics["_std"].astype(np.float64) + EPSILON, None, where, count)
-
-
-def _critic(
-    checkpoint: dict[str, Any], layout: Layout, activation: str, statistics: Normalizer | None, width: int, where: str
-) -> Perceptron | None:
-    """Where it takes what the actor takes, normalized alike; an asymmetric critic is of no use here."""
-    state, prefix, inside = layout.critic
-    tensors = tensors_of(checkpoint.get(state) or {}, where)
-    if not below(tensors, prefix):
-        return None
-    own = below(tensors, inside)
-    for name in ("critic_obs_norm_state_dict", "privileged_obs_norm_state_dict"):
-        own = own or tensors_of(checkpoint.get(name) or {}, where)
-    mean = own.get("_mean")
-    alike = mean is None if statistics is None else mean is not None and _equal(mean.reshape(-1), statistics.shift)
-    critic = perceptron_under(tensors, prefix, activation, where)
-    return critic if alike and critic.width == width and len(critic.output.bias) == 1 else None
-
-
-def _equal(first: Array, second: Array) -> bool:
-    return first.shape == second.shape and np.allclose(first, second)

@@ -72,9 +72,9 @@ class Graph:
         self.notes = left_out(left, self._action)
         self._shapes = {name: _sizes(inputs[name].shape, path) for name in self._memory}
         self.remembers, shape = bool(self._memory), inputs[self._source].shape
-        self._one_by_one = shape[0] == 1
         if len(shape) != 2:
             raise FileError(f"{path} takes observations of shape {shape}, and no rows of numbers")
+        self._one_by_one = shape[0] == 1
         if isinstance(shape[1], int):
             self.observation_size = shape[1]
 

@@ -47,6 +47,7 @@ from repolicy.policies.spaces import ActionSpace
 
 LIBRARY = "Stable-Baselines3"
 HOSTS = ("stable_baselines3.", "sb3_contrib.")  # whose code is known
+STANDARDIZED = "repolicy.adapters.sb3_policies.Standardized"  # the features extractor of what our adapter builds
 MARKS = {  # an algorithm by a setting that only it has, the first that fits
     "top_quantiles_to_drop_per_net": "TQC",
     "n_quantiles": "QR-DQN",
@@ -83,6 +84,12 @@ class Zip:
         """Of a Dict, its keys and their sizes; of anything else none."""
         return self.observations if self.observations[0][0] else ()
 
+    @property
+    def standardizes(self) -> bool:
+        """Whether observations are normalized inside, as in a model that our adapter built."""
+        extractor = self.settings.get("features_extractor_class")
+        return isinstance(extractor, Name) and extractor.text == STANDARDIZED
+
     def activation(self, default: str) -> str:
         activation = self.settings.get("activation_fn")
         if activation is None:
@@ -98,7 +105,6 @@ class Parts(NamedTuple):
     std: Std | None = None
     squashed: bool = False
     mean_clip: float | None = None
-    critic: Perceptron | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -119,7 +125,7 @@ def read(path: Path, options: Options) -> Described:
     return Described(
         LIBRARY, str(model.data.get("version", "")), algorithm, parts.actor, model.actions, parts.squashed, parts.std,
         normalizer, parts.mean_clip, clips=model.actions.kind == "continuous" and not parts.squashed,
-        critic=parts.critic, groups=model.groups, notes=(*parts.notes, *notes),
+        groups=model.groups, notes=(*parts.notes, *notes),
     )  # fmt: skip
 
 
@@ -127,7 +133,7 @@ def _check_code(model: Zip) -> None:
     """A class of the user's own may compute anything with the same tensors, such as their squares or another tanh."""
     classes = {"policy": model.policy_class, "features extractor": model.settings.get("features_extractor_class")}
     for part, given in classes.items():
-        if given is not None and not (isinstance(given, Name) and given.text.startswith(HOSTS)):
+        if given is not None and not (isinstance(given, Name) and given.text.startswith((*HOSTS, STANDARDIZED))):
             raise CannotCopyError(
                 f"{model.where} cannot be copied: its {part} is {_told(given)}, and what that computes is not in the "
                 "file"
@@ -145,6 +151,8 @@ def _told(given: Any) -> str:
 def _kind(model: Zip) -> Callable[[Zip, Options], Parts]:
     names = model.tensors
     foreign = [name for name in names if "features_extractor." in name or "sde_net" in name]
+    if model.standardizes:
+        foreign = [name for name in foreign if "features_extractor.normalizer." not in name]
     if any(name.startswith("lstm_") for name in names):
         raise CannotCopyError(f"{model.where} cannot be copied: the policy has a memory (an LSTM)")
     if foreign:
@@ -160,13 +168,10 @@ def _kind(model: Zip) -> Callable[[Zip, Options], Parts]:
     )
 
 
-def _actor_critic(model: Zip, _: Options) -> Parts:
+def _on_policy(model: Zip, _: Options) -> Parts:
     where, names, activation = model.where, model.tensors, model.activation("tanh")
-    shared = _maybe(model, "mlp_extractor.shared_net")
-    actor = [*shared, *_maybe(model, "mlp_extractor.policy_net")]
-    critic = [*shared, *_maybe(model, "mlp_extractor.value_net")]
+    hidden = [*_maybe(model, "mlp_extractor.shared_net"), *_maybe(model, "mlp_extractor.policy_net")]
     output = linear(names, "action_net", where)
-    values = linear(names, "value_net", where) if "value_net.weight" in names else None
     std = None
     if model.binary:  # on or off is a choice of two, with a logit of 0 for off
         width = len(output.bias)
@@ -177,12 +182,8 @@ def _actor_critic(model: Zip, _: Options) -> Parts:
     elif model.actions.kind == "continuous":
         raw = names["log_std"]
         std = _noise(model, raw) if raw.ndim == 2 else Std("vector", numbers(raw, "log_std", where))
-    return Parts(
-        perceptron(actor, output, activation, where),
-        std,
-        bool(model.settings.get("squash_output", False)),
-        critic=None if values is None else perceptron(critic, values, activation, where),
-    )
+    actor = perceptron(hidden, output, activation, where)
+    return Parts(actor, std, bool(model.settings.get("squash_output", False)))
 
 
 def _soft(model: Zip, _: Options) -> Parts:
@@ -240,7 +241,7 @@ KINDS: dict[str, Callable[[Zip, Options], Parts]] = {  # by how the names of ten
     "actor.latent_pi.": _soft,
     "actor.log_std": _soft,
     "actor.mu.": _deterministic,
-    "action_net.weight": _actor_critic,
+    "action_net.weight": _on_policy,
     "action_net.": _searched,
 }
 
@@ -355,6 +356,8 @@ def _actions(space: Any, where: str) -> tuple[ActionSpace, bool]:
 
 def _normalizer(path: Path, model: Zip, options: Options) -> tuple[Normalizer | None, tuple[str, ...]]:
     """From the file that the user names, or where VecNormalize's files lie; missing if the policy needs one."""
+    if model.standardizes:
+        return _inside(model), ()
     needed = _was_normalized(model)
     if options.vecnormalize == "none":
         return None, ("observations are not normalized, as you asked for",)
@@ -373,6 +376,16 @@ def _normalizer(path: Path, model: Zip, options: Options) -> tuple[Normalizer | 
     if needed is None:
         return None, ("the file does not tell whether VecNormalize was used, and no file of its is beside it",)
     return None, ()
+
+
+def _inside(model: Zip) -> Normalizer:
+    """The normalizer in a network that our adapter built."""
+    try:
+        mean, var, count = (model.tensors[f"features_extractor.normalizer.{name}"] for name in ("mean", "var", "count"))
+        bound = model.settings["features_extractor_kwargs"]["bound"]
+        return Normalizer(mean, (var + 1e-8) ** -0.5, None if bound is None else float(bound), float(count))
+    except (KeyError, TypeError, ValueError):
+        raise FileError(f"{model.where} is damaged: the normalizer of its observations is not whole") from None
 
 
 def _was_normalized(model: Zip) -> bool | None:
