@@ -219,8 +219,8 @@ FINE_TUNED = {"halfcheetah": "halfcheetah_10", "hopper": "hopper"}
 
 def fine_tuning() -> str:
     """A row a way: how much of the unseen reward is lost at first and at the end, and 100 episodes then."""
-    headings = ["prior", "way", "lowest of 50 iterations", "at the end", "basic, at the end", "add-on", "**total**",
-                "sampled", "seeds"]  # fmt: skip
+    headings = ["prior", "way", "lowest of 50 iterations", "at the end", "mean action: basic", "add-on", "total",
+                "sampled: basic", "total", "steps", "seeds"]  # fmt: skip
     lines, runs = [], list(ledger("fine_tuning.jsonl").values())
     done = Counter((run["task"], run["seed"]) for run in runs)
     runs = [run for run in runs if done[run["task"], run["seed"]] == max(done.values())]  # seeds with all ways
@@ -228,10 +228,11 @@ def fine_tuning() -> str:
         mine = [run for run in runs if (run["task"], run["way"]) == (task, way)]
         shares = [of_the_prior(run) for run in mine]
         kept = [f"{mean(share[i] for share in shares):.0%}" for i in (0, 1)]
-        ends = [mean(run["end"]["mean"][f"{part}_reward"][0] for run in mine) for part in ("basic", "addon", "total")]
-        sampled = mean(run["end"]["sampled"]["total_reward"][0] for run in mine)
-        basic, addon, total, noisy = (f"{end:,.{0 if task in FINE_TUNED else 1}f}" for end in (*ends, sampled))
-        lines.append([task, way, *kept, basic, addon, f"**{total}**", noisy, str(len(mine))])
+        parts = [("mean", "basic"), ("mean", "addon"), ("mean", "total"), ("sampled", "basic"), ("sampled", "total")]
+        ends = [mean(run["end"][how][f"{part}_reward"][0] for run in mine) for how, part in parts]
+        steps = mean(run["end"]["sampled"]["length"][0] for run in mine)
+        rewards = (f"{end:,.{0 if task in FINE_TUNED else 1}f}" for end in ends)
+        lines.append([task, way, *kept, *rewards, f"{steps:,.0f}", str(len(mine))])
     return markdown(headings, lines)
 
 
