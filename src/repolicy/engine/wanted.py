@@ -37,15 +37,17 @@ ENVS, STEPS = 8, 256  # of a trial
 
 @dataclass(frozen=True)
 class Wanted:
-    """An objective by its name; a coefficient that is None is chosen, and `omega` "auto" follows a KL budget.
+    """An objective by its name, whose other weights are chosen as on the command line: those that are None.
 
-    With `omega_to` the policy is for all from `omega` to there, and with `alpha_to` the same.
+    omega: a weight; "auto" follows a KL budget; with `omega_to`, the smallest of a range, which a dial then turns.
+    alpha: the same, and `alpha_to`.
+    states: the price on states that are new to the prior. Where omega is one weight that you name, None is 0.
     """
 
     name: str
     omega: float | Literal["auto"] | None = None
     alpha: float | None = None
-    states: float | None = None  # None: chosen with omega or for a range of it, or 0 where one omega is named
+    states: float | None = None
     omega_to: float = 0.0
     alpha_to: float = 0.0
 
