@@ -3,7 +3,8 @@
 Scores are `[..., S, T]`: S seeds of T tasks. (rliable itself needs a version of pandas that is no longer current.)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import combinations, product
 
 import numpy as np
 
@@ -33,6 +34,28 @@ def improvement(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     """The probability that a seed of ours is better than one of theirs, a tie for half; the mean over tasks."""
     left, right = ours[..., :, None, :], theirs[..., None, :, :]
     return np.asarray(((left > right) + 0.5 * (left == right)).mean(axis=(-3, -2, -1)))
+
+
+def chance(statistic: Callable[[np.ndarray, np.ndarray], float], ours: np.ndarray, theirs: np.ndarray) -> float:
+    """The share of all ways to deal the seeds `[S]` anew in which the statistic of ours and theirs is as large.
+
+    It is exact where ours and theirs are drawn alike. A side of one value is a number that is known: then the others
+    change sides about it, each by itself, and it is exact where they are spread evenly about it.
+    """
+    observed, dealt = statistic(ours, theirs), [statistic(*both) for both in _dealt(ours, theirs)]
+    return float(np.mean(np.array(dealt) >= observed - 1e-9 * abs(observed)))
+
+
+def _dealt(ours: np.ndarray, theirs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    if min(len(ours), len(theirs)) == 1:
+        known, others = (ours, theirs) if len(ours) == 1 else (theirs, ours)
+        for signs in product((1.0, -1.0), repeat=len(others)):
+            turned = known + np.array(signs) * (others - known)
+            yield (ours, turned) if len(ours) == 1 else (turned, theirs)
+        return
+    everyone = np.concatenate([ours, theirs])
+    for chosen in combinations(range(len(everyone)), len(ours)):
+        yield everyone[list(chosen)], np.delete(everyone, chosen)
 
 
 def interval(

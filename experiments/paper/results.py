@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.paper.runs import TASKS, VARIANTS, planned
+from experiments.paper.runs import TASKS, planned
 from repolicy.many.ledger import Row
 
 
@@ -18,12 +18,12 @@ class Scores:
     means: np.ndarray
     stds: np.ndarray
     episodes: int
+    one_policy: bool = False  # whether the "seeds" are evaluations of one policy, as of a prior
 
     @property
     def pooled(self) -> tuple[float, float]:
         """Mean and std over all episodes of all seeds, as the paper has them."""
-        mean = float(self.means.mean())
-        return mean, float(np.sqrt(np.mean(self.stds**2 + self.means**2) - mean**2))
+        return float(self.means.mean()), float(np.sqrt(np.mean(self.stds**2) + self.means.var()))
 
     @property
     def best(self) -> tuple[float, float]:
@@ -32,9 +32,14 @@ class Scores:
         return float(self.means[index]), float(self.stds[index])
 
     @property
+    def seeds(self) -> np.ndarray:
+        """The mean of each seed, `[S]`; of one policy, a single number."""
+        return self.means.mean(keepdims=True) if self.one_policy else self.means
+
+    @property
     def column(self) -> np.ndarray:
         """`[S, 1]`: seeds of one task."""
-        return self.means[:, None]
+        return self.seeds[:, None]
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,8 @@ class Results:
             return None
         kept = [row[which if which in row else "last"] for row in rows]  # a prior is one policy, its last
         means, stds = np.array([each[action][part] for each in kept], np.float64).T
-        return Scores(means, stds, rows[0]["episodes"])
+        policies = {row.get("policies", {}).get("last", row["key"]) for row in rows}
+        return Scores(means, stds, rows[0]["episodes"], len(rows) > 1 and len(policies) == 1)
 
     @property
     def missing(self) -> dict[str, list[int]]:
@@ -69,9 +75,9 @@ class Results:
     def failed(self) -> dict[str, str]:
         return {key: row["error"] for key, row in self.rows.items() if row.get("error")}
 
-    def table(self, name: str) -> list[Row]:
-        """All rows of a table of the paper."""
-        return [row for task in TASKS for key in VARIANTS if VARIANTS[key].table == name for row in self.of(task, key)]
+    def table(self, variants: Sequence[str]) -> list[Row]:
+        """All rows of the variants that stand in one table."""
+        return [row for task in TASKS for variant in variants for row in self.of(task, variant)]
 
 
 def mixed(rows: Sequence[Row]) -> list[str]:
@@ -80,7 +86,11 @@ def mixed(rows: Sequence[Row]) -> list[str]:
     for name in sorted({name for row in rows for name in row["versions"]}):
         said += _several(name, [row["versions"].get(name, "unknown") for row in rows])
     said += _several("processor", [row["machine"]["processor"] for row in rows])
-    return said + _several("code", [row["commit"][:10] + row["commit"][40:] for row in rows])
+    said += _several("code", [row["commit"][:10] + row["commit"][40:] for row in rows])
+    for task in TASKS:
+        priors = [row["prior"][:10] for row in rows if row.get("prior") and row["key"].startswith(f"{task}/")]
+        said += _several(f"{task}'s prior", priors)
+    return said
 
 
 def _several(name: str, values: Sequence[Any]) -> list[str]:

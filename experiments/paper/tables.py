@@ -187,7 +187,7 @@ def missing(results: Results) -> str:
             said.append(f"Missing of {ENVIRONMENTS[task]}: {'; '.join(parts)}.")
     said += [f"{key} failed: {error}." for key, error in results.failed.items()]
     for table, name in (("table1", "Table 1"), ("table2", "Table 2"), ("table5", "Table 5")):
-        said += [f"Mixed in {name}: {sentence}." for sentence in mixed(results.table(table))]
+        said += [f"Mixed in {name}: {sentence}." for sentence in mixed(results.table(SHOWN[table]))]
     return "\n".join(f"- {sentence}" for sentence in said)
 
 
@@ -208,7 +208,8 @@ def cell(value: object) -> str:
 
 
 def seeds(results: Results, scores: Scores | None) -> str:
-    return f"{0 if scores is None else len(scores.means)} of {results.seeds}"
+    many = f"{0 if scores is None else len(scores.means)} of {results.seeds}"
+    return f"{many}, one policy" if scores is not None and scores.one_policy else many
 
 
 def pooled(scores: Scores | None) -> str:
@@ -220,12 +221,16 @@ def best(scores: Scores | None) -> str:
 
 
 def middle(scores: Scores | None) -> str:
-    """The interquartile mean with its interval."""
-    return NOT_YET if scores is None else f"{number(float(iqm(scores.column)))} [{bounds(scores, iqm)}]"
+    """The interquartile mean of the seeds with its interval."""
+    return (
+        NOT_YET
+        if scores is None or scores.one_policy
+        else f"{number(float(iqm(scores.column)))} [{bounds(scores, iqm)}]"
+    )
 
 
 def bounds(scores: Scores, statistic: Callable[..., object]) -> str:
-    if len(scores.means) < 2:
-        return "one seed"
+    if len(scores.seeds) < 2:
+        return "one policy" if scores.one_policy else "one seed"
     low, high = interval(statistic, scores.column)  # type: ignore[arg-type]
     return f"{number(low)} to {number(high)}"

@@ -87,18 +87,36 @@ def test_a_claim_holds_or_does_not_or_cannot_be_told() -> None:
     assert verdict([9.0, 10.0, 11.0], [1.0, 2.0, 3.0]) == "holds here"
     assert verdict([1.0, 2.0, 3.0], [9.0, 10.0, 11.0]) == "does not"
     assert verdict([1.0, 20.0, 3.0], [9.0, 10.0, 1.0]) == "cannot tell"
-    assert verdict([9.0, 10.0], [1.0, 2.0, 3.0]) == "cannot tell: 2 and 3 seeds"
+    assert verdict([9.0, 10.0], [1.0, 2.0, 3.0]) == "cannot tell"  # one of ten deals is like that
+    assert verdict([9.0, 10.0], []) == "cannot tell: 2 and 0 seeds"
     near = Claim("up to a tenth", "soft", "no_entropy", "basic_reward", ("halfcheetah",), margin=0.1)
-    assert verdict([95.0] * 3, [100.0] * 3, near) == "holds here"
-    assert verdict([85.0] * 3, [100.0] * 3, near) == "does not"
+    assert verdict([95.0, 96.0, 97.0], [100.0, 99.0, 98.0], near) == "holds here"
+    assert verdict([85.0, 86.0, 87.0], [100.0, 99.0, 98.0], near) == "does not"
+    half = Claim("under a half", "soft", "no_entropy", "basic_reward", ("halfcheetah",), share=0.5)
+    assert verdict([100.0, 101.0, 102.0], [45.0, 46.0, 47.0], half) == "holds here"
+    assert verdict([100.0, 101.0, 102.0], [55.0, 56.0, 57.0], half) == "does not"
 
 
-def test_a_difference_of_best_seeds_is_judged_by_their_episodes() -> None:
-    claim = Claim("best", "soft", "no_entropy", "basic_reward", ("halfcheetah",), whose="best seed")
-    found = examined(results(soft=[0.0, 0.0, 50.0], no_entropy=[49.0] * 3), claim, "halfcheetah")
-    assert found.figure == 1.0
-    assert found.low == pytest.approx(1.0 - 1.96 * np.sqrt(2 * 3.0**2 / 100))
-    assert found.verdict == "holds here"
+@pytest.mark.parametrize("whose", ["average", "best seed"])
+def test_verdicts_are_wrong_no_more_often_than_is_said(whose: Any) -> None:
+    """Where both sides are drawn alike: at most 5 % for each verdict."""
+    claim = Claim("better", "soft", "no_entropy", "basic_reward", ("halfcheetah",), whose=whose)
+    random = np.random.default_rng(0)
+    drawn = [[list(9000.0 + 150.0 * random.normal(size=5)) for _ in range(2)] for _ in range(200)]
+    said = [examined(results(soft=a, no_entropy=b), claim, "halfcheetah").verdict for a, b in drawn]
+    assert all(said.count(verdict) < 0.05 * 200 + 9 for verdict in ("holds here", "does not"))  # and 3 standard errors
+
+
+def test_a_prior_is_one_policy_however_often_it_was_evaluated() -> None:
+    found = results(residual=[110.0, 112.0, 109.0, 111.0, 113.0], prior=[100.0, 101.0, 100.0, 99.0, 100.0])
+    for seed in range(5):
+        found.rows[f"halfcheetah/prior/{seed}"]["policies"] = {"last": "the same"}
+    claim = Claim("more", "residual", "prior", "basic_reward", ("halfcheetah",))
+    assert examined(found, claim, "halfcheetah").verdict == "holds here"  # one of 2^5 = 32 ways
+    assert "| HalfCheetah | Prior | 5 of 5, one policy |" in page_tables(found)["paper_table2"]()
+    for seed in (3, 4):
+        del found.rows[f"halfcheetah/residual/{seed}"]
+    assert examined(found, claim, "halfcheetah").verdict == "cannot tell"  # one of 8
 
 
 def test_pooled_is_over_all_episodes() -> None:
@@ -121,6 +139,9 @@ def test_a_report_of_a_part_says_what_is_missing_failed_and_mixed() -> None:
     assert "halfcheetah/greedy/0 failed: the reward is not finite" in text
     assert "Mixed in Table 1: torch: 2.13 in 1 runs, 2.14 in 1 runs" in text
     assert mixed(found.of("halfcheetah", "kl")) == []
+    assert "Mixed in Table 5: torch: 2.13 in 1 runs, 2.14 in 1 runs" in text
+    two = [row("halfcheetah/kl/0", 1.0, prior="a" * 64), row("halfcheetah/kl/1", 1.0, prior="b" * 64)]
+    assert mixed(two) == ["halfcheetah's prior: aaaaaaaaaa in 1 runs, bbbbbbbbbb in 1 runs"]
     for make in page_tables(found).values():
         assert make()
     html = document(found)
