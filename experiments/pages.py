@@ -11,8 +11,8 @@ Tables = dict[str, Callable[[], str]]
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+    first, *others = (" | ".join(cell.replace("|", "\\|") for cell in row) for row in (headings, *rows))
+    return "\n".join([f"| {first} |", "|---" * len(headings) + "|", *(f"| {row} |" for row in others)])
 
 
 def filled(text: str, tables: Tables) -> str:

@@ -36,21 +36,23 @@ def improvement(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     return np.asarray(((left > right) + 0.5 * (left == right)).mean(axis=(-3, -2, -1)))
 
 
-def chance(statistic: Callable[[np.ndarray, np.ndarray], float], ours: np.ndarray, theirs: np.ndarray) -> float:
+def chance(
+    statistic: Callable[[np.ndarray, np.ndarray], float], ours: np.ndarray, theirs: np.ndarray, known: bool = False
+) -> float:
     """The share of all ways to deal the seeds `[S]` anew in which the statistic of ours and theirs is as large.
 
-    It is exact where ours and theirs are drawn alike. A side of one value is a number that is known: then the others
+    It is exact where ours and theirs are drawn alike. Where a side is a number that is `known`, and no draw, the others
     change sides about it, each by itself, and it is exact where they are spread evenly about it.
     """
-    observed, dealt = statistic(ours, theirs), [statistic(*both) for both in _dealt(ours, theirs)]
+    observed, dealt = statistic(ours, theirs), [statistic(*both) for both in _dealt(ours, theirs, known)]
     return float(np.mean(np.array(dealt) >= observed - 1e-9 * abs(observed)))
 
 
-def _dealt(ours: np.ndarray, theirs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    if min(len(ours), len(theirs)) == 1:
-        known, others = (ours, theirs) if len(ours) == 1 else (theirs, ours)
+def _dealt(ours: np.ndarray, theirs: np.ndarray, known: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    if known:
+        number, others = (ours, theirs) if len(ours) == 1 else (theirs, ours)
         for signs in product((1.0, -1.0), repeat=len(others)):
-            turned = known + np.array(signs) * (others - known)
+            turned = number + np.array(signs) * (others - number)
             yield (ours, turned) if len(ours) == 1 else (turned, theirs)
         return
     everyone = np.concatenate([ours, theirs])

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from test_checkpoint import SPECS
@@ -17,6 +18,7 @@ from test_doors_files import _elsewhere as _elsewhere
 
 import repolicy
 from repolicy.cli.inspection import inspect
+from repolicy.engine import imitation
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.request import Request
 from repolicy.engine.terminal import Terminal
@@ -96,6 +98,28 @@ def test_what_may_not_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch:
         RunFolder(tmp_path / "run").locked(),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("out", "sentence"),
+    [
+        ("taken/p.safetensors", "cannot be written: File exists"),
+        ("n" * 300, "cannot be written: File name too long"),
+        ("folder", "is no file that could be written"),
+    ],
+)
+def test_imitating_into_a_place_that_cannot_be_written_is_refused_before_the_fit(
+    out: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("taken").touch()
+    Path("folder").mkdir()
+    np.savez("d.npz", observations=np.random.rand(100, 1), actions=np.random.rand(100, 1))
+    monkeypatch.setattr(imitation, "fit", lambda *_: pytest.fail("fitted"))
+    with pytest.raises(FileError, match=sentence):
+        imitation.imitate("d.npz", out)
+    with pytest.raises(FileError, match=sentence):
+        storage.write_bytes(Path(out), b"")
+    assert sorted(path.name for path in Path().iterdir()) == ["d.npz", "folder", "taken"]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 from tiny_envs import tiny
 
+import repolicy
 from repolicy.envs import making
+from repolicy.envs.envpool import OWN
 from repolicy.envs.making import make_envs
+from repolicy.envs.names import parsed
 from repolicy.envs.spaces import own_numbers
 from repolicy.errors import NumericError, RepolicyError, UsageError
 from repolicy.policies.spaces import ActionSpace
@@ -156,16 +159,8 @@ def test_gymnasium_resets_only_what_ended() -> None:
     batch.reset()
     batch._envs.envs[1].env._t = 1
     seen = [batch.step(np.zeros((2, 1), np.float32)) for _ in range(3)]
-    assert [step.observations.tolist() for step in seen] == [
-        [[1, 1], [1, 2]],
-        [[1, 2], [2, 0]],
-        [[2, 0], [2, 1]],
-    ]
-    assert [step.final.tolist() for step in seen] == [
-        [[1, 1], [1, 2]],
-        [[1, 2], [1, 3]],
-        [[1, 3], [2, 1]],
-    ]
+    assert [step.observations.tolist() for step in seen] == [[[1, 1], [1, 2]], [[1, 2], [2, 0]], [[2, 0], [2, 1]]]
+    assert [step.final.tolist() for step in seen] == [[[1, 1], [1, 2]], [[1, 2], [1, 3]], [[1, 3], [2, 1]]]
     assert [step.terminated.tolist() for step in seen] == [[False, False], [False, True], [True, False]]
 
 
@@ -291,7 +286,7 @@ def test_an_id_that_a_module_registers(tmp_path: Path, monkeypatch: pytest.Monke
 def test_options_follow_the_name(backend: Any) -> None:
     plain, still = (
         make_envs(f"HalfCheetah-v4{options}", 8, 0, backend)
-        for options in ("", "?reset_noise_scale=0&forward_reward_weight=2")
+        for options in ("?", "?reset_noise_scale=0&forward_reward_weight=2")
     )
     assert plain.reset().std(0).min() > 0.01
     assert not still.reset().any()  # every joint and every speed at rest
@@ -302,27 +297,24 @@ def test_options_follow_the_name(backend: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "HalfCheetah-v4?reset_noise=1",
-            "'HalfCheetah-v4' has no option 'reset_noise'; did you mean reset_noise_scale",
-        ),
-        (
-            "HalfCheetah-v4?reset_noise_scale=much",
-            "'HalfCheetah-v4' does not take .*much.*: a value is of the wrong kind",
-        ),
+        ("HalfCheetah-v4?reset_noise=1", "h-v4' has no option 'reset_noise'; did you mean reset_noise_scale"),
+        ("HalfCheetah-v4?reset_noise_scale=much", "h-v4' does not take .*much.*: a value is of the wrong kind"),
         ("HalfCheetah-v4?noise", "'noise' is no option; write them as NAME.option=value"),
-        ("CartPole-v1?", None),
+        ("Hopper-v4?frame_stack=0", "'Hopper-v4.frame_stack=0' cannot be made: ValueError: frame_stack must be"),
+        ("Hopper-v4?xml_file=foo.xml", "'Hopper-v4.xml_file=foo.xml' cannot be made: RuntimeError: .*foo.xml"),
+        *((f"Hopper-v4?{key}=3", f"{key!r} is Repolicy's own to set: use --envs and --seed") for key in OWN),
         ("InvertedPendulum-v5?foo=1", "'InvertedPendulum-v5.foo=1' cannot be made: TypeError: .*foo"),
         ("HalfCheetahh-v4?x=1", "there is no environment 'HalfCheetahh-v4'; did you mean HalfCheetah-v4"),
     ],
 )
-def test_wrong_options_are_named(name: str, message: str | None) -> None:
+def test_wrong_options_are_named(name: str, message: str) -> None:
     backend: Any = "gymnasium" if "Inverted" in name else "auto"
-    if message is None:
-        make_envs(name, 1, 0).close()
-    else:
-        with pytest.raises(UsageError, match=message):
-            make_envs(name, 1, 0, backend)
+    with pytest.raises(UsageError, match=message):
+        make_envs(name, 1, 0, backend)
+
+
+def test_an_option_that_is_nested_too_deep_for_json_is_a_text() -> None:
+    assert parsed("Hopper-v4?x=" + "[" * 100_000) == ("Hopper-v4", {"x": "[" * 100_000})
 
 
 def test_without_envpool_gymnasium_steps_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,6 +324,21 @@ def test_without_envpool_gymnasium_steps_in(monkeypatch: pytest.MonkeyPatch) -> 
     batch.close()
     with pytest.raises(UsageError, match="EnvPool is not installed; leave out --backend envpool"):
         make_envs("CartPole-v1", 1, 0, "envpool")
+
+
+def test_a_class_with_gymnasiums_interface_that_is_none_of_its_children_is_trained(tmp_path: Path) -> None:
+    class Other:
+        observation_space = action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        metadata, render_mode, close = {}, None, lambda self: None  # type: ignore[var-annotated]
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action: Any) -> Any:
+            return np.zeros(1, np.float32), 1.0, False, True, {}
+
+    settings = repolicy.Settings(steps=64, ranks=1, envs=2, horizon=16, minibatch=16, hidden=(4,))
+    assert repolicy.train(Other, repolicy.soft(0.1), tmp_path / "run", settings).finished  # type: ignore[arg-type]
 
 
 # Broken ones ----------------------------------------------------------------------------------------------------------

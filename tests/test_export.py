@@ -60,6 +60,15 @@ def test_torchscript_acts_like_the_policy(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(loaded(torch.from_numpy(seen)).numpy(), acted(policy, seen), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.load` is:DeprecationWarning")
+def test_choices_are_counted_from_where_the_environment_counts_them(tmp_path: Path) -> None:
+    policy = Policy(PolicySpec(5, ActionSpace("discrete", (4,), (2.0,)), "categorical"))
+    export(policy, tmp_path / "policy.pt", "torchscript")
+    seen = observations(20)
+    found = torch.jit.load(tmp_path / "policy.pt")(torch.from_numpy(seen)).numpy()
+    np.testing.assert_array_equal(found, acted(policy, seen) + 2)
+
+
 @pytest.mark.parametrize("name", ["squashed", "two choices"])
 def test_onnx_acts_like_the_policy(name: str, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -146,6 +146,31 @@ def test_a_std_before_tanh_is_fitted_before_tanh(tmp_path: Path) -> None:
     assert policy.std.tolist() == pytest.approx([0.1, 0.4], rel=0.06)
 
 
+class Adds:
+    """A mean with a memory: the sum of an episode's observations."""
+
+    def begin(self, count: int) -> dict[str, torch.Tensor]:
+        return {"sum": torch.zeros(count, 1)}
+
+    def step(self, observations: np.ndarray, state: dict[str, torch.Tensor]) -> Any:
+        after = state["sum"] + torch.from_numpy(observations)
+        return after, {"sum": after}
+
+
+def test_the_std_of_a_mean_with_a_memory_needs_to_know_where_episodes_ended(tmp_path: Path) -> None:
+    generator = np.random.default_rng(3)
+    states, noise = generator.normal(size=(2, 400, 50, 1))
+    actions = states.cumsum(1) + STD * noise
+    data = {"observations": states.reshape(-1, 1), "actions": actions.reshape(-1, 1)}
+    np.savez(tmp_path / "d.npz", **data, ended=np.arange(20_000) % 50 == 49)
+    prior = exact_of(Adds(), Options(std="fit", demonstrations=str(tmp_path / "d.npz")))
+    assert isinstance(prior, MeanPrior)
+    assert float(prior.std) == pytest.approx(STD, rel=0.05)
+    np.savez(tmp_path / "d.npz", **data)
+    with pytest.raises(UsageError, match="does not say where an episode ended, and Adds has a memory.*array 'ended'"):
+        exact_of(Adds(), Options(std="fit", demonstrations=str(tmp_path / "d.npz")))
+
+
 # Bad data -------------------------------------------------------------------------------------------------------------
 
 
@@ -182,6 +207,8 @@ def spoilt(values: np.ndarray, number: float) -> np.ndarray:
         ({"observations": SEEN, "actions": np.zeros((200, 0))}, "actions have no numbers"),
         ({"observations": np.float64(1.0), "actions": DONE}, "observations are one number"),
         ({"observations": SEEN, "actions": DONE, "ended": np.zeros(3)}, "ended has 3 entries for 200 steps"),
+        ({"observations": SEEN, "actions": DONE, "ended": np.full(200, "False")}, "ended is <U5, and not numbers"),
+        ({"observations": SEEN, "actions": DONE, "ended": np.full(200, np.nan)}, "ended has numbers that are not fin"),
         ({"observations": SEEN, "actions": np.full((200, 1), -1)}, "count choices from 0, but one is -1"),
         ({"observations": np.array([Runs()] * 200, object), "actions": DONE}, "pickled objects, which are not run"),
     ],
@@ -206,14 +233,28 @@ def test_files_that_are_no_npz_are_one_sentence(tmp_path: Path, monkeypatch: pyt
     whole = io.BytesIO()
     np.savez(whole, observations=SEEN, actions=DONE)
     Path("cut.npz").write_bytes(whole.getvalue()[:900])
+    packed = io.BytesIO()
+    np.savez_compressed(packed, observations=np.random.default_rng(0).normal(size=(200, 3)), actions=DONE)
+    content = packed.getvalue()
+    start = 30 + len("observations.npy") + content[28]  # of what is packed, behind the entry's header
+    Path("packed.npz").write_bytes(content[:start] + b"\xff" + content[start + 1 :])
+    method = content.rindex(b"PK\x01\x02", 0, content.rindex(b"PK\x01\x02")) + 10
+    Path("method.npz").write_bytes(content[:method] + b"\x63" + content[method + 1 :])
     with zipfile.ZipFile("odd.npz", "w") as file:
         file.writestr("observations.npy", b"no array")
         file.writestr("actions.npy", b"")
-    for name in ("one", "pickle", "text", "cut", "odd", "missing"):
+    plain = io.BytesIO()
+    np.save(plain, SEEN)
+    with zipfile.ZipFile("header.npz", "w") as file:
+        file.writestr("observations.npy", plain.getvalue().replace(b"(200, 3), }", b"(200, 3), ("))
+    causes = {"packed": "Error -3 while decompressing", "method": "NotImplementedError", "header": "TokenError"}
+    for name in ("one", "pickle", "text", "cut", "packed", "method", "odd", "header", "missing"):
         with pytest.raises(FileError) as found:
             read_demonstrations(f"{name}.npz")
         assert f"{name}.npz" in str(found.value)
         assert "\n" not in str(found.value)
+        if name in causes:
+            assert causes[name] in str(found.value)
     assert not Path("ran").exists()
     with pytest.raises(FileError, match="text.npz is no .npz file; save observations and actions with np.savez"):
         read_demonstrations("text.npz")
@@ -243,6 +284,7 @@ def test_a_minari_dataset_is_read_episode_by_episode(tmp_path: Path, monkeypatch
     found = read_demonstrations("pendulum/random-v0")
     assert found.observations.shape == (180, 3)
     assert found.actions.shape == (180, 1)
+    assert found.ended is not None
     assert torch.nonzero(found.ended)[:, 0].tolist() == [59, 119, 179]
     assert found.env == "Pendulum-v1"
     with pytest.raises(RepolicyError, match="the Minari dataset 'no/such-v0' cannot be read"):

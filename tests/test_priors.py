@@ -60,6 +60,22 @@ def test_an_object_with_log_prob_is_asked_in_rows() -> None:
     torch.testing.assert_close(prior_of(Leaning).log_prob(observations, actions), wanted)
 
 
+def test_what_a_prior_does_to_its_arguments_stays_with_it() -> None:
+    def grasping(observations: np.ndarray) -> np.ndarray:
+        observations -= 1.0
+        return observations[:, :1]
+
+    class Grasping:
+        def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
+            return observations.mul_(2.0).sum(-1) + actions.zero_().sum(-1)
+
+    for prior in (MeanPrior(grasping, 0.5), ScoredPrior(Grasping())):
+        observations, actions = torch.ones(3, 4, 2), torch.ones(3, 4, 1)
+        prior.log_prob(observations, actions)
+        assert torch.equal(observations, torch.ones(3, 4, 2))
+        assert torch.equal(actions, torch.ones(3, 4, 1))
+
+
 # A memory -------------------------------------------------------------------------------------------------------------
 
 

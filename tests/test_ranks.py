@@ -1,5 +1,6 @@
 """Ranks that are real processes: their sums, one gradient shared by them, and what happens when one dies."""
 
+import mmap
 import os
 import signal
 import subprocess
@@ -105,6 +106,18 @@ def test_a_rank_that_ends_as_if_all_were_well_is_missed() -> None:
 def test_a_rank_that_fails_after_the_last_sum_is_missed() -> None:
     with pytest.raises(RepolicyError, match=r"^rank 1 ended \(exit code 1\): the end is bad$"):
         sum_with("from rank_programs import *; joined().sum(torch.ones(3)); sys.exit('the end is bad')")
+
+
+def test_a_rank_that_gives_its_last_sum_in_a_pause_and_ends_is_no_failure() -> None:
+    class Late(ranks.Siblings):
+        def check(self) -> None:
+            team._done[1] = team._sums
+            super().check()
+
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    team = ranks.SharedMemory(0, 2, mmap.mmap(-1, ranks.SharedMemory.size(2)), Late([child]))
+    assert team.sum(torch.ones(3)).tolist() == [1.0] * 3
 
 
 def test_what_another_rank_wants_to_be_said_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -215,11 +215,11 @@ def test_a_tile_says_what_changed_and_whether_that_is_good() -> None:
     said = {tile.what: (tile.change, tile.standing, tile.unit) for tile in found}
     assert said == {
         "total reward": ("▲ 5.0 ± 1.4 better; prior 105.0", "better", "an episode, mean action"),
-        "basic reward": ("no difference (1.0 ± 1.4); prior 100.0", "", "an episode, mean action"),
+        "basic reward": ("no certain difference (1.0 ± 1.4); prior 100.0", "", "an episode, mean action"),
         "mean z": ("▼ 0.100 ± 0.000 lower; prior 0.300", "", "mean of an episode, mean action"),
         "add-on reward": ("▲ 4.000 ± 0.000 better; prior 5.000", "better", "an episode, mean action"),
         "log prior a step": (
-            "no difference (0.000 ± 0.000); prior −2.000",
+            "no certain difference (0.000 ± 0.000); prior −2.000",
             "",
             "nats, mean over all steps, mean action",
         ),

@@ -34,6 +34,18 @@ def test_the_newest_checkpoint_is_taken(tmp_path: Path) -> None:
     assert kept == ["000010.safetensors", "000011.safetensors"]
 
 
+def test_checkpoints_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for segment in (999_998, 999_999, 1_000_000, 1_000_001):
+        folder.save(segment, STATE, {"iteration": segment})
+        (tmp_path / "checkpoints" / "1 copy.safetensors").touch()
+        found = folder.latest()
+        assert found is not None
+        assert found[1]["segment"] == segment
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == ["1 copy.safetensors", "1000000.safetensors", "1000001.safetensors"]
+
+
 def test_there_may_be_none_yet(tmp_path: Path) -> None:
     assert RunFolder(tmp_path / "run").latest() is None
 
@@ -106,7 +118,7 @@ def test_a_damaged_request_is_named(tmp_path: Path) -> None:
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    with folder.locked(), pytest.raises(FileError, match="another run is at work in .*run; choose another --out"):
+    with folder.locked(), pytest.raises(FileError, match="another run is at work in .*run; wait for it"):
         RunFolder(tmp_path / "run").locked().__enter__()
     with folder.locked():
         pass  # it is free again

@@ -74,7 +74,9 @@ def test_a_difference_within_its_error_is_none() -> None:
     assert "the difference in total is 40 ± 20, less than two standard errors" in verdict(
         prior, evaluated(100 * HALF + 40, 0 * HALF)
     )
-    assert "it kept the basic reward (40 ± 20)" in verdict(prior, evaluated(100 * HALF + 40, 0 * HALF))
+    assert "it showed no certain change of the basic reward (40 ± 20)" in verdict(
+        prior, evaluated(100 * HALF + 40, 0 * HALF)
+    )
 
 
 def test_the_same_policy_is_no_better() -> None:

@@ -105,7 +105,8 @@ def examined(results: Results, claim: Claim, task: str) -> Finding:
     low, high = interval(lambda x, y: middle(x, (-2, -1)) - middle(y, (-2, -1)), one[:, None], other[:, None])  # type: ignore[operator]
     most = other - claim.margin * abs(float(middle(other)))  # what the first must be above
     verdict = "cannot tell"
-    if min(chance(gap, one, most), chance(gap, most, one)) <= ERROR:
+    known = left.one_policy or right.one_policy
+    if min(chance(gap, one, most, known), chance(gap, most, one, known)) <= ERROR:
         verdict = "holds here" if gap(one, most) > 0 else "does not"
     better = float(improvement(one[:, None], other[:, None]))
     return Finding(claim, task, verdict, paper, gap(one, other), low, high, better, seeds)

@@ -21,7 +21,8 @@ def drawing(title: str, curves: Mapping[str, Curve]) -> str:
     xs = [x for steps, *_ in curves.values() for x in (steps[0], steps[-1])]
     ys = np.concatenate([part for _, *parts in curves.values() for part in parts])
     # a policy that has lost everything would flatten the others
-    axes = charts.Axes(xs, [max(float(ys.min()), -float(ys.max())), float(ys.max())], 560, 300)
+    top = float(ys.max())
+    axes = charts.Axes(xs, [max(float(ys.min()), -top) if top > 0 else float(ys.min()), top], 560, 300)
     drawn, legend = axes.frame(), ""
     for color, (name, (steps, middle, low, high)) in zip(COLOURS, curves.items(), strict=False):
         edge = [*zip(steps, high, strict=True), *zip(steps[::-1], low[::-1], strict=True)]

@@ -10,7 +10,7 @@ import torch
 
 import repolicy
 from repolicy.cli import main as cli
-from repolicy.errors import FileError
+from repolicy.errors import FileError, UsageError
 from repolicy.objective import Dial
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.export import _onnx_reader, _torchscript_reader, export
@@ -97,7 +97,10 @@ def test_the_page_has_every_position_and_the_points_beside_it(
 ) -> None:
     monkeypatch.setattr("repolicy.report.dial.filmed", lambda shots: ([None] * len(shots), ""))
     means = {"summary": {"basic_reward": {"mean": 3.5}, "addon_reward": {"mean": -2.25}}}
-    sweep = {"points": [{"omega": 0.3, "kl": 0.5, "mean_action": means}]}
+    silent = {"summary": {"basic_reward": {"mean": None}, "addon_reward": {"mean": -2.0}}}  # of its old reward
+    request = {key: read_card(file)["request"][key] for key in ("env", "addons")}
+    points = [{"omega": 0.3, "kl": 0.5, "mean_action": means}, {"omega": 0.4, "kl": 0.5, "mean_action": silent}]
+    sweep = {"request": request, "points": points}
     (tmp_path / "sweep.json").write_text(json.dumps(sweep))
     words = ["--episodes", "2", "--beside", str(tmp_path), "--out", str(tmp_path / "dial"), "--trust", "--json"]
     cli.main(["dial", str(file), *words])
@@ -109,6 +112,7 @@ def test_the_page_has_every_position_and_the_points_beside_it(
     assert html.count('data-shown="10"') == 3  # film, table, command
     assert f"--at {places[7]:g}" in html
     assert "trained alone, ω′ 0.3" in html
+    assert "trained alone, ω′ 0.4" not in html
     assert "http" not in html.replace("http://www.w3.org", "")
 
 
@@ -116,7 +120,11 @@ def test_a_damaged_sweep_is_refused(tmp_path: Path) -> None:
     for content in ("[]", '{"points": [{"omega": "a"}]}', "no json"):
         (tmp_path / "sweep.json").write_text(content)
         with pytest.raises(FileError):
-            points_of(tmp_path)
+            points_of(tmp_path, "InvertedPendulum-v4", [])
+    other = {"request": {"env": "Hopper-v4", "addons": ["height"]}, "points": []}
+    (tmp_path / "sweep.json").write_text(json.dumps(other))
+    with pytest.raises(UsageError, match="is a sweep of height in Hopper-v4, and the dial is of height=2 in Hopper-v4"):
+        points_of(tmp_path, "Hopper-v4", ["height=2"])
 
 
 @pytest.mark.parametrize("format", ["torchscript", "onnx"])

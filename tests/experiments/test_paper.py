@@ -88,6 +88,7 @@ def test_a_claim_holds_or_does_not_or_cannot_be_told() -> None:
     assert verdict([1.0, 2.0, 3.0], [9.0, 10.0, 11.0]) == "does not"
     assert verdict([1.0, 20.0, 3.0], [9.0, 10.0, 1.0]) == "cannot tell"
     assert verdict([9.0, 10.0], [1.0, 2.0, 3.0]) == "cannot tell"  # one of ten deals is like that
+    assert verdict([9.0, 9.1, 9.2, 9.3, 9.4], [1.0]) == "cannot tell"  # one of six
     assert verdict([9.0, 10.0], []) == "cannot tell: 2 and 0 seeds"
     near = Claim("up to a tenth", "soft", "no_entropy", "basic_reward", ("halfcheetah",), margin=0.1)
     assert verdict([95.0, 96.0, 97.0], [100.0, 99.0, 98.0], near) == "holds here"

@@ -254,6 +254,13 @@ def test_cleanrls_halfcheetah(real: Callable[[str], Path], tmp_path: Path) -> No
         assert_equal(log_prob(described, obs, actions), model.log_prob(inputs, actions))
 
 
+def test_cleanrls_clipping_is_told_with_and_without_statistics(tmp_path: Path) -> None:
+    path = saved(tmp_path / "model", Agent(5, 3).state_dict())
+    np.savez(tmp_path / "seen.npz", mean=np.zeros(5), var=np.ones(5))
+    for options in (Options(), Options(vecnormalize=str(tmp_path / "seen.npz"))):
+        assert any("clips actions to the environment's bounds" in note for note in describe(path, options).notes)
+
+
 def test_cleanrls_other_scripts(tmp_path: Path) -> None:
     obs = observations(5)
     actor, critic = mlp((5, 8, 8, 3), nn.Tanh), mlp((5, 8, 8, 1), nn.Tanh)

@@ -345,8 +345,11 @@ def test_a_graph_that_normalizes_takes_no_other_statistics(tmp_path: Path) -> No
         {"m": random(5), "w": random(5, 2)},
     )
     np.savez(tmp_path / "n.npz", mean=np.zeros(5), var=np.ones(5))
-    with pytest.raises(UsageError, match="normalizes observations itself"):
-        describe(path, Options(vecnormalize=str(tmp_path / "n.npz")))
+    for given in (str(tmp_path / "n.npz"), "none"):
+        with pytest.raises(UsageError, match="normalizes observations itself, .* leave --vecnormalize out"):
+            describe(path, Options(vecnormalize=given))
+    path = graph(tmp_path / "plain.onnx", [node("Gemm", "obs w", "out")], {"w": random(5, 2)})
+    assert describe(path, Options(vecnormalize="none")).normalizer is None
 
 
 def test_without_the_package_one_sentence_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

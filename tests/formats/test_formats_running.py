@@ -58,6 +58,31 @@ def test_a_graph_runs_in_onnxruntime_as_a_mean(batch: Any, tmp_path: Path) -> No
     assert_equal(again.placed(5, prior.actions).distribution(obs).mode(), run(path, obs))
 
 
+@pytest.mark.parametrize("mixing", ["mean", "shape"])
+def test_a_graph_that_mixes_rows_up_or_takes_one_alone_runs_row_by_row(mixing: str, tmp_path: Path) -> None:
+    """A mean over the rows gives other actions for several; a shape that is written down refuses several."""
+    constants = {"axes": np.array([0]), "row": np.array([1, 5]), "w": random(5, 3)}
+    nodes = {
+        "mean": [node("ReduceMean", "obs axes", "middle"), node("Add", "obs middle", "x")],
+        "shape": [node("Reshape", "obs row", "middle"), node("Add", "middle middle", "x")],
+    }
+    used = {name: constants[name] for name in ("w", "axes" if mixing == "mean" else "row")}
+    path = graph(
+        tmp_path / "policy.onnx", [*nodes[mixing], node("Softsign", "x", "y"), node("Gemm", "y w", "out")], used
+    )
+    program, obs = Graph(path), observations(5)
+    assert not program.prepare(5)
+    wanted = (2.0 * obs / (1.0 + 2.0 * obs.abs())) @ torch.from_numpy(constants["w"]).float()
+    assert_equal(program.step(obs.numpy(), {})[0], wanted)
+    assert_equal(placed(path, 5, 3).distribution(obs).mode(), wanted)
+
+
+def test_a_graph_that_keeps_rows_apart_runs_them_together(tmp_path: Path) -> None:
+    program = Graph(residual(tmp_path))
+    program.prepare(5)
+    assert not program._one_by_one
+
+
 def test_a_graph_with_a_memory_keeps_each_environments_own(tmp_path: Path) -> None:
     """h_out = tanh(obs · w + h_in · u), as exporters write an LSTM's memory: inputs that belong to outputs."""
     onnx = pytest.importorskip("onnx")

@@ -169,6 +169,19 @@ def test_a_damaged_file_of_tensors_is_one_sentence(ending: str, change: Any, sen
     assert "\n" not in str(caught.value)
 
 
+def test_a_byte_of_the_table_of_contents_that_is_damaged_is_one_sentence() -> None:
+    """Among them the version of zips that it asks for, which Python does not have."""
+    content = with_entry(saved_tensor(), "data/0", lambda content: content)
+    start = content.index(b"PK\x01\x02")
+    for place in range(start, len(content)):
+        damaged = content[:place] + b"\xff" + content[place + 1 :]
+        with contextlib.suppress(FileError):
+            load(damaged, "a file")
+    damaged = content[: start + 6] + b"\xff" + content[start + 7 :]
+    with pytest.raises(FileError, match=r"a file is no whole zip: zip file version"):
+        load(damaged, "a file")
+
+
 def test_an_entry_that_unpacks_out_of_proportion_is_refused() -> None:
     bomb = with_entry(saved_tensor(), "data/0", lambda _: bytes(50_000_000), zipfile.ZIP_DEFLATED)
     assert len(bomb) < 100_000

@@ -167,8 +167,8 @@ def test_bad_words_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtur
     customized = ["customize", prior, "--omega", 1, "--trust"]
     cases: list[tuple[int, str, list[object]]] = [
         (2, "there is no task or environment 'cartpol'; did you mean", ["train", "cartpol", "--alpha", 1]),
-        (2, "whose temperature is known; name one with --alpha", ["train", WALK]),
-        (2, "name one with --alpha; did you mean cartpole?", ["train", "cartpol"]),
+        (2, "is no task whose temperature is known", ["train", WALK]),
+        (2, "; did you mean cartpole?; for another environment give --alpha", ["train", "cartpol"]),
         (2, "alpha is 0; soft Q-learning needs a temperature above 0", ["train", "cartpole", "--alpha", 0]),
         (2, "alpha is 0; soft", [*customized, "--alpha", 0]),
         (2, "omega is -1.0; it must be a finite number, 0 or greater", ["customize", prior, "--omega", -1, "--trust"]),

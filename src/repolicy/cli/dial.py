@@ -91,7 +91,7 @@ class Dial:
         if not addons:
             raise UsageError(f"{path} does not say which add-on it was customized to; name one with --addon")
         check_env(addons, env)
-        beside = points_of(self.beside) if self.beside else ()
+        beside = points_of(self.beside, env, addons) if self.beside else ()
         turning = replace(
             turning, env=env, addons=addons, out=self.out or path.with_name(f"{path.stem}-dial"), beside=beside
         )

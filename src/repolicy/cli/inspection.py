@@ -180,7 +180,7 @@ def _inspect_folder(path: Path) -> dict[str, Any]:
         raise FileError(f"{path} holds no run: it has no run.json")
     latest = folder.latest()
     wanted = request["settings"]["steps"]
-    done = min(wanted, latest[1].get("steps", 0)) if latest else 0  # the last iteration may go a little further
+    done = latest[1].get("steps", 0) if latest else 0  # the last iteration may go a little further than was asked for
     iterations = len(folder.logged().get("iteration", []))
     facts = {
         "folder": str(path),

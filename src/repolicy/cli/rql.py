@@ -140,9 +140,11 @@ COMMANDS: dict[str, Any] = {"train": Train, "customize": Customize}
 
 
 def _alpha_of_task(env: str) -> float:
-    if env not in TASKS:
+    task = next((task for name, task in TASKS.items() if env in (name, task.env)), None)
+    if task is None:
         known = ", ".join(TASKS)
         raise UsageError(
-            f"{env} is none of {known}, whose temperature is known; name one with --alpha{nearest(env, TASKS)}"
+            f"{env} is no task whose temperature is known (those are {known}){nearest(env, TASKS)}; for another "
+            "environment give --alpha"
         )
-    return TASKS[env].alpha
+    return task.alpha

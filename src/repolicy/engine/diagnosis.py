@@ -187,13 +187,23 @@ def complaints(policy: Policy, by_mean: Drive, sampled: Drive, ignorant: Drive) 
             f"sampled actions end {sampled.fell.mean():.0%} of the episodes, the mean action "
             f"{by_mean.fell.mean():.0%}: its std is too wide to train from; where you gave it, give a smaller --std"
         )
-    spans = np.array(policy.actions.high) - np.array(policy.actions.low)
-    if sampled.std is not None and np.isfinite(spans).all() and sampled.std < NARROW * spans.mean():
+    span = _span(policy)
+    if sampled.std is not None and span is not None and sampled.std < NARROW * span:
         sentences.append(
             f"its std is {sampled.std:.2g}, too narrow to try anything: where you gave it, give a larger --std, and "
             "expect large values of log prior"
         )
     return sentences
+
+
+def _span(policy: Policy) -> float | None:
+    """From the lowest to the highest action, before tanh where it squashes, as the std is; None without bounds."""
+    if policy.family.squashes:
+        return 2.0
+    if policy.actions.kind == "discrete" or not policy.actions.low:
+        return None
+    spans = np.array(policy.actions.high) - np.array(policy.actions.low)
+    return float(spans.mean()) if np.isfinite(spans).all() else None
 
 
 def better(one: np.ndarray, other: np.ndarray) -> bool:

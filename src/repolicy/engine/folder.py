@@ -134,7 +134,9 @@ class RunFolder:
                 if not os.path.samestat(status, os.lstat(path)):  # its holder has just removed it
                     raise BlockingIOError
             except OSError:
-                raise FileError(f"another run is at work in {self.path}; choose another --out") from None
+                raise FileError(
+                    f"another run is at work in {self.path}; wait for it, or choose another --out"
+                ) from None
             yield
             new_lock = False
         finally:
@@ -208,7 +210,9 @@ class RunFolder:
         return rows
 
     def _files(self) -> list[Path]:
-        return sorted(self._checkpoints.glob("[0-9]*.safetensors"), reverse=True)
+        """The checkpoints, the newest first: by number, since one of seven digits comes after those of six."""
+        files = [path for path in self._checkpoints.glob("*.safetensors") if path.stem.isdecimal()]
+        return sorted(files, key=lambda path: int(path.stem), reverse=True)
 
 
 REQUEST = {

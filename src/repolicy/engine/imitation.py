@@ -17,6 +17,7 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.fitting import Fitted, Samples, fit, fit_normalizer
 from repolicy.policies.policy import Policy, PolicySpec, seeded
 from repolicy.policies.spaces import ActionSpace
+from repolicy.policies.storage import check_place
 
 EPISODES = 10
 
@@ -50,6 +51,7 @@ def imitate(
     """
     demonstrations = data if isinstance(data, Demonstrations) else read_demonstrations(data)
     actions = _space(demonstrations, env)
+    check_place(Path(out))  # before the fit, which would be lost
     policy = seeded(_spec(demonstrations, actions, hidden, state_std), seed)
     fit_normalizer(policy, demonstrations.observations)
     if policy.log_std is not None:

@@ -84,13 +84,17 @@ def _called(what: str, function: Function, transitions: tuple[np.ndarray, np.nda
     with in_one_sentence(f"{what} failed", UsageError):  # on copies: the function may change its arguments in place
         copies = observations.copy(), actions.copy(), after.copy(), {key: info[key].copy() for key in info}
         try:
-            rewards = np.asarray(function(*copies), np.float64)
+            found = function(*copies)
+            if found is None:
+                raise UsageError(f"{what} returned None: it has no `return`, or one without a value")
+            rewards = np.asarray(found, np.float64)
         except KeyError as error:
             told = ", ".join(sorted(info)) or "nothing"
             raise UsageError(f"{what} failed: {described(error)}; info has {told}") from error
     count = len(transitions[0])
     if rewards.shape != (count,):
-        raise UsageError(f"{what} returned shape {rewards.shape} for {count} transitions, not one number each")
+        shape = f"shape {rewards.shape}" if rewards.shape else "one number"
+        raise UsageError(f"{what} returned {shape} for {count} transitions, not one number each")
     if not np.isfinite(rewards).all():
         raise NumericError(f"{what} returned a number that is not finite")
     return rewards

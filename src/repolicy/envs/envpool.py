@@ -10,8 +10,10 @@ from repolicy.envs.names import parsed
 from repolicy.envs.patience import NOTE
 from repolicy.envs.spaces import action_space, flat, group_sizes, native, numeric, shown
 from repolicy.envs.step import Step, check_last
-from repolicy.errors import UsageError
+from repolicy.errors import UsageError, in_one_sentence
 from repolicy.loading import nearest
+
+OWN = ("num_envs", "num_threads", "seed", "env_type", "batch_size", "max_num_players")  # options that a run sets itself
 
 
 class EnvPoolEnvs:
@@ -26,20 +28,26 @@ class EnvPoolEnvs:
 
         self.name, self.count = name, count
         plain, options = parsed(name)
+        for key in OWN:
+            if key in options:
+                raise UsageError(
+                    f"environment {plain!r}: the option {key!r} is Repolicy's own to set: use --envs and --seed instead"
+                )
         if filmed is not None:
             options |= {"render_mode": "rgb_array", "render_width": filmed[0], "render_height": filmed[1]}
-        try:
-            self._pool = envpool.make(
-                plain, env_type="gymnasium", num_envs=count, num_threads=1, seed=seed % 2**31, **options
-            )
-        except TypeError:  # its own message is the whole signature
-            known = envpool.make_spec(plain).config._asdict()
-            wrong = next((key for key in options if key not in known), None)
-            raise UsageError(
-                f"environment {plain!r} has no option {wrong!r}{nearest(wrong, known)}"
-                if wrong
-                else f"environment {plain!r} does not take {options}: a value is of the wrong kind"
-            ) from None
+        with in_one_sentence(f"environment {name!r} cannot be made", UsageError):
+            try:
+                self._pool = envpool.make(
+                    plain, env_type="gymnasium", num_envs=count, num_threads=1, seed=seed % 2**31, **options
+                )
+            except TypeError:  # its own message is the whole signature
+                known = envpool.make_spec(plain).config._asdict()
+                wrong = next((key for key in options if key not in known), None)
+                raise UsageError(
+                    f"environment {plain!r} has no option {wrong!r}{nearest(wrong, known)}"
+                    if wrong
+                    else f"environment {plain!r} does not take {options}: a value is of the wrong kind"
+                ) from None
         with warnings.catch_warnings(action="ignore"):  # EnvPool rounds the bounds of its spaces to float32, loudly
             space = self._pool.observation_space
             self.groups = group_sizes(space, name)

@@ -47,7 +47,8 @@ class GymnasiumEnvs:
     @property
     def limit(self) -> int | None:
         env, name = self._envs.envs[0], "_max_episode_steps"  # of Gymnasium's TimeLimit
-        steps = env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
+        known = hasattr(env, "has_wrapper_attr") and env.has_wrapper_attr(name)  # a class like Gymnasium's may lack it
+        steps = env.get_wrapper_attr(name) if known else None
         return None if steps is None else int(steps)
 
     def reset(self) -> np.ndarray:

@@ -68,7 +68,7 @@ def _read(name: str) -> tuple[str, dict[str, Any]]:
             )
         try:
             options[key] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             options[key] = value
     return plain, options
 

@@ -1,6 +1,7 @@
 """Numbers that the exact problems can work with, or one sentence that says why not."""
 
 import math
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def float64(name: str, value: Any, shape: list[int] | None = None) -> Tensor:
 
 def check_discount(discount: float, horizon: int | None = None) -> None:
     """A number in [0, 1], below 1 where the horizon is infinite."""
-    if isinstance(discount, bool) or not isinstance(discount, int | float) or not 0 <= discount <= 1:
+    if isinstance(discount, bool) or not isinstance(discount, Real) or not 0 <= discount <= 1:
         raise UsageError(f"discount is {discount!r}; it must be a number from 0 to 1")
     if horizon is None and discount == 1:
         raise UsageError("an infinite horizon needs a discount below 1")
@@ -38,12 +39,12 @@ def check_discount(discount: float, horizon: int | None = None) -> None:
 def check_horizon(horizon: int | None) -> None:
     if horizon is None:
         return
-    if isinstance(horizon, bool) or not isinstance(horizon, int) or horizon < 1:
+    if isinstance(horizon, bool) or not isinstance(horizon, Integral) or horizon < 1:
         raise UsageError(f"horizon is {horizon!r}; it must be a whole number, 1 or more, or None for no end")
 
 
 def check_temperature(alpha: float) -> None:
-    number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
+    number = isinstance(alpha, Real) and not isinstance(alpha, bool)
     if not number or not math.isfinite(alpha) or alpha <= 0:
         raise UsageError(f"alpha is {alpha!r}; a temperature must be a finite number greater than 0")
 

@@ -66,6 +66,8 @@ class LinearGaussian:
         if covariance.shape != (len(gain), len(gain)):
             shapes = f"{list(gain.shape)} and {list(covariance.shape)}"
             raise UsageError(f"gain and covariance have shapes {shapes}; they must be [m, n] and [m, m]")
+        if not torch.allclose(covariance, covariance.T):
+            raise UsageError("covariance is not symmetric")
         if int(torch.linalg.cholesky_ex(covariance)[1]):
             raise UsageError("covariance is not positive definite")
         object.__setattr__(self, "gain", gain)

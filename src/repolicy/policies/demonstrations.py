@@ -1,6 +1,5 @@
 """Recorded observations and actions: an .npz file, or a Minari dataset. No pickle is run."""
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.errors import FileError, UsageError, in_one_sentence
+from repolicy.errors import FileError, UsageError, described, in_one_sentence
 
 LEAST = 100  # steps
 SOME = np.zeros(1)
@@ -21,7 +20,7 @@ class Demonstrations:
     name: str
     observations: Tensor
     actions: Tensor
-    ended: Tensor  # [M] after which steps an episode ended, where that is known
+    ended: Tensor | None  # [M] after which steps an episode ended, where that is known
     env: str | None = None  # that they were recorded in, where that is known
 
     @property
@@ -53,10 +52,12 @@ def _npz(path: Path) -> dict[str, np.ndarray]:
                 str(name): file[name] for name in ("observations", "actions", "ended") if name in file.files
             }
             names = ", ".join(file.files) or "nothing"
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError) as error:
+    except FileError:
+        raise
+    except Exception as error:  # NumPy's, zipfile's, zlib's and tokenize's, of many classes
         if "allow_pickle" in str(error):
             raise FileError(f"{path} holds pickled objects, which are not run; save plain arrays of numbers") from None
-        raise FileError(f"{path} is damaged, or no .npz file: {error}") from None
+        raise FileError(f"{path} is damaged, or no .npz file: {described(error)}") from None
     for name in ("observations", "actions"):
         if not isinstance(arrays.get(name, SOME), np.ndarray):  # for an entry that is no array, NumPy gives its bytes
             raise FileError(f"{path} is damaged: {name} are no array")
@@ -119,7 +120,17 @@ def _checked(
             )
     if discrete and taken.min() < 0:
         raise FileError(f"{name}: actions are whole numbers and count choices from 0, but one is {taken.min()}")
-    last = np.zeros(len(taken), bool) if ended is None else np.asarray(ended).reshape(-1).astype(bool)
-    if len(last) != len(taken):
-        raise FileError(f"{name}: ended has {len(last):,} entries for {len(taken):,} steps")
-    return Demonstrations(name, torch.from_numpy(rows), torch.from_numpy(taken), torch.from_numpy(last), env)
+    last = None if ended is None else _ends(name, np.asarray(ended), len(taken))
+    return Demonstrations(name, torch.from_numpy(rows), torch.from_numpy(taken), last, env)
+
+
+def _ends(name: str, ended: np.ndarray, steps: int) -> Tensor:
+    """After which steps an episode ended: a truth value, or a number that is 0 or not, for each."""
+    remedy = "save a 1 for each step after which an episode ended, and else a 0"
+    if ended.dtype.kind not in "biuf":
+        raise FileError(f"{name}: ended is {ended.dtype}, and not numbers; {remedy}")
+    if not np.isfinite(ended).all():
+        raise FileError(f"{name}: ended has numbers that are not finite; {remedy}")
+    if ended.size != steps:
+        raise FileError(f"{name}: ended has {ended.size:,} entries for {steps:,} steps")
+    return torch.from_numpy(ended.reshape(-1).astype(bool))

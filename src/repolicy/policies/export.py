@@ -70,7 +70,9 @@ class Acting(nn.Module):
 
     def acted(self, outputs: Tensor) -> Tensor:
         mode = self.family.mode(outputs, self.spec)
-        if self.spec.clips:
+        if self.spec.actions.kind == "discrete":
+            mode = mode + self.low.to(mode.dtype) if self.spec.actions.low else mode  # choices are counted from there
+        elif self.spec.clips:
             mode = mode.clamp(self.low, self.high)
         else:
             mode = self.family.to_environment(mode, self.low, self.high)
@@ -122,6 +124,8 @@ def difference(policy: Policy, act: Callable[..., np.ndarray]) -> float:
     observations = (policy.normalizer.mean + policy.normalizer.var.clamp_min(0.0).sqrt() * noise).float()
     with torch.no_grad():
         wanted = policy.to_environment(policy(observations).mode().numpy())
+    if policy.actions.kind == "discrete" and policy.actions.low:
+        wanted = wanted + np.array(policy.actions.low, wanted.dtype)  # an environment may count choices from there
     if isinstance(policy, Conditioned):
         size = policy.spec.observation_size
         values = [dial.value(each) for dial, each in zip(policy.dials, observations[:, size:].unbind(-1), strict=True)]

@@ -58,7 +58,7 @@ class MeanPrior:
         self.notes: tuple[str, ...] = ()  # what is to be known of it, a sentence each
         self.program = mean if isinstance(mean, Program) else None
         self.remembers = self.program is not None
-        self.std = torch.as_tensor(std, dtype=torch.float32)
+        self.std = _numbers(std)
         if self.std.dim() > 1 or not bool((torch.isfinite(self.std) & (self.std > 0.0)).all()):
             raise UsageError(f"the std of {self.name} is {std}; it must be above 0")
 
@@ -108,7 +108,8 @@ class MeanPrior:
         return self._around(torch.stack(means)), state
 
     def means(self, observations: np.ndarray, state: State) -> tuple[Tensor, State]:
-        """One call of the function or the program, and whether it gave what it must."""
+        """One call of the function or the program, which may change its own copy, and whether it gave what it must."""
+        observations = observations.copy()
         with in_one_sentence(f"{self.name} failed", UsageError), torch.no_grad():
             if self.program is not None:
                 result, state = self.program.step(observations, state)
@@ -150,6 +151,17 @@ class MeanPrior:
         return Gaussian(mean, self.std.log().expand(mean.shape[-1]))
 
 
+def _numbers(std: Any) -> Tensor:
+    """A std in single precision; NaN where it is no number, such as a text or True."""
+    try:
+        given = torch.as_tensor(std)
+        if given.dtype != torch.bool and not given.is_complex():
+            return given.to(torch.float32)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    return torch.tensor(math.nan)
+
+
 class MeanActor:
     """A `MeanPrior` at work. Whoever drives it says which episodes ended, and hands its memory to the next one."""
 
@@ -183,7 +195,7 @@ class ScoredPrior:
         lead = actions.shape[:-1]
         observations = observations.expand(*lead, observations.shape[-1])
         with in_one_sentence(f"log_prob of {self.name} failed", UsageError), torch.no_grad():
-            flat = observations.reshape(-1, observations.shape[-1]), actions.reshape(-1, actions.shape[-1])
+            flat = (part.reshape(-1, part.shape[-1]).clone() for part in (observations, actions))
             log_probs = torch.as_tensor(self.scorer.log_prob(*flat)).detach().float()
         if tuple(log_probs.shape) != (math.prod(lead),):
             raise UsageError(

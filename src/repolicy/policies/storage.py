@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,20 +76,34 @@ def is_own(path: Path) -> bool:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Beside its place, flushed to the disk, and renamed into it."""
-    if path.exists() and not path.is_file():  # a rename would put a file in the place of /dev/null
-        raise FileError(f"{path} is no file that could be written; choose another name")
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with _beside(path) as beside:
         with open(beside, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
+
+
+def check_place(path: Path) -> None:
+    """Raise where `write_bytes` could not write, for whoever has long work to do first."""
+    with _beside(path) as beside:
+        beside.touch()
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """The name under which a file is written beside its place. What still has that name in the end is removed."""
+    beside = path.parent / f".{path.name}.{os.getpid()}"
+    try:
+        if path.exists() and not path.is_file():  # a rename would put a file in the place of /dev/null
+            raise FileError(f"{path} is no file that could be written; choose another name")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield beside
     except OSError as error:
+        raise FileError(f"{path} cannot be written: {error.strerror}; what was there before is untouched") from None
+    finally:
         with contextlib.suppress(OSError):
             beside.unlink()
-        raise FileError(f"{path} cannot be written: {error.strerror}; what was there before is untouched") from None
 
 
 def write_json(path: Path, values: Any) -> None:

@@ -44,7 +44,13 @@ def fitted_to(prior: Policy | MeanPrior, options: Options) -> tuple[Tensor, str]
         actions = _before_tanh(prior, data) if prior.family.squashes else data.actions
     else:
         placed = prior.placed(data.observations.shape[1], ActionSpace("continuous", (width,)))
-        means = placed.follow(data.observations[:, None], data.ended[:, None], None)[0].mode()[:, 0]
+        if placed.remembers and data.ended is None:
+            raise UsageError(
+                f"{data.name} does not say where an episode ended, and {placed.name} has a memory, which begins anew "
+                "there: save an array 'ended' with the observations and actions"
+            )
+        ended = torch.zeros(len(data.actions), dtype=torch.bool) if data.ended is None else data.ended
+        means = placed.follow(data.observations[:, None], ended[:, None], None)[0].mode()[:, 0]
         actions = data.actions
     std = (actions - means).double().square().mean(0).sqrt().float()
     if not bool((std > LEAST).all()):

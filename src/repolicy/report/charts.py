@@ -14,6 +14,7 @@ from repolicy.report.numbers import number
 WIDTH, HEIGHT = 340, 190
 LEFT, RIGHT, TOP, BOTTOM = 64, 10, 12, 28
 CURVE_POINTS = 240
+SIZES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 FEW = 30  # points that are marked one by one
 
 
@@ -190,10 +191,9 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 def short(value: float, digits: int = 3) -> str:
     """1.5M, 200k, 0.25."""
-    for size, letter in ((1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.{digits}g}{letter}".replace("-", "−")
-    return f"{value:.{digits}g}".replace("-", "−")
+    near = float(f"{value:.{digits}g}")  # 999.7 is 1k
+    size, letter = next(((size, letter) for size, letter in SIZES if abs(near) >= size), (1.0, ""))
+    return f"{near / size:.{max(digits, 4)}g}{letter}".replace("-", "−")
 
 
 def labels(values: Sequence[float]) -> list[str]:

@@ -205,17 +205,25 @@ def as_dict(dial: Turning, swept: Found) -> dict[str, Any]:
     return dict(finite(whose | swept.request | {"positions": positions}))
 
 
-def points_of(sweep: Path) -> tuple[Beside, ...]:
-    """The points of a sweep, from its folder."""
+def points_of(sweep: Path, env: str, wishes: Sequence[str]) -> tuple[Beside, ...]:
+    """The points of a sweep of the same task, from its folder; those whose wish is known."""
     path = sweep / "sweep.json"
     content = read_json(path)
-    summary = {"summary": {str: {"mean?": float}}}
-    check_shape(content, {"points": [{"omega": float, "kl": float, "mean_action": summary}]}, str(path))
-    return tuple(
-        Beside(point["omega"], means.get("basic_reward", {}).get("mean"), point["kl"], means["addon_reward"]["mean"])
-        for point in content["points"]
-        if (means := point["mean_action"]["summary"]).get("addon_reward", {}).get("mean") is not None
-    )
+    point = {"omega": float, "kl": float, "mean_action": {"summary": {str: {}}}}
+    check_shape(content, {"request": {"env": str, "addons": [str]}, "points": [point]}, str(path))
+    swept = content["request"]
+    if (swept["env"], swept["addons"]) != (env, list(wishes)):
+        raise UsageError(
+            f"{sweep} is a sweep of {' + '.join(swept['addons'])} in {swept['env']}, and the dial is of "
+            f"{' + '.join(wishes)} in {env}: their points do not belong into one drawing"
+        )
+    found = []
+    for point in content["points"]:
+        means = {name: each.get("mean") for name, each in point["mean_action"]["summary"].items()}
+        known = {name: float(value) for name, value in means.items() if isinstance(value, int | float)}
+        if "addon_reward" in known:
+            found.append(Beside(point["omega"], known.get("basic_reward"), point["kl"], known["addon_reward"]))
+    return tuple(found)
 
 
 def _filmed(dial: Turning) -> tuple[list[bytes | None], str]:

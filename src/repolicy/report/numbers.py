@@ -16,13 +16,14 @@ def number(value: float, like: float | None = None, plus: bool = False) -> str:
 
 
 def rounded(value: float, error: float, of: float | None = None) -> str:
-    """To the second digit of its error, but to three decimals at most where these suffice: 653 of 653.2 ± 84.1.
+    """To the second digit of its error, but to three decimals at most where they show it: 653 of 653.2 ± 84.1.
 
     `of` is the number that has the error, where `value` is the error itself.
     """
-    if not error > 0:
+    if not 0 < error < math.inf:
         return number(value)
-    digits, enough = max(0, 1 - math.floor(math.log10(error))), abs(value if of is None else of) >= 0.01
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    enough = abs(value if of is None else of) >= 0.01 and error >= 0.001
     return f"{value:,.{min(digits, 3) if enough else digits}f}".replace("-", "−")
 
 

@@ -37,7 +37,7 @@ const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
 let running = false;
 function tell(now) {
   running = now;
-  together.textContent = running ? "pause all" : "play all in step";
+  if (together) together.textContent = running ? "pause all" : "play all in step";
 }
 function begin() {
   for (const video of document.querySelectorAll("figure[hidden] > video")) video.pause();

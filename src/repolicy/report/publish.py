@@ -131,11 +131,12 @@ def _env(env: str, request: dict[str, Any]) -> str:
 
 def _repeat(path: Path, card: dict[str, Any], elsewhere: str) -> str:
     """The command that makes the policy again: of a run's folder to the bit, else as far as the card tells."""
-    folder = RunFolder(path.resolve().parent)
+    folder, asked = RunFolder(path.resolve().parent), card.get("request", {})
+    if "method" in asked:  # residual Q-learning's, whose settings are of another kind
+        return _quoted(str(card.get("command", "")))
     request = folder.request() if (folder.path / "run.json").exists() else None
     if request is not None:
         return repeat(folder, request).replace(str(folder.path), elsewhere)
-    asked = card.get("request", {})
     if "prior" not in asked or "sparse" not in asked:
         return _quoted(str(card.get("command", "")))
     return shlex.join(["repolicy", *words(Request.from_dict(asked), "PRIOR" if asked["prior"] else "")])
@@ -147,7 +148,8 @@ def _quoted(text: str) -> str:
 
 
 def _row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    escaped = (cell.replace("|", "\\|") for cell in cells)
+    return f"| {' | '.join(escaped)} |"
 
 
 def _code(*lines: str) -> list[str]:

@@ -214,7 +214,7 @@ def _change(name: str, change: Difference | None) -> tuple[str, str]:
         return "", ""
     before = f"prior {number(change.before)}"
     if not change.is_real:
-        return f"no difference ({change}); {before}", ""
+        return f"no certain difference ({change}); {before}", ""
     higher = change.value > 0
     words, standing = ("higher", "lower")[not higher], ""
     if name in REWARDS:

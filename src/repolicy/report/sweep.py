@@ -163,18 +163,19 @@ def tradeoff(swept: Found, beside: Sequence[Beside] = ()) -> str:
     """What each point keeps, across, and what it gains, up, with the errors of both."""
     everyone = [swept.prior, *swept.points]
     spots = [(_with_error(point, swept.cost), _with_error(point, "addon_reward")) for point in everyone]
-    others = [((other.basic or 0.0) if swept.basic_known else other.kl, other.addon) for other in beside]
+    kept = [(other, other.basic if swept.basic_known else other.kl) for other in beside]
+    others = [(other.omega, (x, other.addon)) for other, x in kept if x is not None]
     ends = [
         [value + sign * error for spot in spots for value, error in [spot[side]] for sign in (-1, 1)]
-        + [other[side] for other in others]
+        + [place[side] for _, place in others]
         for side in (0, 1)
     ]
     axes = charts.Axes(ends[0], ends[1], 400, 300)
     drawn = axes.named(NAMES[swept.cost], "add-on reward, mean action")
     axes.widened(0.08)
     drawn += axes.frame()
-    for other, (x, y) in zip(beside, others, strict=True):
-        tip = f"trained alone, {swept.letter} {other.omega:g}: {x:,.2f}, {y:,.2f}"
+    for omega, (x, y) in others:
+        tip = f"trained alone, {swept.letter} {omega:g}: {x:,.2f}, {y:,.2f}"
         where = f'cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}"'
         drawn += f'<circle class="beside" {where} r="6.5"><title>{escape(tip)}</title></circle>'
     at = [(axes.x(x), axes.y(y)) for (x, _), (y, _) in spots]

@@ -128,5 +128,5 @@ def _price(basic: Difference, addon: Difference) -> str:
 
 def _moved(change: Difference, name: str) -> str:
     if not change.is_real:
-        return f"{'kept the basic reward' if name == 'basic_reward' else 'did not move the wish'} ({change})"
+        return f"showed no certain change {NAMES[name]} ({change})"
     return f"{'gained' if change.value > 0 else 'lost'} {rounded(abs(change.value), change.error)} {NAMES[name]}"

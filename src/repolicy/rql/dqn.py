@@ -126,7 +126,7 @@ class ResidualDQN(DQN):  # type: ignore[misc]
         """No hard copies of the target, and no ε."""
 
     def _sample_action(self, learning_starts: int, action_noise: Any = None, n_envs: int = 1) -> Any:
-        """From the policy from the first step on: Q_R starts near 0, where the policy is the prior's own."""
+        """From the policy from the first step on: near Q_R = 0 the policy is the prior to the power ω / α."""
         return super()._sample_action(0, action_noise, n_envs)
 
 

@@ -28,6 +28,10 @@ UNSEEN = (
     "CleanRL's files hold no statistics of observations, which its scripts for continuous actions normalize (clipped "
     "to 10): without them (--vecnormalize FILE.npz with mean and var) the policy acts badly"
 )
+UNCLIPPED = (
+    "CleanRL's script clips actions to the environment's bounds; the file does not hold them, so this copy sends its "
+    "actions as they are"
+)
 
 
 def recognized(checkpoint: Any) -> bool:
@@ -55,7 +59,7 @@ def _continuous(tensors: dict[str, Array], options: Options, where: str) -> Desc
     if len(raw) not in (1, width):
         raise FileError(f"{where} is damaged: {len(raw)} stds do not fit {width} actions")
     raw, space = np.broadcast_to(raw, width), ActionSpace("continuous", (width,))
-    return Described(LIBRARY, "", "PPO", actor, space, std=Std("vector", raw), notes=(UNSEEN,))
+    return Described(LIBRARY, "", "PPO", actor, space, std=Std("vector", raw), notes=(UNSEEN, UNCLIPPED))
 
 
 def _discrete(tensors: dict[str, Array], options: Options, where: str) -> Described:

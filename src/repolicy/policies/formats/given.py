@@ -50,13 +50,23 @@ def without_std(options: Options) -> tuple[str, ...]:
 
 def statistics(inside: Normalizer | None, width: int, options: Options, where: str) -> Normalizer | None:
     """The normalizer that a graph holds, or, where it holds none, the one that the user names."""
-    if options.vecnormalize is None or options.vecnormalize == "none":
-        return inside
     if inside is not None:
-        raise UsageError(f"{where} normalizes observations itself; leave --vecnormalize out")
+        check_no_other(options, where)
+        return inside
+    if options.vecnormalize is None or options.vecnormalize == "none":
+        return None
     given = vecnormalize.read(Path(options.vecnormalize))
     check_width(width, given, where)
     return given
+
+
+def check_no_other(options: Options, where: str) -> None:
+    """Refuse statistics, or none, for a network that normalizes observations inside."""
+    if options.vecnormalize is not None:
+        raise UsageError(
+            f"{where} normalizes observations itself, by a normalizer that is part of the network; leave "
+            "--vecnormalize out"
+        )
 
 
 def chosen_statistics(options: Options, inside: Callable[[], Normalizer | None]) -> tuple[Normalizer | None, list[str]]:

@@ -28,7 +28,7 @@ from repolicy.policies.formats.described import (
     Perceptron,
     Std,
 )
-from repolicy.policies.formats.given import given_std, tempered, without_std
+from repolicy.policies.formats.given import check_no_other, given_std, tempered, without_std
 from repolicy.policies.formats.layers import (
     activation_named,
     below,
@@ -357,6 +357,7 @@ def _actions(space: Any, where: str) -> tuple[ActionSpace, bool]:
 def _normalizer(path: Path, model: Zip, options: Options) -> tuple[Normalizer | None, tuple[str, ...]]:
     """From the file that the user names, or where VecNormalize's files lie; missing if the policy needs one."""
     if model.standardizes:
+        check_no_other(options, str(path))
         return _inside(model), ()
     needed = _was_normalized(model)
     if options.vecnormalize == "none":

@@ -104,7 +104,6 @@ def fetched(name: str, download: Callable[[str], bytes] | None = None) -> Path:
             raise FileError(f"{name} cannot be fetched from here ({reason}); {remedy}") from None
         if hashlib.sha256(content).hexdigest() != sha256:
             raise FileError(f"what came for {name} is not the file that was published: its sha256 differs; {remedy}")
-        folder.mkdir(parents=True, exist_ok=True)
         write_bytes(here, content)
     return place(name)
 

@@ -31,7 +31,7 @@ def open_zip(content: bytes, where: str) -> zipfile.ZipFile:
     """A zip that begins where the file does: the end of one that was cut may be that of a zip inside of it."""
     try:
         archive = zipfile.ZipFile(io.BytesIO(content))
-    except (zipfile.BadZipFile, ValueError, OSError) as error:
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError) as error:
         raise FileError(f"{where} is no whole zip: {error}") from None
     if not archive.infolist() or min(info.header_offset for info in archive.infolist()):
         raise FileError(f"{where} is no whole zip: its table of contents does not begin where the file does")
