@@ -100,6 +100,15 @@ def test_what_may_not_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch:
         pass
 
 
+def test_imitating_leaves_files_of_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("notes.txt").write_text("my own notes")
+    np.savez("d.npz", observations=np.random.rand(100, 1), actions=np.random.rand(100, 1))
+    monkeypatch.setattr(imitation, "fit", lambda *_: pytest.fail("fitted"))
+    with pytest.raises(UsageError, match="notes.txt is there already, and no policy"):
+        imitation.imitate("d.npz", "notes.txt")
+    assert Path("notes.txt").read_text() == "my own notes"
+
+
 @pytest.mark.parametrize(
     ("out", "sentence"),
     [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from repolicy.errors import UsageError
-from repolicy.loading import load_object, nearest, reference_to, stem_of
+from repolicy.loading import figures, load_object, nearest, reference_to, stem_of
 
 
 def test_from_a_module() -> None:
@@ -33,6 +33,11 @@ def test_a_file_finds_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "a_neighbour_of_mine.py").write_text("answer = 42\n")
     (tmp_path / "mine.py").write_text("from a_neighbour_of_mine import answer\n")
     assert load_object(f"{tmp_path / 'mine.py'}:answer", "number") == 42
+
+
+def test_figures_have_no_exponent() -> None:
+    found = [figures(value, digits) for value, digits in ((-1460.4, 4), (284.0, 2), (0.01234, 2), (1234567.0, 2))]
+    assert found == ["-1,460", "280", "0.012", "1,200,000"]
 
 
 def test_a_number_behind_a_dot_is_no_suffix() -> None:

@@ -152,6 +152,11 @@ def stem_of(reference: str | Path) -> str:
     return path.name if path.suffix[1:].isdigit() else path.stem
 
 
+def figures(value: float, digits: int) -> str:
+    """So many significant digits, without an exponent: 1,460 and 280."""
+    return f"{float(f'{value:.{digits}g}'):,.12g}"
+
+
 def without_version(env: str) -> str:
     """The name of an environment without its version and options."""
     return env.partition("?")[0].rsplit("-v", 1)[0]

@@ -24,6 +24,7 @@ from repolicy.envs.making import make_envs, probed
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import HasSpaces
 from repolicy.errors import FileError, UsageError
+from repolicy.loading import figures
 from repolicy.policies.distributions import Gaussian
 from repolicy.policies.file import SavedPolicy, policy_bytes, read_policy
 from repolicy.policies.fitting import Samples, fit, fit_normalizer
@@ -205,8 +206,9 @@ class Compared:
     def sentence(self, name: str) -> str:
         text = f"the actor is {self.kl:.3g} nats a step from {name} (KL, {self.episodes} episodes)"
         if self.clone is not None:
-            text += f", with a return of {self.clone[0]:,.4g} ± {self.clone[1]:,.2g}"
-            text += "" if self.prior is None else f" where the prior has {self.prior[0]:,.4g} ± {self.prior[1]:,.2g}"
+            text += f", with a return of {figures(self.clone[0], 4)} ± {figures(self.clone[1], 2)}"
+            if self.prior is not None:
+                text += f" where the prior has {figures(self.prior[0], 4)} ± {figures(self.prior[1], 2)}"
         if self.kl > FAR:
             text += "; that much of the prior is lost where customizing begins, and omega pulls the actor back to it"
         return text

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from repolicy.loading import figures
+
 PATIENCE = 0.5  # share of the steps before a run is doubted
 DRIFT = 0.1  # nats a step from the prior, below which a policy has hardly moved
 
@@ -24,7 +26,7 @@ class Standing:
         return self.mean - other.mean > math.hypot(self.error, other.error)
 
     def __str__(self) -> str:
-        return f"{self.mean:.4g} ± {self.error:.2g}"
+        return f"{figures(self.mean, 4)} ± {figures(self.error, 2)}"
 
 
 def doubt(start: Standing, now: Standing, drift: float, explained: float, share: float, what: str) -> str:

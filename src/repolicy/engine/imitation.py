@@ -12,12 +12,13 @@ from repolicy.engine.machine import versions
 from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import probed
 from repolicy.errors import UsageError
+from repolicy.loading import figures
 from repolicy.policies.demonstrations import Demonstrations, read_demonstrations
 from repolicy.policies.file import save_policy
 from repolicy.policies.fitting import Fitted, Samples, fit, fit_normalizer
 from repolicy.policies.policy import Policy, PolicySpec, seeded
 from repolicy.policies.spaces import ActionSpace
-from repolicy.policies.storage import check_place
+from repolicy.policies.storage import check_place, is_own
 
 EPISODES = 10
 
@@ -52,6 +53,8 @@ def imitate(
     demonstrations = data if isinstance(data, Demonstrations) else read_demonstrations(data)
     actions = _space(demonstrations, env)
     check_place(Path(out))  # before the fit, which would be lost
+    if Path(out).exists() and not is_own(Path(out)):
+        raise UsageError(f"{out} is there already, and no policy of Repolicy's: choose another --out")
     policy = seeded(_spec(demonstrations, actions, hidden, state_std), seed)
     fit_normalizer(policy, demonstrations.observations)
     if policy.log_std is not None:
@@ -71,8 +74,8 @@ def imitate(
         tried = evaluate(policy, env, EPISODES, seed=seed, longest=1_000)
         returns = (float(tried.basic.mean()), float(tried.basic.std()))
         if math.isfinite(returns[0]):
-            sentence = f"it earns {returns[0]:,.4g} ± {returns[1]:,.2g} in {env} (mean action, {EPISODES} episodes)"
-            say(sentence)
+            earned = f"{figures(returns[0], 4)} ± {figures(returns[1], 2)}"
+            say(f"it earns {earned} in {env} (mean action, {EPISODES} episodes)")
     card: dict[str, Any] = {"which": "imitation", "versions": versions(), "imitation": asdict(fitted)}
     card |= {"request": {"env": env}} if env is not None else {}
     save_policy(out, policy, card)
