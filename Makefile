@@ -28,7 +28,7 @@ mutate: .venv/full  ## break the mathematics on purpose: each break must be noti
 	$(BIN)/python benchmarks/mutate.py
 
 fuzz: .venv/full  ## damaged files and odd command lines: no traceback, no hang, no silently other policy
-	$(BIN)/python benchmarks/fuzz.py
+	$(BIN)/python -m benchmarks.fuzz
 
 paper: .venv/full  ## the paper's tables, measured again: days; stop it at any time, and go on
 	nice -n 19 $(BIN)/python -m experiments.paper run --jobs 2

@@ -1,7 +1,7 @@
 """Damaged files and odd command lines: no traceback, no hang, no code that a file names, no silently other policy.
 
-    python benchmarks/fuzz.py                           # 1,000 files and 2,000 command lines, always the same ones
-    python benchmarks/fuzz.py --files 100 --lines 200 --seed 1
+    python -m benchmarks.fuzz                           # 1,000 files and 2,000 command lines, always the same ones
+    python -m benchmarks.fuzz --files 100 --lines 200 --seed 1
 
 Everything runs in this process and in a folder that is deleted afterwards. What takes long, and comes after all that is
 read and checked, is left out: training itself, episodes, films, the processes of a sweep. So is --wandb, which would go
@@ -10,7 +10,6 @@ to the network.
 
 import argparse
 import contextlib
-import copy
 import dataclasses
 import io
 import json
@@ -31,13 +30,14 @@ import torch
 from torch import Tensor
 
 import repolicy
+from benchmarks.damage import forge, replace_by_something_else, spoil
 from repolicy.cli import main as cli
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.ranks import Alone
 from repolicy.errors import RepolicyError
 from repolicy.objective import soft
 from repolicy.policies.file import load_policy, read_policy, save_policy
-from repolicy.policies.storage import read, write
+from repolicy.policies.storage import read
 from repolicy.rql.settings import train_defaults as rql_defaults
 
 SECONDS = 20  # after which a case counts as hanging
@@ -45,10 +45,6 @@ ENV = "Hopper-v4"
 TINY = repolicy.Settings(
     steps=64, envs=2, horizon=16, minibatch=16, segment=1, ranks=1, evaluation_episodes=1, hidden=(4,), epochs=1
 )
-ODD: list[Any] = [
-    None, True, 0, -1, 3, 1e400, float("nan"), 10**400, 10**12, 1e-320, "", "a", "\x1b[2J\x07", "\ud800", "é" * 3000,
-    "os:system?command=touch owned", "owned.py:f", "../x", "Pendulum-v1?g=1", [], {}, [[]], {"a": {"b": {}}}, [1] * 999,
-]  # fmt: skip
 
 
 class _HangError(BaseException):
@@ -137,14 +133,8 @@ def prepared(folder: Path) -> None:
     policy = load_policy(folder / "run")
     card = read_policy(folder / "run" / "best.safetensors").card
     save_policy(folder / "policy.safetensors", policy, card, policy)
-    request = {
-        "env": ENV,
-        "addons": ["height"],
-        "alpha": 0.1,
-        "states": 0.0,
-        "settings": TINY.as_dict(),
-        "sparse": False,
-    }
+    request: dict[str, Any] = {"env": ENV, "addons": ["height"], "alpha": 0.1, "states": 0.0, "sparse": False}
+    request["settings"] = TINY.as_dict()
     (folder / "sweep").mkdir()
     shutil.copy(folder / "policy.safetensors", folder / "sweep" / "prior.safetensors")
     (folder / "sweep" / "sweep.json").write_text(json.dumps({"request": request, "omegas": [0.1]}))
@@ -226,85 +216,6 @@ def _other_run(whole: Path, request: Any, parameters: Tensor) -> str:
         return f"goes on silently with another request: {request}"
     known = [read(path)[0]["parameters"] for path in (whole / "run" / "checkpoints").iterdir()]
     return "" if any(torch.equal(parameters, each) for each in known) else "goes on silently with other weights"
-
-
-def spoil(random_: random.Random, path: Path) -> None:
-    """Some bytes of a file change, go or come."""
-    content = bytearray(path.read_bytes())
-    for _ in range(random_.choice([1, 1, 3, 30])):
-        start = random_.randrange(len(content) + 1)
-        stop = min(len(content), start + random_.choice([0, 1, 8, 500, 10**6]))
-        content[start:stop] = random_.choice(
-            [
-                b"",
-                bytes(stop - start),
-                random_.randbytes(max(1, min(stop - start, 100))),
-                bytes(content[start:stop]) * 2,
-            ]
-        )[: 10**6]
-    path.write_bytes(content)
-
-
-def forge(random_: random.Random, path: Path) -> None:
-    """A file that is whole but for one value, of another type, size or sign."""
-    if path.suffix != ".safetensors":
-        lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
-        index = random_.randrange(len(lines))
-        lines[index] = json.dumps(changed(random_, json.loads(lines[index])))
-        path.write_text("\n".join(lines) + "\n")
-        return
-    tensors, story = read(path)
-    if random_.random() < 0.3:
-        tensors = changed_tensors(random_, tensors)
-    else:
-        story = changed(random_, story)
-    story = story if isinstance(story, dict) else {}
-    with contextlib.suppress(UnicodeError, ValueError):  # not even a forger can write this one
-        write(path, story.pop("kind", "policy"), tensors, story)
-
-
-def changed(random_: random.Random, story: Any) -> Any:
-    """A copy with one node, anywhere, replaced, dropped or added."""
-    story = copy.deepcopy(story)
-    place, before = story, None
-    while isinstance(place, dict | list) and place and (before is None or random_.random() < 0.8):
-        key = random_.choice(list(place) if isinstance(place, dict) else range(len(place)))
-        before, place = (place, key), place[key]
-    if before is None:
-        return random_.choice(ODD)
-    holder, key = before
-    action = random_.random()
-    if action < 0.15:
-        del holder[key]
-    elif action < 0.25 and isinstance(holder, dict):
-        holder[random_.choice(["a", "", "\x1b[2J", "env?"])] = random_.choice(ODD)
-    else:
-        holder[key] = random_.choice([*ODD, [place], {"a": place}, str(place)])
-    return story
-
-
-def changed_tensors(random_: random.Random, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    name = random_.choice(sorted(tensors))
-    tensor = tensors[name]
-    others: list[Callable[[], dict[str, Tensor]]] = [
-        lambda: {}, lambda: {name: tensor.half()}, lambda: {name: tensor.int()}, lambda: {name: tensor.flatten()[:1]},
-        lambda: {name: tensor[None]}, lambda: {name: tensor[..., :0] if tensor.ndim else tensor}, lambda: {"x": tensor},
-        lambda: {name: tensor * float("nan")}, lambda: {name: tensor + 1}, lambda: {name: tensor.bool()},
-        lambda: {name: tensor, "policy.x": tensor}, lambda: {name: tensor.to(torch.complex64)},
-    ]  # fmt: skip
-    return {key: value for key, value in tensors.items() if key != name} | random_.choice(others)()
-
-
-def replace_by_something_else(random_: random.Random, path: Path) -> None:
-    """A folder, a link to nowhere, a link to itself, nothing, text of another kind, deep nesting."""
-    path.unlink()
-    random_.choice([
-        path.mkdir, lambda: path.symlink_to("nowhere"), lambda: path.symlink_to(path.name), lambda: None,
-        lambda: path.write_bytes(b""), lambda: path.write_bytes(b"\xff\xfe\x00"), lambda: path.write_text("[" * 10**5),
-        lambda: path.write_text('{"a":' * 10**5), lambda: path.write_text("null"), lambda: path.write_text("9" * 5000),
-        lambda: path.write_bytes(random_.randbytes(1000)), lambda: path.symlink_to("/dev/zero"),
-        lambda: os.mkfifo(path),
-    ])()  # fmt: skip
 
 
 # Odd command lines ----------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """What lies on a disk may be somebody else's, damaged or forged: no code of it runs, nothing is taken on trust."""
 
-import importlib.util
 import json
 import os
 import sys
@@ -16,6 +15,7 @@ from test_cli import answered, refused, typed
 from tiny_envs import tiny
 
 import repolicy
+from benchmarks import fuzz
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.request import Request
 from repolicy.engine.settings import Settings, read_settings
@@ -364,12 +364,7 @@ def test_a_folder_that_is_refused_is_as_it_was(capsys: pytest.CaptureFixture[str
 
 def test_damaged_files_and_odd_command_lines() -> None:
     """A share of `make fuzz`."""
-    spec = importlib.util.spec_from_file_location("fuzz", Path(__file__).parents[1] / "benchmarks" / "fuzz.py")
-    assert spec is not None
-    assert spec.loader is not None
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
-    faults, codes = program.fuzz(files=60, lines=60)
+    faults, codes = fuzz.fuzz(files=60, lines=60)
     assert not faults, "\n".join(faults)
     assert sum(codes.values()) == 120
     assert {kind.partition(",")[0] for kind in codes} == {"damaged", "odd"}

@@ -92,6 +92,14 @@ class Dial(NamedTuple):
         return min(max(value, self.low), self.high)
 
 
+def ends_of(text: str) -> tuple[float, float] | None:
+    """The ends of a range such as 0.03..3; None where the text is no range, ValueError where they are no numbers."""
+    low, dots, high = text.partition("..")
+    if high.startswith("."):
+        raise ValueError(f"{text} could end at {high} or at {high[1:]}")
+    return (float(low), float(high)) if dots else None
+
+
 def enough_digits(values: Sequence[float]) -> int:
     """Significant digits, 3 or more, that put values where they are: within 5 % of the least distance between two."""
     near = 0.05 * min((after - before for before, after in pairwise(values)), default=math.inf)

@@ -3,24 +3,24 @@
 import math
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import small
 import torch
 
 pytest.importorskip("rsl_rl")
 from rsl_rl.runners import OnPolicyRunner
 from runner_envs import ACTIONS, NETWORKS, OURS, SIZE, Drift, settings
 
-from repolicy import Policy, save_policy
+from repolicy import save_policy
 from repolicy.adapters import common
 from repolicy.adapters.rsl_rl import ResidualPPO, RunnersPrior, from_repolicy, to_repolicy
 from repolicy.engine.steering import FARTHEST, off_budget, steered
 from repolicy.errors import FileError, NumericError, UsageError
 from repolicy.objective import Objective, reformulated
-from repolicy.policies.policy import PolicySpec
-from repolicy.policies.spaces import ActionSpace
 
 Algorithm = dict[str, Any]
 
@@ -50,17 +50,7 @@ def same(first: Any, second: Any) -> bool:
     return all(torch.equal(a, b) for a, b in zip(tensors(first), tensors(second), strict=True))
 
 
-def small_policy(observations: int = SIZE, actions: int = ACTIONS, hidden: tuple[int, ...] = (16, 16)) -> Policy:
-    space = ActionSpace("continuous", (actions,), (-1.0,) * actions, (1.0,) * actions)
-    policy = Policy(PolicySpec(observations, space, hidden=hidden, initial_std=0.5))
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    numbers = {"mean": torch.full((observations,), 0.3), "var": torch.full((observations,), 2.0)}
-    policy.normalizer.load_state_dict(
-        {k: v.double() for k, v in numbers.items()} | {"count": torch.tensor(9.0).double()}
-    )
-    return policy
+small_policy = partial(small.small_policy, hidden=(16, 16))
 
 
 def collected(started: OnPolicyRunner) -> Any:

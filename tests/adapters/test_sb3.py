@@ -4,7 +4,6 @@ import io
 import json
 import math
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,89 +11,20 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 
 pytest.importorskip("stable_baselines3")
+from sb3_models import Drift, model, residual, rollout, trained
+from small import small_policy
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from repolicy import Policy, save_policy
-from repolicy.adapters.sb3 import ResidualPPO, Unclipped, from_repolicy, like, to_repolicy
+from repolicy import save_policy
+from repolicy.adapters.sb3 import ResidualPPO, Unclipped, like
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Objective, reformulated
 from repolicy.objective import residual as ours
-from repolicy.policies.file import load_policy
-from repolicy.policies.policy import PolicySpec
-from repolicy.policies.spaces import ActionSpace
 
 pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
-
-
-class Drift(gymnasium.Env[Any, Any]):
-    """A state that drifts and is pushed; numbers, images or both; numbers or choices as actions."""
-
-    def __init__(self, sees: str = "numbers", acts: str = "numbers", nan_after: int = 10**9) -> None:
-        numbers, image = spaces.Box(-9.0, 9.0, (3,), np.float64), spaces.Box(0, 255, (1, 36, 36), np.uint8)
-        self.observation_space = {
-            "numbers": numbers,
-            "images": image,
-            "both": spaces.Dict({"numbers": numbers, "image": image}),
-        }[sees]
-        self.action_space = {
-            "numbers": spaces.Box(-1.0, 1.0, (2,), np.float32),
-            "choice": spaces.Discrete(3),
-            "choices": spaces.MultiDiscrete([2, 3]),
-        }[acts]
-        self.sees = sees
-
-    def seen(self) -> Any:
-        image = np.full((1, 36, 36), int(40 + 5 * self.state[0]), np.uint8)
-        return {"numbers": self.state, "images": image, "both": {"numbers": self.state, "image": image}}[self.sees]
-
-    def reset(self, **options: Any) -> Any:
-        super().reset(seed=options.get("seed"))
-        self.state, self.time = self.np_random.normal(size=3), 0
-        return self.seen(), {}
-
-    def step(self, action: Any) -> Any:
-        push = float(np.sum(action)) if np.ndim(action) else float(action)
-        self.state = np.clip(0.9 * self.state + 0.1 * push + 0.1 * self.np_random.normal(size=3), -9, 9)
-        self.time += 1
-        ended = bool(np.abs(self.state).max() > 2.5)
-        return self.seen(), -float(np.square(self.state).sum()), ended, self.time >= 9 and not ended, {}
-
-
-def model(algorithm: type[PPO] = ResidualPPO, env: Any = None, policy: str = "MlpPolicy", **options: Any) -> Any:
-    small = {"n_steps": 8, "batch_size": 16, "n_epochs": 2, "seed": 0, "device": "cpu"}
-    made = env if env is not None else DummyVecEnv([Drift] * 4)
-    return algorithm(policy, made, **small | options)
-
-
-def trained(env: Any = None, policy: str = "MlpPolicy", **options: Any) -> Any:
-    """A model of Stable-Baselines3's own that has moved from where it began."""
-    return model(PPO, env, policy, seed=1, **options).learn(64)
-
-
-def residual(**options: Any) -> Any:
-    return model(**{"omega": 0.3, "alpha": 0.2} | options)
-
-
-def small_policy(observations: int = 3, family: str = "gaussian", hidden: tuple[int, ...] = (8, 8)) -> Policy:
-    if family == "categorical":
-        space = ActionSpace("discrete", (3,))
-    else:
-        space = ActionSpace("continuous", (2,), (-1.0,) * 2, (1.0,) * 2)
-    policy = Policy(PolicySpec(observations, space, family, hidden, initial_std=0.5))  # type: ignore[arg-type]
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    numbers = {
-        "mean": torch.full((observations,), 0.3),
-        "var": torch.full((observations,), 2.0),
-        "count": torch.tensor(9.0),
-    }
-    policy.normalizer.load_state_dict({name: tensor.double() for name, tensor in numbers.items()})
-    return policy
 
 
 def weights(of: Any) -> list[torch.Tensor]:
@@ -103,21 +33,6 @@ def weights(of: Any) -> list[torch.Tensor]:
 
 def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def rollout(of: Any) -> tuple[np.ndarray, np.ndarray]:
-    """One rollout, as `learn` makes it: its rewards before they changed, and after."""
-    _, callback = of._setup_learn(32)
-    before: list[np.ndarray] = []
-    change = of.rollout_buffer.reformulate
-
-    def noted(buffer: Any) -> np.ndarray:
-        before.append(buffer.rewards.copy())
-        return change(buffer)
-
-    of.rollout_buffer.reformulate = noted
-    of.collect_rollouts(of.env, callback, of.rollout_buffer, of.n_steps)
-    return before[0], of.rollout_buffer.rewards
 
 
 # Equal to the host ----------------------------------------------------------------------------------------------------
@@ -277,89 +192,6 @@ def test_plain_values_are_enough_as_in_a_yaml_file(tmp_path: Path) -> None:
         alpha=None,
     )
     assert ours.learn(32).steering.iterations == 1
-
-
-# Policies into each other ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", ["gaussian", "categorical"])
-def test_a_policy_of_ours_becomes_theirs_and_comes_back(family: str) -> None:
-    policy = small_policy(family=family)
-    acts = "numbers" if family == "gaussian" else "choice"
-    theirs = model(PPO, DummyVecEnv([lambda: Drift(acts=acts)]), policy_kwargs=like(policy))
-    from_repolicy(policy, theirs)
-    observations = torch.randn(30, 3)
-    actions = torch.randn(30, 2) if family == "gaussian" else torch.randint(0, 3, (30, 1))
-    with torch.no_grad():
-        found = theirs.policy.get_distribution(observations).log_prob(
-            actions.squeeze(-1) if actions.shape[1] == 1 else actions
-        )
-    torch.testing.assert_close(found, policy.log_prob(observations, actions), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(to_repolicy(theirs).log_prob(observations, actions), found, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("bound", [10.0, None])
-def test_a_zip_of_a_model_that_began_as_ours_is_a_policy_s_file(bound: float | None, tmp_path: Path) -> None:
-    """Its observations are normalized by a class of ours, which no other zip may name."""
-    policy = small_policy()
-    prior = Policy(replace(policy.spec, observation_bound=bound))
-    prior.load_state_dict(policy.state_dict())
-    saved = residual(prior=prior)
-    saved.learn(64)
-    saved.save(tmp_path / "model.zip")
-    found, observations, actions = load_policy(tmp_path / "model.zip"), 50.0 * torch.randn(30, 3), torch.randn(30, 2)
-    expected = to_repolicy(saved).log_prob(observations, actions)
-    torch.testing.assert_close(found.log_prob(observations, actions), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_what_their_network_cannot_be_is_refused_or_kept() -> None:
-    """A LayerNorm, means that are cut, and the bound of normalized observations."""
-    policy = small_policy()
-    for changed in ({"norms": ("before", "")}, {"mean_clip": 0.001}):
-        other = Policy(replace(policy.spec, **changed))
-        with pytest.raises(UsageError, match=r"the prior has (LayerNorms 1, and the model has 0|means cut at 0.001)"):
-            from_repolicy(other, model(PPO, DummyVecEnv([Drift]), policy_kwargs=like(other)))
-    free = Policy(replace(policy.spec, observation_bound=None))
-    free.load_state_dict(policy.state_dict())
-    theirs = model(PPO, DummyVecEnv([Drift]), policy_kwargs=like(free))
-    from_repolicy(free, theirs)
-    far = 100.0 * torch.randn(30, 3)
-    with torch.no_grad():
-        found = theirs.policy.get_distribution(far).distribution.mean
-    torch.testing.assert_close(found, free(far).mode(), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(to_repolicy(theirs)(far).mode(), found, rtol=1e-5, atol=1e-5)
-    with pytest.raises(UsageError, match="the model clips its observations elsewhere than the prior"):
-        from_repolicy(policy, theirs)
-
-
-def test_a_vec_normalize_goes_along() -> None:
-    env = VecNormalize(DummyVecEnv([Drift] * 4), norm_reward=False, clip_obs=2.0)
-    theirs = trained(env)
-    raw = 5.0 * np.random.default_rng(0).normal(size=(30, 3))
-    actions = torch.randn(30, 2)
-    with torch.no_grad():
-        seen = torch.as_tensor(env.normalize_obs(raw)).float()
-        expected = theirs.policy.get_distribution(seen).log_prob(actions)
-    found = to_repolicy(theirs).log_prob(torch.as_tensor(raw).float(), actions)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_prior_of_ours_sees_raw_observations() -> None:
-    env = VecNormalize(DummyVecEnv([Drift] * 4), norm_reward=False)
-    theirs = trained(env)
-    prior, env.training = to_repolicy(theirs), False
-    ours = residual(env=env, prior=prior, copy_prior=False)
-    with torch.no_grad():
-        ours.policy.load_state_dict(theirs.policy.state_dict())
-    rollout(ours)
-    assert ours._prior_kl == pytest.approx(0.0, abs=1e-3)
-
-
-def test_a_model_that_bounds_no_observation_becomes_a_policy_that_bounds_none() -> None:
-    theirs, far = model(PPO, DummyVecEnv([Drift])), 100.0 * torch.randn(30, 3)
-    with torch.no_grad():
-        expected = theirs.policy.get_distribution(far).distribution.mean
-    torch.testing.assert_close(to_repolicy(theirs)(far).mode(), expected, rtol=1e-5, atol=1e-5)
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------

@@ -316,20 +316,6 @@ def test_statistics_of_another_size_do_not_fit(tmp_path: Path) -> None:
         describe(path, Options(vecnormalize=str(tmp_path / "other.npz")))
 
 
-def test_a_model_that_normalizes_inside_takes_no_other_statistics(tmp_path: Path) -> None:
-    from repolicy.adapters.sb3_policies import like
-    from repolicy.policies.policy import Policy, PolicySpec
-    from repolicy.policies.spaces import ActionSpace
-
-    settings = like(Policy(PolicySpec(5, ActionSpace("continuous", (3,), (-1.0,) * 3, (1.0,) * 3), hidden=(8,))))
-    _, path = made(sb3.PPO, tmp_path, n_steps=8, batch_size=8, policy_kwargs=settings)
-    assert describe(path).normalizer is not None
-    np.savez(tmp_path / "other.npz", mean=np.zeros(5), var=np.ones(5))
-    for given in (str(tmp_path / "other.npz"), "none"):
-        with pytest.raises(UsageError, match=r"model.zip normalizes observations itself, .* leave --vecnormalize out"):
-            describe(path, Options(vecnormalize=given))
-
-
 # Bad input ------------------------------------------------------------------------------------------------------------
 
 

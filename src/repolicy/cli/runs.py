@@ -13,7 +13,7 @@ from repolicy.engine.machine import torchrun_place
 from repolicy.engine.settings import S, Settings, read_settings, validated
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import as_file_name, confirm, stem_of
-from repolicy.objective import RANGES, Dial, Objective, coefficients, name_of
+from repolicy.objective import RANGES, Dial, Objective, coefficients, ends_of, name_of
 from repolicy.policies.options import Options
 
 if TYPE_CHECKING:
@@ -260,13 +260,10 @@ def alpha_of(prior: str) -> float:
 
 def _ends(name: str, text: str) -> tuple[float, float]:
     """A weight and, of a range such as 0.03..3, where it ends; else 0."""
-    low, dots, high = text.partition("..")
     try:
-        if not dots:
+        if (ends := ends_of(text)) is None:
             return float(text), 0.0
-        if high.startswith("."):
-            raise ValueError("0.1...3 could be up to 3 or up to .3")
-        dial = Dial(name, float(low), float(high)).checked()
+        dial = Dial(name, *ends).checked()
     except ValueError:
         also = ", or auto" if name == "omega" else ""
         raise UsageError(f"--{name} is {text!r}; it must be a number, a range such as 0.03..3{also}") from None

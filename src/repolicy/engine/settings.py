@@ -139,7 +139,7 @@ class Settings(AnySettings):
     """Lower bound of the std."""
 
     evaluation_episodes: Annotated[int, Within(1, 1e6)] = 8
-    """Episodes of the short evaluation at the end of every segment, as many for each rank, and 1 at least."""
+    """Episodes of the short evaluation at the end of every segment, in equal shares for the ranks, of 1 at least."""
     critic_warmup: Annotated[float, Within(0, 1)] = 0.0
     """Share of the steps that fit the critic alone, before the actor moves."""
     critic_explains: Annotated[float | None, Within(-1e6, 1)] = None

@@ -20,7 +20,7 @@ from repolicy.envs.registered import REGISTERED, STANDS, Function, Registered
 from repolicy.envs.step import Info
 from repolicy.errors import NumericError, UsageError, described, in_one_sentence
 from repolicy.loading import load_object, nearest, reference_to, without_version
-from repolicy.objective import Dial
+from repolicy.objective import Dial, ends_of
 
 
 @dataclass(frozen=True)
@@ -197,13 +197,9 @@ def dials(requests: Sequence[str]) -> tuple[Dial, ...]:
     ranges = []
     for request in requests:
         called, written = _weighed(request)
-        low, dots, high = written.partition("..")
-        if not dots:
-            continue
         try:
-            if high.startswith("."):
-                raise ValueError("0...2 could be up to 2 or up to .2")
-            ranges.append(Dial(called.rpartition(":")[2], float(low), float(high), "linear").checked())
+            if ends := ends_of(written):
+                ranges.append(Dial(called.rpartition(":")[2], *ends, "linear").checked())
         except ValueError:
             raise UsageError(f"add-on {request!r}: {written!r} is no range of weights; write NAME=0..2") from None
     return tuple(ranges)

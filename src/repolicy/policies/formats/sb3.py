@@ -133,7 +133,8 @@ def _check_code(model: Zip) -> None:
     """A class of the user's own may compute anything with the same tensors, such as their squares or another tanh."""
     classes = {"policy": model.policy_class, "features extractor": model.settings.get("features_extractor_class")}
     for part, given in classes.items():
-        if given is not None and not (isinstance(given, Name) and given.text.startswith((*HOSTS, STANDARDIZED))):
+        ours = part == "features extractor" and model.standardizes
+        if given is not None and not (ours or (isinstance(given, Name) and given.text.startswith(HOSTS))):
             raise CannotCopyError(
                 f"{model.where} cannot be copied: its {part} is {_told(given)}, and what that computes is not in the "
                 "file"
