@@ -10,7 +10,7 @@ from tiny_envs import LinearQuadratic, tiny
 
 from repolicy.envs import evaluation
 from repolicy.envs.addons import combined
-from repolicy.envs.evaluation import evaluate, run_episodes
+from repolicy.envs.evaluation import Column, evaluate, run_episodes
 from repolicy.envs.making import make_envs
 from repolicy.errors import NumericError, UsageError
 from repolicy.policies.file import load_policy
@@ -86,6 +86,16 @@ def test_add_ons_are_told_apart_from_the_basic_reward() -> None:
     np.testing.assert_allclose(found.total, found.basic + found.addon)
     assert plain.addon is None
     assert found.as_dict()["summary"]["addon_reward"]["mean"] == pytest.approx(found.addon.mean())
+
+
+def test_what_is_a_step_has_the_weight_of_its_episodes_length() -> None:
+    """The mean and std of a column with lengths are those of all steps, each with the mean of its episode."""
+    values, lengths = np.array([1.0, 4.0, 2.0]), np.array([10, 1, 5])
+    column, steps = Column("speed", values, lengths), np.repeat(values, lengths)
+    assert (column.mean, column.std) == pytest.approx((steps.mean(), steps.std()))
+    plain = Column("speed", values)
+    assert (plain.mean, plain.std) == pytest.approx((values.mean(), values.std()))
+    assert plain.error == pytest.approx(values.std(ddof=1) / 3**0.5)
 
 
 def test_several_add_ons_are_told_apart_and_one_that_is_named_twice_counts_with_both_weights() -> None:

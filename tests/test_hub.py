@@ -185,6 +185,13 @@ def test_what_a_file_says_does_not_leave_its_place_on_the_card(files: dict[str, 
     assert "Made with `torch '<b>'`." in text
 
 
+def test_a_card_of_residual_q_learning_repeats_its_command(files: dict[str, dict[str, bytes]]) -> None:
+    command = "repolicy rql train Walk-v0 --alpha 0.5"
+    save_policy("q.safetensors", a_policy(), {"request": {"env": ENV, "method": "dqn"}, "command": command})
+    repolicy.push("q.safetensors", "hf://somebody/q", episodes=1, trust=True)
+    assert command in files["somebody/q"]["README.md"].decode().partition("## Make it again")[2]
+
+
 @pytest.mark.parametrize("name", ["hf://alone", "hf://a/b/c", "hf://a/b@", "hf://../b@x y"])
 def test_what_is_no_name_of_the_hub(name: str, files: Any) -> None:
     with pytest.raises(UsageError, match=r"write hf://USER/NAME"):

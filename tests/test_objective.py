@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from repolicy import objective
 from repolicy.errors import UsageError
-from repolicy.objective import Objective, reformulated, task_reward
+from repolicy.objective import Dial, Objective, ends_of, reformulated, task_reward
 
 ALPHA, OMEGA = 0.13472, 0.17
 
@@ -192,6 +193,25 @@ def test_coefficients_are_checked(name: str, bad: Any) -> None:
 
 def test_numpys_numbers_are_numbers() -> None:
     assert json.dumps(Objective(alpha=np.float32(0.5)).as_dict()) == json.dumps(Objective(alpha=0.5).as_dict())
+
+
+@pytest.mark.parametrize("scale", ["log", "linear"])
+@pytest.mark.parametrize(("low", "high"), [(0.03, 3.0), (1.0, 1.001), (100.0, 100.5)])
+def test_a_dials_values_are_apart_and_where_they_should_be(scale: Any, low: float, high: float) -> None:
+    dial = Dial("omega", low, high, scale)
+    values = dial.spread(11)
+    assert [values[0], values[-1]] == [low, high]
+    assert all(before < after for before, after in pairwise(values))
+    assert [dial.place(value) for value in values] == pytest.approx([0.2 * n - 1.0 for n in range(11)], abs=0.011)
+
+
+def test_the_ends_of_a_range() -> None:
+    assert [ends_of(text) for text in ("0.03..3", "1e-3..2", ".1..3", "0.3")] == [
+        (0.03, 3.0), (0.001, 2.0), (0.1, 3.0), None
+    ]  # fmt: skip
+    for none in ("0.1...3", "..3", "1..", "a..b", "1..2..3"):
+        with pytest.raises(ValueError, match=r"could end|could not convert"):
+            ends_of(none)
 
 
 def test_every_named_objective_knows_its_name() -> None:

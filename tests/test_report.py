@@ -23,9 +23,9 @@ from repolicy.errors import FileError, RepolicyError
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies.file import read_policy
 from repolicy.report import run as report
-from repolicy.report.charts import curve, labels, ticks
+from repolicy.report.charts import curve, labels, short, ticks
 from repolicy.report.film import CANNOT_RENDER, Shot
-from repolicy.report.numbers import number, spread
+from repolicy.report.numbers import number, rounded, spread
 from repolicy.report.run import write_report
 from repolicy.report.verdict import verdict
 
@@ -164,6 +164,18 @@ def test_a_folder_without_a_run_has_no_page(tmp_path: Path) -> None:
 )
 def test_numbers_have_the_digits_that_a_reader_wants(value: float, said: str) -> None:
     assert number(value) == said
+
+
+def test_a_mean_ends_at_the_second_digit_of_its_error() -> None:
+    assert rounded(653.2, 84.1) == "653"
+    assert rounded(0.0123, 0.0004) == "0.01230"
+    assert rounded(5.123456, 0.00012) == "5.12346"
+    assert rounded(84.1, 84.1, of=653.2) == "84"
+    assert rounded(1.5, 0.0) == number(1.5)
+
+
+def test_a_label_that_rounds_up_to_a_thousand_is_a_thousand() -> None:
+    assert [short(value) for value in (999.4, 999.7, 999_600.0, -1500.0)] == ["999", "1k", "1M", "−1.5k"]
 
 
 def test_ticks_have_labels_of_their_own() -> None:

@@ -69,6 +69,10 @@ def test_a_process_that_is_none(changes, sentence):
         mdp(**changes)
 
 
+def test_a_discount_may_be_a_number_of_numpy():
+    assert mdp(discount=np.float32(0.5)).discount == mdp(discount=0.5).discount
+
+
 def test_a_finite_horizon_may_have_no_discount():
     assert mdp(discount=1.0, horizon=3).horizon == 3
 
@@ -152,6 +156,7 @@ def test_a_horizon_that_cannot_be_enumerated():
         (lambda: LinearQuadratic(1, 1, [[1, 1], [0, 1]], 0.9), "cost is not symmetric"),
         (lambda: LinearGaussian(1, [[1, 0], [0, 1]]), r"they must be \[m, n\] and \[m, m\]"),
         (lambda: LinearGaussian(1, -1), "covariance is not positive definite"),
+        (lambda: LinearGaussian([[1], [1]], [[2, 1], [0, 2]]), "covariance is not symmetric"),
     ],
 )
 def test_a_linear_quadratic_problem_that_is_none(make, sentence):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.one import clock, thinned
+from experiments.pages import markdown
 from experiments.paper.claims import CLAIMS, Claim, examined
 from experiments.paper.report import document, page_tables, results_of
 from experiments.paper.results import Results, mixed
@@ -149,6 +150,10 @@ def test_a_report_of_a_part_says_what_is_missing_failed_and_mixed() -> None:
     assert "5,500 ± 500" in html
     assert html.count("<svg") == 2
     assert "http" not in html.replace("http://www.w3.org", "")
+
+
+def test_a_bar_does_not_end_a_cell() -> None:
+    assert markdown(["a", "|b|"], [["1", "x|y"]]) == "| a | \\|b\\| |\n|---|---|\n| 1 | x\\|y |"
 
 
 def test_claims_name_variants_that_there_are() -> None:

@@ -83,6 +83,16 @@ def test_a_graph_that_keeps_rows_apart_runs_them_together(tmp_path: Path) -> Non
     assert not program._one_by_one
 
 
+def test_a_graph_that_takes_one_number_is_refused(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    path = graph(tmp_path / "policy.onnx", [node("Mul", "obs w", "out")], {"w": random(1, 3)})
+    model = onnx.load(path)
+    model.graph.input[0].CopyFrom(onnx.helper.make_tensor_value_info("obs", 1, []))
+    onnx.save(model, path)
+    with pytest.raises(FileError, match=r"takes observations of shape \[\], and no rows of numbers"):
+        Graph(path)
+
+
 def test_a_graph_with_a_memory_keeps_each_environments_own(tmp_path: Path) -> None:
     """h_out = tanh(obs · w + h_in · u), as exporters write an LSTM's memory: inputs that belong to outputs."""
     onnx = pytest.importorskip("onnx")

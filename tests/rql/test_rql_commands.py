@@ -20,6 +20,7 @@ from test_sac import constant
 
 import repolicy
 from repolicy.cli.main import main
+from repolicy.cli.rql import _alpha_of_task
 from repolicy.engine.folder import RunFolder
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.objective import full, repeat_entropy, residual, soft
@@ -153,6 +154,7 @@ def test_a_task_is_known_by_its_name_and_by_its_environment() -> None:
     for name, task in TASKS.items():
         assert train_defaults(name) is train_defaults(task.env) is task.training
         assert customize_defaults(name) is customize_defaults(task.env) is task.customizing
+        assert _alpha_of_task(name) == _alpha_of_task(task.env) == task.alpha
 
 
 # What cannot be, from the command line --------------------------------------------------------------------------------
