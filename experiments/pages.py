@@ -33,6 +33,6 @@ def fill(path: Path, tables: Tables, check: bool = False) -> bool:
     return fresh != text
 
 
-def each_and_mean(values: list[float]) -> str:
-    several = f" ({', '.join(f'{value:,.0f}' for value in values)})" if len(values) > 1 else ""
-    return f"**{mean(values):,.0f}**{several}"
+def each_and_mean(values: list[float], digits: int = 0) -> str:
+    several = f" ({', '.join(f'{value:,.{digits}f}' for value in values)})" if len(values) > 1 else ""
+    return f"**{mean(values):,.{digits}f}**{several}"

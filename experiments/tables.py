@@ -229,9 +229,10 @@ def fine_tuning() -> str:
         shares = [of_the_prior(run) for run in mine]
         kept = [f"{mean(share[i] for share in shares):.0%}" for i in (0, 1)]
         parts = [("mean", "basic"), ("mean", "addon"), ("mean", "total"), ("sampled", "basic"), ("sampled", "total")]
-        ends = [mean(run["end"][how][f"{part}_reward"][0] for run in mine) for how, part in parts]
-        steps = mean(run["end"]["sampled"]["length"][0] for run in mine)
-        rewards = (f"{end:,.{0 if task in FINE_TUNED else 1}f}" for end in ends)
+        ends = [[run["end"][how][f"{part}_reward"][0] for run in mine] for how, part in parts]
+        steps, digits = mean(run["end"]["sampled"]["length"][0] for run in mine), 0 if task in FINE_TUNED else 1
+        rewards = [f"{mean(end):,.{digits}f}" for end in ends]
+        rewards[2] = each_and_mean(ends[2], digits)
         lines.append([task, way, *kept, *rewards, f"{steps:,.0f}", str(len(mine))])
     return markdown(headings, lines)
 
