@@ -122,6 +122,7 @@ def test_estimates_are_near_the_exact_values(
         ("evaluate {low} --prior {prior} --prompts {empty} --reward {reward}", "has no prompt"),
         ("evaluate {low} --prior {prior} --prompts {odd} --reward {reward}", "row 1 of"),
         ("evaluate {low} --prior {prior} --prompts {good} --reward x", "not of the form module:name"),
+        ("evaluate {low} --prior {prior} --prompts {good} --reward {reward} --output {broken}", "could be written"),
         ("generat", "did you mean generate?"),
     ],
 )

@@ -53,7 +53,11 @@ class Generate:
     def run(self) -> dict[str, Any]:
         from repolicy.llm.generation import generate
 
-        return {"omega": self.omega, "responses": generate(self)}
+        responses = generate(
+            self.models, self.prior, self.prompt, omega=self.omega, alpha=self.alpha, count=self.count,
+            tokens=self.tokens, chat=self.chat, trained_at=self.trained_at, seed=self.seed,
+        )  # fmt: skip
+        return {"omega": self.omega, "responses": responses}
 
     def text(self, values: dict[str, Any]) -> str:
         text = "\n".join(f"{response['prompt']}{response['text']}" for response in values["responses"])
@@ -94,8 +98,14 @@ class Evaluate:
     def run(self) -> dict[str, Any]:
         from repolicy.engine.terminal import Terminal
         from repolicy.llm.evaluation import evaluate
+        from repolicy.policies.storage import check_place, write_bytes
 
-        models = evaluate(self)
+        check_place(self.output)
+        models, page = evaluate(
+            self.models, self.prior, self.prompts, self.reward, responses=self.responses, tokens=self.tokens,
+            seed=self.seed,
+        )  # fmt: skip
+        write_bytes(self.output, page.encode())
         Terminal().say(f"page: {self.output}")
         return {"page": str(self.output), "models": models}
 

@@ -5,8 +5,9 @@ the prompts (or, of a single prompt, its responses) again with replacement.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +20,6 @@ from repolicy.llm.models import identity_for, load_prior, load_tuned
 from repolicy.llm.rloo import prompt_ids, response_log_probs
 from repolicy.loading import load_object
 from repolicy.report.page import page, section, table
-
-if TYPE_CHECKING:
-    from repolicy.cli.llm import Evaluate
 
 MEASURES = {
     "addon": "add-on",
@@ -36,25 +34,33 @@ NOTE = (
 )
 
 
-def evaluate(options: "Evaluate") -> list[dict[str, Any]]:
-    """A dictionary for the prior and for each model; and the page."""
-    rows = read_prompts(options.prompts)
-    reward = load_object(options.reward, "the reward")
-    prior, tokenizer = load_prior(options.prior)
-    repeated = [row for row in rows for _ in range(options.responses)]
-    models, samples = [], []
-    own = checksum(prior)
-    identities = {name: identity_for(name, own) for name in options.models}  # before any of the work
-    for index, name in enumerate((None, *options.models)):
-        prior, model = (prior, None) if name is None else load_tuned(name, prior, index)
-        torch.manual_seed(options.seed)
-        each, text = measured(beside(prior, model), beside(prior, None), tokenizer, repeated, reward, options.tokens)
-        shaped = {key: values.reshape(len(rows), options.responses) for key, values in each.items()}
-        who = {"model": name, **identities[name]} if name else {"model": f"the prior, {options.prior}"}
-        models.append({**who, **with_intervals(shaped)})
-        samples.append(text[:: options.responses])
-    write_page(options, models, rows, samples)
-    return models
+def evaluate(
+    models: Sequence[str],
+    prior: str,
+    prompts: Path,
+    reward: str,
+    *,
+    responses: int = 8,
+    tokens: int = 128,
+    seed: int = 0,
+) -> tuple[list[dict[str, Any]], str]:
+    """A dictionary for the prior and for each model, and the page that shows them; all are names or files."""
+    rows, judge = read_prompts(prompts), load_object(reward, "the reward")
+    base, tokenizer = load_prior(prior)
+    repeated = [row for row in rows for _ in range(responses)]
+    found, samples = [], []
+    own = checksum(base)
+    identities = {name: identity_for(name, own) for name in models}  # before any of the work
+    for index, name in enumerate((None, *models)):
+        base, model = (base, None) if name is None else load_tuned(name, base, index)
+        torch.manual_seed(seed)
+        each, text = measured(beside(base, model), beside(base, None), tokenizer, repeated, judge, tokens)
+        shaped = {key: values.reshape(len(rows), responses) for key, values in each.items()}
+        who = {"model": name, **identities[name]} if name else {"model": f"the prior, {prior}"}
+        found.append({**who, **with_intervals(shaped)})
+        samples.append(text[::responses])
+    lead = f"{len(rows)} prompts, {responses} responses to each, at most {tokens} tokens."
+    return found, as_page(lead, found, rows, samples)
 
 
 def measured(
@@ -124,9 +130,7 @@ def read_prompts(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def write_page(
-    options: "Evaluate", models: list[dict[str, Any]], rows: list[dict[str, Any]], samples: list[list[str]]
-) -> None:
+def as_page(lead: str, models: list[dict[str, Any]], rows: list[dict[str, Any]], samples: list[list[str]]) -> str:
     """One file that needs nothing but itself: the measures, and the first responses side by side."""
     names = [each["model"] for each in models]
     cells = [
@@ -138,12 +142,8 @@ def write_page(
         [row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1].get("content", ""), *texts]
         for row, *texts in zip(rows[:20], *samples, strict=False)
     ]
-    lead = f"{len(rows)} prompts, {options.responses} responses to each, at most {options.tokens} tokens."
     parts = [
         section("What each is worth", table(["model", "omega", "alpha", *MEASURES.values()], cells), note=NOTE),
         section("Side by side", table(["prompt", *names], shown), note="The first response of each to each prompt."),
     ]
-    try:
-        options.output.write_text(page("Models beside their prior", lead, parts))
-    except OSError as error:
-        raise FileError(f"{options.output} cannot be written: {error.strerror}") from error
+    return page("Models beside their prior", lead, parts)

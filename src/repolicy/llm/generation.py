@@ -1,6 +1,7 @@
 """Responses of models to prompts: sampled as they are, or with the dial turned."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -9,31 +10,39 @@ from repolicy.llm.mixing import dial
 from repolicy.llm.models import load_prior, load_tuned, trained_for
 from repolicy.llm.rloo import padded, prompt_ids
 
-if TYPE_CHECKING:
-    from repolicy.cli.llm import Generate
 
-
-def generate(options: "Generate") -> list[dict[str, Any]]:
-    """Each prompt and response, in the order of the prompts."""
-    prior, tokenizer = load_prior(options.prior)
-    prior_checksum, tuned = checksum(prior), []
-    for index, name in enumerate(options.models):
-        trained_at = options.trained_at[index] if options.trained_at else None
-        objective = trained_for(name, trained_at, prior_checksum)
-        prior, model = load_tuned(name, prior, index)
+def generate(
+    models: Sequence[str],
+    prior: str,
+    prompts: Sequence[str],
+    *,
+    omega: float,
+    alpha: float | None = None,
+    count: int = 1,
+    tokens: int = 128,
+    chat: bool = False,
+    trained_at: Sequence[str] = (),
+    seed: int = 0,
+) -> list[dict[str, str]]:
+    """`count` responses to each prompt, with the dial turned to omega; models and prior are names or folders."""
+    base, tokenizer = load_prior(prior)
+    own, tuned = checksum(base), []
+    for index, name in enumerate(models):
+        objective = trained_for(name, trained_at[index] if trained_at else None, own)
+        base, model = load_tuned(name, base, index)
         tuned.append((model, objective))
-    turned = dial(prior, *tuned, omega=options.omega, alpha=options.alpha)
-    prompts = [prompt for prompt in options.prompt for _ in range(options.count)]
-    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    ids, attention = prompt_tensors(tokenizer, chats if options.chat else prompts)
-    torch.manual_seed(options.seed)
-    rows = new_tokens(turned.generate, tokenizer, ids.to(prior.device), attention.to(prior.device), options.tokens)
+    turned = dial(base, *tuned, omega=omega, alpha=alpha)
+    repeated = [prompt for prompt in prompts for _ in range(count)]
+    chats = [[{"role": "user", "content": prompt}] for prompt in repeated]
+    ids, attention = prompt_tensors(tokenizer, chats if chat else repeated)
+    torch.manual_seed(seed)
+    rows = new_tokens(turned.generate, tokenizer, ids.to(base.device), attention.to(base.device), tokens)
     text = [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
-    return [{"prompt": prompt, "text": response} for prompt, response in zip(prompts, text, strict=True)]
+    return [{"prompt": prompt, "text": response} for prompt, response in zip(repeated, text, strict=True)]
 
 
 def prompt_tensors(
-    tokenizer: Any, prompts: list[Any], template: dict[str, Any] | None = None
+    tokenizer: Any, prompts: Sequence[Any], template: dict[str, Any] | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and attention `[B, T]`, padded on the left."""
     rows = [prompt_ids(tokenizer, prompt, template) for prompt in prompts]
