@@ -36,6 +36,7 @@ def results_of(path: Path, seeds: int) -> Results:
 def page_tables(results: Results) -> Tables:
     """Those of `docs/paper.md`, by their names there."""
     return {
+        "paper_summary": lambda: markdown(*tables.summary(results)),
         "paper_missing": lambda: tables.missing(results),
         "paper_claims": lambda: markdown(*tables.claims(results)),
         "paper_aims": lambda: markdown(*tables.aims(results)),
@@ -60,6 +61,7 @@ def document(results: Results) -> str:
     better = "The share of pairs of seeds in which the first is better is the probability of improvement."
     parts = [
         WIDE,
+        page.section("In short", page.table(*tables.summary(results))),
         page.section("What is here, and what is missing", f"<ul>{absent}</ul>"),
         page.section("The paper's claims", page.table(*tables.claims(results)), note=better),
         page.section("Table 2: customizing", page.table(*tables.customizing(results)), note=NOTE),

@@ -33,6 +33,34 @@ WAYS = (("last", "mean"), ("last", "sampled"), ("best", "mean"), ("best", "sampl
 NOT_YET = "–"
 
 
+def summary(results: Results) -> Rows:
+    """A row an environment: what the paper proposes, the other variants, and its claims."""
+    headings = ["environment", "Soft, basic: paper", "ours", "Residual, total: paper", "ours"]
+    headings += ["other variants with more than in the paper", "claims that hold here", "do not", "cannot tell"]
+    rows, found = [], findings(results)
+    for task, name in ENVIRONMENTS.items():
+        row = [name]
+        for variant in ("soft", "residual"):
+            row += [number(printed.value(task, variant, of_interest(variant)[0])), pooled(ours(results, task, variant))]
+        others = {each: ours(results, task, each) for each in NAMES if each not in ("soft", "residual")}
+        known = {each: scores.pooled[0] for each, scores in others.items() if scores is not None}
+        more = sum(mean > printed.value(task, each, of_interest(each)[0]) for each, mean in known.items())
+        verdicts = [each.verdict.partition(":")[0] for each in found if each.task == task]
+        row += [f"{more} of {len(known)}" if known else NOT_YET]
+        rows.append([*row, *(str(verdicts.count(verdict)) for verdict in ("holds here", "does not", "cannot tell"))])
+    return headings, rows
+
+
+def of_interest(variant: str) -> tuple[str, str]:
+    """The return that a variant was to raise, and what people call it."""
+    part = "total_reward" if VARIANTS[variant].table == "table2" else "basic_reward"
+    return part, PARTS[part]
+
+
+def ours(results: Results, task: str, variant: str) -> Scores | None:
+    return results.scores(task, variant, of_interest(variant)[0])
+
+
 def learning(results: Results, table: str) -> Rows:
     """Tables 1 and 5: the basic return."""
     headings = ["environment", "variant", "seeds", "average: paper", "ours", "interquartile mean"]
@@ -73,10 +101,10 @@ def ways(results: Results) -> Rows:
     rows = []
     for task in TASKS:
         for variant, name in NAMES.items():
-            part = "total_reward" if VARIANTS[variant].table == "table2" else "basic_reward"
+            part, called = of_interest(variant)
             cells = [pooled(results.scores(task, variant, part, *way)) for way in WAYS]
             if cells[0] != NOT_YET:
-                rows.append([ENVIRONMENTS[task], name, PARTS[part], *cells])
+                rows.append([ENVIRONMENTS[task], name, called, *cells])
     return headings, rows
 
 
@@ -109,13 +137,12 @@ def aims(results: Results) -> Rows:
     rows = []
     for task in TASKS:
         for variant, name in NAMES.items():
-            part = "total_reward" if VARIANTS[variant].table == "table2" else "basic_reward"
-            paper = printed.value(task, variant, part)
-            ours = results.scores(task, variant, part)
-            if ours is not None:
-                mean = float(ours.means.mean())
-                row = [ENVIRONMENTS[task], name, PARTS[part], number(paper), number(mean), number(mean - paper)]
-                rows.append([*row, bounds(ours, lambda scores: scores.mean(axis=(-2, -1)))])
+            part, called = of_interest(variant)
+            paper, scores = printed.value(task, variant, part), ours(results, task, variant)
+            if scores is not None:
+                mean = scores.pooled[0]
+                row = [ENVIRONMENTS[task], name, called, number(paper), number(mean), number(mean - paper)]
+                rows.append([*row, bounds(scores, lambda each: each.mean(axis=(-2, -1)))])
     return headings, rows
 
 

@@ -121,6 +121,20 @@ def test_a_prior_is_one_policy_however_often_it_was_evaluated() -> None:
     assert examined(found, claim, "halfcheetah").verdict == "cannot tell"  # one of 8
 
 
+def test_the_summary_counts_what_the_tables_say() -> None:
+    """Soft, basic 4,994 in the paper; of the others No-Entropy has more here (2,255) and Full less (5,556)."""
+    found = results(soft=[5000.0, 6000.0, 5500.0], no_entropy=[3000.0, 3100.0, 3200.0], full=[10.0])
+    halfcheetah, hopper, _ = page_tables(found)["paper_summary"]().splitlines()[2:]
+    assert halfcheetah.startswith("| HalfCheetah | 4,994 | 5,500 ± 408 | 5,488 | – | 1 of 2 |")
+    verdicts = [line for line in page_tables(found)["paper_claims"]().splitlines() if "| HalfCheetah |" in line]
+    counts = [
+        sum(f"| {verdict} |" in line for line in verdicts) for verdict in ("holds here", "does not", "cannot tell")
+    ]
+    assert halfcheetah.endswith(f"| {' | '.join(map(str, counts))} |")
+    assert counts[0] > 0
+    assert hopper == "| Hopper | 3,105 | – | 4,401 | – | – | 0 | 0 | 12 |"
+
+
 def test_pooled_is_over_all_episodes() -> None:
     """As if the episodes of both seeds stood in one list: 100 at 7 ± 3 and 100 at 13 ± 3."""
     scores = results(soft=[7.0, 13.0]).scores("halfcheetah", "soft", "basic_reward")
