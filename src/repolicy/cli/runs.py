@@ -3,14 +3,14 @@
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from repolicy.cli.look import policy_and_env
 from repolicy.engine.defaults import TABLE, of_shape, train_defaults
 from repolicy.engine.machine import torchrun_place
-from repolicy.engine.settings import S, Settings, read_settings, validated
+from repolicy.engine.settings import BUDGETS, S, Settings, read_settings, validated
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import as_file_name, confirm, stem_of
 from repolicy.objective import RANGES, Dial, Objective, coefficients, ends_of, name_of
@@ -67,6 +67,7 @@ class Train(Run):
     out: Path | None = None
     """The run's folder; by default runs/ENV-OBJECTIVE-SEED."""
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+    REFUSED: ClassVar = tuple(BUDGETS)  # settings that are not for this command
 
     @staticmethod
     def usual() -> tuple[str, list[Settings]]:

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from repolicy.cli.look import policy_and_env
 from repolicy.cli.runs import _customizing, confirm_names
 from repolicy.engine.defaults import of_shape
-from repolicy.engine.settings import Settings
+from repolicy.engine.settings import BUDGETS, Settings
 from repolicy.policies.options import Options
 
 # What a sweep that is resumed relies on in its sweep.json.
@@ -60,6 +60,7 @@ class Sweep:
     """Print one JSON object on stdout."""
     reading: OmitArgPrefixes[Options] = field(default_factory=Options)
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+    REFUSED: ClassVar = tuple(BUDGETS)  # settings that are not for this command
 
     @staticmethod
     def usual() -> tuple[str, list[Settings]]:
