@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -26,8 +27,12 @@ from repolicy.engine.watch import TensorBoard
 from repolicy.errors import FileError, UsageError
 from repolicy.objective import soft
 from repolicy.policies import storage
+from repolicy.policies.export import export
 from repolicy.policies.file import save_policy
-from repolicy.policies.finding import find_policy
+from repolicy.policies.finding import beside, find_policy
+from repolicy.policies.spaces import ActionSpace
+
+SPACE = ActionSpace("continuous", (3,), (-1.0,) * 3, (1.0,) * 3)
 
 
 def test_an_environment_that_prints_does_not_break_json(capfd: pytest.CaptureFixture[str]) -> None:
@@ -107,6 +112,42 @@ def test_imitating_leaves_files_of_others_alone(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UsageError, match="notes.txt is there already, and no policy"):
         imitation.imitate("d.npz", "notes.txt")
     assert Path("notes.txt").read_text() == "my own notes"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("export theirs.onnx", "theirs.onnx is the policy itself"),
+        ("export ours.safetensors --out theirs", "theirs is there already"),
+        ("evaluate ours.safetensors --out ours.safetensors", "ours.safetensors is the policy itself"),
+        ("evaluate ours.safetensors --out theirs.onnx", "does not end in .json"),
+        ("render ours.safetensors --out theirs.gif", "theirs.gif is the policy itself"),
+    ],
+)
+def test_what_is_made_of_a_policy_is_not_written_over_a_policy(
+    words: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Theirs are files of another library: ONNX by its name, or under a name of its own."""
+    policy = repolicy.Policy(repolicy.PolicySpec(11, SPACE))
+    save_policy(Path("ours.safetensors"), policy, {"request": {"env": "Hopper-v4"}})
+    export(policy, Path("theirs.onnx"), "onnx")
+    shutil.copy("theirs.onnx", "theirs")
+    Path("theirs.gif").symlink_to("ours.safetensors")
+    before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
+    code, _, said = typed(capsys, *words.split())
+    assert (code, told in said) == (2, True), said
+    assert before == {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
+
+
+def test_what_is_made_of_the_policies_of_others_is_put_here(tmp_path: Path) -> None:
+    """As what is made of those that ship or are in a cache; ours have it beside them."""
+    ours, theirs = tmp_path / "a" / "ours.safetensors", tmp_path / "b" / "theirs.onnx"
+    for path in (ours, theirs):
+        path.parent.mkdir()
+    policy = repolicy.Policy(repolicy.PolicySpec(11, SPACE))
+    save_policy(ours, policy, {})
+    export(policy, theirs, "onnx")
+    assert [beside(path) for path in (ours, theirs, find_policy("hopper"))] == [tmp_path / "a", Path(), Path()]
 
 
 @pytest.mark.parametrize(

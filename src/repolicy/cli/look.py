@@ -55,11 +55,13 @@ class Evaluate:
         from repolicy.envs.addons import check_env, combined
         from repolicy.envs.evaluation import evaluate
         from repolicy.policies.file import addons_of, env_of
-        from repolicy.policies.finding import beside
+        from repolicy.policies.finding import beside, check_writes_over_none
         from repolicy.policies.given import acting
-        from repolicy.policies.storage import is_own, write_json
+        from repolicy.policies.storage import write_json
 
         path, agent, prior, card, notes = acting(self.policy, self.reading, self.trust)
+        if self.out is not None:
+            check_writes_over_none(self.out, path, ".json")
         env, terminal = self.env or env_of(card, path, self.trust), Terminal()
         for note in notes:
             terminal.say(note)
@@ -86,8 +88,7 @@ class Evaluate:
         terminal.print(table)  # before the file, which may turn out not to be writable
 
         elsewhere = "" if self.env is None else f"{as_file_name(env)}-"
-        folder = beside(path) if is_own(path) else Path()  # nothing is put among the files of others
-        out = self.out or folder / f"evaluation-{path.stem}-{elsewhere}{action}-{evaluation.backend}.json"
+        out = self.out or beside(path) / f"evaluation-{path.stem}-{elsewhere}{action}-{evaluation.backend}.json"
         values = {"policy": str(path), "which": card.get("which", "")} | evaluation.as_dict()
         try:
             write_json(out, values)
@@ -130,10 +131,10 @@ class Render:
         from repolicy.report.film import FORMATS, Shot, films
 
         path, env = policy_and_env(self.policy, self.env, self.trust)
-        out = self.out or _beside(path, ".mp4")
-        format = out.suffix.removeprefix(".").lower()
-        if format not in FORMATS:
-            raise UsageError(f"--out {out} does not end in .mp4 or .gif")
+        suffix = ".mp4" if self.out is None else self.out.suffix.lower()
+        if (format := suffix.removeprefix(".")) not in FORMATS:
+            raise UsageError(f"--out {self.out} does not end in .mp4 or .gif")
+        out = _out(self.out, path, suffix)
         shot = Shot(
             str(path), env, seconds=self.seconds, seed=self.seed, width=self.width,
             height=round(self.width * 2 / 3), format=format, fine=True,
@@ -176,7 +177,7 @@ class Export:
         format = self.format or ending or "onnx"
         if ending not in (None, format):
             raise UsageError(f"--out {self.out} is the name of a file in {ending}, and --format is {format}")
-        out = self.out or _beside(path, SUFFIXES[format])
+        out = _out(self.out, path, SUFFIXES[format])
         difference = export(read_policy(path, self.reading).policy, out, format)
         print(f"exported: {out}, {format}, equal to the policy within {max(difference, 1e-9):.1g}", file=sys.stderr)
         return {"file": str(out), "format": format, "difference": difference}
@@ -213,8 +214,10 @@ def policy_and_env(reference: str, env: str | None, trust: bool) -> tuple[Path, 
     return path, env or env_of(read_card(path), path, trust)
 
 
-def _beside(path: Path, suffix: str) -> Path:
-    """The policy's name with another suffix, beside it; in this folder for one that ships or was downloaded."""
-    from repolicy.policies.finding import beside
+def _out(named: Path | None, path: Path, suffix: str) -> Path:
+    """The name that was given, or the policy's own with another suffix beside it or in this folder."""
+    from repolicy.policies.finding import beside, check_writes_over_none
 
-    return beside(path) / f"{path.stem}{suffix}"
+    out = named or beside(path) / f"{path.stem}{suffix}"
+    check_writes_over_none(out, path, suffix)
+    return out

@@ -5,6 +5,7 @@ from pathlib import Path
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import nearest
 from repolicy.policies.hub import DOWNLOADED, downloaded, is_on_hub
+from repolicy.policies.storage import is_own
 
 PRIORS = Path(__file__).parent / "shipped"
 
@@ -44,8 +45,18 @@ def find_policy(reference: str | Path) -> Path:
 
 
 def beside(path: Path) -> Path:
-    """The folder for what is made of a policy: its own, or this one where that is the package's or a cache's."""
-    return Path() if path.parent == PRIORS or path in DOWNLOADED else path.parent
+    """The folder for what is made of a policy: its own; this one, where that is the package's, a cache's or others'."""
+    return path.parent if is_own(path) and path.parent != PRIORS and path not in DOWNLOADED else Path()
+
+
+def check_writes_over_none(out: Path, path: Path, suffix: str) -> None:
+    """Raise where what is made of the policy at `path` would be written over it, or over a file of another kind."""
+    if not out.is_file():
+        return
+    if path.is_file() and out.samefile(path):
+        raise UsageError(f"{out} is the policy itself, which would be lost: choose another --out")
+    if out.suffix.lower() != suffix:
+        raise UsageError(f"{out} is there already, and its name does not end in {suffix}: choose another --out")
 
 
 def check_reachable(path: Path) -> None:
