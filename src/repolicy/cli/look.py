@@ -118,7 +118,8 @@ class Render:
     width: int = 640
     """Width of the picture; its height is two thirds of that."""
     out: Path | None = None
-    """Where the film goes, an .mp4 or a .gif; by default an mp4 beside the policy."""
+    """Where the film goes, an .mp4 or a .gif; by default an mp4 beside the policy, or here for one that ships or is
+    another library's."""
     trust: bool = False
     """Run code that the policy's file names as its environment or add-on."""
     json: bool = False
@@ -163,7 +164,7 @@ class Export:
     """onnx: for ONNX Runtime and whatever reads ONNX; torchscript: for C++ programs with libtorch. By default what
     --out ends in, .onnx or .pt, else onnx."""
     out: Path | None = None
-    """Where it goes; by default beside the policy."""
+    """Where it goes; by default beside the policy, or here for one that ships or is another library's."""
     json: bool = False
     """Print one JSON object on stdout."""
     reading: OmitArgPrefixes[Options] = field(default_factory=Options)

@@ -1,10 +1,9 @@
-"""Soft value iteration: the maximum-entropy optimum, and residual Q-learning in both forms of the paper.
+"""Soft Bellman equations, solved: the maximum-entropy optimum, and residual Q-learning in both forms of the paper.
 
 The two forms differ in one thing, whether the prior's term stands in the reward (Eq. 4) or beside Q in the soft maximum
 (Eq. 3). So they are one loop, called in two ways.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -14,6 +13,9 @@ from repolicy.errors import UsageError
 from repolicy.exact.checks import check_temperature
 from repolicy.exact.mdp import MDP
 from repolicy.objective import Objective, soft
+
+NO_MORE = 1e-11  # a change that is smaller, as a share of the values, is the last one: the next would be its square
+MOST = 100  # steps of Newton's method; a dozen is usual
 
 
 class Solution(NamedTuple):
@@ -43,7 +45,7 @@ def solve_residual(mdp: MDP, objective: Objective, log_prior: Tensor | None = No
     Where the prior is soft-optimal for r, `q` is Q_R = Q̂ − ω·Q and the policy solves ω·r + r_R.
     """
     task, prior = _parts(mdp, objective, log_prior)
-    return _soft_value_iteration(mdp, reward=task, beside=prior, alpha=objective.alpha)
+    return _soft_optimum(mdp, reward=task, beside=prior, alpha=objective.alpha)
 
 
 def solve_augmented(mdp: MDP, objective: Objective, log_prior: Tensor | None = None) -> Solution:
@@ -53,7 +55,7 @@ def solve_augmented(mdp: MDP, objective: Objective, log_prior: Tensor | None = N
     and `full` have no prior term, `residual` and `kl` have one.
     """
     task, prior = _parts(mdp, objective, log_prior)
-    return _soft_value_iteration(mdp, reward=task + prior, beside=torch.zeros_like(prior), alpha=objective.alpha)
+    return _soft_optimum(mdp, reward=task + prior, beside=torch.zeros_like(prior), alpha=objective.alpha)
 
 
 def _parts(mdp: MDP, objective: Objective, log_prior: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -71,8 +73,12 @@ def _parts(mdp: MDP, objective: Objective, log_prior: Tensor | None) -> tuple[Te
     return task, torch.zeros_like(task) if prior is None else objective.omega * prior
 
 
-def _soft_value_iteration(mdp: MDP, reward: Tensor, beside: Tensor, alpha: float) -> Solution:
-    """Q ← reward + γ E[V′], V = α log Σ exp((Q + beside) / α), to the fixed point or back through the horizon."""
+def _soft_optimum(mdp: MDP, reward: Tensor, beside: Tensor, alpha: float) -> Solution:
+    """Q = reward + γ E[V′], V = α log Σ exp((Q + beside) / α), to the fixed point or back through the horizon.
+
+    The fixed point is found by Newton's method, which for these equations is soft policy iteration: V becomes the value
+    of the policy that is soft-greedy for it. Few steps are enough for any discount.
+    """
 
     def backup(reward: Tensor, beside: Tensor, next_v: Tensor) -> Solution:
         q = reward + mdp.discount * mdp.transitions @ next_v
@@ -81,16 +87,17 @@ def _soft_value_iteration(mdp: MDP, reward: Tensor, beside: Tensor, alpha: float
 
     v = torch.zeros(mdp.states, dtype=torch.float64)
     if mdp.horizon is None:
-        for _ in range(_backups(mdp.discount)):
-            v = backup(reward, beside, v).v
+        identity = torch.eye(mdp.states, dtype=torch.float64)
+        for _ in range(MOST):
+            found = backup(reward, beside, v)
+            moves = torch.einsum("sa,sap->sp", found.policy, mdp.transitions)
+            change = torch.linalg.solve(identity - mdp.discount * moves, found.v - v)
+            v = v + change
+            if change.abs().max() <= NO_MORE * v.abs().max():
+                break
         return backup(reward, beside, v)
     steps: list[Solution] = []
     for t in reversed(range(mdp.horizon)):
         steps.append(backup(reward[t], beside[t], v))
         v = steps[-1].v
     return Solution(*(torch.stack(parts[::-1]) for parts in zip(*steps, strict=True)))
-
-
-def _backups(discount: float) -> int:
-    """How many backups leave nothing of the first guess: each shrinks the error by γ, and 1e-17 is below rounding."""
-    return 1 if discount == 0 else math.ceil(math.log(1e-17) / math.log(discount))
