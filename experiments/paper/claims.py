@@ -88,14 +88,14 @@ def findings(results: Results, claims: Sequence[Claim] = CLAIMS) -> list[Finding
 
 
 def examined(results: Results, claim: Claim, task: str) -> Finding:
-    """Holds here, does not, or cannot tell."""
+    """Holds here, does not, cannot tell, or is not measured yet."""
     left, right = (results.scores(task, name, claim.part) for name in (claim.left, claim.right))
     best = claim.whose == "best seed"
     theirs = (printed.value(task, name, claim.part, best) for name in (claim.left, claim.right))
     paper = claim.share * next(theirs) - next(theirs)
     seeds = (count(left), count(right))
     if left is None or right is None:
-        return Finding(claim, task, f"cannot tell: {seeds[0]} and {seeds[1]} seeds", paper, seeds=seeds)
+        return Finding(claim, task, "not measured yet", paper, seeds=seeds)
     middle = np.max if best else np.mean
 
     def gap(ours: np.ndarray, others: np.ndarray) -> float:

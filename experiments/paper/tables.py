@@ -1,5 +1,6 @@
 """The report's tables, as headings and rows of text: ours beside the paper's, from the ledger alone."""
 
+from collections import Counter
 from collections.abc import Callable
 
 from experiments.paper import printed
@@ -31,12 +32,13 @@ ENVIRONMENTS = {"halfcheetah": "HalfCheetah", "hopper": "Hopper", "ant": "Ant"}
 PARTS = {"total_reward": "total", "basic_reward": "basic", "metric": "metric", "addon_reward": "add-on"}
 WAYS = (("last", "mean"), ("last", "sampled"), ("best", "mean"), ("best", "sampled"))
 NOT_YET = "–"
+VERDICTS = ("holds here", "does not", "cannot tell", "not measured yet")
 
 
 def summary(results: Results) -> Rows:
     """A row an environment: what the paper proposes, the other variants, and its claims."""
     headings = ["environment", "Soft, basic: paper", "ours", "Residual, total: paper", "ours"]
-    headings += ["other variants with more than in the paper", "claims that hold here", "do not", "cannot tell"]
+    headings += ["other variants with more than in the paper", *(f"claims: {name}" for name in VERDICTS)]
     rows, found = [], findings(results)
     for task, name in ENVIRONMENTS.items():
         row = [name]
@@ -45,9 +47,9 @@ def summary(results: Results) -> Rows:
         others = {each: ours(results, task, each) for each in NAMES if each not in ("soft", "residual")}
         known = {each: scores.pooled[0] for each, scores in others.items() if scores is not None}
         more = sum(mean > printed.value(task, each, of_interest(each)[0]) for each, mean in known.items())
-        verdicts = [each.verdict.partition(":")[0] for each in found if each.task == task]
+        verdicts = Counter(each.verdict for each in found if each.task == task)
         row += [f"{more} of {len(known)}" if known else NOT_YET]
-        rows.append([*row, *(str(verdicts.count(verdict)) for verdict in ("holds here", "does not", "cannot tell"))])
+        rows.append([*row, *(str(verdicts[name]) for name in VERDICTS)])
     return headings, rows
 
 
@@ -121,7 +123,7 @@ def claims(results: Results) -> Rows:
     ]
     rows = []
     for found in findings(results):
-        row = [found.claim.said, ENVIRONMENTS[found.task], found.verdict.partition(":")[0]]
+        row = [found.claim.said, ENVIRONMENTS[found.task], found.verdict]
         if found.figure is None or found.low is None or found.high is None or found.better is None:
             row += [NOT_YET, NOT_YET, number(found.printed), NOT_YET]
         else:
