@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from html import escape
+from pathlib import Path
 
 import numpy as np
 
@@ -19,10 +20,7 @@ Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # steps, middle, 
 def drawing(title: str, curves: Mapping[str, Curve]) -> str:
     """One chart; the legend stands beneath it."""
     xs = [x for steps, *_ in curves.values() for x in (steps[0], steps[-1])]
-    ys = np.concatenate([part for _, *parts in curves.values() for part in parts])
-    # a policy that has lost everything would flatten the others
-    top = float(ys.max())
-    axes = charts.Axes(xs, [max(float(ys.min()), -top) if top > 0 else float(ys.min()), top], 560, 300)
+    axes = charts.Axes(xs, limits(curves), 560, 300)
     drawn, legend = axes.frame(), ""
     for color, (name, (steps, middle, low, high)) in zip(COLOURS, curves.items(), strict=False):
         edge = [*zip(steps, high, strict=True), *zip(steps[::-1], low[::-1], strict=True)]
@@ -36,6 +34,35 @@ def drawing(title: str, curves: Mapping[str, Curve]) -> str:
         f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{axes.svg(drawn, title)}'
         f'<figcaption class="below"><span>{legend}</span></figcaption></figure>'
     )
+
+
+def limits(curves: Mapping[str, Curve]) -> list[float]:
+    """The lowest and the highest return that are shown: a policy that has lost everything would flatten the others."""
+    ys = np.concatenate([part for _, *parts in curves.values() for part in parts])
+    low, top = float(ys.min()), float(ys.max())
+    return [max(low, -top) if top > 0 else low, top]
+
+
+def picture(figures: Mapping[str, Mapping[str, Curve]], path: Path) -> None:
+    """All charts in one file, an environment a row."""
+    import matplotlib.pyplot as plt
+
+    count = (len(figures) + 1) // 2
+    drawn, grid = plt.subplots(count, 2, figsize=(12, 3.6 * count), squeeze=False, layout="constrained")
+    for panel, (title, curves) in zip(grid.flat, figures.items(), strict=False):
+        low, top = limits(curves)
+        room = 0.04 * (top - low) or 1.0
+        for color, (name, (steps, middle, lowest, highest)) in zip(COLOURS, curves.items(), strict=False):
+            panel.plot(steps / 1e6, middle, color=color, lw=1.4, label=name)
+            panel.fill_between(steps / 1e6, lowest, highest, color=color, alpha=0.15, lw=0)
+        panel.set(title=title, xlabel="million steps", ylim=(low - room, top + room))
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.legend(frameon=False, fontsize=8)
+    for panel in grid.flat[len(figures) :]:
+        panel.set_axis_off()
+    path.parent.mkdir(exist_ok=True)
+    drawn.savefig(path, dpi=90)
+    plt.close(drawn)
 
 
 def _path(axes: charts.Axes, points: list[tuple[float, float]]) -> str:

@@ -1,11 +1,12 @@
 """The report: the tables of `docs/paper.md`, and one page that needs nothing but itself. From the ledger alone."""
 
 from html import escape
+from itertools import starmap
 from pathlib import Path
 
 from experiments.pages import Tables, fill, markdown
 from experiments.paper import tables
-from experiments.paper.curves import curve_of, drawing
+from experiments.paper.curves import Curve, curve_of, drawing, picture
 from experiments.paper.results import Results
 from experiments.paper.runs import STEPS
 from repolicy.errors import UsageError
@@ -53,6 +54,7 @@ def page_tables(results: Results) -> Tables:
 def write(results: Results, text: Path, html: Path) -> None:
     fill(text, page_tables(results))
     write_bytes(html, document(results).encode())
+    picture(figures(results), text.with_name("images") / "paper.png")
 
 
 def document(results: Results) -> str:
@@ -67,7 +69,11 @@ def document(results: Results) -> str:
         page.section("Table 2: customizing", page.table(*tables.customizing(results)), note=NOTE),
         page.section("Table 1: entropy", page.table(*tables.learning(results, "table1")), note=NOTE),
         page.section("Table 5: the std", page.table(*tables.learning(results, "table5")), note=NOTE),
-        page.section("While they learned", f'<div class="charts pair">{"".join(figures(results))}</div>', note=CURVES),
+        page.section(
+            "While they learned",
+            f'<div class="charts pair">{"".join(starmap(drawing, figures(results).items()))}</div>',
+            note=CURVES,
+        ),
         page.section("Beside the paper's averages", page.table(*tables.aims(results))),
         page.section("Last and best policy, mean and sampled actions", page.table(*tables.ways(results))),
         page.section("What the paper does not have", page.table(*tables.beyond(results))),
@@ -78,16 +84,15 @@ def document(results: Results) -> str:
     return whole
 
 
-def figures(results: Results) -> list[str]:
-    """For each environment, those that learn the basic task, and those that customize."""
-    drawn = []
+def figures(results: Results) -> dict[str, dict[str, Curve]]:
+    """By their titles: for each environment, those that learn the basic task, and those that customize."""
+    found: dict[str, dict[str, Curve]] = {}
     for task, name in tables.ENVIRONMENTS.items():
-        for title, variants in (
-            (f"{name}: basic return", (*tables.SHOWN["table1"], "soft_state_std")),
-            (f"{name}: total return", ("greedy", "kl", "residual", "full")),
+        for part, variants in (
+            ("basic", (*tables.SHOWN["table1"], "soft_state_std")),
+            ("total", ("greedy", "kl", "residual", "full")),
         ):
-            total = "total" in title
-            found = {tables.NAMES[key]: curve_of(results, task, key, total) for key in variants}
-            curves = {key: curve for key, curve in found.items() if curve is not None}
-            drawn += [drawing(title, curves)] if curves else []
-    return drawn
+            curves = {tables.NAMES[key]: curve_of(results, task, key, part == "total") for key in variants}
+            known = {key: curve for key, curve in curves.items() if curve is not None}
+            found |= {f"{name}: {part} return": known} if known else {}
+    return found
