@@ -45,7 +45,6 @@ HOLDS = {
     "budget": "--omega auto --kl-budget 2",
     "gamma_0.6": "--omega 0.17 --alpha 0.13472 --gamma 0.6",
 }
-STATES = {"alone": 0.0, "tenth": 0.1, "third": 0.3, "states": 1.0}  # in units of what a nat is worth
 SEEDS = 3
 
 
@@ -54,17 +53,14 @@ def worth(prior: str) -> float:
     return float(json.loads(WORTH.read_text())[prior]["value"])
 
 
-def compared(name: str, variant: str, seed: int, steps: str = "", more: str = "") -> Run:
-    """ω′ is the worth of a nat, beside a states weight of some share of it."""
+def priced(name: str, seed: int, steps: str = "", more: str = "") -> Run:
+    """ω′ is what a nat is worth, and so is the price on states."""
     task = TASKS[name]
     omega = worth(task.prior)
-    words = ["customize", task.prior, "--addon", task.addon, "--omega", f"{omega:.3g}", "--states"]
-    words += [f"{STATES[variant] * omega:.3g}", "--steps", steps or task.steps, *more.split()]
-    words += ["--ranks", "1", "--seed", str(seed), "--no-report"]
-    key = "/".join(
-        [name, "_".join(filter(None, [variant, steps, more.replace("--", "").replace(" ", "_")])), str(seed)]
-    )
-    return Run(key, tuple(words), task.env, task.addon, episodes=100 if steps == "5e6" else 40)
+    words = ["customize", task.prior, "--addon", task.addon, "--omega", f"{omega:.3g}", "--states", f"{omega:.3g}"]
+    words += ["--steps", steps or task.steps, *more.split(), "--ranks", "1", "--seed", str(seed), "--no-report"]
+    what = "_".join(filter(None, ["states", steps, more.replace("--", "").replace(" ", "_")]))
+    return Run(f"{name}/{what}/{seed}", tuple(words), task.env, task.addon, episodes=100 if steps == "5e6" else 40)
 
 
 def prior(name: str) -> Run:
@@ -94,14 +90,9 @@ def papers(name: str, seed: int) -> Run:
 def runs() -> list[Run]:
     found = [prior(name) for name in TASKS] + [default("halfcheetah_10", "3e5", seed) for seed in range(SEEDS)]
     for seed in range(SEEDS):
-        for name in TASKS:
-            found += [compared(name, variant, seed) for variant in STATES]
-        for gamma in ("0.9", "0.99"):
-            found += [compared("halfcheetah_10", v, seed, more=f"--gamma {gamma}") for v in ("alone", "states")]
-            found += [compared("ant", "states", seed, more=f"--gamma {gamma}")]
-    for seed in range(SEEDS):
-        found += [compared("halfcheetah_10", "states", seed, steps="5e6")]
-        found += [compared("halfcheetah_10", "states", seed, steps="5e6", more="--gamma 0.99")]
+        found += [priced(name, seed) for name in TASKS]
+        found += [priced("halfcheetah_10", seed, more=f"--gamma {gamma}") for gamma in ("0.9", "0.99")]
+        found += [priced("halfcheetah_10", seed, steps="5e6")]
     found += [papers("halfcheetah_10", 0), *(papers(name, seed) for name in ("hopper", "ant") for seed in range(SEEDS))]
     return found + [plain("halfcheetah_10", variant, weights, 0) for variant, weights in HOLDS.items()]
 

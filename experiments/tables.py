@@ -219,7 +219,7 @@ FINE_TUNED = {"halfcheetah": "halfcheetah_10", "hopper": "hopper"}
 
 def fine_tuning() -> str:
     """A row a way: how much of the unseen reward is lost at first and at the end, and 100 episodes then."""
-    headings = ["prior", "way", "lowest of 50 iterations", "at the end", "mean action: basic", "add-on", "total",
+    headings = ["prior", "way", "lowest of the first 50", "at the end", "mean action: basic", "add-on", "total",
                 "sampled: basic", "total", "steps", "seeds"]  # fmt: skip
     lines, runs = [], list(ledger("fine_tuning.jsonl").values())
     done = Counter((run["task"], run["seed"]) for run in runs)

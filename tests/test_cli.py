@@ -225,6 +225,11 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
             "customize halfcheetah --addon height --omega 0.1 --env Hopper-v4",
             "the prior takes observations of 17 numbers",
         ),
+        (
+            "sweep halfcheetah --addon hind_leg --omega 0.1 --ranks 2",
+            "ranks is 2; a sweep trains each point on one core",
+        ),
+        ("diagnose mine.py:act --std 0.1 --env Hopper-v4 --addon height", "diagnose needs a policy's file"),
         ("sweep halfcheetah --addon hind_leg --omega 0.1 0.1", "--omega has 0.1 more than once"),
     ],
 )

@@ -37,8 +37,8 @@ def test_the_help_has_the_options_that_are_read(name: str) -> None:
         tyro.cli(EVERY[name], args=["--help"])
     read = set(re.findall(r"^[ │]*(--[a-z][a-z-]+)", said.getvalue(), re.MULTILINE))
     shown = set(re.findall(r"^  (--[a-z\[\]-]+)", pages.page(EVERY[name], name), re.MULTILINE))
-    refused = {f"--{name.replace('_', '-')}" for name in getattr(EVERY[name], "REFUSED", ())}
-    assert {option.replace("[no-]", "") for option in shown} == read - refused
+    unused = {f"--{name.replace('_', '-')}" for name in getattr(EVERY[name], "UNUSED", ())}
+    assert {option.replace("[no-]", "") for option in shown} == read - unused
 
 
 def test_help_without_a_prior_is_the_help_with_one_but_for_what_depends_on_it(
@@ -69,7 +69,7 @@ def test_settings_stand_in_groups_with_ten_first() -> None:
     found = dict(zip(parts[1::2], parts[2::2], strict=True))
     assert re.findall(r"^  --([a-z-]+)", found["First"], re.MULTILINE) == list(pages.GROUPS["first"])
     assert len(pages.GROUPS["first"]) == 10
-    assert all(f"--{name} " in found["Networks"] for name in ("hidden", "activation", "family"))
+    assert all(f"--{name} " in found["Networks"] for name in ("hidden", "activation"))
     assert all(f"--{name} " in found["Learning"] for name in ("gamma", "lam", "clip"))
 
 

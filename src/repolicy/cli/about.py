@@ -1,12 +1,12 @@
 """The commands about what is here: the add-ons that ship, the speed, the installation."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from repolicy.engine.defaults import TABLE, train_defaults
-from repolicy.engine.settings import Settings
+from repolicy.engine.settings import BUDGETS, Settings
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Bench:
     json: bool = False
     """Print one JSON object on stdout."""
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+    UNUSED: ClassVar = (*BUDGETS, "steps")  # settings that it has no use for
 
     @staticmethod
     def usual() -> tuple[str, list[Settings]]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Diagnose:
-    """Look at a prior before training: does it act, what is its word worth, and which weights to begin with.
+    """Look at a prior before training: does it act, what is a nat of it worth, and which weights to begin with.
 
     Example: repolicy diagnose theirs.zip --env HalfCheetah-v4 --addon hind_leg=10
     """
@@ -43,9 +43,12 @@ class Diagnose:
         from repolicy.envs.addons import check_env, combined
         from repolicy.envs.making import with_roles
         from repolicy.policies.file import notes_of, read_policy
+        from repolicy.policies.given import is_code
 
         if not self.addon:
             raise UsageError("a diagnosis needs the add-on that you wish for: --addon NAME, as for customize")
+        if is_code(self.prior):
+            raise UsageError(f"{self.prior} stands for code, and diagnose needs a policy's file; customize takes code")
         path, env = policy_and_env(self.prior, self.env, self.trust)
         saved, terminal = read_policy(path, self.reading), Terminal()
         check_env(self.addon, env)

@@ -63,9 +63,9 @@ def page(command: type, prog: str, start: Any = None) -> str:
 def options(command: type, start: Any = None) -> Iterator[Option]:
     """Every option, those of its settings too, in the order of the fields."""
     usual: Usual = command.usual() if hasattr(command, "usual") else ("", [])
-    refused = {name.replace("_", "-") for name in getattr(command, "REFUSED", ())}
+    unused = {name.replace("_", "-") for name in getattr(command, "UNUSED", ())}
     every = _options(command, [start] if start is not None else [], usual)
-    yield from (option for option in every if option.name not in refused)
+    yield from (option for option in every if option.name not in unused)
 
 
 def _options(cls: type, examples: list[Any], usual: Usual, setting: bool = False) -> Iterator[Option]:

@@ -25,7 +25,7 @@ class Evaluate:
     """
 
     policy: Positional[Annotated[Path, arg(metavar="POLICY")]]
-    """A policy's file, or a run's folder (then its best policy)."""
+    """A policy's file, a run's folder (then its best policy), a name that ships, or code, as customize takes it."""
     env: str | None = None
     """Environment; by default the one that the policy was trained in."""
     episodes: int = 100
@@ -37,7 +37,7 @@ class Evaluate:
     seed: int = 0
     """Seed of environments and sampling."""
     backend: Literal["auto", "envpool", "gymnasium"] = "auto"
-    """Whose environments; --backend gymnasium is the referee."""
+    """Whose environments; those of gymnasium are the reference."""
     out: Path | None = None
     """Where each episode goes; by default evaluation-….json beside the policy, or here for one that ships or is another
     library's."""
@@ -186,7 +186,7 @@ class Export:
 
 @dataclass(frozen=True)
 class Inspect:
-    """Tell the story of a file: a policy, a checkpoint, or a run's folder.
+    """Show what is in a file: a policy, a checkpoint, or a run's folder.
 
     Example: repolicy inspect runs/cheetah/best.safetensors
     """

@@ -91,7 +91,7 @@ class Customize(Run):
     prior: Positional[Annotated[str, arg(metavar="PRIOR")]]
     """The trained policy: a policy's file, a run's folder, or a name that ships."""
     omega: float | None = None
-    """ω′, the reward that a nat of the prior's log-likelihood is worth."""
+    """ω′, the reward that a nat of the prior's log-likelihood is worth; it must be named."""
     alpha: float | None = None
     """α̂, the reward that a nat of entropy is worth; by default the prior's own α, if its file tells it."""
     addon: UseAppendAction[tuple[str, ...]] = ()

@@ -10,7 +10,7 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 from repolicy.cli.look import policy_and_env
 from repolicy.engine.defaults import TABLE, of_shape, train_defaults
 from repolicy.engine.machine import torchrun_place
-from repolicy.engine.settings import BUDGETS, S, Settings, read_settings, validated
+from repolicy.engine.settings import ACTORS, BUDGETS, S, Settings, read_settings, validated
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import as_file_name, confirm, stem_of
 from repolicy.objective import RANGES, Dial, Objective, coefficients, ends_of, name_of
@@ -32,7 +32,7 @@ class Run:
     resume: bool = False
     """Go on with the run in the folder, if there is one."""
     settings_file: Annotated[Path | None, arg(name="settings")] = None
-    """A JSON file of settings; options on the command line go before it."""
+    """A JSON file of settings; options on the command line override it."""
     patience: float | None = None
     """End the run when one step of an environment takes longer than these seconds; a minute is reported in any case."""
     wandb: str | None = None
@@ -67,7 +67,7 @@ class Train(Run):
     out: Path | None = None
     """The run's folder; by default runs/ENV-OBJECTIVE-SEED."""
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
-    REFUSED: ClassVar = tuple(BUDGETS)  # settings that are not for this command
+    UNUSED: ClassVar = (*BUDGETS,)  # settings that it has no use for
 
     @staticmethod
     def usual() -> tuple[str, list[Settings]]:
@@ -156,6 +156,7 @@ class Customize(Run):
     """At the end, evaluate and film prior and result, and write report.html into the folder."""
     reading: OmitArgPrefixes[Options] = field(default_factory=Options)
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+    UNUSED: ClassVar = ACTORS  # settings that it has no use for
 
     @staticmethod
     def usual() -> tuple[str, list[Settings]]:

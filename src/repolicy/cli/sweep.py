@@ -9,7 +9,7 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 from repolicy.cli.look import policy_and_env
 from repolicy.cli.runs import _customizing, confirm_names
 from repolicy.engine.defaults import of_shape
-from repolicy.engine.settings import BUDGETS, Settings
+from repolicy.engine.settings import ACTORS, BUDGETS, Settings
 from repolicy.policies.options import Options
 
 # What a sweep that is resumed relies on in its sweep.json.
@@ -53,14 +53,14 @@ class Sweep:
     resume: bool = False
     """Go on with the sweep in the folder; values of --omega that are new are added to it."""
     settings_file: Annotated[Path | None, arg(name="settings")] = None
-    """A JSON file of settings; options on the command line go before it."""
+    """A JSON file of settings; options on the command line override it."""
     trust: bool = False
     """Run code that the file of the prior, or the sweep that is resumed, names as its environment or add-on."""
     json: bool = False
     """Print one JSON object on stdout."""
     reading: OmitArgPrefixes[Options] = field(default_factory=Options)
     settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
-    REFUSED: ClassVar = tuple(BUDGETS)  # settings that are not for this command
+    UNUSED: ClassVar = (*BUDGETS, *ACTORS, "ranks")  # settings that it has no use for
 
     @staticmethod
     def usual() -> tuple[str, list[Settings]]:

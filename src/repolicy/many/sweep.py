@@ -70,7 +70,10 @@ def sweep(
     path = find_policy(result or str(prior))
     folder = Path(out) if out is not None else folder_of(result or str(prior))
     saved, wishes = read_policy(path, reading), names(addon)
-    settings = replace(settings or customize_defaults(saved.policy), ranks=1)
+    settings = settings or customize_defaults(saved.policy)
+    if settings.ranks > 1:
+        raise UsageError(f"ranks is {settings.ranks}; a sweep trains each point on one core: name jobs")
+    settings = replace(settings, ranks=1)
     if settings.budget is not None:
         raise UsageError("a sweep compares values of omega, and a budget moves omega by itself: leave the budget out")
     if ranges := dials(wishes):
