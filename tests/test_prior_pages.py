@@ -17,7 +17,6 @@ from test_cloning import FEW
 
 import repolicy
 from repolicy.engine import cloning
-from repolicy.objective import residual
 
 DOCS = Path(__file__).parents[1] / "docs"
 pytestmark = pytest.mark.usefixtures("_elsewhere")
@@ -80,7 +79,7 @@ def test_a_function(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     few = functools.partial(repolicy.customize, settings=FEW)
     exec(
         snippet.replace("runs/calm", "runs/again"),
-        names | {"repolicy": SimpleNamespace(customize=few)} | {"residual": residual},
+        names | {"repolicy": SimpleNamespace(customize=few, residual=repolicy.residual)},
     )
     assert Path("runs/again/best.safetensors").exists()
 
