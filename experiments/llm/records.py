@@ -1,6 +1,6 @@
-"""Experiments as a list of jobs and a file with a line for each that is done, so that a stopped one goes on."""
+"""Experiments as a list of jobs and a ledger with a row for each that is done, so that a stopped one goes on."""
 
-import json
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -11,67 +11,38 @@ from typing import Any
 
 import torch
 
-from repolicy.engine.machine import commit
 from repolicy.errors import FileError, UsageError
 from repolicy.llm.requirements import require_trl
+from repolicy.many.ledger import Ledger, Row
 
 Job = Mapping[str, Any]
 
 
-def read_records(file: Path) -> list[dict[str, Any]]:
-    """The lines of a results file. A last line that was cut off by a crash is left out."""
-    if not file.exists():
-        return []
-    lines = file.read_text().splitlines()
-    records = []
-    for number, line in enumerate(lines, 1):
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            if number < len(lines):
-                raise FileError(f"line {number} of {file} is damaged; remove it, and its job is run again") from error
-    return records
-
-
 def run_missing(
     jobs: Iterable[Job], file: Path, command: str, run: Callable[[Job], dict[str, Any]], train: bool = True
-) -> list[dict[str, Any]]:
-    """Run the jobs that have no line in the file yet, one after the other; each line is written as it comes.
+) -> list[Row]:
+    """Run the jobs that have no row in the ledger yet, one after the other; each row is written as it comes.
 
-    Returns the lines of these jobs; without `train`, of those that are done.
+    Returns the rows of these jobs; without `train`, of those that are done.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
-    records = read_records(file)
-    if file.exists() and len(records) < len(file.read_text().splitlines()):
-        file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    jobs = list(jobs)
-    done = [record["job"] for record in records]
-    missing = [job for job in jobs if dict(job) not in done]
-    for number, job in enumerate(missing if train else [], 1):
-        started = time.process_time()
-        outcome = run(job)
-        record = {
-            "job": dict(job),
-            **outcome,
-            "cpu_seconds": round(time.process_time() - started, 1),
-            "command": command,
-            "versions": {name: version(name) for name in ("torch", "transformers", "trl")},
-            "threads": torch.get_num_threads(),
-            "commit": commit(),
-        }
-        with file.open("a") as lines:
-            lines.write(json.dumps(record) + "\n")
-        records.append(record)
-        print(
-            f"{number}/{len(missing)}  {' '.join(map(str, job.values()))}  {record['cpu_seconds']} s",
-            file=sys.stderr,
-            flush=True,
-        )
-    wanted = [dict(job) for job in jobs]
-    found = [record for record in records if record["job"] in wanted]
+    ledger, wanted = Ledger(file), {key_of(job): dict(job) for job in jobs}
+    with ledger.claimed() if train else contextlib.nullcontext():
+        known = ledger.by_key()
+        missing = {key: job for key, job in wanted.items() if key not in known} if train else {}
+        for number, (key, job) in enumerate(missing.items(), 1):
+            started = time.process_time()
+            row = {"key": key, "job": job, **run(job), "cpu_seconds": round(time.process_time() - started, 1)}
+            versions = {name: version(name) for name in ("torch", "transformers", "trl")}
+            ledger.add(row | {"command": command, "versions": versions, "threads": torch.get_num_threads()})
+            print(f"{number}/{len(missing)}  {key}  {row['cpu_seconds']} s", file=sys.stderr, flush=True)
+    found = [row for key, row in ledger.by_key().items() if key in wanted]
     if not found:
         raise UsageError(f"{file} has no run with these settings; without --no-train they are made")
     return found
+
+
+def key_of(job: Job) -> str:
+    return " ".join(f"{name}={value}" for name, value in sorted(job.items()))
 
 
 def mean_and_spread(values: list[float]) -> str:

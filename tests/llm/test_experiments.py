@@ -13,9 +13,10 @@ pytest.importorskip("trl", reason="the extra `llm` is not installed")
 
 from experiments.llm import budgets, frontier, gradients, labels, overhead, sharp, spelling, turning
 from experiments.llm.__main__ import main
-from experiments.llm.records import command_line, read_records, run_missing
+from experiments.llm.records import command_line, run_missing
 from repolicy.errors import FileError, UsageError
 from repolicy.llm import requirements
+from repolicy.many.ledger import Ledger
 
 
 def test_a_stopped_experiment_goes_on(tmp_path: Path) -> None:
@@ -30,12 +31,10 @@ def test_a_stopped_experiment_goes_on(tmp_path: Path) -> None:
     jobs = [{"n": n} for n in range(4)]
     with pytest.raises(KeyboardInterrupt):
         run_missing(jobs, file, "command", run)
-    with file.open("a") as lines:
-        lines.write('{"job": {"n"')  # killed while writing
     records = run_missing(jobs, file, "command", run)
     assert ran == [0, 1, 2, 2, 3]
     assert [record["square"] for record in records] == [0, 1, 4, 9]
-    assert [json.loads(line)["job"]["n"] for line in file.read_text().splitlines()] == [0, 1, 2, 3]
+    assert [row["job"]["n"] for row in Ledger(file).rows()] == [0, 1, 2, 3]
 
 
 def test_nothing_to_tabulate(tmp_path: Path) -> None:
@@ -46,8 +45,8 @@ def test_nothing_to_tabulate(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text('{"job"\n{"job": {}}\n')
-    with pytest.raises(FileError, match=r"line 1 of .*x\.jsonl is damaged"):
-        read_records(file)
+    with pytest.raises(FileError, match=r"x\.jsonl, line 1 is no row of a ledger"):
+        run_missing([{"n": 1}], file, "command", dict)
 
 
 def test_gradients_tell_the_reward_from_the_loss(tmp_path: Path) -> None:
@@ -143,7 +142,7 @@ def test_later_experiments_in_little(
         found = json.loads(capsys.readouterr().out)
         assert len(found["records"]) == runs
         assert Path(found["table"]).read_text().count("\n|") >= 3
-    exact = [r for r in read_records(tmp_path / "out" / "dial.jsonl") if r["job"].get("seed", 0) is None]
+    exact = [r for r in Ledger(tmp_path / "out" / "dial.jsonl").rows() if r["job"].get("seed", 0) is None]
     assert exact[0]["after"][0]["kl"] == pytest.approx(0, abs=1e-9)  # at the anchor itself
 
 
