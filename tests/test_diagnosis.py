@@ -1,6 +1,7 @@
 """What is known of a prior before training: on linear–quadratic control, where it can be known."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from test_worth import ALPHA, optimum
-from tiny_envs import tiny
+from tiny_envs import Endless, tiny
 
 from repolicy.cli import main as cli
 from repolicy.cli.diagnose import Diagnose
@@ -18,6 +19,7 @@ from repolicy.envs.addons import combined
 from repolicy.policies.file import save_policy
 from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy
+from repolicy.policies.spaces import ActionSpace
 
 LONG = f"{Path(__file__).parent / 'test_worth.py'}:Long"
 
@@ -52,6 +54,22 @@ def test_a_policy_that_knows_nothing_is_told_from_one_that_does() -> None:
     with torch.no_grad():
         lost.network.weights[0].mul_(-1.0)  # it pushes the wrong way
     assert "acts no better than a policy that knows nothing" in found(lost, env=tiny("LinearQuadratic")).verdict
+
+
+def strict() -> Any:
+    """An environment that refuses actions beyond its bounds, as some do."""
+
+    class Strict(Endless):
+        def step(self, action: Any) -> Any:
+            assert self.action_space.contains(action), action
+            return super().step(action)
+
+    return Strict()
+
+
+def test_who_knows_nothing_clips_where_the_policy_does() -> None:
+    clipping = Policy(replace(optimum().spec, actions=ActionSpace("continuous", (1,), (-1.0,), (1.0,)), clips=True))
+    assert found(clipping, env=f"{__file__}:strict").ignorant.basic.mean() > 0
 
 
 def test_statistics_that_are_missing_show_in_what_is_seen() -> None:

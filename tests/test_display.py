@@ -69,8 +69,8 @@ def test_a_line_says_what_each_number_is_of(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("budget", "words"),
     [
-        ({"kl_budget": 1.0}, "ω′ 0.123 · 0.90 of the budget of 1 nats a step"),
-        ({"log_prior_budget": 2.0}, "ω′ 0.123 · 1.40 of the budget of 2 nats a step"),
+        ({"kl_budget": 1.0}, "ω′ 0.123 · 0.90 nats a step, the budget is 1"),
+        ({"log_prior_budget": 2.0}, "ω′ 0.123 · 1.40 nats a step, the budget is 2"),
     ],
 )
 def test_a_budget_is_shown_with_what_is_spent_of_it(
@@ -92,7 +92,7 @@ def test_the_panel_keeps_the_bar_apart_from_the_text() -> None:
     [bar] = [place for place, line in enumerate(text) if set(line) == {"━"}]
     assert text[bar - 1] == text[bar + 1] == ""
     assert any(re.fullmatch(r"a step +KL to the prior +0\.900 +nats", line) for line in text)
-    assert "ω′ 0.123 · 0.90 of the budget of 1 nats a step" in text
+    assert "ω′ 0.123 · 0.90 nats a step, the budget is 1" in text
 
 
 def test_every_row_is_a_metric_that_is_explained() -> None:

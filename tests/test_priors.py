@@ -1,5 +1,6 @@
 """Priors that are functions, objects and programs with a memory: what they score, along episodes too."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,15 @@ def test_what_is_no_prior_is_one_sentence(make: Any, sentence: str) -> None:
 
 def scored(prior: Any) -> Tensor:
     return prior.log_prob(torch.zeros(5, 3), torch.zeros(5, 2))
+
+
+def test_a_log_prob_that_is_not_finite_is_said() -> None:
+    class Zero:
+        def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
+            return torch.tensor([0.0, 0.0, -math.inf, math.nan, 0.0])
+
+    with pytest.raises(NumericError, match=r"Zero gave -inf for 2 of 5 actions; it must be finite"):
+        scored(ScoredPrior(Zero()))
 
 
 def test_a_mean_that_is_not_finite_is_said() -> None:

@@ -130,6 +130,12 @@ def test_a_prior_that_falls_at_once_teaches_no_states(tmp_path: Path) -> None:
         )
 
 
+def test_states_of_too_many_numbers_are_refused_before_they_are_collected(tmp_path: Path) -> None:
+    space = ActionSpace("continuous", (1,), (-1.0,), (1.0,))
+    with pytest.raises(UsageError, match=r"sees 1,001 numbers, and states of more than 1,000 are not learned"):
+        density_of(Policy(PolicySpec(1_001, space)), Request("Hopper-v4", residual(0.1, 0.1), SETTINGS), Alone())
+
+
 def test_states_need_a_prior(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs a prior, whose states"):
         train(tiny("Endless"), Objective("basic", states=0.1), tmp_path / "run", SETTINGS)

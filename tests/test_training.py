@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -267,6 +268,20 @@ def test_requests_that_make_no_sense_write_nothing(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"settings": {"steps": 64}}, "settings is dict; give a "),
+        ({"watchers": print}, "watchers is builtin_function_or_method; give a list"),
+        ({"watchers": [print]}, "the watcher builtin_function_or_method has no method begin; it needs begin, write"),
+    ],
+)
+def test_what_is_of_another_kind_is_refused_before_a_folder_is_made(given: Any, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        train(tiny("Endless"), soft(0.1), tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_folder_holds_one_run(tmp_path: Path) -> None:
     small(tmp_path / "run", replace(SMALL, steps=1_024))
     before = weights(tmp_path / "run")
@@ -280,7 +295,11 @@ def test_a_folder_holds_one_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "sentence"), [("NanObservation", "observation that is not finite"), ("NanReward", "reward is not finite")]
+    ("env", "sentence"),
+    [
+        ("NanObservation", "observation that is not finite .rollout step 10, step 11 of an episode"),
+        ("NanReward", "reward is not finite"),
+    ],
 )
 def test_numbers_that_are_not_finite_stop_the_run_and_leave_evidence(tmp_path: Path, env: str, sentence: str) -> None:
     with pytest.raises(NumericError, match=sentence):

@@ -16,6 +16,7 @@ from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, LinearQuadrat
 from repolicy import exact
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.settings import Settings
+from repolicy.engine.states import MOST_NUMBERS
 from repolicy.engine.training import train
 from repolicy.engine.weights import weights_found, weights_of
 from repolicy.engine.worth import EPISODES, BelowMode, Worth, Worths, measured, sought, worth_of
@@ -123,7 +124,7 @@ def test_the_priors_that_ship_tell_what_was_measured() -> None:
     for name in shipped():
         card = read_card(find_policy(name))
         assert card["nat_worth"] == {key: rows[name][key] for key in ("value", "error", "episodes")}
-        found = weights_of(card)
+        found = weights_of(card, 4)
         assert found == (rows[name]["value"], rows[name]["value"])
 
 
@@ -141,7 +142,7 @@ def test_the_priors_that_ship_tell_what_was_measured() -> None:
 )
 def test_the_usual_weights_are_what_the_card_tells(card: dict[str, Any], expected: Any) -> None:
     """Without the states where the prior's episodes are too short to learn them, or unknown."""
-    assert weights_of(card) == expected
+    assert weights_of(card, 4) == expected
 
 
 KNOWN, MORE, CHANCE = Worth(0.3, 0.1, 8), Worth(0.7, 0.1, 8), Worth(0.3, 0.2, 8)
@@ -162,7 +163,15 @@ KNOWN, MORE, CHANCE = Worth(0.3, 0.1, 8), Worth(0.7, 0.1, 8), Worth(0.3, 0.2, 8)
 def test_the_weights_of_a_prior_that_tells_nothing(
     basic: Worth | None, addon: Worth, length: float, expected: Any
 ) -> None:
-    assert weights_found(Worths(basic, addon, length)) == expected
+    assert weights_found(Worths(basic, addon, length), 4) == expected
+
+
+def test_states_of_too_many_numbers_have_no_price() -> None:
+    """A pixel is a number: a Gaussian over all of them would fill the memory."""
+    for numbers, states in ((MOST_NUMBERS, 0.3), (MOST_NUMBERS + 1, 0.0)):
+        assert weights_found(Worths(KNOWN, CHANCE, 1000.0), numbers) == (0.3, states)
+        card = {"nat_worth": vars(KNOWN), "evaluation": {"evaluation_length": 1000.0}}
+        assert weights_of(card, numbers) == (0.3, states)
 
 
 class Stumbles(Tiny):

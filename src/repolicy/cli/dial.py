@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
+from repolicy.cli.look import warn_of_unfinished
 from repolicy.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Dial:
 
         path = find_policy(self.policy)
         saved = read_policy(path)
+        warn_of_unfinished(self.policy)
         prior_of(saved, path)
         turning = Turning(path, saved, self.how or "mixture")
         if turning.trained and self.how is not None:

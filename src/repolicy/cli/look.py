@@ -4,6 +4,7 @@ Each command is a dataclass whose fields are its options; the docstrings under t
 imported before a command runs, so that `--help` answers at once.
 """
 
+import contextlib
 import sys
 import tempfile
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
-from repolicy.errors import FileError, UsageError
+from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import as_file_name
 from repolicy.policies.options import Options
 
@@ -60,6 +61,7 @@ class Evaluate:
         from repolicy.policies.storage import write_json
 
         path, agent, prior, card, notes = acting(self.policy, self.reading, self.trust)
+        warn_of_unfinished(self.policy)
         if self.out is not None:
             check_writes_over_none(self.out, path, ".json")
         env, terminal = self.env or env_of(card, path, self.trust), Terminal()
@@ -131,6 +133,7 @@ class Render:
         from repolicy.policies.storage import is_own, write_bytes
         from repolicy.report.film import FORMATS, Shot, films
 
+        warn_of_unfinished(self.policy)
         path, env = policy_and_env(self.policy, self.env, self.trust)
         suffix = ".mp4" if self.out is None else self.out.suffix.lower()
         if (format := suffix.removeprefix(".")) not in FORMATS:
@@ -174,6 +177,7 @@ class Export:
         from repolicy.policies.file import read_policy
         from repolicy.policies.finding import find_policy
 
+        warn_of_unfinished(self.policy)
         path, ending = find_policy(self.policy), None if self.out is None else BY_SUFFIX.get(self.out.suffix)
         format = self.format or ending or "onnx"
         if ending not in (None, format):
@@ -201,6 +205,18 @@ class Inspect:
         from repolicy.cli.inspection import inspect
 
         return inspect(self.file, self.reading)
+
+
+def warn_of_unfinished(reference: str | Path) -> None:
+    """Say so where a run's folder is named whose run has steps before it: its best policy may still be the prior."""
+    from repolicy.engine.folder import RunFolder
+    from repolicy.engine.terminal import Terminal
+
+    folder = RunFolder(Path(reference))
+    with contextlib.suppress(RepolicyError):  # what cannot be read, or is of another method, is no reason to stop
+        request = folder.request()
+        if request is not None and (sentence := folder.unfinished(request)):
+            Terminal().say(f"{folder.path}: {sentence[0].lower()}{sentence[1:]}")
 
 
 def policy_and_env(reference: str, env: str | None, trust: bool) -> tuple[Path, str]:

@@ -75,7 +75,7 @@ PLAINER = (  # what Python and tyro say of a word that does not fit, and the sam
     (r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", r"\1 is \2; it must be a whole number"),
     (r"Error parsing (\S+): could not convert string to float: (.*)", r"\1 is \2; it must be a number"),
     (r"Error parsing (\S+): Could not find valid parse for arguments: (.*)", r"\1 does not take \2"),
-    (r"invalid choice (.*) for argument '(\S+)'\. Expected one of \((.*)\)", r"\2 is \1; choose from \3"),
+    (r"invalid choice (.*) for argument '(\S+)'\. Expected one of \((?:'None', )?(.*)\)", r"\2 is \1; choose from \3"),
 )
 
 

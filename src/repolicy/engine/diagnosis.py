@@ -5,7 +5,7 @@ nothing. No reward but the add-on's is needed; the environment's own is shown wh
 """
 
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -66,11 +66,12 @@ class Diagnosis:
     settings: Settings
     reasons: dict[str, str]  # why the settings that depend on the prior are what they are
     budget: float  # nats a step, where the weights cannot be told
+    numbers: int  # in an observation
 
     @property
     def weights(self) -> Weights | None:
         """Where to begin: the rule that customizing has for a prior whose file tells nothing."""
-        return weights_found(self.worths)
+        return weights_found(self.worths, self.numbers)
 
     @property
     def first(self) -> list[str]:
@@ -121,7 +122,7 @@ def diagnose(
     spaces = probed(env, backend)
     check_fit(policy, spaces, "the prior")
     settings = customize_defaults(policy)
-    ignorant = seeded(spec_for(spaces, settings), EVALUATION_SEED)
+    ignorant = seeded(replace(spec_for(spaces, settings), clips=policy.spec.clips), EVALUATION_SEED)
     sampled, by_mean, untrained = (
         drive(who, env, addon, stochastic, backend)
         for who, stochastic in ((policy, True), (policy, False), (ignorant, True))
@@ -132,7 +133,10 @@ def diagnose(
         float(sampled.lengths.mean()),
     )
     against, budget = complaints(policy, by_mean, sampled, untrained), usual_budget(policy)
-    return Diagnosis(env, by_mean, sampled, untrained, worths, against, settings, reasons(policy, settings), budget)
+    return Diagnosis(
+        env, by_mean, sampled, untrained, worths, against, settings, reasons(policy, settings), budget,
+        policy.observation_size,
+    )  # fmt: skip
 
 
 @torch.no_grad()

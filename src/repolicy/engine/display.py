@@ -144,12 +144,11 @@ class Display:
         return f"{min(self._latest['steps'], wanted):,.0f} of {wanted:,} steps"
 
     def _budget(self) -> list[str]:
-        """Where the weights are that follow a budget, and how much of it is spent."""
+        """Where the weights are that follow a budget, and how far the policy is."""
         latest, budget = self._latest, budget_of(self._request.settings.as_dict())
         if budget is None or budget.spent not in latest or "omega" not in latest:
             return []
-        share = f"{max(latest[budget.spent], 0.0):.2f} of the budget of {budget.nats:g} nats a step"
-        return [f"ω′ {latest['omega']:.3g}", share]
+        return [f"ω′ {latest['omega']:.3g}", f"{latest[budget.spent]:.2f} nats a step, the budget is {budget.nats:g}"]
 
     def _panel(self) -> Group:
         share, left = self._progress()

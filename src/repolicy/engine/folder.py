@@ -1,6 +1,7 @@
 """A run's folder: what was asked for, what was logged, the last checkpoints, the policies."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -122,7 +123,7 @@ class RunFolder:
             new_lock = not os.path.lexists(path)
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            if not new_lock:
+            if not new_lock and error.errno not in (errno.EROFS, errno.EACCES, errno.ENOSPC):
                 raise FileError(f"{path} is there already, and no run's lock; choose another --out") from None
             raise FileError(f"{self.path} cannot be used as a run's folder: {error.strerror}") from None
         try:
@@ -153,6 +154,14 @@ class RunFolder:
         write(self._checkpoints / f"{segment:06d}.safetensors", "checkpoint", tensors, header)
         for old in self._files()[2:]:
             old.unlink(missing_ok=True)
+
+    def unfinished(self, request: dict[str, Any]) -> str:
+        """A sentence where the run has steps before it, whether it is at work or was stopped."""
+        latest = self.latest()
+        done, wanted = (latest[1].get("steps", 0) if latest else 0), request["settings"]["steps"]
+        if done >= wanted:
+            return ""
+        return f"This run is not finished: {done:,} of {wanted:,} steps are done so far, and this is what there is."
 
     def latest(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]] | None:
         """The newest checkpoint that is whole, with a sentence about each that is not; None if there is none."""

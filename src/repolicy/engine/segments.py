@@ -210,7 +210,8 @@ class Segments:
             return []
         worker.density = density_of(worker.prior, worker.request, self.team)
         left_out = worker.density.left_out
-        return [f"observations that never change under the prior, left out of its states: {left_out}"] * bool(left_out)
+        named = ", ".join(map(str, left_out[:10])) + f" and {len(left_out) - 10:,} more" * (len(left_out) > 10)
+        return [f"observations that never change under the prior, left out of its states: {named}"] * bool(left_out)
 
     def leave_evidence(self) -> str:
         """Write what the failure happened on, and say how to see it again."""

@@ -19,11 +19,17 @@ WANTED = 64_000  # how many observations are collected
 LEAST = 6_400  # with fewer observations the fit is refused
 PATIENCE = 4  # at most this many times the steps that would do if no episode ended
 ENVS, BLOCK = 64, 50
+MOST_NUMBERS = 1_000  # in an observation; a policy's file holds the square of it
 
 
 def density_of(prior: Policy, request: Request, team: ranks.Ranks) -> Density:
     """Fitted by the first rank, and the same bits on every rank."""
     size = prior.observation_size
+    if size > MOST_NUMBERS:
+        raise UsageError(
+            f"the prior sees {size:,} numbers, and states of more than {MOST_NUMBERS:,} are not learned: "
+            "--states 0 goes without them"
+        )
     packed = torch.zeros(size + size * size + 1 + 2 * size, dtype=torch.float64)
     if team.index == 0:
         density = fitted(prior.normalizer(visited(prior, request)), prior.normalizer)

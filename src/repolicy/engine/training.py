@@ -47,6 +47,9 @@ class Watcher(Protocol):
     def close(self) -> None: ...
 
 
+WATCHES = ("begin", "write", "say", "close")
+
+
 def train(
     env: EnvLike,
     objective: Objective | Wanted | None = None,
@@ -71,6 +74,7 @@ def train(
     A call into an environment that takes a minute is reported on stderr; one that takes `patience` seconds ends the
     process, since nothing else can end it.
     """
+    check_given(settings, watchers)
     env, wishes, watchers = env_name(env), addons.names(addon), [*watchers, *shown(progress)]
     name = called_objective(objective, "soft")
     folder = folder_for(out, env, name, settings.seed if settings else 0, resume)
@@ -130,6 +134,7 @@ def customize(
     from observations to mean actions with a `std`, `module:name` of one, an ONNX graph of another kind, and TorchScript
     that you `trust`. To resume, it has to be given again. `init="clone"` does so with what could be copied, too.
     """
+    check_given(settings, watchers)
     watchers = [*watchers, *shown(progress)]
     reading = reading if std is None else replace(reading or Options(), std=std)
     name = called_objective(objective, "residual")
@@ -169,6 +174,20 @@ def customize(
         check(request)
         notes += try_addon(saved.policy, request)
         return run(request, RunFolder(folder), resume, watchers, notes, content, patience, start)
+
+
+def check_given(settings: object, watchers: object) -> None:
+    """Raise where these are of another kind, before a folder is made."""
+    if settings is not None and not isinstance(settings, Settings):
+        raise UsageError(
+            f"settings is {type(settings).__name__}; give a repolicy.Settings, such as Settings(steps=100_000)"
+        )
+    if not isinstance(watchers, list | tuple):
+        raise UsageError(f"watchers is {type(watchers).__name__}; give a list of watchers")
+    for each in watchers:
+        if missing := [name for name in WATCHES if not callable(getattr(each, name, None))]:
+            needs = ", ".join(WATCHES)
+            raise UsageError(f"the watcher {type(each).__name__} has no method {missing[0]}; it needs {needs}")
 
 
 def try_addon(prior: Policy, request: Request) -> list[str]:

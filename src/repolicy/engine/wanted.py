@@ -182,14 +182,14 @@ def _weights(
 ) -> tuple[Weights | None, Worths | None]:
     """By the prior's card or, where that says nothing, by episodes of the prior, unless the user names an `option`."""
     if "nat_worth" in prior.card:
-        return weights_of(prior.card), None
+        return weights_of(prior.card, prior.policy.observation_size), None
     say(
         "measuring what a nat of the prior is worth, by episodes of its mean action and of sampled ones "
         f"({option} goes without)"
     )
     with one_thread():
         found = sought(prior.policy, env, addons.at(wishes), int(MEASURED * settings.steps), settings.backend)
-    return weights_found(found), found
+    return weights_found(found, prior.policy.observation_size), found
 
 
 def _alpha_of_customizing(

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from repolicy.engine.states import SKIPPED
+from repolicy.engine.states import MOST_NUMBERS, SKIPPED
 from repolicy.engine.worth import Worth, Worths
 
 
@@ -13,17 +13,18 @@ class Weights(NamedTuple):
     states: float
 
 
-def weights_of(card: dict[str, Any]) -> Weights | None:
+def weights_of(card: dict[str, Any], numbers: int) -> Weights | None:
     """What a nat of this prior is worth, where its card tells it well enough: at this ω′ its old reward counts once.
 
-    A nat of a state counts as a nat of an action, unless the prior's episodes are too short to learn its states.
+    A nat of a state counts as a nat of an action, unless the prior's states, of so many numbers, cannot be learned.
     """
     if "nat_worth" not in card or not (worth := Worth(**card["nat_worth"])).is_known:
         return None
-    return Weights(worth.value, of_states(worth.value, float(card.get("evaluation", {}).get("evaluation_length", 0.0))))
+    length = float(card.get("evaluation", {}).get("evaluation_length", 0.0))
+    return Weights(worth.value, of_states(worth.value, length, numbers))
 
 
-def weights_found(worths: Worths) -> Weights | None:
+def weights_found(worths: Worths, numbers: int) -> Weights | None:
     """From what was measured: ω′ is the larger worth, for noise shall cost as much in neither reward.
 
     States are priced by the old reward alone, which they are to guard.
@@ -32,13 +33,13 @@ def weights_found(worths: Worths) -> Weights | None:
         return None
     states = worths.basic.value if worths.basic in worths.known else 0.0
     omega = max(worth.value for worth in worths.known)
-    return Weights(two_digits(omega), of_states(two_digits(states), worths.length))
+    return Weights(two_digits(omega), of_states(two_digits(states), worths.length, numbers))
 
 
 def two_digits(value: float) -> float:
     return float(f"{value:.2g}")
 
 
-def of_states(weight: float, length: float) -> float:
-    """The weight, or 0 where episodes are too short to learn their states."""
-    return weight if length >= 2 * SKIPPED else 0.0
+def of_states(weight: float, length: float, numbers: int) -> float:
+    """The weight, or 0 where episodes are too short to learn their states, or a state has too many numbers."""
+    return weight if length >= 2 * SKIPPED and numbers <= MOST_NUMBERS else 0.0

@@ -22,6 +22,8 @@ from repolicy.errors import NumericError, UsageError, described, in_one_sentence
 from repolicy.loading import load_object, nearest, reference_to, without_version
 from repolicy.objective import Dial, ends_of
 
+SHOWN = 6  # numbers of an observation and of an action, in a sentence
+
 
 @dataclass(frozen=True)
 class Addon:
@@ -96,8 +98,17 @@ def _called(what: str, function: Function, transitions: tuple[np.ndarray, np.nda
         shape = f"shape {rewards.shape}" if rewards.shape else "one number"
         raise UsageError(f"{what} returned {shape} for {count} transitions, not one number each")
     if not np.isfinite(rewards).all():
-        raise NumericError(f"{what} returned a number that is not finite")
+        wrong = np.flatnonzero(~np.isfinite(rewards))
+        raise NumericError(
+            f"{what} returned {rewards[wrong[0]]:g} for {len(wrong):,} of {count:,} transitions; the first has "
+            f"next_observations {_shown(after[wrong[0]])} and actions {_shown(actions[wrong[0]])}"
+        )
     return rewards
+
+
+def _shown(numbers: np.ndarray) -> str:
+    """The first numbers of a row."""
+    return ", ".join(f"{number:.4g}" for number in numbers[:SHOWN]) + ", …" * (len(numbers) > SHOWN)
 
 
 def check_env(requests: Sequence[str], env: str) -> None:
@@ -129,8 +140,8 @@ def names(wanted: object) -> tuple[str, ...]:
     references = tuple(reference_to(each) if callable(each) else each for each in several)
     if not all(isinstance(name, str) for name in references):
         raise UsageError(
-            f"the add-on is {wanted!r}; give its name, such as 'height=0.5' or 'my_rewards.py:quiet', a function, or a "
-            "list of them"
+            f"the add-on is {wanted!r}; give its name, such as 'height=0.5' or 'my_rewards.py:quiet=10', a function, "
+            "or a list of them"
         )
     return references
 

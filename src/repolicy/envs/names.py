@@ -104,5 +104,6 @@ def maker(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:
         return cast(Callable[..., gymnasium.Env[Any, Any]], partial(function, **options))
     if not in_gymnasium(name):
         known = set(gymnasium.registry) | envpool_names()
-        raise UsageError(f"there is no environment {plain!r}{nearest(plain, known)}")
+        own = f"; to make one of your own, name what makes it: {plain}:NAME" if plain.endswith(".py") else ""
+        raise UsageError(f"there is no environment {plain!r}{own or nearest(plain, known)}")
     return partial(gymnasium.make, plain, **options)

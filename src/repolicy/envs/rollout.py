@@ -111,6 +111,7 @@ class Collector:
             physics_seconds += perf_counter() - before
             self._returns += step.rewards
             self._lengths += 1
+            self._check(step, t)
             ages.append(self._lengths.copy())
             step = self._followed(step, episodes)
             ended = step.terminated | step.truncated
@@ -123,11 +124,6 @@ class Collector:
         self._current, self._memory = seen[-1], None if recalling is None else recalling.memory
 
         observations, truncated = np.stack(seen), np.stack([step.truncated for step in steps])
-        if not np.isfinite(observations).all():
-            t, n = np.argwhere(~np.isfinite(observations).all(-1))[0]
-            raise NumericError(
-                f"environment {n} of {self.envs.name!r} returned an observation that is not finite (rollout step {t})"
-            )
         cut, taken, keeps = np.argwhere(truncated), torch.from_numpy(np.stack(actions)), self.keep_transitions
         last = [steps[t].final[n] for t, n in cut]
         return Rollout(
@@ -147,6 +143,15 @@ class Collector:
             physics_seconds=physics_seconds,
             policy_seconds=perf_counter() - started - physics_seconds,
         )
+
+    def _check(self, step: Step, t: int) -> None:
+        """Raise where an observation is no number: the next action would be none either, and hide where it began."""
+        if not np.isfinite(step.observations).all():
+            n = np.flatnonzero(~np.isfinite(step.observations).all(-1))[0]
+            raise NumericError(
+                f"environment {n} of {self.envs.name!r} returned an observation that is not finite (rollout step {t}, "
+                f"step {self._lengths[n]} of an episode)"
+            )
 
     def _followed(self, step: Step, episodes: Episodes) -> Step:
         """The step with the first episodes that are due cut out of step. Those count for nothing in the statistics."""

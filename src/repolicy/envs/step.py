@@ -29,7 +29,7 @@ class Step(NamedTuple):
 
 
 def check_last(final: np.ndarray, ended: np.ndarray, name: str) -> None:
-    """Raise where an episode ended in what is no number. (What is acted on next is looked at once a rollout.)"""
+    """Raise where an episode ended in what is no number. (What is acted on next is looked at by who collects.)"""
     wrong = ended & ~np.isfinite(final).all(-1)
     if wrong.any():
         n = np.flatnonzero(wrong)[0]

@@ -202,6 +202,12 @@ class ScoredPrior:
                 f"log_prob of {self.name} gave shape {list(log_probs.shape)} for {math.prod(lead)} observations and "
                 f"actions; it must give one number for each, [{math.prod(lead)}]"
             )
+        if not bool(torch.isfinite(log_probs).all()):
+            wrong = log_probs[~torch.isfinite(log_probs)]
+            raise NumericError(
+                f"log_prob of {self.name} gave {wrong[0]:g} for {len(wrong):,} of {len(log_probs):,} actions; it must "
+                "be finite for each action that a policy could take"
+            )
         return log_probs.reshape(lead)
 
 
@@ -240,6 +246,7 @@ def prior_of(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior | 
         raise UsageError(
             f"the prior {name} is {type(thing).__name__}; it must be a policy, an object with "
             "log_prob(observations, actions), or a function from observations to mean actions"
+            + ("; save it and name its file" if callable(getattr(thing, "save", None)) else "")
         )
     if std is None:
         raise UsageError(

@@ -147,7 +147,7 @@ def _lead(report: Report) -> str:
     steps = report.saved.card.get("steps", 0)
     beside = ", beside the prior that it was made from" if report.prior else ""
     lead = f"{escape(_recipe(report.request))}. Shown is the {shown}, after {steps:,} environment steps{beside}."
-    warning = unfinished(report.folder, report.request)
+    warning = report.folder.unfinished(report.request)
     return f"{lead} <strong>{warning}</strong>" if warning else lead
 
 
@@ -155,15 +155,6 @@ def _what(report: Report) -> str:
     episodes = len(next(iter(report.mean.values())).basic)
     about = " “Log prior” is the prior's log-probability of the actions that were taken." if report.prior else ""
     return f"Mean ± std over {episodes} episodes a row, in {escape(report.request['env'])}.{about}"
-
-
-def unfinished(folder: RunFolder, request: dict[str, Any]) -> str:
-    """A sentence where the run has steps before it, whether it is at work or was stopped."""
-    latest = folder.latest()
-    done, wanted = (latest[1].get("steps", 0) if latest else 0), request["settings"]["steps"]
-    if done >= wanted:
-        return ""
-    return f"This run is not finished: {done:,} of {wanted:,} steps are done so far, and this is what there is."
 
 
 # What both kinds of report say ----------------------------------------------------------------------------------------
