@@ -18,6 +18,7 @@ from tiny_envs import tiny
 from repolicy.cli import doctor
 from repolicy.cli import main as cli
 from repolicy.cli.about import Addons
+from repolicy.cli.main import _words
 from repolicy.engine.terminal import Terminal
 from repolicy.engine.wanted import Wanted
 from repolicy.errors import RepolicyError
@@ -83,6 +84,11 @@ def test_train_evaluate_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(json.loads(Path(scored["file"]).read_text())["each"]["basic_reward"]) == 3
     told = answered(capsys, "inspect", "run")
     assert env in json.dumps(told)
+
+
+def test_a_home_folder_is_what_the_shell_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert _words(["--out=~/runs/a", "~/b", "~c"]) == ["--out", "/somewhere/runs/a", "/somewhere/b", "~c"]
 
 
 def test_words_come_in_any_order_and_spelling() -> None:
@@ -229,6 +235,12 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
             "sweep halfcheetah --addon hind_leg --omega 0.1 --ranks 2",
             "ranks is 2; a sweep trains each point on one core",
         ),
+        (
+            "customize halfcheetah --addon hind_leg height --omega 0.1",
+            "height belongs to no option; several values: --addon",
+        ),
+        ("train my_envs.py --alpha 0.1", "to make one of your own, name what makes it: my_envs.py:NAME"),
+        ("export hopper --format tflite", "--format is 'tflite'; choose from "),
         ("diagnose mine.py:act --std 0.1 --env Hopper-v4 --addon height", "diagnose needs a policy's file"),
         ("sweep halfcheetah --addon hind_leg --omega 0.1 0.1", "--omega has 0.1 more than once"),
     ],
@@ -240,6 +252,7 @@ def test_a_request_that_cannot_be_met_is_one_sentence_and_2(
     assert (code, out) == (2, ""), err
     assert "Traceback" not in err
     assert sentence in " ".join(err.replace("│", "").split())
+    assert "None" not in err
     assert not list(Path().iterdir())  # nothing was begun
 
 

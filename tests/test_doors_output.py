@@ -139,6 +139,20 @@ def test_what_is_made_of_a_policy_is_not_written_over_a_policy(
     assert before == {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
 
 
+def test_a_run_that_was_stopped_is_told_from_one_that_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its best policy may still be the prior."""
+    request = Request("Hopper-v4", soft(0.1), replace(SMALL, steps=2_000))
+    folder = RunFolder(Path("run"))
+    with folder.locked():
+        folder.begin(request.as_dict(), {}, False, None)
+    save_policy(folder.best_policy, repolicy.Policy(repolicy.PolicySpec(11, SPACE)), {"request": {"env": "Hopper-v4"}})
+    said = "run: this run is not finished: 0 of 2,000 steps are done so far"
+    for words in ("evaluate run --episodes 1", "export run --out run.onnx"):
+        code, _, told = typed(capsys, *words.split())
+        assert (code, said in told) == (0, True), told
+    assert said not in typed(capsys, "evaluate", "run/best.safetensors", "--episodes", "1")[2]
+
+
 def test_what_is_made_of_the_policies_of_others_is_put_here(tmp_path: Path) -> None:
     """As what is made of those that ship or are in a cache; ours have it beside them."""
     ours, theirs = tmp_path / "a" / "ours.safetensors", tmp_path / "b" / "theirs.onnx"

@@ -177,8 +177,9 @@ def test_the_commands_of_a_page_run(page: Path, folder: Path) -> None:
 
 def test_the_quickstart_in_python(folder: Path) -> None:
     code = snippets("quickstart.md")[2]
-    settings = "settings=repolicy.Settings(steps=64, envs=4, horizon=16, minibatch=32, ranks=1, segment=4)"
-    exec(code.replace('"runs/again",', f'"runs/again", {settings},'), {})
+    few = "steps=64, envs=4, horizon=16, minibatch=32, ranks=1, segment=4"
+    assert "steps=200_000" in code
+    exec(code.replace("steps=200_000", few), {})
     assert (folder / "runs/again/best.safetensors").exists()
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -153,7 +154,7 @@ HELP = {"-h", "--help"}
 
 
 def _words(arguments: list[str]) -> list[str]:
-    """`--critic_warmup=0.1` as `--critic-warmup 0.1`, and `3e6` where a whole number is wanted as one."""
+    """`--critic_warmup=0.1` as `--critic-warmup 0.1`, `~/runs` as the shell has it, and `3e6` as a whole number."""
     words: list[str] = []
     for word in arguments:
         option, equals, value = word.partition("=")
@@ -165,6 +166,7 @@ def _words(arguments: list[str]) -> list[str]:
         if not word:
             named = before if before.startswith("--") else "one word of the command"
             raise UsageError(f"{named} is empty; if you wrote a variable of your shell, it is not set")
+    words = [os.path.expanduser(word) if word.startswith("~/") else word for word in words]  # not after --out=
     return [_whole(word, before) for before, word in pairwise(["", *words])]
 
 

@@ -213,10 +213,16 @@ def _with_error(point: Point, name: str) -> tuple[float, float]:
 
 
 def headings(swept: Found) -> list[str]:
-    basic = ["basic reward", "kept"] if swept.basic_known else []
+    basic = ["basic reward", *(["kept"] if _has_shares(swept) else [])] if swept.basic_known else []
     metric = [swept.metric_name] if swept.metric_name else []
     wishes = [swept.prior.by_mean.columns[name].title for name in swept.wishes]
-    return [swept.letter, *basic, *metric, "add-on reward", "gained", *wishes, "log prior a step", "KL a step"]
+    total = ["total"] if swept.basic_known else []
+    return [swept.letter, *basic, *metric, "add-on reward", "gained", *wishes, *total, "log prior a step", "KL a step"]
+
+
+def _has_shares(swept: Found) -> bool:
+    """Whether a share of the prior's basic reward says anything: of a negative one it does not."""
+    return swept.basic_known and (swept.prior.basic or 0.0) > 0
 
 
 def rows(swept: Found, shown: Callable[[Column], str] = spread) -> list[list[str]]:
@@ -227,14 +233,14 @@ def rows(swept: Found, shown: Callable[[Column], str] = spread) -> list[list[str
         knee = " (knee)" if index and index - 1 == swept.knee else ""
         line = ["prior" if index == 0 else (point.label or f"{point.omega:g}") + knee]
         if swept.basic_known:
-            share = (point.basic or 0.0) / swept.prior.basic if swept.prior.basic else math.nan
-            sensible = (swept.prior.basic or 0.0) > 0  # a share of a negative reward says nothing
-            line += [shown(columns["basic_reward"]), f"{share:.0%}" if sensible else "–"]
+            line.append(shown(columns["basic_reward"]))
+        if _has_shares(swept):
+            line.append(f"{(point.basic or 0.0) / (swept.prior.basic or 1.0):.0%}")
         if "metric" in columns:
             line.append(shown(columns["metric"]))
         gained = point.addon - swept.prior.addon
         plus = "+" if gained >= 0 else ""
         line += [shown(columns["addon_reward"]), "–" if index == 0 else plus + number(gained, like=point.addon)]
-        line += [shown(columns[name]) for name in swept.wishes]
+        line += [shown(columns[name]) for name in [*swept.wishes, *(["total_reward"] if swept.basic_known else [])]]
         lines.append([*line, number(point.log_prior), number(point.kl)])
     return lines
