@@ -185,6 +185,25 @@ def test_a_result_turns_too(file: Path) -> None:
     assert torch.equal(found(observations).mode(), dial(file, 0.4, "weights")(observations).mode())
 
 
+def test_a_place_that_cannot_be_written_is_found_before_the_work(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("it began")
+
+    monkeypatch.setattr("repolicy.report.dial.measured", never)
+    monkeypatch.setattr("repolicy.report.film.films", never)
+    (tmp_path / "taken").write_text("")
+    for words in (
+        ["dial", str(file), "--out", f"{tmp_path}/taken"],
+        ["render", str(file), "--out", f"{tmp_path}/taken/a.mp4"],
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main([*words, "--trust"])
+        assert stopped.value.code == 1
+        assert "cannot be written" in capsys.readouterr().err
+
+
 def test_the_report_has_every_position_and_needs_nothing_else(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,6 +83,7 @@ class Dial:
         from repolicy.engine.terminal import Terminal
         from repolicy.envs.addons import check_env
         from repolicy.policies.file import addons_of, env_of
+        from repolicy.policies.storage import check_place
         from repolicy.report.dial import as_dict, measured, points_of, write_dial_report
         from repolicy.report.numbers import number
         from repolicy.report.sweep import headings, rows
@@ -97,6 +98,7 @@ class Dial:
         turning = replace(
             turning, env=env, addons=addons, out=self.out or path.with_name(f"{path.stem}-dial"), beside=beside
         )
+        check_place(turning.out / "report.html")  # before the work, which would be lost
         terminal = Terminal()
         with terminal.status("evaluating") as status:
             swept = measured(

@@ -234,7 +234,9 @@ def policy_and_env(reference: str, env: str | None, trust: bool) -> tuple[Path, 
 def _out(named: Path | None, path: Path, suffix: str) -> Path:
     """The name that was given, or the policy's own with another suffix beside it or in this folder."""
     from repolicy.policies.finding import beside, check_writes_over_none
+    from repolicy.policies.storage import check_place
 
     out = named or beside(path) / f"{path.stem}{suffix}"
     check_writes_over_none(out, path, suffix)
+    check_place(out)  # before the work, which would be lost
     return out
