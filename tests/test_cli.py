@@ -1,13 +1,7 @@
 """The command line as a stranger types it: one object for --json, one sentence and its exit code for a mistake."""
 
-import asyncio
 import importlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -17,11 +11,9 @@ from tiny_envs import tiny
 
 from repolicy.cli import doctor
 from repolicy.cli import main as cli
-from repolicy.cli.about import Addons
 from repolicy.cli.main import _words
 from repolicy.engine.terminal import Terminal
 from repolicy.engine.wanted import Wanted
-from repolicy.errors import RepolicyError
 from repolicy.policies.file import read_policy, save_policy
 
 SMALL = ["--steps", "512", "--envs", "8", "--horizon", "16", "--minibatch", "64", "--segment", "2", "--ranks", "1"]
@@ -264,122 +256,6 @@ def test_a_failure_is_one_sentence_and_1(capsys: pytest.CaptureFixture[str]) -> 
     again = ["train", tiny("LinearQuadratic"), "--alpha", "0.1", *SMALL, "--out", "run"]
     assert "--resume" in typed(capsys, *again)[2]
     assert "alpha" in typed(capsys, *again[:3], "0.2", *again[4:], "--resume")[2]
-
-
-# Nets -----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "sentence"),
-    [
-        (
-            "train Pendulum-v1 --step 3",
-            2,
-            "Unrecognized options: --step, 3; did you mean --steps?; repolicy train --help",
-        ),
-        ("train Pendulum-v1 --steps x", 2, "repolicy: --steps is 'x'; it must be a whole number; repolicy train"),
-        ("train Pendulum-v1 --steps 2.5e0", 2, "--steps is '2.5e0'; it must be a whole number"),
-        ("train Pendulum-v1 --gamma x", 2, "repolicy: --gamma is 'x'; it must be a number; repolicy train --help"),
-        ("train Pendulum-v1 --objective x", 2, "--objective is 'x'; choose from 'no_entropy', 'end_entropy', "),
-        ("train Pendulum-v1 --hidden 64 x", 2, "repolicy: --hidden does not take ['64', 'x']; repolicy train --help"),
-        ("train Pendulum-v1 --out=", 2, "--out is empty; if you wrote a variable of your shell, it is not set"),
-        ("train", 2, "repolicy: Missing from repolicy train: ENV; repolicy train --help lists the options"),
-        ("evaluate {long}", 1, "cannot be read: File name too long"),
-        ("inspect {long}", 1, "xxx…xxx"),
-        ("customize {long} --addon a --omega 1", 1, "cannot be read: File name too long"),
-        ("train {long}.py:f --alpha 0.1", 1, "File name too long: 'xxx"),
-        ("train {long} --alpha 0.1", 2, "there is no environment 'xxx"),
-        ("train Pendulum-v1 --alpha 0.1 --out {long}", 1, "cannot be used as a run's folder: File name too long"),
-        ("train Pendulum-v1 --settings {long}", 2, "--settings: xxx"),
-        ("{long}", 2, "there is no command 'xxx"),
-        ("train Pendulum-v1 --alpha 0.1 --envs 1 --horizon 1", 2, "from one step there is nothing to learn"),
-        ("train {tiny}:QuitsAtOnce --alpha 0.1", 2, "QuitsAtOnce' cannot be made: it called sys.exit(0)"),
-        ("train {tiny}:Quits --alpha 0.1 --ranks 1 --no-report", 2, "Unrecognized options: --no-report"),
-        ("train {tiny}:Quits --alpha 0.1 --ranks 1", 1, "Quits' failed: it called sys.exit(0)"),
-        ("train {tiny}:OldReset --alpha 0.1", 1, "from reset, not (observation, info)"),
-        ("train {tiny}:NothingToSee --alpha 0.1", 2, "has an empty observation"),
-        ("train Pendulum-v1 --alpha 0.1 --patience 0", 2, "patience is 0.0"),
-        ("rql train {tiny}:QuitsAtOnce --alpha 0.1", 2, "QuitsAtOnce' cannot be made: it called sys.exit(0)"),
-        ("rql train {tiny}:Quits --alpha 0.1", 1, "the environment failed: it called sys.exit(0)"),
-    ],
-)
-def test_what_is_wrong_is_said_in_at_most_three_lines(
-    words: str, code: int, sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found, out, err = typed(capsys, *words.format(long="x" * 5000, tiny=Path(tiny("")).as_posix()[:-1]).split())
-    assert (found, out) == (code, ""), err
-    assert sentence in err
-    said = err[err.index("repolicy: ") :]
-    assert said.count("\n") <= 3
-    assert len(said) < 1500
-    assert "Traceback" not in err
-
-
-def pretend(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """A command that raises."""
-
-    def raises(_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(Addons, "run", raises)
-
-
-@pytest.mark.parametrize(
-    "error", [ZeroDivisionError("no\nnumber"), asyncio.CancelledError(), GeneratorExit(), RecursionError("deep")]
-)
-def test_a_surprise_is_a_sentence_and_a_file(
-    error: BaseException, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    pretend(monkeypatch, error)
-    code, out, err = typed(capsys, "addons", "--json")
-    assert (code, out) == (1, "")
-    assert err.startswith(f"repolicy: unexpected {type(error).__name__}: ")
-    assert err.count("\n") == 2
-    assert "Traceback" not in err
-    [left] = tmp_path.iterdir()
-    assert str(left) in err
-    assert f"{type(error).__name__}" in left.read_text()
-    assert "in raises" in left.read_text()
-
-
-def test_a_command_that_is_ended_from_within_has_failed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend(monkeypatch, SystemExit(0))
-    assert "ended by the code that it ran: it called sys.exit(0)" in refused(capsys, 1, "addons", "--json")
-
-
-def test_control_characters_do_not_reach_the_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend(monkeypatch, RepolicyError("red \x1b[31m\a\nsecond\n\nthird\nfourth"))
-    assert typed(capsys, "addons")[2] == "repolicy: red \\x1b[31m\\x07\nsecond\nthird\n"
-
-
-def test_sigterm_is_ctrl_c(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(Addons, "run", lambda _: os.kill(os.getpid(), signal.SIGTERM))
-    assert refused(capsys, 130, "addons") == "repolicy: stopped\n"
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_a_full_standard_output_is_said() -> None:
-    with open("/dev/full", "w") as full:
-        program = [sys.executable, "-m", "repolicy", "addons", "--json"]
-        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.endswith("repolicy: standard output cannot be written: No space left on device\n")
-
-
-@pytest.mark.parametrize("variables", [{"RANK": ""}, {"RANK": "1"}, {"RANK": "1", "WORLD_SIZE": "x"}])
-def test_variables_of_others_silence_nothing(
-    variables: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert "there is no environment" in refused(capsys, 2, "train", "Nope", "--alpha", "0.1")
-    assert answered(capsys, "addons")
 
 
 def test_the_installed_command_is_the_command_line() -> None:
