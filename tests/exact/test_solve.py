@@ -86,6 +86,20 @@ def test_a_long_horizon_approaches_the_infinite_one(mdp, alpha):
     assert largest(soft_optimal(long, alpha).v[0] - soft_optimal(mdp, alpha).v) < TIGHT
 
 
+def test_news_from_afar_arrives() -> None:
+    """A chain whose far end pays: policy iteration carries the news by one state a step, through all 150 of them."""
+    count, discount, alpha = 150, 0.99, 1e-3
+    transitions, reward = torch.zeros(count, 2, count), torch.zeros(count, 2)
+    for state in range(count):  # stay, for a little; or go on
+        transitions[state, 0, state] = transitions[state, 1, min(state + 1, count - 1)] = 1.0
+    reward[:, 0], reward[-1, 1] = 0.1, 10.0
+    mdp = MDP(transitions, reward, torch.ones(count) / count, discount)
+    v = torch.zeros(count, dtype=torch.float64)
+    for _ in range(4_000):  # value iteration, which needs no policy
+        v = alpha * torch.logsumexp((mdp.reward + discount * mdp.transitions @ v) / alpha, -1)
+    assert largest(soft_optimal(mdp, alpha).v - v) < TIGHT
+
+
 def test_infinite_horizon_value_of_a_process_that_pays_one():
     """One state and two equal actions: V = (1 + α log 2) / (1 − γ)."""
     mdp = MDP(torch.ones(1, 2, 1), torch.ones(1, 2), torch.ones(1), discount=0.99)

@@ -4,6 +4,7 @@ The two forms differ in one thing, whether the prior's term stands in the reward
 (Eq. 3). So they are one loop, called in two ways.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -14,8 +15,7 @@ from repolicy.exact.checks import check_temperature
 from repolicy.exact.mdp import MDP
 from repolicy.objective import Objective, soft
 
-NO_MORE = 1e-11  # a change that is smaller, as a share of the values, is the last one: the next would be its square
-MOST = 100  # steps of Newton's method; a dozen is usual
+ROUNDING = 2e-15  # of a backup, as a share of the values
 
 
 class Solution(NamedTuple):
@@ -77,7 +77,7 @@ def _soft_optimum(mdp: MDP, reward: Tensor, beside: Tensor, alpha: float) -> Sol
     """Q = reward + γ E[V′], V = α log Σ exp((Q + beside) / α), to the fixed point or back through the horizon.
 
     The fixed point is found by Newton's method, which for these equations is soft policy iteration: V becomes the value
-    of the policy that is soft-greedy for it. Few steps are enough for any discount.
+    of the policy that is soft-greedy for it. A dozen steps are usual; none gains less than a backup would.
     """
 
     def backup(reward: Tensor, beside: Tensor, next_v: Tensor) -> Solution:
@@ -88,12 +88,12 @@ def _soft_optimum(mdp: MDP, reward: Tensor, beside: Tensor, alpha: float) -> Sol
     v = torch.zeros(mdp.states, dtype=torch.float64)
     if mdp.horizon is None:
         identity = torch.eye(mdp.states, dtype=torch.float64)
-        for _ in range(MOST):
+        for _ in range(_backups(mdp.discount)):
             found = backup(reward, beside, v)
             moves = torch.einsum("sa,sap->sp", found.policy, mdp.transitions)
             change = torch.linalg.solve(identity - mdp.discount * moves, found.v - v)
             v = v + change
-            if change.abs().max() <= NO_MORE * v.abs().max():
+            if change.abs().max() <= ROUNDING / (1.0 - mdp.discount) * v.abs().max():
                 break
         return backup(reward, beside, v)
     steps: list[Solution] = []
@@ -101,3 +101,8 @@ def _soft_optimum(mdp: MDP, reward: Tensor, beside: Tensor, alpha: float) -> Sol
         steps.append(backup(reward[t], beside[t], v))
         v = steps[-1].v
     return Solution(*(torch.stack(parts[::-1]) for parts in zip(*steps, strict=True)))
+
+
+def _backups(discount: float) -> int:
+    """How many backups leave nothing of the first guess: each shrinks the error by γ, and 1e-17 is below rounding."""
+    return 1 if discount == 0 else math.ceil(math.log(1e-17) / math.log(discount))
