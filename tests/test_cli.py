@@ -187,11 +187,11 @@ def test_a_table_of_numbers_is_whole_in_80_columns(
 
 
 def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("folder").mkdir()
-    code, _, said = typed(capsys, "evaluate", "hopper", "--episodes", "1", "--out", "folder")
+    Path("folder.json").mkdir()
+    code, _, said = typed(capsys, "evaluate", "hopper", "--episodes", "1", "--out", "folder.json")
     assert (code, said.splitlines()[-1]) == (
         1,
-        "repolicy: folder is no file that could be written; choose another name",
+        "repolicy: folder.json is no file that could be written; choose another name",
     )
     assert "basic reward" in said  # the figures were not lost
 
@@ -229,7 +229,7 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
         ),
         (
             "customize halfcheetah --addon hind_leg height --omega 0.1",
-            "height belongs to no option; several values: --addon",
+            "height is too much (an add-on more has its own --addon)",
         ),
         ("train my_envs.py --alpha 0.1", "to make one of your own, name what makes it: my_envs.py:NAME"),
         ("export hopper --format tflite", "--format is 'tflite'; choose from "),

@@ -67,9 +67,10 @@ def strict() -> Any:
     return Strict()
 
 
-def test_who_knows_nothing_clips_where_the_policy_does() -> None:
-    clipping = Policy(replace(optimum().spec, actions=ActionSpace("continuous", (1,), (-1.0,), (1.0,)), clips=True))
-    assert found(clipping, env=f"{__file__}:strict").ignorant.basic.mean() > 0
+@pytest.mark.parametrize("bound", [{"clips": True}, {"family": "squashed"}])
+def test_who_knows_nothing_stays_within_bounds_where_the_policy_does(bound: dict[str, Any]) -> None:
+    bounded = Policy(replace(optimum().spec, actions=ActionSpace("continuous", (1,), (-1.0,), (1.0,)), **bound))
+    assert found(bounded, env=f"{__file__}:strict").ignorant.basic.mean() > 0
 
 
 def test_statistics_that_are_missing_show_in_what_is_seen() -> None:

@@ -118,9 +118,9 @@ def test_imitating_leaves_files_of_others_alone(monkeypatch: pytest.MonkeyPatch)
     ("words", "told"),
     [
         ("export theirs.onnx", "theirs.onnx is the policy itself"),
-        ("export ours.safetensors --out theirs", "theirs is there already"),
         ("evaluate ours.safetensors --out ours.safetensors", "ours.safetensors is the policy itself"),
         ("evaluate ours.safetensors --out theirs.onnx", "does not end in .json"),
+        ("evaluate ours.safetensors --out run.json", "run.json belongs to a run"),
         ("render ours.safetensors --out theirs.gif", "theirs.gif is the policy itself"),
     ],
 )

@@ -15,7 +15,7 @@ from repolicy.engine.ranks import Alone
 from repolicy.engine.request import Request
 from repolicy.engine.settings import Settings
 from repolicy.engine.states import density_of, visited
-from repolicy.engine.training import customize, train
+from repolicy.engine.training import customize, train, try_addon
 from repolicy.errors import FileError, UsageError
 from repolicy.objective import Objective, residual
 from repolicy.policies import density
@@ -130,10 +130,11 @@ def test_a_prior_that_falls_at_once_teaches_no_states(tmp_path: Path) -> None:
         )
 
 
-def test_states_of_too_many_numbers_are_refused_before_they_are_collected(tmp_path: Path) -> None:
+def test_states_of_too_many_numbers_are_refused_before_a_folder_is_made() -> None:
     space = ActionSpace("continuous", (1,), (-1.0,), (1.0,))
+    wanted = Request("Hopper-v4", residual(0.1, 0.1, states=0.1), SETTINGS)
     with pytest.raises(UsageError, match=r"sees 1,001 numbers, and states of more than 1,000 are not learned"):
-        density_of(Policy(PolicySpec(1_001, space)), Request("Hopper-v4", residual(0.1, 0.1), SETTINGS), Alone())
+        try_addon(Policy(PolicySpec(1_001, space)), wanted)
 
 
 def test_states_need_a_prior(tmp_path: Path) -> None:

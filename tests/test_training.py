@@ -18,6 +18,7 @@ import torch
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
 from torch import Tensor
 
+from repolicy import rql
 from repolicy.cli.inspection import inspect
 from repolicy.engine.defaults import train_defaults
 from repolicy.engine.folder import RunFolder
@@ -30,6 +31,7 @@ from repolicy.engine.training import Result, train
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
 from repolicy.exact import LinearQuadratic, linear_quadratic_optimal, quadratic_cost
+from repolicy.many.sweep import sweep
 from repolicy.objective import Objective, greedy, kl, no_entropy, soft
 from repolicy.policies.storage import read
 
@@ -280,6 +282,10 @@ def test_what_is_of_another_kind_is_refused_before_a_folder_is_made(given: Any, 
     with pytest.raises(UsageError, match=sentence):
         train(tiny("Endless"), soft(0.1), tmp_path / "run", **given)
     assert not (tmp_path / "run").exists()
+    with pytest.raises(UsageError, match="settings is dict"):
+        sweep("hopper", "height", [0.1], settings={"steps": 64})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="settings is dict"):
+        rql.train(tiny("Endless"), soft(0.1), tmp_path / "run", {"steps": 64})  # type: ignore[arg-type]
 
 
 def test_a_folder_holds_one_run(tmp_path: Path) -> None:
@@ -297,7 +303,8 @@ def test_a_folder_holds_one_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("env", "sentence"),
     [
-        ("NanObservation", "observation that is not finite .rollout step 10, step 11 of an episode"),
+        ("NanObservation", "observation that is not finite .rollout step 11, after 11 steps of an episode"),
+        ("NanReset", "observation that is not finite .rollout step 0, after 0 steps of an episode"),
         ("NanReward", "reward is not finite"),
     ],
 )
@@ -305,7 +312,7 @@ def test_numbers_that_are_not_finite_stop_the_run_and_leave_evidence(tmp_path: P
     with pytest.raises(NumericError, match=sentence):
         small(tmp_path / "run", env=env)
     left, story = read(tmp_path / "run" / "failure-rank0.safetensors", "failure")
-    assert story["iteration"] == 1 or env == "NanObservation"
+    assert story["iteration"] == 1 or env != "NanReward"
     if env == "NanReward":
         assert left["basic"].isnan().all()
     assert inspect(tmp_path / "run" / "failure-rank0.safetensors")["kind"] == "failure"

@@ -209,6 +209,14 @@ class NanObservation(Endless):
         return (observation * np.nan if self._steps > 10 else observation, *rest)
 
 
+class NanReset(Endless):
+    """Begins with NaN, and is fine from the first step on."""
+
+    def reset(self, **options: Any) -> Any:
+        observation, info = super().reset(**options)
+        return observation * np.nan, info
+
+
 class NanReward(Endless):
     def step(self, action: Any) -> Any:
         observation, _, *rest = super().step(action)

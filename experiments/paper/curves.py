@@ -47,6 +47,8 @@ def picture(figures: Mapping[str, Mapping[str, Curve]], path: Path) -> None:
     """All charts in one file, an environment a row."""
     import matplotlib.pyplot as plt
 
+    if not figures:
+        return
     count = (len(figures) + 1) // 2
     drawn, grid = plt.subplots(count, 2, figsize=(12, 3.6 * count), squeeze=False, layout="constrained")
     for panel, (title, curves) in zip(grid.flat, figures.items(), strict=False):

@@ -9,7 +9,7 @@ import pytest
 from experiments.one import clock, thinned
 from experiments.pages import markdown
 from experiments.paper.claims import CLAIMS, Claim, examined
-from experiments.paper.report import document, page_tables, results_of
+from experiments.paper.report import document, page_tables, results_of, write
 from experiments.paper.results import Results, mixed
 from experiments.paper.runs import planned
 from experiments.paper.tables import VERDICTS
@@ -163,6 +163,18 @@ def test_a_report_of_a_part_says_what_is_missing_failed_and_mixed() -> None:
     assert "5,500 ± 500" in html
     assert html.count("<svg") == 2
     assert "http" not in html.replace("http://www.w3.org", "")
+
+
+def test_a_report_is_a_page_a_document_and_a_picture(tmp_path: Path) -> None:
+    """The picture needs a curve; a ledger whose only run failed has none."""
+    page = tmp_path / "paper.md"
+    page.write_text("<!-- table: paper_summary -->\n<!-- end -->\n")
+    failed = Results({"halfcheetah/soft/0": {"key": "halfcheetah/soft/0", "error": "it fell"}}, seeds=5)
+    for found, drawn in ((failed, False), (results(soft=[5000.0, 6000.0]), True)):
+        write(found, page, tmp_path / "paper.html")
+        assert (tmp_path / "images" / "paper.png").exists() == drawn
+    assert "5,500 ± 500" in page.read_text()
+    assert "5,500 ± 500" in (tmp_path / "paper.html").read_text()
 
 
 def test_a_bar_does_not_end_a_cell() -> None:

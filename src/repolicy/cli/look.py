@@ -237,6 +237,6 @@ def _out(named: Path | None, path: Path, suffix: str) -> Path:
     from repolicy.policies.storage import check_place
 
     out = named or beside(path) / f"{path.stem}{suffix}"
-    check_writes_over_none(out, path, suffix)
+    check_writes_over_none(out, path)
     check_place(out)  # before the work, which would be lost
     return out

@@ -166,7 +166,8 @@ def _words(arguments: list[str]) -> list[str]:
         if not word:
             named = before if before.startswith("--") else "one word of the command"
             raise UsageError(f"{named} is empty; if you wrote a variable of your shell, it is not set")
-    words = [os.path.expanduser(word) if word.startswith("~/") else word for word in words]  # not after --out=
+    # the shell does this, but not behind `--out=`
+    words = [os.path.expanduser(word) if word == "~" or word.startswith("~/") else word for word in words]
     return [_whole(word, before) for before, word in pairwise(["", *words])]
 
 

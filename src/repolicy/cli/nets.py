@@ -72,7 +72,7 @@ def without_a_box(command: str) -> Iterator[None]:
 
 PLAINER = (  # what Python and tyro say of a word that does not fit, and the same in plain English
     (r"(Missing from [^:]+: [A-Z]+) .*", r"\1"),  # without all that the help says of it
-    (r"Unrecognized options: ([^-]\S*)$", r"\1 belongs to no option; several values: --addon A --addon B"),
+    (r"Unrecognized options: ([^-]\S*(?:, [^-]\S*)*)$", r"\1 is too much (an add-on more has its own --addon)"),
     (r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", r"\1 is \2; it must be a whole number"),
     (r"Error parsing (\S+): could not convert string to float: (.*)", r"\1 is \2; it must be a number"),
     (r"Error parsing (\S+): Could not find valid parse for arguments: (.*)", r"\1 does not take \2"),

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
+from repolicy.cli.look import warn_of_unfinished
 from repolicy.policies.options import Options
 
 
@@ -37,6 +38,7 @@ class Push:
         from repolicy.engine.terminal import Terminal
         from repolicy.report.publish import push
 
+        warn_of_unfinished(self.policy)
         say = Terminal().say
         done = push(
             self.policy, self.target, license=self.license, private=self.private, env=self.env,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
-from repolicy.cli.look import policy_and_env
+from repolicy.cli.look import policy_and_env, warn_of_unfinished
 from repolicy.engine.defaults import TABLE, of_shape, train_defaults
 from repolicy.engine.machine import torchrun_place
 from repolicy.engine.settings import ACTORS, BUDGETS, S, Settings, read_settings, validated
@@ -185,6 +185,7 @@ class Customize(Run):
     def run(self) -> dict[str, Any]:
         from repolicy.engine.training import customize
 
+        warn_of_unfinished(self.prior)
         result = customize(
             self.prior, self.addon, self.wanted(), self.folder, self.settings,
             env=policy_and_env(self.prior, self.env, self.trust)[1], sparse=self.sparse, resume=self.resume,

@@ -1,4 +1,4 @@
-"""What is to be known of a prior before anything is trained: does it act, how wide is it, what is its word worth?
+"""What is to be known of a prior before anything is trained: does it act, how wide is it, what is a nat of it worth?
 
 A thousand steps in each of some environments, by the mean action and sampled, and as many of a policy that knows
 nothing. No reward but the add-on's is needed; the environment's own is shown where there is one.
@@ -122,7 +122,9 @@ def diagnose(
     spaces = probed(env, backend)
     check_fit(policy, spaces, "the prior")
     settings = customize_defaults(policy)
-    ignorant = seeded(replace(spec_for(spaces, settings), clips=policy.spec.clips), EVALUATION_SEED)
+    ignorant = seeded(
+        replace(spec_for(spaces, settings), clips=policy.spec.clips or policy.family.squashes), EVALUATION_SEED
+    )
     sampled, by_mean, untrained = (
         drive(who, env, addon, stochastic, backend)
         for who, stochastic in ((policy, True), (policy, False), (ignorant, True))

@@ -148,7 +148,10 @@ class Display:
         latest, budget = self._latest, budget_of(self._request.settings.as_dict())
         if budget is None or budget.spent not in latest or "omega" not in latest:
             return []
-        return [f"ω′ {latest['omega']:.3g}", f"{latest[budget.spent]:.2f} nats a step, the budget is {budget.nats:g}"]
+        return [
+            f"ω′ {latest['omega']:.3g}",
+            f"{max(latest[budget.spent], 0.0):.2f} nats a step, the budget is {budget.nats:g}",
+        ]
 
     def _panel(self) -> Group:
         share, left = self._progress()

@@ -15,6 +15,7 @@ from torch import Tensor
 from repolicy.engine.request import Request
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import file_sum, read_bytes, read_json
+from repolicy.policies.file import read_card
 from repolicy.policies.storage import FORMAT, check_shape, finite, read, write, write_bytes, write_json
 
 
@@ -123,7 +124,7 @@ class RunFolder:
             new_lock = not os.path.lexists(path)
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            if not new_lock and error.errno not in (errno.EROFS, errno.EACCES, errno.ENOSPC):
+            if not new_lock and error.errno not in (errno.EROFS, errno.EACCES):
                 raise FileError(f"{path} is there already, and no run's lock; choose another --out") from None
             raise FileError(f"{self.path} cannot be used as a run's folder: {error.strerror}") from None
         try:
@@ -157,8 +158,8 @@ class RunFolder:
 
     def unfinished(self, request: dict[str, Any]) -> str:
         """A sentence where the run has steps before it, whether it is at work or was stopped."""
-        latest = self.latest()
-        done, wanted = (latest[1].get("steps", 0) if latest else 0), request["settings"]["steps"]
+        done = read_card(self.last_policy).get("steps", 0) if self.last_policy.exists() else 0
+        wanted = request["settings"]["steps"]
         if done >= wanted:
             return ""
         return f"This run is not finished: {done:,} of {wanted:,} steps are done so far, and this is what there is."

@@ -22,14 +22,18 @@ ENVS, BLOCK = 64, 50
 MOST_NUMBERS = 1_000  # in an observation; a policy's file holds the square of it
 
 
+def check_learnable(prior: Policy) -> None:
+    """Raise where a state has too many numbers."""
+    if prior.observation_size > MOST_NUMBERS:
+        raise UsageError(
+            f"the prior sees {prior.observation_size:,} numbers, and states of more than {MOST_NUMBERS:,} are not "
+            "learned: --states 0 goes without them"
+        )
+
+
 def density_of(prior: Policy, request: Request, team: ranks.Ranks) -> Density:
     """Fitted by the first rank, and the same bits on every rank."""
     size = prior.observation_size
-    if size > MOST_NUMBERS:
-        raise UsageError(
-            f"the prior sees {size:,} numbers, and states of more than {MOST_NUMBERS:,} are not learned: "
-            "--states 0 goes without them"
-        )
     packed = torch.zeros(size + size * size + 1 + 2 * size, dtype=torch.float64)
     if team.index == 0:
         density = fitted(prior.normalizer(visited(prior, request)), prior.normalizer)

@@ -23,6 +23,7 @@ from repolicy.engine.segments import Segments
 from repolicy.engine.session import called, called_objective, folder_for, ranks_for, resumed, shown
 from repolicy.engine.settings import Settings
 from repolicy.engine.starting import Init, Start, named_as, start_of
+from repolicy.engine.states import check_learnable
 from repolicy.engine.wanted import Wanted, for_customizing, for_training, trial
 from repolicy.engine.worth import measured
 from repolicy.envs import addons
@@ -176,12 +177,10 @@ def customize(
         return run(request, RunFolder(folder), resume, watchers, notes, content, patience, start)
 
 
-def check_given(settings: object, watchers: object) -> None:
+def check_given(settings: object, watchers: object = (), kind: type = Settings) -> None:
     """Raise where these are of another kind, before a folder is made."""
-    if settings is not None and not isinstance(settings, Settings):
-        raise UsageError(
-            f"settings is {type(settings).__name__}; give a repolicy.Settings, such as Settings(steps=100_000)"
-        )
+    if settings is not None and not isinstance(settings, kind):
+        raise UsageError(f"settings is {type(settings).__name__}; give a Settings, such as Settings(steps=100_000)")
     if not isinstance(watchers, list | tuple):
         raise UsageError(f"watchers is {type(watchers).__name__}; give a list of watchers")
     for each in watchers:
@@ -192,6 +191,8 @@ def check_given(settings: object, watchers: object) -> None:
 
 def try_addon(prior: Policy, request: Request) -> list[str]:
     """Drive the prior for some steps and look at each add-on: its shape, whether it is finite, its range."""
+    if request.objective.reads_states:
+        check_learnable(prior)
     rollout = trial(prior, request.env, request.settings)
     notes = []
     for name in addons.at(request.addons):

@@ -104,6 +104,7 @@ class Collector:
         steps: list[Step] = []
         physics_seconds, started = 0.0, perf_counter()
         for t in range(self.horizon):
+            self._check(seen[t], t)
             actions.append(act(seen[t][:, :own]))
             sent.append(agent.to_environment(actions[t]))
             before = perf_counter()
@@ -111,7 +112,6 @@ class Collector:
             physics_seconds += perf_counter() - before
             self._returns += step.rewards
             self._lengths += 1
-            self._check(step, t)
             ages.append(self._lengths.copy())
             step = self._followed(step, episodes)
             ended = step.terminated | step.truncated
@@ -121,6 +121,7 @@ class Collector:
                     recalling.begin_anew(ended)
             steps.append(step)
             seen.append(step.observations)
+        self._check(seen[-1], self.horizon)
         self._current, self._memory = seen[-1], None if recalling is None else recalling.memory
 
         observations, truncated = np.stack(seen), np.stack([step.truncated for step in steps])
@@ -144,13 +145,13 @@ class Collector:
             policy_seconds=perf_counter() - started - physics_seconds,
         )
 
-    def _check(self, step: Step, t: int) -> None:
+    def _check(self, observations: np.ndarray, t: int) -> None:
         """Raise where an observation is no number: the next action would be none either, and hide where it began."""
-        if not np.isfinite(step.observations).all():
-            n = np.flatnonzero(~np.isfinite(step.observations).all(-1))[0]
+        if not np.isfinite(observations).all():
+            n = np.flatnonzero(~np.isfinite(observations).all(-1))[0]
             raise NumericError(
                 f"environment {n} of {self.envs.name!r} returned an observation that is not finite (rollout step {t}, "
-                f"step {self._lengths[n]} of an episode)"
+                f"after {self._lengths[n]} steps of an episode)"
             )
 
     def _followed(self, step: Step, episodes: Episodes) -> Step:

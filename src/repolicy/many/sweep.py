@@ -19,7 +19,7 @@ from repolicy.engine.machine import physical_cores
 from repolicy.engine.request import Request
 from repolicy.engine.result import Result
 from repolicy.engine.settings import Settings
-from repolicy.engine.training import check, try_addon
+from repolicy.engine.training import check, check_given, try_addon
 from repolicy.engine.wanted import Wanted, for_customizing, states_of_range
 from repolicy.envs.addons import Addon, Wish, combined, dials, names
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
@@ -61,6 +61,7 @@ def sweep(
 
     Prior, add-on and what is left out are as in `customize`; each point is a process, which imports what it is named.
     """
+    check_given(settings)
     omegas = in_order(omegas)
     if jobs < 0:
         raise UsageError(f"jobs is {jobs}; it must be 1 or more, or 0 for one a core")
@@ -72,7 +73,7 @@ def sweep(
     saved, wishes = read_policy(path, reading), names(addon)
     settings = settings or customize_defaults(saved.policy)
     if settings.ranks > 1:
-        raise UsageError(f"ranks is {settings.ranks}; a sweep trains each point on one core: name jobs")
+        raise UsageError(f"ranks is {settings.ranks}; a sweep trains each point on one core: leave ranks out")
     settings = replace(settings, ranks=1)
     if settings.budget is not None:
         raise UsageError("a sweep compares values of omega, and a budget moves omega by itself: leave the budget out")

@@ -49,14 +49,17 @@ def beside(path: Path) -> Path:
     return path.parent if is_own(path) and path.parent != PRIORS and path not in DOWNLOADED else Path()
 
 
-def check_writes_over_none(out: Path, path: Path, suffix: str) -> None:
-    """Raise where what is made of the policy at `path` would be written over it, or over a file of another kind."""
-    if not out.is_file():
-        return
-    if path.is_file() and out.samefile(path):
+def check_writes_over_none(out: Path, path: Path, suffix: str = "") -> None:
+    """Raise where what is made of the policy at `path` would be written over it or over a run's own files.
+
+    With a suffix the name must end in it: what ends in another is a file of another kind.
+    """
+    if out.is_file() and path.is_file() and out.samefile(path):
         raise UsageError(f"{out} is the policy itself, which would be lost: choose another --out")
-    if out.suffix.lower() != suffix:
-        raise UsageError(f"{out} is there already, and its name does not end in {suffix}: choose another --out")
+    if suffix and out.suffix.lower() != suffix:
+        raise UsageError(f"--out {out} does not end in {suffix}")
+    if out.name in ("run.json", "sweep.json", "dial.json"):
+        raise UsageError(f"{out} belongs to a run: choose another --out")
 
 
 def check_reachable(path: Path) -> None:

@@ -23,7 +23,7 @@ from repolicy.engine.machine import polite_interrupt, versions
 from repolicy.engine.ranks import one_thread
 from repolicy.engine.result import Result
 from repolicy.engine.session import check_objective
-from repolicy.engine.training import Watcher, tell, watchdog
+from repolicy.engine.training import Watcher, check_given, tell, watchdog
 from repolicy.envs.addons import check_env, names
 from repolicy.envs.names import in_gymnasium, maker, observed, observed_by_critic
 from repolicy.errors import FileError, UsageError, in_one_sentence
@@ -60,6 +60,7 @@ def train(
 
     `resume` and `patience` are as in `repolicy.train`.
     """
+    check_given(settings, watchers, Settings)
     check_objective(objective)
     if objective.reads_prior:
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
@@ -82,6 +83,7 @@ def customize(
 
     The requirement is `addon`, or what the environment itself tells in `info["addon_reward"]`, as the four tasks do.
     """
+    check_given(settings, watchers, Settings)
     path = find_policy(prior)
     saved = read_policy(path)
     env = env or env_of(saved.card, path)
