@@ -205,6 +205,7 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
         ("train CartPole-v1 --alpha 0.1 --kl-budget 1", "moves omega and alpha together"),
         ("sweep halfcheetah --addon hind_leg --omega 0.1 --kl-budget 1", "a budget moves omega by itself"),
         ("bench CartPole-v1 --slices 0", "slices is 0"),
+        ("rql {nothing} --alpha 1", "there is no command ''"),
         ("customize halfcheetah --addon hind_leg.py:mine(joint=bshin) --omega 0.1", "no options in brackets"),
         ("train CartPole-v1 --alpha 0.1 --surrogate vanilla", "add --epochs 1"),
         ("train CartPole-v1 --settings nothing.json", "--settings: there is no file nothing.json"),
@@ -240,7 +241,7 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_request_that_cannot_be_met_is_one_sentence_and_2(
     words: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, err = typed(capsys, *words.split())
+    code, out, err = typed(capsys, *(word.replace("{nothing}", "") for word in words.split()))
     assert (code, out) == (2, ""), err
     assert "Traceback" not in err
     assert sentence in " ".join(err.replace("│", "").split())

@@ -104,13 +104,13 @@ def _run(arguments: list[str]) -> None:
         sys.exit(130)
 
 
-def _in_group(group: str, name: str = "", *arguments: str) -> Any:
+def _in_group(group: str, *arguments: str) -> Any:
     """A command of a group. The group's module is slow to import, so it is imported only here."""
     commands = _members(group)
-    if name in ("", *HELP):
+    if not arguments or arguments[0] in HELP:
         print(_group_overview(group, commands))
-        sys.exit(0 if name else 2)
-    return _parsed(name, list(arguments), commands, f"repolicy {group}")
+        sys.exit(0 if arguments else 2)
+    return _parsed(arguments[0], list(arguments[1:]), commands, f"repolicy {group}")
 
 
 def _parsed(name: str, arguments: list[str], commands: Mapping[str, Any] = COMMANDS, prog: str = "repolicy") -> Any:
