@@ -11,7 +11,17 @@ from experiments.statistics import interval, iqm
 from repolicy.many.ledger import Row
 from repolicy.report import charts
 
-COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#64748b")
+COLOURS = {  # the same in each chart; the paper's own are green
+    "No-Entropy": "#64748b",
+    "End-Entropy": "#2563eb",
+    "Repeat-Entropy": "#dc2626",
+    "Soft": "#059669",
+    "Soft, std of the state": "#7c3aed",
+    "Greedy": "#dc2626",
+    "KL": "#2563eb",
+    "Residual": "#059669",
+    "Full": "#d97706",
+}
 GRID = 60  # points across
 RESAMPLES = 500
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # steps, middle, low, high
@@ -22,7 +32,8 @@ def drawing(title: str, curves: Mapping[str, Curve]) -> str:
     xs = [x for steps, *_ in curves.values() for x in (steps[0], steps[-1])]
     axes = charts.Axes(xs, limits(curves), 560, 300)
     drawn, legend = axes.frame(), ""
-    for color, (name, (steps, middle, low, high)) in zip(COLOURS, curves.items(), strict=False):
+    for name, (steps, middle, low, high) in curves.items():
+        color = COLOURS[name]
         edge = [*zip(steps, high, strict=True), *zip(steps[::-1], low[::-1], strict=True)]
         drawn += f'<path d="{_path(axes, edge)}Z" fill="{color}" fill-opacity="0.15"/>'
         line = _path(axes, list(zip(steps, middle, strict=True)))
@@ -54,9 +65,9 @@ def picture(figures: Mapping[str, Mapping[str, Curve]], path: Path) -> None:
     for panel, (title, curves) in zip(grid.flat, figures.items(), strict=False):
         low, top = limits(curves)
         room = 0.04 * (top - low) or 1.0
-        for color, (name, (steps, middle, lowest, highest)) in zip(COLOURS, curves.items(), strict=False):
-            panel.plot(steps / 1e6, middle, color=color, lw=1.4, label=name)
-            panel.fill_between(steps / 1e6, lowest, highest, color=color, alpha=0.15, lw=0)
+        for name, (steps, middle, lowest, highest) in curves.items():
+            panel.plot(steps / 1e6, middle, color=COLOURS[name], lw=1.4, label=name)
+            panel.fill_between(steps / 1e6, lowest, highest, color=COLOURS[name], alpha=0.15, lw=0)
         panel.set(title=title, xlabel="million steps", ylim=(low - room, top + room))
         panel.spines[["top", "right"]].set_visible(False)
         panel.legend(frameon=False, fontsize=8)
