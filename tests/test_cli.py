@@ -234,7 +234,10 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
         ),
         ("train my_envs.py --alpha 0.1", "to make one of your own, name what makes it: my_envs.py:NAME"),
         ("export hopper --format tflite", "--format is 'tflite'; choose from "),
-        ("diagnose mine.py:act --std 0.1 --env Hopper-v4 --addon height", "diagnose needs a policy's file"),
+        (
+            "diagnose mine.py:act --std 0.1 --env Hopper-v4 --addon height",
+            "this needs a policy's file; customize and evaluate take code",
+        ),
         ("sweep halfcheetah --addon hind_leg --omega 0.1 0.1", "--omega has 0.1 more than once"),
     ],
 )

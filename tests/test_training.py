@@ -275,7 +275,7 @@ def test_requests_that_make_no_sense_write_nothing(
     [
         ({"settings": {"steps": 64}}, "settings is dict; give a "),
         ({"watchers": print}, "watchers is builtin_function_or_method; give a list"),
-        ({"watchers": [print]}, "the watcher builtin_function_or_method has no method begin; it needs begin, write"),
+        ({"watchers": [print]}, "a builtin_function_or_method is no watcher; that has the methods begin, write"),
     ],
 )
 def test_what_is_of_another_kind_is_refused_before_a_folder_is_made(given: Any, sentence: str, tmp_path: Path) -> None:

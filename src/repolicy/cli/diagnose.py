@@ -43,12 +43,11 @@ class Diagnose:
         from repolicy.envs.addons import check_env, combined
         from repolicy.envs.making import with_roles
         from repolicy.policies.file import notes_of, read_policy
-        from repolicy.policies.given import is_code
+        from repolicy.policies.finding import find_policy
 
         if not self.addon:
             raise UsageError("a diagnosis needs the add-on that you wish for: --addon NAME, as for customize")
-        if is_code(self.prior):
-            raise UsageError(f"{self.prior} stands for code, and diagnose needs a policy's file; customize takes code")
+        find_policy(self.prior)  # which code has none of
         path, env = policy_and_env(self.prior, self.env, self.trust)
         saved, terminal = read_policy(path, self.reading), Terminal()
         check_env(self.addon, env)

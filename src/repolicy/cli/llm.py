@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from repolicy.errors import UsageError
 from repolicy.loading import escaped
 
 
@@ -42,13 +41,6 @@ class Generate:
     """Seed of the sampling."""
     json: bool = False
     """Print one JSON object on stdout instead of the text."""
-
-    def __post_init__(self) -> None:
-        check_models(self.models, self.trained_at)
-        if len(self.models) > 2:
-            raise UsageError(f"{len(self.models)} models were given; the dial turns with one or two")
-        if min(self.count, self.tokens) < 1 or not self.prompt:
-            raise UsageError("count and tokens must be 1 or more, and there must be a prompt")
 
     def run(self) -> dict[str, Any]:
         from repolicy.llm.generation import generate
@@ -90,11 +82,6 @@ class Evaluate:
     json: bool = False
     """Print one JSON object on stdout at the end."""
 
-    def __post_init__(self) -> None:
-        check_models(self.models, ())
-        if min(self.responses, self.tokens) < 1:
-            raise UsageError("responses and tokens must be 1 or more")
-
     def run(self) -> dict[str, Any]:
         from repolicy.engine.terminal import Terminal
         from repolicy.llm.evaluation import evaluate
@@ -111,10 +98,3 @@ class Evaluate:
 
 
 COMMANDS: dict[str, Any] = {"generate": Generate, "evaluate": Evaluate}
-
-
-def check_models(models: tuple[str, ...], trained_at: tuple[str, ...]) -> None:
-    if not models:
-        raise UsageError("there is no model; name one or more folders")
-    if trained_at and len(trained_at) != len(models):
-        raise UsageError(f"--trained-at has {len(trained_at)} entries, and there are {len(models)} models")

@@ -12,7 +12,7 @@ from repolicy.cli.runs import alpha_of, ended, run_before, settings_of, watchers
 from repolicy.errors import UsageError
 from repolicy.loading import as_file_name, nearest, stem_of
 from repolicy.objective import Objective, name_of, named
-from repolicy.rql.settings import TASKS, Settings, customize_defaults, train_defaults
+from repolicy.rql.settings import TASKS, Settings, customize_defaults, task_of, train_defaults
 
 ObjectiveName = Literal["soft", "full", "greedy"]
 
@@ -140,8 +140,7 @@ COMMANDS: dict[str, Any] = {"train": Train, "customize": Customize}
 
 
 def _alpha_of_task(env: str) -> float:
-    task = next((task for name, task in TASKS.items() if env in (name, task.env)), None)
-    if task is None:
+    if (task := task_of(env)) is None:
         known = ", ".join(TASKS)
         raise UsageError(
             f"{env} is no task whose temperature is known (those are {known}){nearest(env, TASKS)}; for another "

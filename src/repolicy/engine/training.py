@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
@@ -39,6 +39,7 @@ from repolicy.policies.policy import Policy, Prior
 from repolicy.policies.priors import Exact, Function
 
 
+@runtime_checkable
 class Watcher(Protocol):
     """Whoever wants to know how a run is doing."""
 
@@ -46,9 +47,6 @@ class Watcher(Protocol):
     def write(self, metrics: dict[str, float]) -> None: ...
     def say(self, sentence: str) -> None: ...
     def close(self) -> None: ...
-
-
-WATCHES = ("begin", "write", "say", "close")
 
 
 def train(
@@ -184,9 +182,8 @@ def check_given(settings: object, watchers: object = (), kind: type = Settings) 
     if not isinstance(watchers, list | tuple):
         raise UsageError(f"watchers is {type(watchers).__name__}; give a list of watchers")
     for each in watchers:
-        if missing := [name for name in WATCHES if not callable(getattr(each, name, None))]:
-            needs = ", ".join(WATCHES)
-            raise UsageError(f"the watcher {type(each).__name__} has no method {missing[0]}; it needs {needs}")
+        if not isinstance(each, Watcher):
+            raise UsageError(f"a {type(each).__name__} is no watcher; that has the methods begin, write, say and close")
 
 
 def try_addon(prior: Policy, request: Request) -> list[str]:

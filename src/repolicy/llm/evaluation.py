@@ -17,6 +17,7 @@ from repolicy.llm.generation import new_tokens, prompt_tensors
 from repolicy.llm.identity import checksum
 from repolicy.llm.mixing import SAMPLING, beside
 from repolicy.llm.models import identity_for, load_prior, load_tuned
+from repolicy.llm.requirements import check_models
 from repolicy.llm.rloo import prompt_ids, response_log_probs
 from repolicy.loading import load_object
 from repolicy.report.page import page, section, table
@@ -45,6 +46,7 @@ def evaluate(
     seed: int = 0,
 ) -> tuple[list[dict[str, Any]], str]:
     """A dictionary for the prior and for each model, and the page that shows them; all are names or files."""
+    check_models(models, responses=responses, tokens=tokens)
     rows, judge = read_prompts(prompts), load_object(reward, "the reward")
     base, tokenizer = load_prior(prior)
     repeated = [row for row in rows for _ in range(responses)]

@@ -5,9 +5,11 @@ from typing import Any
 
 import torch
 
+from repolicy.errors import UsageError
 from repolicy.llm.identity import checksum
 from repolicy.llm.mixing import dial
 from repolicy.llm.models import load_prior, load_tuned, trained_for
+from repolicy.llm.requirements import check_models
 from repolicy.llm.rloo import padded, prompt_ids
 
 
@@ -25,6 +27,11 @@ def generate(
     seed: int = 0,
 ) -> list[dict[str, str]]:
     """`count` responses to each prompt, with the dial turned to omega; models and prior are names or folders."""
+    check_models(models, count=count, tokens=tokens, prompts=len(prompts))
+    if len(models) > 2:
+        raise UsageError(f"{len(models)} models were given; the dial turns with one or two")
+    if trained_at and len(trained_at) != len(models):
+        raise UsageError(f"trained_at has {len(trained_at)} entries, and there are {len(models)} models")
     base, tokenizer = load_prior(prior)
     own, tuned = checksum(base), []
     for index, name in enumerate(models):

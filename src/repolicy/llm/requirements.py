@@ -1,6 +1,6 @@
 """What must hold before a trainer starts, and the sentence that says so when it does not."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import copy
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -16,6 +16,15 @@ MOVING_PRIOR = (False, "the prior must stay what it is; with True it follows the
 
 TRL_FROM, TRL_BELOW = "1.16", "1.17"
 EXTRA = ("trl", "peft", "datasets")
+
+
+def check_models(models: Sequence[str], **counts: int) -> None:
+    """Raise where there is no model, or a count of something is below 1."""
+    if not models:
+        raise UsageError("there is no model; name one or more folders")
+    for name, count in counts.items():
+        if count < 1:
+            raise UsageError(f"{name} is {count}; it must be 1 or more")
 
 
 def require_trl() -> None:
