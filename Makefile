@@ -24,7 +24,7 @@ bench: .venv/full  ## the speed, beside the physics and beside peers
 	$(BIN)/python benchmarks/speed.py --out results/speed.jsonl
 	$(BIN)/python benchmarks/peers.py --out results/peers.jsonl
 
-mutate: .venv/full  ## break the mathematics on purpose: each break must be noticed by a test
+mutate: .venv/full  ## break the mathematics and the checks on purpose: each break must be noticed by a test
 	$(BIN)/python benchmarks/mutate.py
 
 fuzz: .venv/full  ## damaged files and odd command lines: no traceback, no hang, no silently other policy

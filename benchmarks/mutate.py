@@ -1,4 +1,4 @@
-"""Break the mathematics on purpose, one place at a time: every break must turn a test red.
+"""Break the mathematics and the checks on purpose, one place at a time: every break must turn a test red.
 
     python benchmarks/mutate.py
     python benchmarks/mutate.py engine/worker sign      # those whose file or description holds one of these
@@ -32,6 +32,7 @@ POLICY, PRIVILEGED = "tests/test_policy.py", "tests/test_privileged.py"
 STATES, WORTH = "tests/test_states.py", "tests/test_worth.py"
 DIAL = "tests/dial tests/test_envs.py"
 DQN, SAC = "tests/rql/test_dqn.py", "tests/rql/test_sac.py"
+DOORS = "tests/test_doors_files.py tests/test_doors_output.py"
 LLM = {
     name: f"tests/llm/test_{name}.py"
     for name in ("losses", "dpo", "cross_entropy", "grpo", "q_adapter", "doors", "mixing", "budget", "before")
@@ -197,6 +198,19 @@ MUTANTS = [
     Mutant("rql/sac.py", "self.log_prior(observations, actions) if", "self.log_prior(observations, torch.tanh(actions)) if", SAC, "the prior scores the squashed action"),
     Mutant("rql/sac.py", "(1 - batch.dones) * self.gamma", "self.gamma", SAC, "value after a terminal step"),
     Mutant("rql/sac.py", "return frozen(self.prior).requires_grad_(True)", "return self.prior.requires_grad_(True)", SAC, "the actor is the prior itself"),
+    Mutant("envs/rollout.py", "            self._check(seen[t], t)\n", "", "tests/test_rollout.py", "observations within a rollout not looked at"),
+    Mutant("envs/rollout.py", "        self._check(seen[-1], self.horizon)\n", "", "tests/test_rollout.py", "a rollout's last observations not looked at"),
+    Mutant("envs/evaluation.py", "np.average((self.values - self.mean) ** 2, weights=self.weights)", "np.average((self.values - self.mean) ** 2)", "tests/test_evaluation.py", "a std without the episodes' lengths"),
+    Mutant("engine/states.py", "if prior.observation_size > MOST_NUMBERS:", "if False:", STATES, "states of any size are learned"),
+    Mutant("engine/weights.py", " and numbers <= MOST_NUMBERS", "", WORTH, "a price on states of any size"),
+    Mutant("engine/folder.py", "if done >= wanted:", "if True:", "tests/test_doors_output.py", "a stopped run taken for a finished one"),
+    Mutant("engine/diagnosis.py", "clips=policy.spec.clips or policy.family.squashes", "clips=False", "tests/test_diagnosis.py", "the untrained policy beyond the bounds"),
+    Mutant("policies/finding.py", "if out.is_file() and path.is_file() and out.samefile(path):", "if False:", DOORS, "what is made of a policy written over it"),
+    Mutant("policies/finding.py", " and path.parent != PRIORS and path not in DOWNLOADED", "", DOORS, "what is made of a shipped policy put into the package"),
+    Mutant("policies/priors.py", "        if not bool(torch.isfinite(log_probs).all()):", "        if False:", "tests/test_priors.py", "a log_prob that is not finite"),
+    Mutant("report/publish.py", 'if "method" in asked:', "if False:", "tests/test_hub.py", "a card of Residual Q-Learning without its command"),
+    Mutant("report/publish.py", '(cell.replace("|", "\\\\|") for cell in cells)', "cells", "tests/test_hub.py", "a name that breaks its table"),
+    Mutant("exact/solve.py", "for _ in range(_backups(mdp.discount)):", "for _ in range(100):", "tests/exact/test_solve.py", "an optimum that is not there yet"),
 ]  # fmt: skip
 
 

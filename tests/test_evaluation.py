@@ -1,6 +1,7 @@
 """Whole episodes, evenly shared out, each counted once."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,15 @@ def test_several_add_ons_are_told_apart_and_one_that_is_named_twice_counts_with_
     assert alone is not None
     np.testing.assert_allclose(found.wishes["far_away"], 5 * alone)
     np.testing.assert_allclose(sum(found.wishes.values()), found.addon)
+
+
+def test_functions_of_one_name_in_two_files_are_told_apart(tmp_path: Path) -> None:
+    near, other = tiny("stay_near"), f"{tmp_path}/theirs.py:stay_near"
+    (tmp_path / "theirs.py").write_text("def stay_near(*transitions): return 2.0 * transitions[2][:, 0]\n")
+    found = evaluate(policy(1), tiny("LinearQuadratic"), 3, addon=combined([near, other]))
+    assert set(found.wishes) == {near, other}
+    alone = evaluate(policy(1), tiny("LinearQuadratic"), 3, addon=combined([other])).addon
+    np.testing.assert_array_equal(found.wishes[other], alone)
 
 
 def test_each_episode_is_in_the_file() -> None:

@@ -153,8 +153,9 @@ def test_the_card_has_table_license_and_how_to_repeat(
     files: dict[str, dict[str, bytes]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = repolicy.Settings(steps=256, envs=8, horizon=16, minibatch=64, segment=1, hidden=(4,), ranks=1)
-    prior, wish = a_policy(request={"env": ENV}), tiny("stay_near")
-    result = repolicy.customize(prior, wish, repolicy.residual(0.3, 0.1), "runs/near", settings, env=ENV)
+    Path("this|that.py").write_text("def stay_near(*transitions): return 0.1 * transitions[2][:, 0]\n")
+    prior, wishes = a_policy(request={"env": ENV}), [tiny("stay_near"), f"{Path('this|that.py').resolve()}:stay_near"]
+    result = repolicy.customize(prior, wishes, repolicy.residual(0.3, 0.1), "runs/near", settings, env=ENV)
     Path("runs/near/best.mp4").write_bytes(b"film")
     done = repolicy.push(result.folder, "hf://somebody/near", episodes=3, trust=True)
     assert done.files == ("policy.safetensors", "README.md", "best.mp4")
@@ -162,6 +163,7 @@ def test_the_card_has_table_license_and_how_to_repeat(
     header, _, text = card.removeprefix("---\n").partition("\n---\n")
     assert {"license: unknown", "library_name: repolicy"} <= set(header.splitlines())
     assert "| prior |" in text
+    assert len({row.replace("\\|", "").count("|") for row in text.splitlines() if row.startswith("|")}) == 1
     assert "| customized |" in text
     assert "Mean ± std over 3 episodes" in text
     assert '<video src="best.mp4"' in text
@@ -186,9 +188,10 @@ def test_what_a_file_says_does_not_leave_its_place_on_the_card(files: dict[str, 
 
 
 def test_a_card_of_residual_q_learning_repeats_its_command(files: dict[str, dict[str, bytes]]) -> None:
-    command = "repolicy rql train Walk-v0 --alpha 0.5"
-    save_policy("q.safetensors", a_policy(), {"request": {"env": ENV, "method": "dqn"}, "command": command})
-    repolicy.push("q.safetensors", "hf://somebody/q", episodes=1, trust=True)
+    command, request = "repolicy rql train Walk-v0 --alpha 0.5", {"env": ENV, "method": "dqn"}
+    save_policy("q/policy.safetensors", a_policy(), {"request": request, "command": command})
+    Path("q/run.json").write_text(json.dumps({"request": request}))
+    repolicy.push("q", "hf://somebody/q", episodes=1, trust=True)
     assert command in files["somebody/q"]["README.md"].decode().partition("## Make it again")[2]
 
 

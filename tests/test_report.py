@@ -173,6 +173,7 @@ def test_a_mean_ends_at_the_second_digit_of_its_error() -> None:
     assert rounded(0.0123, 0.0004) == "0.01230"
     assert rounded(5.123456, 0.00012) == "5.12346"
     assert rounded(84.1, 84.1, of=653.2) == "84"
+    assert rounded(0.005, 0.005, of=0.5) == "0.005"
     assert rounded(1.5, 0.0) == number(1.5)
 
 

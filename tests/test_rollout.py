@@ -133,7 +133,9 @@ def test_environments_that_tell_no_limit_are_not_cut() -> None:
     assert staggered(None, 0, 3, 3).tolist() == [0, 0, 0]
 
 
-def test_an_observation_that_is_not_finite_is_named() -> None:
-    collect, policy = collector("NanObservation", horizon=20)
-    with pytest.raises(NumericError, match=r"environment 0 of .*NanObservation' returned an observation that is not"):
+@pytest.mark.parametrize("horizon", [11, 20], ids=["at the rollout's end", "within the rollout"])
+def test_an_observation_that_is_not_finite_is_named(horizon: int) -> None:
+    collect, policy = collector("NanObservation", horizon)
+    wrong = "environment 0 of .*NanObservation' returned an observation that is not finite .rollout step 11, after 11"
+    with pytest.raises(NumericError, match=wrong):
         collect.collect(policy)

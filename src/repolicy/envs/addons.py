@@ -38,6 +38,12 @@ class Addon:
     def metric_name(self) -> str:
         return self.reported[0] if self.reported else ""
 
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """The names without their files, where those tell them apart."""
+        short = tuple(name.rpartition(":")[2] for name in self.names)
+        return short if len(set(short)) == len(set(self.names)) else self.names
+
     def reward(
         self, observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
     ) -> np.ndarray:

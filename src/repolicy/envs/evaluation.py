@@ -256,9 +256,8 @@ def quantities(
         rewards = [*addon.apart(*rollout.transitions)]
         found["addon"] = sum(rewards, np.zeros_like(rollout.basic))
         found |= {"metric": addon.metric(*rollout.transitions)} if addon.reported else {}
-        for name, reward in zip(addon.names, rewards, strict=False) if len(addon.names) > 1 else ():
-            key = OF + name.rpartition(":")[2]
-            found[key] = found.get(key, 0.0) + reward
+        for title, reward in zip(addon.titles, rewards, strict=True) if len(rewards) > 1 else ():
+            found[OF + title] = found.get(OF + title, 0.0) + reward
     if familiarity is not None:
         found["familiarity"] = np.asarray(familiarity(rollout.next_observations, rollout.ages))
     return found
