@@ -167,12 +167,15 @@ class Log:
 
     def __init__(self) -> None:
         self.metrics: list[dict[str, float]] = []
+        self.said: list[str] = []
 
     def begin(self, request: Any, start: int, total: int) -> None: ...
     def write(self, metrics: dict[str, float]) -> None:
         self.metrics.append(metrics)
 
-    def say(self, sentence: str) -> None: ...
+    def say(self, sentence: str) -> None:
+        self.said.append(sentence)
+
     def close(self) -> None: ...
 
 
@@ -185,11 +188,19 @@ def test_the_drift_is_held_on_its_way_to_the_budget_and_after_a_resumption(prior
     drift = [metrics["prior_kl"] for metrics in whole.metrics]
     assert 0.02 < max(drift) < 0.2
     assert np.mean(drift[-20:]) == pytest.approx(0.02, rel=0.1)
+    assert not any("budget" in sentence for sentence in whole.said)
 
     shutil.copytree(tmp_path / "whole", tmp_path / "run")
     max((tmp_path / "run" / "checkpoints").iterdir()).unlink()  # as if it had stopped in its second segment
     customize(prior, *wish_for, tmp_path / "run", settings, env=tiny("WithoutReward"), resume=True, watchers=[stopped])
     assert [metrics["omega"] for metrics in stopped.metrics] == [metrics["omega"] for metrics in whole.metrics[120:]]
+
+    short, brief = Log(), replace(settings, segment=20, steps=20 * SETTINGS.iteration_steps)
+    customize(prior, *wish_for, tmp_path / "short", brief, env=tiny("WithoutReward"), watchers=[short])
+    spent = short.metrics[-1]["prior_kl"]
+    assert short.said[-1].startswith(
+        f"the run ends beyond its budget of 0.02 nats a step: the last iteration spent {spent:.3g};"
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from repolicy.engine.settings import Budget
 from repolicy.objective import Objective
 
 FARTHEST = 2.0  # bound of the logarithm of spent/budget
@@ -10,6 +11,7 @@ STEERING = 0.03  # how much the weights follow this logarithm in an iteration
 DAMPING = 1.0  # how much they follow its change: without this they answer too late, and the policy drifts far beyond
 NOISE = 0.25  # the std that a measurement near the budget may have, as a share of the budget
 LEAST = 1e-6  # smallest value of a weight
+BEYOND = 1.25  # spent/budget from which the end of a run is said to be beyond its budget
 
 
 def off_budget(
@@ -38,3 +40,11 @@ def steered(objective: Objective, before: float, now: float, *, omega_alone: boo
     factor = math.exp(STEERING * now + DAMPING * (now - before))
     alpha = objective.alpha if omega_alone else max(LEAST, objective.alpha * factor)
     return replace(objective, omega=max(LEAST, objective.omega * factor), alpha=alpha)
+
+
+def overspent(off: float, spent: float, budget: Budget) -> list[str]:
+    """What is to be said of a run that ends beyond its budget, by what `off_budget` made of what was spent."""
+    return [
+        f"the run ends beyond its budget of {budget.nats:g} nats a step: the last iteration spent {spent:.3g}; the "
+        "weights follow slowly, and more --steps give them time"
+    ] * (off > math.log(BEYOND))

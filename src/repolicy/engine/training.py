@@ -24,6 +24,7 @@ from repolicy.engine.session import called, called_objective, folder_for, ranks_
 from repolicy.engine.settings import Settings
 from repolicy.engine.starting import Init, Start, named_as, start_of
 from repolicy.engine.states import check_learnable
+from repolicy.engine.steering import overspent
 from repolicy.engine.wanted import Wanted, for_customizing, for_training, trial
 from repolicy.engine.worth import measured
 from repolicy.envs import addons
@@ -326,6 +327,8 @@ def work(
                 segments.doubt = ""
         if worker.iteration == request.settings.iterations:
             tell(watchers, collapsed(metrics))
+            if (budget := request.settings.budget) is not None and metrics:
+                tell(watchers, overspent(worker.off_budget, metrics[budget.spent], budget))
     finally:
         for watcher in watchers:
             watcher.close()
