@@ -4,6 +4,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from repolicy.cli.doctor import rendering
+
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
 torch.set_num_threads(1)
@@ -12,3 +14,10 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def _renderer() -> None:
+    """For tests that film: a machine that cannot render skips them and says so."""
+    if not (found := rendering()).startswith("works"):
+        pytest.skip(f"rendering {found}")

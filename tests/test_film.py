@@ -36,6 +36,7 @@ def pictures(content: bytes, path: Path) -> np.ndarray:
     return np.frombuffer(raw, np.uint8).reshape(-1, 64, 96, 3).astype(int)
 
 
+@pytest.mark.usefixtures("_renderer")
 def test_films_move_and_are_what_they_are_called(policy: str, tmp_path: Path) -> None:
     small = Shot(policy, ENV, seconds=0.4, width=96, height=64)
     found = films([small, Shot(policy, ENV, seconds=0.4, width=96, height=64, format="gif")])
@@ -87,6 +88,7 @@ def test_a_film_that_cannot_be_is_refused(policy: str, shot: dict[str, object], 
     ("env", "said"),
     [("NoSuchEnvironment-v0", "neither Gymnasium nor EnvPool"), ("Hopper-v5", "takes observations of 4 numbers")],
 )
+@pytest.mark.usefixtures("_renderer")
 def test_an_environment_that_does_not_fit_is_refused_in_one_sentence(policy: str, env: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         films([Shot(policy, env)])
@@ -105,6 +107,7 @@ def test_the_command_refuses_in_one_sentence(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("_renderer")
 def test_a_robot_that_only_envpool_has_is_filmed(tmp_path: Path) -> None:
     path = tmp_path / "policy.safetensors"
     pushing = Policy(PolicySpec(3, ActionSpace("continuous", (1,), (-1.0,), (1.0,))))

@@ -117,6 +117,7 @@ def test_demonstrations(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     assert "that was held out" in said[0]
 
 
+@pytest.mark.usefixtures("_renderer")
 def test_two_minutes_from_file_to_film(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     sb3 = pytest.importorskip("stable_baselines3")
     sb3.PPO("MlpPolicy", gymnasium.make("HalfCheetah-v5"), seed=3).save("theirs.zip")

@@ -91,6 +91,7 @@ def test_what_gymnasium_cannot_make_has_films_of_any_episode(tmp_path: Path) -> 
     assert [scene.caption for scene in chosen] == ["prior, from the same start", "customized, mean action"]
 
 
+@pytest.mark.usefixtures("_renderer")
 def test_a_film_shows_the_end_of_the_episode_and_no_more(tmp_path: Path) -> None:
     """One picture a step: from ten steps before the one in the middle to the last that the episode has."""
     path = tmp_path / "policy.safetensors"

@@ -28,7 +28,7 @@ def doctor() -> dict[str, Any]:
     facts: dict[str, Any] = dict(versions())
     facts["cores"] = physical_cores()
     facts["environments"] = _environments()
-    facts["rendering"] = _rendering()
+    facts["rendering"] = rendering()
     for extra, packages in EXTRAS.items():
         missing = ", ".join(name for name in packages if find_spec(name) is None)
         facts[f"extra {extra}"] = f"missing {missing}: pip install 'repolicy[{extra}]'" if missing else "installed"
@@ -41,7 +41,7 @@ def _environments() -> str:
     return f"EnvPool's {len(names):,}, and Gymnasium's" if names else "Gymnasium's only (no EnvPool here: slower)"
 
 
-def _rendering() -> str:
+def rendering() -> str:
     """Try it: one frame of a small scene, off-screen."""
     for backend in libraries():
         if _renders(backend):
