@@ -88,7 +88,9 @@ def test_the_page_holds_the_numbers_of_the_evaluation_and_asks_nobody(runs: tupl
 @pytest.mark.usefixtures("_no_renderer")
 @pytest.mark.parametrize("which", [0, 1])
 def test_without_a_renderer_the_page_says_so_and_has_the_rest(runs: tuple[RunFolder, RunFolder], which: int) -> None:
-    text = write_report(runs[which].path, episodes=2, trust=True).read_text()
+    told: list[str] = []
+    text = write_report(runs[which].path, episodes=2, trust=True, say=told.append).read_text()
+    assert told[-1] == f"report: no films, {CANNOT_RENDER}"
     assert CANNOT_RENDER in unescape(text)
     assert "<video" not in text
     for heading in ("What it earns", "Episode by episode", "While it learned", "The same again"):

@@ -81,6 +81,8 @@ def write_report(
     with ranks.one_thread():
         chosen = scenes(saved, folder.best_policy, request["env"], addon, episodes)
     pictures, complaint = filmed([scene.shot for scene in chosen])
+    if complaint:
+        say(f"report: no films, {complaint}")
     path = folder.path / "report.html"
     report = Report(folder, request, saved, mean, sampled, chosen, pictures, complaint)
     write_bytes(path, _html(report).encode())
