@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from repolicy.engine.settings import Settings
-from repolicy.engine.steering import off_budget, steered
+from repolicy.engine.steering import off_budget, overspent, steered
 from repolicy.engine.worker import Worker
 from repolicy.objective import residual
 from repolicy.policies.policy import Policy, PolicySpec, frozen
@@ -57,3 +57,11 @@ def test_a_log_prior_budget_is_spent_by_actions_less_likely_than_the_priors_own(
         spent = Worker.below_prior(worker, SimpleNamespace(observations=observations), log_prior)  # type: ignore[arg-type]
         assert float(spent["below_prior"]) == pytest.approx(20 * nats, rel=1e-5)
         assert float(spent["below_prior_squares"]) == pytest.approx(20.0, rel=1e-5)
+
+
+def test_an_end_beyond_the_budget_is_told_from_five_quarters_of_it_on() -> None:
+    budget = Settings(kl_budget=2.0).budget
+    assert budget is not None
+    assert overspent(off_budget(2.49, 2.0), 2.49, budget) == []
+    [said] = overspent(off_budget(2.51, 2.0), 2.51, budget)
+    assert said.startswith("the run ends beyond its budget of 2 nats a step: the last iteration spent 2.51;")

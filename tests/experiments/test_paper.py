@@ -53,7 +53,9 @@ def test_every_run_is_the_papers() -> None:
 
 
 def test_what_is_beyond_the_paper_is_made_only_where_it_is_named() -> None:
-    assert {plan.variant for plan in planned(("recommended", "ant"), 1)} == {"shipped", "ours", "ours_budget"}
+    recommended = {plan.variant: plan for plan in planned(("recommended", "ant"), 1)}
+    assert set(recommended) == {"shipped", "ours", "ours_budget", "by_default"}
+    assert not {"--omega", "--alpha", "--states"} & set(recommended["by_default"].run(Path("prior")).words)
     assert planned(("joints",), 1)[-1].run(Path("prior")).addon == "hind_leg(joint=ffoot)"
     assert {plan.task for plan in planned(("joints",), 1)} == {"halfcheetah"}
     words = planned(("sensitivity", "hopper"), 1)[-1].run(Path("prior")).words

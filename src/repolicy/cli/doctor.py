@@ -28,7 +28,12 @@ def doctor() -> dict[str, Any]:
     facts: dict[str, Any] = dict(versions())
     facts["cores"] = physical_cores()
     facts["environments"] = _environments()
-    facts["rendering"] = rendering()
+    library = renderer()
+    facts["rendering"] = (
+        f"works off-screen with MUJOCO_GL={library}"
+        if library
+        else "does not work: install libegl1 or libosmesa6 for films"
+    )
     for extra, packages in EXTRAS.items():
         missing = ", ".join(name for name in packages if find_spec(name) is None)
         facts[f"extra {extra}"] = f"missing {missing}: pip install 'repolicy[{extra}]'" if missing else "installed"
@@ -41,15 +46,13 @@ def _environments() -> str:
     return f"EnvPool's {len(names):,}, and Gymnasium's" if names else "Gymnasium's only (no EnvPool here: slower)"
 
 
-def rendering() -> str:
-    """Try it: one frame of a small scene, off-screen."""
-    for backend in libraries():
-        if _renders(backend):
-            return f"works off-screen with MUJOCO_GL={backend}"
-    return "does not work: install libegl1 or libosmesa6 for films"
+def renderer() -> str:
+    """The first graphics library that draws off-screen here, or nothing."""
+    return next((library for library in libraries() if _renders(library)), "")
 
 
 def _renders(backend: str) -> bool:
+    """Try it: one frame of a small scene."""
     code = (
         "import mujoco; m = mujoco.MjModel.from_xml_string('<mujoco/>'); r = mujoco.Renderer(m, 16, 16); "
         "r.update_scene(mujoco.MjData(m)); r.render()"
