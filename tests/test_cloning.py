@@ -24,6 +24,7 @@ from repolicy.policies.fitting import Samples
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.priors import Exact, MeanPrior, ScoredPrior, State, prior_of
 from repolicy.policies.spaces import ActionSpace
+from repolicy.report.run import repeat
 
 EXACT = optimum(STATE_COST, CONTROL_COST, ALPHA)
 GAIN, STD = float(EXACT.gain), math.sqrt(float(EXACT.covariance))
@@ -69,9 +70,12 @@ def test_the_actor_is_fitted_and_the_prior_itself_scores(prior: Any, std: Any, t
     [sentence] = [sentence for sentence in said.sentences if "nats a step from" in sentence]
     assert "with a return of -" in sentence
     assert ("where the prior has -" in sentence) == (std is not None)
-    saved = read_policy(RunFolder(result.folder).prior)
+    folder = RunFolder(result.folder)
+    saved, request = read_policy(folder.prior), folder.request()
     assert saved.card["clone_of"]["kl"] == pytest.approx(0.0, abs=0.05)
-    assert read_policy(RunFolder(result.folder).last_policy).card["prior_is"] == saved.card["clone_of"]
+    assert request is not None
+    assert repeat(folder, request) == ""  # the prior of a command would be the clone
+    assert read_policy(folder.last_policy).card["prior_is"] == saved.card["clone_of"]
 
 
 def test_it_is_the_exact_prior_that_scores_and_not_the_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

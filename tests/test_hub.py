@@ -175,6 +175,10 @@ def test_the_card_has_table_license_and_how_to_repeat(
     assert again == text.partition("## Make it again")[2].partition("Made with")[0]
     monkeypatch.chdir("../..")
     assert hashlib.sha256(files["somebody/near"]["policy.safetensors"]).hexdigest() in text
+    assert typed(capsys, "dial", "runs/near", "--at", "0.5", "--how", "weights", "--trust")[0] == 0
+    for beside in ("prior", "best-weights-0.5"):  # no run of that command ends with these
+        repolicy.push(f"runs/near/{beside}.safetensors", "hf://somebody/beside", episodes=1, env=ENV, trust=True)
+        assert "Make it again" not in files["somebody/beside"]["README.md"].decode()
     assert typed(capsys, "push", "runs/near", "hf://somebody/near", "--episodes", "1")[0] == 2  # it names code
 
 

@@ -130,11 +130,14 @@ def _env(env: str, request: dict[str, Any]) -> str:
 
 
 def _repeat(path: Path, card: dict[str, Any], elsewhere: str) -> str:
-    """The command that makes the policy again: of a run's folder to the bit, else as far as the card tells."""
+    """The command that makes the policy again: a run's own to the bit, else as far as the card tells."""
     folder, asked = RunFolder(path.resolve().parent), card.get("request", {})
+    if "dial" in card:  # a position of a dial, which no run ends with
+        return ""
     if "method" in asked:  # residual Q-learning's, whose settings are of another kind
         return _quoted(str(card.get("command", "")))
-    request = folder.request() if (folder.path / "run.json").exists() else None
+    own = path.name in (folder.best_policy.name, folder.last_policy.name)
+    request = folder.request() if own and (folder.path / "run.json").exists() else None
     if request is not None:
         return repeat(folder, request).replace(str(folder.path), elsewhere)
     if "prior" not in asked or "sparse" not in asked:

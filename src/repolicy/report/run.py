@@ -17,7 +17,7 @@ from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.errors import FileError, RepolicyError
 from repolicy.loading import confirm, file_sum
 from repolicy.objective import Objective, name_of
-from repolicy.policies.file import SavedPolicy, read_policy
+from repolicy.policies.file import SavedPolicy, read_card, read_policy
 from repolicy.policies.storage import write_bytes
 from repolicy.report import charts, page
 from repolicy.report.curves import learning
@@ -268,8 +268,14 @@ def _recipe(request: dict[str, Any]) -> str:
 
 
 def repeat(folder: RunFolder, request: dict[str, Any]) -> str:
-    """The command that makes the run again, to the bit; empty where only Python can say what was asked for."""
+    """The command that makes the run again, to the bit; empty where none can.
+
+    Some is asked for in Python alone. Where the prior could not be copied, the folder holds a clone of it, and the run
+    was scored by the prior.
+    """
     asked, customized = Request.from_dict(request), bool(request["prior"])
+    if customized and "clone_of" in read_card(folder.prior):
+        return ""
     arguments = words(asked, _prior_of(folder, request) if customized else "")
     usual = customize_defaults(folder.prior) if customized else train_defaults(asked.env)
     parts = ["repolicy", *arguments, *options(asked.settings, usual), "--out", f"{folder.path}-again"]
