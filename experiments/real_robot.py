@@ -36,8 +36,9 @@ def measured(policy: Policy, env: str, episodes: int, stochastic: bool) -> Row:
     """The first episode of each environment: return, length, falls, the terms' sums, and errors of the velocities."""
     envs = make_envs(env, episodes, EVALUATION_SEED, "auto")
     check_fit(policy, envs)
-    collector = Collector(envs, BLOCK, torch.Generator().manual_seed(EVALUATION_SEED), keep_transitions=True)
-    sums = EpisodeSums(episodes, episodes, LONGEST)
+    generator = torch.Generator().manual_seed(EVALUATION_SEED)
+    collector = Collector(envs, BLOCK, generator, keep_transitions=True, longest=LONGEST)
+    sums = EpisodeSums(episodes, episodes)
     scales = {name: _largest(envs.name, key) for name, key in TRACKED.items()}
     while sums.missing:
         rollout = collector.collect(policy, stochastic)

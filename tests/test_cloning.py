@@ -126,6 +126,15 @@ class Remembering:
         return -0.5 * state["seen"], {"seen": torch.from_numpy(observations)}
 
 
+def test_a_wish_with_a_dial_goes_with_a_prior_that_is_fitted(tmp_path: Path) -> None:
+    settings = replace(FEW, steps=512, segment=1)
+    wish, env = tiny("stay_near"), tiny("LinearQuadratic")
+    result = customize(steer, f"{wish}=0..2", residual(0.3, 0.1), tmp_path / "run", settings, env=env, std=STD)
+    assert [str(dial) for dial in read_policy(RunFolder(result.folder).last_policy).policy.dials] == [
+        "stay_near from 0 to 2"
+    ]
+
+
 def test_a_clone_without_a_memory_says_what_that_costs(tmp_path: Path) -> None:
     result, said = customized(prior_of(Remembering(), 0.1), tmp_path / "run", replace(FEW, critic_warmup=1.0))
     [sentence] = [sentence for sentence in said.sentences if "nats a step from Remembering" in sentence]

@@ -144,6 +144,12 @@ def test_an_endless_episode_is_cut_so_that_evaluations_end(monkeypatch: pytest.M
     assert found.lengths.tolist() == found.basic.tolist() == [30.0] * 5
 
 
+def test_after_an_episode_that_is_cut_the_next_one_begins_anew() -> None:
+    """Not with the rest of the same one. Episode k of `Counter` pays 10 k + 1 and 10 k + 2 in its first two steps."""
+    found = run_episodes(policy(), make_envs(tiny("Counter"), 2, 0), 6, longest=2)
+    assert found.basic.tolist() == [23.0, 23.0, 43.0, 43.0, 63.0, 63.0]
+
+
 def test_everything_may_be_named() -> None:
     by_name = evaluate("hopper", "Hopper-v4", 1, addon="height=2")
     made = evaluate(load_policy("hopper"), "Hopper-v4", 1, addon=combined(["height=2"]))

@@ -67,6 +67,16 @@ def test_actions_reach_the_environment_as_they_were_sampled() -> None:
     assert set(rollout.info) == {"clock", "action_seen"}  # numbers only
 
 
+def test_infos_are_numbers_in_every_step_and_no_environment_decides_their_kind() -> None:
+    """Gymnasium gives all environments the kind of number that the first one tells: 0.5 beside a whole 0 would be 0."""
+    collect, policy = collector("Rare", horizon=5, keep=True)
+    told = collect.collect(policy).info
+    costs = {tuple(column) for column in told["cost"].T}
+    assert costs == {(0.5, 0.0, 0.5, 0.5, 0.0), (0.0, 0.5, 0.0, 0.0, 0.5)}  # in episodes of 3 and 4 steps
+    assert told["second"].tolist() == [[0, 0], [7, 7], [0, 0], [0, 0], [7, 7]]
+    assert set(told) == {"cost", "second"}  # no truth values
+
+
 def test_actions_are_the_policys_at_normalized_observations() -> None:
     collect, policy = collector("LinearQuadratic", horizon=50, count=8)
     policy.normalizer.update(sums(np.random.default_rng(0).normal(1.0, 3.0, (100, 1)).astype(np.float32)))

@@ -14,6 +14,7 @@ from tiny_envs import LinearQuadratic, Manifold, stay_near, tiny
 import repolicy
 from repolicy.engine import ranks
 from repolicy.engine.session import ranks_for
+from repolicy.engine.wanted import Wanted
 from repolicy.errors import UsageError
 from repolicy.loading import lives_here_alone, load_object, reference_to
 from repolicy.policies.policy import Policy, PolicySpec
@@ -98,6 +99,38 @@ def test_a_policy_is_customized_from_a_result_to_a_function(chain: tuple[repolic
     states = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
     before, after = (result.policy.predict(states, deterministic=True)[0] for result in chain)
     assert not np.array_equal(before, after)
+
+
+def test_what_is_left_out_is_as_in_the_run_that_is_resumed(tmp_path: Path) -> None:
+    """Nobody can tell what a nat is worth here, so the run takes a budget, which the same call finds again."""
+    prior = Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(4,)))
+
+    def again(objective: Any, settings: repolicy.Settings | None, resume: bool = True) -> repolicy.Result:
+        return repolicy.customize(
+            prior, tiny("constant"), objective, tmp_path / "run", settings, env=tiny("WithoutReward"), sparse=True,
+            resume=resume,
+        )  # fmt: skip
+
+    one = replace(SMALL, ranks=1)
+    first = again(None, one, resume=False)
+    assert {"prior_kl", "best"} <= set(first.last)
+    told = {name: value for name, value in first.last.items() if np.isfinite(value)}
+    for objective in (None, Wanted("residual"), Wanted("residual", "auto")):
+        for settings in (one, None):
+            assert again(objective, settings).last == told  # and nothing was left to do
+    with pytest.raises(UsageError, match="kl_budget was 2.0 and is now None"):
+        again(Wanted("residual", 0.3), one)
+
+
+def test_a_result_is_evaluated_where_it_was_trained() -> None:
+    settings = replace(SMALL, ranks=1, steps=128, backend="gymnasium")
+    assert repolicy.train("CartPole-v1", repolicy.soft(0.1), settings=settings).evaluate(1).backend == "gymnasium"
+
+
+def test_a_policy_of_ours_has_its_std() -> None:
+    policy = Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(4,)))
+    with pytest.raises(UsageError, match="has all that it needs: leave std and reading out"):
+        repolicy.customize(policy, stay_near, std=0.1, env=LinearQuadratic)
 
 
 def test_a_result_tells_of_itself_in_one_line(chain: tuple[repolicy.Result, repolicy.Result]) -> None:

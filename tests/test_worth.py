@@ -20,7 +20,7 @@ from repolicy.engine.states import MOST_NUMBERS
 from repolicy.engine.training import train
 from repolicy.engine.weights import weights_found, weights_of
 from repolicy.engine.worth import EPISODES, BelowMode, Worth, Worths, measured, sought, worth_of
-from repolicy.objective import soft
+from repolicy.objective import greedy, soft
 from repolicy.policies.file import add_to_card, read_card, read_policy, save_policy
 from repolicy.policies.finding import find_policy, shipped
 from repolicy.policies.policy import Policy, PolicySpec, seeded
@@ -105,6 +105,17 @@ def test_training_ends_with_what_a_nat_is_worth(tmp_path: Path) -> None:
     before = best.read_bytes()
     train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", settings, resume=True)
     assert best.read_bytes() == before
+
+
+def test_who_learned_from_an_add_on_alone_is_measured_in_it(tmp_path: Path) -> None:
+    settings = Settings(ranks=1, envs=4, horizon=16, minibatch=32, steps=128, hidden=(4,), evaluation_episodes=2)
+    env, wishes = tiny("WithoutReward"), (tiny("stay_near"),)
+    best = RunFolder(train(env, greedy(0.1), tmp_path / "run", settings, addon=wishes).folder).best_policy
+    known = read_policy(best)
+    found = measured(known.policy, env, 8, addons=wishes, addon_alone=True)
+    assert found is not None
+    assert known.card["nat_worth"] == asdict(found)
+    assert measured(known.policy, env, 8, addons=wishes) is None  # the sum with a reward that is no number
 
 
 def test_a_card_says_more_and_the_tensors_stay(tmp_path: Path) -> None:

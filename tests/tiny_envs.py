@@ -152,6 +152,19 @@ class Both(Counter):
         return observation, reward, ended, ended, info
 
 
+class Rare(Counter):
+    """Tells some numbers in some steps only, and whole ones as whole numbers: of two environments, by turns."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._odd = self._odd if seed is None else seed % 2
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        *others, _ = super().step(action)
+        cost = 0 if self._t % 2 == self._odd else 0.5
+        return *others, {"cost": cost, "fast": bool(cost)} | ({"second": 7} if self._t == 2 else {})
+
+
 # Spaces ---------------------------------------------------------------------------------------------------------------
 
 

@@ -36,7 +36,8 @@ def bench(env: str, settings: Settings, slices: int) -> dict[str, Any]:
     settings = settings.resolved()
     ranks.check_count(settings.ranks)
     rounds = max(1, round(settings.segment / PARTS))
-    settings = replace(settings, segment=PARTS * rounds, steps=10 * PARTS * rounds * settings.iteration_steps)
+    steps = max(10 * PARTS, slices) * rounds * settings.iteration_steps
+    settings = replace(settings, segment=PARTS * rounds, steps=steps)
     request = Request(env, soft(0.01), settings)
     check(request)
     with tempfile.TemporaryDirectory() as path:

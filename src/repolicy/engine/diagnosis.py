@@ -144,11 +144,11 @@ def diagnose(
 @torch.no_grad()
 def drive(policy: Policy, env: str, addon: Addon, stochastic: bool, backend: Backend) -> Drive:
     """A thousand steps in each environment, of which each one's first episode counts."""
-    sums, blocks, far, entropy, stds = EpisodeSums(ENVS, ENVS, STEPS), 0, 0.0, 0.0, list[float]()
+    sums, blocks, far, entropy, stds = EpisodeSums(ENVS, ENVS), 0, 0.0, 0.0, list[float]()
     below = Scorer(BelowMode(policy))
     with closing(make_envs(env, ENVS, EVALUATION_SEED, backend)) as envs:
         generator = torch.Generator().manual_seed(EVALUATION_SEED)
-        collector = Collector(envs, BLOCK, generator, keep_transitions=True)
+        collector = Collector(envs, BLOCK, generator, keep_transitions=True, longest=STEPS)
         while sums.missing:
             rollout = collector.collect(policy, stochastic)
             sums.add(quantities(rollout, addon, below), rollout)

@@ -63,7 +63,11 @@ class Result:
 
     def evaluate(self, episodes: int = 100, *, stochastic: bool = False, seed: int = 0) -> Evaluation:
         """Whole episodes of the best policy, in the run's environment, with its add-on."""
-        return evaluate(self.folder, episodes=episodes, stochastic=stochastic, seed=seed, trust=True)
+        request = RunFolder(self.folder).request()
+        return evaluate(
+            self.folder, episodes=episodes, stochastic=stochastic, seed=seed, trust=True,
+            backend="auto" if request is None else request["settings"]["backend"],
+        )  # fmt: skip
 
     def report(self) -> Path:
         """Evaluate and film the best policy beside its prior, and write report.html into the run's folder."""

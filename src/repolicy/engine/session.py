@@ -74,6 +74,23 @@ def resumed(out: Path, resume: bool) -> tuple[Objective | None, Settings | None]
     return Objective(**request["objective"]), Settings(**validated(request["settings"], f"the run in {out}"))
 
 
+def continued(
+    objective: Objective | Wanted | None, settings: Settings | None, out: Path, resume: bool
+) -> tuple[Objective | Wanted, Settings | None, Settings | None]:
+    """What customizing was asked for, with what the run that is resumed chose by itself; and that run's settings.
+
+    A run that could not tell what a nat is worth has taken a budget, and both weights begin where it said.
+    """
+    before, kept = resumed(out, resume)
+    by_itself = objective is None or (isinstance(objective, Wanted) and objective.omega in (None, "auto"))
+    if before is not None and kept is not None and kept.budget is not None and by_itself:
+        if settings is not None and settings.budget is None:
+            settings = replace(settings, kl_budget=kept.kl_budget, log_prior_budget=kept.log_prior_budget)
+        if isinstance(objective, Wanted) and objective.alpha is None:
+            objective = replace(objective, alpha=before.alpha)
+    return objective or before or Wanted("residual"), settings, kept
+
+
 def shown(progress: bool | None) -> list[Any]:
     """The live display, by default where somebody looks: in a terminal or a notebook."""
     if progress is None:

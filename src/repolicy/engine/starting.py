@@ -87,7 +87,7 @@ class Start:
         """With a policy to start from, fitted to the prior where it is no copy of it."""
         if self.exact is None:
             return self
-        addons.combined(wishes)  # errors are reported before the long work begins
+        addons.combined(addons.at(wishes))  # errors are reported before the long work begins
         addons.check_env(wishes, env)
         exact = self.exact
         if isinstance(exact, MeanPrior):
@@ -107,6 +107,10 @@ def start_of(given: Any, reading: Options | None, init: Init, trust: bool, file:
             raise UsageError(f"{name} cannot be copied; leave --init out, and the actor is fitted to it")
         return Start(given, name, None, b"", exact, source_of(reference, exact, reading, trust))
     if isinstance(prior, Policy):
+        if reading not in (None, Options()):
+            raise UsageError(
+                f"{name} is a policy of Repolicy's, which has all that it needs: leave std and reading out"
+            )
         saved, content = SavedPolicy(frozen(prior), None, {}), policy_bytes(prior, {})
     else:
         path = find_policy(prior)

@@ -20,7 +20,7 @@ from repolicy.engine.machine import polite_interrupt, torchrun_place, versions
 from repolicy.engine.request import Request, check_dials, spec_for
 from repolicy.engine.result import Result as Result
 from repolicy.engine.segments import Segments
-from repolicy.engine.session import called, called_objective, folder_for, ranks_for, resumed, shown
+from repolicy.engine.session import called, called_objective, continued, folder_for, ranks_for, resumed, shown
 from repolicy.engine.settings import Settings
 from repolicy.engine.starting import Init, Start, named_as, start_of
 from repolicy.engine.states import check_learnable
@@ -142,8 +142,7 @@ def customize(
     start = start_of(prior, reading, init, trust, RunFolder(folder).prior)
     env = with_observed(env_name(env) if env is not None else start.env(trust), observe, observe_critic)
     RunFolder(folder).check_new(resume)  # before anything that takes a while
-    last_objective, last_settings = resumed(folder, resume)
-    objective = objective or last_objective or Wanted("residual")
+    objective, settings, last_settings = continued(objective, settings, folder, resume)
     wishes = addons.names(addon)
     if not wishes:
         raise UsageError(
@@ -333,6 +332,8 @@ def work(
         for watcher in watchers:
             watcher.close()
     finished = worker.iteration == request.settings.iterations
+    if not metrics and worker.iteration:  # nothing was left to do
+        metrics = {name: values[-1] for name, values in folder.logged().items() if values and values[-1] is not None}
     if finished and team.index == 0 and not request.prior:
         tell_worth(request, folder)
     return Result(folder.path, worker.steps, finished, metrics)
@@ -344,7 +345,10 @@ def tell_worth(request: Request, folder: RunFolder) -> None:
     if "nat_worth" in saved.card:
         return
     episodes = 4 * request.settings.evaluation_episodes
-    worth = measured(saved.policy, request.env, episodes, addons=request.addons, backend=request.settings.backend)
+    worth = measured(
+        saved.policy, request.env, episodes, addons=request.addons, backend=request.settings.backend,
+        addon_alone=not request.objective.reads_basic,
+    )  # fmt: skip
     if worth is not None:
         add_to_card(folder.best_policy, {"nat_worth": asdict(worth)})
 

@@ -60,11 +60,20 @@ def worth_of(by_mean: np.ndarray, sampled: np.ndarray, nats: float) -> Worth | N
 
 
 def measured(
-    policy: Policy, env: str, episodes: int = EPISODES, *, addons: tuple[str, ...] = (), backend: Backend = "auto"
+    policy: Policy,
+    env: str,
+    episodes: int = EPISODES,
+    *,
+    addons: tuple[str, ...] = (),
+    backend: Backend = "auto",
+    addon_alone: bool = False,
 ) -> Worth | None:
-    """From episodes."""
+    """From episodes, in the environment's reward and the add-ons', or in theirs alone."""
     mean, sampled = _episodes(policy, env, episodes, EVALUATION_SEED, addons, backend)
-    return worth_of(mean.total, sampled.total, _nats([sampled]))
+    by_mean, by_sampled = (each.addon if addon_alone else each.total for each in (mean, sampled))
+    assert by_mean is not None
+    assert by_sampled is not None
+    return worth_of(by_mean, by_sampled, _nats([sampled]))
 
 
 @dataclass(frozen=True)

@@ -214,9 +214,10 @@ def run_episodes(
     The environments act in blocks of steps, and each block is scored at once. Episodes are in the order of their
     environments, not of their ends, so those of two policies by one seed are pairs that began alike.
     """
-    collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=bool(addon or familiarity))
+    keeps, longest = bool(addon or familiarity), longest or LONGEST
+    collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keeps, longest=longest)
     scorer = None if prior is None else Scorer(prior)
-    sums = EpisodeSums(envs.count, episodes, longest or LONGEST)
+    sums = EpisodeSums(envs.count, episodes)
     while sums.missing:
         rollout = collector.collect(agent, stochastic)
         sums.add(quantities(rollout, addon, scorer, familiarity), rollout, progress)
@@ -266,12 +267,11 @@ def quantities(
 class EpisodeSums:
     """Sums over the episodes that run, and over those that ended, as many as each environment has to run."""
 
-    def __init__(self, environments: int, episodes: int, longest: int) -> None:
+    def __init__(self, environments: int, episodes: int) -> None:
         self.missing = episodes
         self._quota = np.full(environments, episodes // environments)
         self._quota[: episodes % environments] += 1
         self._begun = np.zeros(environments, int)
-        self._longest = longest
         self._running: dict[str, np.ndarray] = {}
         self._done: list[dict[str, float]] = []
 
@@ -283,7 +283,7 @@ class EpisodeSums:
         for t in range(len(rollout.basic)):
             for name, values in self._running.items():
                 values += steps[name][t]
-            ended = rollout.terminated[t] | rollout.truncated[t] | (self._running["length"] >= self._longest)
+            ended = rollout.terminated[t] | rollout.truncated[t]
             for n in np.flatnonzero(ended & (self._quota > 0)):
                 self._end(int(n), bool(rollout.terminated[t, n]))
                 if progress is not None:

@@ -129,7 +129,15 @@ class _One:
             )
         if not isinstance(answer[1], float | int | np.floating | np.integer):
             _check_reward(answer[1], self.name)
-        return answer
+        *others, info = answer
+        return *others, _as_floats(info) if isinstance(info, dict) else info
+
+
+def _as_floats(info: dict[str, Any]) -> dict[str, Any]:
+    """Whole numbers as floats: Gymnasium keeps the kind of number that its first environment tells, for all of them."""
+    return {
+        key: float(each) if type(each) is int or isinstance(each, np.integer) else each for key, each in info.items()
+    }
 
 
 def _check_reward(reward: Any, name: str) -> None:

@@ -61,15 +61,16 @@ class Rollout:
 
     @cached_property
     def info(self) -> Info:
-        """The infos as arrays `[T, N]`: entries that every step has."""
-        keys = set.intersection(*(set(info) for info in self.infos)) if self.infos else set()
-        return {key: np.stack([info[key] for info in self.infos]) for key in sorted(keys)}
+        """The infos as arrays `[T, N]`, 0 in the steps that do not tell an entry."""
+        zeros = {key: np.zeros_like(value) for info in self.infos for key, value in info.items()}
+        return {key: np.stack([info.get(key, zero) for info in self.infos]) for key, zero in sorted(zeros.items())}
 
 
 class Collector:
     """N environments and where they stand. `collect` goes on where the last call stopped.
 
     cuts: after how many steps the first episode of each environment is cut, as by a time limit; 0 for no cut.
+    longest: the same for every episode of all environments.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Collector:
         generator: torch.Generator,
         keep_transitions: bool = False,
         cuts: np.ndarray | None = None,
+        longest: int = 0,
     ) -> None:
         self.envs = envs
         self.horizon = horizon
@@ -89,6 +91,7 @@ class Collector:
         self._returns = np.zeros(envs.count)
         self._lengths = np.zeros(envs.count, np.int64)
         self._cuts = np.zeros(envs.count, np.int64) if cuts is None else cuts.copy()
+        self._longest = longest
 
     @torch.no_grad()
     def collect(self, agent: Agent, stochastic: bool = True) -> Rollout:
@@ -155,7 +158,7 @@ class Collector:
             )
 
     def _followed(self, step: Step, episodes: Episodes) -> Step:
-        """The step with the first episodes that are due cut out of step. Those count for nothing in the statistics."""
+        """The step with the episodes cut that are due. Those count for nothing in the statistics."""
         ended = step.terminated | step.truncated
         if ended.any():
             episodes.returns += self._returns[ended].tolist()
@@ -167,11 +170,11 @@ class Collector:
         return step._replace(observations=fresh, truncated=step.truncated | due)
 
     def _cut_now(self, step: Step) -> np.ndarray | None:
-        """Which first episodes `[N]` are to be cut after this step, if any are."""
-        if not self._cuts.any():
+        """Which episodes `[N]` are to be cut after this step, if any are."""
+        if not (self._longest or self._cuts.any()):
             return None
         ended = step.terminated | step.truncated
-        due: np.ndarray = (self._lengths == self._cuts) & ~ended
+        due: np.ndarray = ((self._lengths == self._cuts) | (self._lengths == self._longest)) & ~ended
         self._cuts[ended | due] = 0
         return due if due.any() else None
 
