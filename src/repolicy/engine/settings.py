@@ -226,7 +226,9 @@ def _converted(value: Any, hint: Any, where: str) -> Any:
         return tuple(_converted(item, int, where) for item in value)
     if hint is bool and isinstance(value, bool):
         return value
-    number = isinstance(value, Real) and not isinstance(value, bool) and abs(typing.cast(float, value)) < 1e300
+    if isinstance(value, Real) and hasattr(value, "item"):
+        value = value.item()  # NumPy's
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
     if hint in (int, float) and number and hint(value) == value:
         return hint(value)
     raise UsageError(f"{where} is {value!r}; it must be {_WORDS[hint]}")
