@@ -8,6 +8,8 @@ The file is the run's own, with the scores that `results/learning.jsonl` holds a
 import argparse
 from pathlib import Path
 
+from experiments import campaign
+from experiments.campaign import finished
 from experiments.learning import VARIED, run
 from repolicy.many.ledger import Ledger
 from repolicy.policies.file import read_policy, save_policy
@@ -21,7 +23,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"))
     parser.add_argument("--results", type=Path, default=Path("results/learning.jsonl"))
     options = parser.parse_args()
-    rows = Ledger(options.results).rows()
+    rows = list(finished(Ledger(options.results)).values())
     for env, name in NAMES.items():
         candidates = [row for row in rows if row["key"].rpartition("/")[0] == env]
         if not candidates:
@@ -42,4 +44,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    campaign.run_main(main)

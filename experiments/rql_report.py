@@ -3,13 +3,13 @@
 python -m experiments.rql_report
 """
 
-import re
 from pathlib import Path
 from statistics import mean, stdev
 
 import matplotlib.pyplot as plt
 
 from experiments.campaign import finished
+from experiments.pages import fill, markdown
 from repolicy.many.ledger import Ledger, Row
 
 ROOT = Path(__file__).parent.parent
@@ -25,25 +25,23 @@ Rows = list[Row]
 
 
 def main() -> None:
+    tasks = by_task()
+    fill(PAGE, {"rql": lambda: table(tasks)})
+    draw(tasks)
+
+
+def by_task() -> dict[str, Rows]:
+    """The rows of each task."""
     tasks: dict[str, Rows] = {}
     for row in finished(Ledger(ROOT / "results" / "rql.jsonl")).values():
         tasks.setdefault(row["key"].partition("/")[0], []).append(row)
-    page = re.sub(
-        r"(<!-- results -->\n).*?(<!-- end -->)",
-        lambda match: match[1] + table(tasks) + "\n" + match[2],
-        PAGE.read_text(),
-        flags=re.DOTALL,
-    )
-    PAGE.write_text(page)
-    draw(tasks)
+    return tasks
 
 
 def table(tasks: dict[str, Rows]) -> str:
     """Means over seeds, ± std (of a sample: n − 1); shares of the prior's basic return and of the full total."""
-    lines = [
-        "| task | policy | seeds | basic | add-on | total | of prior's basic | of full total | total, sampled |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    headings = ["task", "policy", "seeds", "basic", "add-on", "total", "of prior's basic", "of full total"]
+    lines = list[list[str]]()
     for task, rows in tasks.items():
         for method, (label, *_) in LOOKS.items():
             own = values(rows, method, "mean", "basic")
@@ -55,8 +53,8 @@ def table(tasks: dict[str, Rows]) -> str:
                 cells += [share(rows, method, "prior", "basic"), share(rows, method, "full", "total")]
                 sampled = values(rows, method, "sampled", "total")
                 cells.append(f"{mean(sampled):,.1f}" if sampled else "")
-                lines.append(f"| {task if method == 'prior' else ''} | {label} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+                lines.append([task if method == "prior" else "", label, *cells])
+    return markdown([*headings, "total, sampled"], lines)
 
 
 def values(rows: Rows, method: str, action: str, part: str) -> list[float]:

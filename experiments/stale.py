@@ -81,10 +81,8 @@ def commits(path: Path) -> list[str]:
         rows = [row for row in whole.values() if isinstance(row, dict)] if "commit" not in whole else [whole]
         named = [row.get("commit", "") for row in rows or [whole]]
         return [commit or written(path)[0] for commit in named]
-    return [
-        json.loads(line).get("commit", "") or wrote
-        for line, wrote in zip(text.splitlines(), written(path), strict=True)
-    ]
+    named = [json.loads(line).get("commit", "") for line in text.splitlines()]
+    return named if all(named) else [commit or wrote for commit, wrote in zip(named, written(path), strict=True)]
 
 
 @cache

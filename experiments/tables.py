@@ -15,7 +15,7 @@ from statistics import mean
 
 import numpy as np
 
-from experiments import dial, heavy, real_robot
+from experiments import dial, heavy, real_robot, rql_report
 from experiments import found as found_settings
 from experiments.campaign import finished
 from experiments.curves import smooth
@@ -32,8 +32,9 @@ def rows(name: str) -> list[Row]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def ledger(name: str) -> dict[str, Row]:
-    return finished(Ledger(RESULTS / name))
+def ledger(name: str, of: str = "") -> dict[str, Row]:
+    """The rows that ended well, by their keys; those whose keys end in `of`, so that runs of other lengths stay out."""
+    return {key: row for key, row in finished(Ledger(RESULTS / name)).items() if key.endswith(of)}
 
 
 def learning() -> str:
@@ -192,10 +193,14 @@ CONTROLS = (
 )
 
 
+USUAL = {"alpha": 0.2, "rate": 1e-3, "steps": 300, "samples": 64, "pairs": 8192}  # others stay out of the page
+
+
 def frontier_runs(world: str, method: str) -> dict[float, list[Row]]:
     found: dict[float, list[Row]] = {}
     for row in rows("llm/frontier.jsonl"):
-        if (row["job"]["world"], row["job"]["method"]) == (world, method):
+        job = {"world": world, "method": method} | USUAL
+        if all(job.get(name, value) == value for name, value in row["job"].items()):
             found.setdefault(row["job"]["omega"], []).append(row)
     return found
 
@@ -203,7 +208,7 @@ def frontier_runs(world: str, method: str) -> dict[float, list[Row]]:
 def through_hosts() -> str:
     """A row a trainer: mean over its seeds, and each seed's total."""
     lines = []
-    runs = list(ledger("through_hosts.jsonl").values())
+    runs = list(ledger("through_hosts.jsonl", "/1000000").values())
     for host in dict.fromkeys(run["host"] for run in runs):
         mine = [run for run in runs if run["host"] == host]
         parts = [mean(run["mean"][f"{part}_reward"][0] for run in mine) for part in ("basic", "addon", "total")]
@@ -221,7 +226,7 @@ def fine_tuning() -> str:
     """A row a way: how much of the unseen reward is lost at first and at the end, and 100 episodes then."""
     headings = ["prior", "way", "lowest of the first 50", "at the end", "mean action: basic", "add-on", "total",
                 "sampled: basic", "total", "steps", "seeds"]  # fmt: skip
-    lines, runs = [], list(ledger("fine_tuning.jsonl").values())
+    lines, runs = [], list(ledger("fine_tuning.jsonl", "/1000000").values())
     done = Counter((run["task"], run["seed"]) for run in runs)
     runs = [run for run in runs if done[run["task"], run["seed"]] == max(done.values())]  # seeds with all ways
     for task, way in dict.fromkeys((run["task"], run["way"]) for run in sorted(runs, key=lambda run: run["task"])):
@@ -270,6 +275,7 @@ TABLES: Tables = {
     "sweeps": sweeps,
     "dial": lambda: dial.table([*ledger("dial.jsonl").values()]),
     "dial_whole": lambda: dial.summary([*ledger("dial.jsonl").values()]),
+    "rql": lambda: rql_report.table(rql_report.by_task()),
     "through_hosts": through_hosts,
     "fine_tuning": fine_tuning,
     "found": lambda: found_settings.table([*ledger("found.jsonl").values()]),

@@ -224,3 +224,29 @@ def test_every_point_prices_states_at_what_a_nat_is_worth(
         sweep(path, wish, [0.0, 0.3], None, tmp_path / "out", Settings(), states=states)
     assert [told(program, "--states") for program in started] == [price, price]
     assert [told(program, "--alpha") for program in started] == ["0.1", "0.1"]  # a third of the smallest above 0
+    started.clear()
+    with pytest.raises(RepolicyError, match="not today"):  # with another smallest, alpha stays
+        sweep(path, wish, [0.03], None, tmp_path / "out", Settings(), resume=True)
+    assert [told(program, "--omega") for program in started] == ["", "0.03", "0.3"]
+    assert {(told(program, "--states"), told(program, "--alpha")) for program in started} == {(price, "0.1")}
+
+
+@pytest.mark.parametrize(("jobs", "at_once"), [(0, 3), (2, 2)])
+def test_ray_is_given_as_many_points_at_a_time_as_are_asked_for(
+    prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int, at_once: int
+) -> None:
+    counts = list[int]()
+
+    def work(points: list[Job], start: object, count: int, ended: Callable[[Job, str], None], watch: object) -> None:
+        counts.append(count)
+        for job in points:
+            ended(job, "not today")
+
+    monkeypatch.setattr("repolicy.many.sweep.work", work)
+    monkeypatch.setattr("repolicy.many.ray.on_ray", lambda: None)
+    with pytest.raises(RepolicyError, match="not today"):
+        sweep(
+            prior, [f"{__file__}:still"], [0.1, 0.2, 0.3], 0.01, tmp_path / "out", Settings(),
+            states=0.0, jobs=jobs, on_ray=True,
+        )  # fmt: skip
+    assert counts == [at_once]

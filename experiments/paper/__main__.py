@@ -18,6 +18,7 @@ from experiments.one import Run
 from experiments.paper.runs import Planned, planned
 from repolicy.engine.folder import RunFolder
 from repolicy.errors import FileError
+from repolicy.loading import file_sum
 from repolicy.many.ledger import Ledger, Row
 
 
@@ -76,13 +77,16 @@ def score(row: Row, which: str) -> float:
 
 
 def check_priors(plans: list[Planned], rows: Rows, options: argparse.Namespace) -> None:
-    """Raise where the ledger has runs of soft, and their best policy is gone."""
+    """Raise where the ledger has runs of soft, and the file is not the best policy of them."""
     for task in dict.fromkeys(plan.task for plan in plans):
         path = prior_of(task, options)
-        trained = [key for key in rows if key.startswith(f"{task}/soft/")]
-        if trained and not path.exists():
+        trained = {key: row for key, row in rows.items() if key.startswith(f"{task}/soft/")}
+        found = [(score(row, name), row["policies"][name]) for row in trained.values() for name in ("last", "best")]
+        best = {checksum for value, checksum in found if value == max(found)[0]}
+        if trained and (not path.exists() or file_sum(path) not in best):
+            wrong = "is another than" if path.exists() else "is missing,"
             raise FileError(
-                f"{path} is missing, the best policy of {', '.join(trained)}: restore it, "
+                f"{path} {wrong} the best policy of {', '.join(trained)}: restore it, "
                 f"or delete these lines of {options.ledger} to train them again"
             )
 

@@ -7,7 +7,7 @@ from experiments.paper import printed
 from experiments.paper.claims import findings
 from experiments.paper.results import Results, Scores, cost, mixed
 from experiments.paper.runs import BEYOND, EVERY, OWN, TASKS, VARIANTS
-from experiments.statistics import interval, iqm
+from experiments.statistics import interval, iqm, mean
 from repolicy.engine.defaults import train_defaults
 
 Rows = tuple[list[str], list[list[str]]]
@@ -142,9 +142,9 @@ def aims(results: Results) -> Rows:
             part, called = of_interest(variant)
             paper, scores = printed.value(task, variant, part), ours(results, task, variant)
             if scores is not None:
-                mean = scores.pooled[0]
-                row = [ENVIRONMENTS[task], name, called, number(paper), number(mean), number(mean - paper)]
-                rows.append([*row, bounds(scores, lambda each: each.mean(axis=(-2, -1)))])
+                average = scores.pooled[0]
+                row = [ENVIRONMENTS[task], name, called, number(paper), number(average), number(average - paper)]
+                rows.append([*row, bounds(scores, mean)])
     return headings, rows
 
 

@@ -1,6 +1,7 @@
 """A campaign from its runs to its ledger."""
 
 import argparse
+import shutil
 import sys
 from pathlib import Path
 
@@ -103,10 +104,15 @@ def test_the_prior_is_the_best_policy_of_all_seeds(tmp_path: Path) -> None:
             save_policy(name, policy, {"score": score})
         ways = {"last": last, "best": best}.items()
         rows[plan.key] = {"key": plan.key} | {name: {"mean": {"basic_reward": [value, 0.0]}} for name, value in ways}
+        files = {"last": folder.last_policy, "best": folder.best_policy}
+        rows[plan.key]["policies"] = {name: file_sum(file) for name, file in files.items()}
         keep_best(plan, rows, options)
     kept = (options.priors / "hopper.safetensors").read_bytes()
     assert kept == RunFolder(options.runs / "hopper-soft-1").best_policy.read_bytes()
     check_priors([Planned("hopper", "kl", 0)], rows, options)
+    shutil.copyfile(folder.best_policy, options.priors / "hopper.safetensors")  # 6.5 where another one has 7
+    with pytest.raises(FileError, match="hopper.safetensors is another than the best policy of hopper/soft/0"):
+        check_priors([Planned("hopper", "kl", 0)], rows, options)
     (options.priors / "hopper.safetensors").unlink()
     with pytest.raises(FileError, match="hopper.safetensors is missing, the best policy of hopper/soft/0"):
         check_priors([Planned("hopper", "kl", 0)], rows, options)

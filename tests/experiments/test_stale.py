@@ -53,11 +53,13 @@ def test_a_row_is_stale_once_what_it_depends_on_has_changed(clone: Path) -> None
     assert stale.stale(clone / "results") == expected
     assert "a commit that this clone does not have" in stale.said(expected[-1])
     committed(clone, src__repolicy__engine="3")  # a row that names none is as old as its line
+    (clone / "results" / "new.jsonl").write_text(rows(first))  # git does not know it yet
     stale.changed_since.cache_clear()
     found = stale.stale(clone / "results")
+    assert Finding("new.jsonl", 1, first, 2) in found
     assert Finding("older.jsonl", 1, written, 1) in found
     assert Finding("runs.jsonl", 1, first, 2) in found
-    assert sum(each.rows for each in found) == 6
+    assert sum(each.rows for each in found) == 7
 
 
 def test_what_a_kind_depends_on() -> None:

@@ -37,6 +37,13 @@ def test_a_line_may_be_written_anew_but_not_changed(ledger: Ledger) -> None:
         ledger.rows()
 
 
+def test_a_last_line_without_its_end_stays_a_line(ledger: Ledger) -> None:
+    ledger.path.write_text(ledger.path.read_text().removesuffix("\n"))
+    ledger.add({"key": "c"})
+    assert [row["key"] for row in ledger.rows()] == ["a", "b", "c"]
+    assert ledger.path.read_text().count("\n") == 3
+
+
 @pytest.mark.parametrize("line", ["no JSON", "{}", "[]", '{"key": "a"}', '{"key": "a", "sha', "null"])
 def test_a_line_that_is_no_row_is_named(ledger: Ledger, line: str) -> None:
     with open(ledger.path, "a") as file:

@@ -13,8 +13,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from repolicy.engine.steering import FARTHEST, off_budget, steered
+from repolicy.envs.evaluation import untold
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Objective, plain
+from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.file import notes_of, read_policy
 from repolicy.policies.finding import find_policy
 from repolicy.policies.policy import Policy, PolicySpec, Prior, check_scores, frozen
@@ -58,10 +60,11 @@ class Steering:
         """Whether the actor learns in the iteration under way; the critic always does."""
         return self.iterations >= self.critic_warmup
 
-    def steer(self, prior_kl: float) -> None:
-        """The end of an iteration in which the policy was so far from its prior, in nats a step."""
+    def steer(self, prior_kl: float, samples: int) -> None:
+        """The end of an iteration in which the policy was so far from its prior, in nats a step, over so many steps."""
         if self.kl_budget is not None and self.fits_actor:
-            before, self.off_budget = self.off_budget, off_budget(prior_kl, self.kl_budget)
+            before = self.off_budget
+            self.off_budget = off_budget(prior_kl, self.kl_budget, before, samples)
             self.objective = steered(self.objective, before, self.off_budget)
         self.iterations += 1
 
@@ -82,11 +85,15 @@ def read_prior(prior: str | Path | Prior) -> Prior:
         saved = read_policy(find_policy(prior))
         for note in notes_of(saved.card):
             warnings.warn(note, stacklevel=3)
-        return saved.policy
-    if isinstance(prior, Policy):
-        return frozen(prior)
-    check_scores(prior)
-    return prior
+        policy = saved.policy
+    elif isinstance(prior, Policy):
+        policy = frozen(prior)
+    else:
+        check_scores(prior)
+        return prior
+    if isinstance(policy, Conditioned):
+        raise UsageError(untold(policy, "the prior"))
+    return policy
 
 
 def scored(prior: Prior, observations: Any, actions: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.adapters.common import check_needs, read_prior
+from repolicy.adapters.common import read_prior
 from repolicy.errors import UsageError
 from repolicy.objective import reformulated, residual
 from repolicy.policies.policy import Policy, Prior
@@ -32,7 +32,6 @@ def prior_reward(prior: str | Path | Prior, omega: float, alpha: float) -> Rewar
     """
     objective = residual(omega, alpha)
     source = read_prior(prior)
-    check_needs(objective, has_prior=True)
     score = _scored_by(source) if isinstance(source, Policy) else source.log_prob
 
     def reward(observations: Any, actions: Any, rewards: Any, log_policy: Any) -> Any:

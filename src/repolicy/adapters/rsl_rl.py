@@ -118,7 +118,7 @@ class ResidualPPO(PPO):
 
     def update(self) -> dict[str, float]:
         """rsl_rl's update, of the critic alone while that warms up; then the budget steers."""
-        means = self._means()
+        means, steps = self._means()
         parts = {name: means[name] for name in ("task", "prior", "entropy")}
         weights = {"omega": self.steering.objective.omega, "alpha": self.steering.objective.alpha}  # that were in force
         check_finite(parts)
@@ -130,7 +130,7 @@ class ResidualPPO(PPO):
                 losses = super().update()
             self.schedule = schedule
         prior_kl = means["log_policy"] - means["log_prior"]  # KL(policy ‖ prior), from samples
-        self.steering.steer(prior_kl)
+        self.steering.steer(prior_kl, steps)
         logged = {f"reward_{name}": part for name, part in parts.items()} | weights
         return losses | logged | ({} if self.prior is None else {"prior_kl": prior_kl})
 
@@ -169,13 +169,13 @@ class ResidualPPO(PPO):
         addon = torch.as_tensor(extras[self.addon], device=rewards.device).to(rewards.dtype).view_as(rewards)
         return task_reward(self.steering.objective, rewards, addon)
 
-    def _means(self) -> dict[str, float]:
-        """Of everything in PARTS over the iteration's steps, on all GPUs."""
+    def _means(self) -> tuple[dict[str, float], int]:
+        """Of everything in PARTS over the iteration's steps, on all GPUs, and how many steps these are."""
         if self.is_multi_gpu:
             torch.distributed.all_reduce(self._sums)
         *sums, steps = self._sums.tolist()
         self._sums = torch.zeros_like(self._sums)
-        return {name: total / steps for name, total in zip(PARTS, sums, strict=False)}
+        return {name: total / steps for name, total in zip(PARTS, sums, strict=False)}, int(steps)
 
 
 # Priors ---------------------------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ class ResidualPPO(PPO):
         actor = [parameter for name, parameter in self.policy.named_parameters() if not name.startswith(own)]
         with nullcontext() if self.steering.fits_actor else without_gradient(actor):
             super().train()
-        self.steering.steer(self._prior_kl)
+        self.steering.steer(self._prior_kl, self.rollout_buffer.rewards.size)
 
     def save(self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         """Stable-Baselines3's zip, which its own PPO loads as well, with the prior's tensors in it."""
@@ -190,6 +190,9 @@ class ResidualPPO(PPO):
         """The prior on the model's device, checked against its spaces."""
         check_needs(self.steering.objective, prior is not None, _clips(self))
         if isinstance(prior, Weights):
+            if self.use_sde:  # its noise has a gradient, and could not be copied
+                with torch.no_grad():
+                    self.policy.reset_noise()
             twin = copy.deepcopy(self.policy)
             fill(twin, prior, "the prior")
             prior = SameKind(twin.requires_grad_(False).eval())
@@ -236,8 +239,8 @@ class SameKind(nn.Module):
         self.policy = policy
 
     def log_prob(self, observations: Any, actions: Tensor) -> Tensor:
-        if isinstance(self.policy.action_space, spaces.Discrete):
-            actions = actions.long().flatten()
+        one_choice = isinstance(self.policy.action_space, spaces.Discrete)
+        actions = actions.long().flatten() if one_choice else actions.float()
         log_prob: Tensor = self.policy.get_distribution(observations).log_prob(actions)
         return log_prob
 

@@ -134,5 +134,5 @@ def _spec_of(model: PPO) -> PolicySpec:
         bound = normalized.clip_obs
     return PolicySpec(
         layers[0].in_features, space, family, hidden, activation[0], min_std=0.0,
-        observation_bound=None if math.isinf(bound) else bound,
+        observation_bound=None if math.isinf(bound) else bound, clips=space.kind == "continuous",
     )  # fmt: skip

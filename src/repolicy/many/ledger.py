@@ -56,8 +56,10 @@ class Ledger:
         line = json.dumps(row | {"sha256": checksum(row)}) + "\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "a") as file:
-                file.write(line)
+            with open(self.path, "ab+") as file:
+                if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+                    line = "\n" + line  # an editor may have left the last line without its end
+                file.write(line.encode())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:

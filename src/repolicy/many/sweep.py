@@ -83,6 +83,9 @@ def sweep(
     _check_importable([env, *wishes])
     env = with_roles(env, saved.policy.observation_size, settings.backend)
     notes = notes_of(saved.card)
+    before = (claimed(folder) if resume else None) or {"request": {}}
+    alpha = before["request"].get("alpha") if alpha is None else alpha  # with other values of omega, the same
+    states = before["request"].get("states") if states is None else states
     if alpha is None:
         least = next((omega for omega in omegas if omega), 0.0)
         chosen = for_customizing(Wanted("residual", least), saved, env, wishes, settings)
@@ -100,7 +103,7 @@ def sweep(
     with RunFolder(folder).locked():
         omegas = _claim(folder, request, omegas, own_bytes(path, saved, folder / "prior.safetensors"), resume)
         points = [Point(omega, folder / f"omega-{_written(omega)}") for omega in omegas]
-        count = len(points) if on_ray else jobs or physical_cores()
+        count = jobs or (len(points) if on_ray else physical_cores())
         errors = _train(points, folder, request, start, count, say, progress)
         trained = [point for point in points if not errors[point.omega]]
         failed = [replace(point, error=errors[point.omega]) for point in points if errors[point.omega]]

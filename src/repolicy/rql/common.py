@@ -74,7 +74,7 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self.objective.reads_addon and "addon_reward" not in info:
             raise UsageError(
                 f"a task of {self.objective.task!r} needs info['addon_reward'], and this environment's info has "
-                f"{', '.join(sorted(info)) or 'nothing'}: name an add-on"
+                f"{', '.join(sorted(info)) or 'nothing'}: wrap it in repolicy.rql.WithAddon(env, NAME)"
             )
         reward = float(task_reward(self.objective, basic, info.get("addon_reward")))  # type: ignore[arg-type]
         return observation, reward, terminated, truncated, info

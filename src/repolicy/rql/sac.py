@@ -86,14 +86,23 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         return reformulated(self.objective, q, log_prior, distribution.log_prob(actions)).total
 
     def log_prior(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """log prior(a|s) of actions before tanh `[B, A]`, with its gradient through them, `[B]`."""
+        """log prior(a|s) of actions before tanh `[B, A]`, as a density in [−1, 1], with its gradient through them, `[B]`."""
         if not isinstance(self.prior, Policy):
             assert self.prior is not None
-            return self.prior.log_prob(observations, actions)
-        if not self.prior.family.squashes:  # such a prior scores what the environment gets
-            low, high = torch.tensor(self.action_space.low), torch.tensor(self.action_space.high)
-            actions = low + (torch.tanh(actions) + 1) / 2 * (high - low)
-        return self.prior(observations).log_prob(actions)  # its method log_prob would stop the gradient
+            found = self.prior.log_prob(observations, actions)
+            if actions.requires_grad and not found.requires_grad:
+                raise UsageError(
+                    "the prior's log_prob has no gradient in the actions, and ResidualSAC's actor learns from it: compute "
+                    "it with torch, without no_grad"
+                )
+            return found
+        distribution = self.prior(observations)  # its method log_prob would stop the gradient
+        if self.prior.family.squashes:
+            return distribution.log_prob(actions)
+        bounds = self.action_space.low, self.action_space.high  # such a prior scores what the environment gets
+        low, high = (torch.as_tensor(bound, dtype=torch.float32).flatten() for bound in bounds)
+        half = (high - low) / 2
+        return distribution.log_prob(low + (torch.tanh(actions) + 1) * half) + half.log().sum()
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         """As Stable-Baselines3's, with other losses."""

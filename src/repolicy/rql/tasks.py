@@ -25,7 +25,10 @@ from repolicy.errors import UsageError
 def addon(observations: Any, actions: Any, next_observations: Any, info: Mapping[str, np.ndarray]) -> np.ndarray:
     """The add-on of whichever of these tasks it is."""
     if "addon_reward" not in info:
-        raise UsageError("this add-on belongs to the environments of repolicy.rql.tasks")
+        raise UsageError(
+            "the environment has no add-on of its own, info['addon_reward'], as those of repolicy.rql.tasks have: name "
+            "one with --addon (in Python, addon=...)"
+        )
     return info["addon_reward"]
 
 
