@@ -16,6 +16,7 @@ from experiments.paper.report import page_tables, results_of
 from experiments.paper.runs import EVERY, OWN, TASKS, planned
 from experiments.tables import TABLES
 from repolicy import load_policy
+from repolicy.loading import file_sum
 from repolicy.many.ledger import Ledger
 from tests.experiments.rows import row
 
@@ -70,8 +71,9 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
     found = Ledger(tmp_path_factory.mktemp("done") / "ledger.jsonl")
     everything = [*planned(), *planned((*EVERY, *OWN, *TASKS))]
     for plan in {plan.key: plan for plan in everything}.values():
-        found.add(row(plan.key, 100.0 + plan.seed))
-        (found.path.parent / f"{plan.task}.safetensors").touch()
+        prior = found.path.parent / f"{plan.task}.safetensors"
+        prior.touch()
+        found.add(row(plan.key, 100.0 + plan.seed, policies=dict.fromkeys(("last", "best"), file_sum(prior))))
     return found
 
 
@@ -89,7 +91,7 @@ def test_the_commands_of_the_paper_page_run(
     monkeypatch.setattr(sys, "argv", ["paper", *line.split()[3:], *places])
     paper.main()
     assert len(ledger.rows()) == before
-    assert ("| HalfCheetah | Prior | 5 of 5 |" in page.read_text()) == ("report" in line)
+    assert ("| Ant | Prior | 5 of 5, one policy |" in page.read_text()) == ("report" in line)
 
 
 def test_tables_are_what_the_results_say() -> None:

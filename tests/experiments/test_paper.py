@@ -12,7 +12,7 @@ from experiments.paper.claims import CLAIMS, Claim, examined
 from experiments.paper.report import document, page_tables, results_of, write
 from experiments.paper.results import Results, mixed
 from experiments.paper.runs import planned
-from experiments.paper.tables import VERDICTS
+from experiments.paper.tables import VERDICTS, learning, ways
 from repolicy.cli.main import _parsed
 from repolicy.engine.wanted import Wanted
 from repolicy.errors import FileError, UsageError
@@ -134,6 +134,15 @@ def test_the_summary_counts_what_the_tables_say() -> None:
     assert halfcheetah.endswith(f"| {' | '.join(map(str, counts))} |")
     assert counts[0] > 0
     assert hopper == "| Hopper | 3,105 | – | 4,401 | – | – | 0 | 0 | 0 | 12 |"
+
+
+def test_each_column_has_its_own_policy_and_action() -> None:
+    """The last policy's, with sampled actions 1 more; the best policy's, 2 more."""
+    found = results(soft=[100.0])
+    [cells] = ways(found)[1]
+    assert cells[3:] == ["100 ± 3.00", "101 ± 3.00", "102 ± 3.00", "103 ± 3.00"]
+    cells = next(cells for cells in learning(found, "table1")[1] if cells[1] == "Soft" and cells[4] != "–")
+    assert (cells[4], cells[7], cells[8]) == ("100 ± 3.00", "100 ± 3.00", "101 ± 3.00")
 
 
 def test_pooled_is_over_all_episodes() -> None:
