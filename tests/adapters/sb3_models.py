@@ -25,6 +25,7 @@ class Drift(gymnasium.Env[Any, Any]):
             "numbers": spaces.Box(-1.0, 1.0, (2,), np.float32),
             "choice": spaces.Discrete(3),
             "choices": spaces.MultiDiscrete([2, 3]),
+            "switches": spaces.MultiBinary(2),
         }[acts]
         self.sees = sees
 

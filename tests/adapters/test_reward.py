@@ -1,15 +1,17 @@
 """One function for a training loop of one's own."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from repolicy import Policy
+from repolicy import Policy, save_policy
 from repolicy.adapters.reward import prior_reward
 from repolicy.errors import UsageError
-from repolicy.objective import reformulated, residual
+from repolicy.objective import Dial, reformulated, residual
+from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.policy import PolicySpec
 from repolicy.policies.spaces import ActionSpace
 
@@ -86,6 +88,14 @@ def test_shapes_that_almost_fit_are_refused(change: dict[int, torch.Tensor], sen
     parts = [change.get(index, part) for index, part in enumerate(rollout())]
     with pytest.raises(UsageError, match=sentence):
         prior_reward(policy(), 0.3, 0.2)(*parts)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_policy_with_a_dial_is_no_prior(tmp_path: Path, named: bool) -> None:
+    prior = Conditioned(policy().spec, [Dial("omega", 0.1, 1.0)])
+    save_policy(tmp_path / "dialed.safetensors", prior, {})
+    with pytest.raises(UsageError, match="the prior is one for every omega from 0.1 to 1, so it must be told which"):
+        prior_reward(str(tmp_path / "dialed.safetensors") if named else prior, 0.3, 0.2)
 
 
 def test_a_deterministic_policy_is_no_prior() -> None:

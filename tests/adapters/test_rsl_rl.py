@@ -172,11 +172,12 @@ def test_the_actor_begins_as_its_prior_and_waits_for_the_critic(tmp_path: Path, 
     assert ours.alg.schedule == "adaptive"
 
 
-def test_a_budget_turns_both_weights(tmp_path: Path) -> None:
-    ours = runner(algorithm=residual(str(checkpoint(tmp_path)), kl_budget=0.5))
+def test_a_budget_turns_both_weights_by_a_mean_over_the_rollouts_steps(tmp_path: Path) -> None:
+    ours = runner(algorithm=residual(str(checkpoint(tmp_path)), copy_prior=False, kl_budget=0.1))
     collected(ours)
     losses = ours.alg.update()
-    expected = steered(Objective("addon", 0.3, 0.2), -FARTHEST, off_budget(losses["prior_kl"], 0.5))
+    off = off_budget(losses["prior_kl"], 0.1, -FARTHEST, 6 * 8)
+    expected = steered(Objective("addon", 0.3, 0.2), -FARTHEST, off)
     assert losses["omega"] == 0.3
     assert ours.alg.steering.objective == expected
 

@@ -20,9 +20,11 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from repolicy import save_policy
 from repolicy.adapters.sb3 import ResidualPPO, Unclipped, like
+from repolicy.engine.steering import FARTHEST, off_budget, steered
 from repolicy.errors import NumericError, UsageError
-from repolicy.objective import Objective, reformulated
+from repolicy.objective import Dial, Objective, reformulated
 from repolicy.objective import residual as ours
+from repolicy.policies.conditioned import Conditioned
 
 pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
 
@@ -61,6 +63,7 @@ def test_a_weight_makes_a_difference() -> None:
         ("numbers", "numbers", "MlpPolicy"),
         ("numbers", "choice", "MlpPolicy"),
         ("numbers", "choices", "MlpPolicy"),
+        ("numbers", "switches", "MlpPolicy"),
         ("images", "numbers", "CnnPolicy"),
         ("both", "choice", "MultiInputPolicy"),
     ],
@@ -76,7 +79,7 @@ def test_the_buffer_holds_the_reformulated_reward(sees: str, acts: str, policy: 
         part = buffer.observations
         seen = {key: value[t] for key, value in part.items()} if isinstance(part, dict) else part[t]
         tensors, _ = prior.policy.obs_to_tensor(seen)
-        actions = torch.as_tensor(buffer.actions[t])
+        actions = torch.as_tensor(buffer.actions[t]).float()
         with torch.no_grad():
             _, found, _ = prior.policy.evaluate_actions(tensors, actions.flatten() if acts == "choice" else actions)
         log_prior[t] = found.numpy()
@@ -104,6 +107,15 @@ def test_actions_are_scored_as_sampled() -> None:
     assert np.abs(buffer.actions).max() > 1.0, "beyond the bounds to which the environment's are clipped"
     log_prior = prior.log_prob(torch.as_tensor(buffer.observations).float(), torch.as_tensor(buffer.actions)).numpy()
     np.testing.assert_allclose(after, before + 0.3 * log_prior - 0.2 * buffer.log_probs, rtol=1e-5, atol=2e-5)
+
+
+def test_noise_that_depends_on_the_state_is_theirs_and_the_priors() -> None:
+    ours = residual(prior=trained(use_sde=True), use_sde=True)
+    rollout(ours)
+    assert ours._prior_kl == pytest.approx(0.0, abs=1e-5)
+    ours.learn(32)
+    rollout(ours)
+    assert ours._prior_kl != pytest.approx(0.0, abs=1e-5)
 
 
 def test_the_first_ratio_is_one() -> None:
@@ -139,6 +151,12 @@ def test_the_actor_begins_as_its_prior_and_waits_for_the_critic(kind: str) -> No
     assert not torch.equal(ours.policy.value_net.weight, critic)
     if kind == "theirs":
         assert not torch.equal(critic, prior.policy.value_net.weight), "the critic starts fresh"
+
+
+def test_a_budget_turns_both_weights_by_a_mean_over_the_rollouts_steps() -> None:
+    ours = residual(prior=small_policy(), copy_prior=False, kl_budget=0.1).learn(32)
+    expected = steered(Objective("addon", 0.3, 0.2), -FARTHEST, off_budget(ours._prior_kl, 0.1, -FARTHEST, 32))
+    assert ours.steering.objective == expected
 
 
 @pytest.mark.parametrize("where", ["file", "handle"])
@@ -268,6 +286,13 @@ def test_a_prior_of_other_sizes_is_refused_with_both() -> None:
         residual(prior=small_policy(), policy_kwargs={})
     with pytest.raises(UsageError, match=r"mlp_extractor.policy_net.0.weight of \[5, 3\], and the actor of \[64, 3\]"):
         residual(prior=trained(policy_kwargs={"net_arch": [5]}))
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_prior_with_a_dial_must_be_told_where_it_stands(copied: bool) -> None:
+    dialed = Conditioned.begun(small_policy(), [Dial("omega", 0.1, 1.0)])
+    with pytest.raises(UsageError, match="the prior is one for every omega from 0.1 to 1, so it must be told which"):
+        residual(prior=dialed, copy_prior=copied)
 
 
 def test_a_reward_that_is_not_finite_is_not_learnt_from() -> None:

@@ -23,6 +23,7 @@ def test_what_the_adapter_uses_of_stable_baselines3_is_where_it_was() -> None:
         PPO._setup_model: ["self"],
         PPO._excluded_save_params: ["self"],
         ActorCriticPolicy.get_distribution: ["self", "obs"],
+        ActorCriticPolicy.reset_noise: ["self", "n_envs"],
         VecNormalize.unnormalize_obs: ["self", "obs"],
     }
     for function, expected in signatures.items():

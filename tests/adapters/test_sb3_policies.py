@@ -14,7 +14,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from repolicy import Policy
-from repolicy.adapters.sb3 import from_repolicy, like, to_repolicy
+from repolicy.adapters.sb3 import Unclipped, from_repolicy, like, to_repolicy
 from repolicy.errors import UsageError
 from repolicy.policies.file import load_policy
 
@@ -96,6 +96,20 @@ def test_a_prior_of_ours_sees_raw_observations() -> None:
         ours.policy.load_state_dict(theirs.policy.state_dict())
     rollout(ours)
     assert ours._prior_kl == pytest.approx(0.0, abs=1e-3)
+
+
+def test_a_policy_of_theirs_sends_the_actions_that_their_model_sends(tmp_path: Path) -> None:
+    """Clipped to the bounds, as by the policy of its zip; `Unclipped` has bounds that no action reaches."""
+    stored = np.array([[7.0, -0.5]], np.float32)
+    for wrapped, sent in ((Drift, [[1.0, -0.5]]), (lambda: Unclipped(Drift()), [[7.0, -0.5]])):
+        theirs = model(PPO, DummyVecEnv([wrapped]))
+        with torch.no_grad():
+            theirs.policy.action_net.weight.zero_()
+            theirs.policy.action_net.bias.copy_(torch.from_numpy(stored[0]))
+        theirs.save(tmp_path / "model.zip")
+        assert theirs.predict(np.zeros((1, 3)), deterministic=True)[0].tolist() == sent
+        for policy in (to_repolicy(theirs), load_policy(tmp_path / "model.zip")):
+            assert policy.to_environment(stored).tolist() == sent
 
 
 def test_a_model_that_bounds_no_observation_becomes_a_policy_that_bounds_none() -> None:

@@ -263,10 +263,19 @@ def test_what_cannot_be_done_is_one_sentence(tmp_path: Path) -> None:
         ("needs an objective whose task is the add-on", lambda: customize(saved, full(0.5), out, env=WALK)),
         ("does not say which environment it is for", lambda: customize(saved, RESIDUAL, out)),
         ("no Table", lambda: ResidualDQN(Walk(), RESIDUAL, Table(torch.zeros(3, 2))).save(out)),
-        ("needs info['addon_reward'], and this environment's info has nothing",
+        ("needs info['addon_reward'], and this environment's info has nothing: wrap it in repolicy.rql.WithAddon",
          lambda: ResidualDQN(Silent(), full(0.5)).learn(2)),
     ]  # fmt: skip
     for sentence, call in cases:
         with pytest.raises(UsageError, match=re.escape(sentence)):
             call()
     assert not out.exists()
+
+
+def test_where_nobody_tells_an_add_on_it_says_how_to_name_one(tmp_path: Path) -> None:
+    save_policy(tmp_path / "prior.safetensors", wild_prior(), {})
+    settings = replace(QUICK, hidden=(8, 8))
+    with pytest.raises(
+        UsageError, match=r"no add-on of its own, .* name your own with --addon \(in Python, addon=...\)"
+    ):
+        customize(tmp_path / "prior.safetensors", RESIDUAL, tmp_path / "out", settings, env=f"{__file__}:Silent")

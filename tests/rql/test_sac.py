@@ -18,6 +18,7 @@ from known_problems import Bounded, Double
 from torch import Tensor, nn
 
 from repolicy.envs.evaluation import evaluate
+from repolicy.errors import UsageError
 from repolicy.objective import Objective, kl, residual, soft
 from repolicy.policies.file import read_policy, save_policy
 from repolicy.policies.moments import sums
@@ -33,12 +34,12 @@ CURVATURE, GOAL = 0.7, 0.9
 OBJECTIVES = [kl(0.4), residual(0.5, 0.3), residual(0.2, 0.6)]
 
 
-def constant(mean: float, std: float, family: Any = "state_squashed") -> Policy:
+def constant(mean: float, std: float, family: Any = "state_squashed", actions: ActionSpace = ACTIONS) -> Policy:
     """A policy that does the same everywhere."""
-    policy = Policy(PolicySpec(1, ACTIONS, family, hidden=(4,), activation="relu", min_std=0.0))
+    policy = Policy(PolicySpec(1, actions, family, hidden=(4,), activation="relu", min_std=0.0))
     with torch.no_grad():
         policy.network.weights[-1].zero_()
-        policy.network.biases[-1].copy_(torch.tensor([mean, math.log(std)]))
+        policy.network.biases[-1].copy_(torch.tensor([mean, math.log(std)]).repeat_interleave(actions.width))
     return policy
 
 
@@ -118,12 +119,42 @@ def test_far_out_nothing_blows_up() -> None:
     assert torch.equal(model.log_prior(seen, far), model.actor.policy.log_prob(seen, far))
 
 
-def test_a_prior_that_is_not_squashed_scores_what_the_environment_gets() -> None:
-    prior = constant(1.0, 0.5, "state_gaussian")
-    model = ResidualSAC(Bounded(), kl(0.4), prior)
-    seen, actions = torch.rand(9, 1), torch.linspace(-3, 3, 9)[:, None]
-    acted = torch.tensor(model.actor.policy.to_environment(actions.numpy()))
-    torch.testing.assert_close(model.log_prior(seen, actions), prior.log_prob(seen, acted))
+def test_a_prior_that_is_not_squashed_is_a_density_in_the_units_of_the_policy() -> None:
+    """N(1, 0.5²) in the environment is another Gaussian in [−1, 1]: for each pair of bounds, its mean and its std."""
+    env, space = Bounded(), ActionSpace("continuous", (2,), (-2.0, 0.0), (6.0, 1.0))
+    env.action_space = gymnasium.spaces.Box(np.array([[-2.0], [0.0]]), np.array([[6.0], [1.0]]), dtype=np.float64)
+    model = ResidualSAC(env, kl(0.4), constant(1.0, 0.5, "state_gaussian", space))
+    actions = torch.randn(9, 2, requires_grad=True)
+    there = torch.distributions.Normal(torch.tensor([-0.25, 1.0]), torch.tensor([0.125, 1.0]))
+    log_prior = model.log_prior(torch.rand(9, 1), actions)
+    torch.testing.assert_close(log_prior, there.log_prob(torch.tanh(actions)).sum(-1))
+    log_prior.sum().backward()
+    assert bool((actions.grad != 0).all())
+
+
+def test_a_prior_of_ones_own_must_have_a_gradient_in_the_actions() -> None:
+    """It gets actions before tanh, and then the loss is that with a policy."""
+
+    class Mine:
+        def __init__(self, stops: bool) -> None:
+            self.policy, self.stops = constant(MEAN, STD), stops
+
+        def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
+            with torch.set_grad_enabled(not self.stops):
+                return self.policy(observations).log_prob(actions)
+
+    seen, losses = torch.rand(64, 1), []
+    model = solved(OBJECTIVES[1], constant(-0.5, 1.0))
+    for prior in (model.prior, Mine(stops=False)):
+        model.prior = prior
+        torch.manual_seed(1)
+        losses.append(torch.autograd.grad(model.actor_loss(seen), [*model.actor.policy.network.parameters()]))
+    for ours, own in zip(*losses, strict=True):
+        torch.testing.assert_close(own, ours)
+    model.prior = Mine(stops=True)
+    model.targets(SimpleNamespace(next_observations=seen, rewards=torch.ones(64, 1), dones=torch.ones(64, 1)))
+    with pytest.raises(UsageError, match=r"the prior's log_prob has no gradient in the actions, .* without no_grad"):
+        model.actor_loss(seen)
 
 
 def test_without_a_prior_it_is_sac() -> None:

@@ -178,11 +178,6 @@ def test_the_engine_takes_them_with_their_addon(name: str) -> None:
     assert (paid < 0).all()
 
 
-def test_the_addon_of_no_task() -> None:
-    with pytest.raises(UsageError, match="belongs to the environments of repolicy.rql.tasks"):
-        tasks.addon(None, None, None, {})
-
-
 @pytest.mark.parametrize("name", ["Highway", "Parking"])
 def test_without_highway_env_one_sentence_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "highway_env", None)

@@ -86,14 +86,17 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         return reformulated(self.objective, q, log_prior, distribution.log_prob(actions)).total
 
     def log_prior(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """log prior(a|s) of actions before tanh `[B, A]`, as a density in [−1, 1], with its gradient through them, `[B]`."""
+        """log prior(a|s) of actions before tanh `[B, A]`, with its gradient through them, `[B]`.
+
+        It is the density of tanh(actions) in the box [−1, 1], as the policy's own is.
+        """
         if not isinstance(self.prior, Policy):
             assert self.prior is not None
             found = self.prior.log_prob(observations, actions)
             if actions.requires_grad and not found.requires_grad:
                 raise UsageError(
-                    "the prior's log_prob has no gradient in the actions, and ResidualSAC's actor learns from it: compute "
-                    "it with torch, without no_grad"
+                    "the prior's log_prob has no gradient in the actions, and ResidualSAC's actor needs it: compute it "
+                    "in torch, without no_grad"
                 )
             return found
         distribution = self.prior(observations)  # its method log_prob would stop the gradient

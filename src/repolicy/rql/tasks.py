@@ -27,7 +27,7 @@ def addon(observations: Any, actions: Any, next_observations: Any, info: Mapping
     if "addon_reward" not in info:
         raise UsageError(
             "the environment has no add-on of its own, info['addon_reward'], as those of repolicy.rql.tasks have: name "
-            "one with --addon (in Python, addon=...)"
+            "your own with --addon (in Python, addon=...)"
         )
     return info["addon_reward"]
 
