@@ -226,7 +226,7 @@ def reasons(policy: Policy, settings: Settings) -> dict[str, str]:
         "envs": f"with {settings.horizon} steps each, {settings.iteration_steps:,} samples for an update",
         "hidden": "the critic, as wide as the prior within 64 to 256",
         "gamma": "log prior has looked ahead already; this is for the add-on, some 30 steps",
-        "critic_warmup": "the critic alone, then up to three times that until it explains "
+        "critic_warmup": "the critic alone, and up to three times that wherever it explains less than "
         f"{settings.critic_explains:.0%} of the returns",
     }
 

@@ -153,7 +153,7 @@ class Worker:
         self.objective = steered(self.objective, before, self.off_budget, omega_alone=alone)
 
     def actor_moves(self, explained: float) -> bool:
-        """Whether the critic has had its time alone and explains enough, or has had three times as much."""
+        """Whether the critic has had its time alone and explains enough now, or has had three times as much."""
         alone = self.settings.critic_warmup * self.settings.iterations
         enough = self.settings.critic_explains is None or explained >= self.settings.critic_explains
         return self.iteration > alone and (enough or self.iteration > WAITS * alone)
