@@ -36,6 +36,7 @@ KINDS: dict[str, Any] = {
     "grpo": (ResidualGRPOTrainer, ResidualGRPOConfig, [{"prompt": "."}] * 8),
     "q": (QAdapterTrainer, QAdapterConfig, PAIRS),
 }
+BUDGET = {"budget": 1.0, "budget_samples": 16}
 
 
 @pytest.fixture
@@ -95,9 +96,11 @@ def test_pairs_far_out_are_told_before_the_first_step(build: Callable[..., Any],
         build("dpo", residual(0.2 + 0.95 * 4 / max(ratios), 0.2)).train()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_dry_run_changes_nothing(build: Callable[..., Any], kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    dry, plain = build(kind, residual(0.3, 0.2)), build(kind, residual(0.3, 0.2))
+@pytest.mark.parametrize(("kind", "more"), [*((kind, {}) for kind in KINDS), ("grpo", BUDGET)])
+def test_a_dry_run_changes_nothing(
+    build: Callable[..., Any], kind: str, more: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    dry, plain = (build(kind, residual(0.3, 0.2), **more) for _ in range(2))
     found = dry.dry_run()
     assert found["gradient_norm"] > 0
     assert found["first_step"] < 0
@@ -105,6 +108,7 @@ def test_a_dry_run_changes_nothing(build: Callable[..., Any], kind: str, capsys:
     for name in ("loss", "gradient_norm", "first_step", {"grpo": "residual/addon", "labels": "prior_logps/chosen"}.get(
         kind, "rewards/chosen")):  # fmt: skip
         assert f"\n{name} " in printed
+    assert ("residual/spent" in found) == bool(more)
     assert ("(8, " if kind in ("dpo", "q") else "(4, ") in printed
     torch.manual_seed(5)
     dry.train()

@@ -133,6 +133,29 @@ def test_through_rloo(prior: Path, settings: dict[str, Any]) -> None:
         assert torch.equal(one, two)
 
 
+def test_what_ranks_exchange_lies_on_their_device() -> None:
+    """An accelerator on another device than the CPU, which hands over what all ranks have: a mean of -6."""
+    devices: list[str] = []
+
+    def gather(values: torch.Tensor) -> torch.Tensor:
+        devices.append(values.device.type)
+        return torch.tensor([-5.0, -7.0])
+
+    class Trainer:
+        model = SimpleNamespace(training=True)
+        accelerator = SimpleNamespace(device=torch.device("meta"), gather=gather)
+
+        def log(self, *_: Any) -> None: ...
+
+    log_prior = {"log_prior": lambda **_: [-5.0]}
+    budget = PriorBudget(None, None, residual(0.2, 0.2), 1.0, rate=0.5, **log_prior)
+    budget.group, budget.memory.values["own"] = 2, -4.0
+    told = {"log_extra": Trainer().log, "log_metric": Trainer().log}
+    budget(["."], [[1, 0]], trainer_state=SimpleNamespace(global_step=0, max_steps=1), **told)
+    assert devices == ["meta"]
+    assert budget.omega == pytest.approx(0.2 + 0.5 * 0.2 * 1 / 2)
+
+
 class Chat:
     """A tokenizer that notes how its template was switched."""
 

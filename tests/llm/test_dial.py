@@ -124,7 +124,7 @@ def test_samples_are_the_models_own_whatever_its_generation_config_says(toy: Toy
 
     def written() -> list[list[int]]:
         torch.manual_seed(0)
-        return new_tokens(model.generate, tokenizer, ids, attention, toy.length, **SAMPLING)
+        return new_tokens(model, tokenizer, ids, attention, toy.length, **SAMPLING)
 
     plain = written()
     model.generation_config.repetition_penalty = 5.0

@@ -15,6 +15,7 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from repolicy import llm
 from repolicy.errors import UsageError
 from repolicy.llm import (
     CrossEntropyDPOConfig,
@@ -71,6 +72,11 @@ def build(prior: Path, settings: dict[str, Any]) -> Build:
         )
 
     return make
+
+
+@pytest.mark.parametrize("name", llm.__all__)
+def test_every_name_can_be_had(name: str) -> None:
+    assert getattr(llm, name)
 
 
 @pytest.mark.parametrize("split", [(4, 2), (1, 8)])
@@ -162,7 +168,8 @@ def test_checksum_is_of_the_weights(prior: Path) -> None:
     assert checksum(AutoModelForCausalLM.from_pretrained(prior)) == before
     assert checksum(get_peft_model(AutoModelForCausalLM.from_pretrained(prior), LoraConfig(r=2))) == before
     assert checksum(model.bfloat16()) != before
-    model.float()
+    rounded = checksum(model)
+    assert checksum(model.float()) == rounded  # the same numbers
     with torch.no_grad():
         model.lm_head.weight[0, 0] += 1e-4
     assert checksum(model) != before
@@ -178,6 +185,8 @@ def test_a_run_says_what_it_is_and_resumes_as_nothing_else(build: Build, prior: 
     folder = Path(ours.args.output_dir)
     saved = torch.load(folder / "checkpoint-1" / "training_args.bin", weights_only=False)
     assert {name: getattr(saved, name) for name in known} == known
+    beside = json.loads((folder / "checkpoint-1" / "repolicy.json").read_text())
+    assert beside == {**known, "method": type(ours).__name__}
     state = json.loads((folder / "checkpoint-1" / "trainer_state.json").read_text())
     assert state["stateful_callbacks"]["Remembered"]["args"]["fixed"]["omega"] == 0.3
     card = (folder / "README.md").read_text()

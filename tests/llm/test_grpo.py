@@ -17,7 +17,9 @@ from trl import RLOOConfig, RLOOTrainer
 
 from experiments.llm.toy import Toy, measure, policy_log_probs
 from repolicy.errors import UsageError
-from repolicy.llm import ResidualGRPOConfig, ResidualGRPOTrainer, losses, prior_reward, rloo_settings
+from repolicy.llm import ResidualGRPOConfig, ResidualGRPOTrainer, dial, losses, prior_reward, rloo_settings
+from repolicy.llm.generation import new_tokens, prompt_tensors
+from repolicy.llm.mixing import SAMPLING
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import Objective, greedy, kl, residual, soft
 
@@ -169,6 +171,47 @@ def test_a_share_of_every_group_is_the_priors(trainer: Callable[..., Any]) -> No
     assert ours.model_wrapped is ours.model
     ours.model.eval()
     assert all(set(row) == {3} for row in ours._generate_single_turn([[0]] * 4, None, {}, 4)[0])
+
+
+@pytest.mark.parametrize(("training", "own"), [(True, [1, 2, 3, 5, 6, 7]), (False, range(8))])
+def test_what_is_logged_is_of_the_policys_own_responses(
+    trainer: Callable[..., Any], prior: Path, training: bool, own: list[int]
+) -> None:
+    """In training the first row of every four is the prior's."""
+    ours = trainer(residual(0.6, 0.2), prior_share=0.25)
+    perturb(ours.model)
+    ours.model.train(training)
+    ours.current_gradient_accumulation_steps = 1
+    output = ours._generate_and_score_completions([{"prompt": "."}] * 8)
+    if training:
+        ours.compute_loss(ours.model, output)
+    padded = zip(output["completion_ids"], output["completion_mask"], strict=True)
+    ids = [row[mask > 0].tolist() for row, mask in padded]
+    text = AutoTokenizer.from_pretrained(prior).batch_decode([ids[row] for row in own], skip_special_tokens=True)
+    policy, reference = (
+        torch.tensor(response_log_probs(model, [([0], ids[row]) for row in own])).mean().item()
+        for model in (ours.model, AutoModelForCausalLM.from_pretrained(prior))
+    )
+    expected = {"kl": policy - reference, "prior": 0.6 * reference, "entropy": -0.2 * policy}
+    expected["addon"] = sum(addon(text)) / len(own)
+    assert {name: ours.metrics[f"residual/{name}"] for name in expected} == {
+        name: [pytest.approx(value, abs=1e-5)] for name, value in expected.items()
+    }
+
+
+def test_responses_end_where_training_ends_them(trainer: Callable[..., Any], prior: Path, tmp_path: Path) -> None:
+    """At the tokenizer's end token, and at `e`, which the model's generation config names: draw by draw as TRL."""
+    model = AutoModelForCausalLM.from_pretrained(prior)
+    model.generation_config.eos_token_id = [0, 3]
+    model.save_pretrained(tmp_path / "two")
+    objective, tokenizer = residual(0.3, 0.2), AutoTokenizer.from_pretrained(prior)
+    ours = trainer(objective, model=AutoModelForCausalLM.from_pretrained(tmp_path / "two"))
+    torch.manual_seed(0)
+    trained, _ = ours._generate_single_turn([[0]] * 64, None, {}, 4)
+    assert {row[-1] for row in trained if len(row) < 4} == {0, 3}
+    for writer in (ours.ref_model, dial(ours.ref_model, (ours.model, objective), omega=objective.omega)):
+        torch.manual_seed(0)
+        assert new_tokens(writer, tokenizer, *prompt_tensors(tokenizer, ["."] * 64), 4, **SAMPLING) == trained
 
 
 def test_with_an_adapter_the_priors_share_is_written_without_it(trainer: Callable[..., Any]) -> None:

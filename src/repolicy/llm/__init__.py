@@ -16,7 +16,7 @@ HOMES = {
     "QAdapterLogits": "q_adapter",
     "ResidualGRPOConfig": "grpo",
     "ResidualGRPOTrainer": "grpo",
-    "Dial": "mixing",
+    "DialedGenerator": "mixing",
     "dial": "mixing",
     "PriorBudget": "budget",
     "prior_reward": "rloo",

@@ -47,10 +47,12 @@ def warn_of_margins(objective: Objective, log_ratio: Tensor) -> None:
 def dry_run(trainer: Any) -> dict[str, float]:
     """One batch of training, and no step: sizes, everything that would be logged, and what the step would be worth.
 
-    `first_step` is the change of the loss, to first order, by AdamW's first step: −learning rate · Σ |gradient|. The
-    trainer is left as it was, and trains as if this had not been.
+    `first_step` is the change of the loss, to first order, by AdamW's first step: −learning rate · Σ |gradient|. With a
+    budget, the prior's own responses are drawn first, as in a run. The trainer is left as it was, and trains as if this
+    had not been.
     """
     with _undone(trainer):
+        trainer.look_before_the_first_step()
         trainer.model.train()
         trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
         raw = next(iter(trainer.get_train_dataloader()))

@@ -23,7 +23,6 @@ from repolicy.objective import Objective
 
 require_trl()
 
-from accelerate.utils import gather  # noqa: E402
 from transformers import TrainerCallback  # noqa: E402
 
 LEAST_VARIANCE = 0.1  # nats², in place of a smaller variance of log prior: a policy that says one thing has none
@@ -76,7 +75,7 @@ def own_log_prior(
         for start in range(0, samples, batch):
             part = rows[start : start + batch]
             ids, attention = (x.to(prior.model.device) for x in prompt_tensors(tokenizer, part, template))
-            written = new_tokens(prior.model.generate, tokenizer, ids, attention, tokens, **SAMPLING)
+            written = new_tokens(prior.model, tokenizer, ids, attention, tokens, **SAMPLING)
             texts = [(prompt_ids(tokenizer, prompt, template), row) for prompt, row in zip(part, written, strict=True)]
             values += response_log_probs(prior.model, texts)
     return sum(values) / len(values)
@@ -130,9 +129,11 @@ class PriorBudget(TrainerCallback):  # type: ignore[misc]
         """(omega − alpha) · log prior of each response; RLOO's own KL, weighted alpha, has the rest."""
         values = self.log_prior(prompts=prompts, completion_ids=completion_ids, **columns)
         weighted = [(self.omega - self.objective.alpha) * value for value in values]
-        if not columns["log_extra"].__self__.model.training:
+        trainer = columns["log_extra"].__self__
+        if not trainer.model.training:
             return weighted
-        everyone = gather(torch.tensor(values)).view(-1, self.group)
+        mine = torch.tensor(values, device=trainer.accelerator.device)  # NCCL sends no CPU tensor
+        everyone = trainer.accelerator.gather(mine).cpu().view(-1, self.group)
         columns["log_metric"]("budget/omega", self.omega)
         alpha, state = self.objective.alpha, columns["trainer_state"]
         spent = move_omega(self.memory.values, alpha, everyone, self.nats, self.rate, state)

@@ -74,9 +74,7 @@ def measured(
         prompts, attention = prompt_tensors(tokenizer, [row["prompt"] for row in rows[start : start + batch]])
         device = prior.model.device
         with model.adapter():
-            ids += new_tokens(
-                model.model.generate, tokenizer, prompts.to(device), attention.to(device), tokens, **SAMPLING
-            )
+            ids += new_tokens(model.model, tokenizer, prompts.to(device), attention.to(device), tokens, **SAMPLING)
     text = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
     pairs = [(prompt_ids(tokenizer, row["prompt"]), each) for row, each in zip(rows, ids, strict=True)]
     with model.adapter():

@@ -43,7 +43,7 @@ def generate(
     chats = [[{"role": "user", "content": prompt}] for prompt in repeated]
     ids, attention = prompt_tensors(tokenizer, chats if chat else repeated)
     torch.manual_seed(seed)
-    rows = new_tokens(turned.generate, tokenizer, ids.to(base.device), attention.to(base.device), tokens)
+    rows = new_tokens(turned, tokenizer, ids.to(base.device), attention.to(base.device), tokens)
     text = [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
     return [{"prompt": prompt, "text": response} for prompt, response in zip(repeated, text, strict=True)]
 
@@ -56,18 +56,23 @@ def prompt_tensors(
     return padded(rows, "left", tokenizer.pad_token_id), padded([[1] * len(row) for row in rows], "left")
 
 
+def end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """All tokens that end a response when TRL trains: the tokenizer's, and those of the model's generation config."""
+    own = model.generation_config.eos_token_id
+    listed = own if isinstance(own, list) else [own]
+    return [token for token in dict.fromkeys([tokenizer.eos_token_id, *listed]) if token is not None]
+
+
 @torch.no_grad()
-def new_tokens(
-    generator: Any, tokenizer: Any, ids: Any, attention: Any, tokens: int, **settings: Any
-) -> list[list[int]]:
-    """Sampled responses as token ids, each up to and with its end token."""
-    end = tokenizer.eos_token_id
-    responses = generator(
+def new_tokens(model: Any, tokenizer: Any, ids: Any, attention: Any, tokens: int, **settings: Any) -> list[list[int]]:
+    """Sampled responses as token ids, each up to and with its end token; of a model, or of what `dial` made."""
+    ends = end_tokens(model, tokenizer)
+    responses = model.generate(
         input_ids=ids,
         attention_mask=attention,
         max_new_tokens=tokens,
-        eos_token_id=end,
+        eos_token_id=ends,
         pad_token_id=tokenizer.pad_token_id,
         **settings,
     )[:, ids.shape[1] :].tolist()
-    return [row[: row.index(end) + 1] if end in row else row for row in responses]
+    return [row[: next((i + 1 for i, token in enumerate(row) if token in ends), None)] for row in responses]

@@ -164,12 +164,22 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         own = own_log_prior(prior, self._tokenizer, prompts, samples, tokens, self.chat_template_kwargs)
         self.memory.values |= {"own": own, "omega": self.objective.omega}
 
-    def _move_omega(self, log_prior: Tensor, group: int) -> None:
-        """From log prior of all responses `[N]` of a generation; those that the prior wrote say nothing here."""
-        priors = round(self.args.prior_share * group)
-        rows, alpha = log_prior.view(-1, group)[:, priors:], self.objective.alpha
+    def _move_omega(self, log_prior: Tensor) -> None:
+        """From log prior of all responses `[N]` of a generation."""
+        rows, alpha = self._policys(log_prior), self.objective.alpha
         spent = move_omega(self.memory.values, alpha, rows, self.args.budget, self.args.budget_rate, self.state)
         self.metrics["residual/spent"].append(spent)
+
+    @property
+    def _group(self) -> int:
+        """How many responses to a prompt are compared."""
+        size: int = self.num_generations if self.model.training else self.num_generations_eval
+        return size
+
+    def _policys(self, values: Tensor) -> Tensor:
+        """Of a value for each response of all ranks `[N]`, those of the policy's own responses `[groups, own]`."""
+        priors = round(self.args.prior_share * self._group) if self.model.training else 0
+        return values.view(-1, self._group)[:, priors:]
 
     def _generate_single_turn(
         self, prompt_ids: Any, images: Any, multimodal_fields: Any, num_generations: int, *others: Any, **named: Any
@@ -256,8 +266,6 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
 
     def _advantages(self, log_policy: Tensor, log_prior: Tensor | None, mask: Tensor) -> Tensor:
         """Advantages `[B, T]` of this rank's rows. A group may lie on several ranks: returns are gathered."""
-        training = self.model.training
-        group = self.num_generations if training else self.num_generations_eval
         weights = self.reward_weights.to(self._rewards.device)
         judged = ~self._rewards.isnan().all(1)  # a response that no function could judge teaches nothing
         rewards = (self._rewards * weights).nansum(1)
@@ -267,13 +275,13 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         parts = token_rewards(self.present_objective, rewards[own], log_policy, log_prior, mask)
         returns = whole_returns(parts) if self.args.returns == "whole" else returns_to_go(parts, self.args.gamma)
         self._record(rewards, log_policy, log_prior, mask)
-        if training and self.args.budget is not None:
+        if self.model.training and self.args.budget is not None:
             assert log_prior is not None
-            self._move_omega(self.accelerator.gather((log_prior * mask).sum(1)), group)
-        if group < 2:  # evaluation with a single response: nothing to compare it with
+            self._move_omega(self.accelerator.gather((log_prior * mask).sum(1)))
+        if self._group < 2:  # evaluation with a single response: nothing to compare it with
             return torch.zeros_like(returns)
         returns, everyone = (self.accelerator.pad_across_processes(x, dim=1) for x in (returns, mask))
-        compared = leave_one_out(self.accelerator.gather(returns), self.accelerator.gather(everyone), group)
+        compared = leave_one_out(self.accelerator.gather(returns), self.accelerator.gather(everyone), self._group)
         return compared[own, : mask.shape[1]]
 
     def _log_policy(self, output: dict[str, Any]) -> Tensor:
@@ -292,16 +300,16 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         return log_policy
 
     def _record(self, rewards: Tensor, log_policy: Tensor, log_prior: Tensor | None, mask: Tensor) -> None:
-        """The parts of the reward apart: what the add-on, the prior and the entropy each contributed to a response."""
+        """What the add-on, the prior and the entropy each contributed to a response that the policy wrote; its KL."""
         omega, entropy = self.present_objective.omega, -self.objective.alpha * (log_policy * mask).sum(1)
-        prior = torch.zeros_like(entropy) if log_prior is None else omega * (log_prior * mask).sum(1)
-        parts = self.accelerator.gather(torch.stack([prior.to(entropy), entropy], 1)).mean(0).tolist()
-        for name, value in zip(("addon", "prior", "entropy"), [rewards.mean().item(), *parts], strict=True):
-            self.metrics[f"residual/{name}"].append(value)
-        self.metrics["residual/omega"].append(omega)
+        parts = {"prior": torch.zeros_like(entropy), "entropy": entropy}
         if log_prior is not None:
-            distance = self.accelerator.gather(((log_policy - log_prior) * mask).sum(1)).mean()
-            self.metrics["residual/kl"].append(distance.item())
+            parts["prior"] = omega * (log_prior * mask).sum(1)
+            parts["kl"] = ((log_policy - log_prior) * mask).sum(1)
+        everyone = {"addon": rewards} | {name: self.accelerator.gather(each) for name, each in parts.items()}
+        for name, values in everyone.items():
+            self.metrics[f"residual/{name}"].append(self._policys(values).mean().item())
+        self.metrics["residual/omega"].append(omega)
 
 
 def _mask(batch: dict[str, Any]) -> Tensor:

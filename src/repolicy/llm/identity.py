@@ -135,6 +135,7 @@ class WithObjective:
         folder = Path(output_dir or self.args.output_dir)
         if self.args.should_save and folder.is_dir():
             known = {name: getattr(self.args, name) for name in ("omega", "alpha", "prior", "prior_checksum")}
+            known["method"] = type(self).__name__
             known["omega"] = self.memory.values.get("omega", known["omega"])  # where a budget has moved it
             (folder / "repolicy.json").write_text(json.dumps(known) + "\n")
 
@@ -194,13 +195,17 @@ class _Resume(TrainerCallback):  # type: ignore[misc]
 
 @torch.no_grad()
 def checksum(model: Any) -> str:
-    """sha256 of a model's weights, in their order. Of a PEFT model, those that its adapter leaves alone."""
+    """sha256 of a model's weights, in their order. Of a PEFT model, those that its adapter leaves alone.
+
+    Weights count as numbers: loaded in bfloat16 or, from the same file, in float32, they have the same checksum.
+    """
     digest = hashlib.sha256()
     for parameter in model.parameters():
         if isinstance(model, PeftModel) and parameter.requires_grad:
             continue
-        digest.update(f"{parameter.dtype}{tuple(parameter.shape)}".encode())
-        digest.update(_bytes(parameter))
+        weights = parameter.float() if parameter.is_floating_point() else parameter
+        digest.update(f"{weights.dtype}{tuple(weights.shape)}".encode())
+        digest.update(_bytes(weights))
     return digest.hexdigest()
 
 

@@ -111,6 +111,11 @@ class DialedGenerator(LogitsProcessor):  # type: ignore[misc]
         self.generator, self.others, self.coefficients = generator, others, coefficients
         self.attention: Tensor | None = None
 
+    @property
+    def generation_config(self) -> Any:
+        """That of the model which generates, the first tuned one."""
+        return self.generator.model.generation_config
+
     def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None, **settings: Any) -> Any:
         """Sampled from the mixture itself, unless `settings` say otherwise."""
         self.attention = attention_mask

@@ -1,6 +1,6 @@
 """Models by name: a prior, and what was tuned from it, each with the objective that it was trained for.
 
-A trainer here leaves `repolicy.json` beside the weights. It says numbers alone; no path in it is ever followed.
+A trainer here leaves `repolicy.json` beside the weights. No path in it is ever followed.
 """
 
 import json
@@ -58,18 +58,23 @@ def _device() -> str:
 
 
 def read_identity(name: str) -> dict[str, Any]:
-    """What a trainer of this package wrote beside a model; empty where there is nothing."""
+    """What a trainer of this package wrote beside a model; empty where there is nothing. A Q-adapter is refused."""
     file = Path(name) / IDENTITY
     if not file.is_file():
         return {}
     try:
         identity = json.loads(file.read_text())
-        checksum = identity.get("prior_checksum")
+        checksum, method = identity.get("prior_checksum"), identity.get("method")
         numbers = {key: float(identity[key]) for key in ("omega", "alpha")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FileError(f"{file} is damaged: it does not say omega and alpha") from error
     if not all(math.isfinite(value) and value >= 0 for value in numbers.values()):
         raise FileError(f"{file} is damaged: omega and alpha must be finite numbers, 0 or greater")
+    if method == "QAdapterTrainer":
+        raise UsageError(
+            f"{name} is a Q-adapter, which is no policy by itself: what it adds to the prior's logits is Q_R; generate "
+            "with a repolicy.llm.QAdapterLogits"
+        )
     return {**numbers, "prior_checksum": checksum if isinstance(checksum, str) else None}
 
 
@@ -84,6 +89,7 @@ def identity_for(name: str, prior_checksum: str) -> dict[str, Any]:
 def trained_for(name: str, trained_at: str | None, prior_checksum: str) -> Objective:
     """The objective of a tuned model: as typed (`0.1,0.2`: omega and alpha), or from its own file."""
     if trained_at is not None:
+        read_identity(name)  # a Q-adapter is refused all the same
         try:
             omega, alpha = (float(number) for number in trained_at.split(","))
         except ValueError:
