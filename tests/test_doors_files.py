@@ -163,6 +163,13 @@ def test_sizes_that_the_tensors_do_not_have_are_refused_at_once(hidden: list[int
     assert time.process_time() - began < 2.0
 
 
+def test_a_policy_that_gives_no_numbers_is_refused_whatever_it_takes() -> None:
+    nothing = {"kind": "discrete", "sizes": [], "low": [], "high": []}
+    path = rewritten("file", hidden=[], family="categorical", actions=nothing, observation_size=10**6)
+    with pytest.raises(FileError, match="it has a layer of 0 numbers"):
+        read_policy(path)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

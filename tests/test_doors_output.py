@@ -8,12 +8,13 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from test_checkpoint import SPECS
-from test_cli import typed
+from test_cli import refused, typed
 from test_doors_files import SMALL
 from test_doors_files import _elsewhere as _elsewhere
 
@@ -24,11 +25,13 @@ from repolicy.engine.folder import RunFolder
 from repolicy.engine.request import Request
 from repolicy.engine.terminal import Terminal
 from repolicy.engine.watch import TensorBoard
+from repolicy.engine.weights import weights_of
+from repolicy.engine.worth import Worth
 from repolicy.errors import FileError, UsageError
 from repolicy.objective import soft
 from repolicy.policies import storage
 from repolicy.policies.export import export
-from repolicy.policies.file import save_policy
+from repolicy.policies.file import read_card, save_policy
 from repolicy.policies.finding import beside, find_policy
 from repolicy.policies.spaces import ActionSpace
 
@@ -204,6 +207,40 @@ def test_inspect_tells_the_std(family: str, told: str, tmp_path: Path) -> None:
         policy.network.weights[-1].zero_()
     save_policy(tmp_path / "policy", policy, {})
     assert inspect(tmp_path / "policy")["std"] == told
+
+
+@pytest.mark.parametrize("option", ["--std 0.3", "--temperature 2", "--vecnormalize none", "--file-activation tanh"])
+def test_options_of_reading_are_refused_for_files_of_ours(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("repolicy.report.film.films", lambda *_: pytest.fail("filmed"))
+    save_policy("mine", repolicy.Policy(repolicy.PolicySpec(11, SPACE)), {"request": {"env": "Hopper-v4"}})
+    storage.write(Path("batch"), "checkpoint", {"a": torch.ones(1)}, {})
+    RunFolder(Path("run")).begin(Request("Hopper-v4", soft(0.1), SMALL).as_dict(), {}, False)
+    for words in ("inspect mine", "inspect batch", "inspect run", "render mine --out film.gif", "evaluate mine"):
+        assert "is Repolicy's own file and holds all" in refused(capsys, 2, *words.split(), *option.split())
+
+
+def test_one_position_of_a_dial_takes_no_episodes(capsys: pytest.CaptureFixture[str]) -> None:
+    policy = repolicy.Policy(repolicy.PolicySpec(11, SPACE))
+    save_policy("mine", policy, {"request": {"env": "Hopper-v4"}}, prior=policy)
+    said = refused(capsys, 2, "dial", "mine", "--at", "0.5", "--episodes", "10", "--out", "half")
+    assert "--env, --addon and --episodes are for the report" in said
+    assert not Path("half").exists()
+
+
+def test_a_card_may_tell_more_of_what_a_nat_is_worth(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(*_: Any, nat_worth: Worth, **__: Any) -> None:
+        raise UsageError(f"it is worth {nat_worth.value} ± {nat_worth.error} by {nat_worth.episodes} episodes")
+
+    monkeypatch.setattr("repolicy.engine.diagnosis.diagnose", told)
+    worth = {"value": 0.5, "error": 0.125, "episodes": 9, "measured": "by a version to come"}
+    card = {"request": {"env": "Hopper-v4"}, "nat_worth": worth}
+    save_policy("mine", repolicy.Policy(repolicy.PolicySpec(11, SPACE)), card)
+    assert weights_of(read_card(Path("mine")), 11) == (0.5, 0.0)
+    assert "it is worth 0.5 ± 0.125 by 9 episodes" in refused(capsys, 2, "diagnose", "mine", "--addon", "height")
 
 
 def test_a_full_disk_under_tensorboard_does_not_end_a_run(

@@ -146,7 +146,7 @@ def snippets(page: str) -> list[str]:
 def run(line: str) -> None:
     """Fails where the command does, with what it said."""
     words = shlex.split(line)[1:]
-    few = FEWER.get(words[0], "").split()
+    few = [] if "--at" in words else FEWER.get(words[0], "").split()
     if "--resume" in words:
         few = ["--no-report"] * (words[0] == "customize")  # with what began the run
     elif "--out" in words and (out := Path(words[words.index("--out") + 1])).is_dir():

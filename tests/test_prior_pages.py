@@ -78,7 +78,7 @@ def test_a_function(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     exec(program, names)
     few = functools.partial(repolicy.customize, settings=FEW)
     exec(
-        snippet.replace("runs/calm", "runs/again"),
+        snippet.replace("runs/calm-python", "runs/again"),
         names | {"repolicy": SimpleNamespace(customize=few, residual=repolicy.residual)},
     )
     assert Path("runs/again/best.safetensors").exists()

@@ -21,7 +21,7 @@ from repolicy.errors import FileError, UsageError
 from repolicy.objective import residual
 from repolicy.policies.file import load_policy, read_policy
 from repolicy.policies.formats.copied import policy_from
-from repolicy.policies.formats.described import Described, Linear, Normalizer, Perceptron, Std
+from repolicy.policies.formats.described import Described, Hidden, LayerNorm, Linear, Normalizer, Perceptron, Std
 from repolicy.policies.spaces import ActionSpace
 
 SETTINGS = Settings(steps=64, ranks=1, envs=4, horizon=8, minibatch=32, evaluation_episodes=1, hidden=(8,))
@@ -141,6 +141,38 @@ def test_scales_and_stds_of_any_size_are_copied() -> None:
     actions = wanted + 0.7 * std
     expected = torch.distributions.Normal(wanted, std).log_prob(actions).sum(-1)
     torch.testing.assert_close(policy.log_prob(torch.from_numpy(obs), actions), expected, rtol=1e-5, atol=1e-5)
+
+
+def parts(**changes: Any) -> Described:
+    """A policy of 3 observations and 2 actions with LayerNorms, whose std is a layer, and what is put in its place."""
+    ones = {"std": np.ones((2, 4)), "norm": np.ones(4), "shift": np.ones(3), "bias": np.ones(4)} | changes
+    norm = LayerNorm(ones["norm"], np.ones(4), 1e-5, "before")
+    hidden = Hidden(Linear(np.ones((4, 3)), ones["bias"]), norm)
+    head = ones["std"] if ones["std"].ndim == 1 else Linear(ones["std"], np.ones(len(ones["std"])))
+    return Described(
+        "a library", "", "policy", Perceptron((hidden,), Linear(np.ones((2, 4)), np.ones(2)), "tanh"),
+        ActionSpace("continuous", (2,)), std=Std("vector" if ones["std"].ndim == 1 else "head", head),
+        normalizer=Normalizer(ones["shift"], np.ones(3)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"std": np.ones((3, 4))}, r"network.weights.1 has the shape \[5, 4\], and \[4, 4\]"),
+        ({"std": np.ones((2, 5))}, r"the layer of its stds has the shape \[2, 5\], and \[2, 4\]"),
+        ({"std": np.ones(3)}, r"log_std has the shape \[3\], and \[2\]"),
+        ({"std": np.ones(1)}, r"log_std has the shape \[1\], and \[2\]"),
+        ({"norm": np.ones(1)}, r"network.norms.0.weight has the shape \[1\], and \[4\]"),
+        ({"shift": np.ones(1)}, r"normalizer.mean has the shape \[1\], and \[3\]"),
+        ({"bias": np.ones(1)}, r"network.biases.0 has the shape \[1\], and \[4\]"),
+    ],
+)
+def test_parts_that_do_not_fit_are_one_sentence(changes: dict[str, Any], what: str) -> None:
+    """A size of 1 is not stretched either."""
+    assert policy_from(parts()).spec.hidden == (4,)
+    with pytest.raises(FileError, match=f"this policy of a library is damaged: {what} would fit"):
+        policy_from(parts(**changes))
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.load` is:DeprecationWarning")

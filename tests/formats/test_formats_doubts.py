@@ -1,13 +1,14 @@
 """Files that look like a known policy and are another one: each is refused in one sentence, never read wrongly."""
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from comparing import COUNT, assert_equal, log_prob, observations, stirred
+from comparing import COUNT, assert_equal, log_prob, mean, observations, stirred
 from gymnasium import spaces
 from test_formats_checkpoints import Agent, mlp, named, saved
 from test_formats_graphs import graph, node, random, script, stacked
@@ -16,7 +17,7 @@ from torch import nn
 
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, RepolicyError
-from repolicy.policies.formats import CannotCopyError, Options, describe, vecnormalize
+from repolicy.policies.formats import CannotCopyError, Options, brax, describe, vecnormalize
 from repolicy.policies.given import exact_of
 from repolicy.policies.spaces import ActionSpace
 
@@ -79,6 +80,23 @@ def test_a_librarys_own_classes_are_known(tmp_path: Path) -> None:
     _, path = made(contrib("TRPO"), tmp_path, policy_kwargs={"features_extractor_class": flat})
     assert describe(path).kind == "TRPO"
     assert Still().observation_space.shape == (describe(path).observation_size,)
+
+
+def test_masks_that_a_copy_does_not_apply_are_told(tmp_path: Path) -> None:
+    said = "it was trained with action masks, which this copy does not apply"
+    _, path = made(contrib("MaskablePPO"), tmp_path, "choice")
+    assert said in inspect(path)["notes"]
+    _, path = made(sb3.PPO, tmp_path, "choice")
+    assert said not in inspect(path)["notes"]
+
+
+def test_statistics_are_found_from_within_their_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "Hopper-v4_1"
+    (folder / "Hopper-v4").mkdir(parents=True)
+    (folder / "Hopper-v4" / "vecnormalize.pkl").touch()
+    for here, name in ((tmp_path, "Hopper-v4_1/best_model.zip"), (folder, "best_model.zip")):
+        monkeypatch.chdir(here)
+        assert vecnormalize.beside(Path(name)) == folder / "Hopper-v4" / "vecnormalize.pkl"
 
 
 # ONNX -----------------------------------------------------------------------------------------------------------------
@@ -267,6 +285,66 @@ def test_skrls_off_policy_agents(deterministic: bool, tmp_path: Path) -> None:
         assert_equal(log_prob(described, obs, actions), dist.log_prob(actions).sum(-1))
 
 
+YAML = "  class_name: MLPModel\n  activation: relu\n  distribution_cfg:\n    class_name: rsl_rl.modules.distribution:"
+
+
+@pytest.mark.parametrize("kind", ["BetaDistribution", "HeteroscedasticGaussianDistribution"])
+def test_a_beta_policy_is_no_gaussian(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """rsl_rl 5's have the same tensors; Isaac Lab writes the kind beside them."""
+    models, tensordict = pytest.importorskip("rsl_rl.models"), pytest.importorskip("tensordict")
+    groups = tensordict.TensorDict({"policy": torch.randn(3, 5)}, batch_size=[3])
+    model = models.MLPModel(groups, {"s": ["policy"]}, "s", 2, [8], "relu", distribution_cfg={"class_name": kind})
+    for name in ("params", "checkpoints"):
+        (tmp_path / name).mkdir()
+    whole = tmp_path / "checkpoints" / "model_1.pt"
+    saved(whole, {"actor_state_dict": model.state_dict(), "critic_state_dict": {}, "iter": 1})
+    said = "without params/agent.yaml a Beta policy looks the same, and its copy would be wrong"
+    assert said in describe(whole).notes
+    (tmp_path / "params" / "agent.yaml").write_text(f"actor:\n{YAML}{kind}\n")
+    monkeypatch.chdir(tmp_path / "checkpoints")
+    for path in (whole, Path("model_1.pt")):
+        if kind == "BetaDistribution":
+            with pytest.raises(CannotCopyError, match="its distribution is no Gaussian"):
+                describe(path)
+        else:
+            described = describe(path)
+            assert described.actor.activation == "relu"
+            assert said not in described.notes
+
+
+# Brax -----------------------------------------------------------------------------------------------------------------
+
+
+class Statistics:
+    """As Brax keeps them, whether they were used or not."""
+
+    def __init__(self) -> None:
+        self.mean, self.std, self.count = np.full(5, 0.3), np.full(5, 2.0), 9.0
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_what_braxs_files_do_not_tell(parts: int, tmp_path: Path) -> None:
+    """Three parts are PPO's. Two may be SAC's, whose default is another activation."""
+    path = brax_file(tmp_path / "params")
+    _, layers = pickle.loads(path.read_bytes())
+    path.write_bytes(pickle.dumps((Statistics(), layers, layers)[:parts]))
+    first, second = (layers["params"][f"hidden_{n}"] for n in (0, 1))
+
+    def policy(inputs: np.ndarray) -> np.ndarray:
+        hidden = np.maximum(inputs @ first["kernel"] + first["bias"], 0.0)
+        return np.tanh((hidden @ second["kernel"] + second["bias"])[:, :3])
+
+    described, obs, relu = describe(path), observations(5), Options(file_activation="relu")
+    assert described.kind == ("PPO" if parts == 3 else "PPO or SAC")
+    assert "Brax PPO's default, swish, is assumed" in described.notes[0]
+    assert described.notes[1:] == ((brax.OR_RAW,) if parts == 3 else (brax.OR_SAC, brax.OR_RAW))
+    assert describe(path, relu).notes == (brax.OR_RAW,)
+    assert_equal(mean(describe(path, relu), obs), policy((obs.numpy() - 0.3) / 2.0))
+    plain = describe(path, replace(relu, vecnormalize="none"))
+    assert plain.notes == ("observations are not normalized, as you asked for",)
+    assert_equal(mean(plain, obs), policy(obs.numpy()))
+
+
 # Damage ---------------------------------------------------------------------------------------------------------------
 
 
@@ -294,6 +372,9 @@ def test_what_is_missing_in_a_known_layout_is_said(tmp_path: Path) -> None:
     path = brax_file(tmp_path / "params", LayerNorm_0={"scale": random(4)})
     with pytest.raises(FileError, match="params is damaged, or of another layout: 'bias' is missing"):
         describe(path)
+    layer = {"kernel": random(5, 4), "bias": random(3)}
+    with pytest.raises(FileError, match=r"hidden_0 has 4 outputs and \(3,\) biases"):
+        describe(brax_file(tmp_path / "params", hidden_0=layer))
 
 
 def test_statistics_of_another_size_are_refused_for_brax_too(tmp_path: Path) -> None:

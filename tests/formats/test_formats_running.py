@@ -118,6 +118,21 @@ def test_a_graph_with_a_memory_keeps_each_environments_own(tmp_path: Path) -> No
         hidden = torch.where(ended[t, :, None], 0.0, hidden)
 
 
+@pytest.mark.parametrize("names", [("in", "out"), ("x_in", "x_out")])
+def test_a_graph_of_one_input_has_no_memory_whatever_it_is_called(names: tuple[str, str], tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    path = graph(
+        tmp_path / "policy.onnx", [node("Gemm", "obs w", "a"), node("Softsign", "a", "out")], {"w": random(5, 3)}
+    )
+    obs = observations(5)
+    wanted = run(path, obs)
+    model = onnx.load(path)
+    model.graph.input[0].name = model.graph.node[0].input[0] = names[0]
+    model.graph.output[0].name = model.graph.node[1].output[0] = names[1]
+    onnx.save(model, path)
+    assert_equal(placed(path, 5, 3).distribution(obs).mode(), wanted)
+
+
 def test_weights_outside_of_a_graphs_folder_are_refused_before_it_runs(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     (tmp_path / "deep").mkdir()

@@ -364,6 +364,15 @@ def test_damaged_entries_are_one_sentence(name: str, tmp_path: Path) -> None:
         describe(rewritten(path, tmp_path / "bad.zip", **{name: b"\x80\x04nonsense"}))
 
 
+def test_quantiles_of_no_action_are_one_sentence(tmp_path: Path) -> None:
+    _, path = made(contrib("QRDQN"), tmp_path, "choice", **SMALL)
+    data, none = json.loads(zipfile.ZipFile(path).read("data")), spaces.Discrete(1)
+    none.n = np.int64(0)
+    data["action_space"] = {":serialized:": base64.b64encode(pickle.dumps(none)).decode()}
+    with pytest.raises(FileError, match="is damaged, or of another layout"):
+        describe(rewritten(path, tmp_path / "none.zip", data=json.dumps(data).encode()), Options(temperature=1.0))
+
+
 def test_a_cut_zip_is_one_sentence(tmp_path: Path) -> None:
     _, path = made(sb3.PPO, tmp_path)
     path.write_bytes(path.read_bytes()[:-300])

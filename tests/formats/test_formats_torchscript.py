@@ -5,6 +5,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from comparing import assert_equal, mean, observations, stirred
@@ -12,7 +13,11 @@ from test_formats_graphs import script, stacked
 from torch import nn
 
 from repolicy.errors import FileError
-from repolicy.policies.formats import CannotCopyError, describe
+from repolicy.policies.formats import CannotCopyError, Options, describe
+from repolicy.policies.formats.chain import Step, recognize
+from repolicy.policies.given import exact_of
+from repolicy.policies.priors import MeanPrior
+from repolicy.policies.spaces import ActionSpace
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -38,6 +43,11 @@ class Looping(InPlace):
         return self.second(torch.tanh(self.first(obs)))
 
 
+class Chunking(InPlace):
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.chunk(self.first(obs), 0, 1)[0])
+
+
 class Skipping(InPlace):
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         if bool(obs.sum() > 0.0):
@@ -54,7 +64,7 @@ def test_what_works_in_place_is_followed(tmp_path: Path) -> None:
     assert described.mean_clip == 0.3
 
 
-@pytest.mark.parametrize("kind", [Looping, Skipping])
+@pytest.mark.parametrize("kind", [Looping, Skipping, Chunking])
 def test_other_code_cannot_be_copied(kind: Any, tmp_path: Path) -> None:
     with pytest.raises(CannotCopyError, match="its code"):
         describe(script(tmp_path / "policy.pt", kind(), 5))
@@ -70,3 +80,20 @@ def test_a_torchscript_file_without_its_code_is_one_sentence(tmp_path: Path) -> 
     path.write_bytes(buffer.getvalue())
     with pytest.raises(FileError, match="is missing in it"):
         describe(path)
+
+
+def test_layer_norms_of_two_epsilons_run_as_they_are(tmp_path: Path) -> None:
+    first, second = ([nn.Linear(5, 5), nn.LayerNorm(5, eps=eps), nn.Tanh()] for eps in (1e-5, 0.1))
+    module = stirred(nn.Sequential(*first, *second, nn.Linear(5, 2)))
+    path, obs = script(tmp_path / "policy.pt", module, 5), observations(5)
+    with pytest.raises(CannotCopyError, match="its LayerNorms have different epsilons"):
+        describe(path)
+    prior = exact_of(path, Options(std=0.2), trust=True)
+    assert isinstance(prior, MeanPrior)
+    with torch.no_grad():
+        assert_equal(prior.placed(5, ActionSpace("continuous", (2,))).distribution(obs).mode(), module(obs))
+
+
+def test_biases_that_do_not_fit_their_layer_are_refused() -> None:
+    with pytest.raises(FileError, match=r"a layer of 2 units has biases of shape \[1\]"):
+        recognize((Step("linear", np.ones((2, 3)), np.ones(1)),), 3, "a file")

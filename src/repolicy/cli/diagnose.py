@@ -39,7 +39,7 @@ class Diagnose:
         from repolicy.engine.diagnosis import ENVS, STEPS, check_addon, diagnose
         from repolicy.engine.ranks import one_thread
         from repolicy.engine.terminal import Terminal
-        from repolicy.engine.worth import Worth
+        from repolicy.engine.weights import worth_in
         from repolicy.envs.addons import check_env, combined
         from repolicy.envs.making import with_roles
         from repolicy.policies.file import notes_of, read_policy
@@ -52,7 +52,7 @@ class Diagnose:
         saved, terminal = read_policy(path, self.reading), Terminal()
         check_env(self.addon, env)
         env = with_roles(env, saved.policy.observation_size, self.backend)
-        worth = Worth(**saved.card["nat_worth"]) if "nat_worth" in saved.card else None
+        worth = worth_in(saved.card)
         with one_thread(), terminal.status(f"{env}: thrice {STEPS:,} steps in {ENVS} environments"):
             diagnosis = diagnose(saved.policy, env, combined(self.addon), nat_worth=worth, backend=self.backend)
         check_addon(diagnosis)

@@ -39,8 +39,9 @@ class Dial:
     """Environment of the report; by default the one that the policy was trained in."""
     addon: UseAppendAction[tuple[str, ...]] = ()
     """Add-on reward of the report; by default the one that the policy was customized to. Repeatable."""
-    episodes: int = 10
-    """Episodes of each position in the report: as many with the mean action, and as many with sampled ones."""
+    episodes: int | None = None
+    """Episodes of each position in the report: as many with the mean action, and as many with sampled ones; by default
+    10."""
     trust: bool = False
     """Run code that the policy's file names as its environment or add-on."""
     json: bool = False
@@ -61,8 +62,10 @@ class Dial:
             raise UsageError(f"{path} was trained at all positions, so there is nothing to mix: leave out --how")
         if self.beside is not None and (self.at or [dial.name for dial in turning.trained] != ["omega"]):
             raise UsageError("--beside is for the report on a run with a range of omega and no other dial")
-        if self.at and (self.env or self.addon):
-            raise UsageError("--env and --addon are for the report; with --at one position is kept, and none evaluated")
+        if self.at and (self.env or self.addon or self.episodes is not None):
+            raise UsageError(
+                "--env, --addon and --episodes are for the report; with --at one position is kept, and none evaluated"
+            )
         return self._one(turning) if self.at else self._all(turning)
 
     def _one(self, turning: "Turning") -> dict[str, Any]:
@@ -102,7 +105,7 @@ class Dial:
         terminal = Terminal()
         with terminal.status("evaluating") as status:
             swept = measured(
-                turning, self.episodes,
+                turning, 10 if self.episodes is None else self.episodes,
                 lambda done: status.update(f"{env}: {done} of {len(turning.positions)} positions"),
             )  # fmt: skip
             status.update("films")

@@ -16,7 +16,7 @@ from repolicy.loading import printable
 from repolicy.objective import RANGES
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.distributions import Gaussian, SquashedGaussian
-from repolicy.policies.file import PROBES, read_policy
+from repolicy.policies.file import PROBES, check_own, read_policy
 from repolicy.policies.finding import check_reachable, find_policy
 from repolicy.policies.hub import is_on_hub
 from repolicy.policies.options import Options
@@ -31,10 +31,12 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
     if not is_on_hub(path):
         check_reachable(path)
     if path.is_dir():
+        check_own(path, options)
         return _inspect_folder(path)
     path = find_policy(path)
     if not is_own(path):
         return _inspect_foreign(path, options)
+    check_own(path, options)
     tensors, header = read(path)
     if header["kind"] != "policy":
         return _inspect_other(path, tensors, header)

@@ -129,7 +129,7 @@ class Render:
     reading: OmitArgPrefixes[Options] = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
-        from repolicy.policies.file import own_bytes, read_policy
+        from repolicy.policies.file import check_own, own_bytes, read_policy
         from repolicy.policies.storage import is_own, write_bytes
         from repolicy.report.film import FORMATS, Shot, films
 
@@ -144,7 +144,9 @@ class Render:
             height=round(self.width * 2 / 3), format=format, fine=True,
         )  # fmt: skip
         with tempfile.TemporaryDirectory(prefix="repolicy-render-") as folder:
-            if not is_own(path):  # the process that renders reads only files of ours
+            if is_own(path):
+                check_own(path, self.reading)
+            else:  # the process that renders reads only files of ours
                 own = Path(folder, "policy.safetensors")
                 write_bytes(own, own_bytes(path, read_policy(path, self.reading)))
                 shot = replace(shot, policy=str(own))

@@ -13,12 +13,19 @@ class Weights(NamedTuple):
     states: float
 
 
+def worth_in(card: dict[str, Any]) -> Worth | None:
+    """What a nat of this prior is worth, where its card tells it."""
+    told = card.get("nat_worth")
+    return None if told is None else Worth(told["value"], told["error"], told["episodes"])
+
+
 def weights_of(card: dict[str, Any], numbers: int) -> Weights | None:
     """What a nat of this prior is worth, where its card tells it well enough: at this ω′ its old reward counts once.
 
     A nat of a state counts as a nat of an action, unless the prior's states, of so many numbers, cannot be learned.
     """
-    if "nat_worth" not in card or not (worth := Worth(**card["nat_worth"])).is_known:
+    worth = worth_in(card)
+    if worth is None or not worth.is_known:
         return None
     length = float(card.get("evaluation", {}).get("evaluation_length", 0.0))
     return Weights(worth.value, of_states(worth.value, length, numbers))

@@ -41,11 +41,6 @@ STDS = {
         lambda raw, least: np.logaddexp(raw, 0.0) + least,
         lambda std: math.log(math.expm1(std)),
     ),
-    "clamped": StdForm(  # as in soft actor-critic
-        lambda raw, log_least: torch.logaddexp(raw.clamp(-20.0, 2.0), log_least),
-        lambda raw, least: np.exp(np.clip(raw, -20.0, 2.0)) + least,
-        math.log,
-    ),
     "exp_tanh": StdForm(torch.logaddexp, lambda raw, least: np.exp(raw) + least, math.log, soft=True),
     "identity": StdForm(
         lambda raw, log_least: torch.log(raw.clamp_min(1e-12) + log_least.exp()),

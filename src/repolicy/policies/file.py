@@ -113,15 +113,20 @@ def read_policy(path: str | Path, options: Options | None = None) -> SavedPolicy
     """
     if not is_own(Path(path)):
         return _copied(Path(path), options or Options())
+    check_own(path, options)
+    tensors, header = read(Path(path), "policy")
+    card = _card(path, header)
+    prior = _rebuilt(Path(path), tensors, header, "prior") if "prior" in header else None
+    return SavedPolicy(_rebuilt(Path(path), tensors, header, "policy"), prior, card, _density(path, tensors, prior))
+
+
+def check_own(path: str | Path, options: Options | None) -> None:
+    """Refuse options of reading for a file of ours, or for a run's folder."""
     if options not in (None, Options()):
         raise UsageError(
             f"{path} is Repolicy's own file and holds all that there is to know: leave out --std, --temperature, "
             "--vecnormalize and --file-activation, which are for other libraries' files"
         )
-    tensors, header = read(Path(path), "policy")
-    card = _card(path, header)
-    prior = _rebuilt(Path(path), tensors, header, "prior") if "prior" in header else None
-    return SavedPolicy(_rebuilt(Path(path), tensors, header, "policy"), prior, card, _density(path, tensors, prior))
 
 
 def load_policy(
@@ -304,6 +309,8 @@ def _check_sizes(spec: PolicySpec, state: dict[str, Tensor], make: Callable[[Pol
     if len(spec.hidden) >= len(state):
         raise ValueError(f"it says {len(spec.hidden)} hidden layers and has {len(state)} tensors")
     widths = (spec.observation_size, *spec.hidden, FAMILIES[spec.family].outputs(spec))
+    if min(widths) < 1:
+        raise ValueError(f"it has a layer of {min(widths)} numbers")
     claimed, present = sum(a * b for a, b in pairwise(widths)), sum(tensor.numel() for tensor in state.values())
     if claimed > present:
         raise ValueError(f"its spec makes weights of {claimed:,} numbers, and it holds {present:,}")

@@ -236,8 +236,10 @@ class Scorer:
 
 def prior_of(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior | ScoredPrior:
     """The prior that an object or a function of the user's stands for."""
-    thing = thing() if isinstance(thing, type) else thing
     name = name or name_of(thing)
+    if isinstance(thing, type):
+        with in_one_sentence(f"{name} cannot be made without arguments", UsageError):
+            thing = thing()
     if callable(getattr(thing, "log_prob", None)):
         if std is not None:
             raise UsageError(f"{name} has log_prob, which knows its own std: leave the std out")

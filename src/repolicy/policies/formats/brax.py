@@ -1,7 +1,8 @@
 """Brax's parameters: a pickle of the normalizer's statistics, the policy's layers and, in newer ones, the critic's.
 
-The activation is not in the file: swish is the default of Brax's PPO. The std, where the last layer is twice as wide
-as the action, is `softplus(raw) + 0.001`, before tanh.
+The activation is not in the file: swish is the default of Brax's PPO, and relu that of its SAC. Only PPO writes a
+critic, since Brax 0.12. The std, where the last layer is twice as wide as the action, is `softplus(raw) + 0.001`,
+before tanh.
 """
 
 from pathlib import Path
@@ -23,12 +24,17 @@ from repolicy.policies.formats.described import (
 )
 from repolicy.policies.formats.given import chosen_statistics
 from repolicy.policies.formats.layers import check_width, chosen_activation, normalizer, numbers, perceptron, some
-from repolicy.policies.formats.shells import Shell, read_pickle
+from repolicy.policies.formats.shells import Shell, array, read_pickle
 from repolicy.policies.options import Options
 from repolicy.policies.spaces import ActionSpace
 
 LIBRARY = "Brax"
 MIN_STD = 1e-3
+OR_SAC = "a file of SAC looks the same, and SAC's default is relu: if it is one, add --file-activation relu"
+OR_RAW = (
+    "the statistics in the file are applied; if it was trained with normalize_observations=False, add --vecnormalize "
+    "none"
+)
 
 
 def recognized(parts: Any) -> bool:
@@ -41,16 +47,21 @@ def read(path: Path, options: Options) -> Described:
     parts = read_pickle(read_bytes(path), where)
     module = _module(parts[1])
     assert module is not None
-    activation, notes = chosen_activation(options, "swish", LIBRARY)
+    kind = "PPO" if len(parts) > 2 else "PPO or SAC"
+    activation, notes = chosen_activation(options, "swish", f"{LIBRARY} PPO")
+    if notes and kind != "PPO":
+        notes.append(OR_SAC)
     actor, std, squashed = _policy(module, activation, where)
     inside, groups = _normalizer(parts[0], actor.width, where)
     statistics, more = chosen_statistics(options, lambda: inside)
+    if statistics is not None and statistics is inside:
+        more.append(OR_RAW)
     check_width(actor.width, statistics, where)
     size = len(actor.output.bias)
     bounds = ((-1.0,) * size, (1.0,) * size) if squashed else ((), ())
     return Described(
-        LIBRARY, "", "PPO or SAC", actor, ActionSpace("continuous", (size,), *bounds), squashed, std, statistics,
-        groups=groups, notes=(*notes, *more),
+        LIBRARY, "", kind, actor, ActionSpace("continuous", (size,), *bounds), squashed, std, statistics, groups=groups,
+        notes=(*notes, *more),
     )  # fmt: skip
 
 
@@ -108,8 +119,10 @@ def _dense(layer: Any, name: str, where: str) -> Linear:
     kernel = layer.get("kernel") if isinstance(layer, dict) else None
     if not isinstance(kernel, np.ndarray) or kernel.ndim != 2:
         raise FileError(f"{where} is damaged: {name} has no kernel")
-    bias = layer.get("bias", np.zeros(kernel.shape[1], np.float32))
-    return Linear(numbers(kernel.T, name, where), numbers(bias, name, where))
+    bias = numbers(layer.get("bias", np.zeros(kernel.shape[1])), name, where)
+    if bias.shape != kernel.shape[1:]:
+        raise FileError(f"{where} is damaged: {name} has {kernel.shape[1]} outputs and {bias.shape} biases")
+    return Linear(numbers(kernel.T, name, where), bias)
 
 
 def _norm(layer: Any, where: str) -> LayerNorm:
@@ -124,7 +137,7 @@ def _normalizer(statistics: Any, width: int, where: str) -> tuple[Normalizer | N
     mean, std = statistics.state["mean"], statistics.state["std"]
     groups: tuple[tuple[str, int], ...] = ()
     if isinstance(mean, dict):
-        keys = sorted((key for key in mean if np.size(mean[key]) == width), key=lambda key: (key != "state", key))
+        keys = sorted((key for key in mean if array(mean[key]).size == width), key=lambda key: (key != "state", key))
         if not keys:
             raise FileError(
                 f"{where} is damaged: the policy takes {width} numbers, and none of {some(mean)} has so many"

@@ -115,6 +115,8 @@ def _perceptron(chain: Chain, width: int, where: str) -> Recognized:
         norm = before or _take_norm(steps, "after")
         hidden.append(Hidden(output, norm))
         output = _take_linear(steps, where)
+    if len({layer.norm.epsilon for layer in hidden if layer.norm}) > 1:
+        raise CannotCopyError(f"{where} cannot be copied: its LayerNorms have different epsilons")
     _check_sizes(width, hidden, output)
     normalizer = Normalizer(shift, scale, clip) if clip is not None or np.any(shift) or np.any(scale != 1.0) else None
     slope = activation.high if activation is not None and math.isfinite(activation.high) else 0.01
@@ -126,6 +128,8 @@ def _check_sizes(width: int, hidden: list[Hidden], output: Linear) -> None:
         if layer.weight.shape[1] != width:
             raise ValueError(f"{width} numbers go into a layer that takes {layer.weight.shape[1]}")
         width = layer.weight.shape[0]
+        if layer.bias.shape != (width,):
+            raise ValueError(f"a layer of {width} units has biases of shape {[*layer.bias.shape]}")
 
 
 def _behind(

@@ -1,49 +1,59 @@
 """From a description to one of our policies, which acts and scores as the original did."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.errors import UsageError
+from repolicy.errors import FileError, UsageError
 from repolicy.policies.families import STDS, bounded
-from repolicy.policies.formats.described import Array, CannotCopyError, Described, Linear, Normalizer
+from repolicy.policies.formats.described import Array, Described, Linear, Normalizer
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.spaces import ActionSpace
 
 
 def policy_from(described: Described) -> Policy:
     """The same policy as a network of ours."""
-    spec = _spec(described)
-    std, parameter = described.std, None
+    spec, std = _spec(described), described.std
+    normalizer = described.normalizer or Normalizer(np.zeros(spec.observation_size), np.ones(spec.observation_size))
+    state = _state(described, spec, normalizer)
     if std is not None and std.source == "vector":  # its logarithm, whatever it was: a step cannot make it negative
         least = torch.tensor(math.log(max(spec.min_std, 1e-30)))
-        parameter = STDS[spec.std].log_std(bounded(_tensor(std.raw), spec), least)
+        state["log_std"] = STDS[spec.std].log_std(bounded(_tensor(std.raw), spec), least)
         spec = replace(spec, std="exp", min_std=0.0, std_bounds=(-math.inf, math.inf))
     elif std is not None and std.source == "features":
-        parameter = _tensor(std.raw)
+        state["log_std"] = _tensor(std.raw)
     policy = Policy(spec)
-    normalizer = described.normalizer or Normalizer(np.zeros(spec.observation_size), np.ones(spec.observation_size))
-    with torch.no_grad():
-        layers = [hidden.linear for hidden in described.actor.hidden] + [_outputs(described, spec)]
-        layers[0] = Linear(layers[0].weight * np.sign(normalizer.scale).astype(np.float32), layers[0].bias)
-        for weight, bias, layer in zip(policy.network.weights, policy.network.biases, layers, strict=True):
-            weight.copy_(_tensor(layer.weight))
-            bias.copy_(_tensor(layer.bias))
-        for index, hidden in enumerate(described.actor.hidden):
-            norm = policy.network.norm(index)
-            if norm is not None and hidden.norm is not None:
-                norm.weight.copy_(_tensor(hidden.norm.weight))
-                norm.bias.copy_(_tensor(hidden.norm.bias))
-        if policy.log_std is not None and parameter is not None:
-            policy.log_std.copy_(parameter)
-    statistics = {"mean": normalizer.shift, "var": normalizer.var - 1e-8, "count": normalizer.count}
-    policy.normalizer.load_state_dict(
-        {name: torch.as_tensor(value, dtype=torch.float64) for name, value in statistics.items()}
-    )
+    for name, wanted in policy.state_dict().items():
+        if state[name].shape != wanted.shape:
+            raise _unfit(described, name, state[name].shape, wanted.shape)
+    policy.load_state_dict(state)
+    with torch.no_grad():  # our normalizer scales by numbers above 0
+        policy.network.weights[0].mul_(_tensor(np.sign(normalizer.scale)))
     return policy
+
+
+def _state(described: Described, spec: PolicySpec, normalizer: Normalizer) -> dict[str, Tensor]:
+    """The numbers of normalizer and network, by the names that they have in our policies."""
+    statistics = {"mean": normalizer.shift, "var": normalizer.var - 1e-8, "count": normalizer.count}
+    state = {f"normalizer.{name}": torch.as_tensor(each, dtype=torch.float64) for name, each in statistics.items()}
+    hidden = described.actor.hidden
+    for index, layer in enumerate([*(each.linear for each in hidden), _outputs(described, spec)]):
+        state |= {f"network.weights.{index}": _tensor(layer.weight), f"network.biases.{index}": _tensor(layer.bias)}
+    for place, norm in ((f"network.norms.{index}", each.norm) for index, each in enumerate(hidden)):
+        if norm is not None:
+            state |= {f"{place}.weight": _tensor(norm.weight), f"{place}.bias": _tensor(norm.bias)}
+    return state
+
+
+def _unfit(described: Described, name: str, found: Sequence[int], wanted: Sequence[int]) -> FileError:
+    return FileError(
+        f"this {described.kind} of {described.library} is damaged: {name} has the shape {[*found]}, and {[*wanted]} "
+        "would fit"
+    )
 
 
 def _spec(described: Described) -> PolicySpec:
@@ -55,17 +65,15 @@ def _spec(described: Described) -> PolicySpec:
             f"give one with --std, such as --std 0.2{before}"
         )
     norms = tuple(hidden.norm.place if hidden.norm else "" for hidden in actor.hidden)
-    epsilons = {hidden.norm.epsilon for hidden in actor.hidden if hidden.norm}
-    if len(epsilons) > 1:
-        raise CannotCopyError(f"this {described.kind} of {described.library} has LayerNorms of different epsilons")
+    epsilon = next((hidden.norm.epsilon for hidden in actor.hidden if hidden.norm), 1e-5)  # all have the same
     if described.squashed and not actions.low:
         actions = ActionSpace("continuous", actions.sizes, (-1.0,) * actions.width, (1.0,) * actions.width)
-    sizes = tuple(len(hidden.linear.bias) for hidden in actor.hidden)
+    sizes = tuple(len(hidden.linear.weight) for hidden in actor.hidden)
     clip = described.normalizer.clip if described.normalizer else None
     spec = PolicySpec(
         described.observation_size, actions, described.family, sizes, actor.activation, 1.0, 0.0,
-        observation_bound=clip, slope=actor.slope, norms=norms if epsilons else (),
-        epsilon=epsilons.pop() if epsilons else 1e-5, mean_clip=described.mean_clip, clips=described.clips,
+        observation_bound=clip, slope=actor.slope, norms=norms if any(norms) else (),
+        epsilon=epsilon, mean_clip=described.mean_clip, clips=described.clips,
     )  # fmt: skip
     return spec if std is None else replace(spec, std=std.link, min_std=std.floor, std_bounds=(std.low, std.high))
 
@@ -79,6 +87,8 @@ def _outputs(described: Described, spec: PolicySpec) -> Linear:
         below = Linear(std.raw.weight, std.raw.bias - np.float32(STDS[spec.std].inverse(spec.initial_std)))
     else:
         below = Linear(np.eye(spec.features, dtype=np.float32), np.zeros(spec.features, np.float32))
+    if below.weight.shape[1] != mean.weight.shape[1]:
+        raise _unfit(described, "the layer of its stds", below.weight.shape, mean.weight.shape)
     return Linear(np.concatenate([mean.weight, below.weight]), np.concatenate([mean.bias, below.bias]))
 
 

@@ -1,6 +1,7 @@
 """What a file does not hold and its reader adds: the user's std, temperature and statistics, a run's own settings."""
 
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -80,10 +81,15 @@ def chosen_statistics(options: Options, inside: Callable[[], Normalizer | None])
 
 
 def agent_settings(path: Path) -> dict[str, str]:
-    """The plain settings of the policy in `params/agent.yaml`, the first of each name: a line `name: word`."""
-    for folder in (path.parent, path.parent.parent):
+    """The plain settings of the policy in `params/agent.yaml`, the first of each name: a line `name: word`.
+
+    Beside them `class_names`, of all its classes. Without such a file there is nothing.
+    """
+    for folder in Path(os.path.abspath(path)).parents[:2]:
         file = folder / "params" / "agent.yaml"
         if file.is_file() and file.stat().st_size < 1_000_000:
             lines = re.findall(r"^\s+(\w+): *['\"]?([\w.:]+)['\"]?\s*$", file.read_text(errors="replace"), re.M)
-            return {name: word for name, word in reversed(lines) if word not in ("null", "None")}
+            names = " ".join(word for name, word in lines if name == "class_name")
+            settings = {name: word for name, word in reversed(lines) if word not in ("null", "None")}
+            return settings | {"class_names": names}
     return {}

@@ -16,6 +16,7 @@ from repolicy.policies.formats.described import (
     Normalizer,
     Perceptron,
 )
+from repolicy.policies.formats.shells import array
 from repolicy.policies.network import ACTIVATIONS
 from repolicy.policies.options import Options
 
@@ -50,7 +51,7 @@ def linear(tensors: Tensors, name: str, where: str) -> Linear:
 
 def numbers(values: Array, name: str, where: str) -> Array:
     """In single precision, and finite."""
-    if not np.all(np.isfinite(values)):
+    if not np.all(np.isfinite(array(values))):
         raise FileError(f"{where} cannot be used: {name} is not finite")
     return np.array(values, np.float32, order="C")
 
@@ -151,7 +152,7 @@ def chosen_activation(
 
 def normalizer(mean: Array, deviation: Array, clip: float | None, where: str, count: float = 0.0) -> Normalizer:
     """`(x − mean) / deviation`, clipped; the deviation is what the library divides by, its epsilon included."""
-    mean, deviation = (np.asarray(values, np.float64).reshape(-1) for values in (mean, deviation))
+    mean, deviation = (array(values).astype(np.float64).reshape(-1) for values in (mean, deviation))
     if mean.shape != deviation.shape or not np.all(np.isfinite(mean)) or not np.all(deviation > 0.0):
         raise FileError(f"{where} cannot be used: its observations' statistics are damaged")
     return Normalizer(mean, 1.0 / deviation, clip, count)

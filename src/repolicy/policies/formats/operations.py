@@ -48,8 +48,8 @@ def _leaky(args: Args, _: Named) -> Moving | None:
 
 
 def _linear(args: Args, _: Named) -> Moving | None:
-    weight, bias = np.asarray(args[1], np.float64), args[2] if args[2:] else None
-    bias = np.zeros(len(weight)) if bias is None else np.asarray(bias, np.float64)
+    weight, bias = _array(args[1]), args[2] if args[2:] else None
+    bias = np.zeros(len(weight)) if bias is None else _array(bias)
     return _with(args[0], Step("linear", weight, bias))
 
 
@@ -126,9 +126,16 @@ def _arithmetic(operator: str, fold: Callable[[Any, Any], Any]) -> Operation:
     return operation
 
 
+def _array(value: Any) -> Array:
+    """In double precision. (Nested lists can be as many numbers as a few lines of code wish.)"""
+    if isinstance(value, list | tuple) and not all(isinstance(number, int | float) for number in value):
+        raise ValueError("a list of no numbers stands where an array is expected")
+    return np.asarray(value, np.float64)
+
+
 def _constant(value: Any) -> Array:
     """A row of numbers, or one."""
-    array = np.asarray(value, np.float64)
+    array = _array(value)
     if array.size not in (1, *array.shape[-1:]):
         raise ValueError(f"an array of shape {array.shape} stands where a row is expected")
     return array.reshape(-1)
@@ -156,11 +163,11 @@ def _transposed(args: Args, _: Named) -> Any:
 def _addmm(args: Args, named: Named) -> Moving | None:
     if not isinstance(args[1], Moving) or any(factor != 1 for factor in [*args[3:], *named.values()]):
         return None
-    return _linear([args[1], np.asarray(args[2]).T, args[0]], {})
+    return _linear([args[1], _array(args[2]).T, args[0]], {})
 
 
 def _matmul(args: Args, _: Named) -> Moving | None:
-    return _linear([args[0], np.asarray(args[1]).T], {}) if isinstance(args[0], Moving) else None
+    return _linear([args[0], _array(args[1]).T], {}) if isinstance(args[0], Moving) else None
 
 
 def _argmax(args: Args, _: Named) -> Moving | None:
@@ -194,7 +201,7 @@ OPERATIONS: dict[str, Operation] = {
     "sub": _arithmetic("sub", np.subtract),
     "mul": _arithmetic("mul", np.multiply),
     "div": _arithmetic("div", np.divide),
-    "sqrt": lambda args, _: None if isinstance(args[0], Moving) else np.sqrt(np.asarray(args[0], np.float64)),
+    "sqrt": lambda args, _: None if isinstance(args[0], Moving) else np.sqrt(_array(args[0])),
     "to": _cast,
     "contiguous": _same,
     "detach": _same,

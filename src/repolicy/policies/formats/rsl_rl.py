@@ -1,7 +1,8 @@
 """rsl_rl's checkpoints since 1.0, and so those of legged_gym, Isaac Lab and mjlab.
 
 What changed between versions is where the state dicts lie and what their tensors are called: a row of data each. The
-activation is not in them; `params/agent.yaml`, which Isaac Lab and mjlab write beside the checkpoints, has it.
+activation and the kind of distribution are not in them; `params/agent.yaml`, which Isaac Lab and mjlab write beside the
+checkpoints, has them.
 """
 
 import math
@@ -101,7 +102,7 @@ def _std(
             if len(raw) != len(actor.output.bias):
                 raise FileError(f"{where} is damaged: {len(raw)} stds do not fit {len(actor.output.bias)} actions")
             return Std("vector", raw, link, *_limits(link)), actor, []
-    if "Beta" in agent.get("class_name", "") or len(actor.output.bias) % 2:
+    if "Beta" in agent.get("class_names", "") or len(actor.output.bias) % 2:
         raise CannotCopyError(f"{where} cannot be copied: its distribution is no Gaussian, or it has no std")
     half = len(actor.output.bias) // 2
     std_type = agent.get("std_type", agent.get("noise_std_type"))
@@ -109,6 +110,8 @@ def _std(
     head = Linear(actor.output.weight[half:], actor.output.bias[half:])
     mean = Linear(actor.output.weight[:half], actor.output.bias[:half])
     notes = [] if std_type else ["the std is taken from the second half of the last layer as it is (std_type: scalar)"]
+    if not agent:
+        notes.append("without params/agent.yaml a Beta policy looks the same, and its copy would be wrong")
     return Std("head", head, link, *_limits(link)), Perceptron(actor.hidden, mean, actor.activation), notes
 
 

@@ -58,9 +58,8 @@ class Graph:
             raise FileError(f"{path} cannot be run by onnxruntime: {described(error)[:200]}") from None
         outputs = [output.name for output in self._session.get_outputs()]
         inputs = {entry.name: entry for entry in self._session.get_inputs()}
-        self._memory = {
-            name: other for name in inputs if (other := re.sub("in$", "out", name)) != name and other in outputs
-        }
+        pairs = {name: re.sub("in$", "out", name) for name in inputs if len(inputs) > 1}
+        self._memory = {name: other for name, other in pairs.items() if other != name and other in outputs}
         sources = [name for name in inputs if name not in self._memory]
         if len(sources) != 1:
             raise FileError(

@@ -40,7 +40,8 @@ from repolicy.policies.formats.layers import (
     some,
     tensors_of,
 )
-from repolicy.policies.formats.shells import Name, Shell, read_pickle
+from repolicy.policies.formats.shells import Name, read_pickle
+from repolicy.policies.formats.spaces import actions_of, observations_of
 from repolicy.policies.formats.torch_files import entry, load, open_zip
 from repolicy.policies.options import Options
 from repolicy.policies.spaces import ActionSpace
@@ -48,6 +49,7 @@ from repolicy.policies.spaces import ActionSpace
 LIBRARY = "Stable-Baselines3"
 HOSTS = ("stable_baselines3.", "sb3_contrib.")  # whose code is known
 STANDARDIZED = "repolicy.adapters.sb3_policies.Standardized"  # the features extractor of what our adapter builds
+MASKED = "it was trained with action masks, which this copy does not apply"
 MARKS = {  # an algorithm by a setting that only it has, the first that fits
     "top_quantiles_to_drop_per_net": "TQC",
     "n_quantiles": "QR-DQN",
@@ -184,7 +186,8 @@ def _on_policy(model: Zip, _: Options) -> Parts:
         raw = names["log_std"]
         std = _noise(model, raw) if raw.ndim == 2 else Std("vector", numbers(raw, "log_std", where))
     actor = perceptron(hidden, output, activation, where)
-    return Parts(actor, std, bool(model.settings.get("squash_output", False)))
+    notes = (MASKED,) if _class_name(model).startswith("Maskable") else ()
+    return Parts(actor, std, bool(model.settings.get("squash_output", False)), notes=notes)
 
 
 def _soft(model: Zip, _: Options) -> Parts:
@@ -284,14 +287,14 @@ def _open(path: Path) -> Zip:
         data["version"] = entry(archive, "_stable_baselines3_version", where)[:40].decode("ascii", "replace").strip()
     settings = _value(data, "policy_kwargs", where)
     settings = settings if isinstance(settings, dict) else {}
-    space, binary = _actions(_value(data, "action_space", where), where)
+    space, binary = actions_of(_value(data, "action_space", where), where)
     return Zip(
         where,
         tensors_of(load(entry(archive, "policy.pth", where), f"policy.pth in {where}"), where),
         data,
         settings,
         _value(data, "policy_class", where),
-        _observations(_value(data, "observation_space", where), where),
+        observations_of(_value(data, "observation_space", where), where),
         space,
         binary,
     )
@@ -311,45 +314,6 @@ def _value(data: dict[str, Any], name: str, where: str) -> Any:
 
 def _class_name(model: Zip) -> str:
     return model.policy_class.last if isinstance(model.policy_class, Name) else ""
-
-
-def _observations(space: Any, where: str) -> tuple[tuple[str, int], ...]:
-    if not isinstance(space, Shell):
-        raise FileError(f"{where} does not say which observations its policy takes")
-    if space.last == "Dict":
-        parts = space.state.get("spaces")
-        if not isinstance(parts, dict):
-            raise FileError(f"{where} is damaged: its Dict of observations is empty")
-        return tuple((str(key), _observations(part, where)[0][1]) for key, part in parts.items())
-    if space.last != "Box":
-        raise CannotCopyError(f"{where} cannot be copied: its observations are a {space.last}, and no numbers")
-    shape = space.state.get("_shape", space.state.get("shape"))
-    if not isinstance(shape, tuple) or not all(isinstance(size, int) for size in shape):
-        raise FileError(f"{where} is damaged: a space of it has no shape")
-    if len(shape) == 3 and space.state.get("dtype") == np.dtype("uint8"):
-        raise CannotCopyError(
-            f"{where} cannot be copied: its observations are images, which {LIBRARY} turns and divides by 255"
-        )
-    return (("", int(np.prod(shape))),)
-
-
-def _actions(space: Any, where: str) -> tuple[ActionSpace, bool]:
-    """The action space, and whether it is one of switches."""
-    if not isinstance(space, Shell):
-        raise FileError(f"{where} does not say which actions its policy gives")
-    try:
-        if space.last == "Box":
-            low, high = (tuple(float(x) for x in space.state[name].reshape(-1)) for name in ("low", "high"))
-            return ActionSpace("continuous", (len(low),), low, high), False
-        if space.last == "Discrete":
-            return ActionSpace("discrete", (int(space.state["n"]),)), False
-        if space.last == "MultiDiscrete":
-            return ActionSpace("discrete", tuple(int(size) for size in space.state["nvec"].reshape(-1))), False
-        if space.last == "MultiBinary":
-            return ActionSpace("discrete", (2,) * int(np.prod(space.state["n"]))), True
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FileError(f"{where} is damaged: its action space is not whole ({error!r})") from None
-    raise CannotCopyError(f"{where} cannot be copied: its actions are a {space.last}")
 
 
 # The normalizer -------------------------------------------------------------------------------------------------------

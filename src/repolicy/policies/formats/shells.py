@@ -3,13 +3,14 @@
 A pickle is a program that may call whatever it names. Here it is interpreted and nothing is ever called: a name stays
 a `Name`, and what would have been an object is an empty `Shell` that remembers its arguments and its state. Plain
 containers, NumPy's arrays and PyTorch's tensors (as arrays) are the exception: they are put together here, from the
-bytes that are in the file, and never larger than those.
+bytes that are in the file, and all of them together are not much larger than the file.
 """
 
 import pickletools
 import reprlib
 import struct
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,8 @@ from repolicy.errors import FileError, first_line
 Storages = Callable[[Any], Any]  # from a key to a flat array, or to something that stays a shell
 PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 PLAIN = "biuf"  # kinds of NumPy's types: booleans, integers, and real numbers
-DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, struct.error, RecursionError)
+DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, struct.error, RecursionError)
+ROOM, FACTOR = 2**24, 8  # so many bytes, and so many times those of the file and its tensors, may be made of a pickle
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def read_pickle(content: bytes, where: str, storages: Storages | None = None) ->
 def read_pickles(content: bytes, where: str, storages: Storages | None = None) -> tuple[Any, int]:
     """The same of a pickle that other bytes may follow, and where they begin."""
     try:
-        return _Reader(storages).run(content)
+        return _Reader(len(content), storages).run(content)
     except FileError:
         raise
     except DAMAGE as error:
@@ -72,16 +74,25 @@ def shortened(found: Any) -> str:
     return reprlib.repr(found)[:80]
 
 
+def array(found: Any) -> np.ndarray:
+    """An array or a number of a pickle. (Nested tuples can be as many numbers as a short pickle wishes.)"""
+    if not isinstance(found, np.ndarray | np.generic | int | float):
+        raise TypeError(f"{shortened(found)} stands where an array is expected")
+    return np.asarray(found)
+
+
 _MARK = object()
 
 
 class _Reader:
     """A pickle's stack machine, with nothing in it that could call out."""
 
-    def __init__(self, storages: Storages | None) -> None:
+    def __init__(self, size: int, storages: Storages | None) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
         self.storages = storages
+        self.left = ROOM + FACTOR * size  # bytes that may still be made
+        self.counted: set[int] = set()  # the storages whose sizes are in it
 
     def run(self, content: bytes) -> tuple[Any, int]:
         for code, argument, position in pickletools.genops(content):
@@ -116,22 +127,30 @@ class _Reader:
         elif isinstance(target, list):
             target.extend(entries)
         elif isinstance(target, set):
-            target.update(entries)
+            target.update(_keys(entries))
 
     def assign(self, entries: list[Any]) -> None:
         target, pairs = self.stack[-1], [*zip(entries[::2], entries[1::2], strict=True)]
         if isinstance(target, Shell):
             target.items.extend(pairs)
         elif isinstance(target, dict):
-            target.update(pairs)
+            target.update(_dict(pairs))
+
+    def spend(self, *made: Any) -> None:
+        """Count what was made: a short pickle could make the same large thing again and again."""
+        self.left -= sum(max(sys.getsizeof(each), getattr(each, "nbytes", 0)) for each in made)
+        if self.left < 0:
+            raise ValueError("it would unpack to far more than it holds")
 
     def call(self, function: Any, args: Any) -> None:
         self.stack.append(make(function, tuple(args)))
+        self.spend(args, self.stack[-1])
 
     def build(self, state: Any) -> None:
         target = self.stack[-1]
         if isinstance(target, Shell):
             for part in state if isinstance(state, tuple) else (state,):
+                self.spend(part)
                 if isinstance(part, dict):
                     target.state.update(part)
                 elif part is not None:
@@ -142,11 +161,15 @@ class _Reader:
             target.__setstate__((3, state[1], None, None, None, -1, -1, 0))  # type: ignore[attr-defined]
         elif isinstance(target, np.ndarray):
             _fill(target, state)
+            self.spend(target)
 
     def persistent(self, key: Any) -> None:
         if self.storages is None:
             raise ValueError("it points to something outside of itself")
-        self.stack.append(self.storages(key))
+        self.stack.append(storage := self.storages(key))
+        if isinstance(storage, np.ndarray) and id(storage) not in self.counted:
+            self.counted.add(id(storage))
+            self.left += FACTOR * storage.nbytes
 
 
 def _named(argument: str) -> Name:
@@ -176,7 +199,10 @@ def _new_with_keywords(reader: _Reader, _: Any) -> None:
 
 def _stack_global(reader: _Reader, _: Any) -> None:
     name, module = reader.stack.pop(), reader.stack.pop()
-    reader.stack.append(_named(f"{module} {name}"))
+    if not isinstance(name, str) or not isinstance(module, str):
+        raise ValueError("a name in it is no text")
+    reader.stack.append(named := _named(f"{module} {name}"))
+    reader.spend(named.text)
 
 
 def _tuple(count: int) -> Callable[[_Reader, Any], None]:
@@ -217,8 +243,8 @@ _STEPS: dict[str, Callable[[_Reader, Any], Any]] = {
     "TUPLE2": _tuple(2),
     "TUPLE3": _tuple(3),
     "LIST": _gathered(list),
-    "FROZENSET": _gathered(frozenset),
-    "DICT": _gathered(lambda entries: dict(zip(entries[::2], entries[1::2], strict=True))),
+    "FROZENSET": _gathered(lambda entries: frozenset(_keys(entries))),
+    "DICT": _gathered(lambda entries: _dict(zip(entries[::2], entries[1::2], strict=True))),
     "APPEND": lambda reader, _: reader.extend([reader.stack.pop()]),
     "APPENDS": lambda reader, _: reader.extend(reader.above()),
     "ADDITEMS": lambda reader, _: reader.extend(reader.above()),
@@ -253,6 +279,21 @@ def make(function: Any, args: tuple[Any, ...]) -> Any:
     maker = MAKERS.get(function.text) if isinstance(function, Name) else None
     made = NotImplemented if maker is None else maker(*args)
     return Shell(function, args) if made is NotImplemented else made
+
+
+def _keys(entries: Iterable[Any]) -> list[Any]:
+    """What a dict or a set may be made of. (To hash nested tuples can take as long as a short pickle wishes.)"""
+    entries = list(entries)
+    if any(isinstance(key, tuple | frozenset) for key in entries):
+        raise ValueError("a key in it is neither text nor a number")
+    return entries
+
+
+def _dict(entries: Any = (), *_: Any) -> dict[Any, Any]:
+    if not isinstance(entries, dict):
+        entries = list(entries)
+        _keys(key for key, _ in entries)
+    return dict(entries)
 
 
 def _dtype(name: Any = None, *_: Any) -> Any:
@@ -314,10 +355,10 @@ def _tensor(storage: Any, offset: int, size: Any, stride: Any, *_: Any) -> Any:
 
 
 MAKERS: dict[str, Callable[..., Any]] = {
-    "collections.OrderedDict": lambda entries=(), *_: dict(entries),
-    "flax.core.frozen_dict.FrozenDict": lambda entries=(), *_: dict(entries),
-    "builtins.set": lambda entries=(): set(entries),
-    "builtins.frozenset": lambda entries=(): frozenset(entries),
+    "collections.OrderedDict": _dict,
+    "flax.core.frozen_dict.FrozenDict": _dict,
+    "builtins.set": lambda entries=(): set(_keys(entries)),
+    "builtins.frozenset": lambda entries=(): frozenset(_keys(entries)),
     "builtins.list": lambda entries=(): list(entries) if isinstance(entries, list | tuple) else NotImplemented,
     "builtins.bytes": lambda content=b"", *_: content if isinstance(content, bytes) else NotImplemented,
     "builtins.bytearray": lambda content=b"", *_: bytes(content) if isinstance(content, bytes) else NotImplemented,

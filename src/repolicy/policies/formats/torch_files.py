@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from repolicy.errors import FileError
-from repolicy.policies.formats.shells import Name, Storages, read_pickle, read_pickles
+from repolicy.policies.formats.shells import Name, Storages, read_pickle, read_pickles, shortened
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_START = bytes.fromhex("6cfc9c46f9206aa85019")  # the same, as it stands in a file
@@ -76,17 +76,28 @@ def zip_storages(archive: zipfile.ZipFile, folder: str, where: str) -> Storages:
 
     def storage(key: Any) -> np.ndarray:
         _, storage_type, name, _, _ = key
-        if name not in known:
+        if _name(name) not in known:
             known[name] = _numbers(entry(archive, f"{folder}{name}", where), storage_type, big)
         return known[name]
 
     return storage
 
 
-def _numbers(content: bytes, storage_type: Any, big: bool = False) -> np.ndarray:
+def _name(key: Any) -> str:
+    if not isinstance(key, str):
+        raise ValueError("a storage in it has no name")
+    return key
+
+
+def _dtype(storage_type: Any) -> np.dtype:
     if not isinstance(storage_type, Name) or storage_type.last not in DTYPES:
-        raise ValueError(f"its tensors have numbers of an unknown kind, {getattr(storage_type, 'text', storage_type)}")
-    numbers = np.frombuffer(content, np.dtype(DTYPES[storage_type.last]).newbyteorder(">" if big else "<"))
+        kind = getattr(storage_type, "last", shortened(storage_type))
+        raise ValueError(f"its tensors have numbers of an unknown kind, {kind}")
+    return np.dtype(DTYPES[storage_type.last])
+
+
+def _numbers(content: bytes, storage_type: Any, big: bool = False) -> np.ndarray:
+    numbers = np.frombuffer(content, _dtype(storage_type).newbyteorder(">" if big else "<"))
     if storage_type.last == "BFloat16Storage":
         return (numbers.astype(np.uint32) << 16).view(np.float32)
     return numbers.astype(numbers.dtype.newbyteorder("="))
@@ -108,10 +119,10 @@ def _load_legacy(content: bytes, where: str) -> Any:
     kinds: dict[str, Any] = {}
     pickled = content[position:]
     try:
-        _, length = read_pickles(pickled, where, lambda key: kinds.update({key[2]: key[1]}))
+        _, length = read_pickles(pickled, where, lambda key: kinds.update({_name(key[2]): key[1]}))
         keys, more = read_pickles(pickled[length:], where)
         storages = _legacy_storages(pickled[length + more :], keys, kinds)
-        return read_pickle(pickled, where, lambda key: storages[key[2]])
+        return read_pickle(pickled, where, lambda key: storages[_name(key[2])])
     except (struct.error, KeyError, TypeError, ValueError) as error:
         raise FileError(f"{where} is damaged: {error}") from None
 
@@ -120,7 +131,7 @@ def _legacy_storages(content: bytes, keys: list[str], kinds: dict[str, Any]) -> 
     storages, position = {}, 0
     for key in keys:
         (count,) = struct.unpack_from("<q", content, position)
-        size = count * np.dtype(DTYPES.get(kinds[key].last, "u1")).itemsize
+        size = count * _dtype(kinds[_name(key)]).itemsize
         if count < 0 or position + 8 + size > len(content):
             raise ValueError("its tensors are cut short")
         storages[key] = _numbers(content[position + 8 : position + 8 + size], kinds[key])

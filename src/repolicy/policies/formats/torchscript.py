@@ -60,20 +60,24 @@ def _followed(code: "_Code", module: Any, where: str) -> Moving:
         result = code.method(module, "forward", [Moving(())])
     except RecursionError:
         raise CannotCopyError(f"{where} cannot be copied: its code calls itself") from None
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, SyntaxError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, SyntaxError, ArithmeticError) as error:
         raise CannotCopyError(f"{where} cannot be copied: its code is none of a perceptron ({error!r:.80})") from None
     if not isinstance(result, Moving):
         raise CannotCopyError(f"{where} cannot be copied: its code does not return one array of actions")
     return result
 
 
-def _memory(module: Any, depth: int = 0) -> str:
+def _memory(module: Any) -> str:
     """The class of a recurrent layer among the modules, if there is one."""
-    if not isinstance(module, Shell) or depth > 20:
-        return ""
-    if module.last in MEMORIES:
-        return module.last
-    return next((memory for part in module.state.values() if (memory := _memory(part, depth + 1))), "")
+    waiting, seen = [module], set[Shell]()
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Shell) and part not in seen:
+            if part.last in MEMORIES:
+                return part.last
+            seen.add(part)
+            waiting += part.state.values()
+    return ""
 
 
 def _width(chain: Chain, where: str) -> int:
@@ -101,7 +105,10 @@ class _Code:
         """A file of code; `__torch__.a.b` is in code/__torch__/a/b.py."""
         if module not in self.files:
             text = entry(self.archive, f"{self.root}code/{module.replace('.', '/')}.py", self.where)
-            self.files[module] = ast.parse(text.decode("utf-8", "replace"))
+            try:
+                self.files[module] = ast.parse(text.decode("utf-8", "replace"))
+            except (MemoryError, RecursionError):  # of Python's parser
+                raise self.refuse("a line that is nested too deep") from None
         return self.files[module]
 
     def method(self, shell: Any, name: str, args: list[Any]) -> Any:

@@ -1,6 +1,7 @@
 """Statistics of observations that are kept beside a policy: Stable-Baselines3's VecNormalize, or plain arrays."""
 
 import io
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from repolicy.errors import FileError, UsageError
 from repolicy.loading import read_bytes
 from repolicy.policies.formats.described import Normalizer
 from repolicy.policies.formats.layers import normalizer
-from repolicy.policies.formats.shells import Shell, read_pickle, shortened
+from repolicy.policies.formats.shells import Shell, array, read_pickle, shortened
 from repolicy.policies.formats.torch_files import entry, open_zip
 
 Groups = tuple[tuple[str, int], ...]
@@ -37,6 +38,7 @@ def read(path: Path, groups: Groups = ()) -> Normalizer | None:
 
 def beside(policy: Path) -> Path | None:
     """A VecNormalize's file where Stable-Baselines3, its zoo and its hub put it."""
+    policy = Path(os.path.abspath(policy))  # whose folders have names
     steps = re.fullmatch(r"(.+)_(\d+_steps)", policy.stem)
     places = [
         policy.with_name(f"{policy.stem}.vecnormalize.pkl"),
@@ -53,7 +55,7 @@ def beside(policy: Path) -> Path | None:
 
 def _moments(statistics: Any, path: Path) -> tuple[np.ndarray, np.ndarray, float]:
     try:
-        mean, var = (np.asarray(statistics.state[name], np.float64).reshape(-1) for name in ("mean", "var"))
+        mean, var = (array(statistics.state[name]).astype(np.float64).reshape(-1) for name in ("mean", "var"))
         return mean, var, float(statistics.state.get("count", 0.0))
     except (AttributeError, KeyError, TypeError, ValueError):
         raise FileError(f"{path} is damaged: its running mean and variance are no arrays") from None
