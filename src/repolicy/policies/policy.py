@@ -26,7 +26,7 @@ class Prior(Protocol):
     """What customizing needs to know of the policy that it starts from."""
 
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """log π(a|s) of raw observations `[..., O]` and stored actions `[..., A]`, without gradient."""
+        """log π(a|s) of raw observations `[..., O]` and stored actions `[..., A]`. `ResidualSAC` needs its gradient."""
 
 
 def check_scores(prior: object) -> None:
