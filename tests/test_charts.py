@@ -2,6 +2,7 @@
 
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -98,11 +99,25 @@ def test_a_budget_is_a_line_and_weights_that_move_have_no_objective() -> None:
     assert lines(asked(log_prior_budget=0.5).as_dict(), prior())["below_prior"]["budget"] == 0.5
 
 
+def test_small_weights_are_read_out() -> None:
+    drawn = curve("ω′", [0, 1, 2], [1e-4, 3.48e-4, 0.25])
+    assert "from 0.0001 to 0.250" in drawn
+    assert "0.000348" in drawn
+
+
+def test_an_objective_whose_weights_move_is_no_curve(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for step in (100, 200):
+        folder.log({"iteration": step, "steps": step, "evaluation_objective": 1.0 * step})
+    assert "own objective" in learning(folder, asked().as_dict(), {})
+    assert "own objective" not in learning(folder, asked(kl_budget=2.0).as_dict(), {})
+
+
 def test_the_metric_is_a_curve_under_its_own_name(tmp_path: object) -> None:
     folder = RunFolder(str(tmp_path))
     for step in (100, 200):
         folder.log({"iteration": step, "steps": step, "evaluation_metric": 0.3 + step, "omega": 0.1})
-    text = learning(folder, asked().as_dict(), prior())
+    text = learning(folder, asked().as_dict(), {"prior": prior()})
     assert "<figcaption>Mean |θ| in an episode<" in text
     assert "ω′" not in text  # it did not move
     assert text.count("<figure") == 1

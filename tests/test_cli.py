@@ -204,6 +204,11 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
         ("train CartPole-v1 --objective residual", "--objective is 'residual'; choose from"),
         ("train CartPole-v1 --alpha 0.1 --kl-budget 1", "moves omega and alpha together"),
         ("sweep halfcheetah --addon hind_leg --omega 0.1 --kl-budget 1", "a budget moves omega by itself"),
+        (
+            "sweep repolicy.rql.tasks:addon --std 0.1 --env Hopper-v4 --addon height --omega 0.1",
+            "cannot be copied, which a sweep needs: customize at each --omega instead",
+        ),
+        ("bench Hopper-v4 --steps 5", "a bench has no --steps: how long it takes is --slices"),
         ("bench CartPole-v1 --slices 0", "slices is 0"),
         ("rql {nothing} --alpha 1", "there is no command ''"),
         ("customize halfcheetah --addon hind_leg.py:mine(joint=bshin) --omega 0.1", "no options in brackets"),

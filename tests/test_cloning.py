@@ -114,6 +114,8 @@ def test_a_run_is_resumed_to_the_bit_with_the_same_prior_and_refused_with_anothe
     for other, std in ((lambda observations: -0.5 * observations, STD), (steer, 2 * STD)):
         with pytest.raises(UsageError, match="is not the prior of the run in .*differ by up to"):
             customized(other, tmp_path / "run", four, std=std, resume=True)
+    with pytest.raises(UsageError, match="prior.safetensors was only fitted to the prior of this run"):
+        customized(str(tmp_path / "run" / "prior.safetensors"), tmp_path / "run", four, resume=True)
 
 
 class Remembering:

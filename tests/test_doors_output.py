@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from test_checkpoint import SPECS
 from test_cli import refused, typed
@@ -27,7 +28,7 @@ from repolicy.engine.terminal import Terminal
 from repolicy.engine.watch import TensorBoard
 from repolicy.engine.weights import weights_of
 from repolicy.engine.worth import Worth
-from repolicy.errors import FileError, UsageError
+from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.objective import soft
 from repolicy.policies import storage
 from repolicy.policies.export import export
@@ -112,9 +113,13 @@ def test_imitating_leaves_files_of_others_alone(monkeypatch: pytest.MonkeyPatch)
     Path("notes.txt").write_text("my own notes")
     np.savez("d.npz", observations=np.random.rand(100, 1), actions=np.random.rand(100, 1))
     monkeypatch.setattr(imitation, "fit", lambda *_: pytest.fail("fitted"))
-    with pytest.raises(UsageError, match="notes.txt is there already, and no policy"):
-        imitation.imitate("d.npz", "notes.txt")
-    assert Path("notes.txt").read_text() == "my own notes"
+    save_policy(Path("mine"), repolicy.Policy(repolicy.PolicySpec(1, SPACE)), {"which": "copy"})
+    safetensors.torch.save_file({"a": torch.ones(1)}, "theirs.safetensors")
+    before = {name: Path(name).read_bytes() for name in ("notes.txt", "mine", "theirs.safetensors")}
+    for name in before:
+        with pytest.raises(RepolicyError, match=f"{name} (is there already, and no imitation|.*not one of Repolicy's)"):
+            imitation.imitate("d.npz", name)
+        assert Path(name).read_bytes() == before[name]
 
 
 @pytest.mark.parametrize(
@@ -149,6 +154,7 @@ def test_a_run_that_was_stopped_is_told_from_one_that_is_done(capsys: pytest.Cap
     with folder.locked():
         folder.begin(request.as_dict(), {}, False, None)
     save_policy(folder.best_policy, repolicy.Policy(repolicy.PolicySpec(11, SPACE)), {"request": {"env": "Hopper-v4"}})
+    assert "std" in inspect(Path("run"))
     said = "run: this run is not finished: 0 of 2,000 steps are done so far"
     for words in ("evaluate run --episodes 1", "export run --out run.onnx"):
         code, _, told = typed(capsys, *words.split())
@@ -227,6 +233,27 @@ def test_one_position_of_a_dial_takes_no_episodes(capsys: pytest.CaptureFixture[
     said = refused(capsys, 2, "dial", "mine", "--at", "0.5", "--episodes", "10", "--out", "half")
     assert "--env, --addon and --episodes are for the report" in said
     assert not Path("half").exists()
+
+
+def test_a_position_of_a_policy_in_a_cache_is_put_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy, cached = repolicy.Policy(repolicy.PolicySpec(11, SPACE)), Path("cache", "far.safetensors").absolute()
+    save_policy(cached, policy, {"request": {"env": "Hopper-v4"}}, prior=policy)
+    monkeypatch.setattr("repolicy.policies.finding.DOWNLOADED", {cached})
+    code, _, said = typed(capsys, "dial", str(cached), "--at", "0.5", "--how", "weights")
+    assert code == 0, said
+    assert [path.name for path in cached.parent.iterdir()] == ["far.safetensors"]
+    assert [path.name for path in Path().glob("*.safetensors")] == ["far-weights-0.5.safetensors"]
+
+
+def test_a_page_of_a_dial_takes_the_place_of_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    policy = repolicy.Policy(repolicy.PolicySpec(11, SPACE))
+    save_policy("mine", policy, {"request": {"env": "Hopper-v4", "addons": ["height"]}}, prior=policy)
+    Path("run").mkdir()
+    Path("run", "report.html").write_text("of a run")
+    assert "report.html is there already, and of no dial" in refused(capsys, 2, "dial", "mine", "--out", "run")
+    assert Path("run", "report.html").read_text() == "of a run"
 
 
 def test_a_card_may_tell_more_of_what_a_nat_is_worth(

@@ -15,7 +15,7 @@ from repolicy.engine.ranks import Alone
 from repolicy.engine.segments import Segments
 from repolicy.engine.training import customize
 from repolicy.envs.evaluation import Evaluation
-from repolicy.objective import kl, residual
+from repolicy.objective import Objective, greedy, kl, residual
 from repolicy.policies.file import read_policy, save_policy
 
 START = Standing(-10.0, 1.0)
@@ -79,6 +79,20 @@ def test_what_is_said(now: Standing, drift: float, explained: float, share: floa
     sentence = doubt(START, now, drift, explained, share, "the objective")
     assert said in sentence
     assert bool(sentence) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("objective", "said"),
+    [
+        (residual(0.2, 0.1), " or less --omega"),
+        (kl(0.2), " or less weight of the prior (--alpha of kl, --omega of residual)"),
+        (greedy(0.2), ""),
+    ],
+)
+def test_who_has_hardly_moved_is_told_what_holds_it(objective: Objective, said: str, tmp_path: Path) -> None:
+    less = segments(tmp_path, "LinearQuadratic", objective, prior=True).less
+    sentence = doubt(START, START, 0.01, 0.5, 0.9, "the objective", less)
+    assert sentence.endswith("more weight for the add-on (--addon NAME=10)" + said)
 
 
 def test_a_run_that_gains_nothing_says_so_and_hands_back_its_prior(tmp_path: Path) -> None:

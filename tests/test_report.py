@@ -18,7 +18,7 @@ from repolicy.engine.settings import Settings
 from repolicy.engine.training import customize, train
 from repolicy.engine.wanted import for_customizing
 from repolicy.envs.addons import combined
-from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.envs.evaluation import EVALUATION_SEED, Column, Evaluation, evaluate
 from repolicy.errors import FileError, RepolicyError
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies.file import read_policy
@@ -177,6 +177,14 @@ def test_a_mean_ends_at_the_second_digit_of_its_error() -> None:
     assert rounded(84.1, 84.1, of=653.2) == "84"
     assert rounded(0.005, 0.005, of=0.5) == "0.005"
     assert rounded(1.5, 0.0) == number(1.5)
+    assert rounded(1.6e-6, 1.4e-8) == "0.000001600"
+    assert rounded(4.956, 1.3e-16) == number(4.956)  # as of episodes that all earn the same
+    assert rounded(1.3e-16, 1.3e-16, of=4.956) == "0.000"
+
+
+def test_one_episode_has_no_spread() -> None:
+    assert spread(Column("", np.array([7.5]))) == "7.500"
+    assert spread(Column("", np.array([7.0, 8.0]))) == "7.500 ± 0.500"
 
 
 def test_a_label_that_rounds_up_to_a_thousand_is_a_thousand() -> None:

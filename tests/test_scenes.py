@@ -52,6 +52,11 @@ def test_an_episode_that_ended_sooner_went_wrong_there() -> None:
     assert story(fallen, USUAL, 10) == "the worst of 10 episodes, which earns 74.0: it ended early, at step 37"
 
 
+def test_an_episode_that_takes_longer_went_wrong_where_the_usual_one_was_done() -> None:
+    usual, slow = Episode(0, -np.ones(110), True), Episode(1, -np.ones(160), True)
+    assert wrong_at(slow, usual) == 111
+
+
 def test_a_little_less_is_nothing_wrong() -> None:
     assert wrong_at(Episode(1, np.full(100, 0.91), False), USUAL) is None
     assert "nothing went wrong" in story(Episode(1, np.full(100, 0.91), False), USUAL, 10)

@@ -93,7 +93,7 @@ def test_a_run_stores_its_density_and_is_resumed_to_the_bit(tmp_path: Path, monk
     assert sum(parts) == pytest.approx(whole.last["reward_total"])
     request = RunFolder(whole.folder).request()
     assert request is not None
-    assert "Price of states unlike the prior" in learning(RunFolder(whole.folder), request, None)
+    assert "Price of states unlike the prior" in learning(RunFolder(whole.folder), request, {})
     saved = read_policy(RunFolder(whole.folder).last_policy)
     assert saved.density is not None
     assert saved.prior is not None

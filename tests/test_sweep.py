@@ -135,13 +135,19 @@ def still(observations: np.ndarray, actions: np.ndarray, next_observations: np.n
     return -np.abs(actions[..., 0])
 
 
-def test_a_folder_in_use_is_left_as_it_is(prior: Path, tmp_path: Path) -> None:
+def test_a_folder_in_use_is_left_as_it_is(prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And that is said before anything is measured."""
+    monkeypatch.setattr("repolicy.many.sweep.states_of_range", lambda *_: pytest.fail("measured"))
     out = tmp_path / "out"
+    (tmp_path / "file").touch()
+    with pytest.raises(FileError, match="out cannot be made: .*file cannot be written"):
+        refused(prior, tmp_path / "file" / "out")
     write_json(out / "sweep.json", {"request": {"alpha": 1.0}, "omegas": [0.2]})
     before = (out / "sweep.json").read_bytes()
     (out / "prior.safetensors").write_bytes(b"another")
     with pytest.raises(UsageError, match="holds a sweep already"):
         refused(prior, out)
+    monkeypatch.undo()
     with pytest.raises(UsageError, match=r"other settings: alpha was 1.0 and is now 0.01; .*the prior is another"):
         refused(prior, out, resume=True)
     assert (out / "sweep.json").read_bytes() == before

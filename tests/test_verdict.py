@@ -79,6 +79,11 @@ def test_a_difference_within_its_error_is_none() -> None:
     )
 
 
+def test_a_share_is_not_nothing() -> None:
+    said = verdict(evaluated(HALF + 10_000, None), evaluated(HALF + 10_020, None))
+    assert said == "better than its prior by 20.00 ± 0.20 (under 1 %) of the basic reward"
+
+
 def test_the_same_policy_is_no_better() -> None:
     same = evaluated(0 * HALF + 3, 0 * HALF)
     assert verdict(same, same).startswith("no better than its prior")

@@ -24,7 +24,7 @@ CURVES = (
     "Episodes of training, with sampled actions: the interquartile mean over seeds, and its 95 % stratified bootstrap "
     "interval as a band. A line that leaves the chart below has lost everything."
 )
-WIDE = "<style>main { max-width: 1560px; } td:first-child { white-space: normal; min-width: 12ch; }</style>"
+WIDE = "<style>main { max-width: 1560px; } tbody th { white-space: normal; min-width: 12ch; }</style>"
 
 
 def results_of(path: Path, seeds: int) -> Results:

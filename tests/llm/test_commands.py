@@ -92,7 +92,7 @@ def test_estimates_are_near_the_exact_values(
     (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "."}) + "\n")
     words = ["evaluate", *tuned.values(), "--prior", prior, "--prompts", tmp_path / "p.jsonl", "--reward", REWARD]
     page = tmp_path / "page.html"
-    found = run([*words, "--responses", 1000, "--tokens", 4, "--output", page], capsys)["models"]
+    found = run([*words, "--responses", 1000, "--tokens", 4, "--out", page], capsys)["models"]
     log_prior = policy_log_probs(toy, AutoModelForCausalLM.from_pretrained(prior))
     low = policy_log_probs(toy, AutoModelForCausalLM.from_pretrained(tuned["low"]))
     for each, policy in zip(found, (log_prior, low), strict=False):
@@ -122,7 +122,7 @@ def test_estimates_are_near_the_exact_values(
         ("evaluate {low} --prior {prior} --prompts {empty} --reward {reward}", "has no prompt"),
         ("evaluate {low} --prior {prior} --prompts {odd} --reward {reward}", "row 1 of"),
         ("evaluate {low} --prior {prior} --prompts {good} --reward x", "not of the form module:name"),
-        ("evaluate {low} --prior {prior} --prompts {good} --reward {reward} --output {broken}", "could be written"),
+        ("evaluate {low} --prior {prior} --prompts {good} --reward {reward} --out {broken}", "could be written"),
         ("generat", "did you mean generate?"),
     ],
 )

@@ -7,6 +7,7 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from repolicy.engine.defaults import TABLE, train_defaults
 from repolicy.engine.settings import BUDGETS, Settings
+from repolicy.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class Bench:
     def run(self) -> dict[str, Any]:
         from repolicy.engine.bench import bench
 
+        if self.settings.steps != train_defaults(self.env).steps:
+            raise UsageError("a bench has no --steps: how long it takes is --slices")
         figures = bench(self.env, self.settings, self.slices)
         _show(figures)
         return figures

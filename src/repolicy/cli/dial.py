@@ -86,6 +86,7 @@ class Dial:
         from repolicy.engine.terminal import Terminal
         from repolicy.envs.addons import check_env
         from repolicy.policies.file import addons_of, env_of
+        from repolicy.policies.finding import beside as where
         from repolicy.policies.storage import check_place
         from repolicy.report.dial import as_dict, measured, points_of, write_dial_report
         from repolicy.report.numbers import number
@@ -98,9 +99,10 @@ class Dial:
             raise UsageError(f"{path} does not say which add-on it was customized to; name one with --addon")
         check_env(addons, env)
         beside = points_of(self.beside, env, addons) if self.beside else ()
-        turning = replace(
-            turning, env=env, addons=addons, out=self.out or path.with_name(f"{path.stem}-dial"), beside=beside
-        )
+        out = self.out or where(path) / f"{path.stem}-dial"
+        turning = replace(turning, env=env, addons=addons, out=out, beside=beside)
+        if (out / "report.html").exists() and not (out / "dial.json").exists():
+            raise UsageError(f"{out / 'report.html'} is there already, and of no dial: choose another --out")
         check_place(turning.out / "report.html")  # before the work, which would be lost
         terminal = Terminal()
         with terminal.status("evaluating") as status:

@@ -196,6 +196,9 @@ def _inspect_folder(path: Path) -> dict[str, Any]:
         "best policy": str(folder.best_policy) if folder.best_policy.exists() else "none",
         "last policy": str(folder.last_policy) if folder.last_policy.exists() else "none yet",
     }
+    policy = next((each for each in (folder.best_policy, folder.last_policy) if each.exists()), None)
+    if policy is not None and not isinstance(made := read_policy(policy).policy, Conditioned):
+        facts["std"] = _std(made)
     Terminal().facts(facts)
     return facts | {"request": request}
 

@@ -75,7 +75,7 @@ class Evaluate:
     """Responses of every model to every prompt."""
     tokens: int = 128
     """The most tokens in a response."""
-    output: Path = Path("evaluation.html")
+    out: Path = Path("evaluation.html")
     """The page."""
     seed: int = 0
     """Seed of the sampling."""
@@ -87,14 +87,14 @@ class Evaluate:
         from repolicy.llm.evaluation import evaluate
         from repolicy.policies.storage import check_place, write_bytes
 
-        check_place(self.output)
+        check_place(self.out)
         models, page = evaluate(
             self.models, self.prior, self.prompts, self.reward, responses=self.responses, tokens=self.tokens,
             seed=self.seed,
         )  # fmt: skip
-        write_bytes(self.output, page.encode())
-        Terminal().say(f"page: {self.output}")
-        return {"page": str(self.output), "models": models}
+        write_bytes(self.out, page.encode())
+        Terminal().say(f"page: {self.out}")
+        return {"page": str(self.out), "models": models}
 
 
 COMMANDS: dict[str, Any] = {"generate": Generate, "evaluate": Evaluate}

@@ -244,7 +244,9 @@ def _usual(command: Any) -> Settings:
     from repolicy.engine.starting import start_of
     from repolicy.envs.names import with_observed
 
-    start = start_of(command.prior, command.reading, getattr(command, "init", "copy"), command.trust, Path())
+    start = start_of(command.prior, command.reading, getattr(command, "init", "auto"), command.trust, Path())
+    if start.exact is not None and not isinstance(command, Customize):
+        raise UsageError(f"{start.name} cannot be copied, which a sweep needs: customize at each --omega instead")
     env = policy_and_env(command.prior, command.env, command.trust)[1]
     if isinstance(command, Customize):
         env = with_observed(env, command.observe or "", command.observe_critic or "")

@@ -29,10 +29,12 @@ class Standing:
         return f"{figures(self.mean, 4)} ± {figures(self.error, 2)}"
 
 
-def doubt(start: Standing, now: Standing, drift: float, explained: float, share: float, what: str) -> str:
+def doubt(
+    start: Standing, now: Standing, drift: float, explained: float, share: float, what: str, less: str = "--omega"
+) -> str:
     """A sentence for a run that drifts from its prior and gains nothing, and what to try; else empty.
 
-    `what` is what the two stand for; `share` is how much of the run is done.
+    `what` is what the two stand for; `share` is how much of the run is done; `less` is what holds the policy.
     """
     if share < PATIENCE or now.beats(start):
         return ""
@@ -43,9 +45,8 @@ def doubt(start: Standing, now: Standing, drift: float, explained: float, share:
             "(--gamma 0.9), or learn from more at a time (twice the --envs and --minibatch)"
         )
     if drift < DRIFT:
-        return (
-            f"{stands}, and the policy has hardly moved: more weight for the add-on (--addon NAME=10) or less --omega"
-        )
+        lighter = f" or less {less}" if less else ""
+        return f"{stands}, and the policy has hardly moved: more weight for the add-on (--addon NAME=10){lighter}"
     return (
         f"{stands}, though the policy has moved {drift:.2g} nats a step away: take smaller steps (--desired-kl 0.003) "
         "and more --steps, or give the add-on more weight (--addon NAME=10)"

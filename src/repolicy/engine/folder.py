@@ -75,15 +75,27 @@ class RunFolder:
             write_json(self.path / "run.json", {"format": FORMAT, "request": request, "versions": versions})
             return []
         self.check_new(resume)
+        if before["prior"] != request["prior"]:
+            raise UsageError(
+                f"{self.path} began with another prior: name what the first command named, or {self.prior}, the copy "
+                "that it keeps"
+            )
         changes = list(changed(before, request))
         if changes:
             raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}")
         return self._check_unchanged(before, versions)
 
     def check_new(self, resume: bool) -> None:
-        """Raise where another run would go into this folder."""
+        """Raise where another run would go into this folder, or nothing can be written there."""
         if not resume and self.request() is not None:
             raise UsageError(f"{self.path} holds a run already; add --resume to go on with it, or choose another --out")
+        self.check_writable()
+
+    def check_writable(self) -> None:
+        """Raise where nothing can be written into the folder, or no folder be made."""
+        there = next(place for place in (self.path.absolute(), *self.path.absolute().parents) if place.exists())
+        if not (there.is_dir() and os.access(there, os.W_OK)):
+            raise FileError(f"{self.path} cannot be made: {there} cannot be written")
 
     def _check_unchanged(self, request: dict[str, Any], versions: dict[str, str]) -> list[str]:
         """Raise where the folder's files are no longer those that the run began with."""

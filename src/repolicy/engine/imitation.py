@@ -14,13 +14,14 @@ from repolicy.envs.making import probed
 from repolicy.errors import UsageError
 from repolicy.loading import figures
 from repolicy.policies.demonstrations import Demonstrations, read_demonstrations
-from repolicy.policies.file import save_policy
+from repolicy.policies.file import read_card, save_policy
 from repolicy.policies.fitting import Fitted, Samples, fit, fit_normalizer
 from repolicy.policies.policy import Policy, PolicySpec, seeded
 from repolicy.policies.spaces import ActionSpace
-from repolicy.policies.storage import check_place, is_own
+from repolicy.policies.storage import check_place
 
 EPISODES = 10
+IMITATION = "imitation"  # what the card of its file says that it is
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ def imitate(
     demonstrations = data if isinstance(data, Demonstrations) else read_demonstrations(data)
     actions = _space(demonstrations, env)
     check_place(Path(out))  # before the fit, which would be lost
-    if Path(out).exists() and not is_own(Path(out)):
-        raise UsageError(f"{out} is there already, and no policy of Repolicy's: choose another --out")
+    if Path(out).exists() and read_card(Path(out)).get("which") != IMITATION:
+        raise UsageError(f"{out} is there already, and no imitation: choose another --out")
     policy = seeded(_spec(demonstrations, actions, hidden, state_std), seed)
     fit_normalizer(policy, demonstrations.observations)
     if policy.log_std is not None:
@@ -76,7 +77,7 @@ def imitate(
         if math.isfinite(returns[0]):
             earned = f"{figures(returns[0], 4)} ± {figures(returns[1], 2)}"
             say(f"it earns {earned} in {env} (mean action, {EPISODES} episodes)")
-    card: dict[str, Any] = {"which": "imitation", "versions": versions(), "imitation": asdict(fitted)}
+    card: dict[str, Any] = {"which": IMITATION, "versions": versions(), "imitation": asdict(fitted)}
     card |= {"request": {"env": env}} if env is not None else {}
     save_policy(out, policy, card)
     return Imitated(Path(out), policy, fitted, env or "", returns)

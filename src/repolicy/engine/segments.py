@@ -135,7 +135,15 @@ class Segments:
             return ""
         share, what = worker.iteration / worker.settings.iterations, "the add-on" if self.moves else "the objective"
         drift, explained = metrics["prior_kl"], metrics["explained_variance"]
-        return doubt(self.start, self.standing(metrics), drift, explained, share, f"{what} of an episode")
+        return doubt(self.start, self.standing(metrics), drift, explained, share, f"{what} of an episode", self.less)
+
+    @property
+    def less(self) -> str:
+        """What there may be less of, to hold the policy less; greedy has nothing that holds it."""
+        objective = self.worker.request.objective
+        if objective.omega == objective.alpha != 0 and not objective.dials:
+            return "weight of the prior (--alpha of kl, --omega of residual)"
+        return "--omega" if objective.omega else ""
 
     def evaluated(self) -> dict[str, float]:
         """The run's own objective and its parts, over a few episodes with sampled actions."""

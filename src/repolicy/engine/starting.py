@@ -95,6 +95,13 @@ class Start:
         saved, content = clone(exact, env, settings, file, say)
         return replace(self, saved=saved, content=content, exact=exact)
 
+    def check_not_fitted_to_another(self, kept: Path) -> None:
+        """Raise where a run is resumed from its own copy of its prior, and that was only fitted to what scores."""
+        if self.exact is None and self.saved is not None and "clone_of" in self.saved.card:
+            named = Path(self.name)
+            if named.is_file() and kept.is_file() and named.samefile(kept):
+                raise UsageError(f"{kept} was only fitted to the prior of this run, which scores it: name that prior")
+
 
 def start_of(given: Any, reading: Options | None, init: Init, trust: bool, file: Path) -> Start:
     """What a user gave as a prior, read but not yet fitted."""

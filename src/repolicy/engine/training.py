@@ -162,6 +162,7 @@ def customize(
             notes.clear()
 
         start = start.cloned(env, wishes, settings, RunFolder(folder).prior, say)
+        start.check_not_fitted_to_another(RunFolder(folder).prior)
         saved, content = start.saved, start.content
         assert saved is not None
         if isinstance(objective, Wanted):

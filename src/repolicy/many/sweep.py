@@ -70,6 +70,8 @@ def sweep(
     result = prior.folder if isinstance(prior, Result) else None
     path = find_policy(result or str(prior))
     folder = Path(out) if out is not None else folder_of(result or str(prior))
+    before = claimed(folder)
+    _check_new(folder, before, resume)  # before anything that takes a while
     saved, wishes = read_policy(path, reading), names(addon)
     settings = settings or customize_defaults(saved.policy)
     if settings.ranks > 1:
@@ -83,9 +85,9 @@ def sweep(
     _check_importable([env, *wishes])
     env = with_roles(env, saved.policy.observation_size, settings.backend)
     notes = notes_of(saved.card)
-    before = (claimed(folder) if resume else None) or {"request": {}}
-    alpha = before["request"].get("alpha") if alpha is None else alpha  # with other values of omega, the same
-    states = before["request"].get("states") if states is None else states
+    kept = {} if before is None else before["request"]
+    alpha = kept.get("alpha") if alpha is None else alpha  # with other values of omega, the same
+    states = kept.get("states") if states is None else states
     if alpha is None:
         least = next((omega for omega in omegas if omega), 0.0)
         chosen = for_customizing(Wanted("residual", least), saved, env, wishes, settings)
@@ -152,9 +154,8 @@ def _written(omega: float) -> str:
 def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: bytes, resume: bool) -> list[float]:
     """The folder is this sweep's: a new one, or the same one as before, perhaps with more values of ω′. Returns all."""
     file, before = folder / "sweep.json", claimed(folder)
+    _check_new(folder, before, resume)
     if before is not None:
-        if not resume:
-            raise UsageError(f"{folder} holds a sweep already; add --resume to go on with it, or choose another --out")
         omegas = sorted({*before["omegas"], *omegas})
         try:
             same_prior = (folder / "prior.safetensors").read_bytes() == prior
@@ -167,8 +168,6 @@ def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: by
         write_json(folder / "settings.json", request["settings"])  # what the points read; it may have been edited
         write_json(file, before | {"omegas": omegas})
         return omegas
-    if RunFolder(folder).request() is not None:
-        raise UsageError(f"{folder} holds a run, not a sweep; choose another --out")
     for name in ("prior.safetensors", "settings.json", "report.html"):
         if (folder / name).exists():
             raise UsageError(f"{folder / name} is there already, and of no sweep; choose another --out")
@@ -176,6 +175,14 @@ def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: by
     write_json(folder / "settings.json", request["settings"])
     write_json(file, {"request": request, "omegas": omegas})
     return omegas
+
+
+def _check_new(folder: Path, before: dict[str, Any] | None, resume: bool) -> None:
+    if before is not None and not resume:
+        raise UsageError(f"{folder} holds a sweep already; add --resume to go on with it, or choose another --out")
+    if before is None and RunFolder(folder).request() is not None:
+        raise UsageError(f"{folder} holds a run, not a sweep; choose another --out")
+    RunFolder(folder).check_writable()
 
 
 def claimed(folder: Path) -> dict[str, Any] | None:

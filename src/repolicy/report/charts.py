@@ -98,9 +98,9 @@ def curve(
     if len(points) <= FEW:
         drawn += "".join(f'<circle class="mark" cx="{_f(axes.x(x))}" cy="{_f(axes.y(y))}" r="2.4"/>' for x, y in points)
     drawn += '<circle class="dot" r="3.5" hidden="hidden"/>'
-    data = json.dumps([[round(axes.x(x), 1), round(axes.y(y), 1), short(x), number(y)] for x, y in points])
-    first, last = (number(float(points[index, 1])) for index in (0, -1))
-    beside = "".join(f"; {name}: {number(value)}" for name, value in level.items())
+    data = json.dumps([[round(axes.x(x), 1), round(axes.y(y), 1), short(x), read_out(y)] for x, y in points])
+    first, last = (read_out(float(points[index, 1])) for index in (0, -1))
+    beside = "".join(f"; {name}: {read_out(value)}" for name, value in level.items())
     sentence = f"{title}: from {first} to {last} over {short(float(points[-1, 0]))} steps{beside}"
     return (
         f'<figure class="chart"><figcaption>{escape(title)}<output>{last}</output></figcaption>'
@@ -194,6 +194,11 @@ def short(value: float, digits: int = 3) -> str:
     near = float(f"{value:.{digits}g}")  # 999.7 is 1k
     size, letter = next(((size, letter) for size, letter in SIZES if abs(near) >= size), (1.0, ""))
     return f"{near / size:.{max(digits, 4)}g}{letter}".replace("-", "−")
+
+
+def read_out(value: float) -> str:
+    """A value of a curve; a small one, such as a weight, keeps its digits."""
+    return short(value) if 0 < abs(value) < 0.01 else number(value)
 
 
 def labels(values: Sequence[float]) -> list[str]:

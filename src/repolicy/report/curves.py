@@ -44,17 +44,20 @@ NOTE = (
 )
 
 
-def learning(folder: RunFolder, request: dict[str, Any], prior: Evaluation | None) -> str:
-    """The section; `prior` is its evaluation with sampled actions."""
+def learning(folder: RunFolder, request: dict[str, Any], sampled: dict[str, Evaluation]) -> str:
+    """The section; `sampled` are evaluations with sampled actions, by who acts."""
+    prior = sampled.get("prior")
     columns, settings = folder.logged(), request["settings"]
     steps, levels = columns.get("steps", []), lines(request, prior)
     until = max([float(settings["steps"]), *(step for step in steps if step is not None)])
-    metric = prior.metric_name if prior is not None and prior.metric_name else "Metric"
+    metric = next((each.metric_name for each in sampled.values() if each.metric_name), "Metric")
     drawn = []
     for curve in CURVES:
         values = columns.get(curve.name)
         if values is None or (curve.name == "omega" and len(set(values)) < 2):
             continue  # omega is drawn where a budget moves it
+        if curve.name == "evaluation_objective" and budget_of(settings) is not None:
+            continue  # each value of it has weights of its own
         title = curve.title.format(metric=metric[0].upper() + metric[1:])
         drawn.append(charts.curve(title, steps, values, until, curve.least, levels.get(curve.name)))
     if not any(drawn):

@@ -21,12 +21,24 @@ from repolicy.objective import RANGES, Dial
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.dials import How, beyond, prior_of, turned
 from repolicy.policies.file import SavedPolicy, read_card, save_policy
+from repolicy.policies.finding import beside
 from repolicy.policies.policy import Policy
 from repolicy.policies.storage import check_shape, finite, is_own, write_bytes, write_json
 from repolicy.report import page
 from repolicy.report.film import Shot
 from repolicy.report.run import filmed
-from repolicy.report.sweep import SCRIPT, Beside, every_point, figures, legend, one_slider, slider, tables, tradeoff
+from repolicy.report.sweep import (
+    SCRIPT,
+    Beside,
+    every_point,
+    figures,
+    legend,
+    one_slider,
+    over,
+    slider,
+    tables,
+    tradeoff,
+)
 
 POSITIONS = tuple(index / 10 for index in range(11))
 STOPS = (11, 5, 3, 2)  # of each dial, where there are one to four: 11 to 27 positions in all
@@ -137,7 +149,7 @@ class Turning:
         """Where a position is kept, beside the policy."""
         named = self.named(position).items()
         each = [f"{as_file_name(name)}-{value:g}" if len(named) > 1 else f"{value:g}" for name, value in named]
-        return self.path.with_name(f"{'-'.join([self.path.stem, words, *each])}.safetensors")
+        return beside(self.path) / f"{'-'.join([self.path.stem, words, *each])}.safetensors"
 
     def command(self, position: Sequence[float]) -> str:
         """What exports a position."""
@@ -262,15 +274,12 @@ def _sliders(dial: Turning, swept: Found) -> list[str]:
 
 
 def _html(dial: Turning, swept: Found, pictures: Sequence[bytes | None], complaint: str) -> str:
-    episodes, several = len(swept.prior.by_mean.basic), len(dial.trained) > 1
+    several = len(dial.trained) > 1
     commands = [
         f'<div class="beneath" data-shown="{index}">{page.command(dial.command(position))}</div>'
         for index, position in enumerate(dial.positions)
     ]
-    note = (
-        f"Mean ± std over {episodes} episodes with the mean action; log prior and KL(policy ‖ prior) over "
-        f"{episodes} with sampled ones, at the states that the policy itself visits."
-    )
+    note = over(swept)
     if dialed := [each.name for each in dial.trained if each.name not in MEANINGS]:
         note += f" In the add-on reward the weight of {escape(' and of '.join(dialed))} is 1 at every position."
     parts = [

@@ -20,14 +20,17 @@ def rounded(value: float, error: float, of: float | None = None) -> str:
 
     `of` is the number that has the error, where `value` is the error itself.
     """
-    if not 0 < error < math.inf:
+    size = abs(value if of is None else of)
+    if not 1e-9 * size < error < math.inf:  # a smaller one is the rounding of a sum
         return number(value)
     digits = max(0, 1 - math.floor(math.log10(error)))
-    enough = abs(value if of is None else of) >= 0.01 and error >= 0.001
+    enough = size >= 0.01 and error >= 0.001
     return f"{value:,.{min(digits, 3) if enough else digits}f}".replace("-", "−")
 
 
 def spread(column: Column) -> str:
-    """`mean ± std` of a quantity of each episode."""
+    """`mean ± std` of a quantity of each episode; of one episode there is no std."""
     mean = column.mean
-    return f"{number(mean)} ± {number(column.std, like=mean)}" if math.isfinite(mean) else "unknown"
+    if len(column.values) < 2 or not math.isfinite(mean):
+        return number(mean)
+    return f"{number(mean)} ± {number(column.std, like=mean)}"

@@ -36,7 +36,7 @@ def section(heading: str, *content: str, note: str = "") -> str:
 def verdict(words: str, basis: str) -> str:
     """What a reader should take away, and what it rests on."""
     sentence = escape((words[0].upper() if words[0].isascii() else words[0]) + words[1:])  # ω′ stays what it is
-    return f'<p class="verdict" id="verdict">{sentence}.</p>\n<p class="note">{escape(basis)}.</p>'
+    return f'<p class="verdict">{sentence}.</p>\n<p class="note">{escape(basis)}.</p>'
 
 
 class Tile(NamedTuple):

@@ -18,7 +18,7 @@ from repolicy.policies.finding import find_policy
 from repolicy.policies.hub import FILE, Place, in_sentences, library, place
 from repolicy.policies.options import Options
 from repolicy.report.run import repeat, rewards
-from repolicy.report.verdict import verdict
+from repolicy.report.verdict import basis, verdict
 
 EPISODES = 20
 FILMS = (".mp4", ".gif")
@@ -103,7 +103,8 @@ def card(
         "tags: [reinforcement-learning, repolicy]", "---", "", f"# {at.repository.partition('/')[2]}: {title}", "",
     ]  # fmt: skip
     if saved.prior:
-        lines += [_plain(verdict(evaluations["prior"], evaluations["customized"])) + ".", ""]
+        sentence = _plain(verdict(evaluations["prior"], evaluations["customized"]))
+        lines += [f"{sentence} ({basis(evaluations['customized'])}).", ""]
     if film:
         tag = f"![film]({film.name})" if film.suffix == ".gif" else f'<video src="{film.name}" controls></video>'
         lines += [tag, ""]

@@ -28,7 +28,7 @@ from repolicy.report.verdict import Difference, action, advice, basis, differenc
 
 FILM_SECONDS = 6.0
 EPISODES = 50
-FILM_BYTES = 1_000_000  # of all films: as text they are a third larger, and the page is to stay below 1.5 MB
+FILM_BYTES = 900_000  # of all films: as text they are a third larger, and the page is to stay below 1.5 MB
 
 UNITS = {"metric": "mean of an episode", "length": "steps", "log_prior_a_step": "nats, mean over all steps"}
 REWARDS = ("total_reward", "basic_reward", "addon_reward")
@@ -132,7 +132,7 @@ def _html(report: Report) -> str:
         ),
         page.section("What it earns", page.table(*rewards(by_action(report.mean, report.sampled))), note=_what(report)),
         _distribution(report.mean),
-        learning(report.folder, request, report.sampled.get("prior")),
+        learning(report.folder, request, report.sampled),
         page.section(
             "The same again",
             page.command(again) if again else "",
@@ -218,12 +218,12 @@ def _change(name: str, change: Difference | None) -> tuple[str, str]:
 
 
 def caption(who: str, evaluation: Evaluation) -> str:
-    """`customized, mean action: total reward 5,488, mean |θ| 0.36`."""
+    """`customized, mean action: on average total reward 5,488, mean |θ| 0.36`; the film shows one episode."""
     columns = evaluation.columns
     wanted = ["total_reward" if "total_reward" in columns else "basic_reward"]
     wanted.append("metric" if "metric" in columns else "addon_reward")
     parts = [f"{columns[name].title} {number(columns[name].mean)}" for name in wanted if name in columns]
-    return f"{who}, mean action{': ' if parts else ''}{', '.join(parts)}"
+    return f"{who}, mean action{': on average ' if parts else ''}{', '.join(parts)}"
 
 
 def _verdict(report: Report) -> str:

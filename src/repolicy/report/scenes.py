@@ -122,9 +122,11 @@ def wrong_at(episode: Episode, usual: Episode) -> int | None:
         return len(episode.rewards)
     if usual.total - episode.total <= BEHIND * abs(usual.total):
         return None
-    count = min(len(episode.rewards), len(usual.rewards))
-    behind = usual.rewards[:count] - episode.rewards[:count]
-    return int(np.argmin(np.round(np.cumsum([0.0, *(behind - behind.mean())]), 9))) + 1
+    count = max(len(episode.rewards), len(usual.rewards))  # who has reached the end earns nothing more
+    one, other = (np.pad(each.rewards, (0, count - len(each.rewards))) for each in (episode, usual))
+    behind = other - one
+    step = int(np.argmin(np.round(np.cumsum([0.0, *(behind - behind.mean())]), 9))) + 1
+    return min(step, len(episode.rewards))
 
 
 def story(episode: Episode, usual: Episode, count: int) -> str:

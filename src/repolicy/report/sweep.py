@@ -32,7 +32,7 @@ function show(index) {
   for (const mark of document.querySelectorAll("[data-point]"))
     mark.classList.toggle("chosen", mark.dataset.point === String(index));
   cues();
-  if (!still) begin();
+  if (running || !still) begin();
 }
 const turned = () => sliders.reduce((index, slider) => index * stops(slider) + Number(slider.value), 0);
 for (const slider of sliders) slider.addEventListener("input", () => show(turned()));
@@ -54,7 +54,6 @@ def write_sweep_report(swept: Found) -> Path:
         f"{len(swept.points)} values of ω′, what a nat of the prior is worth; α̂ {swept.request['alpha']:g}; {price}"
         f"{swept.request['settings']['steps']:,} environment steps each. {swept.verdict[0].upper()}{swept.verdict[1:]}."
     )
-    episodes = len(swept.prior.by_mean.basic)
     parts = [
         page.section(
             "Choose ω′",
@@ -68,8 +67,7 @@ def write_sweep_report(swept: Found) -> Path:
             "Every point",
             every_point(swept),
             *(f'<p class="complaint">ω′ {p.omega:g} failed: {escape(p.error)}</p>' for p in swept.failed),
-            note=f"Mean ± std over {episodes} episodes with the mean action; log prior and KL(policy ‖ prior) over "
-            f"{episodes} with sampled ones, at the states that the policy itself visits.",
+            note=over(swept),
         ),
         page.section(
             "Train one for longer",
@@ -139,6 +137,15 @@ def every_point(swept: Found) -> str:
     return page.table(headings(swept), rows(swept), ["", *(f'data-point="{i}"' for i in range(len(swept.points)))])
 
 
+def over(swept: Found) -> str:
+    """What the numbers of every point are."""
+    count = len(swept.prior.by_mean.basic)
+    return (
+        f"Mean ± std over {count} episode{'s' * (count > 1)} with the mean action; log prior and KL(policy ‖ prior) "
+        "over as many with sampled ones, at the states that the policy itself visits."
+    )
+
+
 def legend(swept: Found) -> str:
     knee = "the dotted ring marks the knee" if swept.knee is not None else escape(swept.verdict)
     return (
@@ -175,7 +182,7 @@ def tradeoff(swept: Found, beside: Sequence[Beside] = ()) -> str:
     axes.widened(0.08)
     drawn += axes.frame()
     for omega, (x, y) in others:
-        tip = f"trained alone, {swept.letter} {omega:g}: {x:,.2f}, {y:,.2f}"
+        tip = f"trained alone, {swept.letter} {omega:g}: {charts.read_out(x)}, {charts.read_out(y)}"
         where = f'cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}"'
         drawn += f'<circle class="beside" {where} r="6.5"><title>{escape(tip)}</title></circle>'
     at = [(axes.x(x), axes.y(y)) for (x, _), (y, _) in spots]
@@ -191,7 +198,7 @@ def tradeoff(swept: Found, beside: Sequence[Beside] = ()) -> str:
         if index and index - 1 == swept.knee:
             drawn += f'<circle class="knee" {where} r="13"/>'
         attributes = 'class="prior"' if index == 0 else f'class="point" data-point="{index - 1}"'
-        tip = f"{name}: {x:,.2f} ± {dx:,.2f}, {y:,.2f} ± {dy:,.2f}"
+        tip = f"{name}: {_with_bar(x, dx)}, {_with_bar(y, dy)}"
         drawn += f'<circle {attributes} {where} r="6.5"><title>{escape(tip)}</title></circle>'
     drawn += "".join(
         charts.text("label", x, y, name, "middle")
@@ -207,6 +214,10 @@ def _with_error(point: Point, name: str) -> tuple[float, float]:
     column = point.column(name)
     assert column is not None
     return column.mean, 0.0 if math.isnan(column.error) else 2 * column.error
+
+
+def _with_bar(value: float, bar: float) -> str:
+    return charts.read_out(value) + (f" ± {charts.read_out(bar)}" if bar else "")
 
 
 # In words and numbers -------------------------------------------------------------------------------------------------

@@ -30,7 +30,10 @@ class Difference:
     @property
     def share(self) -> str:
         """` (18 %)` of the value before; nothing where that is no positive number."""
-        return f" ({abs(self.value) / self.before:.0%})".replace("%", " %") if self.before > 0 else ""
+        if not self.before > 0:
+            return ""
+        share = abs(self.value) / self.before
+        return f" ({f'{share:.0%}' if share >= 0.005 else 'under 1%'})".replace("%", " %")
 
     def __str__(self) -> str:
         if math.isnan(self.error):
