@@ -87,7 +87,7 @@ def budget_of(settings: Mapping[str, Any]) -> Budget | None:
 
 @dataclass(frozen=True)
 class Settings(AnySettings):
-    """How to train. Two runs with the same settings, objective and environment end in the same bits."""
+    """How to train. On one kind of processor, the same settings, objective and environment end in the same bits."""
 
     steps: Annotated[int, Within(1, 1e15)] = 1_000_000
     """Environment steps of the whole run, over all ranks."""
