@@ -210,7 +210,7 @@ MUTANTS = [
     Mutant("adapters/common.py", "off_budget(prior_kl, self.kl_budget, before, samples)", "off_budget(prior_kl, self.kl_budget)", "tests/adapters/test_sb3.py", "a budget without its noise"),
     Mutant("engine/session.py", "replace(objective, alpha=before.alpha)", "objective", "tests/test_session.py", "a budget begins elsewhere when resumed"),
     Mutant("envs/rollout.py", "| (self._lengths == self._longest)", "", "tests/test_evaluation.py", "an episode that is cut goes on"),
-    Mutant("many/sweep.py", 'alpha = before["request"].get("alpha") if alpha is None else alpha', "pass", "tests/test_sweep.py", "a resumed sweep finds another alpha"),
+    Mutant("many/sweep.py", 'alpha = kept.get("alpha") if alpha is None else alpha', "pass", "tests/test_sweep.py", "a resumed sweep finds another alpha"),
     Mutant("rql/sac.py", "return frozen(self.prior).requires_grad_(True)", "return self.prior.requires_grad_(True)", SAC, "the actor is the prior itself"),
     Mutant("envs/rollout.py", "            self._check(seen[t], t)\n", "", "tests/test_rollout.py", "observations within a rollout not looked at"),
     Mutant("envs/rollout.py", "        self._check(seen[-1], self.horizon)\n", "", "tests/test_rollout.py", "a rollout's last observations not looked at"),

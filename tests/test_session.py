@@ -13,7 +13,9 @@ from tiny_envs import LinearQuadratic, Manifold, stay_near, tiny
 
 import repolicy
 from repolicy.engine import ranks
-from repolicy.engine.session import ranks_for
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.request import Request
+from repolicy.engine.session import continued, ranks_for
 from repolicy.engine.wanted import Wanted
 from repolicy.errors import UsageError
 from repolicy.loading import lives_here_alone, load_object, reference_to
@@ -120,6 +122,18 @@ def test_what_is_left_out_is_as_in_the_run_that_is_resumed(tmp_path: Path) -> No
             assert again(objective, settings).last == told  # and nothing was left to do
     with pytest.raises(UsageError, match="kl_budget was 2.0 and is now None"):
         again(Wanted("residual", 0.3), one)
+
+
+def test_a_budget_goes_on_from_where_it_began(tmp_path: Path) -> None:
+    """The run that chose it knew from its measurement how much a nat can be worth, and began there."""
+    begun = Request("CartPole-v1", repolicy.kl(0.7), replace(SMALL, ranks=1, kl_budget=2.0), ("a.py:wish",), "0" * 64)
+    RunFolder(tmp_path).begin(begun.as_dict(), {}, False, b"")
+    for asked, found in ((Wanted("residual"), 0.7), (Wanted("residual", "auto"), 0.7), (Wanted("residual", 0.3), None)):
+        objective, settings, _ = continued(asked, SMALL, tmp_path, True)
+        assert isinstance(objective, Wanted)
+        assert settings is not None
+        assert (objective.alpha, settings.kl_budget) == (found, 2.0 if found else None)
+    assert continued(None, None, tmp_path, True)[0] == repolicy.kl(0.7)
 
 
 def test_a_result_is_evaluated_where_it_was_trained() -> None:

@@ -101,9 +101,9 @@ class Dial:
         beside = points_of(self.beside, env, addons) if self.beside else ()
         out = self.out or where(path) / f"{path.stem}-dial"
         turning = replace(turning, env=env, addons=addons, out=out, beside=beside)
+        check_place(turning.out / "report.html")  # before the work, which would be lost
         if (out / "report.html").exists() and not (out / "dial.json").exists():
             raise UsageError(f"{out / 'report.html'} is there already, and of no dial: choose another --out")
-        check_place(turning.out / "report.html")  # before the work, which would be lost
         terminal = Terminal()
         with terminal.status("evaluating") as status:
             swept = measured(

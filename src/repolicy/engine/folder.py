@@ -93,7 +93,8 @@ class RunFolder:
 
     def check_writable(self) -> None:
         """Raise where nothing can be written into the folder, or no folder be made."""
-        there = next(place for place in (self.path.absolute(), *self.path.absolute().parents) if place.exists())
+        whole = self.path.absolute()
+        there = next(place for place in (whole, *whole.parents) if os.path.exists(place))
         if not (there.is_dir() and os.access(there, os.W_OK)):
             raise FileError(f"{self.path} cannot be made: {there} cannot be written")
 
