@@ -6,6 +6,7 @@ labels; ROWS a process.
 
 # ruff: noqa: E402 - what needs the extra is imported after it has been asked for
 
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -83,3 +84,5 @@ if __name__ == "__main__":
     main(*sys.argv[1:])
     if distributed.is_initialized():  # as the example scripts end
         distributed.destroy_process_group()
+        sys.stdout.flush()
+        os._exit(0)  # on a busy machine a thread of gloo's can outlive even that, and abort Python at its end
