@@ -1,5 +1,11 @@
 """What every test may rely on: one torch thread, and the same random numbers whatever ran before."""
 
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import settings
@@ -21,3 +27,28 @@ def _renderer() -> None:
     """For tests that film: a machine that cannot render skips them and says so."""
     if not renderer():
         pytest.skip("rendering needs Debian's package libegl1 or libosmesa6")
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Any]:
+    """Chromium without a window; CI fails where there is none, another machine skips the test."""
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if (chromium is None or driver is None) and not os.environ.get("CI"):
+        pytest.skip("needs Debian's packages chromium and chromium-driver")
+    assert chromium is not None, "install Debian's packages chromium and chromium-driver"
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for option in (
+        "headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking",
+        "disable-component-update", "disable-sync", "disable-dev-shm-usage", "window-size=1200,1600",
+        f"user-data-dir={tmp_path / 'browser'}",
+    ):  # fmt: skip
+        options.add_argument(f"--{option}")
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    try:
+        yield opened
+    finally:
+        opened.quit()

@@ -1,7 +1,6 @@
 """The page of several dials: a slider for each, of which every position has its film, its table and its command."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -87,38 +86,26 @@ def test_one_dial_over_another_weight_has_the_page_of_one_dial(
     assert f"--at {dial.spread(11)[7]:g} --out" in html
 
 
-def test_each_slider_turns_what_is_seen(two: tuple[dict[str, Any], str], tmp_path: Path) -> None:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("needs Debian's packages chromium and chromium-driver")
-    from selenium import webdriver
+def test_each_slider_turns_what_is_seen(two: tuple[dict[str, Any], str], tmp_path: Path, browser: Any) -> None:
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
 
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for option in ("headless", "no-sandbox", "disable-gpu", f"user-data-dir={tmp_path / 'browser'}"):
-        options.add_argument(f"--{option}")
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    try:
-        browser.get(f"file://{tmp_path / 'dial' / 'report.html'}")
-        omega, quiet = browser.find_elements(By.CSS_SELECTOR, ".slider input")
+    browser.get(f"file://{tmp_path / 'dial' / 'report.html'}")
+    omega, quiet = browser.find_elements(By.CSS_SELECTOR, ".slider input")
 
-        def seen() -> tuple[str, str, list[str]]:
-            outputs = [each.text for each in browser.find_elements(By.CSS_SELECTOR, ".slider output")]
-            parts = [each for each in browser.find_elements(By.CSS_SELECTOR, "[data-shown]") if each.is_displayed()]
-            (shown,) = {each.get_attribute("data-shown") for each in parts}
-            assert len(parts) == 3
-            chosen = browser.find_element(By.CSS_SELECTOR, "tr.chosen th").text
-            return shown, chosen, outputs
+    def seen() -> tuple[str, str, list[str]]:
+        outputs = [each.text for each in browser.find_elements(By.CSS_SELECTOR, ".slider output")]
+        parts = [each for each in browser.find_elements(By.CSS_SELECTOR, "[data-shown]") if each.is_displayed()]
+        (shown,) = {each.get_attribute("data-shown") for each in parts}
+        assert len(parts) == 3
+        chosen = browser.find_element(By.CSS_SELECTOR, "tr.chosen th").text
+        return shown, chosen, outputs
 
-        assert seen() == ("4", "ω′ 0.3, quiet 1", ["ω′ 0.3", "quiet 1"])
-        quiet.send_keys(Keys.ARROW_RIGHT)
-        assert seen() == ("5", "ω′ 0.3, quiet 2", ["ω′ 0.3", "quiet 2"])
-        omega.send_keys(Keys.HOME)
-        assert seen() == ("2", "ω′ 0.03, quiet 2", ["ω′ 0.03", "quiet 2"])
-        browser.find_elements(By.CSS_SELECTOR, "tr[data-point]")[7].click()
-        assert seen() == ("7", "ω′ 3, quiet 1", ["ω′ 3", "quiet 1"])
-        assert not [each for each in browser.get_log("browser") if each["level"] == "SEVERE"]
-    finally:
-        browser.quit()
+    assert seen() == ("4", "ω′ 0.3, quiet 1", ["ω′ 0.3", "quiet 1"])
+    quiet.send_keys(Keys.ARROW_RIGHT)
+    assert seen() == ("5", "ω′ 0.3, quiet 2", ["ω′ 0.3", "quiet 2"])
+    omega.send_keys(Keys.HOME)
+    assert seen() == ("2", "ω′ 0.03, quiet 2", ["ω′ 0.03", "quiet 2"])
+    browser.find_elements(By.CSS_SELECTOR, "tr[data-point]")[7].click()
+    assert seen() == ("7", "ω′ 3, quiet 1", ["ω′ 3", "quiet 1"])
+    assert not [each for each in browser.get_log("browser") if each["level"] == "SEVERE"]
