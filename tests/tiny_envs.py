@@ -44,9 +44,11 @@ class Endless(Tiny):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
+        self._steps = 0
         return self._look(), {}
 
     def step(self, action: Any) -> Any:
+        self._steps += 1
         return self._look(), 1.0, False, False, {}
 
     def _look(self) -> np.ndarray:
@@ -212,12 +214,7 @@ class Unbounded(Endless):
 class NanObservation(Endless):
     """Fine for 10 steps of an episode, then NaN."""
 
-    def reset(self, **options: Any) -> Any:
-        self._steps = 0
-        return super().reset(**options)
-
     def step(self, action: Any) -> Any:
-        self._steps += 1
         observation, *rest = super().step(action)
         return (observation * np.nan if self._steps > 10 else observation, *rest)
 
@@ -255,13 +252,8 @@ class RewardOfMany(Endless):
 class Raises(Endless):
     """Fails in the 11th step of an episode."""
 
-    def reset(self, **options: Any) -> Any:
-        self._steps = 0
-        return super().reset(**options)
-
     def step(self, action: Any) -> Any:
-        self._steps += 1
-        if self._steps > 10:
+        if self._steps == 10:
             raise ValueError("the motor is on fire")
         return super().step(action)
 
@@ -303,13 +295,8 @@ def failing_addon(observations: Any, actions: Any, next_observations: Any, info:
 class Quits(Endless):
     """Ends the program in the third step of an episode, as if all were well."""
 
-    def reset(self, **options: Any) -> Any:
-        self._steps = 0
-        return super().reset(**options)
-
     def step(self, action: Any) -> Any:
-        self._steps += 1
-        if self._steps > 2:
+        if self._steps == 2:
             sys.exit(0)
         return super().step(action)
 
@@ -343,18 +330,16 @@ class NothingToDo(Endless):
 
 
 class OddReward(Endless):
-    """Pays `reward` from the third step on."""
+    """Pays `reward` from the second step of an episode on."""
 
     def __init__(self, reward: str) -> None:
         self._reward = {
             "string": "1.0", "complex": 1.0 + 2.0j, "masked": np.ma.masked, "none": None, "array": np.array(2.0)
         }[reward]  # fmt: skip
-        self._steps = 0
 
     def step(self, action: Any) -> Any:
-        self._steps += 1
         observation, reward, *rest = super().step(action)
-        return observation, self._reward if self._steps > 2 else reward, *rest
+        return observation, self._reward if self._steps > 1 else reward, *rest
 
 
 class EndsInInfinity(Endless):
@@ -399,10 +384,9 @@ class HangsInRank(Endless):
     """Hangs in its fifth step where the process is rank 1 of a run, or wherever `anywhere`."""
 
     def __init__(self, anywhere: bool = False) -> None:
-        self._hangs, self._steps = anywhere or "follow()" in " ".join(sys.orig_argv), 0
+        self._hangs = anywhere or "follow()" in " ".join(sys.orig_argv)
 
     def step(self, action: Any) -> Any:
-        self._steps += 1
-        if self._steps > 4 and self._hangs:
+        if self._steps == 4 and self._hangs:
             time.sleep(600)
         return super().step(action)
