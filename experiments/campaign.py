@@ -11,6 +11,7 @@ from typing import Any
 from experiments.one import Run
 from repolicy.engine.folder import RunFolder
 from repolicy.errors import RepolicyError, UsageError
+from repolicy.loading import read_json
 from repolicy.many.ledger import Ledger, Row
 from repolicy.many.pool import Here, Job, work
 from repolicy.many.ray import on_ray
@@ -65,16 +66,18 @@ def fill(
         raise UsageError(f"jobs is {options.jobs}; it must be 1 or more")
     ledger = Ledger(options.ledger)
     with ledger.claimed():
-        rows = finished(ledger)
+        rows, failed = finished(ledger), list[str]()
         jobs = {job_of(run, options.runs): run for run in runs if run.key not in rows}
         print(f"{len(runs) - len(jobs)} of {len(runs)} runs are in {ledger.path}", flush=True)
 
         def ended(job: Job, error: str) -> None:
             run = jobs[job]
-            row = {"key": run.key, "error": error} if error else json.loads(job.log.with_name("row.json").read_text())
+            row = {"key": run.key, "error": error} if error else left_by(job)
             ledger.add(row)
             print(f"{time.strftime('%H:%M:%S')} {run.key}: {said(row)}", flush=True)
-            if not error:
+            if "error" in row:
+                failed.append(run.key)
+            else:
                 rows[run.key] = row
                 done(run, rows)
 
@@ -83,7 +86,20 @@ def fill(
             list(jobs), start, options.jobs, ended=ended, ready=lambda job: ready(jobs[job], rows), pause=PAUSE
         ) if jobs else []  # fmt: skip
     for job in left:
-        print(f"{jobs[job].key} was not begun: {needs}")
+        print(f"{jobs[job].key} was not begun: {needs}", flush=True)
+    if failed or left:
+        raise RepolicyError(
+            f"{len(failed)} runs failed and {len(left)} were not begun; the same command tries them again"
+        )
+
+
+def left_by(job: Job) -> Row:
+    """What a run that ended well has left in its folder."""
+    file = job.log.with_name("row.json")
+    try:
+        return dict(read_json(file))
+    except RepolicyError:
+        return {"key": job.name, "error": f"it left no {file}; on Ray all machines must see that folder"}
 
 
 def finished(ledger: Ledger) -> Rows:

@@ -26,14 +26,16 @@ from repolicy.engine.request import Request
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.errors import RepolicyError
-from repolicy.loading import file_sum
+from repolicy.loading import file_sum, read_json
 from repolicy.many.ledger import Row
 from repolicy.policies.file import read_policy
 from repolicy.policies.finding import find_policy
 from repolicy.policies.storage import write_json
 from repolicy.rql.training import Request as ResidualQLearning
 
+EPISODES = 100  # of each policy, if the run does not say otherwise
 POINTS = 100  # of a learning curve
+ATTEMPTS = "attempts.json"
 CURVE = ("steps", "basic_return", "task_return", "episode_length", "reward_task", "entropy", "prior_kl")
 
 
@@ -46,7 +48,7 @@ class Run:
     env: str  # that they are evaluated in
     addon: str = ""
     policy: str = ""  # the policy's file, where it is not the last and best of a run's folder
-    episodes: int = 100
+    episodes: int = EPISODES
     evaluation_seed: int = EVALUATION_SEED
     sampled: bool = True  # whether sampled actions are evaluated too: some simulators are slow
 
@@ -74,7 +76,7 @@ def main() -> None:
 
 def measured(run: Run, folder: Path) -> Row:
     """The whole of one run; goes on where it was."""
-    row: Row = {"key": run.key, "env": run.env}
+    row: Row = {"key": run.key, "env": run.env, "addon": run.addon, "evaluation_seed": run.evaluation_seed}
     if "customize" in run.words[:2]:
         row["prior"] = file_sum(find_policy(run.words[run.words.index("customize") + 1]))
     if run.trains:
@@ -88,12 +90,15 @@ def measured(run: Run, folder: Path) -> Row:
         files = {"last": find_policy(run.policy)}
     row |= {"episodes": run.episodes, "policies": {which: file_sum(path) for which, path in files.items()}}
     row |= {which: evaluated(run, path) for which, path in files.items()}
-    return row | {"versions": versions(), "machine": machine(), "commit": commit()}
+    first, *others = attempts(folder) or [stamp()]
+    return row | first | ({"went_on_with": others} if others else {})
 
 
 def trained(run: Run, folder: Path) -> Row:
     """What the training was, and what it took."""
     before, began = steps_done(folder), time.process_time()
+    if not RunFolder(folder).last_policy.exists() and stamp() not in attempts(folder):
+        write_json(folder / ATTEMPTS, [*attempts(folder), stamp()])
     try:
         command_line([*run.words, "--out", str(folder), "--resume"])
     except SystemExit as error:
@@ -109,6 +114,15 @@ def trained(run: Run, folder: Path) -> Row:
         "steps_per_cpu_second": round(done / spent) if done else None,  # of the last attempt, if it was interrupted
         "curve": thinned(logged),
     }
+
+
+def attempts(folder: Path) -> list[Row]:
+    """By what a run was made: an entry each time that it began or went on with another."""
+    return list(read_json(folder / ATTEMPTS)) if (folder / ATTEMPTS).exists() else []
+
+
+def stamp() -> Row:
+    return {"versions": versions(), "machine": machine(), "commit": commit()}
 
 
 def request_of(folder: Path) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
 
+from repolicy.loading import read_bytes
 from repolicy.policies.storage import write_bytes
 
 Tables = dict[str, Callable[[], str]]
@@ -26,7 +27,7 @@ def filled(text: str, tables: Tables) -> str:
 
 def fill(path: Path, tables: Tables, check: bool = False) -> bool:
     """Write the page's tables anew, or only look. Returns whether they were stale."""
-    text = path.read_text()
+    text = read_bytes(path).decode()
     fresh = filled(text, tables)
     if fresh != text and not check:
         write_bytes(path, fresh.encode())

@@ -9,17 +9,17 @@ What is in the ledger is not repeated, and a run that was cut off goes on where 
 """
 
 import argparse
-import shutil
 from pathlib import Path
 
 from experiments import campaign
 from experiments.campaign import Rows
 from experiments.one import Run
-from experiments.paper.runs import Planned, planned
+from experiments.paper.runs import planned
 from repolicy.engine.folder import RunFolder
-from repolicy.errors import FileError
+from repolicy.errors import FileError, UsageError
 from repolicy.loading import file_sum
 from repolicy.many.ledger import Ledger, Row
+from repolicy.policies.storage import write_bytes
 
 
 def main() -> None:
@@ -53,42 +53,46 @@ def run(options: argparse.Namespace) -> None:
 
     def done(made: Run, rows: Rows) -> None:
         if plans[made.key].variant == "soft":
-            keep_best(plans[made.key], rows, options)
+            keep_prior(plans[made.key].task, rows, options)
 
-    check_priors(list(plans.values()), campaign.finished(Ledger(options.ledger)), options)
+    for task in dict.fromkeys(plan.task for plan in plans.values()):
+        keep_prior(task, campaign.finished(Ledger(options.ledger)), options)
     runs = [plan.run(prior_of(plan.task, options)) for plan in plans.values()]
     campaign.fill(
         runs, options, ready=ready, done=done, needs="its prior is the best of soft, of which not all seeds are trained"
     )
 
 
-def keep_best(plan: Planned, rows: Rows, options: argparse.Namespace) -> None:
-    """Where the policy is the best of its task so far, by the mean action, it is what customizing will begin from."""
-    which, value = max(((which, score(rows[plan.key], which)) for which in ("last", "best")), key=lambda pair: pair[1])
-    softs = (key for key in rows if key.startswith(f"{plan.task}/soft/") and key != plan.key)
-    if all(value > score(rows[key], name) for key in softs for name in ("last", "best")):
-        folder = RunFolder(options.runs / plan.key.replace("/", "-"))
-        options.priors.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder.last_policy if which == "last" else folder.best_policy, prior_of(plan.task, options))
+def keep_prior(task: str, rows: Rows, options: argparse.Namespace) -> None:
+    """What customizing begins from: the best policy of `soft`, by the mean action.
+
+    Once a run has begun from it, it stays, even if a seed that is trained later is better.
+    """
+    path, trained = prior_of(task, options), {key: row for key, row in rows.items() if key.startswith(f"{task}/soft/")}
+    if not trained:
+        return
+    policies = [(row["policies"][name], key, name) for key, row in trained.items() for name in ("last", "best")]
+    used = {row["prior"] for key, row in rows.items() if key.startswith(f"{task}/") and row.get("prior")}
+    highest = max(score(trained[key], name) for _, key, name in policies)
+    wanted = used & {checksum for checksum, *_ in policies} or {
+        checksum for checksum, key, name in policies if score(trained[key], name) == highest
+    }
+    if path.exists() and file_sum(path) in wanted:
+        return
+    for checksum, key, name in policies:
+        folder = RunFolder(options.runs / key.replace("/", "-"))
+        file = folder.last_policy if name == "last" else folder.best_policy
+        if checksum in wanted and file.exists() and file_sum(file) == checksum:
+            write_bytes(path, file.read_bytes())
+            return
+    raise FileError(
+        f"{path} {'is another than' if path.exists() else 'is missing,'} the best policy of {', '.join(trained)}: "
+        f"restore it, or delete these lines of {options.ledger} and their folders in {options.runs} to train them again"
+    )
 
 
 def score(row: Row, which: str) -> float:
     return float(row[which]["mean"]["basic_reward"][0])
-
-
-def check_priors(plans: list[Planned], rows: Rows, options: argparse.Namespace) -> None:
-    """Raise where the ledger has runs of soft, and the file is not the best policy of them."""
-    for task in dict.fromkeys(plan.task for plan in plans):
-        path = prior_of(task, options)
-        trained = {key: row for key, row in rows.items() if key.startswith(f"{task}/soft/")}
-        found = [(score(row, name), row["policies"][name]) for row in trained.values() for name in ("last", "best")]
-        best = {checksum for value, checksum in found if value == max(found)[0]}
-        if trained and (not path.exists() or file_sum(path) not in best):
-            wrong = "is another than" if path.exists() else "is missing,"
-            raise FileError(
-                f"{path} {wrong} the best policy of {', '.join(trained)}: restore it, "
-                f"or delete these lines of {options.ledger} to train them again"
-            )
 
 
 def status(options: argparse.Namespace) -> None:
@@ -98,6 +102,8 @@ def status(options: argparse.Namespace) -> None:
 
 def report(options: argparse.Namespace) -> None:
     """Write the page's tables and the page of its own, from the ledger alone."""
+    if options.only:
+        raise UsageError("a report is of all that is in the ledger: leave out --only")
     from experiments.paper.report import results_of, write
 
     write(results_of(options.ledger, options.seeds), options.page, options.html)

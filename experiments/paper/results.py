@@ -10,6 +10,11 @@ import numpy as np
 from experiments.paper.runs import TASKS, planned
 from repolicy.many.ledger import Row
 
+SETTINGS: tuple[str, ...] = (
+    "envs", "horizon", "minibatch", "epochs", "learning_rate", "schedule", "gamma", "lam", "clip", "hidden",
+    "activation", "initial_std", "segment",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -81,20 +86,39 @@ class Results:
 
 
 def mixed(rows: Sequence[Row]) -> list[str]:
-    """What differs between runs that stand in one table, in sentences: versions, machines, code."""
-    said = []
-    for name in sorted({name for row in rows for name in row["versions"]}):
-        said += _several(name, [row["versions"].get(name, "unknown") for row in rows])
-    said += _several("processor", [row["machine"]["processor"] for row in rows])
-    said += _several("code", [row["commit"][:10] + row["commit"][40:] for row in rows])
-    for task in TASKS:
-        priors = [row["prior"][:10] for row in rows if row.get("prior") and row["key"].startswith(f"{task}/")]
-        said += _several(f"{task}'s prior", priors)
+    """What differs between runs that stand in one table, in sentences: versions, machines, code, priors, settings."""
+    said, made = [], [each for row in rows for each in (row, *row.get("went_on_with", []))]
+    for name in sorted({name for each in made for name in each["versions"]}):
+        said += _several(name, [each["versions"].get(name, "unknown") for each in made])
+    said += _several("processor", [each["machine"]["processor"] for each in made])
+    said += _several("code", [each["commit"][:10] + each["commit"][40:] for each in made])
+    for task in sorted({task_of(row) for row in rows}):
+        mine = [row for row in rows if task_of(row) == task]
+        said += _several(f"{task}'s prior", [prior[:10] for row in mine if (prior := prior_of(row))])
+        known = [settings_of(row) for row in mine if row.get("request")]
+        for name in SETTINGS:
+            said += _several(f"{task}'s {name}", [settings.get(name) for settings in known])
     return said
 
 
+def task_of(row: Row) -> str:
+    return str(row["key"].partition("/")[0])
+
+
+def prior_of(row: Row) -> str:
+    """The checksum of the policy that a run began from, or that was evaluated as the prior; else nothing."""
+    is_prior = row["key"].split("/")[1] == "prior"
+    return str(row["policies"]["last"] if is_prior else row.get("prior", ""))
+
+
+def settings_of(row: Row) -> dict[str, Any]:
+    """Those of the table of settings."""
+    settings = row["request"].get("settings", {})
+    return {name: settings.get(name) for name in SETTINGS}
+
+
 def _several(name: str, values: Sequence[Any]) -> list[str]:
-    counts = Counter(values)
+    counts = Counter(map(str, values))
     if len(counts) < 2:
         return []
     return [f"{name}: " + ", ".join(f"{value} in {count} runs" for value, count in counts.most_common())]

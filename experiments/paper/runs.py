@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from experiments.one import Run
+from experiments.one import EPISODES, Run
 from experiments.settings import pinned
 from repolicy.envs.evaluation import EVALUATION_SEED
 from repolicy.envs.registered import CHEETAH_JOINTS
@@ -117,8 +117,9 @@ class Planned:
         """The same with the words of its command; `prior` is where the task's prior is, or will be."""
         task, how = (TASKS | OWN)[self.task], EVERY[self.variant]
         start, addon = self.task if how.shipped else str(prior), how.addon or task.addon
-        if how.command == "evaluate":  # on other episodes than those that it was chosen by
-            return Run(self.key, (), task.env, addon, policy=start, evaluation_seed=EVALUATION_SEED + 1 + self.seed)
+        if how.command == "evaluate":  # on other episodes than those that it was chosen by; each has a seed of its own
+            seed = EVALUATION_SEED + EPISODES * (1 + self.seed)
+            return Run(self.key, (), task.env, addon, policy=start, evaluation_seed=seed)
         words = ["train", task.env]
         if how.command == "customize":
             words = ["customize", start, "--env", task.env, "--no-report"]

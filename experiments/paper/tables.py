@@ -5,10 +5,9 @@ from collections.abc import Callable
 
 from experiments.paper import printed
 from experiments.paper.claims import findings
-from experiments.paper.results import Results, Scores, cost, mixed
+from experiments.paper.results import SETTINGS, Results, Scores, cost, mixed, settings_of
 from experiments.paper.runs import BEYOND, EVERY, OWN, TASKS, VARIANTS
 from experiments.statistics import interval, iqm, mean
-from repolicy.engine.defaults import train_defaults
 
 Rows = tuple[list[str], list[list[str]]]
 NAMES = {
@@ -118,17 +117,17 @@ def claims(results: Results) -> Rows:
         "difference",
         "95 % interval",
         "the paper's difference",
+        "as it says",
         "a seed is better",
         "seeds",
     ]
     rows = []
     for found in findings(results):
-        row = [found.claim.said, ENVIRONMENTS[found.task], found.verdict]
-        if found.figure is None or found.low is None or found.high is None or found.better is None:
-            row += [NOT_YET, NOT_YET, number(found.printed), NOT_YET]
-        else:
-            row += [number(found.figure), f"{number(found.low)} to {number(found.high)}", number(found.printed)]
-            row.append(f"{found.better:.0%}")
+        figure = NOT_YET if found.figure is None else number(found.figure)
+        between = NOT_YET if found.low is None or found.high is None else f"{number(found.low)} to {number(found.high)}"
+        better = NOT_YET if found.better is None else f"{found.better:.0%}"
+        row = [found.claim.said, ENVIRONMENTS[found.task], found.verdict, figure, between, number(found.printed)]
+        row += ["yes" if found.holds_in_print else "no", better]
         rows.append([*row, f"{found.seeds[0]}, {found.seeds[1]}"])
     return headings, rows
 
@@ -177,25 +176,13 @@ def expense(results: Results) -> Rows:
     return headings, rows
 
 
-def settings() -> Rows:
-    """One row an environment, for all its variants."""
-    fields: tuple[str, ...] = (
-        "envs",
-        "horizon",
-        "minibatch",
-        "epochs",
-        "learning_rate",
-        "schedule",
-        "gamma",
-        "lam",
-        "clip",
-    )
-    fields += ("hidden", "activation", "initial_std", "segment")
+def settings(results: Results) -> Rows:
+    """Those of Soft, a row an environment; all other variants have the same, or `missing` says so."""
     rows = []
     for task, entry in TASKS.items():
-        values = train_defaults(entry.env).as_dict()
-        rows.append([ENVIRONMENTS[task], entry.env, *(cell(values[field]) for field in fields)])
-    return ["environment", "id", *(field.replace("_", " ") for field in fields)], rows
+        for row in results.of(task, "soft")[:1]:
+            rows.append([ENVIRONMENTS[task], entry.env, *map(cell, settings_of(row).values())])
+    return ["environment", "id", *(name.replace("_", " ") for name in SETTINGS)], rows
 
 
 def missing(results: Results) -> str:
@@ -217,6 +204,8 @@ def missing(results: Results) -> str:
     said += [f"{key} failed: {error}." for key, error in results.failed.items()]
     for table, name in (("table1", "Table 1"), ("table2", "Table 2"), ("table5", "Table 5")):
         said += [f"Mixed in {name}: {sentence}." for sentence in mixed(results.table(SHOWN[table]))]
+    recommended = [name for name, how in BEYOND.items() if how.table == "recommended"]
+    said += [f"Mixed in what we recommend: {sentence}." for sentence in mixed(results.table(recommended))]
     return "\n".join(f"- {sentence}" for sentence in said)
 
 
@@ -233,7 +222,7 @@ def pair(values: tuple[float, float]) -> str:
 
 
 def cell(value: object) -> str:
-    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def seeds(results: Results, scores: Scores | None) -> str:

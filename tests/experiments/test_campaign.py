@@ -9,12 +9,12 @@ import pytest
 
 from experiments import campaign, learning, one, rql
 from experiments.one import Run
-from experiments.paper.__main__ import check_priors, keep_best
+from experiments.paper.__main__ import keep_prior
 from experiments.paper.runs import Planned
 from repolicy.engine.folder import RunFolder
-from repolicy.errors import FileError, UsageError
+from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import file_sum
-from repolicy.many.ledger import Ledger
+from repolicy.many.ledger import Ledger, Row
 from repolicy.many.pool import Job
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
@@ -62,18 +62,21 @@ def test_a_run_becomes_a_line_and_is_not_repeated(options: argparse.Namespace, t
     policy = str(tmp_path / "runs" / TRAIN.folder / "best.safetensors")
     again = Run("pendulum/again/0", (), "Pendulum-v1", policy=policy, episodes=2)
     wrong = Run("pendulum/wrong/0", ("train", "Pendulum-v1", "--alpha", "-1", *SMALL.split()), "Pendulum-v1")
-    campaign.fill([TRAIN, again, wrong], options)
+    with pytest.raises(RepolicyError, match="1 runs failed and 0 were not begun"):
+        campaign.fill([TRAIN, again, wrong], options)
     rows = Ledger(options.ledger).by_key()
     row = rows["pendulum/soft/0"]
     assert row["command"] == f"repolicy train Pendulum-v1 --alpha 0.01 {SMALL}"
     assert row["steps"] == row["curve"]["steps"][-1] == 256
     assert row["request"]["settings"]["envs"] == 2
     assert row["seconds"] > 0
+    assert (row["addon"], row["evaluation_seed"]) == ("", 10_000)
     assert row["policies"]["best"] == rows["pendulum/again/0"]["policies"]["last"] == file_sum(Path(policy))
     assert row["best"] == {**rows["pendulum/again/0"]["last"]}, "the same policy on the same episodes"
     assert rows["pendulum/wrong/0"]["error"] == "a sentence"
     Inside.started = []
-    campaign.fill([TRAIN, again, wrong], options)
+    with pytest.raises(RepolicyError, match="1 runs failed"):
+        campaign.fill([TRAIN, again, wrong], options)
     assert Inside.started == ["pendulum/wrong/0"], "what failed is tried again, what is done is not"
 
 
@@ -81,10 +84,39 @@ def test_what_waits_for_another_is_begun_after_it(
     options: argparse.Namespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     never = Run("pendulum/never/0", (), "Pendulum-v1")
-    campaign.fill([never], options, ready=lambda run, rows: False, needs="it needs another")
+    with pytest.raises(RepolicyError, match="0 runs failed and 1 were not begun"):
+        campaign.fill([never], options, ready=lambda run, rows: False, needs="it needs another")
     assert "pendulum/never/0 was not begun: it needs another" in capsys.readouterr().out
     campaign.status([never], options)
     assert "missing" in capsys.readouterr().out
+
+
+def test_a_row_tells_all_that_its_run_was_made_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Begun on one machine, ended on another, and evaluated again on a third, which trains nothing."""
+
+    def measured_on(name: str) -> Row:
+        monkeypatch.setattr(one, "stamp", lambda: {"machine": name})
+        return one.measured(TRAIN, tmp_path / "run")
+
+    def stopped(words: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one, "command_line", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            measured_on("first")
+    for row in (measured_on("second"), measured_on("third")):
+        assert (row["machine"], row["went_on_with"]) == ("first", [{"machine": "second"}])
+
+
+def test_a_run_that_leaves_nothing_here_is_a_failure(options: argparse.Namespace) -> None:
+    """As on a Ray cluster whose machines do not share the folder."""
+    options.jobs = 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one, "main", lambda: None)
+        with pytest.raises(RepolicyError, match="1 runs failed"):
+            campaign.fill([TRAIN], options)
+    assert "must see that folder" in Ledger(options.ledger).by_key()[TRAIN.key]["error"]
 
 
 def test_no_jobs_are_refused(options: argparse.Namespace) -> None:
@@ -106,16 +138,20 @@ def test_the_prior_is_the_best_policy_of_all_seeds(tmp_path: Path) -> None:
         rows[plan.key] = {"key": plan.key} | {name: {"mean": {"basic_reward": [value, 0.0]}} for name, value in ways}
         files = {"last": folder.last_policy, "best": folder.best_policy}
         rows[plan.key]["policies"] = {name: file_sum(file) for name, file in files.items()}
-        keep_best(plan, rows, options)
-    kept = (options.priors / "hopper.safetensors").read_bytes()
-    assert kept == RunFolder(options.runs / "hopper-soft-1").best_policy.read_bytes()
-    check_priors([Planned("hopper", "kl", 0)], rows, options)
-    shutil.copyfile(folder.best_policy, options.priors / "hopper.safetensors")  # 6.5 where another one has 7
+        keep_prior("hopper", rows, options)
+    kept = options.priors / "hopper.safetensors"
+    softs = [RunFolder(options.runs / f"hopper-soft-{seed}") for seed in range(3)]
+    assert kept.read_bytes() == softs[1].best_policy.read_bytes()
+    rows["hopper/kl/0"] = {"prior": file_sum(softs[0].last_policy)}  # began when 5 was the best
+    keep_prior("hopper", rows, options)
+    assert kept.read_bytes() == softs[0].last_policy.read_bytes(), "a prior that is in use stays"
+    del rows["hopper/kl/0"]
+    shutil.rmtree(softs[1].path)
     with pytest.raises(FileError, match="hopper.safetensors is another than the best policy of hopper/soft/0"):
-        check_priors([Planned("hopper", "kl", 0)], rows, options)
-    (options.priors / "hopper.safetensors").unlink()
+        keep_prior("hopper", rows, options)
+    kept.unlink()
     with pytest.raises(FileError, match="hopper.safetensors is missing, the best policy of hopper/soft/0"):
-        check_priors([Planned("hopper", "kl", 0)], rows, options)
+        keep_prior("hopper", rows, options)
 
 
 def test_folders_of_runs_are_folders(tmp_path: Path) -> None:

@@ -1,20 +1,25 @@
 """The paper's campaign: its runs, what it begins with, and what the report may say."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from experiments.one import clock, thinned
+from experiments.one import EPISODES, clock, thinned
 from experiments.pages import markdown
+from experiments.paper import printed
+from experiments.paper.__main__ import main
 from experiments.paper.claims import CLAIMS, Claim, examined
+from experiments.paper.curves import returns
 from experiments.paper.report import document, page_tables, results_of, write
 from experiments.paper.results import Results, mixed
 from experiments.paper.runs import planned
 from experiments.paper.tables import VERDICTS, learning, ways
 from repolicy.cli.main import _parsed
 from repolicy.engine.wanted import Wanted
+from repolicy.envs.evaluation import EVALUATION_SEED
 from repolicy.errors import FileError, UsageError
 from repolicy.many.ledger import Ledger
 from tests.experiments.rows import row
@@ -124,6 +129,68 @@ def test_a_prior_is_one_policy_however_often_it_was_evaluated() -> None:
     assert examined(found, claim, "halfcheetah").verdict == "cannot tell"  # one of 8
 
 
+def test_a_prior_is_evaluated_on_episodes_of_its_own() -> None:
+    """Each episode has the seed of its row and its number: none twice, and none of those that it was chosen by."""
+    rows = [plan.run(Path()) for plan in planned(("prior", "ant"), 5) if plan.variant == "prior"]
+    seeds = {run.evaluation_seed + episode for run in rows for episode in range(run.episodes)}
+    assert len(seeds) == 500
+    assert not seeds & set(range(EVALUATION_SEED, EVALUATION_SEED + EPISODES))
+
+
+def test_one_seed_and_a_best_seed_have_no_interval() -> None:
+    """And a claim says whether the paper's own numbers are as it says: the best of Soft 5,896, without 4,137."""
+    claim = Claim("near", "no_entropy", "soft", "basic_reward", ("halfcheetah",), margin=0.1, whose="best seed")
+    for found, whose, between in (
+        (results(no_entropy=[1.0, 2.0], soft=[2.0, 3.0]), "average", True),
+        (results(no_entropy=[1.0], soft=[2.0, 3.0]), "average", False),
+        (results(no_entropy=[1.0, 2.0], soft=[2.0, 3.0]), "best seed", False),
+    ):
+        finding = examined(found, replace(claim, whose=whose), "halfcheetah")
+        assert (finding.low is not None, finding.high is not None) == (between, between)
+        assert finding.figure is not None
+    assert not examined(results(), claim, "halfcheetah").holds_in_print
+    assert examined(results(), replace(claim, margin=0.3), "halfcheetah").holds_in_print
+
+
+def test_what_is_printed_agrees_with_itself() -> None:
+    """The total is the sum of its parts, and the prior of Table 2 the best seed of Soft in Table 1, nearly."""
+    for task, entries in printed.CUSTOMIZED.items():
+        for total, basic, _, addon in entries.values():
+            assert total[0] == pytest.approx(basic[0] + addon[0], abs=0.55)  # the paper has 5,488.3 for 5,488.8
+        assert entries["prior"][1] == printed.BEST[task]["soft"]
+
+
+@pytest.mark.parametrize(
+    ("task", "total", "wanted"), [("basic", False, 50.0), ("full", True, 3.0), ("addon", True, 53.0)]
+)
+def test_a_curve_is_of_the_return_of_an_episode(task: str, total: bool, wanted: float) -> None:
+    """Basic return 50; the run's own reward 0.3 a step in episodes of 10 steps. Full's own is the total already."""
+    curve = {
+        "steps": [1.0, 2.0],
+        "basic_return": [None, 50.0],
+        "episode_length": [None, 10.0],
+        "reward_task": [0.1, 0.3],
+    }
+    made = row("halfcheetah/x/0", 1.0, curve=curve, request={"objective": {"task": task}})
+    steps, found = returns(made, total)
+    assert steps.tolist() == [2.0]
+    assert found == pytest.approx([wanted])
+
+
+def test_settings_are_those_of_the_rows_and_a_difference_is_told() -> None:
+    found = results(soft=[1.0, 2.0])
+    for seed, envs in enumerate((7, 8)):
+        found.rows[f"halfcheetah/soft/{seed}"]["request"] = {"settings": {"envs": envs}, "objective": {"task": "basic"}}
+    assert "| HalfCheetah | HalfCheetah-v4 | 7 | None |" in page_tables(found)["paper_settings"]()
+    assert "Mixed in Table 1: halfcheetah's envs: 7 in 1 runs, 8 in 1 runs" in page_tables(found)["paper_missing"]()
+
+
+def test_a_report_is_of_the_whole_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["paper", "report", "--only", "ant"])
+    with pytest.raises(UsageError, match="leave out --only"):
+        main()
+
+
 def test_the_summary_counts_what_the_tables_say() -> None:
     """Soft, basic 4,994 in the paper; of the others No-Entropy has more here (2,255) and Full less (5,556)."""
     found = results(soft=[5000.0, 6000.0, 5500.0], no_entropy=[3000.0, 3100.0, 3200.0], full=[10.0])
@@ -133,7 +200,7 @@ def test_the_summary_counts_what_the_tables_say() -> None:
     counts = [sum(f"| {verdict} |" in line for line in verdicts) for verdict in VERDICTS]
     assert halfcheetah.endswith(f"| {' | '.join(map(str, counts))} |")
     assert counts[0] > 0
-    assert hopper == "| Hopper | 3,105 | – | 4,401 | – | – | 0 | 0 | 0 | 12 |"
+    assert hopper == "| Hopper | 3,105 | – | 4,401 | – | – | 0 | 0 | 0 | 14 |"
 
 
 def test_each_column_has_its_own_policy_and_action() -> None:
@@ -168,6 +235,11 @@ def test_a_report_of_a_part_says_what_is_missing_failed_and_mixed() -> None:
     assert "Mixed in Table 5: torch: 2.13 in 1 runs, 2.14 in 1 runs" in text
     two = [row("halfcheetah/kl/0", 1.0, prior="a" * 64), row("halfcheetah/kl/1", 1.0, prior="b" * 64)]
     assert mixed(two) == ["halfcheetah's prior: aaaaaaaaaa in 1 runs, bbbbbbbbbb in 1 runs"]
+    two[1] = row("halfcheetah/prior/0", 1.0, policies={"last": "b" * 64})
+    two[0]["went_on_with"] = [{"versions": {"torch": "2.13"}, "machine": {"processor": "two"}, "commit": "c" * 40}]
+    assert mixed(two) == [
+        "processor: one in 2 runs, two in 1 runs", "halfcheetah's prior: aaaaaaaaaa in 1 runs, bbbbbbbbbb in 1 runs"
+    ]  # fmt: skip
     for make in page_tables(found).values():
         assert make()
     html = document(found)

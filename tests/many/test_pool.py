@@ -57,15 +57,16 @@ def test_jobs_are_begun_in_order_and_as_soon_as_they_are_ready(tmp_path: Path) -
 
 
 def test_what_was_killed_is_tried_again_and_what_failed_is_not(tmp_path: Path) -> None:
-    pool = Pretended({"once": [-9, 0], "always": [-9] * ATTEMPTS, "wrong": [2]})
+    pool = Pretended({"once": [-9, 0], "stopped": [130, 0], "always": [-9] * ATTEMPTS, "wrong": [2]})
     (tmp_path / "wrong.log").write_text("something\nrepolicy: the sentence\na warning\n")
     found: dict[str, str] = {}
     work(
-        jobs(tmp_path, "once", "always", "wrong"), pool, 1,
+        jobs(tmp_path, "once", "stopped", "always", "wrong"), pool, 1,
         ended=lambda job, error: found.update({job.name: error}), pause=0.0,
     )  # fmt: skip
-    assert found == {"once": "", "always": "it was killed by signal 9, 3 times", "wrong": "the sentence"}
-    assert [pool.started.count(name) for name in ("once", "always", "wrong")] == [2, ATTEMPTS, 1]
+    killed = "it was killed by signal 9, 3 times"
+    assert found == {"once": "", "stopped": "", "always": killed, "wrong": "the sentence"}
+    assert [pool.started.count(name) for name in found] == [2, 2, ATTEMPTS, 1]
 
 
 def test_a_process_that_dies_goes_on_where_it_was(tmp_path: Path) -> None:

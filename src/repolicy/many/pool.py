@@ -1,7 +1,7 @@
 """Many runs: some at a time, each a process of its own, until all are done.
 
-A job is a program that goes on where it was when it is started again. One that is killed (a crash, no memory left) is
-started again; one that ends with an error of its own is not, because it would end so again.
+A job is a program that goes on where it was when it is started again. One that is killed (a crash, no memory left) or
+stopped is started again; one that ends with an error of its own is not, because it would end so again.
 """
 
 import os
@@ -18,6 +18,7 @@ from typing import Protocol
 from repolicy.engine.machine import terminated_as_interrupted
 
 ATTEMPTS = 3
+STOPPED = 130  # the exit code of a run of ours that was told to stop
 PATIENCE = 10.0  # seconds that a run has to stop by itself
 
 
@@ -72,7 +73,7 @@ def work(
                     break
                 time.sleep(pause)
                 for job, code in _finished(running):
-                    if code < 0 and attempts[job] < ATTEMPTS:
+                    if (code < 0 or code == STOPPED) and attempts[job] < ATTEMPTS:
                         waiting.insert(0, job)
                     else:
                         ended(job, "" if code == 0 else last_words(job.log, code))
