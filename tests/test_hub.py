@@ -179,6 +179,9 @@ def test_the_card_has_table_license_and_how_to_repeat(
     for beside in ("prior", "best-weights-0.5"):  # no run of that command ends with these
         repolicy.push(f"runs/near/{beside}.safetensors", "hf://somebody/beside", episodes=1, env=ENV, trust=True)
         assert "Make it again" not in files["somebody/beside"]["README.md"].decode()
+    Path("moved.safetensors").write_bytes((result.folder / "best.safetensors").read_bytes())  # out of its run
+    repolicy.push("moved.safetensors", "hf://somebody/moved", episodes=1, trust=True)
+    assert "--steps 256 " in files["somebody/moved"]["README.md"].decode().partition("## Make it again")[2]
     assert typed(capsys, "push", "runs/near", "hf://somebody/near", "--episodes", "1")[0] == 2  # it names code
 
 

@@ -21,7 +21,7 @@ from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Column, Evaluation, evaluate
 from repolicy.errors import FileError, RepolicyError
 from repolicy.objective import Objective, residual, soft
-from repolicy.policies.file import read_policy
+from repolicy.policies.file import read_policy, save_policy
 from repolicy.report import run as report
 from repolicy.report.charts import curve, labels, short, ticks
 from repolicy.report.film import CANNOT_RENDER, Shot
@@ -83,6 +83,21 @@ def test_the_page_holds_the_numbers_of_the_evaluation_and_asks_nobody(runs: tupl
     assert text.count("<video") == 3  # prior, typical, worst
     assert text.count("<figcaption>KL to the prior") == 1
     assert not re.search(r'(src|href)="(?!data:)|https?://|@import|url\(', text)
+
+
+@pytest.mark.usefixtures("_short_films")
+def test_a_clone_of_the_prior_is_called_one(runs: tuple[RunFolder, RunFolder], tmp_path: Path) -> None:
+    """The run was scored by the prior itself: the clone's levels are none of its curves'."""
+    for name, more in (("copied", {}), ("clone", {"prior_is": {"kl": 0.1}})):
+        folder = RunFolder(shutil.copytree(runs[1].path, tmp_path / name))
+        saved = read_policy(folder.best_policy)
+        save_policy(folder.best_policy, saved.policy, saved.card | more, saved.prior)
+        folder.prior.unlink()  # copied without it: what acts is in the policy's file
+        said: list[str] = []
+        text = write_report(folder.path, episodes=2, trust=True, say=said.append).read_text()
+        lead = text.partition("</header>")[0]
+        assert ("the clone of its prior" in said[1], "beside the clone of its prior" in lead) == (bool(more),) * 2
+        assert ('class="level prior"' in text) == (not more)
 
 
 @pytest.mark.usefixtures("_no_renderer")

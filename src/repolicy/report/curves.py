@@ -39,16 +39,19 @@ CURVES = [
     Curve("kl", "KL of an update, nats", 0.01),
 ]
 NOTE = (
-    "All with sampled actions, over environment steps. The number is the last value, or the one under the pointer; "
+    "All with sampled actions, over environment steps. The number is the last one drawn, or the one under the pointer; "
     "“of an episode” is from short evaluations or from the episodes that ended in training."
 )
 
 
-def learning(folder: RunFolder, request: dict[str, Any], sampled: dict[str, Evaluation]) -> str:
-    """The section; `sampled` are evaluations with sampled actions, by who acts."""
+def learning(folder: RunFolder, request: dict[str, Any], sampled: dict[str, Evaluation], of_clone: bool = False) -> str:
+    """The section; `sampled` are evaluations with sampled actions, by who acts.
+
+    `of_clone`: the prior's is of a clone, and the run was scored by the prior, so its levels are others.
+    """
     prior = sampled.get("prior")
     columns, settings = folder.logged(), request["settings"]
-    steps, levels = columns.get("steps", []), lines(request, prior)
+    steps, levels = columns.get("steps", []), {} if of_clone else lines(request, prior)
     until = max([float(settings["steps"]), *(step for step in steps if step is not None)])
     metric = next((each.metric_name for each in sampled.values() if each.metric_name), "Metric")
     drawn = []

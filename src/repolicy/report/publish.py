@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from repolicy.engine.defaults import customize_defaults, train_defaults
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.ranks import one_thread
-from repolicy.engine.request import Request, words
+from repolicy.engine.request import Request, options, words
 from repolicy.envs.addons import check_env, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.loading import printable
@@ -18,7 +19,7 @@ from repolicy.policies.finding import find_policy
 from repolicy.policies.hub import FILE, Place, in_sentences, library, place
 from repolicy.policies.options import Options
 from repolicy.report.run import repeat, rewards
-from repolicy.report.verdict import basis, verdict
+from repolicy.report.verdict import basis, verdict, whose
 
 EPISODES = 20
 FILMS = (".mp4", ".gif")
@@ -103,7 +104,7 @@ def card(
         "tags: [reinforcement-learning, repolicy]", "---", "", f"# {at.repository.partition('/')[2]}: {title}", "",
     ]  # fmt: skip
     if saved.prior:
-        sentence = _plain(verdict(evaluations["prior"], evaluations["customized"]))
+        sentence = _plain(verdict(evaluations["prior"], evaluations["customized"], whose(saved.card)))
         lines += [f"{sentence} ({basis(evaluations['customized'])}).", ""]
     if film:
         tag = f"![film]({film.name})" if film.suffix == ".gif" else f'<video src="{film.name}" controls></video>'
@@ -116,7 +117,7 @@ def card(
         f"repolicy evaluate {at}{_env(env, request)}",
         f"repolicy customize {at}{_env(env, request)} --addon NAME",
     )
-    again = _repeat(path, saved.card, f"runs/{at.repository.partition('/')[2]}")
+    again = _repeat(path, saved, f"runs/{at.repository.partition('/')[2]}")
     if again:
         lines += ["## Make it again", "", *_code(again)]
     versions = saved.card.get("versions", {})
@@ -130,9 +131,10 @@ def _env(env: str, request: dict[str, Any]) -> str:
     return " --env ENV" if ":" in env or not request.get("env") else ""
 
 
-def _repeat(path: Path, card: dict[str, Any], elsewhere: str) -> str:
+def _repeat(path: Path, saved: SavedPolicy, elsewhere: str) -> str:
     """The command that makes the policy again: a run's own to the bit, else as far as the card tells."""
-    folder, asked = RunFolder(path.resolve().parent), card.get("request", {})
+    folder, card = RunFolder(path.resolve().parent), saved.card
+    asked = card.get("request", {})
     if "dial" in card:  # a position of a dial, which no run ends with
         return ""
     if "method" in asked:  # residual Q-learning's, whose settings are of another kind
@@ -143,7 +145,10 @@ def _repeat(path: Path, card: dict[str, Any], elsewhere: str) -> str:
         return repeat(folder, request).replace(str(folder.path), elsewhere)
     if "prior" not in asked or "sparse" not in asked:
         return _quoted(str(card.get("command", "")))
-    return shlex.join(["repolicy", *words(Request.from_dict(asked), "PRIOR" if asked["prior"] else "")])
+    whole = Request.from_dict(asked)
+    arguments = words(whole, "PRIOR" if saved.prior else "")
+    usual = customize_defaults(saved.prior) if saved.prior else train_defaults(whole.env)
+    return shlex.join(["repolicy", *arguments, *options(whole.settings, usual)]) if arguments else ""
 
 
 def _quoted(text: str) -> str:

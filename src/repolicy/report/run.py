@@ -24,7 +24,7 @@ from repolicy.report.curves import learning
 from repolicy.report.film import Shot, films
 from repolicy.report.numbers import number, spread
 from repolicy.report.scenes import Scene, scenes
-from repolicy.report.verdict import Difference, action, advice, basis, differences, early, verdict
+from repolicy.report.verdict import Difference, action, advice, basis, differences, early, verdict, whose
 
 FILM_SECONDS = 6.0
 EPISODES = 50
@@ -73,7 +73,7 @@ def write_report(
     with ranks.one_thread():
         mean, sampled = (evaluations(saved, request, addon, episodes, how) for how in (False, True))
     if "prior" in mean:
-        say(f"{verdict(mean['prior'], mean['customized'])} ({basis(mean['customized'])})")
+        say(f"{verdict(mean['prior'], mean['customized'], whose(saved.card))} ({basis(mean['customized'])})")
     say(as_text(*rewards(by_action(mean, sampled))))
     if "prior" in mean and (sentence := advice(mean["prior"], mean["customized"])):
         say(sentence)
@@ -128,11 +128,11 @@ def _html(report: Report) -> str:
         page.section(
             "How it moves",
             page.films(figures, report.complaint),
-            note="In real time, with the mean action, in Gymnasium; what an episode earns is its total reward.",
+            note="In real time, with the mean action; what an episode earns is its total reward.",
         ),
         page.section("What it earns", page.table(*rewards(by_action(report.mean, report.sampled))), note=_what(report)),
         _distribution(report.mean),
-        learning(report.folder, request, report.sampled),
+        learning(report.folder, request, report.sampled, "prior_is" in report.saved.card),
         page.section(
             "The same again",
             page.command(again) if again else "",
@@ -147,7 +147,7 @@ def _lead(report: Report) -> str:
     budget = budget_of(report.request["settings"]) is not None
     shown = "last policy" if budget else "best policy by the run's own objective"
     steps = report.saved.card.get("steps", 0)
-    beside = ", beside the prior that it was made from" if report.prior else ""
+    beside = f", beside {whose(report.saved.card)}" if report.prior else ""
     lead = f"{escape(_recipe(report.request))}. Shown is the {shown}, after {steps:,} environment steps{beside}."
     warning = report.folder.unfinished(report.request)
     return f"{lead} <strong>{warning}</strong>" if warning else lead
@@ -231,8 +231,9 @@ def _verdict(report: Report) -> str:
         words = early(report.mean["policy"])
         return page.verdict(words[0], f"With {action(report.mean['policy'])}") if words else ""
     mean, sampled = report.mean["customized"], report.sampled["customized"]
-    beside = f"With {action(sampled)}: {verdict(report.sampled['prior'], sampled)}"
-    return page.verdict(verdict(report.prior, mean), f"{basis(mean)}. {beside}")
+    than = whose(report.saved.card)
+    beside = f"With {action(sampled)}: {verdict(report.sampled['prior'], sampled, than)}"
+    return page.verdict(verdict(report.prior, mean, than), f"{basis(mean)}. {beside}")
 
 
 def _distribution(evaluations: dict[str, Evaluation]) -> str:
@@ -271,10 +272,10 @@ def repeat(folder: RunFolder, request: dict[str, Any]) -> str:
     """The command that makes the run again, to the bit; empty where none can.
 
     Some is asked for in Python alone. Where the prior could not be copied, the folder holds a clone of it, and the run
-    was scored by the prior.
+    was scored by the prior. And a folder may have been copied without the prior.
     """
     asked, customized = Request.from_dict(request), bool(request["prior"])
-    if customized and "clone_of" in read_card(folder.prior):
+    if customized and (not folder.prior.exists() or "clone_of" in read_card(folder.prior)):
         return ""
     arguments = words(asked, _prior_of(folder, request) if customized else "")
     usual = customize_defaults(folder.prior) if customized else train_defaults(asked.env)

@@ -7,6 +7,7 @@ A difference counts where it is larger than two standard errors of the episodes 
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from repolicy.envs.evaluation import Column, Evaluation
 from repolicy.report.numbers import number, rounded
@@ -61,16 +62,21 @@ def differences(prior: Evaluation, customized: Evaluation) -> dict[str, Differen
     return {name: difference(before[name], after[name], drawn[0] == drawn[1]) for name in before if name in after}
 
 
-def verdict(prior: Evaluation, customized: Evaluation) -> str:
+def verdict(prior: Evaluation, customized: Evaluation, whose: str = "its prior") -> str:
     """The sentence without a full stop: better, worse or neither, at what price, and how many episodes ended early."""
     changes = differences(prior, customized)
     name = _judging(changes)
-    parts = [_judged(changes[name], NAMES.get(name, "steps an episode"))]
+    parts = [_judged(changes[name], NAMES.get(name, "steps an episode"), whose)]
     if name == "total_reward":
         parts.append(_price(changes["basic_reward"], changes["addon_reward"]))
     elif name == "addon_reward":
         parts.append("the environment tells no basic reward, so what it cost is unknown")
     return "; ".join([*parts, *early(customized, prior)])
+
+
+def whose(card: dict[str, Any]) -> str:
+    """What stands as the prior in a policy's file: where that could not be copied, what was fitted to it."""
+    return "the clone of its prior" if "prior_is" in card else "its prior"
 
 
 def advice(prior: Evaluation, customized: Evaluation) -> str:
@@ -114,12 +120,12 @@ def early(evaluation: Evaluation, prior: Evaluation | None = None) -> list[str]:
     return [f"{len(steps)} of {len(evaluation.basic)} episodes ended early, {when}{beside}"]
 
 
-def _judged(change: Difference, what: str) -> str:
+def _judged(change: Difference, what: str, whose: str) -> str:
     if math.isnan(change.error):
-        return f"not known to be better than its prior: one episode each, {number(change.value, plus=True)} {what}"
+        return f"not known to be better than {whose}: one episode each, {number(change.value, plus=True)} {what}"
     if not change.is_real:
-        return f"no better than its prior: the difference {what} is {change}, less than two standard errors"
-    return f"{'better' if change.value > 0 else 'worse'} than its prior by {change.size}{change.share} {what}"
+        return f"no better than {whose}: the difference {what} is {change}, less than two standard errors"
+    return f"{'better' if change.value > 0 else 'worse'} than {whose} by {change.size}{change.share} {what}"
 
 
 def _price(basic: Difference, addon: Difference) -> str:
