@@ -1,5 +1,6 @@
 """One function for a training loop of one's own."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,19 @@ def test_a_policy_with_a_dial_is_no_prior(tmp_path: Path, named: bool) -> None:
     save_policy(tmp_path / "dialed.safetensors", prior, {})
     with pytest.raises(UsageError, match="the prior is one for every omega from 0.1 to 1, so it must be told which"):
         prior_reward(str(tmp_path / "dialed.safetensors") if named else prior, 0.3, 0.2)
+
+
+def test_a_squashed_policy_is_no_prior_of_actions_that_an_environment_gets() -> None:
+    squashed = Policy(replace(policy().spec, family="squashed"))
+    with pytest.raises(UsageError, match="the prior is squashed: it scores actions before tanh"):
+        prior_reward(squashed, 0.3, 0.2)
+
+    class BeforeTanh:
+        log_prob = squashed.log_prob
+
+    *parts, rewards, log_policy = rollout()
+    found = prior_reward(BeforeTanh(), 0.3, 0.2)(*parts, rewards, log_policy)
+    torch.testing.assert_close(found, rewards + 0.3 * squashed.log_prob(*parts) - 0.2 * log_policy)
 
 
 def test_a_deterministic_policy_is_no_prior() -> None:

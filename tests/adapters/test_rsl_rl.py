@@ -13,11 +13,11 @@ import torch
 
 pytest.importorskip("rsl_rl")
 from rsl_rl.runners import OnPolicyRunner
-from runner_envs import ACTIONS, NETWORKS, OURS, SIZE, Drift, settings
+from runner_envs import NETWORKS, OURS, SIZE, Drift, settings
 
 from repolicy import save_policy
 from repolicy.adapters import common
-from repolicy.adapters.rsl_rl import ResidualPPO, RunnersPrior, from_repolicy, to_repolicy
+from repolicy.adapters.rsl_rl import ResidualPPO, RunnersPrior
 from repolicy.engine.steering import FARTHEST, off_budget, steered
 from repolicy.errors import FileError, NumericError, UsageError
 from repolicy.objective import Objective, reformulated
@@ -75,6 +75,13 @@ def test_without_weights_it_is_rsl_rls_ppo_to_the_bit(network: str) -> None:
         each.learn(20)
     assert isinstance(ours.alg, ResidualPPO)
     assert same(theirs.alg, ours.alg)
+
+
+@pytest.mark.parametrize(
+    ("more", "bonus"), [({}, 0.0), ({"entropy_coef": 0.02}, 0.02), ({"omega": 0.0, "alpha": 0.0}, 0.01)]
+)
+def test_beside_a_weight_nobody_is_paid_twice_for_the_entropy(more: Algorithm, bonus: float) -> None:
+    assert runner(algorithm=residual(small_policy()) | more).alg.entropy_coef == bonus
 
 
 def test_a_weight_makes_a_difference() -> None:
@@ -211,24 +218,6 @@ def test_two_processes_end_in_the_same_policy() -> None:
 
 
 # Policies of ours -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("std_type", ["scalar", "log"])
-def test_a_policy_of_ours_becomes_an_actor_and_comes_back(std_type: str) -> None:
-    policy = small_policy()
-    config = settings()
-    config["actor"]["distribution_cfg"] |= {"std_type": std_type}
-    actor = OnPolicyRunner(Drift(), config, None, "cpu").alg.actor
-    from_repolicy(policy, actor)
-    observations, actions = torch.randn(40, SIZE), torch.randn(40, ACTIONS)
-    with torch.no_grad():
-        actor({"policy": observations}, stochastic_output=True)
-        found = actor.get_output_log_prob(actions)
-    torch.testing.assert_close(found, policy.log_prob(observations, actions), rtol=1e-5, atol=1e-5)
-    back, far = to_repolicy(actor), 100.0 * observations
-    torch.testing.assert_close(back.log_prob(observations, actions), found, rtol=1e-5, atol=1e-5)
-    with torch.no_grad():
-        torch.testing.assert_close(back(far).mode(), actor({"policy": far}), rtol=1e-4, atol=1e-4)  # it bounds none
 
 
 def test_a_file_of_ours_is_a_prior(tmp_path: Path) -> None:

@@ -257,6 +257,8 @@ def test_rewards_on_a_moving_scale_are_refused() -> None:
     with pytest.raises(UsageError, match="VecNormalize changes what the actor sees"):
         residual(env=still, prior=small_policy())
     model(env=VecNormalize(DummyVecEnv([Drift])), omega=0.0, alpha=0.0)  # their own PPO does not mind
+    with pytest.raises(UsageError, match=r"VecNormalize\(norm_reward=True\), and omega and alpha weigh"):
+        residual(prior=small_policy()).set_env(VecNormalize(DummyVecEnv([Drift] * 4)))
 
 
 @pytest.mark.parametrize(

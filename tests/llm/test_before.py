@@ -118,6 +118,18 @@ def test_a_dry_run_changes_nothing(
         assert torch.equal(one, two)
 
 
+@pytest.mark.parametrize("loss", ["dr_grpo", "dapo"])
+def test_a_dry_run_is_of_a_whole_step(build: Callable[..., Any], loss: str) -> None:
+    """However many batches a step is made of: TRL would have this one's loss divided by their number."""
+    found = []
+    for batches in (1, 2):
+        more = {"gradient_accumulation_steps": batches, "steps_per_generation": 1, "loss_type": loss}
+        ours = build("grpo", residual(0.3, 0.2), **more)
+        torch.manual_seed(5)
+        found.append(ours.dry_run()["gradient_norm"])
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
 def test_the_first_step_is_worth_what_is_said(build: Callable[..., Any]) -> None:
     exact = {"learning_rate": 1e-5, "lr_scheduler_type": "constant", "max_grad_norm": 1e9, "adam_epsilon": 1e-12}
     ours = build("dpo", residual(0.3, 0.2), per_device_train_batch_size=8, max_steps=1, weight_decay=0.0, **exact)

@@ -54,6 +54,13 @@ def test_how_far_apart_prompts_are_makes_no_step_shorter() -> None:
     assert moved(0.3, 0.2, torch.tensor([[-4.0, -6.0], [-104.0, -106.0]]), -54.0, 0.5) == pytest.approx(0.35)
 
 
+def test_a_response_that_nobody_judged_moves_nothing() -> None:
+    """Of two prompts' responses, six nats apart in each, three are known: as if the others were not there."""
+    known = torch.tensor([[-4.0, -10.0, torch.nan], [-7.0, torch.nan, torch.nan]])
+    assert moved(0.3, 0.2, known, -6.0, 0.5) == pytest.approx(0.3 + 0.5 * 0.2 * 1 / 18)
+    assert moved(0.3, 0.2, torch.tensor([[-7.0]]), -6.0, 0.5) == pytest.approx(0.3 + 0.5 * 0.2 / 0.1)
+
+
 @pytest.mark.parametrize(("step", "omega"), [(0, 0.55), (1, 0.525), (2, 0.5)])
 def test_a_budget_of_nats_is_below_the_priors_own_and_steps_shorten_to_nothing(step: int, omega: float) -> None:
     """Of a mean of -6 where -4 - 1 is wanted, with variance 2: a whole step is 0.2 · 1 / 2."""

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from experiments.llm.toy import Toy, measure, policy_log_probs
 from repolicy.cli import main as cli
 from repolicy.llm import DecomposedDPOConfig, DecomposedDPOTrainer
+from repolicy.llm.evaluation import MEASURES, as_page
 from repolicy.llm.identity import checksum
 from repolicy.objective import residual
 
@@ -108,6 +109,13 @@ def test_estimates_are_near_the_exact_values(
     assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org", "")
 
 
+@pytest.mark.parametrize("content", ["Say it", [{"type": "text", "text": "Say it"}], None])
+def test_a_prompt_of_any_kind_is_shown(content: Any) -> None:
+    found = {"model": "m", **{key: {"mean": 1.0, "low": 1.0, "high": 1.0} for key in MEASURES}}
+    rows = [{"prompt": [{"role": "user", "content": content}]}]
+    assert (">Say it</" in as_page("lead", [found], rows, [["there"]])) == (content is not None)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -122,6 +130,7 @@ def test_estimates_are_near_the_exact_values(
         ("evaluate {low} --prior {prior} --prompts {empty} --reward {reward}", "has no prompt"),
         ("evaluate {low} --prior {prior} --prompts {odd} --reward {reward}", "row 1 of"),
         ("evaluate {low} --prior {prior} --prompts {good} --reward x", "not of the form module:name"),
+        ("evaluate {low} --prior {missing} --prompts {good} --reward {strict}:brevity", "the reward failed: TypeError"),
         ("evaluate {low} --prior {prior} --prompts {good} --reward {reward} --out {broken}", "could be written"),
         ("generat", "did you mean generate?"),
     ],
@@ -131,9 +140,11 @@ def test_refused(
 ) -> None:
     for name, text in (("empty", ""), ("odd", '{"question": 1}\n'), ("good", '{"prompt": "."}\n')):
         (tmp_path / name).write_text(text)
+    (tmp_path / "strict.py").write_text("def brevity(completions):\n    return [-len(each) for each in completions]\n")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "repolicy.json").write_text('{"omega": "x"}')
     names = {name: tmp_path / name for name in ("empty", "odd", "good", "missing", "broken")}
+    names["strict"] = tmp_path / "strict.py"
     filled = words.format(**names, low=tuned["low"], prior=prior, reward=REWARD).split()
     with pytest.raises(SystemExit) as end:
         cli.main(["llm", *filled])

@@ -77,6 +77,12 @@ def test_precomputed_reference_and_adapter(trainer: Callable[..., Any]) -> None:
     assert torch.allclose(base._log_policy(base.model, batch)[0], base._log_prior(base.model, batch), atol=1e-6)
 
 
+def test_without_omega_another_dataset_is_evaluated_after_training(trainer: Callable[..., Any]) -> None:
+    ours = trainer(greedy(0.4), reference=False, max_steps=1)
+    ours.train()
+    assert ours.evaluate(Dataset.from_list(LABELLED[:6]))["eval_loss"] > 0
+
+
 def test_offset_finds_the_balance(trainer: Callable[..., Any]) -> None:
     """With a policy that hardly moves, the offset goes where good responses are as frequent as the loss expects."""
     ours = trainer(

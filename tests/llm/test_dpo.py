@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import logsigmoid
 
 pytest.importorskip("trl", reason="the extra `llm` is not installed")
 
@@ -16,7 +17,7 @@ from trl import DPOConfig, DPOTrainer
 
 from repolicy.errors import UsageError
 from repolicy.llm import DecomposedDPOConfig, DecomposedDPOTrainer
-from repolicy.llm.losses import decomposed_dpo_loss
+from repolicy.llm.losses import implicit_reward
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import Objective, greedy, kl, residual, soft
 
@@ -95,13 +96,8 @@ def test_loss_is_the_formula(trainer: Callable[..., Any], prior: Path, objective
         for who, model in (("policy", ours.model), ("prior", load(prior)))
         for side in rows
     }
-    expected = decomposed_dpo_loss(
-        objective,
-        scored["policy", "chosen"],
-        scored["policy", "rejected"],
-        scored["prior", "chosen"],
-        scored["prior", "rejected"],
-    ).mean()
+    chosen, rejected = (implicit_reward(objective, scored["policy", side], scored["prior", side]) for side in rows)
+    expected = -logsigmoid(chosen - rejected).mean()
     batch = ours.data_collator([ours.train_dataset[i] for i in range(4)])
     assert ours.compute_loss(ours.model, batch).item() == pytest.approx(expected.item(), abs=1e-6)
 
@@ -142,6 +138,12 @@ def test_own_copy_of_the_reference(trainer: Callable[..., Any]) -> None:
     own, given = (trainer(residual(0.3, 0.2), reference=reference) for reference in (False, True))
     batch = own.data_collator([own.train_dataset[i] for i in range(4)])
     assert torch.equal(own.compute_loss(own.model, batch), given.compute_loss(given.model, batch))
+
+
+def test_without_omega_another_dataset_is_evaluated_after_training(trainer: Callable[..., Any]) -> None:
+    ours = trainer(greedy(0.4), reference=False, max_steps=1)
+    ours.train()
+    assert ours.evaluate(Dataset.from_list(PAIRS[:4]))["eval_loss"] > 0
 
 
 class TestRefused:

@@ -18,6 +18,7 @@ from trl import RLOOConfig, RLOOTrainer
 from experiments.llm.toy import Toy, measure, policy_log_probs
 from repolicy.errors import UsageError
 from repolicy.llm import ResidualGRPOConfig, ResidualGRPOTrainer, dial, losses, prior_reward, rloo_settings
+from repolicy.llm.budget import move_omega
 from repolicy.llm.generation import new_tokens, prompt_tensors
 from repolicy.llm.mixing import SAMPLING
 from repolicy.llm.rloo import response_log_probs
@@ -235,16 +236,52 @@ def test_omega_leaves_alpha_on_schedule(trainer: Callable[..., Any]) -> None:
     assert ours.present_objective == residual(0.6, 0.2)
 
 
-def test_unscorable_responses_teach_nothing(trainer: Callable[..., Any]) -> None:
+def test_unscorable_responses_teach_nothing_and_count_nowhere(trainer: Callable[..., Any], prior: Path) -> None:
+    """Neither in the log nor in the budget: there the first prompt has three responses, and the second four."""
+
     def partly(completions: list[str], **_: Any) -> list[float | None]:
         return [None, *addon(completions[1:])]
 
-    ours = trainer(residual(0.3, 0.2), reward=partly)
+    ours = trainer(residual(0.3, 0.2), reward=partly, budget=1.0)
+    ours.memory.values |= {"own": -2.0, "omega": 0.3}
+    perturb(ours.model)
     output = scored(ours)
     first = output["row"] == 0
+    order = output["row"].argsort()
+    padded = zip(output["completion_ids"][order], output["completion_mask"][order], strict=True)
+    ids = [row[mask > 0].tolist() for row, mask in padded]
+    text = AutoTokenizer.from_pretrained(prior).batch_decode(ids, skip_special_tokens=True)
+    policy, reference = (
+        torch.tensor(response_log_probs(model, [([0], row) for row in ids]))
+        for model in (ours.model, AutoModelForCausalLM.from_pretrained(prior))
+    )
+    each = {"kl": policy - reference, "prior": 0.3 * reference, "entropy": -0.2 * policy, "spent": -2.0 - reference}
+    for name, values in (each | {"addon": torch.tensor(addon(text))}).items():
+        mean = (values[1:4].mean() + values[4:].mean()) / 2
+        assert ours.metrics[f"residual/{name}"] == [pytest.approx(mean.item(), abs=1e-5)], name
+    known = torch.stack([reference[:4].where(torch.arange(4) > 0, torch.nan), reference[4:]])
+    omega = {"own": -2.0, "omega": 0.3}
+    move_omega(omega, 0.2, known, 1.0, ours.args.budget_rate, ours.state)
+    assert ours.memory.values["omega"] == pytest.approx(omega["omega"], abs=1e-6)
     assert not output["advantages"][first].any()
     assert output["advantages"][~first].abs().sum() > 0
     assert output["advantages"].isfinite().all()
+
+
+def test_a_budget_rests_where_no_response_could_be_judged(trainer: Callable[..., Any]) -> None:
+    ours = trainer(residual(0.3, 0.2), reward=lambda completions, **_: [None] * len(completions), budget=1.0)
+    ours.memory.values |= {"own": -2.0, "omega": 0.3}
+    assert not scored(ours)["advantages"].any()
+    ours.state.log_history = [{"residual/kl": None}]  # what TRL makes of a mean of nothing
+    assert "KL from the prior: not measured" in ours._card_section()
+    assert ours.memory.values["omega"] == 0.3
+
+
+def test_nothing_is_dropped_out_between_sampling_and_scoring(trainer: Callable[..., Any]) -> None:
+    adapter = LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.5)
+    modules = trainer(residual(0.3, 0.2), peft_config=adapter).model.modules()
+    assert [module.p for module in modules if isinstance(module, torch.nn.Dropout)] == [0]
+    assert rloo_settings(residual(0.3, 0.2))["disable_dropout"]
 
 
 def test_groups_in_several_microbatches(trainer: Callable[..., Any]) -> None:
@@ -298,6 +335,7 @@ class TestRefused:
             ({"temperature": 0.7}, "temperature is 0.7; it must be 1.0"),
             ({"scale_rewards": "group"}, "scale_rewards is 'group'"),
             ({"beta": 0.1}, "beta is 0.1"),
+            ({"disable_dropout": False}, "disable_dropout is False"),
             ({"entropy_coef": 0.1}, "entropy_coef is 0.1"),
             ({"top_entropy_quantile": 0.5}, "every token has a part"),
             ({"loss_type": "grpo"}, "divide every token by the same number"),

@@ -13,9 +13,7 @@ from repolicy.objective import Objective, greedy, kl, residual
 
 ROWS = {
     "chosen": torch.tensor([-1.0, -4.0], dtype=torch.float64),
-    "rejected": torch.tensor([-3.0, -2.0], dtype=torch.float64),
     "prior_chosen": torch.tensor([-2.0, -5.0], dtype=torch.float64),
-    "prior_rejected": torch.tensor([-2.5, -1.0], dtype=torch.float64),
 }
 
 
@@ -23,29 +21,19 @@ def softplus(x: float) -> float:
     return math.log1p(math.exp(x))
 
 
-class TestPairs:
-    def test_decomposed_by_hand(self) -> None:
-        loss = losses.decomposed_dpo_loss(residual(omega=0.3, alpha=0.2), **ROWS)
-        margins = [0.2 * 2 - 0.3 * 0.5, 0.2 * -2 - 0.3 * -4]
-        assert loss.tolist() == pytest.approx([softplus(-margin) for margin in margins], rel=1e-12)
-
-    def test_equal_weights_are_dpo(self) -> None:
-        loss = losses.decomposed_dpo_loss(kl(0.5), **ROWS)
-        assert loss.tolist() == pytest.approx([softplus(-0.5 * 1.5), softplus(-0.5 * 2)], rel=1e-12)
-
-    def test_preferring_the_chosen_is_cheaper(self) -> None:
-        better = {**ROWS, "chosen": ROWS["chosen"] + 1}
-        loss = losses.decomposed_dpo_loss(kl(0.5), **ROWS)
-        assert (losses.decomposed_dpo_loss(kl(0.5), **better) < loss).all()
+class TestImplicitReward:
+    def test_by_hand(self) -> None:
+        reward = losses.implicit_reward(residual(omega=0.3, alpha=0.2), ROWS["chosen"], ROWS["prior_chosen"])
+        assert reward.tolist() == pytest.approx([0.2 * -1 + 0.3 * 2, 0.2 * -4 + 0.3 * 5], rel=1e-12)
 
     def test_without_omega_the_prior_is_not_read(self) -> None:
-        none = losses.decomposed_dpo_loss(greedy(0.2), ROWS["chosen"], ROWS["rejected"], None, None)
-        infinite = {**ROWS, "prior_chosen": torch.full((2,), -torch.inf, dtype=torch.float64)}
-        assert torch.equal(none, losses.decomposed_dpo_loss(greedy(0.2), **infinite))
+        none = losses.implicit_reward(greedy(0.2), ROWS["chosen"], None)
+        infinite = torch.full((2,), -torch.inf, dtype=torch.float64)
+        assert torch.equal(none, losses.implicit_reward(greedy(0.2), ROWS["chosen"], infinite))
 
     def test_alpha_zero_is_refused(self) -> None:
         with pytest.raises(UsageError, match="alpha is 0"):
-            losses.decomposed_dpo_loss(residual(0.2, 0.0), **ROWS)
+            losses.implicit_reward(residual(0.2, 0.0), ROWS["chosen"], ROWS["prior_chosen"])
 
 
 class TestLabels:
@@ -113,7 +101,8 @@ class TestQAdapter:
     def test_without_chi_it_is_decomposed_dpo(self) -> None:
         log_policy, log_prior, rewards, mask = self.tokens()
         policy, prior = ((x * mask).sum(1).chunk(2) for x in (log_policy, log_prior))
-        by_sums = losses.decomposed_dpo_loss(self.OBJECTIVE, *policy, *prior)
+        chosen, rejected = map(losses.implicit_reward, [self.OBJECTIVE] * 2, policy, prior)
+        by_sums = -torch.nn.functional.logsigmoid(chosen - rejected)
         by_tokens = losses.q_adapter_loss(*rewards.chunk(2), *mask.chunk(2))
         assert torch.allclose(by_tokens, by_sums, atol=1e-12)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import logsigmoid
 
 pytest.importorskip("trl", reason="the extra `llm` is not installed")
 
@@ -17,7 +18,7 @@ from repolicy.errors import UsageError
 from repolicy.llm import QAdapterConfig, QAdapterLogits, QAdapterTrainer
 from repolicy.llm.evaluation import evaluate
 from repolicy.llm.generation import generate
-from repolicy.llm.losses import decomposed_dpo_loss, q_adapter_log_probs
+from repolicy.llm.losses import implicit_reward, q_adapter_log_probs
 from repolicy.objective import residual
 
 PAIRS = [{"prompt": ".", "chosen": "ee", "rejected": "ab"}, {"prompt": ".", "chosen": "aeb", "rejected": "b"}] * 4
@@ -60,8 +61,9 @@ def test_without_chi_the_loss_is_decomposed_dpo(trainer: Callable[..., Any]) -> 
             ids = torch.tensor([ours.processing_class("." + pair[side] + ".")["input_ids"]])
             tables = policy(ours.model, ids)
             sums[side, i] = [table[0, :-1].gather(-1, ids[0, 1:, None]).sum() for table in tables]
-    parts = [torch.stack([sums[side, i][who] for i in range(2)]) for who in (0, 1) for side in ("chosen", "rejected")]
-    expected = decomposed_dpo_loss(OBJECTIVE, *parts).mean().item()
+    rewards = {row: implicit_reward(OBJECTIVE, *parts) for row, parts in sums.items()}
+    margins = torch.stack([rewards["chosen", i] - rewards["rejected", i] for i in range(2)])
+    expected = -logsigmoid(margins).mean().item()
     assert ours.compute_loss(ours.model, batch).item() == pytest.approx(expected, abs=1e-5)
 
 

@@ -12,7 +12,7 @@ from known_problems import Double, Table, Walk, WithoutReward
 from torch import Tensor, nn
 
 from repolicy.envs.evaluation import evaluate
-from repolicy.errors import UsageError
+from repolicy.errors import NumericError, UsageError
 from repolicy.exact import Solution, soft_optimal, solve_residual
 from repolicy.objective import Objective, full, greedy, residual, soft
 from repolicy.policies.file import read_policy, save_policy
@@ -147,6 +147,32 @@ def test_observations_of_any_shape_and_precision() -> None:
     model = ResidualDQN(Double(Walk()), RESIDUAL, wild_prior(), Settings(warmup=20, hidden=(8, 8)))
     model.learn(40)
     assert model.as_policy().spec.observation_size == 3
+
+
+@pytest.mark.parametrize(
+    ("broken", "what"), [("addon", "a reward"), ("step", "an observation"), ("reset", "an observation")]
+)
+def test_what_is_no_number_is_not_remembered(monkeypatch: pytest.MonkeyPatch, broken: str, what: str) -> None:
+    right = getattr(Walk, broken)
+
+    def wrong(*given: Any, **named: Any) -> Any:
+        seen, *others = right(*given, **named)
+        return seen * np.nan, *others
+
+    model = ResidualDQN(Walk(), RESIDUAL, Table(exact(RESIDUAL)[1]), QUICK)
+    monkeypatch.setattr(Walk, broken, np.full((3, 2), np.nan) if broken == "addon" else wrong)
+    with pytest.raises(NumericError, match=f"^environment Walk returned {what} that is not finite$"):
+        model.learn(20)
+
+
+def test_a_loss_that_is_no_number_is_not_learnt_from() -> None:
+    model = ResidualDQN(Walk(), RESIDUAL, Table(exact(RESIDUAL)[1]), QUICK)
+    model.learn(QUICK.warmup)
+    model.prior.log_probs *= torch.nan
+    before = [parameter.clone() for parameter in model.q_net.parameters()]
+    with pytest.raises(NumericError, match=r"^the loss of Q_R is not finite: lower the learning rate"):
+        model.train(1)
+    assert all(torch.equal(*pair) for pair in zip(before, model.q_net.parameters(), strict=True))
 
 
 # Files ----------------------------------------------------------------------------------------------------------------

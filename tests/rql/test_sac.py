@@ -18,7 +18,7 @@ from known_problems import Bounded, Double
 from torch import Tensor, nn
 
 from repolicy.envs.evaluation import evaluate
-from repolicy.errors import UsageError
+from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Objective, kl, residual, soft
 from repolicy.policies.file import read_policy, save_policy
 from repolicy.policies.moments import sums
@@ -155,6 +155,18 @@ def test_a_prior_of_ones_own_must_have_a_gradient_in_the_actions() -> None:
     model.targets(SimpleNamespace(next_observations=seen, rewards=torch.ones(64, 1), dones=torch.ones(64, 1)))
     with pytest.raises(UsageError, match=r"the prior's log_prob has no gradient in the actions, .* without no_grad"):
         model.actor_loss(seen)
+
+
+@pytest.mark.parametrize(("broken", "said"), [("targets", "Q_R"), ("actor_loss", "the actor")])
+def test_a_loss_that_is_no_number_is_not_learnt_from(monkeypatch: pytest.MonkeyPatch, broken: str, said: str) -> None:
+    model = ResidualSAC(Bounded(), kl(0.4), constant(MEAN, STD), Settings(warmup=20, minibatch=16))
+    model.learn(20)
+    learner = model.critic if broken == "targets" else model.actor
+    before, plain = [parameter.clone() for parameter in learner.parameters()], getattr(model, broken)
+    monkeypatch.setattr(model, broken, lambda batch: plain(batch) * torch.nan)
+    with pytest.raises(NumericError, match=f"^the loss of {said} is not finite"):
+        model.train(1)
+    assert all(torch.equal(*pair) for pair in zip(before, learner.parameters(), strict=True))
 
 
 def test_without_a_prior_it_is_sac() -> None:

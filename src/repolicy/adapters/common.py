@@ -93,6 +93,11 @@ def read_prior(prior: str | Path | Prior) -> Prior:
         return prior
     if isinstance(policy, Conditioned):
         raise UsageError(untold(policy, "the prior"))
+    if policy.family.squashes:
+        raise UsageError(
+            "the prior is squashed: it scores actions before tanh, and here those are scored that the environment "
+            "gets; choose a prior with a Gaussian, or give an object whose log_prob scores what you store"
+        )
     return policy
 
 
@@ -114,11 +119,6 @@ def check_sizes(prior: Policy, observations: int, actions: str, kind: str, sizes
         )
     if (spec.actions.kind, spec.actions.sizes) != (kind, sizes):
         raise UsageError(f"the prior acts with {spec.actions}, but the environment takes {actions}")
-    if prior.family.squashes:
-        raise UsageError(
-            "the prior is squashed: its actions are stored before tanh, and this library stores those that the "
-            "environment gets; choose a prior with a Gaussian"
-        )
 
 
 def check_same_network(prior: PolicySpec, host: PolicySpec, what: str, remedy: str) -> None:

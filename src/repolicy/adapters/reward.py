@@ -27,8 +27,8 @@ def prior_reward(prior: str | Path | Prior, omega: float, alpha: float) -> Rewar
     log-probabilities `[...]` that the policy gave those actions, and returns rewards `[...]`. All are tensors, and the
     result is one on their device; or all are arrays, and it is an array. It reads nothing else and changes nothing.
 
-    A prior of ours computes with torch. Any other gets the observations and actions as they come, so with a
-    `log_prob` of your own in JAX the whole function can be compiled.
+    A prior of ours computes with torch, and one whose actions pass through tanh is refused. Any other gets the
+    observations and actions as they come, so with a `log_prob` of your own in JAX the whole function can be compiled.
     """
     objective = residual(omega, alpha)
     source = read_prior(prior)

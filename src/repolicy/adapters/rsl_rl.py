@@ -64,7 +64,7 @@ class ResidualPPO(PPO):
         reward is the task's, whatever the objective calls it.
     critic_warmup: iterations at the start that fit the critic alone.
     kl_budget: adapt omega and alpha so that the policy stays this far from its prior, in nats a step.
-    host: everything that rsl_rl's PPO takes.
+    host: everything that rsl_rl's PPO takes; beside omega or alpha, `entropy_coef` is 0 unless it is named.
     """
 
     schedule: str
@@ -86,8 +86,10 @@ class ResidualPPO(PPO):
         device: str = "cpu",
         **host: Any,
     ) -> None:
-        super().__init__(actor, critic, storage, device=device, **host)
         self.steering = Steering(given_objective(objective, omega, alpha), kl_budget, critic_warmup)
+        if self.steering.objective.omega or self.steering.objective.alpha:
+            host = {"entropy_coef": 0.0} | host  # rsl_rl's 0.01 would pay for an entropy that alpha already pays for
+        super().__init__(actor, critic, storage, device=device, **host)
         self.addon = addon
         check_needs(self.steering.objective, has_prior=prior is not None)
         if addon is None and self.steering.objective.task == "both":
@@ -266,20 +268,24 @@ def _keep_statistics(actor: Any) -> None:
 @torch.no_grad()
 def from_repolicy(policy: Policy, actor: Any) -> None:
     """Make rsl_rl's actor (an `MLPModel`) act as the policy; refuse where its networks are others."""
-    spec, host = policy.spec, _spec_of(actor)
-    if policy.std is None or policy.family.squashes:
+    spec, host, std = policy.spec, _spec_of(actor), policy.std
+    if std is None or policy.family.squashes:
         raise UsageError(f"the policy is {spec.family}, and rsl_rl's GaussianDistribution has one std for all states")
     remedy = "make the actor's settings the same, or set copy_prior to false to begin elsewhere"
     check_same_network(spec, host, "actor", remedy)
+    low, high = actor.distribution.std_range
+    if not torch.allclose(std.clamp(low, high), std, rtol=1e-4, atol=0.0):
+        raise UsageError(
+            f"the policy has a std from {std.min():.3g} to {std.max():.3g}, and the actor's std_range is {low:g} to "
+            f"{high:g}: widen std_range in the actor's distribution_cfg"
+        )
     for layer, weight, bias in zip(_layers(actor), policy.network.weights, policy.network.biases, strict=True):
         layer.weight.copy_(weight)
         layer.bias.copy_(bias)
-    assert policy.std is not None
-    log_std = policy.std.log()
     if actor.distribution.std_type == "log":
-        actor.distribution.log_std_param.copy_(log_std)
+        actor.distribution.log_std_param.copy_(std.log())
     else:
-        actor.distribution.std_param.copy_(log_std.exp())
+        actor.distribution.std_param.copy_(std)
     _copy_statistics(policy, actor)
 
 
@@ -291,9 +297,9 @@ def to_repolicy(actor: Any) -> Policy:
         weight.copy_(layer.weight)
         bias.copy_(layer.bias)
     distribution = actor.distribution
-    scalar = distribution.std_type != "log"
+    std = distribution.std_param if distribution.std_type != "log" else distribution.log_std_param.exp()
     assert policy.log_std is not None
-    policy.log_std.copy_(distribution.std_param.clamp_min(1e-6).log() if scalar else distribution.log_std_param)
+    policy.log_std.copy_(std.clamp(*distribution.std_range).log())
     normalizer = actor.obs_normalizer
     if isinstance(normalizer, EmpiricalNormalization):
         var = (normalizer._std.squeeze(0).double() + normalizer.eps).square() - 1e-8

@@ -122,6 +122,11 @@ class ResidualPPO(PPO):
         self.rollout_buffer.reformulate = self._reformulated
         self.prior = self._fitted(_read(self.prior))
 
+    def set_env(self, env: Any, force_reset: bool = True) -> None:
+        """Stable-Baselines3's, with an environment that is refused as one that was given at first."""
+        super().set_env(env, force_reset)
+        _check_env(self)
+
     def train(self) -> None:
         """Stable-Baselines3's update, of the critic alone while that warms up; then the budget steers."""
         own = _critics_own(self.policy)

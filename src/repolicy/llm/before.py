@@ -54,7 +54,7 @@ def dry_run(trainer: Any) -> dict[str, float]:
     with _undone(trainer):
         trainer.look_before_the_first_step()
         trainer.model.train()
-        trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+        trainer.current_gradient_accumulation_steps = 1  # by which GRPO's loss would be divided
         raw = next(iter(trainer.get_train_dataloader()))
         inputs = trainer._prepare_inputs(raw)
         with trainer.compute_loss_context_manager():

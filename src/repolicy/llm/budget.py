@@ -29,9 +29,14 @@ LEAST_VARIANCE = 0.1  # nats², in place of a smaller variance of log prior: a p
 
 
 def moved(omega: float, alpha: float, log_prior: Tensor, wanted: float, rate: float) -> float:
-    """The next omega, from log prior of responses `[prompts, responses]` and the mean that is wanted of it."""
-    variance = log_prior.double().var(1).mean().item() if log_prior.shape[1] > 1 else 0.0
-    newton = alpha * (wanted - log_prior.double().mean().item()) / max(variance, LEAST_VARIANCE)
+    """The next omega, from log prior of responses `[prompts, responses]` and the mean that is wanted of it.
+
+    What is not a number does not count.
+    """
+    means = log_prior.double().nanmean(1, keepdim=True)
+    degrees = (~log_prior.isnan()).sum(1).sub(1).clamp(min=0).sum().clamp(min=1)
+    variance = ((log_prior - means).square().nansum() / degrees).item()
+    newton = alpha * (wanted - means.nanmean().item()) / max(variance, LEAST_VARIANCE)
     return max(0.0, omega + rate * newton)
 
 
@@ -41,7 +46,7 @@ def move_omega(
     """Move `values["omega"]` by a share of a Newton step, which falls to 0 in a line; returns what is spent."""
     share = rate * (1 - state.global_step / max(state.max_steps, 1))
     values["omega"] = moved(values["omega"], alpha, log_prior, values["own"] - budget, share)
-    return values["own"] - log_prior.mean().item()
+    return values["own"] - log_prior.nanmean(1).nanmean().item()
 
 
 def check_budget(budget: float, rate: float, objective: Objective) -> None:

@@ -77,6 +77,7 @@ class CrossEntropyDPOTrainer(WithReference, KTOTrainer):  # type: ignore[misc]
         require_reference(self.objective, model, ref_model, args, others.get("peft_config"), "Cross-Entropy-DPO")
         with _without_advice_on_weights():
             super().__init__(model, ref_model, args, train_dataset=train_dataset, **others)
+        self.precompute_ref_logps = args.precompute_ref_log_probs and self.objective.reads_prior
         self.introduce(reference_given=ref_model is not None, offset_learned=args.offset)
         self._sums = torch.zeros(3)
 

@@ -80,6 +80,7 @@ class DecomposedDPOTrainer(WithReference, DPOTrainer):  # type: ignore[misc]
             ref_model = None
         require_reference(self.objective, model, ref_model, args, others.get("peft_config"), "DPO")
         super().__init__(model, ref_model, args, train_dataset=train_dataset, **others)
+        self.precompute_ref_logps = args.precompute_ref_log_probs and self.objective.reads_prior
         self.introduce(reference_given=ref_model is not None)
 
     def look_before_the_first_step(self) -> None:

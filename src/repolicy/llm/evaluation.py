@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from repolicy.errors import FileError, UsageError
+from repolicy.errors import FileError, UsageError, in_one_sentence
 from repolicy.llm.generation import new_tokens, prompt_tensors
 from repolicy.llm.identity import checksum
 from repolicy.llm.mixing import SAMPLING, beside
@@ -48,6 +48,7 @@ def evaluate(
     """A dictionary for the prior and for each model, and the page that shows them; all are names or files."""
     check_models(models, responses=responses, tokens=tokens)
     rows, judge = read_prompts(prompts), load_object(reward, "the reward")
+    judged(judge, rows[:1], ["a"], [[0]])  # a mistake in it shows before any of the work
     base, tokenizer = load_prior(prior)
     repeated = [row for row in rows for _ in range(responses)]
     found, samples = [], []
@@ -95,7 +96,9 @@ def judged(reward: Any, rows: list[dict[str, Any]], text: list[str], ids: list[l
     chat = not isinstance(rows[0]["prompt"], str)
     completions = [[{"role": "assistant", "content": each}] for each in text] if chat else text
     columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
-    values = reward(prompts=[row["prompt"] for row in rows], completions=completions, completion_ids=ids, **columns)
+    prompts = [row["prompt"] for row in rows]
+    with in_one_sentence("the reward failed", UsageError):
+        values = reward(prompts=prompts, completions=completions, completion_ids=ids, **columns)
     try:
         rewards = np.array([np.nan if value is None else float(value) for value in values])
     except (TypeError, ValueError):
@@ -130,6 +133,12 @@ def read_prompts(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def last_words(prompt: Any) -> str:
+    """The text of a prompt, or of the last of its messages, whose content may be a list of parts."""
+    content = prompt if isinstance(prompt, str) else prompt[-1].get("content")
+    return " ".join(part.get("text", "") for part in content) if isinstance(content, list) else content or ""
+
+
 def as_page(lead: str, models: list[dict[str, Any]], rows: list[dict[str, Any]], samples: list[list[str]]) -> str:
     """One file that needs nothing but itself: the measures, and the first responses side by side."""
     names = [each["model"] for each in models]
@@ -138,10 +147,7 @@ def as_page(lead: str, models: list[dict[str, Any]], rows: list[dict[str, Any]],
         + ["{mean:.3f} ({low:.3f} to {high:.3f})".format(**each[key]) for key in MEASURES]
         for each in models
     ]
-    shown = [
-        [row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1].get("content", ""), *texts]
-        for row, *texts in zip(rows[:20], *samples, strict=False)
-    ]
+    shown = [[last_words(row["prompt"]), *texts] for row, *texts in zip(rows[:20], *samples, strict=False)]
     parts = [
         section("What each is worth", table(["model", "omega", "alpha", *MEASURES.values()], cells), note=NOTE),
         section("Side by side", table(["prompt", *names], shown), note="The first response of each to each prompt."),

@@ -49,6 +49,7 @@ NEEDED: dict[str, tuple[Any, str]] = {
     "entropy_coef": (0.0, "the entropy is in the reward, weighted alpha, and not in the loss"),
     "use_adaptive_entropy": (False, "the entropy is in the reward, weighted alpha, and not in the loss"),
     "top_entropy_quantile": (1.0, "every token has a part in the return"),
+    "disable_dropout": (True, AS_SAMPLED),
     "mask_truncated_completions": (False, "a response that was cut off has a reward like any other"),
     "off_policy_mask_threshold": (None, "a masked response is missing from the objective"),
     "vllm_structured_outputs_regex": (None, AS_SAMPLED),
@@ -94,6 +95,7 @@ class ResidualGRPOConfig(ObjectiveSettings, GRPOConfig):  # type: ignore[misc]
     budget: float | None = field(default=None, metadata={"help": "Nats below the prior's own log-probability."})
     budget_rate: float = field(default=0.02, metadata={"help": "The share of a Newton step that omega takes."})
     budget_samples: int = field(default=1024, metadata={"help": "Responses that tell the prior's own."})
+    disable_dropout: bool = field(default=True, metadata={"help": "Leave as it is: a response is scored as sampled."})
     scale_rewards: str = field(default="none", metadata={"help": "Leave as it is: rewards are not scaled."})
     loss_type: str = field(default="dr_grpo", metadata={"help": f"One of {', '.join(COMMON_DIVISOR_LOSSES)}."})
 
@@ -167,6 +169,8 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
     def _move_omega(self, log_prior: Tensor) -> None:
         """From log prior of all responses `[N]` of a generation."""
         rows, alpha = self._policys(log_prior), self.objective.alpha
+        if rows.isnan().all():
+            return
         spent = move_omega(self.memory.values, alpha, rows, self.args.budget, self.args.budget_rate, self.state)
         self.metrics["residual/spent"].append(spent)
 
@@ -177,9 +181,18 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         return size
 
     def _policys(self, values: Tensor) -> Tensor:
-        """Of a value for each response of all ranks `[N]`, those of the policy's own responses `[groups, own]`."""
+        """Of a value for each response of all ranks `[N]`, those of the policy's own responses `[groups, own]`.
+
+        It is not a number where no reward function could judge the response.
+        """
         priors = round(self.args.prior_share * self._group) if self.model.training else 0
+        values = values.where(self._judged, torch.nan)
         return values.view(-1, self._group)[:, priors:]
+
+    @property
+    def _judged(self) -> Tensor:
+        """Which responses of all ranks `[N]` a reward function could judge; the others teach nothing."""
+        return ~self._rewards.isnan().all(1)
 
     def _generate_single_turn(
         self, prompt_ids: Any, images: Any, multimodal_fields: Any, num_generations: int, *others: Any, **named: Any
@@ -267,11 +280,10 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
     def _advantages(self, log_policy: Tensor, log_prior: Tensor | None, mask: Tensor) -> Tensor:
         """Advantages `[B, T]` of this rank's rows. A group may lie on several ranks: returns are gathered."""
         weights = self.reward_weights.to(self._rewards.device)
-        judged = ~self._rewards.isnan().all(1)  # a response that no function could judge teaches nothing
         rewards = (self._rewards * weights).nansum(1)
         rank, rows = self.accelerator.process_index, len(mask)
         own = slice(rank * rows, (rank + 1) * rows)
-        mask = mask * judged[own].unsqueeze(1)
+        mask = mask * self._judged[own].unsqueeze(1)
         parts = token_rewards(self.present_objective, rewards[own], log_policy, log_prior, mask)
         returns = whole_returns(parts) if self.args.returns == "whole" else returns_to_go(parts, self.args.gamma)
         self._record(rewards, log_policy, log_prior, mask)
@@ -308,7 +320,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
             parts["kl"] = ((log_policy - log_prior) * mask).sum(1)
         everyone = {"addon": rewards} | {name: self.accelerator.gather(each) for name, each in parts.items()}
         for name, values in everyone.items():
-            self.metrics[f"residual/{name}"].append(self._policys(values).mean().item())
+            self.metrics[f"residual/{name}"].append(self._policys(values).nanmean(1).nanmean().item())
         self.metrics["residual/omega"].append(omega)
 
 

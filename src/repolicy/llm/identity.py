@@ -149,7 +149,7 @@ class WithObjective:
     def _card_section(self) -> str:
         from repolicy import __version__
 
-        values = [entry["residual/kl"] for entry in self.state.log_history if "residual/kl" in entry]
+        values = [entry["residual/kl"] for entry in self.state.log_history if entry.get("residual/kl") is not None]
         distance = (
             f"{values[-1]:.4g} nats a response, at the last logged step" if values else "not measured in training"
         )

@@ -4,9 +4,10 @@ Everything rests on one identity. At the optimum of the decoupled objective (Eq.
 
     add-on(y|x)  =  alpha · log policy(y|x)  −  omega · log prior(y|x)  +  alpha · log Z(x)
 
-so a policy *is* a model of the add-on reward, up to a number per prompt. The losses below fit that model to pairs
-(Eq. 30, 33), to labels (Eq. 32) or to pairs with a Q-function in between; the token reward hands the same three terms
-to an online method. The paper prints likelihoods to maximize; these are losses to minimize, one number a row.
+so a policy *is* a model of the add-on reward, up to a number per prompt. The losses below fit that model to labels
+(Eq. 32) or to pairs with a Q-function in between (to pairs alone, Eq. 33, TRL's own loss does it); the token reward
+hands the same three terms to an online method. The paper prints likelihoods to maximize; these are losses to minimize,
+one number a row.
 
 Shapes: `[B]` a response (its log-probability is the sum over its tokens), `[B, T]` a token. No function here knows TRL.
 """
@@ -33,18 +34,7 @@ def implicit_reward(objective: Objective, log_policy: Tensor, log_prior: Tensor 
     return reward - objective.omega * log_prior
 
 
-# Losses on pairs ------------------------------------------------------------------------------------------------------
-
-
-def decomposed_dpo_loss(
-    objective: Objective, chosen: Tensor, rejected: Tensor, prior_chosen: Tensor | None, prior_rejected: Tensor | None
-) -> Tensor:
-    """Decomposed-DPO (Eq. 33): −log σ(reward of the chosen − reward of the rejected). `[B]` to `[B]`.
-
-    Where omega is alpha it is DPO (Eq. 30).
-    """
-    margin = implicit_reward(objective, chosen, prior_chosen) - implicit_reward(objective, rejected, prior_rejected)
-    return -functional.logsigmoid(margin)
+# A loss on pairs ------------------------------------------------------------------------------------------------------
 
 
 def q_adapter_log_probs(objective: Objective, residual: Tensor, log_prior: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ def rloo_settings(objective: Objective, addons: int = 1, budget: bool = False) -
         "reward_weights": [1.0] * addons + [1.0 if budget else objective.omega - objective.alpha],
         "normalize_advantages": False,
         "temperature": 1.0,
+        "disable_dropout": True,
     }
 
 

@@ -16,7 +16,7 @@ from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import check_fit
 from repolicy.envs.patience import NOTE
 from repolicy.envs.spaces import action_space, observation_size
-from repolicy.errors import UsageError, in_one_sentence
+from repolicy.errors import NumericError, UsageError, in_one_sentence
 from repolicy.objective import Objective, plain, task_reward
 from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, Prior, check_scores
@@ -66,7 +66,9 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, **options: Any) -> Any:
         with self._called():
-            return self.env.reset(**options)
+            observation, info = self.env.reset(**options)
+        self._check("an observation", observation)
+        return observation, info
 
     def step(self, action: Any) -> Any:
         with self._called():
@@ -77,7 +79,14 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
                 f"{', '.join(sorted(info)) or 'nothing'}: wrap it in repolicy.rql.WithAddon(env, NAME)"
             )
         reward = float(task_reward(self.objective, basic, info.get("addon_reward")))  # type: ignore[arg-type]
+        self._check("an observation", observation)
+        self._check("a reward", np.array(reward))
         return observation, reward, terminated, truncated, info
+
+    def _check(self, what: str, value: Any) -> None:
+        """Raise where an array has what is no number: it would stay in the replay buffer."""
+        if isinstance(value, np.ndarray) and not np.isfinite(value).all():
+            raise NumericError(f"environment {self._name} returned {what} that is not finite")
 
     @contextmanager
     def _called(self) -> Iterator[None]:
@@ -98,16 +107,30 @@ class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.addon = combined(addons)
 
     def reset(self, **options: Any) -> Any:
-        self._seen, info = self.env.reset(**options)
-        return self._seen, info
+        observation, info = self.env.reset(**options)
+        self._seen = _row(observation)
+        return observation, info
 
     def step(self, action: Any) -> Any:
         before = self._seen
-        self._seen, basic, terminated, truncated, info = self.env.step(action)
+        observation, basic, terminated, truncated, info = self.env.step(action)
+        self._seen = _row(observation)
         numbers = {key: np.array([value]) for key, value in info.items() if np.isscalar(value)}
-        before, taken, after = (np.asarray(part, np.float32).reshape(1, -1) for part in (before, action, self._seen))
-        info["addon_reward"] = float(self.addon.reward(before, taken, after, numbers)[0])
-        return self._seen, basic, terminated, truncated, info
+        info["addon_reward"] = float(self.addon.reward(before, _row(action), self._seen, numbers)[0])
+        return observation, basic, terminated, truncated, info
+
+
+def _row(part: Any) -> np.ndarray:
+    """A copy, as an add-on takes it: an environment may write its next observation into the same array."""
+    return np.array(part, np.float32).reshape(1, -1)
+
+
+def check_loss(what: str, loss: Tensor) -> None:
+    """Raise where a loss stopped being finite, before anything learns from it."""
+    if not loss.isfinite():
+        raise NumericError(
+            f"the loss of {what} is not finite: lower the learning rate, and see that the prior's log_prob is finite"
+        )
 
 
 class Normalized(BaseFeaturesExtractor):  # type: ignore[misc]

@@ -22,6 +22,7 @@ from repolicy.policies.normalizer import BOUND
 from repolicy.policies.policy import Policy, PolicySpec, Prior
 from repolicy.rql.common import (
     TaskReward,
+    check_loss,
     flat,
     network_options,
     normalizer_for,
@@ -91,6 +92,7 @@ class ResidualDQN(DQN):  # type: ignore[misc]
             batch = self.replay_buffer.sample(batch_size)
             q = self.q_net(batch.observations).gather(1, batch.actions.long())
             loss = nn.functional.smooth_l1_loss(q, self.targets(batch))
+            check_loss("Q_R", loss)
             self.policy.optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(self.q_net.parameters(), self.max_grad_norm)

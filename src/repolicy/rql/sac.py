@@ -23,6 +23,7 @@ from repolicy.policies.policy import Policy, PolicySpec, Prior, frozen
 from repolicy.rql.common import (
     Spaces,
     TaskReward,
+    check_loss,
     flat,
     network_options,
     normalizer_for,
@@ -114,12 +115,14 @@ class ResidualSAC(SAC):  # type: ignore[misc]
             targets = self.targets(batch)
             critics = self.critic(batch.observations, batch.actions)
             critic_loss = torch.stack([nn.functional.mse_loss(q, targets) for q in critics]).sum() / 2
+            check_loss("Q_R", critic_loss)
             self.critic.optimizer.zero_grad()
             critic_loss.backward()
             self.critic.optimizer.step()
 
             self.critic.requires_grad_(False)
             actor_loss = self.actor_loss(batch.observations)
+            check_loss("the actor", actor_loss)
             self.actor.optimizer.zero_grad()
             actor_loss.backward()
             self.actor.optimizer.step()
