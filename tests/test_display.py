@@ -1,8 +1,10 @@
 """What the live display says of a run."""
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,10 @@ from rich.console import Console
 
 import repolicy
 from repolicy.engine.display import ROWS, SHORT, Display, recipe
+from repolicy.engine.folder import RunFolder
 from repolicy.engine.request import Request
+from repolicy.engine.watch import Wandb
+from repolicy.errors import UsageError
 from repolicy.objective import full, kl, repeat_entropy, residual, soft
 
 SETTINGS = repolicy.Settings(steps=100_000, ranks=2)
@@ -99,3 +104,16 @@ def test_every_row_is_a_metric_that_is_explained() -> None:
     page = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
     of_q_learning = {"task_return", "loss", "critic_loss", "actor_loss", "best"}
     assert all(f"`{name}`" in page for _, rows in ROWS for name, *_ in rows if name not in of_q_learning)
+
+
+def test_the_display_is_closed_where_wandb_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: Any) -> None:
+        raise ValueError("no such project")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(login=lambda: None, init=init, Error=ValueError))
+    display, closed = Display(), list[str]()
+    monkeypatch.setattr(display, "close", lambda: closed.append("the display"))
+    watchers, alone = [display, Wandb(RunFolder(tmp_path / "run"), "mine")], replace(SETTINGS, ranks=1)
+    with pytest.raises(UsageError, match="--wandb: no such project"):
+        repolicy.train("CartPole-v1", soft(0.1), tmp_path / "run", alone, watchers=watchers)
+    assert closed == ["the display"]

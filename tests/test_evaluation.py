@@ -179,3 +179,8 @@ def test_an_evaluation_shows_a_line_a_quantity() -> None:
 def test_what_cannot_be_evaluated_is_refused(env: str, episodes: int, error: type, sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         evaluate(policy(1), tiny(env), episodes)
+
+
+def test_a_prior_that_scores_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match="a str cannot be a prior: it has no log_prob"):
+        evaluate(policy(1), tiny("LinearQuadratic"), 1, prior="hopper")  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from repolicy.envs.making import make_envs
 from repolicy.errors import UsageError
 from repolicy.loading import figures, load_object, nearest, reference_to, stem_of
 
@@ -33,6 +34,11 @@ def test_a_file_finds_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "a_neighbour_of_mine.py").write_text("answer = 42\n")
     (tmp_path / "mine.py").write_text("from a_neighbour_of_mine import answer\n")
     assert load_object(f"{tmp_path / 'mine.py'}:answer", "number") == 42
+
+
+def test_a_file_is_run_once_for_all_environments_of_a_batch(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import os\nfrom tiny_envs import Endless\nos.mkdir(__file__ + '.ran')\n")
+    make_envs(f"{tmp_path / 'mine.py'}:Endless", 3, 0)  # a second time, the folder would be there
 
 
 def test_figures_have_no_exponent() -> None:

@@ -120,6 +120,17 @@ def test_a_full_standard_output_is_said() -> None:
     assert done.stderr.endswith("repolicy: standard output cannot be written: No space left on device\n")
 
 
+def test_a_rank_of_torchrun_says_what_failed_in_its_own_work(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "here")):
+        monkeypatch.setenv(name, value)
+    pretend(monkeypatch, error := RepolicyError("the motor is on fire"))
+    assert typed(capsys, "addons")[2] == ""  # the first rank says it
+    error.add_note("rank 1")
+    assert typed(capsys, "addons")[2] == "repolicy: rank 1: the motor is on fire\n"
+
+
 @pytest.mark.parametrize("variables", [{"RANK": ""}, {"RANK": "1"}, {"RANK": "1", "WORLD_SIZE": "x"}])
 def test_variables_of_others_silence_nothing(
     variables: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

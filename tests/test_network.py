@@ -46,7 +46,7 @@ def randomised(mlp: Mlp) -> Mlp:
     return mlp
 
 
-SHAPES = [(8,), (16, 5), (6, 7, 8), ()]
+SHAPES = [(8,), (16, 5), (6, 7, 8), (1,), ()]
 NORMS = [("swish", (6, 5), ("before", "after")), ("tanh", (6, 5, 4), ("", "before", "after"))]
 EVERY = [(activation, hidden, ()) for activation in ACTIVATIONS for hidden in SHAPES] + NORMS
 

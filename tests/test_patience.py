@@ -12,8 +12,9 @@ from tiny_envs import tiny
 
 from repolicy.engine.machine import shares_memory
 from repolicy.engine.training import watchdog
+from repolicy.envs.envpool import EnvPoolEnvs
 from repolicy.envs.patience import NOTE, Watchdog
-from repolicy.errors import UsageError
+from repolicy.errors import RepolicyError, UsageError
 
 SMALL = ["--alpha", "0.1", "--steps", "4096", "--envs", "8", "--horizon", "16", "--minibatch", "64"]
 
@@ -56,6 +57,17 @@ def test_a_long_call_is_reported_once_and_ends_nothing(capsys: pytest.CaptureFix
     assert said.count("repolicy: environment 'Pendulum-v1' in rank 3 has not come back for 0 seconds (at ") == 1
     assert said.count("\n") == 1
     assert threading.active_count() == began
+
+
+def test_a_call_into_envpool_that_fails_is_one_sentence() -> None:
+    pytest.importorskip("envpool")
+
+    def fail() -> None:
+        raise RuntimeError("the motor\nis on fire")
+
+    with pytest.raises(RepolicyError, match="^environment 'Pendulum-v1' failed: RuntimeError: the motor is on fire"):
+        EnvPoolEnvs("Pendulum-v1", 1, 0)._call(fail)
+    assert NOTE.began == 0.0
 
 
 @pytest.mark.parametrize("patience", [0.0, -1.0, float("nan")])

@@ -91,9 +91,18 @@ class Counting:
         return 0.1 * steps, {"steps": steps}
 
 
-@pytest.fixture
-def counting() -> MeanPrior:
-    return MeanPrior(Counting(), 0.5).placed(2, ONE)
+class CountingInNumPy:
+    def begin(self, count: int) -> Any:
+        return {"steps": np.zeros((count, 1))}
+
+    def step(self, observations: np.ndarray, state: Any) -> tuple[Any, Any]:
+        assert isinstance(state["steps"], np.ndarray)
+        return 0.1 * (state["steps"] + 1.0), {"steps": state["steps"] + 1.0}
+
+
+@pytest.fixture(params=[Counting, CountingInNumPy])
+def counting(request: pytest.FixtureRequest) -> MeanPrior:
+    return MeanPrior(request.param(), 0.5).placed(2, ONE)
 
 
 def test_a_memory_runs_along_with_the_episode_and_over_the_ends_of_rollouts(counting: MeanPrior) -> None:
@@ -183,6 +192,11 @@ def infinite(observations: np.ndarray) -> np.ndarray:
     return np.full((len(observations), 2), np.inf)
 
 
+class Forgetful(CountingInNumPy):
+    def begin(self, count: int) -> Any:
+        return {} if count else [][0]
+
+
 class Wide:
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
         return actions
@@ -205,6 +219,11 @@ class Needy(Wide):
         (lambda: MeanPrior(twice, 0.1).placed(3, ActionSpace("discrete", (4,))), "choices have no mean"),
         (lambda: scored(MeanPrior(flat, 0.1).placed(3, TWO)), r"means of shape \[5\].*must give \[5, 2\]"),
         (lambda: scored(MeanPrior(broken, 0.1).placed(3, TWO)), "broken failed: KeyError"),
+        (lambda: MeanPrior(Forgetful(), 0.1).fresh(0), "begin of Forgetful failed: IndexError"),
+        (
+            lambda: MeanPrior(Forgetful(), 0.1).forgotten({"steps": torch.zeros(2, 1)}, torch.ones(2).bool()),
+            "the memory of Forgetful cannot begin anew: KeyError: 'steps'",
+        ),
         (lambda: scored(ScoredPrior(Wide())), r"gave shape \[5, 2\] for 5 observations and actions"),
     ],
 )

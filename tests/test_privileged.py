@@ -243,6 +243,11 @@ def test_a_critic_of_a_prior_has_statistics_from_its_first_rollout_on(tmp_path: 
     assert float(made.critic_normalizer.count) == FEW.iteration_steps  # once
 
 
+def test_a_critic_whose_numbers_stay_as_they_are_sees_large_ones(tmp_path: Path) -> None:
+    made = segments(tmp_path, ENV, soft(0.1), replace(FEW, normalize_observations=False)).worker
+    assert float(made.critic_normalizer(torch.full((1, 3), 1e3)).min()) > 100.0
+
+
 # A policy's file is an ordinary one -----------------------------------------------------------------------------------
 
 

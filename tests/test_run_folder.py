@@ -110,6 +110,14 @@ def test_a_folder_belongs_to_one_request(tmp_path: Path) -> None:
     assert folder.request() == REQUEST
 
 
+def test_a_run_that_began_before_there_was_a_setting_goes_on(tmp_path: Path) -> None:
+    settings = {name: value for name, value in REQUEST["settings"].items() if name != "surrogate"}
+    folder = RunFolder(tmp_path)
+    folder.begin(REQUEST | {"settings": settings}, {}, resume=False)
+    folder.save(1, STATE, {"iteration": 10})
+    assert folder.begin(REQUEST, {}, resume=True) == []
+
+
 def test_a_damaged_request_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"request": ')
     with pytest.raises(FileError, match=r"run.json cannot be read"):

@@ -17,7 +17,7 @@ from repolicy.engine.folder import RunFolder
 from repolicy.engine.request import Request
 from repolicy.engine.session import continued, ranks_for
 from repolicy.engine.wanted import Wanted
-from repolicy.errors import UsageError
+from repolicy.errors import FileError, UsageError
 from repolicy.loading import lives_here_alone, load_object, reference_to
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.spaces import ActionSpace
@@ -122,6 +122,16 @@ def test_what_is_left_out_is_as_in_the_run_that_is_resumed(tmp_path: Path) -> No
             assert again(objective, settings).last == told  # and nothing was left to do
     with pytest.raises(UsageError, match="kl_budget was 2.0 and is now None"):
         again(Wanted("residual", 0.3), one)
+
+
+def test_a_name_that_is_too_long_for_a_folder_is_said_where_the_folder_is_made() -> None:
+    def make() -> LinearQuadratic:
+        return LinearQuadratic()
+
+    make.__name__ = "x" * 300
+    Path("runs").mkdir()
+    with pytest.raises(FileError, match="cannot be used as a run's folder: File name too long"):
+        repolicy.train(make, repolicy.soft(0.1))
 
 
 def test_a_budget_goes_on_from_where_it_began(tmp_path: Path) -> None:

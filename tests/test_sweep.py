@@ -231,8 +231,8 @@ def test_every_point_prices_states_at_what_a_nat_is_worth(
     assert [told(program, "--states") for program in started] == [price, price]
     assert [told(program, "--alpha") for program in started] == ["0.1", "0.1"]  # a third of the smallest above 0
     started.clear()
-    with pytest.raises(RepolicyError, match="not today"):  # with another smallest, alpha stays
-        sweep(path, wish, [0.03], None, tmp_path / "out", Settings(), resume=True)
+    with pytest.raises(RepolicyError, match="not today"):  # with another smallest, alpha stays; so do the settings
+        sweep(path, wish, [0.03], None, tmp_path / "out", resume=True)
     assert [told(program, "--omega") for program in started] == ["", "0.03", "0.3"]
     assert {(told(program, "--states"), told(program, "--alpha")) for program in started} == {(price, "0.1")}
 

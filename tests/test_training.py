@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
+from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, Endless, Raises, tiny
 from torch import Tensor
 
 from repolicy import rql
 from repolicy.cli.inspection import inspect
+from repolicy.engine import ranks
 from repolicy.engine.defaults import train_defaults
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import shares_memory
@@ -197,6 +198,32 @@ def test_torchrun_ends_in_the_bits_of_two_ranks_and_speaks_once(tmp_path: Path) 
     assert "RuntimeError" not in str(refused.value)  # the second rank is told, and does not wait for the first
 
 
+def test_a_rank_of_torchrun_knows_what_failed_in_its_own_work_and_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = []
+
+    class Second(Alone):
+        index, count = 1, 2
+
+        def sum(self, tensor: Tensor) -> Tensor:
+            if len(tensor) > 1:  # of a rollout, and not of whether the first rank could begin
+                raise ranks.LostError("gone")
+            return tensor
+
+        def close(self) -> None:
+            left.append(self)
+
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "here")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(ranks, "Distributed", Second)
+    for env, envs, notes in (("Raises", 8, ["rank 1"]), ("Endless", 8, []), ("Endless", 7, [])):
+        with pytest.raises(RepolicyError, match="on fire|gone|7, which 2 ranks cannot share") as failed:
+            small(tmp_path / "run", replace(SMALL, envs=envs), env)
+        assert getattr(failed.value, "__notes__", []) == notes
+    assert len(left) == 3
+
+
 def test_metrics_of_repeated_iterations_are_written_once(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     train(tiny("LinearQuadratic"), soft(0.1), folder.path, SMALL)
@@ -288,6 +315,39 @@ def test_what_is_of_another_kind_is_refused_before_a_folder_is_made(given: Any, 
         rql.train(tiny("Endless"), soft(0.1), tmp_path / "run", {"steps": 64})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("where", ["while learning", "while evaluating"])
+def test_environments_are_closed_whatever_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    opened = list[object]()
+
+    class Counted(Endless):
+        def __init__(self) -> None:
+            opened.append(self)
+
+        def close(self) -> None:
+            opened.remove(self)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError
+
+    if where == "while evaluating":
+        monkeypatch.setattr("repolicy.engine.segments.run_episodes", fail)
+    watcher = AtIteration(2 if where == "while learning" else 0, fail)
+    with pytest.raises(ZeroDivisionError) as _failed:
+        train(Counted, soft(0.1), tmp_path / "run", SMALL, watchers=[watcher])
+    assert opened == []
+
+
+def test_a_mistake_before_the_first_iteration_is_no_bad_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: Segments) -> None:
+        raise ValueError("a mistake")
+
+    monkeypatch.setattr(Segments, "learn_states", fails)
+    with pytest.raises(ValueError, match="^a mistake$"):
+        small(tmp_path / "run")
+
+
 def test_a_folder_holds_one_run(tmp_path: Path) -> None:
     small(tmp_path / "run", replace(SMALL, steps=1_024))
     before = weights(tmp_path / "run")
@@ -318,13 +378,20 @@ def test_numbers_that_are_not_finite_stop_the_run_and_leave_evidence(tmp_path: P
     assert inspect(tmp_path / "run" / "failure-rank0.safetensors")["kind"] == "failure"
 
 
-@pytest.mark.parametrize("ranks", [1, 2] if shares_memory() else [1])
-def test_an_environment_that_ends_the_program_ends_the_run_as_a_failure(tmp_path: Path, ranks: int) -> None:
-    settings = replace(SMALL, ranks=ranks)
+@pytest.mark.parametrize("count", [1, 2] if shares_memory() else [1])
+def test_an_environment_that_ends_the_program_ends_the_run_as_a_failure(tmp_path: Path, count: int) -> None:
+    settings = replace(SMALL, ranks=count)
     with pytest.raises(RepolicyError, match=r"Quits' failed: it called sys.exit\(0\)"):
         train(tiny("Quits"), soft(0.1), tmp_path / "run", settings)
 
 
 def test_an_environment_that_raises_is_reported_in_its_own_words(tmp_path: Path) -> None:
+    failures = iter([OSError("it does not answer")])
+
+    class Burning(Raises):
+        def close(self) -> None:
+            for error in failures if self._steps == 10 else ():
+                raise error  # which is what comes of the fire
+
     with pytest.raises(RepolicyError, match="the motor is on fire"):
-        small(tmp_path / "run", env="Raises")
+        train(Burning, soft(0.1), tmp_path / "run", SMALL)

@@ -62,6 +62,25 @@ def test_what_is_named_is_taken_without_a_word() -> None:
     assert for_customizing(every, prior(), ENV, (), FEW) == (residual(0.3, 0.2, 0.1), FEW, [])
     with pytest.raises(UsageError, match="objective no_entropy has no alpha"):
         for_training(Wanted("no_entropy", alpha=0.1), "Hopper-v4", (), FEW)
+    with pytest.raises(UsageError, match="there is no objective 'sof'; choose from no_entropy, "):
+        Wanted("sof")
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"omega": 0.2}, "objective soft has no omega"),
+        ({"omega": "auto"}, "objective soft has no omega"),
+        ({"states": 1.0}, "objective soft has no states"),
+        ({"omega_to": 0.3}, "omega from 0 to 0.3 is no range"),
+    ],
+)
+def test_what_training_has_no_use_for_is_refused(more: dict[str, Any], sentence: str) -> None:
+    for alpha in (None, 0.01):
+        with pytest.raises(UsageError, match=sentence):
+            for_training(Wanted("soft", alpha=alpha, **more), "Hopper-v4", (), FEW)
+    ranged = for_training(Wanted("soft", alpha=0.01, alpha_to=0.3), "Hopper-v4", (), FEW).objective
+    assert ranged.alpha_to == 0.3  # `train` refuses that
 
 
 def test_alpha_is_scaled_from_the_reward() -> None:

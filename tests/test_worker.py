@@ -19,7 +19,7 @@ from repolicy.engine.scale import ReturnScale
 from repolicy.engine.segments import Segments, derived_seed
 from repolicy.engine.settings import Settings
 from repolicy.engine.steering import off_budget, steered
-from repolicy.engine.worker import Worker
+from repolicy.engine.worker import Worker, lowest_tenth
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Rollout
 from repolicy.errors import NumericError
@@ -138,6 +138,20 @@ def test_without_a_prior_the_statistics_follow_what_was_seen(tmp_path: Path) -> 
     fixed = worker(tmp_path, "LinearQuadratic", soft(0.1), settings=replace(SETTINGS, normalize_observations=False))
     fixed.iterate(stop=False)
     assert float(fixed.learner.policy.normalizer.count) == before
+    assert float(fixed.learner.policy.normalizer(torch.full((1, 1), 1e3))) > 100.0  # nor are they cut
+
+
+@pytest.mark.parametrize(("prior", "size"), [(False, 1), (True, 0)])
+def test_observations_are_summed_where_statistics_follow_them(tmp_path: Path, prior: bool, size: int) -> None:
+    made = worker(tmp_path, "LinearQuadratic", kl(0.5) if prior else soft(0.1), prior)
+    _, summary = made.prepared(made.collector.collect(made.learner.policy), stop=False)
+    assert summary.observations.shape == (3, size)
+
+
+def test_the_lowest_tenth_of_more_numbers_than_torch_takes() -> None:
+    few, many = torch.randn(13, 4), torch.linspace(0.0, 1.0, (1 << 24) + 2)
+    assert torch.equal(lowest_tenth(few), few.quantile(0.1))
+    assert float(lowest_tenth(many)) == pytest.approx(0.1, abs=1e-4)
 
 
 @pytest.mark.parametrize("objective", [soft(0.25), full(0.25), residual(0.5, 0.25)])

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -95,6 +96,15 @@ def test_acting_scores_what_it_did(kind: str) -> None:
     with torch.no_grad():
         wanted = made(torch.stack(observations)).log_prob(actions)
     torch.testing.assert_close(actor.log_probs(actions), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_a_snapshot_stays_as_it_was_with_one_number_to_see_too() -> None:
+    network, inputs = FilmMlp(1, (4,), 1), np.full((1, 2), 0.5, np.float32)
+    snapshot = network.snapshot()
+    before = snapshot(inputs)
+    for parameter in network.parameters():
+        parameter.data.add_(1.0)
+    assert np.array_equal(snapshot(inputs), before)
 
 
 @pytest.mark.parametrize("kind", ["tanh", "elu", "relu", "swish", "norms", "linear"])

@@ -112,9 +112,11 @@ def _surprise(error: BaseException) -> str:
 
 
 def _fail(text: str, code: int = 1) -> NoReturn:
-    if speaks():
+    notes = getattr(sys.exception(), "__notes__", [])  # `rank 1`, of what failed in that one's own work
+    if speaks() or notes:
+        whose = "" if speaks() else f"{notes[0]}: "
         with contextlib.suppress(OSError):
-            print(f"repolicy: {sentence(text)}", file=sys.stderr, flush=True)
+            print(f"repolicy: {whose}{sentence(text)}", file=sys.stderr, flush=True)
     sys.exit(code)
 
 

@@ -47,16 +47,19 @@ class RunFolder:
             return None
         header = read_json(path)
         check_shape(header, {"request": REQUEST}, f"{path} cannot be used: its header")
-        method = header["request"].get("method", "")
+        return self._completed(header["request"], path)
+
+    def _completed(self, request: dict[str, Any], path: Path) -> dict[str, Any]:
+        """A request out of a file, with the settings that there were not yet when it was written."""
+        method = request.get("method", "")
         if method not in self._kinds:
             raise FileError(
                 f"{path} cannot be used here: it is a run of {method or 'Residual PPO'}; name another folder"
             )
         try:
-            request = self._kinds[method].from_dict(header["request"])
+            return dict(json.loads(json.dumps(self._kinds[method].from_dict(request).as_dict())))
         except (UsageError, TypeError, ValueError) as error:
             raise FileError(f"{path} cannot be used: {error}") from None
-        return dict(json.loads(json.dumps(request.as_dict())))
 
     def begin(
         self, request: dict[str, Any], versions: dict[str, str], resume: bool, prior: bytes | None = None
@@ -106,7 +109,7 @@ class RunFolder:
         if latest is None:
             return []
         _, header, _ = latest
-        edited = list(changed(header.get("request", request), request))
+        edited = list(changed(self._completed(header.get("request", request), self._checkpoints), request))
         if edited:
             raise FileError(
                 f"{self.path / 'run.json'} was edited since the last checkpoint: {'; '.join(edited)}; "

@@ -107,6 +107,8 @@ def _space(data: Demonstrations, env: str | None) -> ActionSpace:
 
 def _spec(data: Demonstrations, actions: ActionSpace, hidden: tuple[int, ...], state_std: bool) -> PolicySpec:
     if data.discrete:
+        if state_std:
+            raise UsageError(f"{data.name} has choices, which have no std: leave --state-std out")
         return PolicySpec(data.observations.shape[1], actions, "categorical", hidden, "elu")
     std = max(float(data.actions.std(0).mean()), 1e-2)
     family = "state_gaussian" if state_std else "gaussian"

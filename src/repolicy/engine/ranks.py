@@ -31,6 +31,10 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 20e-6, 200e-6  # seconds
 _LINE = 64  # bytes of a cache line: each rank counts in one of its own
 
 
+class LostError(RepolicyError):
+    """Another rank is gone, and says itself why."""
+
+
 class Ranks(Protocol):
     """This process among those that share a run."""
 
@@ -65,7 +69,7 @@ class Distributed:
         try:
             torch.distributed.all_reduce(tensor)
         except RuntimeError as error:
-            raise RepolicyError(f"another rank ended, or cannot be reached: {first_line(error)}") from None
+            raise LostError(f"another rank ended, or cannot be reached: {first_line(error)}") from None
         return tensor
 
     def close(self) -> None:
@@ -234,9 +238,13 @@ def one_thread() -> Iterator[None]:
 
 
 def _anonymous_file(size: int) -> IO[bytes]:
-    """A file without a name, in memory where the system has a place for that: it goes when its last user does."""
-    file = tempfile.TemporaryFile(  # noqa: SIM115
-        dir="/dev/shm" if os.path.isdir("/dev/shm") else None
-    )
-    file.truncate(size)
-    return file
+    """A file without a name, in memory where the system has room for that: it goes when its last user does."""
+    for folder in ("/dev/shm", None):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as made:
+            file = made.enter_context(tempfile.TemporaryFile(dir=folder))
+            file.truncate(size)
+            if size and hasattr(os, "posix_fallocate"):  # else who writes where no room is left is killed
+                os.posix_fallocate(file.fileno(), 0, size)
+            made.pop_all()
+            return file
+    raise RepolicyError(f"ranks need {size:,} bytes to share, and neither /dev/shm nor the temporary folder has them")

@@ -11,6 +11,7 @@ from repolicy.envs import addons
 from repolicy.envs.step import HasSpaces
 from repolicy.errors import UsageError
 from repolicy.objective import MOST_DIALS, RANGES, Dial, Objective, name_of
+from repolicy.policies.normalizer import BOUND
 from repolicy.policies.policy import PolicySpec
 
 
@@ -71,6 +72,7 @@ def spec_for(spaces: HasSpaces, settings: Settings) -> PolicySpec:
         activation=settings.activation,
         initial_std=settings.initial_std,
         min_std=settings.min_std,
+        observation_bound=BOUND if settings.normalize_observations else None,
     )
 
 

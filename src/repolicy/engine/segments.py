@@ -7,10 +7,12 @@ ended in anyway. At a segment's end there are a short evaluation, the policies i
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from repolicy.engine import ranks
 from repolicy.engine.conditioned import ConditionedWorker
@@ -25,7 +27,7 @@ from repolicy.envs.evaluation import check_fit, run_episodes
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector, staggered
 from repolicy.envs.step import Envs
-from repolicy.errors import NumericError
+from repolicy.errors import FileError, NumericError
 from repolicy.objective import Objective, reformulated, task_reward
 from repolicy.policies.density import Density
 from repolicy.policies.file import read_policy, save_policy
@@ -61,27 +63,26 @@ class Segments:
         if worker.prior is not None and worker.iteration == 0:
             self.keep(self.evaluated(), start=True)
         while worker.iteration < settings.iterations:
-            self.begin()
             end = min(worker.iteration + settings.segment, settings.iterations)
-            while worker.iteration < end:
-                try:
-                    metrics = worker.iterate(stop())
-                except NumericError as error:
-                    raise NumericError(f"{error}; {self.leave_evidence()}") from None
-                stopped = metrics.pop("stop")
-                if stopped and worker.iteration < end:
-                    worker.collector.envs.close()
-                    return
-                if worker.iteration == end:
-                    metrics |= self.end()
-                    self.doubt = self.doubted(metrics)
-                yield metrics | {"seconds": time.perf_counter() - started}
+            with closing(self.begin()):
+                while worker.iteration < end:
+                    try:
+                        metrics = worker.iterate(stop())
+                    except NumericError as error:
+                        raise NumericError(f"{error}; {self.leave_evidence()}") from None
+                    stopped = metrics.pop("stop")
+                    if stopped and worker.iteration < end:
+                        return
+                    if worker.iteration == end:
+                        metrics |= self.end()
+                        self.doubt = self.doubted(metrics)
+                    yield metrics | {"seconds": time.perf_counter() - started}
             self.segment += 1
             self.save()
             if stopped:
                 return
 
-    def begin(self) -> None:
+    def begin(self) -> Envs:
         """Environments and random streams, all from (seed, segment, rank)."""
         worker, settings, index = self.worker, self.worker.settings, self.team.index
         share = settings.envs // self.team.count
@@ -94,6 +95,7 @@ class Segments:
             envs = Dialed(envs, derived_seed(settings.seed, self.segment, 10**6), index * share, settings.envs, dials)
         cuts = staggered(envs.limit, index * share, share, settings.envs)
         worker.begin(Collector(envs, settings.horizon, stream, worker.addon is not None, cuts), stream)
+        return envs
 
     @property
     def moves(self) -> bool:
@@ -151,13 +153,12 @@ class Segments:
         policy, objective = worker.shown
         episodes = max(1, settings.evaluation_episodes // self.team.count)
         seed = derived_seed(settings.seed, self.segment, 1000)
-        envs = make_envs(worker.request.env, episodes, seed + index * episodes, settings.backend)
-        evaluation = run_episodes(
-            policy, envs, episodes,
-            addon=worker.addon, prior=worker.exact, stochastic=True, seed=seed + index,
-            familiarity=worker.familiarity if worker.density is not None else None,
-        )  # fmt: skip
-        envs.close()
+        with closing(make_envs(worker.request.env, episodes, seed + index * episodes, settings.backend)) as envs:
+            evaluation = run_episodes(
+                policy, envs, episodes,
+                addon=worker.addon, prior=worker.exact, stochastic=True, seed=seed + index,
+                familiarity=worker.familiarity if worker.density is not None else None,
+            )  # fmt: skip
         task = task_reward(objective, evaluation.basic, evaluation.addon)
         parts = reformulated(  # of sums over an episode: it is linear
             objective, task, evaluation.log_prior, evaluation.log_policy, evaluation.familiarity
@@ -199,6 +200,14 @@ class Segments:
         if checkpoint is None:
             return self.learn_states()
         state, header, complaints = checkpoint
+        try:
+            self.take_up(state, header)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise FileError(f"the last checkpoint in {self.folder.path} is none of this run's: {error}") from None
+        return complaints
+
+    def take_up(self, state: dict[str, Tensor], header: dict[str, Any]) -> None:
+        """Go on where a checkpoint ended."""
         if self.worker.prior is not None and self.worker.objective.reads_states:
             self.worker.density = Density.from_tensors(state)
             self.worker.density.check_normalizer(self.worker.prior.normalizer)
@@ -209,7 +218,6 @@ class Segments:
         worker.iteration, self.best, self.segment = header["iteration"], header["best"], header["segment"]
         self.start = Standing(*header["start"]) if "start" in header else None
         worker.off_budget, worker.objective = header["off_budget"], Objective(**header["objective"])
-        return complaints
 
     def learn_states(self) -> list[str]:
         """The density of the prior's states, once, before the first iteration. Returns what is to be said of it."""

@@ -1,5 +1,6 @@
 """What a Python program may give that a command line cannot: functions and results. And what is left out."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,7 +42,7 @@ def folder_for(out: str | Path | None, name: object, objective: str, seed: int, 
     if resume:
         return plain
     tried, count = plain, 1
-    while tried.exists():
+    while os.path.exists(tried):  # False where the name is too long, which is said later
         count += 1
         tried = plain.with_name(f"{plain.name}-{count}")
     return tried

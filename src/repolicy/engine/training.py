@@ -31,7 +31,7 @@ from repolicy.envs import addons
 from repolicy.envs.making import probed, with_roles
 from repolicy.envs.names import EnvLike, env_name, with_observed
 from repolicy.envs.patience import Watchdog
-from repolicy.errors import FileError, RepolicyError, UsageError
+from repolicy.errors import RepolicyError, UsageError
 from repolicy.objective import Objective
 from repolicy.policies.file import add_to_card, read_policy
 from repolicy.policies.given import from_source
@@ -305,18 +305,15 @@ def work(
 ) -> Result:
     """All segments that are still to do. Every rank runs this; the first one writes."""
     segments = Segments(request, folder, team, exact)
-    try:
-        complaints, worker = segments.restore(), segments.worker
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise FileError(f"the last checkpoint in {folder.path} is none of this run's: {error}") from None
+    complaints, worker = segments.restore(), segments.worker
     if team.index == 0:
         folder.forget_after(worker.iteration)
-    for watcher in watchers:
-        watcher.begin(request, worker.iteration, request.settings.iterations)
-        for complaint in complaints:
-            watcher.say(complaint)
     metrics: dict[str, float] = {}
-    try:
+    with contextlib.ExitStack() as begun:
+        for watcher in watchers:
+            watcher.begin(request, worker.iteration, request.settings.iterations)
+            begun.callback(watcher.close)
+        tell(watchers, complaints)
         for metrics in segments.remaining(interrupted.is_set):
             if team.index == 0:
                 folder.log(metrics)
@@ -329,9 +326,6 @@ def work(
             tell(watchers, collapsed(metrics))
             if (budget := request.settings.budget) is not None and metrics:
                 tell(watchers, overspent(worker.off_budget, metrics[budget.spent], budget))
-    finally:
-        for watcher in watchers:
-            watcher.close()
     finished = worker.iteration == request.settings.iterations
     if not metrics and worker.iteration:  # nothing was left to do
         metrics = {name: values[-1] for name, values in folder.logged().items() if values and values[-1] is not None}
@@ -365,8 +359,8 @@ def _run_as_one_of_many(
 ) -> Result:
     """Under torchrun: every process comes here with the same request; the first one claims the folder."""
     team = ranks.Distributed()
-    request = replace(request, settings=replace(request.settings, ranks=team.count).resolved())
     try:
+        request = replace(request, settings=replace(request.settings, ranks=team.count).resolved())
         with polite_interrupt() as interrupted, contextlib.ExitStack() as claim:
             refusal: RepolicyError | None = None
             if team.index == 0:
@@ -378,6 +372,11 @@ def _run_as_one_of_many(
             refused = float(team.sum(torch.tensor([0.0 if refusal is None else 1.0])))
             if refused:
                 raise refusal or UsageError("the first rank could not begin")
-            return work(request, folder, team, watchers if team.index == 0 else (), interrupted, exact)
+            try:
+                return work(request, folder, team, watchers if team.index == 0 else (), interrupted, exact)
+            except Exception as error:
+                if not isinstance(error, ranks.LostError):
+                    error.add_note(f"rank {team.index}")
+                raise
     finally:
         team.close()

@@ -19,7 +19,7 @@ from repolicy.envs.making import make_envs, probed
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.errors import NumericError, UsageError
 from repolicy.loading import without_version
-from repolicy.objective import Objective, coefficients, named
+from repolicy.objective import OBJECTIVES, Objective, coefficients, named
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Agent, Policy, seeded
 
@@ -51,6 +51,10 @@ class Wanted:
     omega_to: float = 0.0
     alpha_to: float = 0.0
 
+    def __post_init__(self) -> None:
+        if self.name not in OBJECTIVES:
+            named(self.name)  # which says so
+
 
 class Chosen(NamedTuple):
     """What came of it: the objective, the settings with its budget, and a sentence for each choice."""
@@ -62,14 +66,21 @@ class Chosen(NamedTuple):
 
 def for_training(wanted: Wanted, env: str, wishes: tuple[str, ...], settings: Settings) -> Chosen:
     """The objective of training from nothing: alpha from a row of settings, else from the reward of trial steps."""
+
+    def made(alpha: float | None) -> Objective:
+        return named(
+            wanted.name, omega=wanted.omega, alpha=alpha, states=wanted.states or 0.0,  # type: ignore[arg-type]
+            omega_to=wanted.omega_to, alpha_to=wanted.alpha_to,
+        )  # fmt: skip
+
     if "alpha" not in coefficients(wanted.name) or wanted.alpha is not None:
-        return Chosen(named(wanted.name, alpha=wanted.alpha), settings, [])
+        return Chosen(made(wanted.alpha), settings, [])
     row = without_version(env)
     if row in ALPHAS:
         alpha, why = ALPHAS[row], f"the usual one for {row}"
     else:
-        alpha, why = _alpha_of_reward(env, wishes if named(wanted.name, alpha=1.0).reads_addon else (), settings)
-    return Chosen(named(wanted.name, alpha=alpha), settings, [f"alpha is {alpha:g}, {why}; --alpha sets another"])
+        alpha, why = _alpha_of_reward(env, wishes if made(1.0).reads_addon else (), settings)
+    return Chosen(made(alpha), settings, [f"alpha is {alpha:g}, {why}; --alpha sets another"])
 
 
 def for_customizing(

@@ -79,9 +79,12 @@ class Wandb:
         self._wandb, self._folder, self._project = wandb, folder.path.resolve(), project
 
     def begin(self, request: Request, start: int, total: int) -> None:
-        self._run = self._wandb.init(
-            project=self._project, dir=self._folder, id=self._id(), resume="allow", config=request.as_dict()
-        )
+        try:
+            self._run = self._wandb.init(
+                project=self._project, dir=self._folder, id=self._id(), resume="allow", config=request.as_dict()
+            )
+        except self._wandb.Error as error:
+            raise UsageError(f"--wandb: {error}") from None
 
     def _id(self) -> str:
         """Drawn once for each run, and kept in its folder."""

@@ -21,13 +21,14 @@ from repolicy.objective import Objective, Reward, reformulated, task_reward
 from repolicy.policies.density import Density
 from repolicy.policies.moments import sums
 from repolicy.policies.network import Mlp
-from repolicy.policies.normalizer import Normalizer
+from repolicy.policies.normalizer import BOUND, Normalizer
 from repolicy.policies.policy import Policy, frozen
 from repolicy.policies.priors import Exact, Scorer
 
 LOST = -0.5  # explained variance below which a budget's weights stay as they are, because the critic cannot follow
 ALONE = 1e-3  # least learning rate while only the critic learns, where the KL of the policy steers it later
 SEEN = 256  # of an iteration's inputs, at which the width of the policy is looked at
+QUANTILE = 1 << 24  # numbers of which torch finds a quantile, at most
 WAITS = 3  # the actor waits for its critic at most this many times `critic_warmup`
 
 Seen = TypeVar("Seen", np.ndarray, Tensor)
@@ -50,7 +51,8 @@ class Worker:
         self.off_budget = -FARTHEST
         self.evidence: dict[str, Tensor] = {}  # what the last iteration saw, in case it fails
         self.critic_size = critic_size(request.env, self.settings.backend)  # 0: the critic sees what the policy sees
-        self.critic_normalizer = Normalizer(self.critic_size)
+        bound = BOUND if self.settings.normalize_observations else None
+        self.critic_normalizer = Normalizer(self.critic_size, bound)
         torch.manual_seed(self.settings.seed)  # initial weights: the same on every rank
         self.learner = ppo.Learner(*self.networks(), self.settings.learning_rate)
 
@@ -294,7 +296,7 @@ class Worker:
             "reward_total": reward.total.sum(),
             "log_policy": rollout.log_probs.double().sum(),
             "log_prior": log_prior.double().sum() if log_prior is not None else 0.0,
-            "log_prior_low": log_prior.quantile(0.1) * log_prior.numel() if log_prior is not None else 0.0,
+            "log_prior_low": lowest_tenth(log_prior) * log_prior.numel() if log_prior is not None else 0.0,
             **self.below_prior(rollout, log_prior),
             "basic_return": sum(rollout.episodes.returns),
             "episode_length": sum(rollout.episodes.lengths),
@@ -302,7 +304,8 @@ class Worker:
             "stop": float(stop),
         }
         numbers = torch.tensor([float(value) for value in values.values()], dtype=torch.float64)
-        observed = sums(rollout.observations[:-1])
+        fits = self.fits_normalizer or self.fits_critic_normalizer
+        observed = sums(rollout.observations[:-1]) if fits else numbers.new_empty(3, 0)
         self.team.sum(packed := torch.cat([numbers, observed.flatten()]))
         numbers, observed = packed.split([len(numbers), observed.numel()])
         totals = dict(zip(values, numbers.tolist(), strict=True))
@@ -332,9 +335,14 @@ class Worker:
         return gains, both[:, 1:], explained
 
 
+def lowest_tenth(values: Tensor) -> Tensor:
+    """Below which a tenth of them lies; of more than torch sorts for a quantile, every second or so is looked at."""
+    return values.flatten()[:: 1 + values.numel() // QUANTILE].quantile(0.1)
+
+
 @dataclass(frozen=True)
 class Summary:
     """What all ranks together saw in an iteration."""
 
     metrics: dict[str, float]
-    observations: Tensor  # [3, O] sums for the normalizer
+    observations: Tensor  # [3, O] sums for the normalizer, [3, 0] where none is fitted

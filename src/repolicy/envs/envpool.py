@@ -10,7 +10,7 @@ from repolicy.envs.names import parsed
 from repolicy.envs.patience import NOTE
 from repolicy.envs.spaces import action_space, flat, group_sizes, native, numeric, shown
 from repolicy.envs.step import Step, check_last
-from repolicy.errors import UsageError, in_one_sentence
+from repolicy.errors import RepolicyError, UsageError, described, in_one_sentence
 from repolicy.loading import nearest
 
 OWN = ("num_envs", "num_threads", "seed", "env_type", "batch_size", "max_num_players")  # options that a run sets itself
@@ -102,5 +102,7 @@ class EnvPoolEnvs:
         NOTE.begin(self.name)
         try:
             return function(*arguments)
+        except Exception as error:
+            raise RepolicyError(f"environment {self.name!r} failed: {described(error)}") from error
         finally:
             NOTE.end()

@@ -20,7 +20,7 @@ from repolicy.errors import UsageError
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.file import addons_of, env_of, read_policy
 from repolicy.policies.finding import find_policy
-from repolicy.policies.policy import Agent, Prior
+from repolicy.policies.policy import Agent, Prior, check_scores
 from repolicy.policies.priors import MeanPrior, Scorer
 
 BLOCK = 20  # steps that are scored together
@@ -152,6 +152,8 @@ def evaluate(
         addon = addons_of(saved.card, path, trust) if addon is None else addon
     if isinstance(agent, Conditioned):
         raise UsageError(untold(agent))
+    if prior is not None:
+        check_scores(prior)
     if env is None:
         raise UsageError("a policy alone does not say which environment it is for; name one: evaluate(policy, ENV)")
     if isinstance(agent, MeanPrior):

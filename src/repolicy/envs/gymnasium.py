@@ -1,5 +1,6 @@
 """Gymnasium's vector environments behind the `Step` contract."""
 
+import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -31,7 +32,8 @@ class GymnasiumEnvs:
         critic: bool = False,
     ) -> None:
         self.name, self.count, self._seed = name, count, seed
-        makers: list[Callable[[], Any]] = [partial(_One, name, n, make_one or maker(name)) for n in range(count)]
+        make = make_one or maker(name)  # once for all: it runs the user's file
+        makers: list[Callable[[], Any]] = [partial(_One, name, n, make) for n in range(count)]
         with (
             in_one_sentence(f"environment {name!r} cannot be made", UsageError),
             warnings.catch_warnings(action="ignore"),  # "out of date": a task's version is part of the task
@@ -73,7 +75,12 @@ class GymnasiumEnvs:
         )
 
     def close(self) -> None:
-        self._call(self._envs.close)
+        failed = sys.exception()
+        try:
+            self._call(self._envs.close)
+        except RepolicyError:
+            if failed is None:  # else that is what is said
+                raise
 
     def _call(self, function: Callable[[], Any]) -> Any:
         NOTE.begin(self.name)

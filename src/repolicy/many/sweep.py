@@ -18,7 +18,7 @@ from repolicy.engine.folder import RunFolder, changed
 from repolicy.engine.machine import physical_cores
 from repolicy.engine.request import Request
 from repolicy.engine.result import Result
-from repolicy.engine.settings import Settings
+from repolicy.engine.settings import Settings, validated
 from repolicy.engine.training import check, check_given, try_addon
 from repolicy.engine.wanted import Wanted, for_customizing, states_of_range
 from repolicy.envs.addons import Addon, Wish, combined, dials, names
@@ -73,6 +73,9 @@ def sweep(
     before = claimed(folder)
     _check_new(folder, before, resume)  # before anything that takes a while
     saved, wishes = read_policy(path, reading), names(addon)
+    kept = {} if before is None else before["request"]
+    if settings is None and "settings" in kept:
+        settings = Settings(**validated(kept["settings"], f"the sweep in {folder}"))
     settings = settings or customize_defaults(saved.policy)
     if settings.ranks > 1:
         raise UsageError(f"ranks is {settings.ranks}; a sweep trains each point on one core: leave ranks out")
@@ -85,7 +88,6 @@ def sweep(
     _check_importable([env, *wishes])
     env = with_roles(env, saved.policy.observation_size, settings.backend)
     notes = notes_of(saved.card)
-    kept = {} if before is None else before["request"]
     alpha = kept.get("alpha") if alpha is None else alpha  # with other values of omega, the same
     states = kept.get("states") if states is None else states
     if alpha is None:

@@ -108,7 +108,8 @@ class FilmMlp(Mlp):
         """The network as it is now, in NumPy; positions change seldom, so their scales and shifts are kept."""
         activate, slope = ACTIVATIONS[self.activation][1], self.slope
         layers = [
-            (weight.detach().t().contiguous().numpy(), bias.detach().clone().numpy()) for weight, bias in self._pairs
+            (weight.detach().clone().t().contiguous().numpy(), bias.detach().clone().numpy())
+            for weight, bias in self._pairs
         ]
         norms = [(norm.place, norm.snapshot()) if (norm := self.norm(index)) else None for index in range(len(layers))]
         film, places, films, own = self.film.detach().clone(), np.empty(0), np.empty(0), -self.dials

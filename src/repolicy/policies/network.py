@@ -138,7 +138,8 @@ class Mlp(nn.Module):
             {norm.place: norm.snapshot()} if (norm := self.norm(index)) else {} for index in range(len(self._pairs) - 1)
         ]
         *hidden, (last_weight, last_bias) = [
-            (weight.detach().t().contiguous().numpy(), bias.detach().clone().numpy()) for weight, bias in self._pairs
+            (weight.detach().clone().t().contiguous().numpy(), bias.detach().clone().numpy())
+            for weight, bias in self._pairs
         ]
 
         def run(inputs: np.ndarray) -> np.ndarray:

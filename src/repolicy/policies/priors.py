@@ -129,17 +129,16 @@ class MeanPrior:
         return mean, state
 
     def fresh(self, count: int) -> State:
-        return self.program.begin(count) if self.program is not None else {}
+        with in_one_sentence(f"begin of {self.name} failed", UsageError):
+            return self.program.begin(count) if self.program is not None else {}
 
     def forgotten(self, state: State, ended: Tensor) -> State:
         """The memory with the rows of ended episodes as at the start."""
         if not bool(ended.any()):
             return state
         fresh = self.fresh(len(ended))
-        return {
-            key: torch.where(ended.reshape(-1, *[1] * (torch.as_tensor(value).dim() - 1)), fresh[key], value)
-            for key, value in state.items()
-        }
+        with in_one_sentence(f"the memory of {self.name} cannot begin anew", UsageError):
+            return {key: _mixed(ended, fresh[key], value) for key, value in state.items()}
 
     def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> "MeanActor":
         return MeanActor(self, steps, count, generator)
@@ -149,6 +148,12 @@ class MeanPrior:
 
     def _around(self, mean: Tensor) -> Gaussian:
         return Gaussian(mean, self.std.log().expand(mean.shape[-1]))
+
+
+def _mixed(rows: Tensor, these: Any, others: Any) -> Any:
+    """Of two tensors or arrays `[N, ...]`, these rows of the first and the others of the second."""
+    where = torch.where if isinstance(others, Tensor) else np.where
+    return where(rows.reshape(-1, *[1] * (np.ndim(others) - 1)), these, others)  # type: ignore[operator]
 
 
 def _numbers(std: Any) -> Tensor:
