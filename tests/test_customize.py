@@ -195,8 +195,10 @@ def test_the_drift_is_held_on_its_way_to_the_budget_and_after_a_resumption(prior
     customize(prior, *wish_for, tmp_path / "run", settings, env=tiny("WithoutReward"), resume=True, watchers=[stopped])
     assert [metrics["omega"] for metrics in stopped.metrics] == [metrics["omega"] for metrics in whole.metrics[120:]]
 
-    short, brief = Log(), replace(settings, segment=20, steps=20 * SETTINGS.iteration_steps)
+    short, brief = Log(), replace(settings, segment=20, steps=20 * SETTINGS.iteration_steps, min_std=0.3)
     customize(prior, *wish_for, tmp_path / "short", brief, env=tiny("WithoutReward"), watchers=[short])
+    said = "min_std changed nothing: the actor begins as its prior"
+    assert (said in whole.said, said in short.said) == (False, True)
     spent = short.metrics[-1]["prior_kl"]
     assert short.said[-1].startswith(
         f"the run ends beyond its budget of 0.02 nats a step: the last iteration spent {spent:.3g};"

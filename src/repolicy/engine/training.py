@@ -21,7 +21,7 @@ from repolicy.engine.request import Request, check_dials, spec_for
 from repolicy.engine.result import Result as Result
 from repolicy.engine.segments import Segments
 from repolicy.engine.session import called, called_objective, continued, folder_for, ranks_for, resumed, shown
-from repolicy.engine.settings import Settings
+from repolicy.engine.settings import ACTORS, Settings
 from repolicy.engine.starting import Init, Start, named_as, start_of
 from repolicy.engine.states import check_learnable
 from repolicy.engine.steering import overspent
@@ -154,7 +154,7 @@ def customize(
     with watchdog(patience):
         env = start.with_roles(env, settings.backend)
         saying = f"customizing {called(named_as(prior))} in {env} to {' + '.join(wishes)}, into {folder}"
-        notes = [saying, *notes, *start.notes]
+        notes = [saying, *notes, *start.notes, *unused(settings)]
 
         def say(note: str) -> None:
             """Of what takes a while: the notes until then come first."""
@@ -174,6 +174,13 @@ def customize(
         check(request)
         notes += try_addon(saved.policy, request)
         return run(request, RunFolder(folder), resume, watchers, notes, content, patience, start)
+
+
+def unused(settings: Settings) -> list[str]:
+    """A note on what customizing has no use for."""
+    usual = Settings()
+    named = [name for name in ACTORS if getattr(settings, name) != getattr(usual, name)]
+    return [f"{' and '.join(named)} changed nothing: the actor begins as its prior"] if named else []
 
 
 def check_given(settings: object, watchers: object = (), kind: type = Settings) -> None:
