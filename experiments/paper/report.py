@@ -23,8 +23,8 @@ NOTE = (
 CURVES = (
     "Episodes of training, with sampled actions: the interquartile mean over seeds, and its 95 % stratified bootstrap "
     "interval as a band. The add-on's part of the total is its mean of a step times the mean length of the episodes. A "
-    "line that leaves the chart below has lost everything. The dips are nothing that a policy does: at each segment's start "
-    "the environments begin anew, and the episodes that end first are the short ones."
+    "line that leaves the chart below has lost everything. The dips are nothing that a policy does: at each segment's "
+    "start the environments begin anew, and the episodes that end first are the short ones."
 )
 CLAIMS = (
     "The difference is the first variant less the second (under a half: half of the first less the second), and the "
