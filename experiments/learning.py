@@ -9,27 +9,38 @@ from experiments import campaign
 from experiments.one import Run
 
 VARIED = "HalfCheetah-v4?reset_noise_scale=0.3"  # from varied starts, for a prior that knows how to get up
-RUNS = {
+WALKER = "--objective soft --alpha 0.001 --steps 3e6"
+SWIMMER = "--objective soft --alpha 0.0001 --steps 1e6"
+RUNS = {  # an environment, and where several settings are tried, a name for them
     "HalfCheetah-v4": "--objective soft --alpha 0.13472 --steps 3e6",
     VARIED: "--objective soft --alpha 0.13472 --steps 3e6",
     "Hopper-v4": "--objective soft --alpha 0.001 --steps 3e6",
     "Ant-v4": "--objective soft --alpha 0.0001 --steps 3e6",
     "CartPole-v1": "--objective no_entropy",
     "Pendulum-v1": "--objective no_entropy",
+    # Candidates for the rows of Walker2d and Swimmer in the table of settings.
+    "Walker2d-v4/usual": f"{WALKER} --learning-rate 3e-4 --envs 64 --horizon 64 --minibatch 1024",
+    "Walker2d-v4/as_hopper": f"{WALKER} --learning-rate 5e-4 --envs 32 --horizon 128 --minibatch 512",
+    "Walker2d-v4/narrow": f"{WALKER} --learning-rate 5e-4 --envs 32 --horizon 128 --minibatch 512 --initial-std 0.35",
+    "Swimmer-v4/gamma_0.99": f"{SWIMMER} --gamma 0.99",
+    "Swimmer-v4/gamma_0.999": f"{SWIMMER} --gamma 0.999",
+    "Swimmer-v4/gamma_0.9999": f"{SWIMMER} --gamma 0.9999",
 }
 
 
-def run(env: str, seed: int) -> Run:
-    words = ("train", env, *RUNS[env].split(), "--seed", str(seed), "--ranks", "1")
-    return Run(f"{env}/{seed}", words, env.partition("?")[0])
+def run(name: str, seed: int) -> Run:
+    """A run of one line of `RUNS`, evaluated in the environment as it usually begins."""
+    env = name.partition("/")[0]
+    words = ("train", env, *RUNS[name].split(), "--seed", str(seed), "--ranks", "1")
+    return Run(f"{name}/{seed}", words, env.partition("?")[0])
 
 
 def main() -> None:
     parser = campaign.parser("learning", __doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--envs", nargs="+", default=list(RUNS), choices=list(RUNS))
+    parser.add_argument("--only", nargs="+", default=list(RUNS), choices=list(RUNS))
     options = parser.parse_args()
-    campaign.fill([run(env, seed) for seed in range(options.seeds) for env in options.envs], options)
+    campaign.fill([run(name, seed) for seed in range(options.seeds) for name in options.only], options)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import Literal
 
 from experiments.one import EPISODES, Run
 from experiments.settings import pinned
+from repolicy.engine.defaults import train_defaults
 from repolicy.envs.evaluation import EVALUATION_SEED
 from repolicy.envs.registered import CHEETAH_JOINTS
 from repolicy.errors import UsageError
@@ -91,8 +92,6 @@ BEYOND = {
         for name in CHEETAH_JOINTS
     },
 }
-# As in the paper: customizing keeps the settings of training, and fits the critic alone for the first 5 %.
-CUSTOMIZING = "--gamma 0.99 --critic-warmup 0.05"
 EVERY = VARIANTS | BEYOND
 
 
@@ -123,7 +122,7 @@ class Planned:
         words = ["train", task.env]
         if how.command == "customize":
             words = ["customize", start, "--env", task.env, "--no-report"]
-            words = words if how.shipped else pinned([*words, *CUSTOMIZING.split()], task.env)
+            words = words if how.shipped else as_in_the_paper(words, task.env)
         words += ["--objective", how.objective, *how.more.split()]
         factors = dict(zip(("omega", "alpha"), how.factors, strict=True))
         for name in how.coefficients:
@@ -131,6 +130,11 @@ class Planned:
             words += [f"--{name.removeprefix('end_')}", value if factor == 1.0 else f"{float(value) * factor:.6g}"]
         words += [] if how.shipped else ["--steps", STEPS]
         return Run(self.key, (*words, "--ranks", "1", "--seed", str(self.seed)), task.env, task.addon)
+
+
+def as_in_the_paper(words: list[str], env: str) -> list[str]:
+    """Customizing keeps the settings of training, its discount too, and fits the critic alone for the first 5 %."""
+    return pinned([*words, "--gamma", f"{train_defaults(env).gamma:g}", "--critic-warmup", "0.05"], env)
 
 
 def planned(only: tuple[str, ...] = (), seeds: int = 5) -> list[Planned]:

@@ -19,7 +19,7 @@ from repolicy.policies.finding import find_policy
 from repolicy.policies.hub import FILE, Place, in_sentences, library, place
 from repolicy.policies.options import Options
 from repolicy.report.run import repeat, rewards
-from repolicy.report.verdict import basis, verdict, whose
+from repolicy.report.verdict import basis, name_of_prior, verdict
 
 EPISODES = 20
 FILMS = (".mp4", ".gif")
@@ -104,7 +104,7 @@ def card(
         "tags: [reinforcement-learning, repolicy]", "---", "", f"# {at.repository.partition('/')[2]}: {title}", "",
     ]  # fmt: skip
     if saved.prior:
-        sentence = _plain(verdict(evaluations["prior"], evaluations["customized"], whose(saved.card)))
+        sentence = _plain(verdict(evaluations["prior"], evaluations["customized"], name_of_prior(saved.card)))
         lines += [f"{sentence} ({basis(evaluations['customized'])}).", ""]
     if film:
         tag = f"![film]({film.name})" if film.suffix == ".gif" else f'<video src="{film.name}" controls></video>'

@@ -24,7 +24,7 @@ from repolicy.report.curves import learning
 from repolicy.report.film import Shot, films
 from repolicy.report.numbers import number, spread
 from repolicy.report.scenes import Scene, scenes
-from repolicy.report.verdict import Difference, action, advice, basis, differences, early, verdict, whose
+from repolicy.report.verdict import Difference, action, advice, basis, differences, early, name_of_prior, verdict
 
 FILM_SECONDS = 6.0
 EPISODES = 50
@@ -73,7 +73,7 @@ def write_report(
     with ranks.one_thread():
         mean, sampled = (evaluations(saved, request, addon, episodes, how) for how in (False, True))
     if "prior" in mean:
-        say(f"{verdict(mean['prior'], mean['customized'], whose(saved.card))} ({basis(mean['customized'])})")
+        say(f"{verdict(mean['prior'], mean['customized'], name_of_prior(saved.card))} ({basis(mean['customized'])})")
     say(as_text(*rewards(by_action(mean, sampled))))
     if "prior" in mean and (sentence := advice(mean["prior"], mean["customized"])):
         say(sentence)
@@ -147,7 +147,7 @@ def _lead(report: Report) -> str:
     budget = budget_of(report.request["settings"]) is not None
     shown = "last policy" if budget else "best policy by the run's own objective"
     steps = report.saved.card.get("steps", 0)
-    beside = f", beside {whose(report.saved.card)}" if report.prior else ""
+    beside = f", beside {name_of_prior(report.saved.card)}" if report.prior else ""
     lead = f"{escape(_recipe(report.request))}. Shown is the {shown}, after {steps:,} environment steps{beside}."
     warning = report.folder.unfinished(report.request)
     return f"{lead} <strong>{warning}</strong>" if warning else lead
@@ -231,7 +231,7 @@ def _verdict(report: Report) -> str:
         words = early(report.mean["policy"])
         return page.verdict(words[0], f"With {action(report.mean['policy'])}") if words else ""
     mean, sampled = report.mean["customized"], report.sampled["customized"]
-    than = whose(report.saved.card)
+    than = name_of_prior(report.saved.card)
     beside = f"With {action(sampled)}: {verdict(report.sampled['prior'], sampled, than)}"
     return page.verdict(verdict(report.prior, mean, than), f"{basis(mean)}. {beside}")
 

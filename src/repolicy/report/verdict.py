@@ -62,11 +62,11 @@ def differences(prior: Evaluation, customized: Evaluation) -> dict[str, Differen
     return {name: difference(before[name], after[name], drawn[0] == drawn[1]) for name in before if name in after}
 
 
-def verdict(prior: Evaluation, customized: Evaluation, whose: str = "its prior") -> str:
+def verdict(prior: Evaluation, customized: Evaluation, than: str = "its prior") -> str:
     """The sentence without a full stop: better, worse or neither, at what price, and how many episodes ended early."""
     changes = differences(prior, customized)
     name = _judging(changes)
-    parts = [_judged(changes[name], NAMES.get(name, "steps an episode"), whose)]
+    parts = [_judged(changes[name], NAMES.get(name, "steps an episode"), than)]
     if name == "total_reward":
         parts.append(_price(changes["basic_reward"], changes["addon_reward"]))
     elif name == "addon_reward":
@@ -74,7 +74,7 @@ def verdict(prior: Evaluation, customized: Evaluation, whose: str = "its prior")
     return "; ".join([*parts, *early(customized, prior)])
 
 
-def whose(card: dict[str, Any]) -> str:
+def name_of_prior(card: dict[str, Any]) -> str:
     """What stands as the prior in a policy's file: where that could not be copied, what was fitted to it."""
     return "the clone of its prior" if "prior_is" in card else "its prior"
 
@@ -120,12 +120,12 @@ def early(evaluation: Evaluation, prior: Evaluation | None = None) -> list[str]:
     return [f"{len(steps)} of {len(evaluation.basic)} episodes ended early, {when}{beside}"]
 
 
-def _judged(change: Difference, what: str, whose: str) -> str:
+def _judged(change: Difference, what: str, than: str) -> str:
     if math.isnan(change.error):
-        return f"not known to be better than {whose}: one episode each, {number(change.value, plus=True)} {what}"
+        return f"not known to be better than {than}: one episode each, {number(change.value, plus=True)} {what}"
     if not change.is_real:
-        return f"no better than {whose}: the difference {what} is {change}, less than two standard errors"
-    return f"{'better' if change.value > 0 else 'worse'} than {whose} by {change.size}{change.share} {what}"
+        return f"no better than {than}: the difference {what} is {change}, less than two standard errors"
+    return f"{'better' if change.value > 0 else 'worse'} than {than} by {change.size}{change.share} {what}"
 
 
 def _price(basic: Difference, addon: Difference) -> str:
