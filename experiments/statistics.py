@@ -5,12 +5,14 @@ Scores are `[..., S, T]`: S seeds of T tasks. (rliable itself needs a version of
 
 from collections.abc import Callable, Iterator
 from itertools import combinations, product
+from math import comb
 
 import numpy as np
 
 from repolicy.envs.evaluation import Column
 
 RESAMPLES = 5_000
+DEALS = 20_000  # of which a test looks at every one; of more it draws so many
 
 
 def mean_and_error(values: np.ndarray) -> list[float]:
@@ -42,21 +44,27 @@ def chance(
     """The share of all ways to deal the seeds `[S]` anew in which the statistic of ours and theirs is as large.
 
     It is exact where ours and theirs are drawn alike. Where a side is a number that is `known`, and no draw, the others
-    change sides about it, each by itself, and it is exact where they are spread evenly about it.
+    change sides about it, each by itself, and it is exact where they are spread evenly about it. Where there are more
+    than `DEALS` ways, so many are drawn.
     """
     observed, dealt = statistic(ours, theirs), [statistic(*both) for both in _dealt(ours, theirs, known)]
     return float(np.mean(np.array(dealt) >= observed - 1e-9 * abs(observed)))
 
 
 def _dealt(ours: np.ndarray, theirs: np.ndarray, known: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    generator = np.random.default_rng(0)
     if known:
         number, others = (ours, theirs) if len(ours) == 1 else (theirs, ours)
-        for signs in product((1.0, -1.0), repeat=len(others)):
+        count = len(others)
+        few = 2**count <= DEALS
+        for signs in product((1.0, -1.0), repeat=count) if few else generator.choice((1.0, -1.0), (DEALS, count)):
             turned = number + np.array(signs) * (others - number)
             yield (ours, turned) if len(ours) == 1 else (turned, theirs)
         return
     everyone = np.concatenate([ours, theirs])
-    for chosen in combinations(range(len(everyone)), len(ours)):
+    few = comb(len(everyone), len(ours)) <= DEALS
+    drawn = (generator.permutation(len(everyone))[: len(ours)] for _ in range(DEALS))
+    for chosen in combinations(range(len(everyone)), len(ours)) if few else drawn:
         yield everyone[list(chosen)], np.delete(everyone, chosen)
 
 

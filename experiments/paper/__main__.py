@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> None:
         if plans[made.key].variant == "soft":
             keep_prior(plans[made.key].task, rows, options)
 
-    for task in dict.fromkeys(plan.task for plan in plans.values()):
+    for task in dict.fromkeys(plan.task for plan in plans.values() if plan.needs_prior):
         keep_prior(task, campaign.finished(Ledger(options.ledger)), options)
     runs = [plan.run(prior_of(plan.task, options)) for plan in plans.values()]
     campaign.fill(

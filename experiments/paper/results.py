@@ -1,5 +1,6 @@
 """From the ledger's rows to arrays."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.paper.runs import TASKS, planned
+from experiments.paper.runs import EVERY, OWN, TASKS, planned
 from repolicy.many.ledger import Row
 
 SETTINGS: tuple[str, ...] = (
@@ -22,7 +23,6 @@ class Scores:
 
     means: np.ndarray
     stds: np.ndarray
-    episodes: int
     one_policy: bool = False  # whether the "seeds" are evaluations of one policy, as of a prior
 
     @property
@@ -64,8 +64,7 @@ class Results:
             return None
         kept = [row[which if which in row else "last"] for row in rows]  # a prior is one policy, its last
         means, stds = np.array([each[action][part] for each in kept], np.float64).T
-        policies = {row.get("policies", {}).get("last", row["key"]) for row in rows}
-        return Scores(means, stds, rows[0]["episodes"], len(rows) > 1 and len(policies) == 1)
+        return Scores(means, stds, EVERY[variant].command == "evaluate")
 
     @property
     def missing(self) -> dict[str, list[int]]:
@@ -82,11 +81,14 @@ class Results:
 
     def table(self, variants: Sequence[str]) -> list[Row]:
         """All rows of the variants that stand in one table."""
-        return [row for task in TASKS for variant in variants for row in self.of(task, variant)]
+        return [row for task in TASKS | OWN for variant in variants for row in self.of(task, variant)]
 
 
 def mixed(rows: Sequence[Row]) -> list[str]:
-    """What differs between runs that stand in one table, in sentences: versions, machines, code, priors, settings."""
+    """What differs between runs that stand in one table, in sentences: versions, machines, code, priors, settings.
+
+    And between the seeds of one variant: what was done, and where it was evaluated.
+    """
     said, made = [], [each for row in rows for each in (row, *row.get("went_on_with", []))]
     for name in sorted({name for each in made for name in each["versions"]}):
         said += _several(name, [each["versions"].get(name, "unknown") for each in made])
@@ -98,6 +100,12 @@ def mixed(rows: Sequence[Row]) -> list[str]:
         known = [settings_of(row) for row in mine if row.get("request")]
         for name in SETTINGS:
             said += _several(f"{task}'s {name}", [settings.get(name) for settings in known])
+    for variant in sorted({variant_of(row) for row in rows}):
+        same = [row for row in rows if variant_of(row) == variant]
+        commands = [row["command"] for row in same if "command" in row]
+        said += _several(f"{variant}'s command", [re.sub(r" --seed \d+", "", command) for command in commands])
+        for name in ("env", "addon", "episodes"):
+            said += _several(f"{variant}'s {name}", [row[name] for row in same if name in row])
     return said
 
 
@@ -105,9 +113,13 @@ def task_of(row: Row) -> str:
     return str(row["key"].partition("/")[0])
 
 
+def variant_of(row: Row) -> str:
+    return str(row["key"].rpartition("/")[0])
+
+
 def prior_of(row: Row) -> str:
-    """The checksum of the policy that a run began from, or that was evaluated as the prior; else nothing."""
-    is_prior = row["key"].split("/")[1] == "prior"
+    """The checksum of the policy that a run began from, or that was evaluated as a prior; else nothing."""
+    is_prior = EVERY[row["key"].split("/")[1]].command == "evaluate"
     return str(row["policies"]["last"] if is_prior else row.get("prior", ""))
 
 

@@ -160,4 +160,6 @@ def planned(only: tuple[str, ...] = (), seeds: int = 5) -> list[Planned]:
         if {"soft", "soft_state_std"} & set(mine) or any(Planned(task, name, 0).needs_prior for name in mine):
             found += [Planned(task, "soft", seed) for seed in range(seeds)]
         found += [Planned(task, name, seed) for seed in range(seeds) for name in mine if name != "soft"]
+    if not found:
+        raise UsageError(f"{' '.join(only)} names no run: {' and '.join(asked)} are of other environments")
     return found

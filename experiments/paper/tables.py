@@ -1,10 +1,11 @@
 """The report's tables, as headings and rows of text: ours beside the paper's, from the ledger alone."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import get_args
 
 from experiments.paper import printed
-from experiments.paper.claims import findings
+from experiments.paper.claims import Finding, Verdict
 from experiments.paper.results import SETTINGS, Results, Scores, cost, mixed, settings_of
 from experiments.paper.runs import BEYOND, EVERY, OWN, TASKS, VARIANTS
 from experiments.statistics import interval, iqm, mean
@@ -31,14 +32,22 @@ ENVIRONMENTS = {"halfcheetah": "HalfCheetah", "hopper": "Hopper", "ant": "Ant"}
 PARTS = {"total_reward": "total", "basic_reward": "basic", "metric": "metric", "addon_reward": "add-on"}
 WAYS = (("last", "mean"), ("last", "sampled"), ("best", "mean"), ("best", "sampled"))
 NOT_YET = "–"
-VERDICTS = ("holds here", "does not", "cannot tell", "not measured yet")
+VERDICTS = get_args(Verdict)
+TABLES = {
+    "table1": "Table 1",
+    "table2": "Table 2",
+    "table5": "Table 5",
+    "recommended": "what we recommend",
+    "sensitivity": "other weights",
+    "joints": "the joints",
+}
 
 
-def summary(results: Results) -> Rows:
+def summary(results: Results, found: Sequence[Finding]) -> Rows:
     """A row an environment: what the paper proposes, the other variants, and its claims."""
     headings = ["environment", "Soft, basic: paper", "ours", "Residual, total: paper", "ours"]
     headings += ["other variants with more than in the paper", *(f"claims: {name}" for name in VERDICTS)]
-    rows, found = [], findings(results)
+    rows = []
     for task, name in ENVIRONMENTS.items():
         row = [name]
         for variant in ("soft", "residual"):
@@ -46,7 +55,7 @@ def summary(results: Results) -> Rows:
         others = {each: ours(results, task, each) for each in NAMES if each not in ("soft", "residual")}
         known = {each: scores.pooled[0] for each, scores in others.items() if scores is not None}
         more = sum(mean > printed.value(task, each, of_interest(each)[0]) for each, mean in known.items())
-        verdicts = Counter(each.verdict for each in found if each.task == task)
+        verdicts: Counter[str] = Counter(each.verdict for each in found if each.task == task)
         row += [f"{more} of {len(known)}" if known else NOT_YET]
         rows.append([*row, *(str(verdicts[name]) for name in VERDICTS)])
     return headings, rows
@@ -109,25 +118,16 @@ def ways(results: Results) -> Rows:
     return headings, rows
 
 
-def claims(results: Results) -> Rows:
-    headings = [
-        "the paper says",
-        "environment",
-        "here",
-        "difference",
-        "95 % interval",
-        "the paper's difference",
-        "as it says",
-        "a seed is better",
-        "seeds",
-    ]
+def claims(findings: Sequence[Finding]) -> Rows:
+    headings = ["the paper says", "environment", "here", "by the best policies", "by sampled actions", "difference"]
+    headings += ["95 % interval", "the paper's difference", "as it says", "a seed is better", "seeds"]
     rows = []
-    for found in findings(results):
+    for found in findings:
         figure = NOT_YET if found.figure is None else number(found.figure)
         between = NOT_YET if found.low is None or found.high is None else f"{number(found.low)} to {number(found.high)}"
         better = NOT_YET if found.better is None else f"{found.better:.0%}"
-        row = [found.claim.said, ENVIRONMENTS[found.task], found.verdict, figure, between, number(found.printed)]
-        row += ["yes" if found.holds_in_print else "no", better]
+        row = [found.claim.said, ENVIRONMENTS[found.task], found.verdict, *found.others, figure, between]
+        row += [number(found.printed), "yes" if found.holds_in_print else "no", better]
         rows.append([*row, f"{found.seeds[0]}, {found.seeds[1]}"])
     return headings, rows
 
@@ -202,10 +202,11 @@ def missing(results: Results) -> str:
         if parts:
             said.append(f"Missing of {ENVIRONMENTS[task]}: {'; '.join(parts)}.")
     said += [f"{key} failed: {error}." for key, error in results.failed.items()]
-    for table, name in (("table1", "Table 1"), ("table2", "Table 2"), ("table5", "Table 5")):
-        said += [f"Mixed in {name}: {sentence}." for sentence in mixed(results.table(SHOWN[table]))]
-    recommended = [name for name, how in BEYOND.items() if how.table == "recommended"]
-    said += [f"Mixed in what we recommend: {sentence}." for sentence in mixed(results.table(recommended))]
+    for table, called in TABLES.items():
+        variants = SHOWN.get(table, [name for name, how in BEYOND.items() if how.table == table])
+        if table in ("sensitivity", "joints"):  # which stand beside the prior of Table 2
+            variants = ["prior", *variants]
+        said += [f"Mixed in {called}: {sentence}." for sentence in mixed(results.table(variants))]
     return "\n".join(f"- {sentence}" for sentence in said)
 
 

@@ -3,6 +3,7 @@
 import argparse
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,9 +64,9 @@ def test_a_run_becomes_a_line_and_is_not_repeated(options: argparse.Namespace, t
     again = Run("pendulum/again/0", (), "Pendulum-v1", policy=policy, episodes=2)
     wrong = Run("pendulum/wrong/0", ("train", "Pendulum-v1", "--alpha", "-1", *SMALL.split()), "Pendulum-v1")
     with pytest.raises(RepolicyError, match="1 runs failed and 0 were not begun"):
-        campaign.fill([TRAIN, again, wrong], options)
+        campaign.fill([TRAIN, again, replace(again, key="pendulum/elsewhere/0", evaluation_seed=7), wrong], options)
     rows = Ledger(options.ledger).by_key()
-    row = rows["pendulum/soft/0"]
+    row, elsewhere = rows["pendulum/soft/0"], rows["pendulum/elsewhere/0"]
     assert row["command"] == f"repolicy train Pendulum-v1 --alpha 0.01 {SMALL}"
     assert row["steps"] == row["curve"]["steps"][-1] == 256
     assert row["request"]["settings"]["envs"] == 2
@@ -74,6 +75,8 @@ def test_a_run_becomes_a_line_and_is_not_repeated(options: argparse.Namespace, t
     assert row["policies"]["best"] == rows["pendulum/again/0"]["policies"]["last"] == file_sum(Path(policy))
     assert row["best"] == {**rows["pendulum/again/0"]["last"]}, "the same policy on the same episodes"
     assert rows["pendulum/wrong/0"]["error"] == "a sentence"
+    assert row["best"]["sampled"] != row["best"]["mean"]
+    assert row["best"]["mean"] != elsewhere["last"]["mean"], "other episodes"
     Inside.started = []
     with pytest.raises(RepolicyError, match="1 runs failed"):
         campaign.fill([TRAIN, again, wrong], options)

@@ -5,7 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from experiments.statistics import improvement, interval, iqm, mean, mean_and_error
+from experiments import statistics
+from experiments.statistics import chance, improvement, interval, iqm, mean, mean_and_error
 
 X = np.array([[4.1, 0.2], [5.3, 0.9], [2.2, 0.4], [9.9, 0.7], [4.8, -3.0]])
 Y = np.array([[3.9, 0.1], [4.1, 0.8], [1.0, 0.5], [5.5, 0.6]])
@@ -29,6 +30,26 @@ def test_an_interval_is_that_of_all_resamples() -> None:
     every = np.array([scores[list(which)] for which in product(range(3), repeat=3)])
     low, high = np.quantile(mean(every), [0.1, 0.9])
     assert interval(mean, scores, share=0.8) == pytest.approx((low, high), abs=1e-9)
+
+
+def test_a_chance_is_the_share_of_deals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 3 and 3 there are 20 ways to deal; of 2^3 signs one is as large. Of too many so many are drawn."""
+    low, high = np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0])
+
+    def gap(ours: np.ndarray, theirs: np.ndarray) -> float:
+        return float(ours.mean() - theirs.mean())
+
+    assert chance(gap, high, low) == 1 / 20
+    assert chance(gap, low, high) == 1.0
+    assert chance(gap, high, np.array([3.5]), known=True) == 1 / 8
+    seeds, others = np.random.default_rng(0).normal(size=(2, 6))  # 924 deals, 64 signs
+    for sides, known in (((seeds + 0.5, others), False), ((seeds + 0.5, np.array([0.0])), True)):
+        exact = chance(gap, *sides, known)
+        with monkeypatch.context() as patch:
+            patch.setattr(statistics, "DEALS", 60)
+            assert 0.0 < abs(chance(gap, *sides, known) - exact) < 0.15  # drawn: 2.5 standard errors at most
+            patch.setattr(statistics, "DEALS", 50_000)
+            assert chance(gap, *sides, known) == exact
 
 
 def test_the_middle_ignores_the_ends_and_ties_count_half() -> None:

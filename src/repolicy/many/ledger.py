@@ -48,7 +48,10 @@ class Ledger:
 
     def by_key(self) -> dict[str, Row]:
         """The newest row of each key."""
-        return {row["key"]: row for row in self.rows()}
+        rows = self.rows()
+        if any("key" not in row for row in rows):
+            raise FileError(f"{self.path} is no ledger of runs: it has a line without a key; choose another file")
+        return {row["key"]: row for row in rows}
 
     def add(self, row: Row) -> None:
         """One more line, with the commit of the code that made it, on the disk when this returns."""
