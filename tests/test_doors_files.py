@@ -180,6 +180,8 @@ def test_a_policy_that_gives_no_numbers_is_refused_whatever_it_takes() -> None:
         {"family": "other"},
         {"family": "categorical"},
         {"family": "squashed", "actions": {"kind": "continuous", "sizes": [2], "low": [-1.0], "high": [1.0]}},
+        {"clips": True, "actions": {"kind": "continuous", "sizes": [2], "low": [], "high": []}},
+        {"clips": True, "actions": {"kind": "continuous", "sizes": [2], "low": [1.0, 1.0], "high": [-1.0, -1.0]}},
         {"actions": None},
         {"actions": {"kind": "x", "sizes": [2], "low": [], "high": []}},
         {"activation": ["tanh"]},
@@ -190,6 +192,16 @@ def test_a_policy_that_gives_no_numbers_is_refused_whatever_it_takes() -> None:
 def test_a_spec_that_is_none_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(FileError, match="file is no whole policy: "):
         read_policy(rewritten("file", **changes))
+
+
+@pytest.mark.parametrize("depth", [60, 900])
+def test_settings_within_settings_without_end_are_refused(depth: int, capsys: pytest.CaptureFixture[str]) -> None:
+    settings: dict[str, Any] = {}
+    for _ in range(depth):
+        settings = {"a": settings}
+    save_policy("file", trained(), {"request": {"settings": settings}})
+    for words in (["inspect", "file", "--json"], ["evaluate", "file", "--env", "Pendulum-v1"]):
+        assert "its header is no object, or one of too many layers" in refused(capsys, 1, *words)
 
 
 @pytest.mark.parametrize(

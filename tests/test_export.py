@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,13 @@ import torch
 
 from repolicy.cli import main as cli
 from repolicy.errors import RepolicyError, UsageError
+from repolicy.objective import Dial
 from repolicy.policies import export as module
+from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.export import export
 from repolicy.policies.file import save_policy
 from repolicy.policies.moments import sums
-from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.policy import Policy, PolicySpec, seeded
 from repolicy.policies.spaces import ActionSpace
 
 BOX = ActionSpace("continuous", (2,), (-1.0, -3.0), (1.0, 2.0))
@@ -81,6 +84,21 @@ def test_onnx_acts_like_the_policy(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(found, acted(policy, seen), rtol=1e-5, atol=1e-5)
 
 
+def test_what_rounding_does_to_large_actions_is_no_difference(tmp_path: Path) -> None:
+    policy = seeded(PolicySpec(48, ActionSpace("continuous", (12,)), hidden=(512, 256, 128)), 0)
+    with torch.no_grad():
+        policy.network.weights[-1].mul_(1000.0)
+    assert 0.0 < export(policy, tmp_path / "policy.pt", "torchscript") < 1e-5
+
+
+@pytest.mark.parametrize("make", [Policy, lambda spec: Conditioned(spec, [Dial("omega", 0.1, 1.0, "log")])])
+def test_a_policy_goes_on_learning_after_its_export(make: Callable[[PolicySpec], Policy], tmp_path: Path) -> None:
+    policy = make(PolicySpec(5, BOX, hidden=(8,)))
+    export(policy, tmp_path / "policy.pt", "torchscript")
+    assert policy.training
+    assert all(parameter.requires_grad for parameter in policy.parameters())
+
+
 def test_a_policy_that_differs_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "policy.pt"
     path.write_bytes(b"before")
@@ -105,7 +123,11 @@ def test_a_files_name_says_its_format(tmp_path: Path, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         cli.main([*words, str(tmp_path / "dog.pt"), "--format", "onnx"])
     assert "dog.pt is the name of a file in torchscript, and --format is onnx" in capsys.readouterr().err
-    assert not (tmp_path / "dog.pt").exists()
+    with pytest.raises(SystemExit):
+        cli.main([*words, str(tmp_path / "dog.pth")])
+    assert "dog.pth does not end in .onnx or .pt" in capsys.readouterr().err
+    cli.main([*words, str(tmp_path / "cat.pth"), "--format", "torchscript", "--json"])
+    assert not list(tmp_path.glob("dog*"))
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.load` is:DeprecationWarning")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from repolicy.errors import UsageError
+from repolicy.policies.dials import turned
 from repolicy.policies.distributions import Categorical, Gaussian, SquashedGaussian
 from repolicy.policies.moments import sums
 from repolicy.policies.normalizer import Normalizer
@@ -222,6 +223,31 @@ def test_between_squashed_policies_the_jacobian_cancels() -> None:
     torch.testing.assert_close(found, bare.detach(), atol=1e-4, rtol=1e-4)
 
 
+def test_a_mixtures_std_is_its_own_and_not_bounded_as_the_priors_is() -> None:
+    bounded = replace(SPECS["gaussian"], std_bounds=(-0.1, 0.1))
+    prior, other = wild(bounded), wild(bounded)
+    other.normalizer.load_state_dict(prior.normalizer.state_dict())
+    with torch.no_grad():
+        prior.log_std.fill_(0.1)
+        other.log_std.fill_(-0.1)
+    observations, actions = torch.randn(1, 3).expand(50, 3), torch.randn(50, 2)
+    one, two, mixed = (each.log_prob(observations, actions) for each in (prior, other, turned(prior, other, 1.5)))
+    spread = mixed + 0.5 * one - 1.5 * two  # the logarithm of what the product is divided by, the same for all actions
+    assert float(spread.max() - spread.min()) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        ({"activation": "leaky_relu"}, {"activation": "leaky_relu", "slope": 0.3}, "different slopes, 0.01 and 0.3"),
+        ({"clips": True}, {}, "different ways of cutting actions to their bounds"),
+    ],
+)
+def test_networks_that_act_differently_have_no_mixture(one: Any, other: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        turned(*(Policy(replace(SPECS["gaussian"], **changes)) for changes in (one, other)), 0.5)
+
+
 # What cannot be -------------------------------------------------------------------------------------------------------
 
 
@@ -234,6 +260,14 @@ def test_between_squashed_policies_the_jacobian_cancels() -> None:
             {"family": "squashed", "actions": ActionSpace("continuous", (1,), (-1.0,), (math.inf,))},
             "squashed policy needs bounded actions",
         ),
+        ({"family": "squashed", "actions": ActionSpace("continuous", (1,))}, "squashed policy needs bounded actions"),
+        ({"clips": True, "actions": ActionSpace("continuous", (1,))}, "1 numbers have the bounds .. and .."),
+        ({"clips": True, "actions": ActionSpace("continuous", (1,), (2.0,), (-2.0,))}, "a lower one and a higher one"),
+        (
+            {"family": "squashed", "actions": ActionSpace("continuous", (1,), (2.0,), (-2.0,))},
+            "a lower one and a higher one",
+        ),
+        ({"clips": True, "actions": ActionSpace("continuous", (1,), (math.nan,), (2.0,))}, "a lower one and a higher"),
         ({"activation": "sine"}, "no activation 'sine'; choose from tanh, relu, elu"),
         ({"hidden": (64, 0)}, "hidden is .*; it must be layer sizes"),
         ({"initial_std": 1e-4}, "0 <= min_std < initial_std, not 0.001 and 0.0001"),

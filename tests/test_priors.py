@@ -1,5 +1,6 @@
 """Priors that are functions, objects and programs with a memory: what they score, along episodes too."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,34 @@ def test_what_could_be_copied_is_the_same_in_another_process() -> None:
         assert isinstance(again, Policy)
         observations = torch.randn(5, saved.policy.observation_size)
         assert torch.equal(again(observations).mode(), saved.policy(observations).mode())
+
+
+@pytest.mark.parametrize("options", [Options(std=0.2), Options(std="fit", demonstrations="recorded.npz")])
+def test_a_std_that_was_given_is_the_same_in_another_process(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("recorded.npz", observations=np.random.randn(200, 3), actions=np.random.randn(200, 2))
+    layers = {"fc1": nn.Linear(3, 8), "fc2": nn.Linear(8, 8), "fc_mu": nn.Linear(8, 2)}
+    state = {f"{name}.{part}": each for name, layer in layers.items() for part, each in layer.state_dict().items()}
+    torch.save(state | {"action_scale": torch.ones(2), "action_bias": torch.zeros(2)}, "td3.pth")
+    start = start_of("td3.pth", options, "clone", False, Path("kept"))
+    again = from_source(json.loads(json.dumps(start.source)))
+    observations, actions = torch.randn(5, 3), torch.randn(5, 2)
+    assert isinstance(start.exact, Policy)
+    assert float(start.exact.std.max()) != 1.0
+    torch.testing.assert_close(again.log_prob(observations, actions), start.exact.log_prob(observations, actions))
+
+
+def test_a_linked_file_keeps_what_lies_beside_its_link(tmp_path: Path) -> None:
+    file = tmp_path / "elsewhere" / "mine.safetensors"
+    file.parent.mkdir()
+    file.write_bytes(find_policy("hopper").read_bytes())
+    (tmp_path / "link.safetensors").symlink_to(file)
+    saved = read_policy(file)
+    source = source_of(tmp_path / "link.safetensors", saved.policy, None, False)
+    assert source is not None
+    assert source["prior"] == str(tmp_path / "link.safetensors")
 
 
 def test_code_that_leads_to_a_policy_of_ours_is_copied(tmp_path: Path) -> None:

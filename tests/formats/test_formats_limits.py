@@ -76,6 +76,24 @@ def test_one_large_thing_is_not_made_again_and_again(made: bytes, again: bytes) 
         read_pickle(b"\x80\x04](" + made + 400 * again + b"e.", "a file")
 
 
+@pytest.mark.parametrize(
+    "many",
+    [
+        b"(" + b"\x8f" * 600_000 + b"l",  # sets
+        b"(" + b"]" * 600_000 + b"l",
+        b"(" + b"}" * 600_000 + b"l",
+        b"(" + b"N\x85" * 600_000 + b"l",  # tuples of one
+        b"(" + b"(t" * 600_000 + b"l",
+        b"N" + b"\x94" * 600_000,  # what remembers the same thing, again and again
+        b"}(" + b"".join(b"J" + n.to_bytes(4, "little") + b"N" for n in range(600_000)) + b"u",
+        b"\x8f(" + b"".join(b"J" + n.to_bytes(4, "little") for n in range(600_000)) + b"\x90",
+    ],
+)
+def test_many_small_things_are_counted(many: bytes) -> None:
+    with pytest.raises(FileError, match="it would unpack to far more than it holds"):
+        read_pickle(b"\x80\x04" + many + b".", "a file")
+
+
 def test_tensors_may_share_their_numbers_a_few_times() -> None:
     shared = torch.arange(1_500_000.0)
     for count in (3, 15):

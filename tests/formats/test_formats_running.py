@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparing import assert_equal, observations, stirred
+from comparing import assert_equal, mean, observations, stirred
 from test_formats_graphs import graph, node, random, run, script
 from torch import Tensor, nn
 
 from repolicy.errors import FileError, UsageError
+from repolicy.policies.formats import describe
 from repolicy.policies.formats.running import Graph, Script, runner
 from repolicy.policies.given import exact_of, from_source, source_of
 from repolicy.policies.options import Options
@@ -118,6 +119,16 @@ def test_a_graph_with_a_memory_keeps_each_environments_own(tmp_path: Path) -> No
         hidden = torch.where(ended[t, :, None], 0.0, hidden)
 
 
+def test_a_graph_that_gives_nothing_but_its_memory_is_refused(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    path = graph(tmp_path / "policy.onnx", [node("Add", "obs h_in", "out")], {}, ("obs", "h_in"))
+    model = onnx.load(path)
+    model.graph.node[0].output[0] = model.graph.output[0].name = "h_out"
+    onnx.save(model, path)
+    with pytest.raises(FileError, match=r"gives nothing but its memory \(h_out\), and no action"):
+        exact_of(path, STD)
+
+
 @pytest.mark.parametrize("names", [("in", "out"), ("x_in", "x_out")])
 def test_a_graph_of_one_input_has_no_memory_whatever_it_is_called(names: tuple[str, str], tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
@@ -131,6 +142,34 @@ def test_a_graph_of_one_input_has_no_memory_whatever_it_is_called(names: tuple[s
     model.graph.output[0].name = model.graph.node[1].output[0] = names[1]
     onnx.save(model, path)
     assert_equal(placed(path, 5, 3).distribution(obs).mode(), wanted)
+
+
+def drawing(path: Path, names: tuple[str, ...]) -> Path:
+    """A graph that gives its mean and what it draws around it, under two of these names, or under one."""
+    onnx = pytest.importorskip("onnx")
+    nodes = [node("Gemm", "obs w", names[-1] if names[1:] else "mean")]
+    nodes += [node("RandomNormalLike", nodes[0].output[0], "noise"), node("Add", f"{nodes[0].output[0]} noise", "out")]
+    model = onnx.load(graph(path, nodes, {"w": random(5, 3)}))
+    model.graph.node[-1].output[0] = model.graph.output[0].name = names[0]
+    for name in names[1:]:
+        model.graph.output.append(onnx.helper.make_tensor_value_info(name, 1, ["batch", 3]))
+    onnx.save(model, path)
+    return path
+
+
+def test_of_a_draw_and_its_mean_the_mean_is_taken(tmp_path: Path) -> None:
+    """As Unity ML-Agents names them."""
+    path = drawing(tmp_path / "policy.onnx", ("continuous_actions", "deterministic_continuous_actions"))
+    assert exact_of(path, STD) is None  # the mean is a perceptron's, which is copied
+    program, obs = Graph(path), observations(5)
+    program.prepare(5)
+    assert_equal(program.step(obs.numpy(), {})[0], run(path, obs, 1))
+    assert_equal(mean(describe(path), obs), run(path, obs, 1))
+
+
+def test_a_graph_that_draws_its_actions_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="gives different actions from the same start: it draws them at random"):
+        placed(drawing(tmp_path / "policy.onnx", ("actions",)), 5, 3)
 
 
 def test_weights_outside_of_a_graphs_folder_are_refused_before_it_runs(tmp_path: Path) -> None:

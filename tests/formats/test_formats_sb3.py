@@ -202,7 +202,7 @@ def test_an_option_that_a_file_has_no_use_for_is_refused(tmp_path: Path) -> None
         (Options(temperature=0.1), "--temperature"),
         (Options(file_activation="tanh"), "--file-activation"),
     ):
-        with pytest.raises(UsageError, match=f"needs no {word}, as it has its own: leave it out"):
+        with pytest.raises(UsageError, match=f"has no use for {word}, as it has its own or needs none: leave it out"):
             read_policy(path, options)
 
 

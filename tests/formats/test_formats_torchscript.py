@@ -55,6 +55,13 @@ class Skipping(InPlace):
         return self.second(torch.relu(self.first(obs)))
 
 
+class CastInPlace(InPlace):
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        other = obs.to(torch.float64)
+        other.mul_(2.0)
+        return self.first(obs)
+
+
 def test_what_works_in_place_is_followed(tmp_path: Path) -> None:
     module = stirred(InPlace())
     obs = observations(5)
@@ -64,10 +71,71 @@ def test_what_works_in_place_is_followed(tmp_path: Path) -> None:
     assert described.mean_clip == 0.3
 
 
-@pytest.mark.parametrize("kind", [Looping, Skipping, Chunking])
+@pytest.mark.parametrize("kind", [Looping, Skipping, Chunking, CastInPlace])
 def test_other_code_cannot_be_copied(kind: Any, tmp_path: Path) -> None:
     with pytest.raises(CannotCopyError, match="its code"):
         describe(script(tmp_path / "policy.pt", kind(), 5))
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 8))
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.body(obs).unflatten(-1, [2, 4])[..., 1, :]
+
+
+class Last(Wide):
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.body(obs).unflatten(-1, [2, 4])[..., -1, :]
+
+
+class Unsized(Wide):
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.body(obs).unflatten(-1, [2, -1])[..., 0, :]
+
+
+class Empty(Wide):
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.body(obs)[:, 2:2]
+
+
+@pytest.mark.parametrize(("kind", "reason"), [(Last, "select"), (Unsized, "unflatten"), (Empty, "leaves nothing")])
+def test_half_of_a_layer_is_that_half_or_refused(kind: Any, reason: str, tmp_path: Path) -> None:
+    """Scripted: in a traced module, the numbers that are negative here are written out."""
+    module, obs = stirred(Wide()), observations(5)
+    with torch.no_grad():
+        assert_equal(mean(describe(script(tmp_path / "half.pt", module, 5)), obs), module(obs))
+    with pytest.raises(CannotCopyError, match=reason):
+        describe(script(tmp_path / "policy.pt", kind(), 5))
+
+
+def doubled(self: nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+    return output * 2.0
+
+
+def halved(self: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    return (inputs[0] * 0.5,)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_hooks_are_followed_or_refused(before: bool, tmp_path: Path) -> None:
+    obs = observations(5)
+    for name in ("part", "whole"):
+        module = stirred(InPlace())
+        hooked: nn.Module = module.second if name == "part" else module
+        if before:
+            hooked.register_forward_pre_hook(halved)
+        else:
+            hooked.register_forward_hook(doubled)
+        path = script(tmp_path / f"{name}.pt", module, 5)
+        if name == "whole":
+            with pytest.raises(CannotCopyError, match="its code has a hook"):
+                describe(path)
+        elif not before:
+            with torch.no_grad():
+                assert_equal(mean(describe(path), obs), module(obs))
 
 
 def test_a_torchscript_file_without_its_code_is_one_sentence(tmp_path: Path) -> None:

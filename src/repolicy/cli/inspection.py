@@ -16,7 +16,7 @@ from repolicy.loading import printable
 from repolicy.objective import RANGES
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.distributions import Gaussian, SquashedGaussian
-from repolicy.policies.file import PROBES, check_own, read_policy
+from repolicy.policies.file import PROBES, check_own, described_with, read_policy
 from repolicy.policies.finding import check_reachable, find_policy
 from repolicy.policies.hub import is_on_hub
 from repolicy.policies.options import Options
@@ -109,15 +109,15 @@ def _std(policy: Policy) -> str:
 
 def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
     """Another library's policy: what is in its file, and what is missing."""
-    from repolicy.policies.formats import CannotCopyError, describe
+    from repolicy.policies.formats import CannotCopyError
     from repolicy.policies.formats.copied import policy_from
     from repolicy.policies.formats.given import NoTemperatureError
 
-    missing = ["the environment (--env)"]
+    missing, options = ["the environment (--env)"], options or Options()
     try:
-        foreign = describe(path, options)
+        foreign = described_with(path, options)
     except NoTemperatureError:
-        foreign = describe(path, replace(options or Options(), temperature=1.0))
+        foreign = described_with(path, replace(options, temperature=1.0))
         missing.append("a temperature (--temperature)")
     except CannotCopyError as error:
         return _inspect_uncopied(path, error)

@@ -87,9 +87,14 @@ def _mixture(prior: Policy, customized: Policy, t: float) -> Policy:
             "a mixture is of networks with hidden layers, without LayerNorm and without a bound on the mean; "
             "use the other dial: how='weights', or --how weights"
         )
+    if one.activation == "leaky_relu" and one.slope != other.slope:
+        raise UsageError(
+            f"the leaky relus of the prior and of the customized policy have different slopes, {one.slope:g} and "
+            f"{other.slope:g}: no mixture of them is a network of ours"
+        )
     ours, theirs, std = _shares(prior, customized, t)
     hidden = tuple(a + b for a, b in zip(one.hidden, other.hidden, strict=True))
-    mixed = Policy(replace(one, hidden=hidden, std="exp", min_std=0.0))
+    mixed = Policy(replace(one, hidden=hidden, std="exp", min_std=0.0, std_bounds=(-math.inf, math.inf)))
     load_layers(
         mixed.network,
         side_by_side(scaled(layers_of(prior.network), ours), scaled(layers_of(customized.network), theirs)),
@@ -156,6 +161,7 @@ def _check_alike(prior: Policy, customized: Policy) -> None:
         ("families", one.family, other.family),
         ("numbers in an observation", one.observation_size, other.observation_size),
         ("actions", one.actions, other.actions),
+        ("ways of cutting actions to their bounds (clips)", one.clips, other.clips),
     ):
         if a != b:
             raise UsageError(f"the prior and the customized policy have different {what}, {a} and {b}: no dial between")

@@ -23,20 +23,10 @@ from torch import Tensor, nn
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.objective import Dial
 from repolicy.policies.conditioned import Conditioned
-from repolicy.policies.network import Mlp
-from repolicy.policies.policy import Policy
+from repolicy.policies.policy import Policy, frozen
 from repolicy.policies.storage import write_bytes
 
 Format = Literal["onnx", "torchscript"]
-ACTIVATIONS: dict[str, Callable[[float], nn.Module]] = {
-    "tanh": lambda _: nn.Tanh(),
-    "relu": lambda _: nn.ReLU(),
-    "elu": lambda _: nn.ELU(),
-    "swish": lambda _: nn.SiLU(),
-    "gelu": lambda _: nn.GELU(),
-    "gelu_tanh": lambda _: nn.GELU("tanh"),
-    "leaky_relu": nn.LeakyReLU,
-}
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torchscript": ".pt"}
 BY_SUFFIX = {suffix: format for format, suffix in SUFFIXES.items()}
 TOLERANCE = 1e-5
@@ -56,20 +46,21 @@ class Acting(nn.Module):
         self.family, self.spec, self.bound = policy.family, policy.spec, policy.normalizer.bound
         self.one_choice = space.kind == "discrete" and len(space.sizes) == 1
         size = policy.spec.observation_size
-        self.network = policy.network if isinstance(policy, Conditioned) else _plain(policy.network)
+        self.network = frozen(policy).network  # a copy: the policy may go on learning
         self.register_buffer("mean", policy.normalizer.shift[:size])
         self.register_buffer("scale", policy.normalizer.scale[:size])
         self.register_buffer("low", torch.tensor(space.low))
         self.register_buffer("high", torch.tensor(space.high))
 
     def forward(self, observations: Tensor) -> Tensor:
-        return self.acted(self.network(self.inputs(observations)))
+        return self.acted(self.inputs(observations))
 
     def inputs(self, observations: Tensor) -> Tensor:
         return ((observations - self.mean) * self.scale).clamp(-self.bound, self.bound)
 
-    def acted(self, outputs: Tensor) -> Tensor:
-        mode = self.family.mode(outputs, self.spec)
+    def acted(self, inputs: Tensor) -> Tensor:
+        """By the network in torch's own operations, which every exporter knows."""
+        mode = self.family.mode(self.network._plainly(inputs), self.spec)
         if self.spec.actions.kind == "discrete":
             mode = mode + self.low.to(mode.dtype) if self.spec.actions.low else mode  # choices are counted from there
         elif self.spec.clips:
@@ -89,7 +80,7 @@ class ActingAt(Acting):
     def forward(self, observations: Tensor, dials: Tensor) -> Tensor:  # type: ignore[override]
         places = [place(dial, values) for dial, values in zip(self.dials, dials.unbind(-1), strict=True)]
         inputs = torch.cat([self.inputs(observations), torch.stack(places, -1)], -1)
-        return self.acted(self.network._plainly(inputs))  # type: ignore[operator]
+        return self.acted(inputs)
 
 
 def place(dial: Dial, values: Tensor) -> Tensor:
@@ -114,7 +105,9 @@ def export(policy: Policy, path: str | Path, format: Format) -> float:
 
 
 def difference(policy: Policy, act: Callable[..., np.ndarray]) -> float:
-    """How far `act` is from the policy's mean action at worst, relative to its size where that is above 1.
+    """How far `act` is from the policy's mean action at worst, relative to the largest one where that is above 1.
+
+    Each number of an action has its own largest one: rounding does as much to its small values as to its large ones.
 
     It is tried on observations like those that the policy was trained on, and on some that the normalizer clips.
     """
@@ -136,22 +129,7 @@ def difference(policy: Policy, act: Callable[..., np.ndarray]) -> float:
         wanted = wanted[:, 0]
     if actions.shape != wanted.shape:
         raise RepolicyError(f"the exported policy gives actions of shape {actions.shape}, not {wanted.shape}")
-    return float((np.abs(actions - wanted) / np.maximum(1.0, np.abs(wanted))).max())
-
-
-def _plain(network: Mlp) -> nn.Sequential:
-    """The network in PyTorch's ordinary layers, which every exporter knows."""
-    layers: list[nn.Module] = []
-    for index, (weight, bias) in enumerate(zip(network.weights, network.biases, strict=True)):
-        layer = nn.Linear(weight.shape[1], weight.shape[0])
-        layer.load_state_dict({"weight": weight.detach(), "bias": bias.detach()})
-        layers.append(layer)
-        if index < len(network.weights) - 1:
-            layers.append(ACTIVATIONS[network.activation](network.slope))
-            norm = network.norm(index)
-            if norm is not None:
-                layers.insert(len(layers) - (norm.place == "before"), norm)
-    return nn.Sequential(*layers)
+    return float((np.abs(actions - wanted) / np.maximum(1.0, np.abs(wanted).max(0))).max())
 
 
 def _example(module: Acting, size: int) -> tuple[Tensor, ...]:

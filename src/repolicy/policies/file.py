@@ -147,7 +147,8 @@ def load_policy(
     ).policy
 
 
-def _copied(path: Path, options: Options) -> SavedPolicy:
+def described_with(path: Path, options: Options) -> "Described":
+    """The policy in another library's file, read with options that it has a use for."""
     from repolicy.policies.formats import describe  # slow to import, and not needed for files of ours
     from repolicy.policies.formats.copied import policy_from
     from repolicy.policies.formats.described import Std
@@ -156,13 +157,21 @@ def _copied(path: Path, options: Options) -> SavedPolicy:
     described = describe(path, options)
     for name in ("std", "temperature", "file_activation"):
         if getattr(options, name) not in (None, "fit") and _is_idle(name, path, options, described):
-            raise UsageError(f"{path} needs no --{name.replace('_', '-')}, as it has its own: leave it out")
-    if wants_fit(options):
-        if described.std is not None or described.actions.kind == "discrete":
-            raise UsageError(f"{path} needs no std: leave --std fit out")
-        ones = Std("vector", np.ones(described.actions.width, np.float32), "identity")
-        std, note = fitted_to(policy_from(replace(described, std=ones)), options)
-        described = replace(described, std=replace(ones, raw=std.numpy()), notes=(*described.notes, note))
+            word = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{path} has no use for {word}, as it has its own or needs none: leave it out")
+    if not wants_fit(options):
+        return described
+    if described.std is not None or described.actions.kind == "discrete":
+        raise UsageError(f"{path} needs no std: leave --std fit out")
+    ones = Std("vector", np.ones(described.actions.width, np.float32), "identity")
+    std, note = fitted_to(policy_from(replace(described, std=ones)), options)
+    return replace(described, std=replace(ones, raw=std.numpy()), notes=(*described.notes, note))
+
+
+def _copied(path: Path, options: Options) -> SavedPolicy:
+    from repolicy.policies.formats.copied import policy_from
+
+    described = described_with(path, options)
     origin = {
         "library": described.library,
         "version": described.version,

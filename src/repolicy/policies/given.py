@@ -4,6 +4,7 @@ Code runs only where the user named it: as an object in Python, as `module:name`
 with `--trust`.
 """
 
+import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -113,7 +114,7 @@ def source_of(given: Any, exact: Exact, options: Options | None, trust: bool) ->
     if reference is None:
         return None
     if isinstance(given, str | Path) and not is_code(given):
-        reference = str(find_policy(given).resolve())
+        reference = os.path.abspath(find_policy(given))  # not where a link leads: statistics lie beside the link
     std = exact.std.tolist() if isinstance(exact, MeanPrior) else None
     return {"prior": reference, "std": std, "trust": trust, "options": asdict(options)}
 
@@ -122,7 +123,7 @@ def from_source(source: Source) -> Exact:
     """In another process: what the user named, with the std that it was given there."""
     std: Std | None = None if source["std"] is None else torch.tensor(source["std"])
     options = Options(**source["options"])
-    if options.std is not None:
+    if options.std is not None and std is not None:
         options = replace(options, std=1.0, demonstrations=None)  # whatever it was, `std` has come of it
     prior = exact_of(source["prior"], options, source["trust"])
     if prior is None:  # it could be copied, and is fitted to all the same

@@ -1,7 +1,14 @@
 """What somebody else's policy file may not say, and its user can. (Without torch, so that `--help` is quick.)"""
 
+import os
+import reprlib
 from dataclasses import dataclass
-from typing import Literal
+from numbers import Real
+from typing import Any, Literal
+
+from repolicy.errors import UsageError
+
+LEAST, MOST = 1e-12, 1e12  # what single precision divides by and squares
 
 
 @dataclass(frozen=True)
@@ -19,3 +26,24 @@ class Options:
     """Of another library's policy: its network's activation, where the file does not say."""
     demonstrations: str | None = None
     """For --std fit: recorded observations and actions of the policy, an .npz file or a Minari dataset."""
+
+    def __post_init__(self) -> None:
+        """Refuse what a file would be blamed for later; what is kept can be written as JSON."""
+        for name, value in vars(self).items():
+            if value is None or (name == "std" and isinstance(value, str) and value == "fit"):
+                continue
+            checked = _number(name, value) if name in ("std", "temperature") else _text(name, value)
+            object.__setattr__(self, name, checked)
+
+
+def _number(name: str, value: Any) -> float:
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    if not real or not LEAST <= value <= MOST:
+        raise UsageError(f"--{name} is {reprlib.repr(value)}; it must be above 0, a number from {LEAST:g} to {MOST:g}")
+    return float(value)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str | os.PathLike):
+        raise UsageError(f"--{name.replace('_', '-')} is {reprlib.repr(value)}; it must be a text")
+    return str(value)

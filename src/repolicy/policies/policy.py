@@ -106,14 +106,25 @@ class PolicySpec:
                 raise UsageError(f"there is no {what} {name!r}; choose from {', '.join(table)}")
         if FAMILIES[self.family].kind != self.actions.kind:
             raise UsageError(f"a {self.family} policy cannot act with {self.actions.kind} actions ({self.actions})")
-        if FAMILIES[self.family].squashes and not np.all(np.isfinite(self.actions.low + self.actions.high)):
-            raise UsageError("a squashed policy needs bounded actions; this environment's have no bounds")
+        self._check_bounds()
         if any(size < 1 for size in self.hidden):
             raise UsageError(f"hidden is {self.hidden}; it must be layer sizes, such as 64 64")
         if self.norms and (len(self.norms) != len(self.hidden) or not {*self.norms} <= {"", "before", "after"}):
             raise UsageError(f"norms is {self.norms}; for each hidden layer it must say before, after or nothing")
         if not 0 <= self.min_std < self.initial_std:
             raise UsageError(f"stds must satisfy 0 <= min_std < initial_std, not {self.min_std} and {self.initial_std}")
+
+    def _check_bounds(self) -> None:
+        """Raise where actions go to bounds that are not there. (A clip may be open on one side.)"""
+        low, high, squashes = self.actions.low, self.actions.high, FAMILIES[self.family].squashes
+        if squashes and not (low and high and np.all(np.isfinite(low + high))):
+            raise UsageError("a squashed policy needs bounded actions; this environment's have no bounds")
+        if not (squashes or self.clips):
+            return
+        if not len(low) == len(high) == self.actions.width or not np.all(np.less_equal(low, high)):
+            raise UsageError(
+                f"{self.actions} have the bounds {low} and {high}; each must have a lower one and a higher one"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -21,6 +21,7 @@ from torch import Tensor
 from repolicy.errors import FileError
 
 FORMAT = 1
+DEPTH = 50  # layers that a header may have; the deepest that is written has a handful
 
 
 def write(path: Path, kind: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
@@ -52,8 +53,8 @@ def read(path: Path, kind: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]
         raise FileError(f"{path} cannot be read: {error.strerror}") from None
     except (safetensors.SafetensorError, ValueError, OSError, RecursionError) as error:
         raise FileError(f"{path} is damaged, or no Repolicy file: {error}") from None
-    if not isinstance(header, dict):
-        raise FileError(f"{path} is damaged, or no Repolicy file: its header is no object")
+    if not isinstance(header, dict) or _is_deeper(header, DEPTH):
+        raise FileError(f"{path} is damaged, or no Repolicy file: its header is no object, or one of too many layers")
     if isinstance(header.get("format"), int) and header["format"] > FORMAT:
         raise FileError(f"{path} has format {header['format']}; this version reads up to {FORMAT}: upgrade repolicy")
     if header.pop("sha256", None) != _checksum(tensors, header):
@@ -133,6 +134,12 @@ def check_shape(value: Any, shape: Shape, where: str) -> None:
                 check_shape(value[name.removesuffix("?")], inner, f"{where}, {name.removesuffix('?')!r}")
             elif not name.endswith("?"):
                 raise FileError(f"{where} has no {name!r}")
+
+
+def _is_deeper(value: Any, layers: int) -> bool:
+    """Whether JSON has more layers than these. (A thousand would end whatever goes through it in a RecursionError.)"""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return layers < 0 or any(_is_deeper(each, layers - 1) for each in inner)
 
 
 _WORDS = {

@@ -49,6 +49,7 @@ def read(path: Path, options: Options) -> Described:
     assert module is not None
     kind = "PPO" if len(parts) > 2 else "PPO or SAC"
     activation, notes = chosen_activation(options, "swish", f"{LIBRARY} PPO")
+    activation = "gelu_tanh" if activation == "gelu" else activation  # what Flax calls gelu
     if notes and kind != "PPO":
         notes.append(OR_SAC)
     actor, std, squashed = _policy(module, activation, where)

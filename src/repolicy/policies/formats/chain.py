@@ -144,11 +144,13 @@ def _behind(
     """What follows the last layer: a slice of it, a clip, a tanh and its scaling, or the choice of the largest."""
     unused = None
     if _next(steps) == "slice":
-        output, unused = _sliced(output, steps.pop(0))
+        output, unused = _sliced(output, steps.pop(0), where)
     mean_clip = _take_clip(steps)
     rows = len(output.bias)
     low, high = np.full(rows, -1.0), np.full(rows, 1.0)
     squashed, argmax = _next(steps) == "tanh", _next(steps) == "argmax"
+    if argmax and mean_clip is not None:
+        raise CannotCopyError(f"{where} cannot be copied: its outputs are clipped before the largest is chosen")
     if squashed or argmax:
         steps.pop(0)
     if squashed and _next(steps) == "affine":
@@ -193,7 +195,7 @@ def _take_linear(steps: list[Step], where: str) -> Linear:
 
 def _take_clip(steps: list[Step]) -> float | None:
     """The bound of a clip that is alike on both sides."""
-    return steps.pop(0).high if _next(steps) == "clip" and steps[0].low == -steps[0].high else None
+    return steps.pop(0).high if _next(steps) == "clip" and -steps[0].low == steps[0].high > 0.0 else None
 
 
 def _take_norm(steps: list[Step], place: Place) -> LayerNorm | None:
@@ -204,8 +206,10 @@ def _take_norm(steps: list[Step], place: Place) -> LayerNorm | None:
     return LayerNorm(weight, bias, step.high, place)
 
 
-def _sliced(output: Linear, step: Step) -> tuple[Linear, Linear | None]:
+def _sliced(output: Linear, step: Step, where: str) -> tuple[Linear, Linear | None]:
     start, end = int(step.low), int(min(step.high, len(output.bias)))
+    if not 0 <= start < end:
+        raise CannotCopyError(f"{where} cannot be copied: a slice leaves nothing of its last layer")
     rest = Linear(output.weight[end:], output.bias[end:]) if start == 0 and 2 * end == len(output.bias) else None
     return Linear(output.weight[start:end], output.bias[start:end]), rest
 

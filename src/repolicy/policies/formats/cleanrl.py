@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -97,14 +97,24 @@ def _squashed(tensors: dict[str, Array], options: Options, where: str) -> Descri
 
 
 Reader = Callable[[dict[str, Array], Options, str], Described]
-KINDS: tuple[tuple[tuple[str, ...], Reader], ...] = (
-    (("actor_mean.0.weight", "actor_logstd"), _continuous),
-    (("fc1.weight", "fc_mu.weight", "action_scale"), _squashed),
-    (("fc1.weight", "fc_mean.weight", "action_scale"), _squashed),
-    (("actor.0.weight", "critic.0.weight"), _discrete),
-    (("network.0.weight", "network.2.weight"), _values),
+
+
+class Kind(NamedTuple):
+    """A script's model: tensors that it has, and all its modules. With others beside them, it is another's policy."""
+
+    names: tuple[str, ...]
+    modules: set[str]
+    reader: Reader
+
+
+SCALE = {"action_scale", "action_bias"}
+KINDS = (
+    Kind(("actor_mean.0.weight", "actor_logstd"), {"actor_mean", "actor_logstd", "critic"}, _continuous),
+    Kind(("fc1.weight", "fc_mu.weight", "action_scale"), {"fc1", "fc2", "fc_mu"} | SCALE, _squashed),
+    Kind(("fc1.weight", "fc_mean.weight", "action_scale"), {"fc1", "fc2", "fc_mean", "fc_logstd"} | SCALE, _squashed),
+    Kind(("actor.0.weight", "critic.0.weight"), {"actor", "critic"}, _discrete),
+    Kind(("network.0.weight", "network.2.weight"), {"network"}, _values),
 )
-WHOLE = {_discrete: ("actor", "critic"), _values: ("network",)}  # with other tensors beside, it is another's policy
 HOLDERS = ("model_weights", "agent", "model", "state_dict")  # under which a state dict may be kept
 WRAPPERS = ("_orig_mod.", "module.")  # what torch.compile and DataParallel put before each name
 
@@ -129,6 +139,6 @@ def _kind(checkpoint: Any) -> Reader | None:
     state = _state(checkpoint)
     if not isinstance(state, dict):
         return None
-    reader = next((reader for names, reader in KINDS if all(name in state for name in names)), None)
-    owners = {str(name).partition(".")[0] for name in state}
-    return None if reader in WHOLE and not owners.issubset(WHOLE[reader]) else reader
+    modules = {str(name).partition(".")[0] for name in state}
+    fitting = (kind for kind in KINDS if modules <= kind.modules and all(name in state for name in kind.names))
+    return next((kind.reader for kind in fitting), None)

@@ -1,6 +1,5 @@
 """What a file does not hold and its reader adds: the user's std, temperature and statistics, a run's own settings."""
 
-import math
 import os
 import re
 from collections.abc import Callable
@@ -8,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from repolicy.errors import UsageError
+from repolicy.errors import FileError, UsageError
+from repolicy.loading import printable
 from repolicy.policies.formats import vecnormalize
 from repolicy.policies.formats.described import Linear, Normalizer, Perceptron, Std
 from repolicy.policies.formats.layers import check_width
@@ -26,8 +26,6 @@ def tempered(network: Perceptron, options: Options, where: str) -> Perceptron:
             f"{where} holds values of actions and no probabilities: give the temperature of its Boltzmann policy with "
             "--temperature, in units of the return"
         )
-    if not (0.0 < options.temperature < math.inf):
-        raise UsageError(f"--temperature is {options.temperature}; it must be above 0")
     factor = np.float32(1.0 / options.temperature)
     output = Linear(network.output.weight * factor, network.output.bias * factor)
     return Perceptron(network.hidden, output, network.activation)
@@ -36,8 +34,6 @@ def tempered(network: Perceptron, options: Options, where: str) -> Perceptron:
 def given_std(options: Options, width: int) -> Std | None:
     if options.std is None or options.std == "fit":
         return None
-    if not (0.0 < options.std < math.inf):
-        raise UsageError(f"--std is {options.std}; it must be above 0")
     return Std("vector", np.full(width, options.std, np.float32), "identity")
 
 
@@ -81,15 +77,40 @@ def chosen_statistics(options: Options, inside: Callable[[], Normalizer | None])
 
 
 def agent_settings(path: Path) -> dict[str, str]:
-    """The plain settings of the policy in `params/agent.yaml`, the first of each name: a line `name: word`.
+    """The settings of the policy in `params/agent.yaml`, the first of each name, as they stand on their lines.
 
-    Beside them `class_names`, of all its classes. Without such a file there is nothing.
+    A list stands on one line, `[a, b]`. Beside them `class_names`, of all its classes. Without such a file there is
+    nothing.
     """
     for folder in Path(os.path.abspath(path)).parents[:2]:
         file = folder / "params" / "agent.yaml"
         if file.is_file() and file.stat().st_size < 1_000_000:
-            lines = re.findall(r"^\s+(\w+): *['\"]?([\w.:]+)['\"]?\s*$", file.read_text(errors="replace"), re.M)
-            names = " ".join(word for name, word in lines if name == "class_name")
-            settings = {name: word for name, word in reversed(lines) if word not in ("null", "None")}
+            text = re.sub(
+                LIST, lambda list_: f": [{', '.join(list_[1].split()[1::2])}]", file.read_text("utf-8", "replace")
+            )
+            lines = [(name, value.strip("'\"")) for name, value in re.findall(LINE, text)]
+            names = " ".join(value for name, value in lines if name == "class_name")
+            settings = {name: value for name, value in reversed(lines) if value not in ("null", "None")}
             return settings | {"class_names": names}
     return {}
+
+
+LIST = re.compile(r":(?: !\S+)?[ \t]*((?:\n[ \t]*- \S+[ \t]*)+)$", re.M)  # each entry, one word, on a line of its own
+LINE = re.compile(r"^[ \t]+(\w+):[ \t]+(\S.*?)[ \t]*(?:[ \t]#.*)?$", re.M)
+
+
+def listed(setting: str) -> list[str]:
+    """The entries of a setting that is a list, or the one that it is."""
+    return [entry.strip(" '\"") for entry in setting.strip("[]()").split(",")]
+
+
+def numbers_in(agent: dict[str, str], name: str, default: str) -> list[float]:
+    """The numbers of a setting, as many as its default has."""
+    entries, wanted = listed(agent.get(name, default)), listed(default)
+    try:
+        numbers = [float(entry.replace(".inf", "inf")) for entry in entries]
+    except ValueError:
+        numbers = []
+    if len(numbers) != len(wanted):
+        raise FileError(f"params/agent.yaml cannot be used: its {name} is {printable(agent[name])}")
+    return numbers

@@ -20,6 +20,7 @@ from repolicy.policies.formats.onnx_files import TYPES, array_of, attribute_of, 
 from repolicy.policies.options import Options
 
 ACTION_NAMES = ("actions", "action", "continuous_actions", "mean", "mu", "mean_actions", "output")
+MEAN = "deterministic_"  # in front of one of these
 BRAX_MIN_STD = 1e-3
 OTHER_WORDS = ("value", "std", "sigma", "log_prob", "logp", "entropy")  # in the names of other outputs
 PASSED = ("Identity", "Dropout")  # the same numbers come out
@@ -165,9 +166,13 @@ class _Graph:
         return True
 
 
-def unlike_an_action(name: str) -> tuple[bool, bool]:
-    """By which outputs are sorted: what is called an action is first, and what is called something else last."""
-    return name not in ACTION_NAMES, any(word in name.lower() for word in OTHER_WORDS)
+def unlike_an_action(name: str) -> tuple[bool, bool, bool]:
+    """By which outputs are sorted: what is called an action is first, and what is called something else last.
+
+    ML-Agents' `continuous_actions` are drawn, and `deterministic_continuous_actions` beside them are their mean.
+    """
+    plain = name.removeprefix(MEAN)
+    return plain not in ACTION_NAMES, plain == name, any(word in name.lower() for word in OTHER_WORDS)
 
 
 def left_out(names: Iterable[str], taken: str) -> tuple[str, ...]:
@@ -188,7 +193,7 @@ def _width(chain: Chain, width: int) -> int:
 
 def _step(operator: str, place: int, constants: list[Array], attributes: Mapping[str, Any]) -> Step | None:
     """A node with one moving input, at `place`, and constants beside it."""
-    if operator == "Gemm" and place == 0 and not attributes.get("transA", 0):
+    if operator == "Gemm" and place == 0 and constants[0].ndim == 2 and not attributes.get("transA", 0):
         weight = constants[0].astype(np.float64) * attributes.get("alpha", 1.0)
         weight = weight if attributes.get("transB", 0) else weight.T
         bias = constants[1].reshape(-1) * attributes.get("beta", 1.0) if constants[1:] else np.zeros(1)
@@ -253,8 +258,6 @@ FOLDS: dict[str, Callable[..., Array]] = {
     "Neg": np.negative,
     "Reciprocal": np.reciprocal,
     "Identity": np.asarray,
-    "Unsqueeze": lambda array, *_: array,
-    "Squeeze": lambda array, *_: array,
 }
 
 
@@ -264,8 +267,10 @@ def _fold(operator: str, constants: list[Array], attributes: Mapping[str, Any]) 
         return constants[0].T
     if operator == "Cast" and attributes.get("to") in TYPES:
         return constants[0].astype(TYPES[attributes["to"]])
-    if operator not in FOLDS or not constants:
-        return None
+    if operator in ("Squeeze", "Unsqueeze") and constants:
+        return _reshaped(operator, constants, attributes)
+    if operator not in FOLDS or not constants or (operator == "Div" and constants[0].dtype.kind not in "f"):
+        return None  # whole numbers divide to whole numbers
     try:
         shape = np.broadcast_shapes(*(constant.shape for constant in constants))
         if math.prod(shape) > max(constant.size for constant in constants):
@@ -273,4 +278,16 @@ def _fold(operator: str, constants: list[Array], attributes: Mapping[str, Any]) 
         with np.errstate(all="ignore"):
             return np.asarray(FOLDS[operator](*constants))
     except (ValueError, TypeError):
+        return None
+
+
+def _reshaped(operator: str, constants: list[Array], attributes: Mapping[str, Any]) -> Array | None:
+    """With axes of one entry less or more; they are an input, or an attribute in older graphs."""
+    given = constants[1].reshape(-1).tolist() if constants[1:] else attributes.get("axes")
+    axes = None if given is None else tuple(int(axis) for axis in given)
+    try:
+        if operator == "Squeeze":
+            return np.squeeze(constants[0], axes)
+        return None if axes is None else np.expand_dims(constants[0], axes)
+    except ValueError:
         return None

@@ -15,6 +15,7 @@ class Moving:
     """A value that depends on the observations. What works in place changes its chain."""
 
     chain: Chain
+    cast: bool = False  # to a type that it may have had before: then the code's two values are one, and else two
 
 
 def is_part(value: Moving) -> bool:
@@ -78,14 +79,18 @@ def _slice(args: Args, _: Named) -> Any:
 def _unflatten(args: Args, _: Named) -> Moving | None:
     """The last axis as two rows, of which `select` takes one."""
     moving, dim, sizes = args
-    return _with(moving, Step("unflatten", low=sizes[0], high=sizes[1])) if dim == -1 and len(sizes) == 2 else None
+    if dim != -1 or len(sizes) != 2 or min(sizes) < 1:
+        return None
+    return _with(moving, Step("unflatten", low=sizes[0], high=sizes[1]))
 
 
 def _select(args: Args, _: Named) -> Moving | None:
     moving, dim, index = args
     if not isinstance(moving, Moving) or dim != -2 or not moving.chain or moving.chain[-1].name != "unflatten":
         return None
-    size = moving.chain[-1].high
+    rows, size = moving.chain[-1].low, moving.chain[-1].high
+    if not 0 <= index < rows:
+        return None
     return Moving((*moving.chain[:-1], Step("slice", low=index * size, high=(index + 1) * size)))
 
 
@@ -153,6 +158,8 @@ def _cast(args: Args, named: Named) -> Any:
     kinds = [
         value for value in (*args[1:], named.get("dtype")) if isinstance(value, int) and not isinstance(value, bool)
     ]
+    if isinstance(args[0], Moving) and kinds:
+        args[0].cast = True
     return args[0] if all(kind in (SINGLE, DOUBLE) for kind in kinds) else None
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from repolicy.errors import FileError
 from repolicy.policies.formats.described import Array, CannotCopyError, Described, Linear, Normalizer, Perceptron, Std
-from repolicy.policies.formats.given import agent_settings, chosen_statistics
+from repolicy.policies.formats.given import agent_settings, chosen_statistics, numbers_in
 from repolicy.policies.formats.layers import (
     below,
     check_width,
@@ -29,7 +29,11 @@ from repolicy.policies.spaces import ActionSpace
 
 LIBRARY = "rsl_rl"
 EPSILON = 1e-2  # of EmpiricalNormalization, in all versions
-LIMITS = (1e-6, 1e6)  # of a std, since 5.0
+STD_RANGE = "1e-6, 1e6"  # of a std, since 5.0, unless its settings say otherwise
+ASSUMED = (
+    "without params/agent.yaml nothing says within which std_range the std is kept: rsl_rl's default, 1e-6 to 1e6, is "
+    "assumed"
+)
 
 
 class Layout(NamedTuple):
@@ -85,6 +89,7 @@ def _layout(checkpoint: dict[str, Any], where: str) -> tuple[Layout, dict[str, A
         if any(name.startswith(("cnn", "actor_cnn")) for name in tensors):
             raise CannotCopyError(f"{where} cannot be copied: the policy looks at images")
         if below(tensors, layout.actor):
+            _check_whole(tensors, layout, where)
             return layout, tensors
     raise FileError(
         f"{where} looks like a checkpoint of rsl_rl, but holds no actor: {some(names)}; known are actor.*, student.* "
@@ -92,16 +97,25 @@ def _layout(checkpoint: dict[str, Any], where: str) -> tuple[Layout, dict[str, A
     )
 
 
+def _check_whole(tensors: dict[str, Array], layout: Layout, where: str) -> None:
+    """Refuse a policy with modules of its own, through which the observations may go before the actor sees them."""
+    known = (f"{layout.actor}.", f"{layout.normalizer}.", "critic", "teacher")
+    others = [name for name in tensors if not name.startswith(known) and name not in layout.stds]
+    if others:
+        raise CannotCopyError(f"{where} cannot be copied: it has {some(others)}, which no policy of rsl_rl's own has")
+
+
 def _std(
     tensors: dict[str, Array], layout: Layout, actor: Perceptron, agent: dict[str, str], where: str
 ) -> tuple[Std, Perceptron, list[str]]:
     """One for all states, or the second half of the last layer."""
+    notes = [ASSUMED] if layout.version.startswith("4") and not agent else []
     for name, link in layout.stds.items():
         if name in tensors:
             raw = numbers(tensors[name].reshape(-1), name, where)
             if len(raw) != len(actor.output.bias):
                 raise FileError(f"{where} is damaged: {len(raw)} stds do not fit {len(actor.output.bias)} actions")
-            return Std("vector", raw, link, *_limits(link)), actor, []
+            return Std("vector", raw, link, *_limits(link, agent)), actor, notes
     if "Beta" in agent.get("class_names", "") or len(actor.output.bias) % 2:
         raise CannotCopyError(f"{where} cannot be copied: its distribution is no Gaussian, or it has no std")
     half = len(actor.output.bias) // 2
@@ -109,14 +123,18 @@ def _std(
     link = "exp" if std_type == "log" else "identity"
     head = Linear(actor.output.weight[half:], actor.output.bias[half:])
     mean = Linear(actor.output.weight[:half], actor.output.bias[:half])
-    notes = [] if std_type else ["the std is taken from the second half of the last layer as it is (std_type: scalar)"]
+    if not std_type:
+        notes.append("the std is taken from the second half of the last layer as it is (std_type: scalar)")
     if not agent:
         notes.append("without params/agent.yaml a Beta policy looks the same, and its copy would be wrong")
-    return Std("head", head, link, *_limits(link)), Perceptron(actor.hidden, mean, actor.activation), notes
+    return Std("head", head, link, *_limits(link, agent)), Perceptron(actor.hidden, mean, actor.activation), notes
 
 
-def _limits(link: str) -> tuple[float, float]:
-    return LIMITS if link == "identity" else (math.log(LIMITS[0]), math.log(LIMITS[1]))
+def _limits(link: str, agent: dict[str, str]) -> tuple[float, float]:
+    """Of what a std is made of; rsl_rl keeps the std itself above 1e-6 in any case."""
+    low, high = numbers_in(agent, "std_range", STD_RANGE)
+    low = max(low, 1e-6)
+    return (low, high) if link == "identity" else (math.log(low), math.log(high))
 
 
 def _normalizer(checkpoint: dict[str, Any], tensors: dict[str, Array], layout: Layout, where: str) -> Normalizer | None:

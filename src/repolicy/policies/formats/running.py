@@ -37,6 +37,15 @@ def runner(path: Path, trust: bool) -> "Graph | Script":
     return Script(path)
 
 
+def _check_same(first: Tensor, again: Tensor, path: Path) -> None:
+    """Refuse what gives other actions when it runs again."""
+    if not torch.allclose(first, again, atol=1e-6, equal_nan=True):
+        raise UsageError(
+            f"{path} gives different actions from the same start: it draws them at random, or its state is not in its "
+            "buffers, so that it tells no mean"
+        )
+
+
 class Graph:
     """An ONNX graph in onnxruntime, on one core."""
 
@@ -67,8 +76,11 @@ class Graph:
                 "observations alone"
             )
         [self._source], left = sources, [name for name in outputs if name not in self._memory.values()]
+        if not left:
+            raise FileError(f"{path} gives nothing but its memory ({', '.join(outputs)}), and no action")
         self._action = min(left, key=unlike_an_action)
         self.notes = left_out(left, self._action)
+        self._path = path
         self._shapes = {name: _sizes(inputs[name].shape, path) for name in self._memory}
         self.remembers, shape = bool(self._memory), inputs[self._source].shape
         if len(shape) != 2:
@@ -79,9 +91,11 @@ class Graph:
 
     def prepare(self, observation_size: int) -> bool:
         """Find whether it keeps rows apart, so that it can run several at a time."""
+        rows = torch.randn(TRIED, observation_size, generator=torch.Generator().manual_seed(0)).numpy()
+        first, again = (torch.from_numpy(self.step(rows[:1], self.begin(1))[0]).double() for _ in range(2))
+        _check_same(first, again, self._path)
         if self._memory or self._one_by_one:
             return self.remembers
-        rows = torch.randn(TRIED, observation_size, generator=torch.Generator().manual_seed(0)).numpy()
         apart = np.stack([self._run(rows[n : n + 1], {})[0].reshape(-1) for n in range(TRIED)])
         try:
             together = self._run(rows, {})[0]
@@ -146,11 +160,7 @@ class Script:
         self._names = [name for name, value in before.items() if not torch.equal(value, after[name])]
         self._start = {name: before[name] for name in self._names}
         self._set(self._start)
-        if not torch.allclose(first, self._row(noise[0, :1]), atol=1e-6):
-            raise UsageError(
-                f"{self._path} gives different actions from the same start: its state is not in its buffers, so it "
-                "cannot be kept apart for each environment"
-            )
+        _check_same(first, self._row(noise[0, :1]), self._path)
         self.remembers, self._together = bool(self._names), False
         self._axes = {name: {2: 0, 3: 1}.get(value.dim()) for name, value in self._start.items()}
         apart = self._tried(noise)

@@ -22,6 +22,7 @@ Storages = Callable[[Any], Any]  # from a key to a flat array, or to something t
 PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 PLAIN = "biuf"  # kinds of NumPy's types: booleans, integers, and real numbers
 DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, struct.error, RecursionError)
+PLACE = 100  # bytes that an entry of a dict takes, such as of that which remembers what was made
 ROOM, FACTOR = 2**24, 8  # so many bytes, and so many times those of the file and its tensors, may be made of a pickle
 
 
@@ -100,8 +101,10 @@ class _Reader:
                 return self.stack.pop(), (position or 0) + 1
             if code.name in _VALUES:
                 self.stack.append(argument)
+            elif code.name in _SINGLE:
+                self.stack.append(_SINGLE[code.name])
             elif code.name in _EMPTY:
-                self.stack.append(_EMPTY[code.name]())
+                self.push(_EMPTY[code.name]())
             elif code.name in _STEPS:
                 _STEPS[code.name](self, argument)
             elif code.name not in ("PROTO", "FRAME"):
@@ -117,8 +120,14 @@ class _Reader:
                 return above
         raise ValueError("a mark is missing")
 
+    def push(self, made: Any) -> None:
+        """Put what was made on the stack, and count it."""
+        self.stack.append(made)
+        self.spend(made)
+
     def put(self, index: int | None) -> None:
         self.memo[len(self.memo) if index is None else index] = self.stack[-1]
+        self.take(PLACE)
 
     def extend(self, entries: list[Any]) -> None:
         target = self.stack[-1]
@@ -127,6 +136,7 @@ class _Reader:
         elif isinstance(target, list):
             target.extend(entries)
         elif isinstance(target, set):
+            self.take(PLACE * len(entries))
             target.update(_keys(entries))
 
     def assign(self, entries: list[Any]) -> None:
@@ -134,17 +144,21 @@ class _Reader:
         if isinstance(target, Shell):
             target.items.extend(pairs)
         elif isinstance(target, dict):
+            self.take(PLACE * len(pairs))
             target.update(_dict(pairs))
 
     def spend(self, *made: Any) -> None:
         """Count what was made: a short pickle could make the same large thing again and again."""
-        self.left -= sum(max(sys.getsizeof(each), getattr(each, "nbytes", 0)) for each in made)
+        self.take(sum(max(sys.getsizeof(each), getattr(each, "nbytes", 0)) for each in made))
+
+    def take(self, size: int) -> None:
+        self.left -= size
         if self.left < 0:
             raise ValueError("it would unpack to far more than it holds")
 
     def call(self, function: Any, args: Any) -> None:
-        self.stack.append(make(function, tuple(args)))
-        self.spend(args, self.stack[-1])
+        self.push(make(function, tuple(args)))
+        self.spend(args)
 
     def build(self, state: Any) -> None:
         target = self.stack[-1]
@@ -209,19 +223,19 @@ def _tuple(count: int) -> Callable[[_Reader, Any], None]:
     def step(reader: _Reader, _: Any) -> None:
         if len(reader.stack) < count:
             raise ValueError("a tuple is cut short")
-        reader.stack[-count:] = [tuple(reader.stack[-count:])]
+        made = tuple(reader.stack[-count:])
+        del reader.stack[-count:]
+        reader.push(made)
 
     return step
 
 
 def _gathered(make: Callable[[list[Any]], Any]) -> Callable[[_Reader, Any], None]:
-    return lambda reader, _: reader.stack.append(make(reader.above()))
+    return lambda reader, _: reader.push(make(reader.above()))
 
 
+_SINGLE = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _EMPTY: dict[str, Callable[[], Any]] = {
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
     "EMPTY_LIST": list,
     "EMPTY_TUPLE": tuple,
     "EMPTY_DICT": dict,

@@ -23,6 +23,7 @@ from repolicy.policies.formats.torch_files import entry, find_root, open_zip, zi
 from repolicy.policies.options import Options
 
 MEMORIES = ("LSTM", "GRU", "RNN")
+HOOKS = ("__forward_hooks__", "__forward_pre_hooks__")
 BUDGET = 20_000  # statements and expressions that are looked at
 
 
@@ -57,6 +58,7 @@ def read(path: Path, options: Options) -> Described:
 
 def _followed(code: "_Code", module: Any, where: str) -> Moving:
     try:
+        code.check_no_hooks(module)
         result = code.method(module, "forward", [Moving(())])
     except RecursionError:
         raise CannotCopyError(f"{where} cannot be copied: its code calls itself") from None
@@ -111,14 +113,24 @@ class _Code:
                 raise self.refuse("a line that is nested too deep") from None
         return self.files[module]
 
-    def method(self, shell: Any, name: str, args: list[Any]) -> Any:
+    def members(self, shell: Any) -> list[ast.stmt]:
+        """What stands in the class of a module."""
         if not isinstance(shell, Shell) or not isinstance(shell.name, Name):
             raise self.refuse("a call of something that is no module")
         module, _, class_name = shell.name.text.rpartition(".")
         for node in self.tree(module).body:
             if isinstance(node, ast.ClassDef) and node.name == class_name:
-                return self.run(_function(node.body, name), [shell, *args])
+                return node.body
         raise FileError(f"{self.where} is not whole: the code of {class_name} is missing in it")
+
+    def check_no_hooks(self, shell: Any) -> None:
+        """Refuse hooks of the whole module: PyTorch itself calls them. (Those of its parts are called in the code.)"""
+        for node in self.members(shell):
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in HOOKS and ast.literal_eval(node.value):
+                raise self.refuse("a hook")
+
+    def method(self, shell: Any, name: str, args: list[Any]) -> Any:
+        return self.run(_function(self.members(shell), name), [shell, *args])
 
     def function(self, name: str, args: list[Any]) -> Any:
         module, _, last = name.rpartition(".")
@@ -215,7 +227,7 @@ class _Code:
 
     def in_place(self, target: Any, result: Any, name: str) -> Moving:
         """The same value, changed for all who hold it; a part of another value would change that one too."""
-        if not isinstance(target, Moving) or not isinstance(result, Moving) or is_part(target):
+        if not isinstance(target, Moving) or not isinstance(result, Moving) or is_part(target) or target.cast:
             raise self.refuse(f"{name} in place")
         target.chain = result.chain
         return target

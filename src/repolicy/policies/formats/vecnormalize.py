@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.errors import FileError, UsageError
+from repolicy.errors import FileError, UsageError, first_line
 from repolicy.loading import read_bytes
 from repolicy.policies.formats.described import Normalizer
 from repolicy.policies.formats.layers import normalizer
-from repolicy.policies.formats.shells import Shell, array, read_pickle, shortened
+from repolicy.policies.formats.shells import DAMAGE, PLAIN, Shell, array, read_pickle, shortened
 from repolicy.policies.formats.torch_files import entry, open_zip
 
 Groups = tuple[tuple[str, int], ...]
@@ -21,8 +21,15 @@ Groups = tuple[tuple[str, int], ...]
 def read(path: Path, groups: Groups = ()) -> Normalizer | None:
     """The normalizer in a VecNormalize's pickle, or in an .npz with `mean` and `var`; None if it has none of those."""
     content = read_bytes(path)
-    if content[:4] == b"PK\x03\x04":
-        return _read_arrays(content, str(path))
+    try:
+        if content[:4] == b"PK\x03\x04":
+            return _read_arrays(content, str(path))
+        return _read_pickle(content, groups, path)
+    except DAMAGE as error:  # caught here, as whoever reads a policy would blame the policy's file
+        raise FileError(f"{path} is damaged, or no VecNormalize: {first_line(error)}") from None
+
+
+def _read_pickle(content: bytes, groups: Groups, path: Path) -> Normalizer | None:
     shell = read_pickle(content, str(path))
     if not isinstance(shell, Shell) or ("obs_rms" not in shell.state and "norm_obs" not in shell.state):
         raise FileError(f"{path} holds no VecNormalize and no arrays mean and var: {shortened(shell)}")
@@ -32,7 +39,7 @@ def read(path: Path, groups: Groups = ()) -> Normalizer | None:
     statistics = shell.state["obs_rms"]
     if not isinstance(statistics, dict):
         mean, var, count = _moments(statistics, path)
-        return normalizer(mean, np.sqrt(var + epsilon), clip, str(path), count)
+        return normalizer(mean, _deviation(var, epsilon), clip, str(path), count)
     return _of_groups(statistics, shell.state.get("norm_obs_keys"), groups, clip, epsilon, path)
 
 
@@ -61,6 +68,12 @@ def _moments(statistics: Any, path: Path) -> tuple[np.ndarray, np.ndarray, float
         raise FileError(f"{path} is damaged: its running mean and variance are no arrays") from None
 
 
+def _deviation(var: np.ndarray, epsilon: float) -> np.ndarray:
+    """NaN where a variance is negative, which `normalizer` refuses."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.sqrt(var + epsilon))
+
+
 def _of_groups(
     statistics: dict[str, Any], keys: Any, groups: Groups, clip: float, epsilon: float, path: Path
 ) -> Normalizer:
@@ -69,14 +82,14 @@ def _of_groups(
     if not groups or missing:
         raise UsageError(f"{path} does not normalize all of the policy's observations: {', '.join(missing) or 'Dict'}")
     means, variances, counts = zip(*[_moments(statistics[key], path) for key, _ in groups], strict=True)
-    deviation = np.sqrt(np.concatenate(variances) + epsilon)
+    deviation = _deviation(np.concatenate(variances), epsilon)
     return normalizer(np.concatenate(means), deviation, clip, str(path), counts[0])
 
 
 def _read_arrays(content: bytes, where: str) -> Normalizer:
     archive = open_zip(content, where)
     mean, var = (_array(entry(archive, f"{name}.npy", where), where) for name in ("mean", "var"))
-    return normalizer(mean, np.sqrt(var + 1e-8), 10.0, where)
+    return normalizer(mean, _deviation(var, 1e-8), 10.0, where)
 
 
 def _array(content: bytes, where: str) -> np.ndarray:
@@ -86,7 +99,9 @@ def _array(content: bytes, where: str) -> np.ndarray:
         version = np.lib.format.read_magic(stream)
         reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = reader(stream)
-        if dtype.hasobject or int(np.prod(shape, dtype=object)) * dtype.itemsize != len(content) - stream.tell():
+        if dtype.kind not in PLAIN:
+            raise ValueError(f"it holds {dtype} where real numbers are expected")
+        if int(np.prod(shape, dtype=object)) * dtype.itemsize != len(content) - stream.tell():
             raise ValueError("its header does not fit its bytes")
         return np.frombuffer(content[stream.tell() :], dtype).astype(np.float64)
     except (ValueError, TypeError) as error:
