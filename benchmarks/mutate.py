@@ -220,6 +220,8 @@ MUTANTS = [
     Mutant("engine/weights.py", " and numbers <= MOST_NUMBERS", "", WORTH, "a price on states of any size"),
     Mutant("engine/folder.py", "if done >= wanted:", "if True:", "tests/test_doors_output.py", "a stopped run taken for a finished one"),
     Mutant("engine/diagnosis.py", "clips=policy.spec.clips or policy.family.squashes", "clips=False", "tests/test_diagnosis.py", "the untrained policy beyond the bounds"),
+    Mutant("engine/diagnosis.py", "run(ENVS * times) if times > 1", "run(ENVS) if times > 1", "tests/test_diagnosis.py", "short episodes are hardly driven"),
+    Mutant("engine/cloning.py", "= samples.actions.mean(0)", "= 0.0", "tests/test_imitation.py", "a fit begins far from the actions"),
     Mutant("policies/finding.py", "if out.is_file() and path.is_file() and out.samefile(path):", "if False:", DOORS, "what is made of a policy written over it"),
     Mutant("policies/finding.py", " and path.parent != PRIORS and path not in DOWNLOADED", "", DOORS, "what is made of a shipped policy put into the package"),
     Mutant("policies/priors.py", "        if not bool(torch.isfinite(log_probs).all()):", "        if False:", "tests/test_priors.py", "a log_prob that is not finite"),

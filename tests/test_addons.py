@@ -156,7 +156,8 @@ def test_joints_are_where_gymnasium_says() -> None:
         (tiny("not_callable"), "is not a function"),
         (tiny("stay_neer"), "has no 'stay_neer'; did you mean stay_near"),
         ("hind_leg(bshin)", "write NAME.OPTION=VALUE."),
-        ("hind_leg(joint=bshin", "'bshin' is not a weight"),
+        ("hind_leg(joint=bshin", r"'hind_leg\(joint=bshin' is not of the form NAME\(OPTION=VALUE\)=WEIGHT"),
+        ("hind_leg=10(joint=bshin)", r"is not of the form NAME\(OPTION=VALUE\)=WEIGHT"),
     ],
 )
 def test_a_bad_request_is_one_clear_sentence(request_: str, message: str) -> None:
@@ -201,6 +202,11 @@ def test_one_that_ships_is_refused_where_an_option_moves_its_numbers(option: str
     check_env(["hind_leg"], "HalfCheetah-v4?exclude_current_positions_from_observation=true&frame_stack=1")
 
 
+def test_one_that_ships_says_whose_numbers_it_reads_where_there_are_others() -> None:
+    with pytest.raises(UsageError, match=r"'hind_leg' \(made for HalfCheetah\) failed: IndexError"):
+        combined(["hind_leg=2"]).reward(np.zeros((1, 2)), np.zeros((1, 1)), np.zeros((1, 2)), {})
+
+
 def test_missing_info_is_named() -> None:
     with pytest.raises(UsageError, match="needs 'y_velocity' in the environment's info, which has clock"):
         combined(["sideways"]).reward(OBSERVATIONS, ACTIONS, NEXT, {"clock": np.zeros((2, 3))})
@@ -231,3 +237,12 @@ def test_what_fails_in_an_addon_is_told_with_its_place_and_what_there_is() -> No
     line = next(n for n, text in enumerate(here.read_text().splitlines(), 1) if "1 // 0 for" in text)
     with pytest.raises(UsageError, match=rf"failed: ZeroDivisionError: .* \({here.name}, line {line}\)$"):
         combined([f"{here}:divides"]).reward(OBSERVATIONS, ACTIONS, NEXT, INFO)
+
+
+def turns(observations: Any, actions: Any, next_observations: Any, info: Any) -> Any:
+    return 1j * observations[:, 0]
+
+
+def test_complex_numbers_are_no_rewards() -> None:
+    with pytest.raises(UsageError, match="turns' returned complex numbers; a reward is a real one"):
+        combined([f"{__file__}:turns"]).reward(OBSERVATIONS, ACTIONS, NEXT, INFO)

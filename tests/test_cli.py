@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import signal
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,14 @@ def test_train_evaluate_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     assert env in json.dumps(told)
 
 
+def test_the_end_of_training_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    env, few = tiny("LinearQuadratic"), [*SMALL, "--steps", "128"]
+    said = typed(capsys, "train", env, "--alpha", "0.1", *few, "--out", "run")[2]
+    assert said.splitlines()[-1] == f"to give it a wish: repolicy customize run --env {env} --addon FILE.py:FUNCTION"
+    said = typed(capsys, "train", "CartPole-v1", "--alpha", "0.1", *few)[2]
+    assert said.endswith("repolicy customize runs/CartPole-v1-soft-0 --addon FILE.py:FUNCTION\n")
+
+
 def test_a_home_folder_is_what_the_shell_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/somewhere")
     assert _words(["--out=~/runs/a", "~/b", "~c"]) == ["--out", "/somewhere/runs/a", "/somewhere/b", "~c"]
@@ -101,6 +110,9 @@ def test_a_run_is_resumed_by_its_folder_alone(capsys: pytest.CaptureFixture[str]
     again = cli._parsed("customize", ["prior", "--out", "run", "--resume", "--trust"])
     assert (again.wanted(), again.addon, again.sparse) == (Wanted("residual", 0.3, 0.2, 0.0), (f"{wish}=2",), True)
     assert answered(capsys, "customize", "prior", "--out", "run", "--resume", "--trust", "--no-report")["finished"]
+    for words, folder, whose in ((["train", env], "run", "customize"), (["customize", "x"], "prior", "train")):
+        said = refused(capsys, 2, *words, "--out", folder, "--resume")
+        assert f"{folder} is a run of `{whose}`; go on with it by that command" in said
     otherwise = ["--out", "run", "--resume", "--trust", "--omega", "0.4", "--no-report"]
     code, _, said = typed(capsys, "customize", "prior", *otherwise)
     assert (code, "omega was 0.3 and is now 0.4" in said) == (2, True)
@@ -193,7 +205,7 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
         1,
         "repolicy: folder.json is no file that could be written; choose another name",
     )
-    assert "basic reward" in said  # the figures were not lost
+    assert all(word in said for word in ("1 episode, mean action", "basic reward"))  # the figures were not lost
 
 
 @pytest.mark.parametrize(
@@ -215,6 +227,7 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
         ("train CartPole-v1 --alpha 0.1 --surrogate vanilla", "add --epochs 1"),
         ("train CartPole-v1 --settings nothing.json", "--settings: there is no file nothing.json"),
         ("customize halfcheetah", "needs an add-on, the new requirement: --addon NAME"),
+        ("sweep halfcheetah --omega 0.1 0.3", "this needs an add-on, the new requirement: --addon NAME"),
         ("customize halfcheetah --addon hind_legs --omega 0.1", "did you mean hind_leg"),
         ("customize hopper --addon hind_leg --omega 0.1", "reads the numbers of HalfCheetah"),
         ("evaluate hopper --addon hind_leg", "reads the numbers of HalfCheetah"),
@@ -238,12 +251,16 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
             "height is too much (an add-on more has its own --addon)",
         ),
         ("train my_envs.py --alpha 0.1", "to make one of your own, name what makes it: my_envs.py:NAME"),
+        ("evaluate hopper --seed -1", "seed is -1; it must lie between 0 and 2147483647"),
+        ("render hopper --seed 2147483648", "seed is 2147483648; it must lie between 0 and 2147483647"),
         ("export hopper --format tflite", "--format is 'tflite'; choose from "),
         (
             "diagnose mine.py:act --std 0.1 --env Hopper-v4 --addon height",
             "this needs a policy's file; customize and evaluate take code",
         ),
         ("sweep halfcheetah --addon hind_leg --omega 0.1 0.1", "--omega has 0.1 more than once"),
+        ("sweep halfcheetah --addon hind_leg --omega=0.1 --omega 0.3", "--omega stands twice; write all its values"),
+        ("train CartPole-v1 --hidden 64 --hidden 32", "--hidden stands twice; write all its values behind one"),
     ],
 )
 def test_a_request_that_cannot_be_met_is_one_sentence_and_2(
@@ -267,21 +284,35 @@ def test_a_failure_is_one_sentence_and_1(capsys: pytest.CaptureFixture[str]) -> 
     assert "alpha" in typed(capsys, *again[:3], "0.2", *again[4:], "--resume")[2]
 
 
-def test_the_installed_command_is_the_command_line() -> None:
+def test_the_installed_command_is_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """What pip makes `repolicy` from, in pyproject.toml."""
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     module, _, name = project["scripts"]["repolicy"].partition(":")
-    assert getattr(importlib.import_module(module), name) is cli.main
+    ran: list[str] = []
+    monkeypatch.setattr(cli, "main", lambda: ran.append("it"))
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        getattr(importlib.import_module(module), name)()
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # one more Ctrl-C changes no exit code
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ran == ["it"]
 
 
-def test_a_prior_whose_nat_is_worth_something_gives_omega(capsys: pytest.CaptureFixture[str]) -> None:
-    """And one whose worth is within its error does not. Episodes of a few steps are too short for `--states`."""
+def test_a_prior_whose_nat_is_worth_something_gives_omega(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one whose worth is within its error, also when it is measured anew, does not.
+
+    Episodes of a few steps are too short for `--states`.
+    """
     answered(capsys, "train", tiny("LinearQuadratic"), "--alpha", "0.1", *SMALL, "--out", "prior")
     saved = read_policy("prior/best.safetensors")
     wish = ["--addon", tiny("stay_near"), "--env", tiny("LinearQuadratic"), "--no-report", *SMALL]
     for name, error in (("known", 0.01), ("unknown", 0.4)):
         worth = {"value": 0.25, "error": error, "episodes": 32}
         save_policy(f"{name}.safetensors", saved.policy, saved.card | {"nat_worth": worth})
+    monkeypatch.setattr("repolicy.engine.wanted.weights_found", lambda *_: None)
     code, _, said = typed(capsys, "customize", "unknown.safetensors", *wish, "--out", "held")
     assert (code, "the policy drifts 2 nats a step from its prior" in said) == (0, True)
     assert json.loads(Path("held/run.json").read_text())["request"]["settings"]["kl_budget"] == 2.0
@@ -291,6 +322,13 @@ def test_a_prior_whose_nat_is_worth_something_gives_omega(capsys: pytest.Capture
     assert json.loads(Path("run/run.json").read_text())["request"]["objective"]["omega"] == 0.25
     code, _, said = typed(capsys, "customize", "known.safetensors", *wish, "--states", "0.5", "--out", "short")
     assert (code, "too soon to learn its states" in said) == (2, True)
+
+
+def test_a_file_is_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text("")
+    for command in ("customize", "sweep"):
+        said = refused(capsys, 1, command, "hopper", "--addon", "height", "--omega", "0.1", "--out", "mine.py/run")
+        assert f"{Path('mine.py').absolute()} is a file and no folder; choose another --out" in said
 
 
 def test_a_taken_folder_is_refused_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:

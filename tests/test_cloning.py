@@ -18,7 +18,7 @@ from repolicy.engine.folder import RunFolder
 from repolicy.engine.settings import Settings
 from repolicy.engine.training import Result, customize
 from repolicy.errors import UsageError
-from repolicy.objective import residual
+from repolicy.objective import Objective, residual
 from repolicy.policies.file import read_policy
 from repolicy.policies.fitting import Samples
 from repolicy.policies.policy import Policy, PolicySpec
@@ -128,13 +128,18 @@ class Remembering:
         return -0.5 * state["seen"], {"seen": torch.from_numpy(observations)}
 
 
-def test_a_wish_with_a_dial_goes_with_a_prior_that_is_fitted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("weight", "objective", "dial"),
+    [
+        ("=0..2", residual(0.3, 0.1), "stay_near from 0 to 2"),
+        ("", residual(0.3, 0.1, omega_to=3.0), "omega from 0.3 to 3"),
+    ],
+)
+def test_a_dial_goes_with_a_prior_that_is_fitted(weight: str, objective: Objective, dial: str, tmp_path: Path) -> None:
     settings = replace(FEW, steps=512, segment=1)
-    wish, env = tiny("stay_near"), tiny("LinearQuadratic")
-    result = customize(steer, f"{wish}=0..2", residual(0.3, 0.1), tmp_path / "run", settings, env=env, std=STD)
-    assert [str(dial) for dial in read_policy(RunFolder(result.folder).last_policy).policy.dials] == [
-        "stay_near from 0 to 2"
-    ]
+    wish, env = f"{tiny('stay_near')}{weight}", tiny("LinearQuadratic")
+    result = customize(steer, wish, objective, tmp_path / "run", settings, env=env, std=STD)
+    assert [str(each) for each in read_policy(RunFolder(result.folder).last_policy).policy.dials] == [dial]
 
 
 def test_a_clone_without_a_memory_says_what_that_costs(tmp_path: Path) -> None:
@@ -169,6 +174,20 @@ def test_a_memory_goes_on_from_one_round_of_fitting_to_the_next(monkeypatch: pyt
     fitted(MeanPrior(Counting(), 0.5).placed(2, ONE), tiny("Counter"), replace(FEW, steps=3 * 5 * cloning.ENVS))
     assert len(seen) > 1
     torch.testing.assert_close(seen[-1].actions, 0.1 * (seen[-1].observations[:, 1:] + 1.0))
+
+
+def test_fitting_begins_at_the_mean_of_what_the_prior_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[tuple[float, float]] = []
+
+    def noted(policy: Policy, samples: Samples, *_: Any, **__: Any) -> None:
+        begun.append((policy(samples.observations).mode().mean().item(), samples.actions.mean().item()))
+
+    monkeypatch.setattr(cloning, "fit", noted)
+    prior = MeanPrior(lambda observations: 3.0 - GAIN * observations, 0.05).placed(1, ONE)
+    fitted(prior, tiny("LinearQuadratic"), replace(FEW, steps=2_048))
+    actor, wanted = begun[0]
+    assert wanted > 0.5
+    assert actor == pytest.approx(wanted, abs=0.1)
 
 
 def test_choices_are_fitted_by_their_log_probabilities() -> None:

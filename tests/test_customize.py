@@ -212,7 +212,11 @@ def test_the_drift_is_held_on_its_way_to_the_budget_and_after_a_resumption(prior
         ({"addon": tiny("wrong_shape_addon")}, "returned shape"),
         ({"addon": tiny("failing_addon")}, "KeyError"),
         ({"env": tiny("Counter")}, "observations of 1 numbers, .* gives 2"),
-        ({"addon": tiny("constant")}, "the same reward, 0, in all of 2,048 trial steps"),
+        (
+            {"addon": tiny("constant")},
+            "the same reward, 0, in all of 2,048 trial steps; if it is meant to be that rare",
+        ),
+        ({"addon": tiny("stay_near") + "=0"}, "the same reward, 0, in all of 2,048 trial steps; its weight is 0"),
         ({"addon": tiny("badly_told")}, r"metric 'mean <lambda>' returned one number for"),
         ({"objective": Objective("basic", alpha=0.1)}, "task is the add-on"),
         ({"settings": replace(SETTINGS, kl_budget=0.1)}, "moves omega and alpha together"),

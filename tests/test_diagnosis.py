@@ -15,6 +15,7 @@ from repolicy.cli import main as cli
 from repolicy.cli.diagnose import Diagnose
 from repolicy.engine import diagnosis
 from repolicy.engine.diagnosis import Diagnosis, Drive, complaints, diagnose
+from repolicy.engine.worth import Worth
 from repolicy.envs.addons import combined
 from repolicy.policies.file import save_policy
 from repolicy.policies.options import Options
@@ -47,6 +48,13 @@ def test_a_good_prior_acts_and_its_nats_have_their_worth() -> None:
     assert healthy.first == ["--omega", f"{omega:g}", "--states", f"{states:g}"]
     assert healthy.sampled.entropy == pytest.approx(float(optimum()(torch.zeros(1, 1)).entropy().detach()), abs=0.05)
     assert healthy.by_mean.far == 0.0
+
+
+def test_the_worth_in_a_file_is_taken_where_it_is_no_chance() -> None:
+    for told, value in ((Worth(0.7, 0.1, 8), 0.7), (Worth(0.7, 0.6, 8), ALPHA)):
+        basic = diagnose(optimum(), LONG, combined([tiny("stay_near")]), nat_worth=told).worths.basic
+        assert basic is not None
+        assert basic.value == pytest.approx(value, rel=0.1)
 
 
 def test_a_policy_that_knows_nothing_is_told_from_one_that_does() -> None:
@@ -103,6 +111,13 @@ def test_episodes_that_end_before_their_time_are_counted_once() -> None:
     assert policy.fell.all()
     assert policy.addon.tolist() == policy.lengths.tolist()
     assert 1.0 < policy.lengths.mean() < 20.0
+
+
+def test_short_episodes_are_driven_for_as_many_steps_as_long_ones() -> None:
+    short, long = found(optimum(), env=tiny("Mortal")), found(optimum())
+    for drives in (short.by_mean, short.sampled, short.ignorant):
+        assert 0.6 < drives.lengths.sum() / (diagnosis.ENVS * diagnosis.STEPS) < 1.4
+    assert long.by_mean.lengths.tolist() == [100.0] * diagnosis.ENVS
 
 
 def one(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:

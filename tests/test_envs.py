@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from tiny_envs import tiny
+from tiny_envs import Counter, tiny
 
 import repolicy
 from repolicy.envs import making
@@ -142,6 +142,31 @@ def test_a_time_limit_is_no_termination(backend: Any) -> None:
         assert not step.terminated.any()
         assert step.truncated.tolist() == [age % 200 == 0] * 2
     batch.close()
+
+
+class Forever(Counter):
+    """Somebody's way to say that there is no time limit."""
+
+    _max_episode_steps = float("inf")
+
+
+def test_a_time_limit_that_never_comes_is_none() -> None:
+    assert make_envs(f"{__file__}:Forever", 1, 0).limit is None
+    assert make_envs("Pendulum-v1", 1, 0, "gymnasium").limit == 200
+
+
+class Huge(Counter):
+    """Finite, but for single precision."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+    def step(self, action: Any) -> Any:
+        return np.array([0.0, 1e300]), *super().step(action)[1:]
+
+
+def test_a_number_beyond_single_precision_is_not_taken_for_an_infinite_one() -> None:
+    with pytest.raises(NumericError, match=r"an observation of 1e\+300, beyond single precision"):
+        make_envs(f"{__file__}:Huge", 1, 0).step(np.zeros((1, 1)))
 
 
 def test_terminated_goes_before_truncated() -> None:

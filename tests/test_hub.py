@@ -20,6 +20,7 @@ from repolicy.policies import hub
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.spaces import ActionSpace
+from repolicy.report import publish
 
 pytest.importorskip("huggingface_hub")
 huggingface_hub = hub.library()
@@ -223,7 +224,10 @@ def test_what_can_go_wrong_is_a_sentence(
         assert (code, said.count("\n"), sentence in said) == (1, 1, True), said
     a_policy(request={"env": ENV})
     monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(publish, "evaluate", lambda *_, **__: pytest.fail("evaluated"))
     push = ["push", "mine.safetensors", "hf://somebody/mine", "--episodes", "1", "--trust"]
+    code, said = typed(capsys, *push[:-1])
+    assert (code, said.count("\n"), "names code that would be run" in said) == (2, 1, True), said
     code, said = typed(capsys, *push)
     assert (code, "log in where it is private (hf auth login)" in said or "needs a login" in said) == (1, True), said
     at(monkeypatch, "http://127.0.0.1:9")  # nobody listens there

@@ -61,6 +61,24 @@ def test_a_std_may_depend_on_the_state(tmp_path: Path) -> None:
     assert both[1].fitted.held_out - both[0].fitted.held_out == pytest.approx(gain, abs=0.1)
 
 
+@pytest.mark.parametrize("state_std", [False, True])
+def test_the_std_is_that_of_the_noise_however_far_the_actions_are_from_0(tmp_path: Path, state_std: bool) -> None:
+    generator = np.random.default_rng(4)
+    actions = 3.0 + 0.05 * generator.normal(size=(1_000, 2))
+    np.savez(tmp_path / "d.npz", observations=generator.normal(size=(1_000, 4)), actions=actions)
+    policy = imitate(tmp_path / "d.npz", tmp_path / "p.safetensors", hidden=(64, 64), state_std=state_std).policy
+    std = policy(torch.zeros(1, 4)).log_std.exp().flatten()
+    assert std.tolist() == pytest.approx([0.05, 0.05], rel=0.15)
+
+
+def test_actions_that_tell_no_width_are_noticed(tmp_path: Path) -> None:
+    states = np.random.default_rng(5).normal(size=(120, 2))
+    np.savez(tmp_path / "d.npz", observations=states, actions=np.full((120, 1), 0.3))
+    said = list[str]()
+    imitate(tmp_path / "d.npz", tmp_path / "p.safetensors", hidden=(8,), say=said.append)
+    assert "the std is at its lower bound" in said[-1]
+
+
 def test_choices_are_imitated_with_their_frequencies(tmp_path: Path) -> None:
     generator = np.random.default_rng(2)
     states = generator.integers(0, 2, (ROWS, 1))
@@ -81,6 +99,14 @@ def test_customizing_goes_on_from_an_imitation(capsys: pytest.CaptureFixture[str
     wanted = ["--addon", tiny("stay_near"), "--omega", "0.3", "--alpha", "0.1", "--trust", "--no-report", *SMALL]
     assert answered(capsys, "customize", made["file"], *wanted, "--out", "run")["finished"]
     assert "has observations of 1 numbers" in refused(capsys, 2, "imitate", "d.npz", "--env", tiny("Counter"))
+
+
+def test_the_part_of_a_dict_that_was_recorded_is_found(tmp_path: Path) -> None:
+    generator = np.random.default_rng(6)
+    np.savez(tmp_path / "d.npz", observations=generator.normal(size=(120, 2)), actions=generator.normal(size=(120, 1)))
+    found = imitate(tmp_path / "d.npz", tmp_path / "p.safetensors", hidden=(8,), env=tiny("Groups"))
+    assert found.env == f"{tiny('Groups')}?observe=state"
+    assert read_policy(found.file).card["request"] == {"env": found.env}
 
 
 # The std of a mean ----------------------------------------------------------------------------------------------------

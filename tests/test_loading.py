@@ -80,7 +80,8 @@ def test_functions_that_are_called_the_same_are_several() -> None:
         (":hypot", "is not of the form"),
         ("math:hypott", "math has no 'hypott'; did you mean hypot"),
         ("no_such_module_at_all:f", "cannot be imported: ModuleNotFoundError: No module named 'no_such_module_at_all'"),
-        ("nowhere/mine.py:f", "there is no file nowhere/mine.py"),
+        ("nowhere/mine.py:f", "no file nowhere/mine.py in /.*; go to the folder .*, or write PATH/mine.py:f$"),
+        ("/nowhere/mine.py:f", "there is no file /nowhere/mine.py$"),
     ],
 )
 def test_what_is_wrong_is_said(reference: str, message: str) -> None:

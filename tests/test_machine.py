@@ -1,7 +1,9 @@
-"""How many cores there are: control groups of both versions, from made-up trees of files; and whose process this is."""
+"""How many cores there are, from made-up control groups of both versions; whose process this is, and what ends it."""
 
+import contextlib
 import os
 import platform
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from repolicy.engine import machine
-from repolicy.engine.machine import cpu_quota, physical_cores, torchrun_place
+from repolicy.engine.machine import (
+    cpu_quota,
+    physical_cores,
+    polite_interrupt,
+    terminated_as_interrupted,
+    torchrun_place,
+)
 
 INFINITE = float("inf")
 
@@ -89,6 +97,20 @@ def test_who_is_under_torchrun(
         if value is not None:
             monkeypatch.setenv(name, value)
     assert torchrun_place() == place
+
+
+@pytest.mark.parametrize(("former", "stops"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
+def test_a_terminal_that_goes_away_is_ctrl_c_but_under_nohup(former: signal.Handlers, stops: bool) -> None:
+    before = signal.signal(signal.SIGHUP, former)
+    try:
+        with polite_interrupt() as interrupted:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert interrupted.is_set() == stops
+        with pytest.raises(KeyboardInterrupt) if stops else contextlib.nullcontext(), terminated_as_interrupted():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == former
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 PAGES = """

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from test_cli import answered, refused, typed
 from tiny_envs import tiny
 
 from repolicy.cli.about import Addons
+from repolicy.cli.runs import Train
 from repolicy.errors import RepolicyError
 
 
@@ -29,7 +31,19 @@ from repolicy.errors import RepolicyError
         ("train Pendulum-v1 --steps 2.5e0", 2, "--steps is '2.5e0'; it must be a whole number"),
         ("train Pendulum-v1 --gamma x", 2, "repolicy: --gamma is 'x'; it must be a number; repolicy train --help"),
         ("train Pendulum-v1 --objective x", 2, "--objective is 'x'; choose from 'no_entropy', 'end_entropy', "),
-        ("train Pendulum-v1 --hidden 64 x", 2, "repolicy: --hidden does not take ['64', 'x']; repolicy train --help"),
+        (
+            "train Pendulum-v1 --hidden 64 x",
+            2,
+            "--hidden does not take ['64', 'x']; write numbers with spaces between; repolicy train --help",
+        ),
+        (
+            "sweep hopper --omega 0.1..3",
+            2,
+            "--omega does not take ['0.1..3']; write values with spaces between: 0.1 0.3 (a range is `repolicy cust",
+        ),
+        ("customize hopper --omega 0.1 0.3", 2, "0.3 is too much (of omega, several values are `repolicy sweep`, and"),
+        ("customize hopper --omega", 2, "repolicy: --omega stands without a value; repolicy customize --help"),
+        ("customize --prior hopper", 2, "repolicy: prior is missing; it stands by itself, without --prior; repolicy"),
         ("train Pendulum-v1 --out=", 2, "--out is empty; if you wrote a variable of your shell, it is not set"),
         ("train", 2, "repolicy: Missing from repolicy train: ENV; repolicy train --help lists the options"),
         ("evaluate {long}", 1, "cannot be read: File name too long"),
@@ -110,6 +124,35 @@ def test_sigterm_is_ctrl_c(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     monkeypatch.setattr(Addons, "run", lambda _: os.kill(os.getpid(), signal.SIGTERM))
     assert refused(capsys, 130, "addons") == "repolicy: stopped\n"
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_run_that_is_stopped_at_once_says_how_it_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Train, "run", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    said = refused(capsys, 130, "train", "CartPole-v1")
+    assert said == "repolicy: stopped; the same command with --resume goes on\n"
+
+
+STOPS_AT = """
+import os, signal, sys
+class Stops:
+    def find_spec(self, name, *_):
+        if name == 'tyro':
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Stops())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from {0} import main
+main()
+"""
+
+
+def test_ctrl_c_is_no_traceback_from_the_first_import_on() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    module = project["scripts"]["repolicy"].partition(":")[0]
+    program = [sys.executable, "-c", STOPS_AT.format(module)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "repolicy: stopped\n")
 
 
 def test_a_full_standard_output_is_said() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,15 +106,26 @@ def test_a_sweep_that_knows_no_basic_reward_is_bent_by_the_kl() -> None:
         ([0.1, -0.2], "omega is -0.2"),
         ([float("nan")], "omega is nan"),
         ([0.1 + 0.2, 0.3], "has 0.3 more than once"),
+        ([0.0, -0.0], "has 0 more than once"),
+        ("0.1", "omega is '0'; it must be a finite number"),
+        (["a"], "omega is 'a'; it must be a finite number"),
+        (0.1, "--omega 0 0.05"),
     ],
 )
-def test_values_that_make_no_sweep_are_refused(omegas: list[float], said: str) -> None:
+def test_values_that_make_no_sweep_are_refused(omegas: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         in_order(omegas)
 
 
+def test_a_policy_that_is_no_file_is_refused_without_showing_all_of_it() -> None:
+    policy = Policy(PolicySpec(4, ActionSpace("continuous", (1,))))
+    with pytest.raises(UsageError, match="not a Policy: save it and name it$"):
+        sweep(policy, "none", [0.1])  # type: ignore[arg-type]
+
+
 def test_values_come_in_order() -> None:
     assert in_order([0.2, 0, 0.1]) == [0.0, 0.1, 0.2]
+    assert in_order(np.array([0.2, -0.0])) == [0.0, 0.2]
 
 
 @pytest.fixture
@@ -140,7 +152,7 @@ def test_a_folder_in_use_is_left_as_it_is(prior: Path, tmp_path: Path, monkeypat
     monkeypatch.setattr("repolicy.many.sweep.states_of_range", lambda *_: pytest.fail("measured"))
     out = tmp_path / "out"
     (tmp_path / "file").touch()
-    with pytest.raises(FileError, match="out cannot be made: .*file cannot be written"):
+    with pytest.raises(FileError, match="out cannot be made: .*file is a file and no folder"):
         refused(prior, tmp_path / "file" / "out")
     write_json(out / "sweep.json", {"request": {"alpha": 1.0}, "omegas": [0.2]})
     before = (out / "sweep.json").read_bytes()
@@ -235,6 +247,10 @@ def test_every_point_prices_states_at_what_a_nat_is_worth(
         sweep(path, wish, [0.03], None, tmp_path / "out", resume=True)
     assert [told(program, "--omega") for program in started] == ["", "0.03", "0.3"]
     assert {(told(program, "--states"), told(program, "--alpha")) for program in started} == {(price, "0.1")}
+    started.clear()
+    with pytest.raises(UsageError, match="has 0.3 more than once"):  # it would take the folder of 0.3
+        sweep(path, wish, [0.3 + 1e-14], None, tmp_path / "out", resume=True)
+    assert started == []
 
 
 @pytest.mark.parametrize(("jobs", "at_once"), [(0, 3), (2, 2)])

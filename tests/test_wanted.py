@@ -1,6 +1,7 @@
 """The weights that are usual where nobody names them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,11 +135,12 @@ def test_customizing_takes_omega_from_the_worth_of_a_nat_or_else_holds_a_budget(
         (Wanted("residual"), {"nat_worth": unknown}),
         (Wanted("residual", "auto"), {"nat_worth": worth}),
     ):
-        held = for_customizing(asked, prior(request=told(0.7), **card), ENV, (), FEW)
+        held = for_customizing(asked, prior(request=told(0.7), **card), f"{HERE}Indifferent", (), FEW)
         assert (held.objective, held.settings.kl_budget) == (kl(0.7), BUDGET)
         *why, held_by = held.notes
         assert f"drifts {BUDGET:g} nats a step" in held_by
-        assert why == ["what a nat of the prior is worth cannot be told"] * (asked.omega is None)
+        assert len(why) == (asked.omega is None)
+        assert all("what a nat of the prior is worth cannot be told from these episodes" in each for each in why)
 
 
 def test_a_range_of_omega_prices_states_at_what_a_nat_is_worth() -> None:
@@ -150,14 +152,15 @@ def test_a_range_of_omega_prices_states_at_what_a_nat_is_worth() -> None:
         assert found.objective == residual(0.1, 0.7, expected, omega_to=3.0)
         assert [note.split(",")[0] for note in found.notes] == ["states is 0.25"] * (states is None)
     unknown = prior(request=told(0.7), nat_worth=worth | {"error": 0.2})
-    found = for_customizing(Wanted("residual", 0.1, omega_to=3.0), unknown, ENV, (), FEW)
+    found = for_customizing(Wanted("residual", 0.1, omega_to=3.0), unknown, f"{HERE}Indifferent", (), FEW)
     assert found.objective == residual(0.1, 0.7, omega_to=3.0)
     assert [note.split(",")[1] for note in found.notes] == [" so new states have no price; --states names one"]
 
 
-def test_a_prior_that_tells_nothing_is_measured() -> None:
+@pytest.mark.parametrize("card", [{}, {"nat_worth": {"value": 0.25, "error": 0.2, "episodes": 8}}])
+def test_a_prior_that_tells_nothing_or_not_for_certain_is_measured(card: dict[str, Any]) -> None:
     """The optimum of an episode of 200 steps, without a wish: a nat is worth alpha, to two digits."""
-    saved, said = SavedPolicy(optimum(), None, {}), list[str]()
+    saved, said = SavedPolicy(optimum(), None, card), list[str]()
     found = for_customizing(Wanted("residual"), saved, LONG, (), FEW, said.append)
     omega = found.objective.omega
     assert omega == pytest.approx(ALPHA, rel=0.05)
@@ -171,12 +174,30 @@ def test_a_prior_that_tells_nothing_is_measured() -> None:
     assert said == []
 
 
+@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan")])
+def test_a_budget_needs_an_alpha_to_begin_at(alpha: float) -> None:
+    for asked in (Wanted("residual", "auto", alpha), Wanted("residual", None, alpha)):
+        with pytest.raises(UsageError, match=f"alpha is {alpha:g}; where a budget moves omega and alpha"):
+            for_customizing(asked, prior(), f"{HERE}Indifferent", (f"{HERE}nowhere",), FEW)
+
+
 def test_a_prior_whose_worth_cannot_be_told_is_held_by_a_budget() -> None:
     still = SavedPolicy(optimum(), None, {})
     held = for_customizing(Wanted("residual"), still, f"{HERE}Indifferent", (f"{HERE}nowhere",), FEW)
     assert held.settings.kl_budget == BUDGET
     with pytest.raises(UsageError, match="cannot be told, and beside a dial no budget can find it"):
         for_customizing(Wanted("residual"), still, f"{HERE}Indifferent", (f"{HERE}nowhere=0..1",), FEW)
+
+
+def test_where_a_worth_stays_uncertain_alpha_begins_at_the_most_that_it_can_be() -> None:
+    """Whether the file tells nothing, or what may be chance: who is held too much is let go later."""
+    rarely, wish = LONG.replace(":Long", ":Rarely"), (LONG.replace(":Long", ":calm"),)
+    short = replace(FEW, steps=64)
+    for card in ({}, {"nat_worth": {"value": 0.25, "error": 0.2, "episodes": 8}}):
+        held = for_customizing(Wanted("residual"), SavedPolicy(optimum(), None, card), rarely, wish, short)
+        assert held.settings.kl_budget == BUDGET
+        assert held.objective.alpha > UNSEEN
+        assert "the most that a nat of the prior can be worth" in held.notes[-1]
 
 
 @pytest.mark.parametrize("again", [[], ["--resume"]])

@@ -7,6 +7,7 @@ from typing import Literal
 from experiments.one import EPISODES, Run
 from experiments.settings import pinned
 from repolicy.engine.defaults import train_defaults
+from repolicy.engine.settings import Settings
 from repolicy.envs.evaluation import EVALUATION_SEED
 from repolicy.envs.registered import CHEETAH_JOINTS
 from repolicy.errors import UsageError
@@ -134,7 +135,9 @@ class Planned:
 
 def as_in_the_paper(words: list[str], env: str) -> list[str]:
     """Customizing keeps the settings of training, its discount too, and fits the critic alone for the first 5 %."""
-    return pinned([*words, "--gamma", f"{train_defaults(env).gamma:g}", "--critic-warmup", "0.05"], env)
+    own = train_defaults(env)
+    words = [*words, "--gamma", f"{own.gamma:g}", "--critic-warmup", "0.05"]
+    return pinned(words if own.lam == Settings().lam else [*words, "--lam", f"{own.lam:g}"], env)
 
 
 def planned(only: tuple[str, ...] = (), seeds: int = 5) -> list[Planned]:

@@ -33,7 +33,7 @@ def load_object(reference: str, what: str) -> Any:
     if not source or not name:
         raise UsageError(f"{what} {reference!r} is not of the form module:name or file.py:name")
     if source.endswith(".py") and not Path(source).is_file():
-        raise UsageError(f"{what} {reference!r}: there is no file {source}")
+        raise UsageError(f"{what} {reference!r}: there is no file {source}{_from_here(Path(source), name)}")
     with in_one_sentence(f"{what} {reference!r} cannot be imported", UsageError):
         module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
     try:
@@ -41,6 +41,13 @@ def load_object(reference: str, what: str) -> Any:
     except AttributeError:
         public = [key for key in vars(module) if not key.startswith("_")]
         raise UsageError(f"{what} {reference!r}: {source} has no {name!r}{nearest(name, public)}") from None
+
+
+def _from_here(path: Path, name: str) -> str:
+    """How to go on where a path that counts from the present folder leads nowhere."""
+    if path.is_absolute():
+        return ""
+    return f" in {Path.cwd()}; go to the folder that this name counts from, or write PATH/{path.name}:{name}"
 
 
 SESSION = "session"  # `session:name` is a function that lives in this process alone

@@ -10,7 +10,7 @@ from several import FAST, QUIET
 from repolicy.cli import main as cli
 from repolicy.objective import Dial, residual
 from repolicy.policies.conditioned import Conditioned
-from repolicy.policies.file import save_policy
+from repolicy.policies.file import SavedPolicy, save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.spaces import ActionSpace
 from repolicy.report import dial as pages
@@ -66,6 +66,16 @@ def test_the_command_on_the_page_keeps_that_position(two: tuple[dict[str, Any], 
     assert "omega=0.3 --at quiet=1" in command
     cli.main(command.split()[1:])
     assert (tmp_path / "best-at-omega-0.3-quiet-1.safetensors").exists()
+
+
+@pytest.mark.parametrize("others", [[], [QUIETLY]])
+def test_positions_that_lie_close_together_have_commands_and_files_of_their_own(others: list[Dial]) -> None:
+    prior = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,)), hidden=(8,)))
+    made = Conditioned.begun(prior, [Dial("fast", 1e6, 1e6 + 10, "linear"), *others])
+    turning = pages.Turning(Path("best.safetensors"), SavedPolicy(made, prior, {}))
+    for each in (turning.command, lambda position: turning.file(position, "at")):
+        assert len({each(position) for position in turning.positions}) == len(turning.positions)
+    assert "1000003.0" in turning.command(turning.asked(1_000_003.0, {})[0] if not others else (1_000_003.0, 1.0))
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,20 @@ def test_at_the_start_it_is_the_prior_and_then_each_position_an_ordinary_policy(
         actions.flatten(0, 1)).reshape(2, 50), atol=1e-4, rtol=1e-4)  # fmt: skip
 
 
+LEG = Dial("hind_leg(joint=foot)", 0.0, 2.0, "linear")
+
+
+@pytest.mark.parametrize("its", [(OMEGA,), THREE, (OMEGA, LEG)])
+def test_what_a_refusal_advises_in_python_works(its: tuple[Dial, ...]) -> None:
+    policy = Conditioned.begun(prior("tanh"), its)
+    with pytest.raises(UsageError) as refusal:
+        evaluate(policy, "Hopper-v4")
+    advised = str(refusal.value).rpartition("in Python, ")[2]
+    middle = {dial.name: float(f"{dial.value(0.0):.3g}") for dial in its}
+    found = eval(advised, {"policy": policy})
+    assert all(map(torch.equal, found.state_dict().values(), policy.at(**middle).state_dict().values()))
+
+
 def test_the_polynomials_are_all_products_up_to_the_degree() -> None:
     """They and a constant fit any product of powers up to that degree, and none beyond it."""
     places = torch.rand(200, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
@@ -185,7 +199,7 @@ def test_a_free_dial_has_no_names(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_where_one_policy_is_wanted_it_says_how_to_keep_one(file: Path, tmp_path: Path) -> None:
-    said = r"every omega from 0\.03 to 3 and quiet from 0 to 2.*--at omega=0\.3 --at quiet=1 --out.*at\(omega, quiet\)"
+    said = r"every omega from 0\.03 to 3 and quiet from 0 to 2.*--at omega=0\.3 --at quiet=1 --out.*at\(omega=0\.3, q"
     with pytest.raises(UsageError, match=said):
         evaluate(file, episodes=1, trust=True)
     with pytest.raises(UsageError, match="the dials omega .* is no prior"):

@@ -211,7 +211,10 @@ RANGES = [
     (f"--addon {QUIET}=0...2 --omega 0.1", "'0...2' is no range of weights; write NAME=0..2"),
     (f"--addon {QUIET} --omega 0.1...3", "--omega is '0.1...3'; it must be a number, a range such as 0.03..3"),
     (f"--addon {QUIET}=0..1 --addon {QUIET}=0..2 --omega 0.1", "two dials are called 'quiet'"),
-    (f"--addon {QUIET.removesuffix('quiet')}omega=0..1 --omega 0.1..1", "two dials are called 'omega'"),
+    *[
+        (f"--addon {QUIET.removesuffix('quiet')}{name}=0..1 --omega 0.1", f"cannot be called '{name}'")
+        for name in ("omega", "alpha", "t", "how", "policy")
+    ],
     (f"--addon {QUIET}=0..1 --kl-budget 1", "a budget needs one that it can move"),
     (f"--addon {QUIET} --omega 0.1 --alpha 0..1", "alpha from 0 to 1 is no range"),
     (f"--addon {QUIET} --omega 0.1 --alpha 1..x", "--alpha is '1..x'; it must be a number, a range"),

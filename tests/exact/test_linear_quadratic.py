@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from random_problems import examples, largest, numbers, temperatures
 
 from repolicy.exact import (
+    LinearGaussian,
     LinearQuadratic,
     linear_quadratic_augmented,
     linear_quadratic_optimal,
     quadratic_cost,
 )
+from repolicy.policies.priors import ScoredPrior, Scorer
 
 TIGHT = 1e-10
 costs = st.floats(0.1, 2.0)
@@ -122,3 +124,12 @@ def test_an_addon_of_nothing_gives_the_prior_back(discount):
     assert largest(found.matrix) < TIGHT
     assert largest(found.policy.gain - prior.policy.gain) < TIGHT
     assert largest(found.policy.covariance - prior.policy.covariance) < TIGHT
+
+
+def test_the_policy_is_a_prior_for_single_precision_too():
+    """Which is what environments and policies have."""
+    policy = LinearGaussian([[0.5, -1.0]], 0.25)
+    obs, action = torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([[1.0], [2.0]])
+    found = policy.log_prob(obs, action)
+    assert largest(found - policy.log_prob(obs.double(), action.double())) < TIGHT
+    assert largest(Scorer(ScoredPrior(policy))(obs[None], action[None], torch.zeros(1, 2).bool()) - found) < 1e-6

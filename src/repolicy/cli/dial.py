@@ -70,6 +70,7 @@ class Dial:
 
     def _one(self, turning: "Turning") -> dict[str, Any]:
         from repolicy.engine.terminal import Terminal
+        from repolicy.report.dial import exactly
 
         position, warning = turning.asked(*_asked(self.at))
         out = self.out or turning.file(position, turning.how)
@@ -77,7 +78,7 @@ class Dial:
         terminal, named = Terminal(), turning.named(position)
         if warning:
             terminal.say(f"warning: {warning}")
-        place = ", ".join(f"{name} = {value:g}" for name, value in named.items())
+        place = ", ".join(f"{name} = {exactly(value)}" for name, value in named.items())
         terminal.say(f"policy: {out}, {turning.how} at {place}")
         at = position[0] if len(position) == 1 else named
         return {"file": str(out), "at": at, "how": turning.how, "of": str(turning.path)}

@@ -14,7 +14,7 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, UseAppendAction
 
 # A row a group, in order. Options that no row names stand with "learning" where they are settings, with "what to ask
 # for" where they are the command's own.
@@ -45,6 +45,7 @@ class Option:
     default: str  # "(default: 64)"
     positional: bool
     setting: bool
+    several: bool  # whether it takes several values at once
 
 
 def page(command: type, prog: str, start: Any = None) -> str:
@@ -70,14 +71,14 @@ def options(command: type, start: Any = None) -> Iterator[Option]:
 
 def _options(cls: type, examples: list[Any], usual: Usual, setting: bool = False) -> Iterator[Option]:
     """`examples` are what the values can be by default; none where the fields say it."""
-    on, several = usual
+    on, settings = usual
     hints, texts = typing.get_type_hints(cls, include_extras=True), docstrings(cls)
     for each in fields(cls):
         hint, extras = _unwrapped(hints[each.name])
         values = [getattr(example, each.name) for example in examples] or [_default(each)]
         if isinstance(hint, type) and is_dataclass(hint):
             own = each.name == "settings"
-            yield from _options(hint, several if own and several and not examples else values, usual, own)
+            yield from _options(hint, settings if own and settings and not examples else values, usual, own)
             continue
         renamed, metavar = (next((getattr(e, key) for e in extras if getattr(e, key, None)), None) for key in _ARG)
         name, positional = (renamed or each.name).replace("_", "-"), Positional in extras
@@ -85,7 +86,9 @@ def _options(cls: type, examples: list[Any], usual: Usual, setting: bool = False
         shown = _shown(values[0]) if all(value == values[0] for value in values) else f"(default: depends on {on})"
         if hint is bool and values[0] is True:
             name = f"[no-]{name}"
-        yield Option(shape if positional else name, shape, texts.get(each.name, ""), shown, positional, setting)
+        several = typing.get_origin(hint) is tuple and UseAppendAction not in extras
+        text = texts.get(each.name, "")
+        yield Option(shape if positional else name, shape, text, shown, positional, setting, several)
 
 
 _ARG = ("name", "metavar")

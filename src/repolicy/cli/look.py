@@ -60,11 +60,13 @@ class Evaluate:
         from repolicy.policies.given import acting
         from repolicy.policies.storage import write_json
 
+        check_seed(self.seed)
         path, agent, prior, card, notes = acting(self.policy, self.reading, self.trust)
         warn_of_unfinished(self.policy)
         if self.out is not None:
             check_writes_over_none(self.out, path, ".json")
         env, terminal = self.env or env_of(card, path, self.trust), Terminal()
+        episodes = f"{self.episodes} episode{'s' * (self.episodes > 1)}"
         for note in notes:
             terminal.say(note)
         try:
@@ -76,14 +78,14 @@ class Evaluate:
                 raise
             terminal.say(f"without the add-on of the policy's own: {error}")  # or its file lies elsewhere by now
             addon = None
-        with one_thread(), terminal.status(f"{env}: running {self.episodes} episodes") as status:
+        with one_thread(), terminal.status(f"{env}: running {episodes}") as status:
             evaluation = evaluate(
                 agent, env, self.episodes,
                 addon=addon, prior=prior, stochastic=self.stochastic, seed=self.seed, backend=self.backend,
-                progress=lambda done: status.update(f"{env}: {done} of {self.episodes} episodes"),
+                progress=lambda done: status.update(f"{env}: {done} of {episodes}"),
             )  # fmt: skip
         action = "sampled" if self.stochastic else "mean"
-        terminal.say(f"{path} in {env} ({evaluation.backend}), {self.episodes} episodes, {action} action")
+        terminal.say(f"{path} in {env} ({evaluation.backend}), {episodes}, {action} action")
         table = Table("", "mean", "std")
         for column in evaluation.columns.values():
             table.add_row(column.title, f"{column.mean:,.2f}", f"{column.std:,.2f}")
@@ -133,6 +135,7 @@ class Render:
         from repolicy.policies.storage import is_own, write_bytes
         from repolicy.report.film import FORMATS, Shot, films
 
+        check_seed(self.seed)
         warn_of_unfinished(self.policy)
         path, env = policy_and_env(self.policy, self.env, self.trust)
         suffix = ".mp4" if self.out is None else self.out.suffix.lower()
@@ -180,8 +183,11 @@ class Export:
         from repolicy.policies.finding import find_policy
 
         warn_of_unfinished(self.policy)
-        path, ending = find_policy(self.policy), None if self.out is None else BY_SUFFIX.get(self.out.suffix)
+        suffix = "" if self.out is None else self.out.suffix.lower()
+        path, ending = find_policy(self.policy), BY_SUFFIX.get(suffix)
         format = self.format or ending or "onnx"
+        if suffix and not (ending or self.format):
+            raise UsageError(f"--out {self.out} does not end in .onnx or .pt; to write it all the same, add --format")
         if ending not in (None, format):
             raise UsageError(f"--out {self.out} is the name of a file in {ending}, and --format is {format}")
         out = _out(self.out, path, SUFFIXES[format])
@@ -207,6 +213,12 @@ class Inspect:
         from repolicy.cli.inspection import inspect
 
         return inspect(self.file, self.reading)
+
+
+def check_seed(seed: int) -> None:
+    """Environments take no others."""
+    if not 0 <= seed < 2**31:
+        raise UsageError(f"seed is {seed}; it must lie between 0 and {2**31 - 1}")
 
 
 def warn_of_unfinished(reference: str | Path) -> None:

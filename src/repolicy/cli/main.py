@@ -92,7 +92,7 @@ def _run(arguments: list[str]) -> None:
         print(__version__)
         return
     command = _in_group(*arguments) if arguments[0] in GROUPS else _parsed(arguments[0], arguments[1:])
-    with nets.not_ended_from_within(), silent_stdout():
+    with nets.not_ended_from_within(), nets.stopped_with_advice(hasattr(command, "resume")), silent_stdout():
         values = command.run()
     if command.json and speaks():
         from repolicy.policies.storage import finite
@@ -135,9 +135,20 @@ def _parsed(name: str, arguments: list[str], commands: Mapping[str, Any] = COMMA
 
         print(page(command, f"{prog} {name}", _told([word for word in words if word not in HELP], command, read)))
         sys.exit(0)
+    _check_values_together(command, words)
     if not hasattr(command, "beginning"):
         return read(words)
     return read(words, default=read(words).beginning())
+
+
+def _check_values_together(command: Any, words: list[str]) -> None:
+    """Of an option with several values the last mention would count, and those before it be lost."""
+    from repolicy.cli.help import options
+
+    twice = {word for word in words if word.startswith("--") and words.count(word) > 1}
+    for option in options(command) if twice else ():
+        if option.several and (name := f"--{option.name}") in twice:
+            raise UsageError(f"{name} stands twice; write all its values behind one {name}")
 
 
 def _told(words: list[str], command: Any, read: Callable[[list[str]], Any]) -> Any:

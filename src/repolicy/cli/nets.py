@@ -28,8 +28,8 @@ def caught() -> Iterator[None]:
         raise
     except RepolicyError as error:
         _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        _fail("stopped", STOPPED)
+    except KeyboardInterrupt as stop:
+        _fail(f"stopped{stop}", STOPPED)
     except BrokenPipeError:
         _silence()
         sys.exit(1)
@@ -48,6 +48,15 @@ def not_ended_from_within() -> Iterator[None]:
         yield
     except SystemExit as error:
         raise RepolicyError(f"the command was ended by the code that it ran: {described(error)}") from error
+
+
+@contextlib.contextmanager
+def stopped_with_advice(resumes: bool) -> Iterator[None]:
+    """A command that is stopped at once says how it goes on, where it can."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("; the same command with --resume goes on" if resumes else "") from None
 
 
 @contextlib.contextmanager
@@ -72,10 +81,23 @@ def without_a_box(command: str) -> Iterator[None]:
 
 PLAINER = (  # what Python and tyro say of a word that does not fit, and the same in plain English
     (r"(Missing from [^:]+: [A-Z]+) .*", r"\1"),  # without all that the help says of it
+    (r"Missing value for argument '(-\S+)'.*", r"\1 stands without a value"),
+    (r"Missing value for argument '(\S+)'.*", r"\1 is missing; it stands by itself, without --\1"),
+    (
+        r"Unrecognized options: ([\d.]+(?:, [\d.]+)*)$",
+        r"\1 is too much (of omega, several values are `repolicy sweep`, and a range is --omega 0.1..0.3)",
+    ),
     (r"Unrecognized options: ([^-]\S*(?:, [^-]\S*)*)$", r"\1 is too much (an add-on more has its own --addon)"),
     (r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", r"\1 is \2; it must be a whole number"),
     (r"Error parsing (\S+): could not convert string to float: (.*)", r"\1 is \2; it must be a number"),
-    (r"Error parsing (\S+): Could not find valid parse for arguments: (.*)", r"\1 does not take \2"),
+    (
+        r"Error parsing --omega: Could not find valid parse for arguments: (.*)",
+        r"--omega does not take \1; write values with spaces between: 0.1 0.3 (a range is `repolicy customize`)",
+    ),
+    (
+        r"Error parsing (\S+): Could not find valid parse for arguments: (.*)",
+        r"\1 does not take \2; write numbers with spaces between",
+    ),
     (r"invalid choice (.*) for argument '(\S+)'\. Expected one of \((.*)\)", r"\2 is \1; choose from \3"),
     (r"'None', |, 'None'", ""),  # who wants the default leaves the option out
 )

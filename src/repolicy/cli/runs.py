@@ -1,5 +1,6 @@
 """The commands that train: from nothing, and from a prior."""
 
+import shlex
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -98,14 +99,18 @@ class Train(Run):
         from repolicy.engine.training import train
         from repolicy.engine.wanted import Wanted
 
-        return ended(
-            train(
-                self.env, Wanted(self.objective, alpha=self.alpha), self.folder, self.settings,
-                addon=self.addon, resume=self.resume, watchers=watchers_of(self.folder, self.wandb),
-                patience=self.patience, progress=False,
-                observe=self.observe or "", observe_critic=self.observe_critic or "",
-            )
+        result = train(
+            self.env, Wanted(self.objective, alpha=self.alpha), self.folder, self.settings,
+            addon=self.addon, resume=self.resume, watchers=watchers_of(self.folder, self.wandb),
+            patience=self.patience, progress=False,
+            observe=self.observe or "", observe_critic=self.observe_critic or "",
         )  # fmt: skip
+        values = ended(result)
+        if result.finished and speaks():
+            env = ["--env", self.env] if ":" in self.env else []  # code, which is named again
+            words = shlex.join(["repolicy", "customize", str(result.folder), *env, "--addon", "FILE.py:FUNCTION"])
+            print(f"to give it a wish: {words}", file=sys.stderr)
+        return values
 
 
 @dataclass(frozen=True)
@@ -212,6 +217,9 @@ def run_before(command: Any, *kinds: "type[Request]") -> dict[str, Any] | None:
 
     before = RunFolder(command.folder, *kinds).request()
     if before is not None:
+        if bool(before["prior"]) != hasattr(command, "prior"):
+            whose = "customize" if before["prior"] else "train"
+            raise UsageError(f"{command.folder} is a run of `{whose}`; go on with it by that command")
         confirm_names(command, before, command.folder / "run.json")
     return before
 

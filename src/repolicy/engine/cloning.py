@@ -124,8 +124,15 @@ def _to_means(prior: Exact, policy: Policy, collector: Collector, blocks: int) -
             samples = labelled if samples is None else samples + labelled
         assert samples is not None
         if round_ == 0:
-            fit_normalizer(policy, samples.observations)
+            begin_at(policy, samples)
         fit(policy, samples, collector.generator, most_epochs=FIT_EPOCHS)
+
+
+def begin_at(policy: Policy, samples: Samples) -> None:
+    """Statistics of the observations and, where actions are numbers, their mean, which else the std would bridge."""
+    fit_normalizer(policy, samples.observations)
+    if policy.actions.kind == "continuous":
+        policy.network.biases[-1].data[: policy.actions.width] = samples.actions.mean(0)
 
 
 class _Labels:

@@ -4,12 +4,11 @@ A thousand steps in each of some environments, by the mean action and sampled, a
 nothing. No reward but the add-on's is needed; the environment's own is shown where there is one.
 """
 
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from repolicy.engine.defaults import customize_defaults
 from repolicy.engine.request import spec_for
@@ -18,15 +17,13 @@ from repolicy.engine.wanted import usual_budget
 from repolicy.engine.weights import Weights, weights_found
 from repolicy.engine.worth import BelowMode, Worth, Worths, worth_of
 from repolicy.envs.addons import Addon
-from repolicy.envs.evaluation import EVALUATION_SEED, EpisodeSums, check_fit, quantities
-from repolicy.envs.making import make_envs, probed
-from repolicy.envs.rollout import Collector, Rollout
+from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, check_fit, evaluate
+from repolicy.envs.making import probed
 from repolicy.envs.step import Backend
 from repolicy.errors import UsageError
 from repolicy.policies.policy import Policy, seeded
-from repolicy.policies.priors import Scorer
 
-ENVS, STEPS, BLOCK = 16, 1_000, 50
+ENVS, STEPS = 16, 1_000
 FAR = 10.0  # a normalized observation beyond this was hardly seen in training
 FAR_SHARE = 0.01  # share of all numbers that may be so far out by accident
 NARROW = 1e-3  # a std of this share of an action's range leaves nothing to explore with
@@ -34,7 +31,7 @@ NARROW = 1e-3  # a std of this share of an action's range leaves nothing to expl
 
 @dataclass(frozen=True)
 class Drive:
-    """The first episode of each environment, or its first thousand steps: arrays `[N]`."""
+    """Some episodes: arrays `[E]`."""
 
     basic: np.ndarray
     addon: np.ndarray
@@ -117,7 +114,7 @@ def diagnose(
 ) -> Diagnosis:
     """Drive the policy, sampled and by its mean action, and one that knows nothing.
 
-    `nat_worth` is what a nat is worth where the prior's file tells it: that was measured over more episodes.
+    `nat_worth` is what a nat is worth by the prior's file: where it is known, that was measured over more episodes.
     """
     spaces = probed(env, backend)
     check_fit(policy, spaces, "the prior")
@@ -130,7 +127,7 @@ def diagnose(
         for who, stochastic in ((policy, True), (policy, False), (ignorant, True))
     )
     worths = Worths(
-        nat_worth or worth_of(by_mean.basic, sampled.basic, sampled.nats),
+        nat_worth if nat_worth and nat_worth.is_known else worth_of(by_mean.basic, sampled.basic, sampled.nats),
         worth_of(by_mean.addon, sampled.addon, sampled.nats),
         float(sampled.lengths.mean()),
     )
@@ -141,36 +138,43 @@ def diagnose(
     )  # fmt: skip
 
 
-@torch.no_grad()
 def drive(policy: Policy, env: str, addon: Addon, stochastic: bool, backend: Backend) -> Drive:
-    """A thousand steps in each environment, of which each one's first episode counts."""
-    sums, blocks, far, entropy, stds = EpisodeSums(ENVS, ENVS), 0, 0.0, 0.0, list[float]()
-    below = Scorer(BelowMode(policy))
-    with closing(make_envs(env, ENVS, EVALUATION_SEED, backend)) as envs:
-        generator = torch.Generator().manual_seed(EVALUATION_SEED)
-        collector = Collector(envs, BLOCK, generator, keep_transitions=True, longest=STEPS)
-        while sums.missing:
-            rollout = collector.collect(policy, stochastic)
-            sums.add(quantities(rollout, addon, below), rollout)
-            far += _far(policy, rollout)
-            entropy -= float(rollout.log_probs.mean())
-            stds += _std(policy, rollout)
-            blocks += 1
-    each, std = sums.each(), float(np.mean(stds)) if stds else None
-    fell = each["terminated"].astype(bool)
-    nats = float(each["log_prior"].mean())
-    return Drive(each["basic"], each["addon"], each["length"], fell, nats, entropy / blocks, std, far / blocks)
+    """An episode in each environment, cut after a thousand steps; more of them where a thousand steps hold more."""
+
+    def run(episodes: int) -> tuple[Evaluation, _Look]:
+        look = _Look(policy)
+        return evaluate(
+            policy, env, episodes, addon=addon, prior=look, stochastic=stochastic, seed=EVALUATION_SEED,
+            backend=backend, longest=STEPS,
+        ), look  # fmt: skip
+
+    found, look = run(ENVS)
+    times = int(STEPS // found.lengths.mean())
+    found, look = run(ENVS * times) if times > 1 else (found, look)
+    assert found.addon is not None
+    assert found.log_prior is not None
+    assert found.terminated is not None
+    entropy, std = -found.log_policy.sum() / found.lengths.sum(), float(np.mean(look.stds)) if look.stds else None
+    return Drive(
+        found.basic, found.addon, found.lengths, found.terminated, float(found.log_prior.mean()), float(entropy), std,
+        float(np.mean(look.far)),
+    )  # fmt: skip
 
 
-def _far(policy: Policy, rollout: Rollout) -> float:
-    normalizer = policy.normalizer
-    inputs = (torch.from_numpy(rollout.observations) - normalizer.shift) * normalizer.scale
-    return float((inputs.abs() > FAR).double().mean())
+class _Look(BelowMode):
+    """Notes, of each block of steps that it is asked about, what a policy sees and how wide it is."""
 
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self.far, self.stds = list[float](), list[float]()
 
-def _std(policy: Policy, rollout: Rollout) -> list[float]:
-    log_std = getattr(policy(torch.from_numpy(rollout.observations[0])), "log_std", None)
-    return [] if log_std is None else [float(log_std.exp().mean())]
+    def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
+        normalizer = self.policy.normalizer
+        inputs = (observations - normalizer.shift) * normalizer.scale
+        self.far.append(float((inputs.abs() > FAR).double().mean()))
+        log_std = getattr(self.policy(observations[0]), "log_std", None)
+        self.stds += [] if log_std is None else [float(log_std.exp().mean())]
+        return super().log_prob(observations, actions)
 
 
 def complaints(policy: Policy, by_mean: Drive, sampled: Drive, ignorant: Drive) -> list[str]:

@@ -98,7 +98,9 @@ class RunFolder:
         """Raise where nothing can be written into the folder, or no folder be made."""
         whole = self.path.absolute()
         there = next(place for place in (whole, *whole.parents) if os.path.exists(place))
-        if not (there.is_dir() and os.access(there, os.W_OK)):
+        if not there.is_dir():
+            raise FileError(f"{self.path} cannot be made: {there} is a file and no folder; choose another --out")
+        if not os.access(there, os.W_OK):
             raise FileError(f"{self.path} cannot be made: {there} cannot be written")
 
     def _check_unchanged(self, request: dict[str, Any], versions: dict[str, str]) -> list[str]:

@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
+from repolicy.engine.cloning import begin_at
 from repolicy.engine.machine import versions
 from repolicy.envs.evaluation import evaluate
-from repolicy.envs.making import probed
+from repolicy.envs.making import observing, probed
 from repolicy.errors import UsageError
 from repolicy.loading import figures
 from repolicy.policies.demonstrations import Demonstrations, read_demonstrations
 from repolicy.policies.file import read_card, save_policy
-from repolicy.policies.fitting import Fitted, Samples, fit, fit_normalizer
+from repolicy.policies.fitting import Fitted, Samples, fit
 from repolicy.policies.policy import Policy, PolicySpec, seeded
 from repolicy.policies.spaces import ActionSpace
 from repolicy.policies.storage import check_place
@@ -52,16 +53,18 @@ def imitate(
     policy is tried; `customize` then goes on in that environment.
     """
     demonstrations = data if isinstance(data, Demonstrations) else read_demonstrations(data)
+    env = None if env is None else observing(env, demonstrations.observations.shape[1])
     actions = _space(demonstrations, env)
     check_place(Path(out))  # before the fit, which would be lost
     if Path(out).exists() and read_card(Path(out)).get("which") != IMITATION:
         raise UsageError(f"{out} is there already, and no imitation: choose another --out")
     policy = seeded(_spec(demonstrations, actions, hidden, state_std), seed)
-    fit_normalizer(policy, demonstrations.observations)
+    samples = Samples(demonstrations.observations, demonstrations.actions)
+    begin_at(policy, samples)
     if policy.log_std is not None:
         policy.log_std.data.copy_(demonstrations.actions.std(0).clamp_min(1e-3).log())
     generator = torch.Generator().manual_seed(seed)
-    fitted = fit(policy, Samples(demonstrations.observations, demonstrations.actions), generator, progress)
+    fitted = fit(policy, samples, generator, progress)
     policy.requires_grad_(False)
     say(_sentence(fitted, demonstrations))
     narrow = policy.std is not None and float(policy.std.min()) <= 2.0 * policy.spec.min_std

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
@@ -84,28 +84,28 @@ def keep_freed_memory() -> None:
         libc.mallopt(-1, 1 << 28)  # M_TRIM_THRESHOLD
 
 
+def ending_signals() -> list[signal.Signals]:
+    """Ctrl-C, SIGTERM, and the end of the terminal, such as a lost ssh connection; not this one under `nohup`."""
+    alone = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if alone else [signal.SIGHUP])]
+
+
 def leave_signals_to_the_parent() -> None:
-    """Ctrl-C and SIGTERM may reach a whole group of processes; the parent tells the others when to stop."""
-    for each in (signal.SIGINT, signal.SIGTERM):
+    """They may reach a whole group of processes; the parent tells the others when to stop."""
+    for each in ending_signals():
         signal.signal(each, lambda *_: None)  # not SIG_IGN, which programs that we start would inherit
 
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM is Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
+    """SIGTERM is Ctrl-C, and so is the end of the terminal."""
+    with _handled([each for each in ending_signals() if each != signal.SIGINT], signal.default_int_handler):
         yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
 def polite_interrupt() -> Iterator[threading.Event]:
-    """The first Ctrl-C or SIGTERM sets the event, so that work ends where it can go on; the second one stops it."""
+    """The first such signal sets the event, so that work ends where it can go on; the second one stops it."""
     event = threading.Event()
 
     def handle(*_: object) -> None:
@@ -113,13 +113,20 @@ def polite_interrupt() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         event.set()
 
-    here = threading.current_thread() is threading.main_thread()
-    before = {each: signal.signal(each, handle) for each in (signal.SIGINT, signal.SIGTERM) if here}
-    try:
+    with _handled(ending_signals(), handle):
         yield event
+
+
+@contextmanager
+def _handled(signals: list[signal.Signals], handler: Callable[..., object]) -> Iterator[None]:
+    """In the main thread: no other may handle signals."""
+    here = threading.current_thread() is threading.main_thread()
+    before = {each: signal.signal(each, handler) for each in signals if here}
+    try:
+        yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for each, former in before.items():
+            signal.signal(each, former)
 
 
 def shares_memory() -> bool:

@@ -76,8 +76,11 @@ def spec_for(spaces: HasSpaces, settings: Settings) -> PolicySpec:
     )
 
 
+TAKEN = (*RANGES.values(), "t", "how", "policy")  # what names something else where a position is named
+
+
 def check_dials(request: Request) -> None:
-    """Raise where there are too many dials, two of one name, or a budget that would turn one of them."""
+    """Raise where there are too many dials, a name that cannot be used, or a budget that would turn one of them."""
     names = [dial.name for dial in request.dials]
     if not names:
         return
@@ -86,6 +89,8 @@ def check_dials(request: Request) -> None:
             f"a run with a dial ({', '.join(names)}) trains for many weights at once, and a budget needs one that it "
             "can move: name --omega, a number or a range, and leave the budget out"
         )
+    if taken := [dial.name for dial in addons.dials(request.addons) if dial.name in TAKEN]:
+        raise UsageError(f"the dial of an add-on cannot be called {taken[0]!r}, as others are: rename its function")
     if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"two dials are called {twice[0]!r}: give one of them one weight, or rename its function")
     if len(names) > MOST_DIALS:

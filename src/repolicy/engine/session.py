@@ -83,6 +83,7 @@ def continued(
     A run that could not tell what a nat is worth has taken a budget, and both weights begin where it said.
     """
     before, kept = resumed(out, resume)
+    _check_same_way(objective, settings, kept, out)
     by_itself = objective is None or (isinstance(objective, Wanted) and objective.omega in (None, "auto"))
     if before is not None and kept is not None and kept.budget is not None and by_itself:
         if settings is not None and settings.budget is None:
@@ -90,6 +91,22 @@ def continued(
         if isinstance(objective, Wanted) and objective.alpha is None:
             objective = replace(objective, alpha=before.alpha)
     return objective or before or Wanted("residual"), settings, kept
+
+
+def _check_same_way(
+    objective: Objective | Wanted | None, settings: Settings | None, kept: Settings | None, out: Path
+) -> None:
+    """Raise where a run with a budget is resumed at a weight, or the other way round."""
+    if kept is None:
+        return
+    weight = objective.omega if isinstance(objective, Wanted) else None
+    other = ""
+    if kept.budget is not None and isinstance(weight, int | float):
+        other = f"{kept.budget.words}, and now omega is to be {weight:g}"
+    elif kept.budget is None and settings is not None and settings.budget is not None:
+        other = f"it has no budget, and now {settings.budget.words}"
+    if other:
+        raise UsageError(f"{out} cannot be resumed with other settings: {other}")
 
 
 def shown(progress: bool | None) -> list[Any]:

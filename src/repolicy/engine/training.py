@@ -145,10 +145,7 @@ def customize(
     objective, settings, last_settings = continued(objective, settings, folder, resume)
     wishes = addons.names(addon)
     if not wishes:
-        raise UsageError(
-            "customizing needs an add-on, the new requirement: --addon NAME, or file.py:function for one of your own "
-            "(repolicy addons lists those that ship)"
-        )
+        raise UsageError(f"customizing {NO_ADDON}")
     settings, notes = ranks_for(start.settings(settings or last_settings or start.usual(env)), [env, *wishes])
     settings = settings.resolved()
     with watchdog(patience):
@@ -174,6 +171,12 @@ def customize(
         check(request)
         notes += try_addon(saved.policy, request)
         return run(request, RunFolder(folder), resume, watchers, notes, content, patience, start)
+
+
+NO_ADDON = (
+    "needs an add-on, the new requirement: --addon NAME, or file.py:function for one of your own "
+    "(repolicy addons lists those that ship)"
+)
 
 
 def unused(settings: Settings) -> list[str]:
@@ -206,9 +209,9 @@ def try_addon(prior: Policy, request: Request) -> list[str]:
         if addon.reported is not None:
             addon.metric(*rollout.transitions)
         if reward.min() == reward.max() and not request.sparse:
+            why = "if it is meant to be that rare, add --sparse" if any(addon.weights) else "its weight is 0"
             raise UsageError(
-                f"add-on {name!r} gave the same reward, {reward.min():g}, in all of {reward.size:,} trial steps; "
-                "if it is meant to be that rare, add --sparse"
+                f"add-on {name!r} gave the same reward, {reward.min():g}, in all of {reward.size:,} trial steps; {why}"
             )
         notes.append(
             f"add-on {name}: {reward.min():.3g} to {reward.max():.3g}, mean {reward.mean():.3g} a step under the prior"
@@ -259,7 +262,7 @@ def tell(watchers: Sequence[Watcher], sentences: Sequence[str]) -> None:
 def check(request: Request) -> None:
     """Refuse early what cannot work, before anything is written."""
     if request.objective.reads_addon and not request.addons:
-        raise UsageError(f"an objective whose task is {request.objective.task!r} needs an add-on: --addon NAME")
+        raise UsageError(f"this {NO_ADDON}")
     if request.addons and not request.objective.reads_addon:
         raise UsageError("this objective's task is the basic reward alone, so an add-on has no effect: leave it out")
     check_dials(request)

@@ -1,5 +1,6 @@
 """An objective whose weights are not all named yet, and the default weights."""
 
+import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from repolicy.engine.ranks import one_thread
 from repolicy.engine.request import spec_for
 from repolicy.engine.settings import Settings
 from repolicy.engine.weights import Weights, two_digits, weights_found, weights_of
-from repolicy.engine.worth import Worths, sought
+from repolicy.engine.worth import sought
 from repolicy.envs import addons
 from repolicy.envs.evaluation import check_fit
 from repolicy.envs.making import make_envs, probed
@@ -113,6 +114,8 @@ def for_customizing(
     if alpha is None:
         alpha, why = _alpha_of_customizing(prior, omega, env, wishes, settings, most)
         notes += [f"alpha {'begins at' if budgeted else 'is'} {alpha:g}, {why}; --alpha sets another"] * bool(why)
+    if budgeted and not 0.0 < alpha < math.inf:
+        raise UsageError(f"alpha is {alpha:g}; where a budget moves omega and alpha it must be above 0")
     weight = alpha if budgeted else omega  # with a budget, both begin at alpha
     if weight == "auto":
         raise UsageError(f"--omega auto goes with --objective residual, not {wanted.name}")
@@ -151,16 +154,18 @@ def _prices(
         if wanted.states is None and wanted.omega_to:
             return Prices(wanted.omega, *states_of_range(prior, env, wishes, settings, say))
         return Prices(wanted.omega, wanted.states or 0.0, [])
-    known, worths = _weights(prior, env, wishes, settings, say)
+    known, most = _weights(prior, env, wishes, settings, say)
     if known is None:
         if wanted.alpha_to or addons.dials(wishes):
             raise UsageError(
                 "what the prior's log-probability is worth cannot be told, and beside a dial no budget can find it: "
                 "name --omega, a number or a range such as 0.03..3"
             )
-        looked = "" if worths is None else " from these episodes: does it act as it should (repolicy diagnose)?"
-        notes = [f"what a nat of the prior is worth cannot be told{looked}"]
-        return Prices("auto", wanted.states or 0.0, notes, 0.0 if worths is None else worths.most)
+        note = (
+            "what a nat of the prior is worth cannot be told from these episodes: does it act as it should (repolicy "
+            "diagnose)?"
+        )
+        return Prices("auto", wanted.states or 0.0, [note], most)
     states = known.states if wanted.states is None else wanted.states
     sentence = (
         f"omega is {known.omega:.3g}, what a nat of the prior is worth, and states {states:.3g}, the weight of its "
@@ -190,17 +195,21 @@ def _weights(
     settings: Settings,
     say: Callable[[str], None],
     option: str = "--omega or --kl-budget",
-) -> tuple[Weights | None, Worths | None]:
-    """By the prior's card or, where that says nothing, by episodes of the prior, unless the user names an `option`."""
-    if "nat_worth" in prior.card:
-        return weights_of(prior.card, prior.policy.observation_size), None
+) -> tuple[Weights | None, float]:
+    """By the prior's card or, where that does not tell, by its episodes, unless the user names an `option`.
+
+    And the most that a nat can be worth by these.
+    """
+    known = weights_of(prior.card, prior.policy.observation_size)
+    if known is not None:
+        return known, known.omega
     say(
         "measuring what a nat of the prior is worth, by episodes of its mean action and of sampled ones "
         f"({option} goes without)"
     )
     with one_thread():
         found = sought(prior.policy, env, addons.at(wishes), int(MEASURED * settings.steps), settings.backend)
-    return weights_found(found, prior.policy.observation_size), found
+    return weights_found(found, prior.policy.observation_size), found.most
 
 
 def _alpha_of_customizing(

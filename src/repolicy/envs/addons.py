@@ -59,7 +59,7 @@ class Addon:
         """The rewards of each function, times its weight, in the order of `names`."""
         transitions = _in_one_row(observations, actions, next_observations, info)
         for name, function, weight in zip(self.names, self.functions, self.weights, strict=True):
-            rewards = weight * _called(f"add-on {name!r}", function, transitions)
+            rewards = weight * _called(f"add-on {name!r}{_made_for(name)}", function, transitions)
             yield rewards.reshape(observations.shape[:-1])
 
     def metric(
@@ -70,6 +70,12 @@ class Addon:
         transitions = _in_one_row(observations, actions, next_observations, info)
         name, function = self.reported
         return _called(f"the add-on's metric {name!r}", function, transitions).reshape(observations.shape[:-1])
+
+
+def _made_for(name: str) -> str:
+    """Which environment the numbers are of that one that ships reads, also where it runs in one of the user's own."""
+    entry = REGISTERED.get(name.partition("(")[0])
+    return f" (made for {entry.envs[0]})" if entry else ""
 
 
 def _in_one_row(
@@ -95,6 +101,8 @@ def _called(what: str, function: Function, transitions: tuple[np.ndarray, np.nda
             found = function(*copies)
             if found is None:
                 raise UsageError(f"{what} returned None: it has no `return`, or one without a value")
+            if np.iscomplexobj(found):
+                raise UsageError(f"{what} returned complex numbers; a reward is a real one")
             rewards = np.asarray(found, np.float64)
         except KeyError as error:
             told = ", ".join(sorted(info)) or "nothing"
@@ -167,6 +175,9 @@ def parse(request: str) -> tuple[str, Function, float, tuple[str, Function] | No
     """(name, function, weight, metric) of one request."""
     called, written = _weighed(request)
     place, colon, name = called.rpartition(":")
+    bare, bracket, options = name.partition("(")
+    if not colon and ("=" in bare or (bracket and not options.endswith(")"))):
+        raise UsageError(f"add-on {request!r} is not of the form NAME(OPTION=VALUE)=WEIGHT")
     if ".." in written:
         raise UsageError(
             f"add-on {request!r} has a range of weights, which goes with `repolicy customize`; write one, as NAME=0.5"
@@ -177,7 +188,6 @@ def parse(request: str) -> tuple[str, Function, float, tuple[str, Function] | No
         weight = math.nan
     if not math.isfinite(weight):
         raise UsageError(f"add-on {request!r}: {written!r} is not a weight; write NAME=0.5")
-    bare, bracket, options = name.partition("(")
     if colon:
         if bracket:
             raise UsageError(f"add-on {request!r}: a function of your own has no options in brackets; leave them out")

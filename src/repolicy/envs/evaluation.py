@@ -1,6 +1,7 @@
 """The paper's protocol: whole episodes, basic / add-on / total return of each."""
 
 import math
+import shlex
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -175,11 +176,16 @@ def evaluate(
 
 def untold(agent: Conditioned, what: str = "the policy") -> str:
     """That the positions on its dials are missing, and how to name them."""
-    middle = {dial.name: f"{dial.value(0.0):.3g}" for dial in agent.dials}
-    words = " ".join(f"--at {value if len(middle) == 1 else f'{name}={value}'}" for name, value in middle.items())
+    middle = {dial.name: float(f"{dial.value(0.0):.3g}") for dial in agent.dials}
+    if len(middle) == 1:
+        places = given = [f"{value:g}" for value in middle.values()]
+    else:
+        places = [f"{name}={value:g}" for name, value in middle.items()]
+        given = places if all(map(str.isidentifier, middle)) else [f"**{middle}"]
+    words = shlex.join(word for place in places for word in ("--at", place))
     return (
         f"{what} is one for every {' and '.join(map(str, agent.dials))}, so it must be told which: `repolicy dial FILE "
-        f"{words} --out POLICY` keeps one as a file; in Python, policy.at({', '.join(middle)})"
+        f"{words} --out POLICY` keeps one as a file; in Python, policy.at({', '.join(given)})"
     )
 
 

@@ -1,5 +1,6 @@
 """Gymnasium's vector environments behind the `Step` contract."""
 
+import math
 import sys
 import warnings
 from collections.abc import Callable
@@ -51,7 +52,7 @@ class GymnasiumEnvs:
         env, name = self._envs.envs[0], "_max_episode_steps"  # of Gymnasium's TimeLimit
         known = hasattr(env, "has_wrapper_attr") and env.has_wrapper_attr(name)  # a class like Gymnasium's may lack it
         steps = env.get_wrapper_attr(name) if known else None
-        return None if steps is None else int(steps)
+        return None if steps is None or not math.isfinite(steps) else int(steps)
 
     def reset(self) -> np.ndarray:
         seeds: list[int | None] = [self._seed + index for index in range(self.count)]

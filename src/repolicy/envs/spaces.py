@@ -7,7 +7,7 @@ from gymnasium import spaces
 
 from repolicy.envs.names import observed, observed_by_critic
 from repolicy.envs.step import Info
-from repolicy.errors import UsageError
+from repolicy.errors import NumericError, UsageError
 from repolicy.loading import nearest
 from repolicy.policies.spaces import ActionSpace
 
@@ -92,7 +92,14 @@ def flat(observations: Any, count: int, keys: tuple[str, ...] = ()) -> np.ndarra
     if isinstance(observations, dict):
         parts = [observations[key] for key in keys] if keys else observations.values()
         return np.concatenate([flat(part, count) for part in parts], axis=1)
-    return np.array(observations, dtype=np.float32).reshape(count, -1)
+    try:
+        with np.errstate(over="raise"):
+            return np.array(observations, dtype=np.float32).reshape(count, -1)
+    except FloatingPointError:
+        largest = float(np.nanmax(np.abs(observations)))
+        raise NumericError(
+            f"an environment returned an observation of {largest:.3g}, beyond single precision: scale it down"
+        ) from None
 
 
 def numeric(info: dict[str, Any], count: int) -> Info:

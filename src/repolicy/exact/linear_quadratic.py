@@ -75,8 +75,9 @@ class LinearGaussian:
 
     def log_prob(self, obs: Tensor, action: Tensor) -> Tensor:
         """log π(action|obs) for obs [..., n] and action [..., m], [...]."""
-        normal = torch.distributions.MultivariateNormal(-obs @ self.gain.T, self.covariance, validate_args=False)
-        log_prob: Tensor = normal.log_prob(action)  # type: ignore[no-untyped-call, unused-ignore]
+        mean = -obs.double() @ self.gain.T
+        normal = torch.distributions.MultivariateNormal(mean, self.covariance, validate_args=False)
+        log_prob: Tensor = normal.log_prob(action.double())  # type: ignore[no-untyped-call, unused-ignore]
         return log_prob
 
 

@@ -51,6 +51,8 @@ class MDP:
         check_discount(self.discount, self.horizon)
         for name, array in arrays.items():
             object.__setattr__(self, name, array)
+        if self.horizon is not None:
+            object.__setattr__(self, "horizon", int(self.horizon))  # NumPy's own overflow
 
     @property
     def states(self) -> int:

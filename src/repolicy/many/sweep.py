@@ -7,8 +7,9 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,9 @@ def sweep(
     Prior, add-on and what is left out are as in `customize`; each point is a process, which imports what it is named.
     """
     check_given(settings)
+    if not isinstance(prior, str | Path | Result):
+        kind = type(prior).__name__
+        raise UsageError(f"the prior of a sweep is a file, which each point reads, not a {kind}: save it and name it")
     omegas = in_order(omegas)
     if jobs < 0:
         raise UsageError(f"jobs is {jobs}; it must be 1 or more, or 0 for one a core")
@@ -134,18 +138,20 @@ def _check_importable(names: Sequence[str]) -> None:
         )
 
 
-def in_order(omegas: Sequence[float]) -> list[float]:
+def in_order(omegas: Iterable[float]) -> list[float]:
     """The values in order; refused where one is no weight or comes twice."""
-    if not omegas:
+    values = [*omegas] if isinstance(omegas, Iterable) else []
+    if not values:
         raise UsageError("a sweep needs values: --omega 0 0.05 0.1 0.2 0.4")
-    for omega in omegas:
-        if not math.isfinite(omega) or omega < 0:
-            raise UsageError(f"omega is {omega:g}; it must be a finite number, 0 or greater")
-    written = [_written(omega) for omega in omegas]
+    for omega in values:
+        if not isinstance(omega, Real) or not math.isfinite(omega) or omega < 0:
+            raise UsageError(f"omega is {omega!r}; it must be a finite number, 0 or greater")
+    values = [float(omega) + 0.0 for omega in values]  # which makes 0 of -0
+    written = [_written(omega) for omega in values]
     twice = sorted({omega for omega in written if written.count(omega) > 1}, key=float)
     if twice:
         raise UsageError(f"--omega has {' and '.join(twice)} more than once")
-    return sorted(float(omega) for omega in omegas)
+    return sorted(values)
 
 
 def _written(omega: float) -> str:
@@ -158,7 +164,7 @@ def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: by
     file, before = folder / "sweep.json", claimed(folder)
     _check_new(folder, before, resume)
     if before is not None:
-        omegas = sorted({*before["omegas"], *omegas})
+        omegas = in_order({*before["omegas"], *omegas})
         try:
             same_prior = (folder / "prior.safetensors").read_bytes() == prior
         except OSError as error:

@@ -106,6 +106,10 @@ class Turning:
     def named(self, position: Sequence[float]) -> dict[str, float]:
         return dict(zip([dial.name for dial in self.trained] or ["t"], position, strict=True))
 
+    def written(self, position: Sequence[float]) -> list[tuple[str, str]]:
+        """The values in words, each behind its dial's name, which is empty where there is but one."""
+        return [(name if len(position) > 1 else "", exactly(value)) for name, value in self.named(position).items()]
+
     def asked(self, number: float | None, values: dict[str, float]) -> tuple[tuple[float, ...], str]:
         """The position that a number alone or named values ask for, and a warning where it lies beyond the ends."""
         if isinstance(self.saved.policy, Conditioned):
@@ -135,7 +139,7 @@ class Turning:
         """The run's request at that position, and where it is on the dials; the scores were another's."""
         card, values = self.saved.card, self.named(position)
         rest = {key: card[key] for key in ("request", "versions", "steps") if key in card}
-        where = ", ".join(f"{name} = {value:g}" for name, value in values.items())
+        where = ", ".join(f"{name} = {exactly(value)}" for name, value in values.items())
         place: dict[str, Any] = {"values": values} if self.trained else {"at": position[0]}
         if self.trained and "request" in rest:
             objective = {key: value for key, value in rest["request"].get("objective", {}).items() if key not in RANGES}
@@ -147,18 +151,21 @@ class Turning:
 
     def file(self, position: Sequence[float], words: str) -> Path:
         """Where a position is kept, beside the policy."""
-        named = self.named(position).items()
-        each = [f"{as_file_name(name)}-{value:g}" if len(named) > 1 else f"{value:g}" for name, value in named]
+        each = [f"{as_file_name(name)}-{value}" if name else value for name, value in self.written(position)]
         return beside(self.path) / f"{'-'.join([self.path.stem, words, *each])}.safetensors"
 
     def command(self, position: Sequence[float]) -> str:
         """What exports a position."""
         how = ["--how", self.how] if self.how == "weights" else []
-        named = self.named(position).items()
-        places = [f"{name}={value:g}" if len(named) > 1 else f"{value:g}" for name, value in named]
+        places = [f"{name}={value}" if name else value for name, value in self.written(position)]
         words = [word for place in places for word in ("--at", place)]
         target = str(self.file(position, "at"))
         return shlex.join(["repolicy", "dial", str(self.path), *words, *how, "--out", target])
+
+
+def exactly(value: float) -> str:
+    """In few digits, but as many as it takes to tell it from any other."""
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
 def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lambda _: None) -> Found:
@@ -183,7 +190,7 @@ def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lam
             policy, value, label = dial.at(position), position[0], ""
             if len(position) > 1:
                 named = zip(dial.trained, position, strict=True)
-                value, label = math.nan, ", ".join(f"{meaning(each).letter} {value:g}" for each, value in named)
+                value, label = math.nan, ", ".join(f"{meaning(each).letter} {exactly(value)}" for each, value in named)
             points.append(Point(value, dial.path, mean=run(policy, False), sampled=run(policy, True), label=label))
     letter = "t"
     if dial.trained:
@@ -267,7 +274,7 @@ def _sliders(dial: Turning, swept: Found) -> list[str]:
         *_, left, right = meaning(dial.trained[0]) if dial.trained else ("prior", "customized")
         return [slider(swept, first, left, right)]
     return [
-        one_slider(f"dial-{index}", what.weight, [f"{what.letter} {value:g}" for value in stops], len(stops) // 2,
+        one_slider(f"dial-{index}", what.weight, [f"{what.letter} {exactly(stop)}" for stop in stops], len(stops) // 2,
                    what.low, what.high)
         for index, (what, stops) in enumerate(zip(map(meaning, dial.trained), dial.stops, strict=True))
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from repolicy.engine.defaults import customize_defaults, train_defaults
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.ranks import one_thread
 from repolicy.engine.request import Request, options, words
-from repolicy.envs.addons import check_env, combined
+from repolicy.envs.addons import Addon, check_env, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.loading import printable
 from repolicy.policies.file import SavedPolicy, addons_of, env_of, own_bytes, read_policy
@@ -54,14 +54,16 @@ def push(
     saved = read_policy(path, reading)
     content = own_bytes(path, saved)
     hub = library()
-    say(f"evaluating: {episodes} episodes")
-    evaluations = _evaluated(saved, path, env, episodes, trust)
+    env, addon = _played(saved, path, env, trust)
+    with in_sentences(at):  # before the evaluation, which takes a while
+        api = hub.HfApi(endpoint=hub.constants.ENDPOINT)
+        api.create_repo(at.repository, exist_ok=True, private=private)
+    say(f"evaluating: {episodes} episode{'s' * (episodes > 1)}")
+    evaluations = _evaluated(saved, env, addon, episodes)
     film = next((each for suffix in FILMS if (each := path.with_suffix(suffix)).is_file()), None)
     page = card(saved, path, at, evaluations, film, license, hashlib.sha256(content).hexdigest())
     files = {FILE: content, "README.md": page.encode()} | ({film.name: film.read_bytes()} if film else {})
     with in_sentences(at):
-        api = hub.HfApi(endpoint=hub.constants.ENDPOINT)
-        api.create_repo(at.repository, exist_ok=True, private=private)
         done = api.create_commit(
             at.repository,
             [hub.CommitOperationAdd(name, data) for name, data in files.items()],
@@ -73,10 +75,14 @@ def push(
     return Pushed(str(at), done.oid, tuple(files))
 
 
-def _evaluated(saved: SavedPolicy, path: Path, env: str | None, episodes: int, trust: bool) -> dict[str, Evaluation]:
+def _played(saved: SavedPolicy, path: Path, env: str | None, trust: bool) -> tuple[str, Addon | None]:
+    """The environment of the card's table, and the add-on that it reports."""
     env, names = env or env_of(saved.card, path, trust), addons_of(saved.card, path, trust)
     check_env(names, env)
-    addon = combined(names) if names else None
+    return env, combined(names) if names else None
+
+
+def _evaluated(saved: SavedPolicy, env: str, addon: Addon | None, episodes: int) -> dict[str, Evaluation]:
     who = {"prior": saved.prior, "customized": saved.policy} if saved.prior else {"policy": saved.policy}
     with one_thread():
         return {
@@ -111,7 +117,7 @@ def card(
         lines += [tag, ""]
     headings, rows = rewards(evaluations)
     lines += [_row(headings), _row(["---"] * len(headings)), *map(_row, rows), ""]
-    lines += [f"Mean ± std over {episodes} episodes with the mean action.", "", "## Use it", ""]
+    lines += [f"Mean ± std over {episodes} episode{'s' * (episodes > 1)} with the mean action.", "", "## Use it", ""]
     lines += _code(
         "pip install 'repolicy[hub]'",
         f"repolicy evaluate {at}{_env(env, request)}",

@@ -86,8 +86,9 @@ def advice(prior: Evaluation, customized: Evaluation) -> str:
     if not change.is_real or change.value > 0:
         return ""
     return (
-        "to hold it more: a larger --omega, a price on new states (--states) or a smaller --kl-budget; to see whether "
-        "the prior acts as it should: repolicy diagnose"
+        "where its steps were far fewer than the usual million: more of them (--steps); to hold it more: a larger "
+        "--omega, a price on new states (--states) or a smaller --kl-budget; to see whether the prior acts as it "
+        "should: repolicy diagnose"
     )
 
 
