@@ -238,6 +238,15 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_wrong_add_on_is_refused_before_anything_is_measured(
+    prior: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for addon, env in (("nothing_of_the_kind", tiny("WithoutReward")), ("hind_leg", "Hopper-v4")):
+        with pytest.raises(UsageError, match="add-on"):
+            customize(prior, addon, out=tmp_path / "run", env=env, progress=True)
+        assert "measuring" not in capsys.readouterr().err
+
+
 def test_a_rare_reward_is_accepted_where_it_is_announced(prior: Path, tmp_path: Path) -> None:
     few = replace(SETTINGS, steps=2_048, segment=2)
     wanted = (tiny("constant"), residual(0.2, 0.1), tmp_path / "run", few)

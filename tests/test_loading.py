@@ -89,6 +89,14 @@ def test_what_is_wrong_is_said(reference: str, message: str) -> None:
         load_object(reference, "add-on")
 
 
+def test_what_a_file_only_imports_is_not_advised(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("import numpy as np\nfrom pathlib import Path\n\n\ndef quiet(): ...\n")
+    for name, advice in (("quite", "; did you mean quiet[?]"), ("npp", ""), ("Pathh", "")):
+        with pytest.raises(UsageError, match=f"has no {name!r}{advice}$"):
+            load_object(f"{mine}:{name}", "add-on")
+
+
 @pytest.mark.parametrize(
     "content",
     ["raise SystemExit(3)\n", "def f(:\n", "raise RuntimeError('no GPU')\n", "import no_such_module_at_all\n"],

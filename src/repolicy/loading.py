@@ -14,7 +14,9 @@ import re
 import stat
 import sys
 from collections.abc import Iterable
+from inspect import ismodule
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from repolicy.errors import FileError, UsageError, in_one_sentence
@@ -39,8 +41,17 @@ def load_object(reference: str, what: str) -> Any:
     try:
         return getattr(module, name)
     except AttributeError:
-        public = [key for key in vars(module) if not key.startswith("_")]
-        raise UsageError(f"{what} {reference!r}: {source} has no {name!r}{nearest(name, public)}") from None
+        raise UsageError(f"{what} {reference!r}: {source} has no {name!r}{nearest(name, _own(module))}") from None
+
+
+def _own(module: ModuleType) -> list[str]:
+    """The public names that a module does not only import."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if not (name.startswith("_") or ismodule(value))
+        and getattr(value, "__module__", module.__name__) == module.__name__
+    ]
 
 
 def _from_here(path: Path, name: str) -> str:

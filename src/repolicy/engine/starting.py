@@ -10,7 +10,6 @@ from repolicy.engine.defaults import customize_defaults
 from repolicy.engine.machine import torchrun_place
 from repolicy.engine.result import Result
 from repolicy.engine.settings import Settings
-from repolicy.envs import addons
 from repolicy.envs.making import placed, with_roles
 from repolicy.envs.step import Backend
 from repolicy.errors import UsageError
@@ -81,14 +80,10 @@ class Start:
         notes = [] if self.saved is None else notes_of(self.saved.card)
         return notes if self.exact is None or isinstance(self.exact, Policy) else [*notes, *self.exact.notes]
 
-    def cloned(
-        self, env: str, wishes: tuple[str, ...], settings: Settings, file: Path, say: Callable[[str], None]
-    ) -> "Start":
+    def cloned(self, env: str, settings: Settings, file: Path, say: Callable[[str], None]) -> "Start":
         """With a policy to start from, fitted to the prior where it is no copy of it."""
         if self.exact is None:
             return self
-        addons.combined(addons.at(wishes))  # errors are reported before the long work begins
-        addons.check_env(wishes, env)
         exact = self.exact
         if isinstance(exact, MeanPrior):
             exact, env = placed(exact, env, settings.backend)

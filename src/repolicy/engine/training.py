@@ -150,6 +150,8 @@ def customize(
     settings = settings.resolved()
     with watchdog(patience):
         env = start.with_roles(env, settings.backend)
+        addons.combined(addons.at(wishes))  # what is wrong there is said before what takes a while
+        addons.check_env(wishes, env)
         saying = f"customizing {called(named_as(prior))} in {env} to {' + '.join(wishes)}, into {folder}"
         notes = [saying, *notes, *start.notes, *unused(settings)]
 
@@ -158,7 +160,7 @@ def customize(
             tell(watchers, [*notes, note])
             notes.clear()
 
-        start = start.cloned(env, wishes, settings, RunFolder(folder).prior, say)
+        start = start.cloned(env, settings, RunFolder(folder).prior, say)
         start.check_not_fitted_to_another(RunFolder(folder).prior)
         saved, content = start.saved, start.content
         assert saved is not None
