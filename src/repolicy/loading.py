@@ -170,6 +170,11 @@ def stem_of(reference: str | Path) -> str:
     return path.name if path.suffix[1:].isdigit() else path.stem
 
 
+def counted(number: int, what: str) -> str:
+    """`1 episode`, `2 episodes`."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def figures(value: float, digits: int) -> str:
     """So many significant digits, without an exponent: 1,460 and 280."""
     return f"{float(f'{value:.{digits}g}'):,.12g}"

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from experiments.paper.results import Results
+
 
 def row(key: str, value: float, addon: float = -10.0, **more: Any) -> dict[str, Any]:
     """As the campaign writes one. The last policy's mean is `value` by the mean action and 1 more by sampled ones; the
@@ -19,3 +21,9 @@ def row(key: str, value: float, addon: float = -10.0, **more: Any) -> dict[str, 
         "steps_per_cpu_second": 20_000, "request": {"objective": {"task": "basic"}}, "commit": "c" * 40,
         "versions": {"torch": "2.13"}, "machine": {"processor": "one"},
     } | more  # fmt: skip
+
+
+def results(**values: list[float]) -> Results:
+    """HalfCheetah's, a list of seeds for each variant."""
+    keys = {f"halfcheetah/{name}/{seed}": value for name, each in values.items() for seed, value in enumerate(each)}
+    return Results({key: row(key, value) for key, value in keys.items()}, seeds=5)

@@ -8,6 +8,7 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 from repolicy.engine.defaults import TABLE, train_defaults
 from repolicy.engine.settings import BUDGETS, Settings
 from repolicy.errors import UsageError
+from repolicy.loading import counted
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,7 @@ def _show(figures: dict[str, Any]) -> None:
 
     from repolicy.engine.terminal import Terminal
 
-    title = (
-        f"{figures['env']} ({figures['backend']}), {figures['ranks']} rank{'s' * (figures['ranks'] > 1)}, "
-        f"{figures['steps']:,} steps"
-    )
+    title = f"{figures['env']} ({figures['backend']}), {counted(figures['ranks'], 'rank')}, {figures['steps']:,} steps"
     table = Table("", "", title=title, title_justify="left", show_header=False)
     table.add_row("physics alone", f"{figures['physics_steps_per_second']:,.0f} steps a second")
     table.add_row("training, end to end", f"{figures['training_steps_per_second']:,.0f} steps a second")

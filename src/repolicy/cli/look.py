@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
+from repolicy.engine.settings import Settings
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.loading import as_file_name
+from repolicy.loading import as_file_name, counted
 from repolicy.policies.options import Options
 
 
@@ -60,13 +61,13 @@ class Evaluate:
         from repolicy.policies.given import acting
         from repolicy.policies.storage import write_json
 
-        check_seed(self.seed)
+        Settings(seed=self.seed)  # which refuses one that no environment takes
         path, agent, prior, card, notes = acting(self.policy, self.reading, self.trust)
         warn_of_unfinished(self.policy)
         if self.out is not None:
             check_writes_over_none(self.out, path, ".json")
         env, terminal = self.env or env_of(card, path, self.trust), Terminal()
-        episodes = f"{self.episodes} episode{'s' * (self.episodes > 1)}"
+        episodes = counted(self.episodes, "episode")
         for note in notes:
             terminal.say(note)
         try:
@@ -135,7 +136,7 @@ class Render:
         from repolicy.policies.storage import is_own, write_bytes
         from repolicy.report.film import FORMATS, Shot, films
 
-        check_seed(self.seed)
+        Settings(seed=self.seed)  # which refuses one that no environment takes
         warn_of_unfinished(self.policy)
         path, env = policy_and_env(self.policy, self.env, self.trust)
         suffix = ".mp4" if self.out is None else self.out.suffix.lower()
@@ -213,12 +214,6 @@ class Inspect:
         from repolicy.cli.inspection import inspect
 
         return inspect(self.file, self.reading)
-
-
-def check_seed(seed: int) -> None:
-    """Environments take no others."""
-    if not 0 <= seed < 2**31:
-        raise UsageError(f"seed is {seed}; it must lie between 0 and {2**31 - 1}")
 
 
 def warn_of_unfinished(reference: str | Path) -> None:

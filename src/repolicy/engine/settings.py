@@ -35,7 +35,7 @@ class AnySettings:
             value = getattr(self, name)
             for low, high in getattr(hint, "__metadata__", ()):
                 if value is not None and not low <= value <= high:
-                    raise UsageError(f"{name} is {value}; it must lie between {low:g} and {high:g}")
+                    raise UsageError(f"{name} is {value}; it must lie between {low:.10g} and {high:.10g}")
         hidden: tuple[int, ...] = vars(self)["hidden"]
         if not 1 <= len(hidden) <= 64 or not all(1 <= size <= 16_384 for size in hidden):
             raise UsageError(f"hidden is {hidden}; it must be 1 to 64 layer sizes from 1 to 16,384, such as 64 64")

@@ -13,7 +13,7 @@ from repolicy.engine.ranks import one_thread
 from repolicy.engine.request import Request, options, words
 from repolicy.envs.addons import Addon, check_env, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
-from repolicy.loading import printable
+from repolicy.loading import counted, printable
 from repolicy.policies.file import SavedPolicy, addons_of, env_of, own_bytes, read_policy
 from repolicy.policies.finding import find_policy
 from repolicy.policies.hub import FILE, Place, in_sentences, library, place
@@ -58,7 +58,7 @@ def push(
     with in_sentences(at):  # before the evaluation, which takes a while
         api = hub.HfApi(endpoint=hub.constants.ENDPOINT)
         api.create_repo(at.repository, exist_ok=True, private=private)
-    say(f"evaluating: {episodes} episode{'s' * (episodes > 1)}")
+    say(f"evaluating: {counted(episodes, 'episode')}")
     evaluations = _evaluated(saved, env, addon, episodes)
     film = next((each for suffix in FILMS if (each := path.with_suffix(suffix)).is_file()), None)
     page = card(saved, path, at, evaluations, film, license, hashlib.sha256(content).hexdigest())
@@ -117,7 +117,7 @@ def card(
         lines += [tag, ""]
     headings, rows = rewards(evaluations)
     lines += [_row(headings), _row(["---"] * len(headings)), *map(_row, rows), ""]
-    lines += [f"Mean ± std over {episodes} episode{'s' * (episodes > 1)} with the mean action.", "", "## Use it", ""]
+    lines += [f"Mean ± std over {counted(episodes, 'episode')} with the mean action.", "", "## Use it", ""]
     lines += _code(
         "pip install 'repolicy[hub]'",
         f"repolicy evaluate {at}{_env(env, request)}",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from repolicy.envs.evaluation import Column
+from repolicy.loading import counted
 from repolicy.many.tradeoff import Found, Point
 from repolicy.policies.storage import write_bytes
 from repolicy.report import charts, page
@@ -141,7 +142,7 @@ def over(swept: Found) -> str:
     """What the numbers of every point are."""
     count = len(swept.prior.by_mean.basic)
     return (
-        f"Mean ± std over {count} episode{'s' * (count > 1)} with the mean action; log prior and KL(policy ‖ prior) "
+        f"Mean ± std over {counted(count, 'episode')} with the mean action; log prior and KL(policy ‖ prior) "
         "over as many with sampled ones, at the states that the policy itself visits."
     )
 

@@ -1,0 +1,88 @@
+"""The names of environments: ids, options behind them, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_envs import tiny
+
+from repolicy.envs.envpool import OWN
+from repolicy.envs.making import make_envs
+from repolicy.envs.names import parsed
+from repolicy.errors import UsageError
+
+envpool = pytest.importorskip("envpool")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("OddObservations", "has observations of kind Discrete; Repolicy takes Box, and Dict made of Box"),
+        ("OddActions", "has actions of kind Tuple.*; Repolicy takes Box, Discrete and MultiDiscrete"),
+        ("NothingToSee", "has an empty observation"),
+        ("NothingToDo", "has an empty action"),
+    ],
+)
+def test_other_spaces_are_refused_by_name(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_envs(tiny(name), 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "message"),
+    [
+        ("HalfChetah-v4", "auto", "no environment 'HalfChetah-v4'; did you mean HalfCheetah-v4"),
+        ("Hopper-v44", "gymnasium", "no environment 'Hopper-v44'; did you mean .*Hopper-v4"),
+        ("HalfChetah-v4", "envpool", "EnvPool has no 'HalfChetah-v4'; did you mean HalfCheetah-v4"),
+        ("xyz", "auto", "no environment 'xyz'$"),
+        (tiny("Endles"), "auto", "has no 'Endles'; did you mean Endless"),
+        (tiny("not_callable"), "auto", "is not something that can be called to make one"),
+        (tiny("CannotBeMade"), "auto", "cannot be made: ValueError: no licence"),
+        ("nowhere.py:Env", "auto", "there is no file nowhere.py"),
+    ],
+)
+def test_unknown_names(name: str, backend: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_envs(name, 1, 0, backend)
+
+
+def test_an_id_that_a_module_registers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = "import gymnasium\ngymnasium.register('MyOwn-v7', entry_point=lambda: gymnasium.make('Pendulum-v1'))\n"
+    (tmp_path / "registers_my_own.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert make_envs("registers_my_own:MyOwn-v7", 1, 0).observation_size == 3
+
+
+@pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
+def test_options_follow_the_name(backend: Any) -> None:
+    plain, still = (
+        make_envs(f"HalfCheetah-v4{options}", 8, 0, backend)
+        for options in ("?", "?reset_noise_scale=0&forward_reward_weight=2")
+    )
+    assert plain.reset().std(0).min() > 0.01
+    assert not still.reset().any()  # every joint and every speed at rest
+    for batch in (plain, still):
+        batch.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("HalfCheetah-v4?reset_noise=1", "h-v4' has no option 'reset_noise'; did you mean reset_noise_scale"),
+        ("HalfCheetah-v4?reset_noise_scale=much", "h-v4' does not take .*much.*: a value is of the wrong kind"),
+        ("HalfCheetah-v4?noise", "'noise' is no option; write them as NAME.option=value"),
+        ("Hopper-v4?frame_stack=0", "'Hopper-v4.frame_stack=0' cannot be made: ValueError: frame_stack must be"),
+        ("Hopper-v4?xml_file=foo.xml", "'Hopper-v4.xml_file=foo.xml' cannot be made: RuntimeError: .*foo.xml"),
+        *((f"Hopper-v4?{key}=3", f"{key!r} is Repolicy's own to set: use --envs and --seed") for key in OWN),
+        ("InvertedPendulum-v5?foo=1", "'InvertedPendulum-v5.foo=1' cannot be made: TypeError: .*foo"),
+        ("HalfCheetahh-v4?x=1", "there is no environment 'HalfCheetahh-v4'; did you mean HalfCheetah-v4"),
+    ],
+)
+def test_wrong_options_are_named(name: str, message: str) -> None:
+    backend: Any = "gymnasium" if "Inverted" in name else "auto"
+    with pytest.raises(UsageError, match=message):
+        make_envs(name, 1, 0, backend)
+
+
+def test_an_option_that_is_nested_too_deep_for_json_is_a_text() -> None:
+    assert parsed("Hopper-v4?x=" + "[" * 100_000) == ("Hopper-v4", {"x": "[" * 100_000})
