@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from experiments.batches import ForRslRl, ForSb3, Paid
-from repolicy.engine.machine import commit
+from repolicy.engine.machine import command, commit
 
 ENV, ADDON, PRIOR, COUNT, STEPS = "HalfCheetah-v4", "hind_leg=10", "halfcheetah", 64, 64
 WEIGHTS: dict[str, Any] = {"prior": PRIOR, "omega": 0.17, "alpha": 0.13472}
@@ -92,8 +92,7 @@ def main() -> None:
                 if turn >= 0:
                     times[name].append((found[id(host)], found[id(ours)]))
     for name, measured in times.items():
-        row: dict[str, Any] = {"command": "python -m benchmarks.adapters", "host": name, "rounds": len(measured)}
-        row["commit"] = commit()
+        row: dict[str, Any] = {"command": command(), "commit": commit(), "host": name, "rounds": len(measured)}
         for index, what in enumerate(("clock", "processor")):
             row[f"{what}_seconds"] = round(statistics.median(host[index] for host, _ in measured), 4)
             row[f"{what}_overhead"] = median_and_quartiles([ours[index] / host[index] - 1.0 for host, ours in measured])

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.engine.defaults import train_defaults
-from repolicy.engine.machine import commit, keep_freed_memory
+from repolicy.engine.machine import command, commit, keep_freed_memory
 from repolicy.engine.ppo import Batch, Learner, update
 from repolicy.engine.settings import Settings
 from repolicy.envs.making import make_envs
@@ -40,7 +40,7 @@ def main() -> None:
     keep_freed_memory()
     for env in ENVS:
         for hidden in HIDDEN:
-            row = measure(env, hidden, options.rounds) | {"commit": commit()}
+            row = {"command": command(), "commit": commit()} | measure(env, hidden, options.rounds)
             print(json.dumps(row), flush=True)
             if options.out is not None:
                 with options.out.open("a") as file:

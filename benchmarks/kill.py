@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from repolicy.engine.machine import commit
+from repolicy.engine.machine import command, commit
 
 COMPARED = ["policy.safetensors", "best.safetensors"]
 
@@ -46,7 +46,7 @@ def main() -> None:
         start(words, killed).wait()
         same = {name: digest(whole / name) == digest(killed / name) for name in COMPARED}
     row = {
-        "command": f"python {' '.join(sys.argv)}",
+        "command": command(),
         "kills_after_seconds": instants,
         "same_bits": same,
         "commit": commit(),

@@ -23,7 +23,7 @@ from torch import nn
 
 from repolicy.engine.defaults import customize_defaults
 from repolicy.engine.folder import RunFolder
-from repolicy.engine.machine import commit
+from repolicy.engine.machine import command, commit
 from repolicy.engine.ranks import Alone, one_thread
 from repolicy.engine.request import Request
 from repolicy.engine.segments import Segments
@@ -72,7 +72,7 @@ def measure(env: str, addon: str, rounds: int) -> dict[str, object]:
     whole, *parts = ([*each[1:]] for each in seconds.values())  # the first is a warm-up
     shares = [sum(each) / iteration for iteration, *each in zip(whole, *parts, strict=True)]
     return {
-        "command": "python benchmarks/large_prior.py",
+        "command": command(),
         "commit": commit(),
         "env": env,
         "share": round(statistics.median(shares), 3),

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from repolicy.engine.machine import commit
+from repolicy.engine.machine import command, commit
 
 ENV = "HalfCheetah-v4"
 SECONDS = 2.0
@@ -228,7 +228,7 @@ def main() -> None:
             contender.end()
     rows = []
     for name, found in speeds.items():
-        row: dict[str, Any] = {"command": "python benchmarks/peers.py", "env": ENV, "contender": name}
+        row: dict[str, Any] = {"command": command(), "env": ENV, "contender": name}
         row |= {"commit": commit(), "rounds": options.rounds, "steps_per_second": statistics.median(found)}
         for mine in list(CONTENDERS)[:2]:
             row[f"{mine} is faster by"] = spread([a / b for a, b in zip(speeds[mine], found, strict=True)])

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
-from repolicy.engine.machine import commit
+from repolicy.engine.machine import command, commit
 
 TABLE = Path("results/same_bits.jsonl")
 SHORT = ["--steps", "12000", "--segment", "2", "--evaluation-episodes", "2", "--envs", "16", "--minibatch", "256"]
@@ -52,7 +52,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = {name: weights(words, Path(folder) / str(index)) for index, (name, words) in enumerate(RUNS.items())}
     if options.write:
-        rows = [{"run": name, "sha256": bits, "commit": commit()} for name, bits in found.items()]
+        made_by = {"command": command(), "commit": commit()}
+        rows = [{"run": name, "sha256": bits} | made_by for name, bits in found.items()]
         TABLE.write_text("".join(json.dumps(row) + "\n" for row in rows))
     known = {row["run"]: row["sha256"] for row in map(json.loads, TABLE.read_text().splitlines())}
     for name, bits in found.items():

@@ -57,6 +57,21 @@ class Run:
         return self.key.replace("/", "-").replace("?", "-")
 
     @property
+    def command(self) -> str:
+        """What a user would type: to make the policies, or of one that is there, to evaluate it."""
+        if self.words:
+            return shlex.join(["repolicy", *self.words])
+        words = [
+            "repolicy",
+            "evaluate",
+            self.policy,
+            "--env",
+            self.env,
+            *(["--addon", self.addon] if self.addon else []),
+        ]
+        return shlex.join([*words, "--episodes", str(self.episodes), "--seed", str(self.evaluation_seed)])
+
+    @property
     def trains(self) -> bool:
         return self.words[:1] in (("train",), ("customize",), ("rql",))
 
@@ -76,7 +91,8 @@ def main() -> None:
 
 def measured(run: Run, folder: Path) -> Row:
     """The whole of one run; goes on where it was."""
-    row: Row = {"key": run.key, "env": run.env, "addon": run.addon, "evaluation_seed": run.evaluation_seed}
+    row: Row = {"key": run.key, "command": run.command, "env": run.env}
+    row |= {"addon": run.addon, "evaluation_seed": run.evaluation_seed}
     if "customize" in run.words[:2]:
         row["prior"] = file_sum(find_policy(run.words[run.words.index("customize") + 1]))
     if run.trains:
@@ -86,7 +102,6 @@ def measured(run: Run, folder: Path) -> Row:
     else:
         if run.words and not Path(run.policy).exists():
             command_line([*run.words, "--out", run.policy])
-        row |= {"command": shlex.join(["repolicy", *run.words])} if run.words else {}
         files = {"last": find_policy(run.policy)}
     row |= {"episodes": run.episodes, "policies": {which: file_sum(path) for which, path in files.items()}}
     row |= {which: evaluated(run, path) for which, path in files.items()}
@@ -107,7 +122,7 @@ def trained(run: Run, folder: Path) -> Row:
     spent, logged, request = time.process_time() - began, RunFolder(folder).logged(), request_of(folder)
     done = logged["steps"][-1] - before
     return {
-        "command": shlex.join(["repolicy", *run.words]),
+        "command": run.command,
         "request": request,
         "steps": logged["steps"][-1],
         "seconds": round(clock(logged["seconds"]), 1),

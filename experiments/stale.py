@@ -2,9 +2,9 @@
 
     python -m experiments.stale
 
-A row names the commit that made it; of an older one, which does not, the commit that wrote it counts. A row is stale
-when git knows of a change to what its kind depends on since then. A change need not change a result: the eight short
-runs of `benchmarks/same_bits.py` tell whether training still ends in the same bits.
+A row names the commit that made it; where `filled_in` has "commit", the one that added the row. A row is stale when git
+knows of a change to what its kind depends on since then. A change need not change a result: the eight short runs of
+`benchmarks/same_bits.py` tell whether training still ends in the same bits.
 """
 
 import argparse
@@ -74,43 +74,20 @@ def depends_on(name: str) -> tuple[str, ...]:
 
 
 def commits(path: Path) -> list[str]:
-    """Of each row, the commit that it names, else the one that wrote its line."""
+    """The commit that each row names."""
     text = path.read_text()
-    if path.suffix == ".json":
-        whole = json.loads(text)
-        rows = [row for row in whole.values() if isinstance(row, dict)] if "commit" not in whole else [whole]
-        named = [row.get("commit", "") for row in rows or [whole]]
-        return [commit or written(path)[0] for commit in named]
-    named = [json.loads(line).get("commit", "") for line in text.splitlines()]
-    return named if all(named) else [commit or wrote for commit, wrote in zip(named, written(path), strict=True)]
-
-
-@cache
-def written(path: Path) -> list[str]:
-    """The commit that wrote each line; zeros where it is not committed yet."""
-    lines = git("blame", "--porcelain", "--", str(path), cwd=path.parent).splitlines()
-    return [line.split()[0] for line, before in zip(lines, ["", *lines], strict=False) if _heads(line, before)]
-
-
-def _heads(line: str, before: str) -> bool:
-    """Whether a line of git's blame begins the story of a row: a commit, after the text of the row before."""
-    return (not before or before.startswith("\t")) and not line.startswith("\t")
+    rows = json.loads(text).values() if path.suffix == ".json" else map(json.loads, text.splitlines())
+    return [row["commit"] for row in rows]
 
 
 @cache
 def changed_since(commit: str, paths: tuple[str, ...]) -> int | None:
     """How many commits have changed these paths since; None where the commit is unknown here."""
-    if not commit.strip("0"):
-        return 0  # not committed yet: of now
     done = subprocess.run(
         ["git", "rev-list", "--count", f"{commit}..HEAD", "--", *paths],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     return int(done.stdout) if done.returncode == 0 else None
-
-
-def git(*words: str, cwd: Path = ROOT) -> str:
-    return subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True, check=True).stdout
 
 
 def said(found: Finding) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from repolicy.engine.machine import commit
+from repolicy.engine.machine import command, commit
 from repolicy.errors import FileError
 from repolicy.many.ledger import Ledger
 
@@ -23,7 +23,8 @@ def test_rows_come_back_as_they_were_added(ledger: Ledger) -> None:
     assert Ledger(ledger.path.with_name("none.jsonl")).rows() == []
     ledger.add({"key": "a", "value": 2.0})
     assert [row["key"] for row in ledger.rows()] == ["a", "b", "a"]
-    assert ledger.rows()[1] == {"commit": commit(), "key": "b", "value": None, "each": [1, {"ω": "π"}]}
+    made_by = {"command": command(), "commit": commit()}
+    assert ledger.rows()[1] == made_by | {"key": "b", "value": None, "each": [1, {"ω": "π"}]}
     assert ledger.by_key()["a"]["value"] == 2.0
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import shlex
 import shutil
 import signal
 import subprocess
@@ -147,6 +148,11 @@ def versions() -> dict[str, str]:
         except ImportError:
             by_name[name] = "not installed"
     return by_name
+
+
+def command() -> str:
+    """What started this process, as one would type it."""
+    return shlex.join(["python", *sys.orig_argv[1:]])
 
 
 def commit() -> str:

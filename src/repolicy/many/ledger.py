@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from repolicy.engine.machine import commit
+from repolicy.engine.machine import command, commit
 from repolicy.errors import FileError
 from repolicy.policies.storage import finite
 
@@ -54,8 +54,9 @@ class Ledger:
         return {row["key"]: row for row in rows}
 
     def add(self, row: Row) -> None:
-        """One more line, with the commit of the code that made it, on the disk when this returns."""
-        row = finite(row if "commit" in row else row | {"commit": commit()})
+        """One more line, with the command and the commit of the code that made it, on the disk when this returns."""
+        made_by = {"command": row.get("command") or command(), "commit": row.get("commit") or commit()}
+        row = finite(row | made_by)
         line = json.dumps(row | {"sha256": checksum(row)}) + "\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
