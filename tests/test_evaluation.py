@@ -181,6 +181,11 @@ def test_what_cannot_be_evaluated_is_refused(env: str, episodes: int, error: typ
         evaluate(policy(1), tiny(env), episodes)
 
 
+def test_one_number_more_than_an_environment_gives_may_be_the_time() -> None:
+    with pytest.raises(UsageError, match=r"gives 2 \(is the last one the time that is left, as TimeFeatureWrapper"):
+        evaluate(policy(3), tiny("Counter"), 1)
+
+
 def test_a_prior_that_scores_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match="a str cannot be a prior: it has no log_prob"):
         evaluate(policy(1), tiny("LinearQuadratic"), 1, prior="hopper")  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """What a file tells of itself."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def _inspect_policy(path: Path) -> dict[str, Any]:
         "observations": f"{spec.observation_size} numbers",
         "actions": str(spec.actions),
         "family": spec.family,
-        "network": f"{spec.activation}, {' × '.join(map(str, spec.hidden))}",
+        "network": _network(spec.activation, spec.hidden),
         "std": _std(saved.policy),
         "objective": _sentence(request),
         "add-ons": ", ".join(request.get("addons", [])) or "none",
@@ -94,6 +95,10 @@ def _facts_of(card: dict[str, Any]) -> dict[str, str]:
         facts["score"] = f"{mean:,.0f} ± {std:,.0f}, mean action, {card['scores']['episodes']} episodes"
         facts["made by"] = card.get("command", "")
     return facts
+
+
+def _network(activation: str, hidden: Sequence[int]) -> str:
+    return f"{activation}, {' × '.join(map(str, hidden))}" if hidden else "one linear layer"
 
 
 def _std(policy: Policy) -> str:
@@ -137,7 +142,7 @@ def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
         + "".join(f", {key} {size}" for key, size in foreign.groups),
         "actions": str(foreign.actions) + (", through tanh" if foreign.squashed else ""),
         "family": foreign.family,
-        "network": f"{actor.activation}, {' × '.join(str(len(hidden.linear.bias)) for hidden in actor.hidden)}"
+        "network": _network(actor.activation, [len(hidden.linear.bias) for hidden in actor.hidden])
         + (f", {norms} LayerNorms" if norms else ""),
         "std": width,
         "normalizer": f"clips at {normalizer.clip or math.inf:g}{seen}" if normalizer else "none",

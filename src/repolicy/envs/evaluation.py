@@ -195,9 +195,12 @@ def check_fit(agent: Agent, envs: HasSpaces, what: str = "the policy") -> None:
         raise UsageError(untold(agent, what))
     if agent.observation_size != envs.observation_size:
         parts = ", ".join(f"{key} {size}" for key, size in envs.groups.items())
+        hint = f" ({parts}; NAME?observe=KEY,KEY takes some of them)" if parts else ""
+        if agent.observation_size == envs.observation_size + 1:
+            hint = hint or " (is the last one the time that is left, as TimeFeatureWrapper of sb3-contrib adds it?)"
         raise UsageError(
             f"{what} takes observations of {agent.observation_size} numbers, but {envs.name!r} gives "
-            f"{envs.observation_size}" + (f" ({parts}; NAME?observe=KEY,KEY takes some of them)" if parts else "")
+            f"{envs.observation_size}{hint}"
         )
     if (agent.actions.kind, agent.actions.sizes) != (envs.actions.kind, envs.actions.sizes):
         raise UsageError(f"{what} acts with {agent.actions}, but {envs.name!r} takes {envs.actions}")

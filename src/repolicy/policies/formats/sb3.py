@@ -8,6 +8,7 @@ which are read through shells.
 import base64
 import binascii
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from repolicy.policies.formats.described import (
     Perceptron,
     Std,
 )
-from repolicy.policies.formats.given import check_no_other, given_std, tempered, without_std
+from repolicy.policies.formats.given import check_no_other, given_std, tempered, time_is_seen, without_std
 from repolicy.policies.formats.layers import (
     activation_named,
     below,
@@ -48,8 +49,16 @@ from repolicy.policies.spaces import ActionSpace
 
 LIBRARY = "Stable-Baselines3"
 HOSTS = ("stable_baselines3.", "sb3_contrib.")  # whose code is known
+OWN = re.compile(  # their classes; one of another name in their modules is a fork's
+    r"(|Maskable|Recurrent)(|MultiInput)ActorCritic(|Cnn)Policy|(ARS|ARSLinear|CrossQ|DQN|QRDQN|SAC|TD3|TQC)Policy|"
+    r"(Cnn|MultiInput)Policy|(Flatten|Combined)Extractor|NatureCNN"
+)
 STANDARDIZED = "repolicy.adapters.sb3_policies.Standardized"  # the features extractor of what our adapter builds
 MASKED = "it was trained with action masks, which this copy does not apply"
+HER = ("observation", "desired_goal")  # whose numbers HER put side by side, before 1.1
+HINDSIGHT = (
+    "its observations are observation and desired_goal side by side: --env NAME?observe=observation,desired_goal"
+)
 MARKS = {  # an algorithm by a setting that only it has, the first that fits
     "top_quantiles_to_drop_per_net": "TQC",
     "n_quantiles": "QR-DQN",
@@ -87,6 +96,11 @@ class Zip:
         return self.observations if self.observations[0][0] else ()
 
     @property
+    def hindsight(self) -> bool:
+        """Whether HER was an algorithm of its own, which made a row of numbers of a Dict."""
+        return "goal_selection_strategy" in self.data and not self.groups
+
+    @property
     def standardizes(self) -> bool:
         """Whether observations are normalized inside, as in a model that our adapter built."""
         extractor = self.settings.get("features_extractor_class")
@@ -121,6 +135,7 @@ def read(path: Path, options: Options) -> Described:
     _check_code(model)
     parts = _kind(model)(model, options)
     normalizer, notes = _normalizer(path, model, options)
+    notes += (HINDSIGHT,) * model.hindsight + time_is_seen(path)
     check_width(model.width, normalizer, str(path))
     _check_shapes(model, parts)
     algorithm = next((algorithm for mark, algorithm in MARKS.items() if mark in model.data), "policy")
@@ -136,7 +151,8 @@ def _check_code(model: Zip) -> None:
     classes = {"policy": model.policy_class, "features extractor": model.settings.get("features_extractor_class")}
     for part, given in classes.items():
         ours = part == "features extractor" and model.standardizes
-        if given is not None and not (ours or (isinstance(given, Name) and given.text.startswith(HOSTS))):
+        theirs = isinstance(given, Name) and given.text.startswith(HOSTS) and OWN.fullmatch(given.last)
+        if given is not None and not (ours or theirs):
             raise CannotCopyError(
                 f"{model.where} cannot be copied: its {part} is {_told(given)}, and what that computes is not in the "
                 "file"
@@ -214,9 +230,12 @@ def _deterministic(model: Zip, options: Options) -> Parts:
 
 
 def _searched(model: Zip, options: Options) -> Parts:
-    """ARS: no std either; a linear policy has no hidden layer."""
+    """ARS: no std either; a linear policy has no hidden layer, and sb3-contrib 1.x gave its one layer no number."""
     squashed = bool(model.settings.get("squash_output", _class_name(model) != "ARSLinearPolicy"))
-    actor = perceptron(_maybe(model, "action_net"), None, model.activation("relu"), model.where)
+    alone = "action_net.weight" in model.tensors
+    output = linear(model.tensors, "action_net", model.where) if alone else None
+    hidden = [] if alone else sequence(model.tensors, "action_net", model.where)
+    actor = perceptron(hidden, output, model.activation("relu"), model.where)
     if model.actions.kind == "discrete":
         return Parts(tempered(actor, options, model.where))
     return Parts(actor, given_std(options, model.actions.width), squashed, notes=without_std(options))
@@ -245,7 +264,7 @@ KINDS: dict[str, Callable[[Zip, Options], Parts]] = {  # by how the names of ten
     "actor.latent_pi.": _soft,
     "actor.log_std": _soft,
     "actor.mu.": _deterministic,
-    "action_net.weight": _on_policy,
+    "value_net.": _on_policy,
     "action_net.": _searched,
 }
 
@@ -331,7 +350,8 @@ def _normalizer(path: Path, model: Zip, options: Options) -> tuple[Normalizer | 
     if file is None and needed is not False:
         file = vecnormalize.beside(path)
     if file is not None:
-        statistics = vecnormalize.read(file, model.groups)
+        keys = HER if model.hindsight else tuple(key for key, _ in model.groups)
+        statistics = vecnormalize.read(file, keys)
         done = "normalized by" if statistics is not None else "not normalized, as it says in"
         return statistics, (f"observations are {done} {file.name}",)
     if needed:

@@ -11,25 +11,26 @@ import numpy as np
 from repolicy.errors import FileError, UsageError, first_line
 from repolicy.loading import read_bytes
 from repolicy.policies.formats.described import Normalizer
-from repolicy.policies.formats.layers import normalizer
+from repolicy.policies.formats.layers import normalizer, some
 from repolicy.policies.formats.shells import DAMAGE, PLAIN, Shell, array, read_pickle, shortened
 from repolicy.policies.formats.torch_files import entry, open_zip
 
-Groups = tuple[tuple[str, int], ...]
 
+def read(path: Path, keys: tuple[str, ...] = ()) -> Normalizer | None:
+    """The normalizer in a VecNormalize's pickle, or in an .npz with `mean` and `var`; None if it has none of those.
 
-def read(path: Path, groups: Groups = ()) -> Normalizer | None:
-    """The normalizer in a VecNormalize's pickle, or in an .npz with `mean` and `var`; None if it has none of those."""
+    The `keys` are those of a Dict whose numbers the policy takes side by side.
+    """
     content = read_bytes(path)
     try:
         if content[:4] == b"PK\x03\x04":
             return _read_arrays(content, str(path))
-        return _read_pickle(content, groups, path)
+        return _read_pickle(content, keys, path)
     except DAMAGE as error:  # caught here, as whoever reads a policy would blame the policy's file
         raise FileError(f"{path} is damaged, or no VecNormalize: {first_line(error)}") from None
 
 
-def _read_pickle(content: bytes, groups: Groups, path: Path) -> Normalizer | None:
+def _read_pickle(content: bytes, keys: tuple[str, ...], path: Path) -> Normalizer | None:
     shell = read_pickle(content, str(path))
     if not isinstance(shell, Shell) or ("obs_rms" not in shell.state and "norm_obs" not in shell.state):
         raise FileError(f"{path} holds no VecNormalize and no arrays mean and var: {shortened(shell)}")
@@ -40,7 +41,7 @@ def _read_pickle(content: bytes, groups: Groups, path: Path) -> Normalizer | Non
     if not isinstance(statistics, dict):
         mean, var, count = _moments(statistics, path)
         return normalizer(mean, _deviation(var, epsilon), clip, str(path), count)
-    return _of_groups(statistics, shell.state.get("norm_obs_keys"), groups, clip, epsilon, path)
+    return _of_keys(statistics, shell.state.get("norm_obs_keys"), keys, clip, epsilon, path)
 
 
 def beside(policy: Path) -> Path | None:
@@ -74,14 +75,16 @@ def _deviation(var: np.ndarray, epsilon: float) -> np.ndarray:
         return np.asarray(np.sqrt(var + epsilon))
 
 
-def _of_groups(
-    statistics: dict[str, Any], keys: Any, groups: Groups, clip: float, epsilon: float, path: Path
+def _of_keys(
+    statistics: dict[str, Any], normalized: Any, keys: tuple[str, ...], clip: float, epsilon: float, path: Path
 ) -> Normalizer:
     """The statistics of a Dict's keys side by side; a key that is not normalized would have to stay unclipped."""
-    missing = [key for key, _ in groups if key not in statistics or (keys is not None and key not in keys)]
-    if not groups or missing:
-        raise UsageError(f"{path} does not normalize all of the policy's observations: {', '.join(missing) or 'Dict'}")
-    means, variances, counts = zip(*[_moments(statistics[key], path) for key, _ in groups], strict=True)
+    if not keys:
+        raise UsageError(f"{path} normalizes a Dict ({some(statistics)}), and the policy takes one row of numbers")
+    missing = [key for key in keys if key not in statistics or (normalized is not None and key not in normalized)]
+    if missing:
+        raise UsageError(f"{path} does not normalize all of the policy's observations: {', '.join(missing)}")
+    means, variances, counts = zip(*[_moments(statistics[key], path) for key in keys], strict=True)
     deviation = _deviation(np.concatenate(variances), epsilon)
     return normalizer(np.concatenate(means), deviation, clip, str(path), counts[0])
 
