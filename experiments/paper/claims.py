@@ -98,6 +98,7 @@ class Finding:
     others: tuple[Verdict, ...]  # by each of OTHERS
     printed: float  # share · left − right in the paper
     holds_in_print: bool  # whether the paper's own numbers are as it says
+    p: float | None = None  # of the verdict
     figure: float | None = None  # share · left − right
     low: float | None = None
     high: float | None = None
@@ -117,9 +118,10 @@ def examined(results: Results, claim: Claim, task: str) -> Finding:
         claim.share * theirs[0] - theirs[1],
         claim.share * theirs[0] > theirs[1] - claim.margin * abs(theirs[1]),
     )
-    verdict, *others = (judged(*both(results, claim, task, way), claim) for way in (MAIN, *OTHERS))
+    (verdict, p), *others = (judged(*both(results, claim, task, way), claim) for way in (MAIN, *OTHERS))
     left, right = both(results, claim, task, MAIN)
-    found = Finding(claim, task, verdict, tuple(others), *in_print, seeds=(count(left), count(right)))
+    seeds = count(left), count(right)
+    found = Finding(claim, task, verdict, tuple(other for other, _ in others), *in_print, p, seeds=seeds)
     if left is None or right is None:
         return found
     one, other = (scores[:, None] for scores in (claim.share * left.seeds, right.seeds))
@@ -138,10 +140,10 @@ def both(results: Results, claim: Claim, task: str, way: Way) -> tuple[Scores | 
     return results.scores(task, claim.left, claim.part, *way), results.scores(task, claim.right, claim.part, *way)
 
 
-def judged(left: Scores | None, right: Scores | None, claim: Claim) -> Verdict:
-    """Holds here, does not, cannot tell, or is not measured yet."""
+def judged(left: Scores | None, right: Scores | None, claim: Claim) -> tuple[Verdict, float | None]:
+    """Holds here, does not, cannot tell, or is not measured yet; and the p of the smaller side."""
     if left is None or right is None:
-        return "not measured yet"
+        return "not measured yet", None
     middle = middle_of(claim)
 
     def gap(ours: np.ndarray, others: np.ndarray) -> float:
@@ -149,9 +151,10 @@ def judged(left: Scores | None, right: Scores | None, claim: Claim) -> Verdict:
 
     one, most = claim.share * left.seeds, right.seeds - claim.margin * abs(middle(right.seeds))
     known = left.one_policy or right.one_policy
-    if min(chance(gap, one, most, known), chance(gap, most, one, known)) > ERROR:
-        return "cannot tell"
-    return "holds here" if gap(one, most) > 0 else "does not"
+    p = min(chance(gap, one, most, known), chance(gap, most, one, known))
+    if p > ERROR:
+        return "cannot tell", p
+    return "holds here" if gap(one, most) > 0 else "does not", p
 
 
 def middle_of(claim: Claim) -> Callable[[np.ndarray], float]:

@@ -28,12 +28,12 @@ CURVES = (
 )
 CLAIMS = (
     "The difference is the first variant less the second (under a half: half of the first less the second), and the "
-    "interval a stratified bootstrap over seeds; of a best seed, or of one seed alone, there is none. A permutation "
-    "test with the claim's margin decides: at most 5 % of the ways to deal the seeds anew are as extreme, or we cannot "
-    "tell. By the best policies: the verdict from each run's best checkpoint instead of its last policy. By sampled "
-    "actions: from the last policy, with sampled actions instead of the mean action. As it says: whether the paper's "
-    "own numbers are so. A seed is better: the probability of improvement, the share of pairs of seeds in which the "
-    "first is the better one."
+    "interval a stratified bootstrap over seeds; of a best seed, or of one seed alone, there is none. An exact "
+    "permutation test with the claim's margin decides, and p is its one-sided p-value, of the smaller side: the share "
+    "of the ways to deal the seeds anew that are as extreme. Above 0.05 we cannot tell. By the best policies: "
+    "the verdict from each run's best checkpoint instead of its last policy. By sampled actions: from the last policy, "
+    "with sampled actions instead of the mean action. As it says: whether the paper's own numbers are so. A seed is "
+    "better: the probability of improvement, the share of pairs of seeds in which the first is the better one."
 )
 DIFFERENCES = {
     "Coefficients": "α, ω′ and the add-ons are the paper's (its Tables 3 and 4). It does not name α̂: we take α, which "

@@ -119,14 +119,15 @@ def ways(results: Results) -> Rows:
 
 
 def claims(findings: Sequence[Finding]) -> Rows:
-    headings = ["the paper says", "environment", "here", "by the best policies", "by sampled actions", "difference"]
-    headings += ["95 % interval", "the paper's difference", "as it says", "a seed is better", "seeds"]
+    headings = ["the paper says", "environment", "here", "p", "by the best policies", "by sampled actions"]
+    headings += ["difference", "95 % interval", "the paper's difference", "as it says", "a seed is better", "seeds"]
     rows = []
     for found in findings:
         figure = NOT_YET if found.figure is None else number(found.figure)
         between = NOT_YET if found.low is None or found.high is None else f"{number(found.low)} to {number(found.high)}"
         better = NOT_YET if found.better is None else f"{found.better:.0%}"
-        row = [found.claim.said, ENVIRONMENTS[found.task], found.verdict, *found.others, figure, between]
+        p = NOT_YET if found.p is None else f"{found.p:.3f}"
+        row = [found.claim.said, ENVIRONMENTS[found.task], found.verdict, p, *found.others, figure, between]
         row += [number(found.printed), "yes" if found.holds_in_print else "no", better]
         rows.append([*row, f"{found.seeds[0]}, {found.seeds[1]}"])
     return headings, rows

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.paper import printed
+from experiments.paper import printed, tables
 from experiments.paper.claims import CLAIMS, Claim, examined
 from experiments.paper.report import page_tables
 from experiments.paper.runs import planned
@@ -62,7 +62,7 @@ def test_a_claim_is_examined_by_the_best_policies_and_by_sampled_actions() -> No
     seen = examined(found, claim, "halfcheetah")
     assert (seen.verdict, *seen.others) == ("holds here", "does not", "cannot tell")
     line = next(line for line in page_tables(found)["paper_claims"]().splitlines() if "or better" in line)
-    assert "| HalfCheetah | holds here | does not | cannot tell | 8.00 |" in line
+    assert "| HalfCheetah | holds here | 0.050 | does not | cannot tell | 8.00 |" in line
 
 
 @pytest.mark.parametrize("whose", ["average", "best seed"])
@@ -85,6 +85,25 @@ def test_a_prior_is_one_policy_however_often_it_was_evaluated() -> None:
     assert examined(found, claim, "halfcheetah").verdict == "cannot tell"  # one of 8
     alone = results(residual=[110.0, 112.0, 109.0, 111.0, 113.0], prior=[100.0])
     assert examined(alone, claim, "halfcheetah").verdict == "holds here", "evaluated once, it is one policy, too"
+
+
+def test_a_verdict_stands_beside_its_p() -> None:
+    """One of the 252 ways to deal five and five is as extreme; of one seed each, half of the two ways at best."""
+    claim = Claim("more", "soft", "no_entropy", "basic_reward", ("halfcheetah",))
+    low, high = [1.0, 2.0, 3.0, 4.0, 5.0], [11.0, 12.0, 13.0, 14.0, 15.0]
+    for soft, other, verdict, p in (
+        (high, low, "holds here", 1 / 252),
+        (low, high, "does not", 1 / 252),
+        (low[:1], high[:1], "cannot tell", 1 / 2),
+    ):
+        found = results(soft=soft, no_entropy=other)
+        finding = examined(found, claim, "halfcheetah")
+        assert (finding.verdict, finding.p) == (verdict, p)
+        headings, (cells,) = tables.claims([finding])
+        assert cells[headings.index("p")] == f"{p:.3f}"
+    unknown = examined(results(), claim, "halfcheetah")
+    assert unknown.p is None
+    assert tables.claims([unknown])[1][0][tables.claims([])[0].index("p")] == "–"
 
 
 def test_one_seed_and_a_best_seed_have_no_interval() -> None:
