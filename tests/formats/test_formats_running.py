@@ -13,6 +13,7 @@ from comparing import assert_equal, mean, observations, stirred
 from test_formats_graphs import graph, node, random, run, script
 from torch import Tensor, nn
 
+from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
 from repolicy.policies.formats import describe
 from repolicy.policies.formats.running import Graph, Script, runner
@@ -92,6 +93,18 @@ def test_a_graph_that_takes_one_number_is_refused(tmp_path: Path) -> None:
     onnx.save(model, path)
     with pytest.raises(FileError, match=r"takes observations of shape \[\], and no rows of numbers"):
         Graph(path)
+
+
+def test_a_graph_of_two_inputs_does_not_run_as_it_is_and_inspect_says_so(tmp_path: Path) -> None:
+    path = graph(tmp_path / "policy.onnx", [node("Add", "obs time", "out")], {}, ("obs", "time"))
+    with pytest.raises(
+        FileError, match=r"takes 2 inputs \(obs, time\), and a prior takes observations alone: .*file.py:act"
+    ):
+        exact_of(path, STD)
+    facts = inspect(path)
+    assert facts["runs as it is"].startswith("no: it takes 2 inputs (obs, time), and a prior takes observations alone")
+    assert facts["missing"].startswith("a function that runs it (file.py:act)")
+    assert inspect(residual(tmp_path))["runs as it is"] == "in onnxruntime"
 
 
 def test_a_graph_with_a_memory_keeps_each_environments_own(tmp_path: Path) -> None:
@@ -329,7 +342,7 @@ def test_unitrees_policy_with_a_memory(real: Callable[[str], Path]) -> None:
 def test_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="takes observations of 5 numbers, but the environment gives 6"):
         placed(residual(tmp_path), 6, 3)
-    with pytest.raises(UsageError, match="failed: RuntimeError"):
+    with pytest.raises(UsageError, match=r"policy.pt does not run on observations of 6 numbers: mat1 and mat2 [^:]*$"):
         placed(script(tmp_path / "policy.pt", Around(), 5), 6, 3, trust=True)
     (tmp_path / "other.zip").write_bytes(b"nothing")
     with pytest.raises(FileError, match="no ONNX graph and no TorchScript"):

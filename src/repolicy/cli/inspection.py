@@ -156,16 +156,24 @@ def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
 def _inspect_uncopied(path: Path, why: FileError) -> dict[str, Any]:
     """Another library's policy that can only run as it is; the reason again, where it cannot even do that."""
     from repolicy.policies.formats.find import RUNNABLE, recognized
+    from repolicy.policies.formats.onnx_files import load_model
+    from repolicy.policies.formats.running import signature
 
     if recognized(path) not in RUNNABLE:
         raise why
-    onnx = recognized(path) == "onnx"
+    runs, missing, onnx = "in PyTorch, as a program: with --trust", "", recognized(path) == "onnx"
+    if onnx:
+        try:
+            signature(load_model(path).graph, path)
+            runs = "in onnxruntime"
+        except FileError as error:
+            runs, missing = f"no: it {str(error).removeprefix(f'{path} ')}", "a function that runs it (file.py:act), "
     facts = {
         "file": str(path),
         "kind": "an ONNX graph" if onnx else "TorchScript",
         "can be copied": f"no: {str(why).partition(' cannot be copied: ')[2] or why}",
-        "runs as it is": "in onnxruntime" if onnx else "in PyTorch, as a program: with --trust",
-        "missing": "the environment (--env), a std (--std)",
+        "runs as it is": runs,
+        "missing": f"{missing}the environment (--env), a std (--std)",
     }
     Terminal().facts(facts)
     return facts

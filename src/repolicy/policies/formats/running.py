@@ -5,10 +5,12 @@ that change when it runs. One environment's memory is never another's: where a f
 time, or mixes them up, it runs row by row.
 """
 
+import contextlib
 import re
+from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,6 +48,62 @@ def _check_same(first: Tensor, again: Tensor, path: Path) -> None:
         )
 
 
+@contextlib.contextmanager
+def _runs_on(observation_size: int, path: Path) -> Iterator[None]:
+    """Say in one sentence what a runtime tells by its whole trace, whose last line is the reason."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:  # of several classes
+        reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        why = re.sub(r"^[\w.]*(Error|Exception): ", "", reason[0])[:200]
+        raise UsageError(f"{path} does not run on observations of {observation_size} numbers: {why}") from None
+
+
+class Signature(NamedTuple):
+    """What a graph takes and gives."""
+
+    source: str  # the input that is the observations
+    shape: list[Any]  # of them: a number for each axis, or a name where it is not fixed
+    memory: dict[str, str]  # inputs, and the outputs that are their next values
+    sizes: dict[str, list[Any]]  # of the memory
+    action: str  # the output that is the mean action
+    notes: tuple[str, ...]
+
+
+def signature(graph: Any, path: Path) -> Signature:
+    """What a graph takes and gives, from its file alone; FileError where it cannot be a prior as it is."""
+    known = {tensor.name for tensor in graph.initializer}
+    inputs = {entry.name: _shape(entry) for entry in graph.input if entry.name not in known}
+    outputs = [output.name for output in graph.output]
+    pairs = {name: re.sub("in$", "out", name) for name in inputs if len(inputs) > 1}
+    memory = {name: other for name, other in pairs.items() if other != name and other in outputs}
+    sources = [name for name in inputs if name not in memory]
+    if len(sources) != 1:
+        beside = " beside those of its memory" if memory else ""
+        raise FileError(
+            f"{path} takes {len(sources)} inputs ({', '.join(sources)}){beside}, and a prior takes observations alone: "
+            "write a function that runs it and gives the mean actions, and name that as file.py:act"
+        )
+    left = [name for name in outputs if name not in memory.values()]
+    if not left:
+        raise FileError(f"{path} gives nothing but its memory ({', '.join(outputs)}), and no action")
+    shape, sizes = inputs[sources[0]], {name: inputs[name] for name in memory}
+    for size in sizes.values():
+        if not all(isinstance(number, int) for number in size):
+            raise FileError(f"{path} has a memory of a shape that it does not fix, {size}: it cannot be run as it is")
+    if len(shape) != 2:
+        raise FileError(f"{path} takes observations of shape {shape}, and no rows of numbers")
+    action = min(left, key=unlike_an_action)
+    return Signature(sources[0], shape, memory, sizes, action, left_out(left, action))
+
+
+def _shape(entry: Any) -> list[Any]:
+    dimensions = entry.type.tensor_type.shape.dim
+    return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dimensions]
+
+
 class Graph:
     """An ONNX graph in onnxruntime, on one core."""
 
@@ -56,7 +114,8 @@ class Graph:
             import onnxruntime
         except ImportError:
             raise UsageError(f"{path} needs the package onnxruntime: pip install 'repolicy[onnx]'") from None
-        for tensor in load_model(path).graph.initializer:  # weights come from its own folder, or it is refused
+        graph = load_model(path).graph
+        for tensor in graph.initializer:  # weights come from its own folder, or it is refused
             array_of(tensor, path)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -65,26 +124,9 @@ class Graph:
             self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's own, of several classes
             raise FileError(f"{path} cannot be run by onnxruntime: {described(error)[:200]}") from None
-        outputs = [output.name for output in self._session.get_outputs()]
-        inputs = {entry.name: entry for entry in self._session.get_inputs()}
-        pairs = {name: re.sub("in$", "out", name) for name in inputs if len(inputs) > 1}
-        self._memory = {name: other for name, other in pairs.items() if other != name and other in outputs}
-        sources = [name for name in inputs if name not in self._memory]
-        if len(sources) != 1:
-            raise FileError(
-                f"{path} takes {len(sources)} inputs ({', '.join(sources)}) beside those of its memory; a prior takes "
-                "observations alone"
-            )
-        [self._source], left = sources, [name for name in outputs if name not in self._memory.values()]
-        if not left:
-            raise FileError(f"{path} gives nothing but its memory ({', '.join(outputs)}), and no action")
-        self._action = min(left, key=unlike_an_action)
-        self.notes = left_out(left, self._action)
         self._path = path
-        self._shapes = {name: _sizes(inputs[name].shape, path) for name in self._memory}
-        self.remembers, shape = bool(self._memory), inputs[self._source].shape
-        if len(shape) != 2:
-            raise FileError(f"{path} takes observations of shape {shape}, and no rows of numbers")
+        self._source, shape, self._memory, self._shapes, self._action, self.notes = signature(graph, path)
+        self.remembers = bool(self._memory)
         self._one_by_one = shape[0] == 1
         if isinstance(shape[1], int):
             self.observation_size = shape[1]
@@ -92,7 +134,8 @@ class Graph:
     def prepare(self, observation_size: int) -> bool:
         """Find whether it keeps rows apart, so that it can run several at a time."""
         rows = torch.randn(TRIED, observation_size, generator=torch.Generator().manual_seed(0)).numpy()
-        first, again = (torch.from_numpy(self.step(rows[:1], self.begin(1))[0]).double() for _ in range(2))
+        with _runs_on(observation_size, self._path):
+            first, again = (torch.from_numpy(self.step(rows[:1], self.begin(1))[0]).double() for _ in range(2))
         _check_same(first, again, self._path)
         if self._memory or self._one_by_one:
             return self.remembers
@@ -125,12 +168,6 @@ class Graph:
         return np.asarray(mean), after
 
 
-def _sizes(shape: list[Any], path: Path) -> list[int]:
-    if not all(isinstance(size, int) for size in shape):
-        raise FileError(f"{path} has a memory of a shape that it does not fix, {shape}: it cannot be run as it is")
-    return shape
-
-
 class Script:
     """A TorchScript module. What it remembers are its buffers that change; each row is an environment's own."""
 
@@ -155,7 +192,8 @@ class Script:
             self._module.reset_memory()
         before = self._buffers()
         noise = torch.randn(2, TRIED, observation_size, generator=torch.Generator().manual_seed(0))
-        first = self._row(noise[0, :1])
+        with _runs_on(observation_size, self._path):
+            first = self._row(noise[0, :1])
         after = self._buffers()
         self._names = [name for name, value in before.items() if not torch.equal(value, after[name])]
         self._start = {name: before[name] for name in self._names}
