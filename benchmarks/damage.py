@@ -5,6 +5,7 @@ import copy
 import json
 import os
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,71 @@ ODD: list[Any] = [
     None, True, 0, -1, 3, 1e400, float("nan"), 10**400, 10**12, 1e-320, "", "a", "\x1b[2J\x07", "\ud800", "é" * 3000,
     "os:system?command=touch owned", "owned.py:f", "../x", "Pendulum-v1?g=1", [], {}, [[]], {"a": {"b": {}}}, [1] * 999,
 ]  # fmt: skip
+
+
+# Of these, names are made that a file could give: with every separator, and what ships, what does not, and what would.
+SEPARATORS = ["?", "?observe=", "?observe=", ":", "#", "=", "&", "(", ")", "..", "/", "@", ",", " "]
+PARTS = [
+    "Hopper-v4", "height", "hind_leg", "joint=bshin", "hind_leg(joint=bshin)=2", "observe", "observe=y.py", "theirs/x",
+    "y.py", "y.py:f", "bait", "f", "2", "", "repolicy.rql.tasks", "CartPole", "session", "hf:/", "module",
+]  # fmt: skip
+
+
+def a_name(random_: random.Random) -> str:
+    """Parts with separators between them, often such that a function of a file is named in the end."""
+    name = random_.choice(PARTS)
+    for _ in range(random_.choice([0, 1, 1, 2, 3, 6])):
+        name += random_.choice(SEPARATORS) + random_.choice(PARTS)
+    return name + random_.choice(["", ".py:f", ".py:f", ".py:f=2", ":f"])
+
+
+def lay(name: str, content: str) -> set[str]:
+    """Write this Python into every file of this folder that a part of the name could mean. Returns their paths."""
+    words, laid = re.findall(r"\w+", name), set()
+    cuts = [match.span() for match in re.finditer("|".join(map(re.escape, SEPARATORS)), name)]
+    starts, ends = [0, *(end for _, end in cuts)], [*(start for start, _ in cuts), len(name)]
+    parts = {name[start:end] for start in starts for end in ends if start < end}
+    for part in sorted(parts | {f"{each}.py" for each in [*parts, *words]}, key=lambda part: -part.count("/")):
+        path = Path(part)
+        if ".." in path.parts or path.is_absolute():
+            continue
+        with contextlib.suppress(OSError):  # a folder has that name, or a file has that of its folder
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+            laid.add(os.path.realpath(path))
+    return laid
+
+
+def rename(random_: random.Random, path: Path, name: str) -> None:
+    """A file that is whole but for one text, which becomes this name."""
+    if path.suffix == ".safetensors":
+        tensors, story = read(path)
+        renamed(random_, story, name)
+        write(path, story.pop("kind"), tensors, story)
+    else:
+        lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+        index = random_.randrange(len(lines))
+        story = json.loads(lines[index])
+        renamed(random_, story, name)
+        lines[index] = json.dumps(story)
+        path.write_text("\n".join(lines) + "\n")
+
+
+def renamed(random_: random.Random, story: Any, name: str) -> None:
+    """Put the name in the place of one of the texts, at any depth, and more often where a name is meant to be."""
+    texts: list[tuple[Any, Any]] = []
+    names: list[tuple[Any, Any]] = []
+    waiting = [("", story)]
+    while waiting:
+        called, holder = waiting.pop()
+        for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
+            if isinstance(value, dict | list):
+                waiting.append((key, value))
+            elif isinstance(value, str):
+                (names if key == "env" or called == "addons" else texts).append((holder, key))
+    if places := random_.choice([names, names, texts]) or texts:
+        holder, key = random_.choice(places)
+        holder[key] = name
 
 
 def spoil(random_: random.Random, path: Path) -> None:

@@ -14,6 +14,7 @@ import dataclasses
 import io
 import json
 import os
+import pkgutil
 import random
 import shutil
 import signal
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,7 +31,7 @@ import torch
 from torch import Tensor
 
 import repolicy
-from benchmarks.damage import forge, replace_by_something_else, spoil
+from benchmarks.damage import a_name, forge, lay, rename, replace_by_something_else, spoil
 from repolicy.cli import main as cli
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.ranks import Alone
@@ -45,6 +46,15 @@ ENV = "Hopper-v4"
 TINY = repolicy.Settings(
     steps=64, envs=2, horizon=16, minibatch=16, segment=1, ranks=1, evaluation_episodes=1, hidden=(4,), epochs=1
 )
+
+
+LAID, OPENED = set[str](), set[str]()  # files that a name could mean, and those of them that were opened
+MARK = "from pathlib import Path\nPath('owned').touch()\ndef f(*_): return 0.0\n"
+
+
+def note_opened(event: str, arguments: tuple[Any, ...]) -> None:
+    if LAID and event == "open" and isinstance(arguments[0], str | bytes | Path):
+        OPENED.update({os.path.realpath(os.fsdecode(arguments[0]))} & LAID)
 
 
 class _HangError(BaseException):
@@ -86,6 +96,8 @@ class Case:
             return f"says more than three lines: {message}"
         if os.path.exists("owned"):
             return "ran code that a file names"
+        if OPENED:
+            return f"opened what a file names: {OPENED.pop()}"
         return ""
 
 
@@ -110,16 +122,20 @@ def reaching(reached: list[Any]) -> Iterator[None]:
     def alone(*_: Any) -> Iterator[Alone]:
         yield Alone()
 
+    replaced = {
+        "cli.nets._surprise": surprise, "engine.segments.Segments.remaining": remaining,
+        "engine.training.try_addon": lambda *_: [],
+        "engine.ranks.launched": alone, "engine.bench.bench": note("a benchmark"),
+        "envs.evaluation.run_episodes": note("episodes"), "report.film._in_its_own_process": note("films"),
+        "many.sweep._train": note("a sweep's points"), "many.sweep.try_addon": lambda *_: [],
+        "many.ray.on_ray": note("Ray"), "cli.doctor._renders": lambda *_: True,
+        "rql.training._algorithm": note("Q-learning"), "report.publish.library": mock.MagicMock,
+        "engine.diagnosis.diagnose": note("a diagnosis"),
+    }  # fmt: skip
     with contextlib.ExitStack() as stack:
-        for place, function in (
-            ("cli.nets._surprise", surprise), ("engine.segments.Segments.remaining", remaining),
-            ("engine.training.try_addon", lambda *_: []),
-            ("engine.ranks.launched", alone), ("engine.bench.bench", note("a benchmark")),
-            ("envs.evaluation.run_episodes", note("episodes")), ("report.film._in_its_own_process", note("films")),
-            ("many.sweep._train", note("a sweep's points")), ("many.sweep.try_addon", lambda *_: []),
-            ("many.ray.on_ray", note("Ray")), ("cli.doctor._renders", lambda *_: True),
-            ("rql.training._algorithm", note("Q-learning")),
-        ):  # fmt: skip
+        for place in replaced:  # a module that is imported later would keep another's replacement
+            pkgutil.resolve_name(f"repolicy.{place}")
+        for place, function in replaced.items():
             stack.enter_context(mock.patch(f"repolicy.{place}", function))
         yield
 
@@ -132,7 +148,10 @@ def prepared(folder: Path) -> None:
     repolicy.train(ENV, soft(0.1), folder / "run", TINY)
     policy = load_policy(folder / "run")
     card = read_policy(folder / "run" / "best.safetensors").card
+    card["request"]["addons"] = ["height"]
     save_policy(folder / "policy.safetensors", policy, card, policy)
+    objective = repolicy.residual(0.1, 0.1)
+    repolicy.customize(folder / "policy.safetensors", "height", objective, folder / "customized", TINY)
     request: dict[str, Any] = {"env": ENV, "addons": ["height"], "alpha": 0.1, "states": 0.0, "sparse": False}
     request["settings"] = TINY.as_dict()
     (folder / "sweep").mkdir()
@@ -142,18 +161,36 @@ def prepared(folder: Path) -> None:
     (folder / "rql.json").write_text(json.dumps(rql_defaults(ENV).as_dict()))
 
 
+WISH = ["--addon", "height", "--omega", "0.1"]
 TARGETS: dict[str, list[list[str]]] = {
     "policy.safetensors": [
         ["inspect", "policy.safetensors"],
         ["inspect", "policy.safetensors", "--json"],
         ["evaluate", "policy.safetensors"],
         ["render", "policy.safetensors"],
+        ["dial", "policy.safetensors"],
+        ["dial", "policy.safetensors", "--at", "0.5"],
+        ["diagnose", "policy.safetensors", "--addon", "height"],
+        ["push", "policy.safetensors", "hf://a/b"],
         ["export", "policy.safetensors", "--format", "torchscript"],
-        ["customize", "policy.safetensors", "--addon", "height", "--omega", "0.1"],
-        ["sweep", "policy.safetensors", "--addon", "height", "--omega", "0.1"],
+        ["customize", "policy.safetensors", *WISH],
+        ["sweep", "policy.safetensors", *WISH],
         ["rql", "customize", "policy.safetensors", "--omega", "0.1"],
     ],
-    "run/run.json": [["inspect", "run"], ["train", ENV, "--out", "run", "--resume"]],
+    "run/run.json": [
+        ["inspect", "run"],
+        ["evaluate", "run"],
+        ["customize", "run", *WISH],
+        ["train", ENV, "--out", "run", "--resume"],
+    ],
+    "run/best.safetensors": [["evaluate", "run"], ["render", "run"], ["inspect", "run"]],
+    "customized/run.json": [
+        ["inspect", "customized"],
+        ["evaluate", "customized"],
+        ["dial", "customized"],
+        ["customize", "policy.safetensors", "--out", "customized", "--resume", "--no-report"],
+    ],
+    "customized/best.safetensors": [["evaluate", "customized"], ["dial", "customized"], ["sweep", "customized", *WISH]],
     "run/metrics.jsonl": [["inspect", "run"], ["train", ENV, "--out", "run", "--resume"]],
     "run/checkpoints/*": [["inspect", "CHECKPOINT"], ["inspect", "run"], ["train", ENV, "--out", "run", "--resume"]],
     "sweep/sweep.json": [["sweep", "policy.safetensors", "--out", "sweep", "--resume"]],
@@ -177,20 +214,25 @@ def afresh(whole: Path, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(whole, folder)
     os.chdir(folder)
+    LAID.clear()
+    OPENED.clear()
 
 
 def with_checkpoint(words: list[str], path: str) -> list[str]:
     return [path if word == "CHECKPOINT" else word for word in words]
 
 
-def damaged(random_: random.Random, whole: Path, folder: Path) -> tuple[Case, str]:
+KINDS = ("bytes", "bytes", "forged", "forged", "forged", "odd", "named", "named", "named")
+
+
+def damaged(random_: random.Random, whole: Path, folder: Path, kinds: Sequence[str] = KINDS) -> tuple[Case, str]:
     """One file of a fresh copy is damaged or forged, and a command reads it."""
     afresh(whole, folder)
     target, commands = random_.choice(list(TARGETS.items()))
     path = random_.choice(sorted(Path().glob(target)))
     known = [(path, load_policy(path).state_dict()) for path in Path().glob("*.safetensors")]
-    kind = random_.choice(["bytes", "bytes", "forged", "forged", "forged", "odd"])
-    {"bytes": spoil, "forged": forge, "odd": replace_by_something_else}[kind](random_, path)
+    kind = random_.choice(kinds)
+    {"bytes": spoil, "forged": forge, "odd": replace_by_something_else, "named": named}[kind](random_, path)
     words = with_checkpoint(random_.choice(commands), str(path))
     case = Case(words)
     case.fault = case.fault or ("sends control characters" if "\x1b" in case.said + case.out else "")
@@ -199,6 +241,13 @@ def damaged(random_: random.Random, whole: Path, folder: Path) -> tuple[Case, st
     for request, parameters in case.reached if words[:2] == ["train", ENV] and "--resume" in words else []:
         case.fault = case.fault or _other_run(whole, request, parameters)
     return case, f"{path} ({kind})"
+
+
+def named(random_: random.Random, path: Path) -> None:
+    """One text of the file becomes a name, and whatever it could mean lies in this folder."""
+    name = a_name(random_)
+    LAID.update(lay(name, MARK))
+    rename(random_, path, name)
 
 
 def _other_policy(known: list[tuple[Path, dict[str, Tensor]]]) -> str:
@@ -283,6 +332,7 @@ def fuzz(files: int, lines: int, seed: int = 0) -> tuple[list[str], dict[str, in
     """Every fault that was found, and how often the cases ended with which exit code."""
     random_, here = random.Random(seed), Path.cwd()
     faults, codes = [], dict[str, int]()
+    sys.addaudithook(note_opened)
     before = signal.signal(signal.SIGALRM, _hang)
     with tempfile.TemporaryDirectory(prefix="repolicy-fuzz-") as place:
         whole, folder = Path(place, "whole"), Path(place, "now")

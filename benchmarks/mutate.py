@@ -144,6 +144,7 @@ MUTANTS = [
     Mutant("policies/formats/shells.py", "if self.left < 0:", "if False:", "tests/formats/test_formats_limits.py", "a short pickle fills the memory"),
     Mutant("policies/formats/shells.py", "isinstance(key, tuple | frozenset)", "False", "tests/formats/test_formats_limits.py", "a short pickle hashes without end"),
     Mutant("policies/formats/copied.py", "if state[name].shape != wanted.shape:", "if False:", "tests/formats/test_copied.py", "a copied part that does not fit"),
+    Mutant("envs/trust.py", "wishes.imported(name) not in", 'wishes.imported(name.partition("?")[0]) not in', "tests/test_trust.py", "code that looks like an option"),
     Mutant("policies/file.py", "if min(widths) < 1:", "if False:", "tests/test_doors_files.py", "a layer of no numbers"),
     Mutant("policies/formats/copied.py", "normalizer.var - 1e-8", "normalizer.var", "tests/formats/test_copied.py", "epsilon of a copied normalizer"),
     Mutant("policies/formats/copied.py", "std.raw.bias - np.float32(", "std.raw.bias + np.float32(", "tests/formats/test_copied.py", "bias of a copied std"),

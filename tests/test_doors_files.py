@@ -22,11 +22,10 @@ from repolicy.engine.settings import Settings, read_settings
 from repolicy.engine.terminal import Terminal
 from repolicy.engine.training import run
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.loading import OWN, confirm, printable
+from repolicy.loading import printable
 from repolicy.objective import residual, soft
 from repolicy.policies.file import read_policy, save_policy
 from repolicy.policies.storage import read, write
-from repolicy.rql.settings import TASKS
 
 SMALL = Settings(steps=256, envs=4, horizon=16, minibatch=32, segment=2, ranks=1, evaluation_episodes=1, hidden=(8,))
 SHORT = ["--steps", "64", "--envs", "4", "--horizon", "16", "--minibatch", "32", "--ranks", "1", "--no-report"]
@@ -72,31 +71,6 @@ def test_an_add_on_that_a_file_names_is_left_out(capsys: pytest.CaptureFixture[s
     assert not Path("owned").exists()
     typed(capsys, *small, "--trust")
     assert Path("owned").exists()
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "os:system",
-        "evil.py:f",
-        "Hopper-v4?xml_file=/tmp/evil.xml",
-        "Hopper-v4?a=[1]",
-        "Hopper-v4?a=1&b=x",
-        "a:b=2",
-        "a?b",
-    ],
-)
-def test_what_is_more_than_a_registered_name(name: str) -> None:
-    with pytest.raises(UsageError, match="names code that would be run"):
-        confirm([name], "file", "env")
-    confirm([name], "file", "env", trust=True)
-
-
-def test_registered_names_are_free() -> None:
-    confirm(["Hopper-v4", "ALE/Pong-v5", "Hopper-v4?reset_noise_scale=-2e-3&terminate=true"], "file", "env")
-    confirm(["height=0.5", "hind_leg(joint=bshin)=2", ""], "file", "addon")
-    confirm(OWN, "file", "env")
-    assert {task.env for task in TASKS.values()} < OWN
 
 
 def test_a_run_is_resumed_with_the_same_names_typed_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,6 @@
 """Text from outside: objects that it names (`module:name`, `file.py:name`), JSON, and what a terminal may be shown.
 
-A name comes from the user, who typed it or wrote it in Python, or out of a file. What the user names is imported. What
-a file names is imported only where it is registered, or where the user says that they trust the file: `confirm` is that
-rule, and whatever takes a name out of a file asks it first.
+`load_object` is the one function that imports what somebody names. The names of files ask `envs/trust.py` first.
 """
 
 import difflib
@@ -61,6 +59,8 @@ def _from_here(path: Path, name: str) -> str:
     return f" in {Path.cwd()}; go to the folder that this name counts from, or write PATH/{path.name}:{name}"
 
 
+PYTHON = (sys.executable, "-P")  # another process: it does not take the files of this folder for modules
+
 SESSION = "session"  # `session:name` is a function that lives in this process alone
 _session: dict[str, Any] = {}
 
@@ -82,38 +82,6 @@ def reference_to(function: Any) -> str:
 
 def lives_here_alone(reference: str) -> bool:
     return reference.startswith(f"{SESSION}:")
-
-
-# The package's own environments and add-on, which policies of Residual Q-learning name in their files.
-OWN = frozenset(f"repolicy.rql.tasks:{name}" for name in ("CartPole", "MountainCar", "Highway", "Parking", "addon"))
-
-
-TYPE_IT = "if you trust it, add --trust, or type the name yourself with --{option} (in Python, {option}=...)"
-
-
-def confirm(names: Iterable[str], path: Path | str, option: str, trust: bool = False, remedy: str = TYPE_IT) -> None:
-    """Refuse names out of the file `path` that stand for code, unless the user trusts the file.
-
-    `option` is where the user may name them instead.
-    """
-    code = [] if trust else [name for name in names if _may_run_code(name)]
-    if code:
-        raise UsageError(
-            f"{path} names code that would be run: {' and '.join(printable(name, 200) for name in code)}; "
-            f"{remedy.format(option=option)}"
-        )
-
-
-def _may_run_code(name: str) -> bool:
-    """Whether a name is more than a registered one with numbers as its options: a text could be a path to a file."""
-    plain, _, options = name.partition("?")
-    parts = [option.partition("=") for option in options.split("&")] if options else []
-    values = [value for key, _, value in parts if key not in OBSERVE]
-    return (":" in plain and plain not in OWN) or not all(_PLAIN.fullmatch(value) for value in values)
-
-
-OBSERVE = ("observe", "observe_critic")  # options of any environment, which name parts of an observation
-_PLAIN = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?|true|false|null")
 
 
 def printable(text: str, longest: int = 600) -> str:
@@ -194,7 +162,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _import_module(name: str) -> Any:
-    if str(Path.cwd()) not in sys.path:  # a user's own module lies where they stand
+    own = name.partition(".")[0] == __name__.partition(".")[0]
+    if not own and str(Path.cwd()) not in sys.path:  # a user's own module lies where they stand
         sys.path.insert(0, str(Path.cwd()))
     return importlib.import_module(name)
 

@@ -86,7 +86,7 @@ class Dial:
     def _all(self, turning: "Turning") -> dict[str, Any]:
         from repolicy.engine.terminal import Terminal
         from repolicy.envs.addons import check_env
-        from repolicy.policies.file import addons_of, env_of
+        from repolicy.envs.trust import addons_of, env_of
         from repolicy.policies.finding import beside as where
         from repolicy.policies.storage import check_place
         from repolicy.report.dial import as_dict, measured, points_of, write_dial_report

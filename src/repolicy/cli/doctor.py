@@ -2,13 +2,13 @@
 
 import os
 import subprocess
-import sys
 from importlib.util import find_spec
 from typing import Any
 
 from repolicy.engine.machine import physical_cores, versions
 from repolicy.engine.terminal import Terminal
 from repolicy.envs.names import envpool_names
+from repolicy.loading import PYTHON
 from repolicy.report.film import libraries
 
 EXTRAS = {
@@ -58,5 +58,5 @@ def _renders(backend: str) -> bool:
         "r.update_scene(mujoco.MjData(m)); r.render()"
     )
     environment = os.environ | {"MUJOCO_GL": backend}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False)
+    done = subprocess.run([*PYTHON, "-c", code], env=environment, capture_output=True, check=False)
     return done.returncode == 0

@@ -56,7 +56,7 @@ class Evaluate:
         from repolicy.engine.terminal import Terminal
         from repolicy.envs.addons import check_env, combined
         from repolicy.envs.evaluation import evaluate
-        from repolicy.policies.file import addons_of, env_of
+        from repolicy.envs.trust import addons_of, env_of
         from repolicy.policies.finding import beside, check_writes_over_none
         from repolicy.policies.given import acting
         from repolicy.policies.storage import write_json
@@ -230,7 +230,8 @@ def warn_of_unfinished(reference: str | Path) -> None:
 
 def policy_and_env(reference: str, env: str | None, trust: bool) -> tuple[Path, str]:
     """A policy's file, and the environment that is named or else the one that it was made for."""
-    from repolicy.policies.file import env_of, read_card
+    from repolicy.envs.trust import env_of
+    from repolicy.policies.file import read_card
     from repolicy.policies.finding import find_policy
     from repolicy.policies.given import is_code
 

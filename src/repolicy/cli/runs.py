@@ -13,7 +13,7 @@ from repolicy.engine.defaults import TABLE, of_shape, train_defaults
 from repolicy.engine.machine import torchrun_place
 from repolicy.engine.settings import ACTORS, BUDGETS, S, Settings, read_settings, validated
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.loading import as_file_name, confirm, stem_of
+from repolicy.loading import as_file_name, stem_of
 from repolicy.objective import RANGES, Dial, Objective, coefficients, ends_of, name_of
 from repolicy.policies.options import Options
 
@@ -226,10 +226,12 @@ def run_before(command: Any, *kinds: "type[Request]") -> dict[str, Any] | None:
 
 def confirm_names(command: Any, before: dict[str, Any], path: Path) -> None:
     """What is resumed may name code only where the same is typed again, or where the file is trusted."""
+    from repolicy.envs.trust import confirm
+
     if command.env is None:
-        confirm([before["env"]], path, "env", command.trust)
+        confirm(path, command.trust, env=before["env"])
     if not command.addon:
-        confirm(before["addons"], path, "addon", command.trust)
+        confirm(path, command.trust, addons=before["addons"])
 
 
 def settings_of(command: Any, before: dict[str, Any] | None, usual: S) -> S:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from repolicy.engine.machine import shares_memory
 from repolicy.errors import RepolicyError, UsageError, first_line
+from repolicy.loading import PYTHON
 
 CAPACITY = 1 << 20  # bytes that one rank can put up for addition at a time; more goes in pieces
 SPINS = 32  # how often a rank checks for the others without a pause, before it sleeps between checks
@@ -200,7 +201,7 @@ def launched(count: int, program: list[str]) -> Iterator[Ranks]:
         place = [str(count), str(file.fileno()), str(os.getpid())]
         children = [
             subprocess.Popen(
-                [sys.executable, "-c", code, *program[1:], str(index), *place],
+                [*PYTHON, "-c", code, *program[1:], str(index), *place],
                 pass_fds=[file.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -12,9 +12,10 @@ from repolicy.engine.result import Result
 from repolicy.engine.settings import Settings
 from repolicy.envs.making import placed, with_roles
 from repolicy.envs.step import Backend
+from repolicy.envs.trust import env_of
 from repolicy.errors import UsageError
 from repolicy.policies.conditioned import Conditioned
-from repolicy.policies.file import SavedPolicy, env_of, notes_of, own_bytes, policy_bytes, read_policy
+from repolicy.policies.file import SavedPolicy, notes_of, own_bytes, policy_bytes, read_policy
 from repolicy.policies.finding import find_policy
 from repolicy.policies.given import Source, exact_of, source_of
 from repolicy.policies.options import Options

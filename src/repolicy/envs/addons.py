@@ -171,10 +171,16 @@ def combined(requests: Sequence[str]) -> Addon:
     )
 
 
+def imported(request: str) -> str:
+    """What the add-on of a request imports, `module:name` or `file.py:name`; empty for one that ships."""
+    called, _ = _weighed(request)
+    return called if ":" in called else ""
+
+
 def parse(request: str) -> tuple[str, Function, float, tuple[str, Function] | None]:
     """(name, function, weight, metric) of one request."""
     called, written = _weighed(request)
-    place, colon, name = called.rpartition(":")
+    _, colon, name = called.rpartition(":")
     bare, bracket, options = name.partition("(")
     if not colon and ("=" in bare or (bracket and not options.endswith(")"))):
         raise UsageError(f"add-on {request!r} is not of the form NAME(OPTION=VALUE)=WEIGHT")
@@ -188,10 +194,9 @@ def parse(request: str) -> tuple[str, Function, float, tuple[str, Function] | No
         weight = math.nan
     if not math.isfinite(weight):
         raise UsageError(f"add-on {request!r}: {written!r} is not a weight; write NAME=0.5")
-    if colon:
+    if own := imported(request):
         if bracket:
             raise UsageError(f"add-on {request!r}: a function of your own has no options in brackets; leave them out")
-        own = f"{place}:{name}"
         function = load_object(own, "add-on")
         if not callable(function):
             raise UsageError(f"add-on {own!r} is not a function")

@@ -17,9 +17,10 @@ from repolicy.envs.making import make_envs, observing, placed
 from repolicy.envs.names import EnvLike, env_name
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import Backend, Envs, HasSpaces
+from repolicy.envs.trust import addons_of, env_of
 from repolicy.errors import UsageError
 from repolicy.policies.conditioned import Conditioned
-from repolicy.policies.file import addons_of, env_of, read_policy
+from repolicy.policies.file import read_policy
 from repolicy.policies.finding import find_policy
 from repolicy.policies.policy import Agent, Prior, check_scores
 from repolicy.policies.priors import MeanPrior, Scorer

@@ -8,7 +8,9 @@ from typing import Any, cast
 import gymnasium
 
 from repolicy.errors import UsageError
-from repolicy.loading import OBSERVE, load_object, nearest, reference_to
+from repolicy.loading import load_object, nearest, reference_to
+
+OBSERVE = ("observe", "observe_critic")  # options of any environment, which name parts of an observation
 
 EnvLike = str | Callable[..., "gymnasium.Env[Any, Any]"]
 
@@ -73,10 +75,15 @@ def _read(name: str) -> tuple[str, dict[str, Any]]:
     return plain, options
 
 
+def imported(name: str) -> str:
+    """What making the environment imports, `module:name` or `file.py:name`; empty for a registered id."""
+    plain, _ = parsed(name)
+    return plain if ":" in plain else ""
+
+
 def in_gymnasium(name: str) -> bool:
     """Whether Gymnasium can make it: an id that it knows, or the user's own."""
-    plain, _ = parsed(name)
-    return ":" in plain or plain in gymnasium.registry
+    return bool(imported(name)) or parsed(name)[0] in gymnasium.registry
 
 
 @cache
@@ -91,9 +98,9 @@ def envpool_names() -> frozenset[str]:
 def maker(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:
     """What makes one such environment of Gymnasium's, or of the user's own; it takes further options."""
     plain, options = parsed(name)
-    if ":" in plain:
+    if own := imported(name):
         try:
-            function = load_object(plain, "environment")
+            function = load_object(own, "environment")
         except UsageError:
             registered = plain.rpartition(":")[2]
             if registered not in gymnasium.registry:

@@ -6,7 +6,6 @@ Each point is a run of its own, on one core, in `OUT/omega-VALUE`. A sweep that 
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from numbers import Real
@@ -26,13 +25,14 @@ from repolicy.envs.addons import Addon, Wish, combined, dials, names
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.making import with_roles
 from repolicy.envs.names import EnvLike, env_name
+from repolicy.envs.trust import env_of
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.loading import as_file_name, lives_here_alone, read_json, stem_of
+from repolicy.loading import PYTHON, as_file_name, lives_here_alone, read_json, stem_of
 from repolicy.many import ray
 from repolicy.many.pool import Here, Job, Start, work
 from repolicy.many.tradeoff import Found, Point, as_dict, point_words
 from repolicy.objective import residual
-from repolicy.policies.file import env_of, notes_of, own_bytes, read_policy
+from repolicy.policies.file import notes_of, own_bytes, read_policy
 from repolicy.policies.finding import find_policy
 from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy
@@ -235,7 +235,7 @@ def _train(
 
 def _program(point: Point, folder: Path, request: dict[str, Any]) -> tuple[str, ...]:
     return (
-        sys.executable, "-m", "repolicy", *point_words(request, point.omega, folder.resolve()),
+        *PYTHON, "-m", "repolicy", *point_words(request, point.omega, folder.resolve()),
         "--out", str(point.folder.resolve()), "--resume", "--no-report",
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.loading import confirm, file_sum, printable
+from repolicy.loading import file_sum, printable
 from repolicy.objective import MOST_DIALS, RANGES, Dial
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.density import Density
@@ -218,26 +218,6 @@ def read_card(path: Path) -> dict[str, Any]:
     if not is_own(path):
         return {}
     return _card(path, read(path, "policy")[1])
-
-
-def env_of(card: dict[str, Any], path: Path, trust: bool = False) -> str:
-    """The environment that the policy in a file was made for; refused where it is code, unless the file is trusted."""
-    env = card.get("request", {}).get("env")
-    if env is None:
-        from repolicy.policies.formats.shelf import on_shelf
-
-        if (published := on_shelf(path)) is not None:
-            return published.env
-        raise UsageError(f"{path} does not say which environment it is for; name one with --env")
-    confirm([env], path, "env", trust)
-    return str(env)
-
-
-def addons_of(card: dict[str, Any], path: Path, trust: bool = False) -> tuple[str, ...]:
-    """The add-ons that the policy in a file was customized to; refused in the same way."""
-    addons = tuple(card.get("request", {}).get("addons", ()))
-    confirm(addons, path, "addon", trust)
-    return addons
 
 
 def _policy_tensors(policy: Policy, name: str) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ from repolicy.envs.gymnasium import GymnasiumEnvs
 from repolicy.envs.making import observing
 from repolicy.envs.names import envpool_names, in_gymnasium, maker, parsed
 from repolicy.errors import RepolicyError, UsageError
+from repolicy.loading import PYTHON
 from repolicy.policies.file import read_policy
 from repolicy.policies.finding import find_policy
 from repolicy.policies.policy import Policy
@@ -102,7 +103,7 @@ def libraries() -> tuple[str, ...]:
 def _in_its_own_process(folder: str, library: str) -> tuple[int, str]:
     """(exit code, last line that it said)."""
     environment = os.environ | {"MUJOCO_GL": library, "PYOPENGL_PLATFORM": library, "SDL_VIDEODRIVER": "dummy"}
-    program = [sys.executable, "-W", "ignore", "-c", "from repolicy.report.film import main; main()", folder]
+    program = [*PYTHON, "-W", "ignore", "-c", "from repolicy.report.film import main; main()", folder]
     done = subprocess.run(program, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
     lines = done.stderr.decode(errors="replace").strip().splitlines()
     return done.returncode, lines[-1] if lines else ""

@@ -13,8 +13,9 @@ from repolicy.engine.ranks import one_thread
 from repolicy.engine.request import Request, options, words
 from repolicy.envs.addons import Addon, check_env, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.envs.trust import addons_of, env_of
 from repolicy.loading import counted, printable
-from repolicy.policies.file import SavedPolicy, addons_of, env_of, own_bytes, read_policy
+from repolicy.policies.file import SavedPolicy, own_bytes, read_policy
 from repolicy.policies.finding import find_policy
 from repolicy.policies.hub import FILE, Place, in_sentences, library, place
 from repolicy.policies.options import Options

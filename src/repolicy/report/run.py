@@ -14,8 +14,9 @@ from repolicy.engine.request import Request, options, words
 from repolicy.engine.settings import budget_of
 from repolicy.envs.addons import Addon, at, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.envs.trust import confirm
 from repolicy.errors import FileError, RepolicyError
-from repolicy.loading import confirm, file_sum
+from repolicy.loading import file_sum
 from repolicy.objective import Objective, name_of
 from repolicy.policies.file import SavedPolicy, read_card, read_policy
 from repolicy.policies.storage import write_bytes
@@ -63,8 +64,8 @@ def write_report(
     request = folder.request()
     if request is None:
         raise FileError(f"{folder.path} holds no run: it has no run.json")
-    names = [request["env"], *request["addons"]]
-    confirm(names, folder.path, "trust", trust, remedy="if you trust it, give trust=True")
+    remedy = "if you trust it, give trust=True"
+    confirm(folder.path, trust, env=request["env"], addons=request["addons"], remedy=remedy)
     if not folder.best_policy.exists():
         raise FileError(f"{folder.path} has no policy yet: its first segment is not done")
     saved = read_policy(folder.best_policy)

@@ -26,10 +26,11 @@ from repolicy.engine.session import check_objective
 from repolicy.engine.training import Watcher, check_given, tell, watchdog
 from repolicy.envs.addons import check_env, names
 from repolicy.envs.names import in_gymnasium, maker, observed, observed_by_critic
+from repolicy.envs.trust import env_of
 from repolicy.errors import FileError, UsageError, in_one_sentence
 from repolicy.loading import nearest
 from repolicy.objective import Objective
-from repolicy.policies.file import env_of, own_bytes, read_policy
+from repolicy.policies.file import own_bytes, read_policy
 from repolicy.policies.finding import find_policy
 from repolicy.policies.policy import Policy
 from repolicy.rql.log import Log, lines

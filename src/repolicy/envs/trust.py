@@ -1,0 +1,63 @@
+"""The names that a file gives: its environment, and its add-ons.
+
+A name comes from the user, who typed it or wrote it in Python, or out of a file. What the user names is imported. What
+a file names is imported only where the user says that they trust the file. `confirm` is that rule, and whatever takes a
+name out of a file asks it first. It asks the functions that imports go by, so no name means one thing here and another
+where it is used.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from repolicy.envs import addons as wishes
+from repolicy.envs import names
+from repolicy.errors import UsageError
+from repolicy.loading import printable
+
+# The package's own environments and add-on, which policies of Residual Q-learning name in their files.
+OWN = frozenset(f"repolicy.rql.tasks:{name}" for name in ("CartPole", "MountainCar", "Highway", "Parking", "addon"))
+
+TYPE_IT = "if you trust it, add --trust, or type the name yourself with --{option} (in Python, {option}=...)"
+
+
+def confirm(
+    path: Path | str, trust: bool, *, env: str | None = None, addons: Iterable[str] = (), remedy: str = TYPE_IT
+) -> None:
+    """Refuse the names out of the file `path` that would run code, unless the user trusts the file."""
+    if trust:
+        return
+    code = {"env": [env] if env is not None and _makes_more(env) else []}
+    code["addon"] = [name for name in addons if wishes.imported(name) not in ("", *OWN)]
+    if found := [name for named in code.values() for name in named]:
+        option = "env" if code["env"] else "addon"
+        raise UsageError(
+            f"{path} names code that would be run: {' and '.join(printable(name, 200) for name in found)}; "
+            f"{remedy.format(option=option)}"
+        )
+
+
+def _makes_more(env: str) -> bool:
+    """Whether an environment is imported, or takes an option that is no number: a text could be a path to a file."""
+    options = names.parsed(env)[1].values()
+    return names.imported(env) not in ("", *OWN) or not all(isinstance(value, int | float | None) for value in options)
+
+
+def env_of(card: dict[str, Any], path: Path, trust: bool = False) -> str:
+    """The environment that the policy in a file was made for; refused where it is code, unless the file is trusted."""
+    env = card.get("request", {}).get("env")
+    if env is None:
+        from repolicy.policies.formats.shelf import on_shelf
+
+        if (published := on_shelf(path)) is not None:
+            return published.env
+        raise UsageError(f"{path} does not say which environment it is for; name one with --env")
+    confirm(path, trust, env=env)
+    return str(env)
+
+
+def addons_of(card: dict[str, Any], path: Path, trust: bool = False) -> tuple[str, ...]:
+    """The add-ons that the policy in a file was customized to; refused in the same way."""
+    addons = tuple(card.get("request", {}).get("addons", ()))
+    confirm(path, trust, addons=addons)
+    return addons

@@ -1,0 +1,142 @@
+"""No name out of a file imports or opens anything, whatever it looks like and whatever lies in the folder."""
+
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import repolicy
+from benchmarks import damage, fuzz
+from repolicy.cli import doctor
+from repolicy.engine import ranks
+from repolicy.envs import addons, names
+from repolicy.envs.trust import OWN, confirm
+from repolicy.errors import RepolicyError, UsageError
+from repolicy.loading import PYTHON, load_object
+from repolicy.many.sweep import _program
+from repolicy.many.tradeoff import Point
+from repolicy.policies.file import save_policy
+from repolicy.report import film
+from repolicy.rql.settings import TASKS
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["os:system", "evil.py:f", "Hopper-v4?xml_file=/tmp/evil.xml", "Hopper-v4?a=[1]", "Hopper-v4?a=1&b=x", "a:b=2"],
+)
+def test_what_is_more_than_a_registered_environment(name: str) -> None:
+    with pytest.raises(UsageError, match="names code that would be run"):
+        confirm("file", False, env=name)
+    confirm("file", True, env=name)
+
+
+@pytest.mark.parametrize("name", ["os:system", "theirs/x?observe=y.py:f", "theirs/x?observe_critic=y.py:f=2", "a#b:f"])
+def test_what_is_more_than_an_add_on_that_ships(name: str) -> None:
+    with pytest.raises(UsageError, match="names code that would be run"):
+        confirm("file", False, addons=["height", name])
+    confirm("file", True, addons=["height", name])
+
+
+def test_registered_names_are_free() -> None:
+    for env in ("Hopper-v4", "ALE/Pong-v5", "Hopper-v4?reset_noise_scale=-2e-3&terminate=true", *OWN):
+        confirm("file", False, env=env)
+    confirm("file", False, addons=["height=0.5", "hind_leg(joint=bshin)=2", "", "repolicy.rql.tasks:addon=0.5"])
+    assert {task.env for task in TASKS.values()} < OWN
+
+
+@settings(max_examples=200)
+@given(st.lists(st.sampled_from([*damage.PARTS, *damage.SEPARATORS]), min_size=1, max_size=8).map("".join))
+def test_a_name_that_is_free_imports_nothing(name: str) -> None:
+    """What passes the check is used as it would be, and whatever it could mean is there."""
+    asked: list[str] = []
+
+    def load(reference: str, what: str) -> object:
+        asked.append(reference)
+        return len
+
+    with mock.patch.object(addons, "load_object", load), mock.patch.object(names, "load_object", load):
+        for kind, use in (("addons", addons.parse), ("env", names.maker)):
+            try:
+                confirm("file", False, **{kind: [name] if kind == "addons" else name})  # type: ignore[arg-type]
+                use(name)
+            except RepolicyError:
+                continue
+    assert {*asked} <= OWN
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("whole")
+    fuzz.prepared(place)
+    return place
+
+
+@pytest.fixture
+def _signals() -> Iterator[None]:
+    sys.addaudithook(fuzz.note_opened)
+    with mock.patch("signal.alarm"):
+        yield
+    fuzz.LAID.clear()
+
+
+TAKEN = ["theirs/x?observe=y.py:f", "x?observe_critic=y.py:f=2", "a#b.py:f", "a=b.py:f", "height=y.py:f", "y.py:f"]
+
+
+@pytest.mark.usefixtures("_signals")
+def test_no_command_follows_a_name_of_a_file(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    commands = [(target, words) for target, several in fuzz.TARGETS.items() for words in several]
+    for seed, (target, words) in enumerate(commands):
+        fuzz.afresh(whole, tmp_path / "now")
+        path, name = sorted(Path().glob(target))[0], TAKEN[seed % len(TAKEN)]
+        fuzz.LAID.update(damage.lay(name, fuzz.MARK))
+        damage.rename(random.Random(seed), path, name)
+        case = fuzz.Case(fuzz.with_checkpoint(words, str(path)))
+        assert not case.fault, f"{name} in {path}: {words}\n{case.fault}"
+
+
+def test_an_add_on_that_looks_like_an_option_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "theirs/x?observe=y.py:f"
+    damage.lay(name, fuzz.MARK)
+    save_policy(
+        "theirs.safetensors", repolicy.load_policy("hopper"), {"request": {"env": "Hopper-v4", "addons": [name]}}
+    )
+    with pytest.raises(UsageError, match="names code that would be run"):
+        repolicy.evaluate("theirs.safetensors", episodes=1)
+    assert not Path("owned").exists()
+
+
+def test_other_processes_take_no_file_of_this_folder_for_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [path for path in sys.path if path])
+    for name in ("numpy", "torch", "mujoco", "json", "repolicy"):
+        Path(f"{name}.py").write_text(fuzz.MARK)
+    with ranks.launched(2, ["import json, numpy"]):
+        pass
+    doctor._renders("egl")
+    film._in_its_own_process("nowhere", "egl")
+    assert not Path("owned").exists()
+    request = {"env": "Hopper-v4", "addons": ["height"], "alpha": 0.1, "states": 0.0, "settings": {}, "sparse": False}
+    assert _program(Point(0.1, Path("a")), Path("b"), request)[:2] == PYTHON
+
+
+def test_what_the_package_names_is_not_looked_for_in_this_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a package that is imported later would be taken from there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [path for path in sys.path if path])
+    load_object("repolicy.rql.tasks:CartPole", "environment")
+    assert str(tmp_path) not in sys.path
+    Path("mine_alone.py").write_text("f = 1\n")
+    assert load_object("mine_alone:f", "environment") == 1
+    assert str(tmp_path) in sys.path
