@@ -147,7 +147,7 @@ def prepared(folder: Path) -> None:
     """A run, a sweep's story, settings and a policy with its prior inside."""
     repolicy.train(ENV, soft(0.1), folder / "run", TINY)
     policy = load_policy(folder / "run")
-    card = read_policy(folder / "run" / "best.safetensors").card
+    card = read_policy(folder / "run" / "policy.safetensors").card
     card["request"]["addons"] = ["height"]
     save_policy(folder / "policy.safetensors", policy, card, policy)
     objective = repolicy.residual(0.1, 0.1)

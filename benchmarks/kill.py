@@ -17,7 +17,7 @@ from pathlib import Path
 
 from repolicy.engine.machine import command, commit
 
-COMPARED = ["policy.safetensors", "best.safetensors"]
+COMPARED = ["policy.safetensors", "last.safetensors"]
 
 
 def main() -> None:
@@ -64,7 +64,7 @@ def start(words: list[str], folder: Path) -> subprocess.Popen[bytes]:
 
 
 def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "none"
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def main() -> None:
 
 def point(swept: Path, omega: float) -> Path:
     """The policy of the sweep's point."""
-    return RunFolder(swept / f"omega-{omega:.12g}").best_policy
+    return RunFolder(swept / f"omega-{omega:.12g}").policy
 
 
 def alone(name: str, swept: Path) -> Row:

@@ -47,7 +47,7 @@ class Run:
     words: tuple[str, ...]  # of `repolicy`, but for the folder of train and customize; none: `policy` is there already
     env: str  # that they are evaluated in
     addon: str = ""
-    policy: str = ""  # the policy's file, where it is not the last and best of a run's folder
+    policy: str = ""  # the policy's file, where it is not of a run's folder
     episodes: int = EPISODES
     evaluation_seed: int = EVALUATION_SEED
     sampled: bool = True  # whether sampled actions are evaluated too: some simulators are slow
@@ -97,14 +97,14 @@ def measured(run: Run, folder: Path) -> Row:
         row["prior"] = file_sum(find_policy(run.words[run.words.index("customize") + 1]))
     if run.trains:
         row |= trained(run, folder)
-        files = {"last": RunFolder(folder).last_policy, "best": RunFolder(folder).best_policy}
-        files = {which: path for which, path in files.items() if path.exists()}
+        files = {"last": RunFolder(folder).last_policy, "best": RunFolder(folder).policy}  # best: what is handed out
     else:
         if run.words and not Path(run.policy).exists():
             command_line([*run.words, "--out", run.policy])
         files = {"last": find_policy(run.policy)}
     row |= {"episodes": run.episodes, "policies": {which: file_sum(path) for which, path in files.items()}}
-    row |= {which: evaluated(run, path) for which, path in files.items()}
+    found = {path: evaluated(run, path) for path in dict.fromkeys(files.values())}
+    row |= {which: found[path] for which, path in files.items()}
     first, *others = attempts(folder) or [stamp()]
     return row | first | ({"went_on_with": others} if others else {})
 

@@ -23,7 +23,7 @@ def main() -> None:
     options = parser.parse_args()
     request = json.loads((options.run / "run.json").read_text())["request"]
     env, addon = request["env"], request["addons"][0]
-    files = {"prior": options.run / "prior.safetensors", f"with {addon}": options.run / "best.safetensors"}
+    files = {"prior": options.run / "prior.safetensors", f"with {addon}": options.run / "policy.safetensors"}
     shots = [Shot(str(file), env, seconds=4.0, width=480, height=360, fine=True) for file in files.values()]
     figure, rows = plt.subplots(2, options.columns, figsize=(2 * options.columns, 3.3))
     figure.subplots_adjust(0.002, 0.002, 0.998, 0.92, wspace=0.02, hspace=0.18)

@@ -1,4 +1,4 @@
-"""Make the priors that ship from the runs of `python -m experiments.learning`: the best seed's best.
+"""Make the priors that ship from the runs of `python -m experiments.learning`: the best seed's policy.
 
     python -m experiments.priors --runs runs/learning
 
@@ -30,7 +30,7 @@ def main() -> None:
             continue
         row = max(candidates, key=lambda row: row["best"]["mean"]["basic_reward"][0])
         best = row["best"]
-        saved = read_policy(options.runs / run(env, int(row["key"].rpartition("/")[2])).folder / "best.safetensors")
+        saved = read_policy(options.runs / run(env, int(row["key"].rpartition("/")[2])).folder / "policy.safetensors")
         scores = {
             "episodes": 100,
             "mean action": best["mean"]["basic_reward"],

@@ -73,7 +73,7 @@ def test_train_evaluate_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     trained = answered(capsys, "train", env, "--alpha", "0.1", *SMALL, "--out", "run")
     assert (trained["finished"], trained["steps"]) == (True, 512)
     scored = answered(capsys, "evaluate", "run", "--episodes", "3", "--trust")
-    assert (scored["episodes"], scored["action"], scored["which"]) == (3, "mean", "best")
+    assert (scored["episodes"], scored["action"], scored["which"]) == (3, "mean", "last")
     assert len(json.loads(Path(scored["file"]).read_text())["each"]["basic_reward"]) == 3
     told = answered(capsys, "inspect", "run")
     assert env in json.dumps(told)
@@ -307,7 +307,7 @@ def test_a_prior_whose_nat_is_worth_something_gives_omega(
     Episodes of a few steps are too short for `--states`.
     """
     answered(capsys, "train", tiny("LinearQuadratic"), "--alpha", "0.1", *SMALL, "--out", "prior")
-    saved = read_policy("prior/best.safetensors")
+    saved = read_policy("prior/policy.safetensors")
     wish = ["--addon", tiny("stay_near"), "--env", tiny("LinearQuadratic"), "--no-report", *SMALL]
     for name, error in (("known", 0.01), ("unknown", 0.4)):
         worth = {"value": 0.25, "error": error, "episodes": 32}

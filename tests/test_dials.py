@@ -160,7 +160,7 @@ def pushing(observations: Any, actions: Any, next_observations: Any, info: Any) 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     prior, customized = pair("gaussian")
-    path = tmp_path / "best.safetensors"
+    path = tmp_path / "policy.safetensors"
     card = {"request": {"env": "InvertedPendulum-v4", "addons": [f"{__file__}:pushing"]}, "evaluation": {"task": 1.0}}
     save_policy(path, customized, card, prior)
     return path

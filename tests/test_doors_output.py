@@ -79,7 +79,7 @@ def test_a_stdout_that_has_no_greek_letters_or_is_closed(encoding: str, redirect
 
 
 def test_paths_are_whole_in_a_narrow_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = "runs/" + "a_long_name_" * 8 + "/best.safetensors"
+    path = "runs/" + "a_long_name_" * 8 + "/policy.safetensors"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "40")
         Terminal().facts({"best policy": path})
@@ -148,18 +148,18 @@ def test_what_is_made_of_a_policy_is_not_written_over_a_policy(
 
 
 def test_a_run_that_was_stopped_is_told_from_one_that_is_done(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its best policy may still be the prior."""
+    """Its policy will be another."""
     request = Request("Hopper-v4", soft(0.1), replace(SMALL, steps=2_000))
     folder = RunFolder(Path("run"))
     with folder.locked():
         folder.begin(request.as_dict(), {}, False, None)
-    save_policy(folder.best_policy, repolicy.Policy(repolicy.PolicySpec(11, SPACE)), {"request": {"env": "Hopper-v4"}})
+    save_policy(folder.policy, repolicy.Policy(repolicy.PolicySpec(11, SPACE)), {"request": {"env": "Hopper-v4"}})
     assert "std" in inspect(Path("run"))
     said = "run: this run is not finished: 0 of 2,000 steps are done so far"
     for words in ("evaluate run --episodes 1", "export run --out run.onnx"):
         code, _, told = typed(capsys, *words.split())
         assert (code, said in told) == (0, True), told
-    assert said not in typed(capsys, "evaluate", "run/best.safetensors", "--episodes", "1")[2]
+    assert said not in typed(capsys, "evaluate", "run/policy.safetensors", "--episodes", "1")[2]
 
 
 def test_what_is_made_of_the_policies_of_others_is_put_here(tmp_path: Path) -> None:

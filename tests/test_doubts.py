@@ -105,11 +105,10 @@ def test_a_run_that_gains_nothing_says_so_and_hands_back_its_prior(tmp_path: Pat
     wish, objective = f"{linear.__file__}:wish", kl(30.0)
     customize(prior, wish, objective, tmp_path / "run", rough, env=tiny("WithoutReward"), watchers=[log])
     assert any("of the steps the objective of an episode is" in sentence for sentence in said)
-    best, last = (
-        read_policy(path) for path in (RunFolder(tmp_path / "run").best_policy, tmp_path / "run/policy.safetensors")
-    )
-    assert best.card["steps"] == 0
-    assert best.prior is not None
-    kept, start = best.policy.state_dict(), read_policy(prior).policy.state_dict()
+    folder = RunFolder(tmp_path / "run")
+    handed_out, last = read_policy(folder.policy), read_policy(folder.last_policy)
+    assert handed_out.card["steps"] == 0
+    assert handed_out.prior is not None
+    kept, start = handed_out.policy.state_dict(), read_policy(prior).policy.state_dict()
     assert all((kept[name] == start[name]).all() for name in start)
     assert last.card["steps"] == 4_096

@@ -157,9 +157,9 @@ def test_the_card_has_table_license_and_how_to_repeat(
     Path("this|that.py").write_text("def stay_near(*transitions): return 0.1 * transitions[2][:, 0]\n")
     prior, wishes = a_policy(request={"env": ENV}), [tiny("stay_near"), f"{Path('this|that.py').resolve()}:stay_near"]
     result = repolicy.customize(prior, wishes, repolicy.residual(0.3, 0.1), "runs/near", settings, env=ENV)
-    Path("runs/near/best.mp4").write_bytes(b"film")
+    Path("runs/near/policy.mp4").write_bytes(b"film")
     done = repolicy.push(result.folder, "hf://somebody/near", episodes=3, trust=True)
-    assert done.files == ("policy.safetensors", "README.md", "best.mp4")
+    assert done.files == ("policy.safetensors", "README.md", "policy.mp4")
     card = files["somebody/near"]["README.md"].decode()
     header, _, text = card.removeprefix("---\n").partition("\n---\n")
     assert {"license: unknown", "library_name: repolicy"} <= set(header.splitlines())
@@ -167,7 +167,7 @@ def test_the_card_has_table_license_and_how_to_repeat(
     assert len({row.replace("\\|", "").count("|") for row in text.splitlines() if row.startswith("|")}) == 1
     assert "| customized |" in text
     assert "Mean ± std over 3 episodes" in text
-    assert '<video src="best.mp4"' in text
+    assert '<video src="policy.mp4"' in text
     assert "repolicy customize hf://somebody/near --env ENV --addon NAME" in text
     assert "--omega 0.3 --alpha 0.1" in text.partition("## Make it again")[2]
     monkeypatch.chdir("runs/near")
@@ -177,10 +177,10 @@ def test_the_card_has_table_license_and_how_to_repeat(
     monkeypatch.chdir("../..")
     assert hashlib.sha256(files["somebody/near"]["policy.safetensors"]).hexdigest() in text
     assert typed(capsys, "dial", "runs/near", "--at", "0.5", "--how", "weights", "--trust")[0] == 0
-    for beside in ("prior", "best-weights-0.5"):  # no run of that command ends with these
+    for beside in ("prior", "policy-weights-0.5"):  # no run of that command ends with these
         repolicy.push(f"runs/near/{beside}.safetensors", "hf://somebody/beside", episodes=1, env=ENV, trust=True)
         assert "Make it again" not in files["somebody/beside"]["README.md"].decode()
-    Path("moved.safetensors").write_bytes((result.folder / "best.safetensors").read_bytes())  # out of its run
+    Path("moved.safetensors").write_bytes((result.folder / "policy.safetensors").read_bytes())  # out of its run
     repolicy.push("moved.safetensors", "hf://somebody/moved", episodes=1, trust=True)
     assert "--steps 256 " in files["somebody/moved"]["README.md"].decode().partition("## Make it again")[2]
     assert typed(capsys, "push", "runs/near", "hf://somebody/near", "--episodes", "1")[0] == 2  # it names code

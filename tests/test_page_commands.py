@@ -180,7 +180,7 @@ def test_the_quickstart_in_python(folder: Path) -> None:
     few = "steps=64, envs=4, horizon=16, minibatch=32, ranks=1, segment=4"
     assert "steps=200_000" in code
     exec(code.replace("steps=200_000", few), {})
-    assert (folder / "runs/again/best.safetensors").exists()
+    assert (folder / "runs/again/policy.safetensors").exists()
 
 
 @pytest.mark.parametrize(

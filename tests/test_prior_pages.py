@@ -81,7 +81,7 @@ def test_a_function(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
         snippet.replace("runs/calm-python", "runs/again"),
         names | {"repolicy": SimpleNamespace(customize=few, residual=repolicy.residual)},
     )
-    assert Path("runs/again/best.safetensors").exists()
+    assert Path("runs/again/policy.safetensors").exists()
 
 
 class Around(torch.nn.Module):

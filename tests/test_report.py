@@ -71,7 +71,7 @@ def _short_films(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_page_holds_the_numbers_of_the_evaluation_and_asks_nobody(runs: tuple[RunFolder, RunFolder]) -> None:
     _, folder = runs
     text = write_report(folder.path, episodes=4, trust=True).read_text()
-    saved, addon = read_policy(folder.best_policy), combined([CALM])
+    saved, addon = read_policy(folder.policy), combined([CALM])
     assert saved.prior is not None
     for policy in (saved.policy, saved.prior):
         found = evaluate(policy, ENV, 4, addon=addon, prior=saved.prior, seed=EVALUATION_SEED)
@@ -90,8 +90,8 @@ def test_a_clone_of_the_prior_is_called_one(runs: tuple[RunFolder, RunFolder], t
     """The run was scored by the prior itself: the clone's levels are none of its curves'."""
     for name, more in (("copied", {}), ("clone", {"prior_is": {"kl": 0.1}})):
         folder = RunFolder(shutil.copytree(runs[1].path, tmp_path / name))
-        saved = read_policy(folder.best_policy)
-        save_policy(folder.best_policy, saved.policy, saved.card | more, saved.prior)
+        saved = read_policy(folder.policy)
+        save_policy(folder.policy, saved.policy, saved.card | more, saved.prior)
         folder.prior.unlink()  # copied without it: what acts is in the policy's file
         said: list[str] = []
         text = write_report(folder.path, episodes=2, trust=True, say=said.append).read_text()
@@ -167,7 +167,7 @@ def test_a_run_that_is_not_finished_says_so_in_a_sentence(runs: tuple[RunFolder,
     whole = RunFolder(shutil.copytree(runs[0].path, tmp_path / "whole"))
     shutil.rmtree(whole.path / "checkpoints")  # as where a run was copied without them
     assert "not finished" not in write_report(whole.path, episodes=1).read_text()
-    half.best_policy.unlink()
+    half.policy.unlink()
     with pytest.raises(FileError, match=r"has no policy yet: its first segment is not done"):
         write_report(half.path)
 

@@ -115,7 +115,7 @@ def test_what_is_left_out_is_as_in_the_run_that_is_resumed(tmp_path: Path) -> No
 
     one = replace(SMALL, ranks=1)
     first = again(None, one, resume=False)
-    assert {"prior_kl", "best"} <= set(first.last)
+    assert {"prior_kl", "evaluation_objective"} <= set(first.last)
     told = {name: value for name, value in first.last.items() if np.isfinite(value)}
     for objective in (None, Wanted("residual"), Wanted("residual", "auto")):
         for settings in (one, None):
@@ -211,7 +211,7 @@ def test_a_run_that_is_evaluated_knows_its_add_on() -> None:
     with pytest.raises(UsageError, match="names code that would be run"):
         repolicy.evaluate(result.folder, episodes=2)
     with pytest.raises(UsageError, match="a policy alone does not say which environment"):
-        repolicy.evaluate(result.best)
+        repolicy.evaluate(result.policy)
     with pytest.raises(UsageError, match="a policy alone does not say which environment"):
         repolicy.customize(prior, wish, repolicy.kl(0.1))
     again = repolicy.customize(prior, wish, repolicy.kl(0.1), settings=settings, env=env)

@@ -85,8 +85,9 @@ def test_a_run_that_is_killed_and_resumed_ends_in_the_same_bits(tmp_path: Path) 
         process.wait()
     small(tmp_path / "killed", resume=True)
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
-    for name in ("policy.safetensors", "best.safetensors"):
-        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes()
+    one, other = (RunFolder(tmp_path / name) for name in ("whole", "killed"))
+    assert one.policy.read_bytes() == other.policy.read_bytes()
+    assert one.last_policy.read_bytes() == other.last_policy.read_bytes()
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
@@ -268,7 +269,7 @@ def test_soft_ppo_finds_the_optimum_of_linear_quadratic_control(tmp_path: Path) 
 def test_cart_pole_is_learnt(tmp_path: Path) -> None:
     settings = replace(train_defaults("CartPole-v1"), ranks=1, steps=80_000)
     found = train("CartPole-v1", no_entropy(), tmp_path / "run", settings)
-    assert evaluate(found.best, "CartPole-v1", 20).basic.mean() >= 475
+    assert evaluate(found.policy, "CartPole-v1", 20).basic.mean() >= 475
 
 
 def test_the_basic_reward_is_not_read_where_the_task_is_the_add_ons(tmp_path: Path) -> None:

@@ -285,14 +285,13 @@ def test_the_budget_answers_to_a_drift_on_its_way() -> None:
 
 
 @pytest.mark.parametrize("budget", [None, 0.1])
-def test_the_best_is_the_last_where_a_budget_moves_the_objective(tmp_path: Path, budget: float | None) -> None:
+def test_no_earlier_policy_is_kept_where_a_budget_moves_the_objective(tmp_path: Path, budget: float | None) -> None:
     made = segments(
         tmp_path, "LinearQuadratic", residual(0.2, 0.1), prior=True, settings=replace(SETTINGS, kl_budget=budget)
     )
-    made.best = 1e9  # a segment before, by weights that may be others
-    told = made.end()
-    assert made.folder.best_policy.exists() == (budget is not None)
-    assert (told["best"] == told["evaluation_objective"]) == (budget is not None)
+    made.end()
+    assert made.folder.policy.exists()
+    assert (made.candidate is None) == (budget is not None)
 
 
 def test_a_snapshot_that_is_not_the_policy_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,10 +94,10 @@ def test_a_nat_of_what_is_soft_optimal_is_worth_its_temperature(family: str) -> 
 
 
 def test_training_ends_with_what_a_nat_is_worth(tmp_path: Path) -> None:
-    """Measured on the best policy, once, and nothing but its card is touched."""
+    """Measured on the policy that is handed out, once, and nothing but its card is touched."""
     settings = Settings(ranks=1, envs=4, horizon=16, minibatch=32, steps=128, hidden=(4,), evaluation_episodes=2)
     result = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", settings)
-    best = RunFolder(result.folder).best_policy
+    best = RunFolder(result.folder).policy
     known = read_policy(best)
     found = measured(known.policy, tiny("LinearQuadratic"), 8)
     assert found is not None
@@ -110,7 +110,7 @@ def test_training_ends_with_what_a_nat_is_worth(tmp_path: Path) -> None:
 def test_who_learned_from_an_add_on_alone_is_measured_in_it(tmp_path: Path) -> None:
     settings = Settings(ranks=1, envs=4, horizon=16, minibatch=32, steps=128, hidden=(4,), evaluation_episodes=2)
     env, wishes = tiny("WithoutReward"), (tiny("stay_near"),)
-    best = RunFolder(train(env, greedy(0.1), tmp_path / "run", settings, addon=wishes).folder).best_policy
+    best = RunFolder(train(env, greedy(0.1), tmp_path / "run", settings, addon=wishes).folder).policy
     known = read_policy(best)
     found = measured(known.policy, env, 8, addons=wishes, addon_alone=True)
     assert found is not None

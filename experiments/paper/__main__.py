@@ -83,7 +83,7 @@ def keep_prior(task: str, rows: Rows, options: argparse.Namespace) -> None:
         return
     for checksum, key, name in policies:
         folder = RunFolder(options.runs / key.replace("/", "-"))
-        file = folder.last_policy if name == "last" else folder.best_policy
+        file = folder.last_policy if name == "last" else folder.policy
         if checksum in wanted and file.exists() and file_sum(file) == checksum:
             write_bytes(path, file.read_bytes())
             return

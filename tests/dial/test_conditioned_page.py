@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
     made.network.film.data.normal_(0.0, 0.5, generator=torch.Generator().manual_seed(0))
     request = {"env": "InvertedPendulum-v4", "addons": [f"{__file__}:pushing"]}
     request["objective"] = {"task": "addon", "omega": 0.01, "omega_to": 1.0, "alpha": 0.1}
-    path = tmp_path / "best.safetensors"
+    path = tmp_path / "policy.safetensors"
     save_policy(path, made, {"request": request, "evaluation": {"task": 1.0}}, prior)
     return path
 
@@ -56,7 +56,7 @@ def test_outside_of_the_range_the_command_warns_and_the_file_is_the_end_s(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cli.main(["dial", str(file), "--at", "5"])
-    assert read_policy(file.with_name("best-trained-1.safetensors")).card["dial"]["values"] == {"omega": 1.0}
+    assert read_policy(file.with_name("policy-trained-1.safetensors")).card["dial"]["values"] == {"omega": 1.0}
     assert "warning: omega is 5, and this policy was trained from 0.01 to 1: it acts as at 1" in " ".join(
         capsys.readouterr().err.split()
     )
@@ -64,7 +64,7 @@ def test_outside_of_the_range_the_command_warns_and_the_file_is_the_end_s(
 
 def test_what_is_no_position_of_a_dial_is_not_written_over(file: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.safetensors").write_text("not yours")
-    for name, code in (("best.safetensors", 2), ("mine.safetensors", 1), ("mine.py", 2)):
+    for name, code in (("policy.safetensors", 2), ("mine.safetensors", 1), ("mine.py", 2)):
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
         with pytest.raises(SystemExit) as ended:
             cli.main(["dial", str(file), "--at", "0.5", "--out", str(tmp_path / name)])

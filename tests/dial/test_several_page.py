@@ -25,9 +25,9 @@ def reported(
     prior = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,)), hidden=(8,)))
     made = Conditioned.begun(prior, dials)
     made.network.film.data.normal_(0.0, 0.5)
-    save_policy(folder / "best.safetensors", made, {"request": {"env": "InvertedPendulum-v4"} | request}, prior)
+    save_policy(folder / "policy.safetensors", made, {"request": {"env": "InvertedPendulum-v4"} | request}, prior)
     patch.setattr(pages, "filmed", lambda shots: ([b"a film"] * len(shots), ""))
-    asked = [str(folder / "best.safetensors"), "--episodes", "2", "--out", str(folder / "dial"), "--trust", *words]
+    asked = [str(folder / "policy.safetensors"), "--episodes", "2", "--out", str(folder / "dial"), "--trust", *words]
     cli.main(["dial", *asked])
     html = (folder / "dial" / "report.html").read_text()
     return json.loads((folder / "dial" / "dial.json").read_text()), html
@@ -65,14 +65,14 @@ def test_the_command_on_the_page_keeps_that_position(two: tuple[dict[str, Any], 
     command = html.split("<code>")[5].split("</code>")[0]  # of the fifth of nine
     assert "omega=0.3 --at quiet=1" in command
     cli.main(command.split()[1:])
-    assert (tmp_path / "best-at-omega-0.3-quiet-1.safetensors").exists()
+    assert (tmp_path / "policy-at-omega-0.3-quiet-1.safetensors").exists()
 
 
 @pytest.mark.parametrize("others", [[], [QUIETLY]])
 def test_positions_that_lie_close_together_have_commands_and_files_of_their_own(others: list[Dial]) -> None:
     prior = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,)), hidden=(8,)))
     made = Conditioned.begun(prior, [Dial("fast", 1e6, 1e6 + 10, "linear"), *others])
-    turning = pages.Turning(Path("best.safetensors"), SavedPolicy(made, prior, {}))
+    turning = pages.Turning(Path("policy.safetensors"), SavedPolicy(made, prior, {}))
     for each in (turning.command, lambda position: turning.file(position, "at")):
         assert len({each(position) for position in turning.positions}) == len(turning.positions)
     assert "1000003.0" in turning.command(turning.asked(1_000_003.0, {})[0] if not others else (1_000_003.0, 1.0))

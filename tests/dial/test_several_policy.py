@@ -140,8 +140,8 @@ def file(tmp_path: Path) -> Path:
     made.network.film.data.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(0))
     request = {"env": tiny("LinearQuadratic"), "addons": [f"{FAST}=0.5", f"{QUIET}=0..2"]}
     request["objective"] = residual(0.03, ALPHA, omega_to=3.0).as_dict()  # type: ignore[assignment]
-    path = tmp_path / "best.safetensors"
-    save_policy(path, made, {"request": request, "which": "best"}, start)
+    path = tmp_path / "policy.safetensors"
+    save_policy(path, made, {"request": request, "which": "last"}, start)
     return path
 
 
@@ -149,7 +149,7 @@ def test_a_position_is_a_file_like_any_other(file: Path, capsys: pytest.CaptureF
     cli.main(["dial", str(file), "--at", "quiet=1.5", "--at", "omega=0.3", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found["at"] == {"omega": 0.3, "quiet": 1.5}
-    assert found["file"] == str(file.with_name("best-trained-omega-0.3-quiet-1.5.safetensors"))
+    assert found["file"] == str(file.with_name("policy-trained-omega-0.3-quiet-1.5.safetensors"))
     saved, observations = read_policy(found["file"]), torch.randn(10, 1)
     wanted = repolicy.dial(file, omega=0.3, quiet=1.5)
     assert torch.equal(saved.policy(observations).mode(), wanted(observations).mode())

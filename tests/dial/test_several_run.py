@@ -146,12 +146,11 @@ def test_before_its_first_step_it_is_the_prior_at_all_positions(prior: Path, tmp
     still = replace(FEW, critic_warmup=1.0)
     customized(prior, *TWO, tmp_path / "run", still)
     start = read_policy(prior).policy.state_dict()
-    for name in ("best", "policy"):
-        found = load_policy(tmp_path / "run" / f"{name}.safetensors")
-        assert isinstance(found, Conditioned)
-        for omega, quiet in ((0.05, 0.0), (0.3, 1.1), (1.6, 2.0)):
-            at = found.at(omega=omega, quiet=quiet).state_dict()
-            assert all(torch.equal(at[name], value) for name, value in start.items())
+    found = load_policy(tmp_path / "run")
+    assert isinstance(found, Conditioned)
+    for omega, quiet in ((0.05, 0.0), (0.3, 1.1), (1.6, 2.0)):
+        at = found.at(omega=omega, quiet=quiet).state_dict()
+        assert all(torch.equal(at[name], value) for name, value in start.items())
 
 
 def test_it_goes_on_to_the_same_bits(prior: Path, tmp_path: Path) -> None:
@@ -261,7 +260,7 @@ def test_shuffled_positions_pay_for_others_than_those_that_are_shown(prior: Path
 
 def test_the_control_trains(prior: Path, tmp_path: Path) -> None:
     arguments: Any = (prior, *TWO)
-    plain = customized(*arguments, tmp_path / "plain").best.state_dict()
+    plain = customized(*arguments, tmp_path / "plain").policy.state_dict()
     with shuffled():
-        other = customized(*arguments, tmp_path / "shuffled").best.state_dict()
+        other = customized(*arguments, tmp_path / "shuffled").policy.state_dict()
     assert not torch.equal(plain["network.film"], other["network.film"])

@@ -60,7 +60,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespa
 
 
 def test_a_run_becomes_a_line_and_is_not_repeated(options: argparse.Namespace, tmp_path: Path) -> None:
-    policy = str(tmp_path / "runs" / TRAIN.folder / "best.safetensors")
+    policy = str(tmp_path / "runs" / TRAIN.folder / "policy.safetensors")
     again = Run("pendulum/again/0", (), "Pendulum-v1", policy=policy, episodes=2)
     wrong = Run("pendulum/wrong/0", ("train", "Pendulum-v1", "--alpha", "-1", *SMALL.split()), "Pendulum-v1")
     with pytest.raises(RepolicyError, match="1 runs failed and 0 were not begun"):
@@ -129,23 +129,23 @@ def test_no_jobs_are_refused(options: argparse.Namespace) -> None:
         campaign.fill([TRAIN], options)
 
 
-def test_the_prior_is_the_best_policy_of_all_seeds(tmp_path: Path) -> None:
+def test_the_prior_is_the_policy_of_all_seeds(tmp_path: Path) -> None:
     options = argparse.Namespace(runs=tmp_path / "runs", priors=tmp_path / "priors", ledger=tmp_path / "l.jsonl")
     rows: campaign.Rows = {}
     for seed, (last, best) in enumerate([(5.0, 4.0), (3.0, 7.0), (6.0, 6.5)]):
         plan = Planned("hopper", "soft", seed)
         folder = RunFolder(options.runs / plan.run(Path()).folder)
-        for name, score in ((folder.last_policy, last), (folder.best_policy, best)):
+        for name, score in ((folder.replaced, last), (folder.policy, best)):
             policy = Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), initial_std=score))
             save_policy(name, policy, {"score": score})
         ways = {"last": last, "best": best}.items()
         rows[plan.key] = {"key": plan.key} | {name: {"mean": {"basic_reward": [value, 0.0]}} for name, value in ways}
-        files = {"last": folder.last_policy, "best": folder.best_policy}
+        files = {"last": folder.last_policy, "best": folder.policy}
         rows[plan.key]["policies"] = {name: file_sum(file) for name, file in files.items()}
         keep_prior("hopper", rows, options)
     kept = options.priors / "hopper.safetensors"
     softs = [RunFolder(options.runs / f"hopper-soft-{seed}") for seed in range(3)]
-    assert kept.read_bytes() == softs[1].best_policy.read_bytes()
+    assert kept.read_bytes() == softs[1].policy.read_bytes()
     rows["hopper/kl/0"] = {"prior": file_sum(softs[0].last_policy)}  # began when 5 was the best
     keep_prior("hopper", rows, options)
     assert kept.read_bytes() == softs[0].last_policy.read_bytes(), "a prior that is in use stays"

@@ -24,7 +24,7 @@ class Dial:
     """
 
     policy: Positional[Annotated[str, arg(metavar="RUN")]]
-    """A run's folder (then its best policy), or a customized policy's file, which holds its prior."""
+    """A run's folder, or a customized policy's file, which holds its prior."""
     at: UseAppendAction[tuple[str, ...]] = ()
     """The position: 0 is the prior, 1 the customized policy; of a run with a range, the weight; of one with several,
     NAME=WEIGHT for each. Without it: a report on eleven positions, or more of several ranges."""

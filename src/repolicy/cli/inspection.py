@@ -206,11 +206,10 @@ def _inspect_folder(path: Path) -> dict[str, Any]:
         "steps": f"{done:,} in the last checkpoint, of {wanted:,}",
         "iterations logged": f"{iterations:,}",
         "method": request.get("method", "PPO"),
-        "best policy": str(folder.best_policy) if folder.best_policy.exists() else "none",
+        "policy": str(folder.policy) if folder.policy.exists() else "none yet",
         "last policy": str(folder.last_policy) if folder.last_policy.exists() else "none yet",
     }
-    policy = next((each for each in (folder.best_policy, folder.last_policy) if each.exists()), None)
-    if policy is not None and not isinstance(made := read_policy(policy).policy, Conditioned):
+    if folder.policy.exists() and not isinstance(made := read_policy(folder.policy).policy, Conditioned):
         facts["std"] = _std(made)
     Terminal().facts(facts)
     return facts | {"request": request}

@@ -23,11 +23,11 @@ from repolicy.policies.options import Options
 class Evaluate:
     """Run a policy for whole episodes and report its returns: mean ± std, and each episode in a JSON file.
 
-    Example: repolicy evaluate runs/cheetah/best.safetensors --episodes 500
+    Example: repolicy evaluate runs/cheetah/policy.safetensors --episodes 500
     """
 
     policy: Positional[Annotated[Path, arg(metavar="POLICY")]]
-    """A policy's file, a run's folder (then its best policy), a name that ships, or code, as customize takes it."""
+    """A policy's file, a run's folder, a name that ships, or code, as customize takes it."""
     env: str | None = None
     """Environment; by default the one that the policy was trained in."""
     episodes: int = 100
@@ -113,7 +113,7 @@ class Render:
     """
 
     policy: Positional[Annotated[str, arg(metavar="POLICY")]]
-    """A policy's file, a run's folder (then its best policy), or a name that ships."""
+    """A policy's file, a run's folder, or a name that ships."""
     env: str | None = None
     """Environment; by default the one that the policy was trained in."""
     seed: int = 0
@@ -168,7 +168,7 @@ class Export:
     """
 
     policy: Positional[Annotated[str, arg(metavar="POLICY")]]
-    """A policy's file, a run's folder (then its best policy), or a name that ships."""
+    """A policy's file, a run's folder, or a name that ships."""
     format: Literal["onnx", "torchscript"] | None = None
     """onnx: for ONNX Runtime and whatever reads ONNX; torchscript: for C++ programs with libtorch. By default what
     --out ends in, .onnx or .pt, else onnx."""
@@ -201,7 +201,7 @@ class Export:
 class Inspect:
     """Show what is in a file: a policy, a checkpoint, or a run's folder.
 
-    Example: repolicy inspect runs/cheetah/best.safetensors
+    Example: repolicy inspect runs/cheetah/policy.safetensors
     """
 
     file: Positional[Annotated[Path, arg(metavar="FILE")]]
@@ -217,7 +217,7 @@ class Inspect:
 
 
 def warn_of_unfinished(reference: str | Path) -> None:
-    """Say so where a run's folder is named whose run has steps before it: its best policy may still be the prior."""
+    """Say so where a run's folder is named whose run has steps before it: its policy will be another."""
     from repolicy.engine.folder import RunFolder
     from repolicy.engine.terminal import Terminal
 

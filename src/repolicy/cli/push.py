@@ -17,7 +17,7 @@ class Push:
     """
 
     policy: Positional[Annotated[str, arg(metavar="POLICY")]]
-    """A run's folder (then its best policy), or a policy's file; an .mp4 or .gif of its name beside it is its film."""
+    """A run's folder, or a policy's file; an .mp4 or .gif of its name beside it is its film."""
     target: Positional[Annotated[str, arg(metavar="hf://USER/NAME")]]
     """The repository, which is made where there is none; the login is the hub's own: hf auth login."""
     license: str | None = None

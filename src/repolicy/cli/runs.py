@@ -309,9 +309,7 @@ def ended(result: "Result") -> dict[str, Any]:
 
     folder = result.folder
     if result.finished:
-        policy = find_policy(folder)
-        last = "; policy.safetensors beside it is the last one" if policy.stem == "best" else ""
-        sentence = f"done: {policy} is the policy to take{last}"
+        sentence = f"done: {find_policy(folder)} is the policy to take"
     else:
         latest = RunFolder(folder).latest()
         steps = f"the checkpoint at {latest[1]['steps']:,}" if latest else "the start: there is no checkpoint yet"

@@ -117,6 +117,6 @@ class Sweep:
         terminal.numbers(f"{swept.request['env']}: what each ω′ keeps and gains", headings(swept), points)
         if swept.knee is not None:
             point = swept.points[swept.knee]
-            terminal.say(f"its policy: {point.best}; to train it for longer: {swept.longer(point)}")
+            terminal.say(f"its policy: {point.policy}; to train it for longer: {swept.longer(point)}")
         terminal.say(f"report: {report}")
         return as_dict(swept) | {"folder": str(self.folder), "report": str(report)}

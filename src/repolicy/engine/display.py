@@ -28,7 +28,7 @@ ROWS = [
             ("evaluation_basic", "basic reward, last evaluation", ",.1f", ""),
             ("evaluation_addon", "add-on reward, last evaluation", ",.1f", ""),
             ("evaluation_objective", "objective, last evaluation", ",.1f", ""),
-            ("best", "objective, best evaluation", ",.1f", ""),
+            ("evaluation_ended_early", "ended early, last evaluation", ",.0f", "episodes"),
         ],
     ),
     (
@@ -67,6 +67,7 @@ SHORT = {
     "task_return": "task's reward {:,.1f} an episode",
     "evaluation_addon": "add-on reward {:,.1f} an episode",
     "evaluation_objective": "objective {:,.1f} an episode",
+    "evaluation_ended_early": "{:.0f} evaluated episodes ended early",
     "entropy": "entropy {:.3f} nats",
     "prior_kl": "{:z.3f} nats a step from the prior",
 }

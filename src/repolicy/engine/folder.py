@@ -25,8 +25,8 @@ class RunFolder:
     run.json               what was asked for, and the versions that ran
     metrics.jsonl          a line an iteration
     checkpoints/           the last two segments' ends
-    policy.safetensors     the policy at the end of the last segment
-    best.safetensors       the policy of the best segment, by the objective's own return, where segments are evaluated
+    policy.safetensors     what the run hands out: the last policy, at a run's end perhaps a clearly better earlier one
+    last.safetensors       the last policy, where an earlier one is handed out
     prior.safetensors      a copy of the prior, where there is one
     """
 
@@ -34,11 +34,16 @@ class RunFolder:
         self._kinds = {request.method: request for request in kinds or (Request,)}
         self.path = Path(path)
         self.metrics = self.path / "metrics.jsonl"
-        self.last_policy = self.path / "policy.safetensors"
-        self.best_policy = self.path / "best.safetensors"
+        self.policy = self.path / "policy.safetensors"
+        self.replaced = self.path / "last.safetensors"
         self.prior = self.path / "prior.safetensors"
         self._checkpoints = self.path / "checkpoints"
         self._begun: dict[str, Any] = {}
+
+    @property
+    def last_policy(self) -> Path:
+        """The policy at the end of the last segment, whichever is handed out."""
+        return self.replaced if self.replaced.exists() else self.policy
 
     def request(self) -> dict[str, Any] | None:
         """What the run in this folder was asked for, or None if there is none."""
@@ -122,7 +127,7 @@ class RunFolder:
 
     def _check_free(self, prior: bytes | None) -> None:
         """Raise where a run would write over files that are not its own."""
-        of_a_run = [self.metrics, self.last_policy, self.best_policy, self._checkpoints, self.path / "report.html"]
+        of_a_run = [self.metrics, self.policy, self.replaced, self._checkpoints, self.path / "report.html"]
         others = [path for path in [*of_a_run, self.path / "sweep.json"] if os.path.lexists(path)]
         if self.prior.exists() and (prior is None or self.prior.read_bytes() != prior):
             others.append(self.prior)
@@ -256,7 +261,7 @@ CHECKPOINT = {
     "segment": int,
     "iteration": int,
     "steps?": int,
-    "best?": float,
+    "candidate?": {"steps": int, "evaluation": {str: float}},
     "off_budget?": float,
     "objective?": REQUEST["objective"],
     "request?": REQUEST,

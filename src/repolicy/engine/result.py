@@ -36,24 +36,19 @@ class Result:
 
     def __repr__(self) -> str:
         parts = [f"{self.steps:,} steps" + ("" if self.finished else ", stopped early")]
-        if "best" in self.last:
-            parts.append(f"objective {self.last['best']:,.1f} an episode at best")
+        if "evaluation_objective" in self.last:
+            parts.append(f"objective {self.last['evaluation_objective']:,.1f} an episode in the end")
         if "prior_kl" in self.last:
             parts.append(f"{self.last['prior_kl']:.2f} nats a step from the prior")
         return f"Result of {self.folder}: {'; '.join(parts)}"
 
     @property
     def policy(self) -> Policy:
-        """The policy at the end of the last segment."""
-        return load_policy(RunFolder(self.folder).last_policy)
-
-    @property
-    def best(self) -> Policy:
-        """The policy of the segment with the highest return of the run's own objective."""
-        return load_policy(RunFolder(self.folder).best_policy)
+        """What the run hands out: the last policy, or an earlier one that is clearly better (docs/train.md)."""
+        return load_policy(RunFolder(self.folder).policy)
 
     def at(self, t: float | None = None, how: How = "mixture", **values: float) -> Policy:
-        """The policy between the prior (t = 0) and the best one (t = 1), without training; of a run with a dial, the
+        """The policy between the prior (t = 0) and the run's own (t = 1), without training; of a run with a dial, the
         policy for that weight, and of several, for weights by their names (docs/dial.md)."""
         return dial(self.folder, t, how, **values)
 
@@ -62,7 +57,7 @@ class Result:
         return {name: np.array(values, np.float64) for name, values in RunFolder(self.folder).logged().items()}
 
     def evaluate(self, episodes: int = 100, *, stochastic: bool = False, seed: int = 0) -> Evaluation:
-        """Whole episodes of the best policy, in the run's environment, with its add-on."""
+        """Whole episodes of the policy, in the run's environment, with its add-on."""
         request = RunFolder(self.folder).request()
         return evaluate(
             self.folder, episodes=episodes, stochastic=stochastic, seed=seed, trust=True,
@@ -70,7 +65,7 @@ class Result:
         )  # fmt: skip
 
     def report(self) -> Path:
-        """Evaluate and film the best policy beside its prior, and write report.html into the run's folder."""
+        """Evaluate and film the policy beside its prior, and write report.html into the run's folder."""
         from repolicy import write_report
 
         return write_report(self.folder, trust=True)

@@ -2,12 +2,13 @@
 
 At a segment's start the environments and every random stream are made anew from (seed, segment, rank), in an
 uninterrupted run as much as in a resumed one. So whenever a run is killed, resuming it ends in the bits it would have
-ended in anyway. At a segment's end there are a short evaluation, the policies it leads to, and a checkpoint.
+ended in anyway. At a segment's end there are a short evaluation, a policy, and a checkpoint.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from repolicy.engine import ranks
+from repolicy.engine.candidate import CAREFUL, Candidate, clearly_better
 from repolicy.engine.conditioned import ConditionedWorker
 from repolicy.engine.doubts import Standing, doubt
 from repolicy.engine.folder import RunFolder
@@ -31,9 +33,11 @@ from repolicy.errors import FileError, NumericError
 from repolicy.objective import Objective, reformulated, task_reward
 from repolicy.policies.density import Density
 from repolicy.policies.file import read_policy, save_policy
+from repolicy.policies.policy import Policy, frozen
 from repolicy.policies.priors import Exact, MeanPrior
 from repolicy.policies.storage import write
 
+ENDED_EARLY = "evaluation_ended_early"
 FEWEST = 10  # iterations of a run that can be doubted
 
 
@@ -50,9 +54,9 @@ class Segments:
         worker_class = ConditionedWorker if request.dials else Worker
         self.worker = worker_class(request, None if saved is None else saved.policy, team, exact)
         self.segment = 0
-        self.best = -np.inf
+        self.candidate: Candidate | None = None  # to be handed out instead of the last policy
         self.start: Standing | None = None  # how the prior does, by what the run is for
-        self.doubt = ""  # a warning about the segment that ended
+        self.notes: list[str] = []  # what is to be said of the segment that ended
 
     def remaining(self, stop: Callable[[], bool]) -> Iterator[dict[str, float]]:
         """The metrics of every iteration that is still to do; it ends early where `stop()` says so on any rank.
@@ -75,7 +79,7 @@ class Segments:
                         return
                     if worker.iteration == end:
                         metrics |= self.end()
-                        self.doubt = self.doubted(metrics)
+                        self.notes += [said] if (said := self.doubted(metrics)) else []
                     yield metrics | {"seconds": time.perf_counter() - started}
             self.segment += 1
             self.save()
@@ -99,37 +103,68 @@ class Segments:
 
     @property
     def moves(self) -> bool:
-        """Whether each segment has weights of its own: then the last is best, and only the task compares."""
+        """Whether each segment has weights of its own."""
         return self.worker.settings.budget is not None
 
+    @property
+    def compared(self) -> str:
+        """What an episode of two segments compares by."""
+        return "evaluation_task" if self.moves else "evaluation_objective"
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the policies of two segments have an objective in common: one weight that stays, of each term."""
+        return not self.moves and not self.worker.request.dials
+
     def end(self) -> dict[str, float]:
-        """A short evaluation, shared out over the ranks, and the policies it leads to."""
+        """A short evaluation, shared out over the ranks, and the policy that is handed out."""
         self.worker.collector.envs.close()
         return self.keep(self.evaluated())
 
     def keep(self, metrics: dict[str, float], start: bool = False) -> dict[str, float]:
-        """The policy as the last one and, where it is, as the best. At the start that is the prior."""
+        """The policy as a candidate, where its objective is the highest so far; and, but at the start, as a file."""
         worker = self.worker
-        # No single return judges a policy for a range of weights, so there the last one is the best too.
-        last_is_best = self.moves or bool(worker.request.dials)
-        better = last_is_best or metrics["evaluation_objective"] > self.best
-        self.best = metrics["evaluation_objective"] if better else self.best
+        last = Candidate(frozen(worker.learner.policy), worker.steps, metrics)
+        highest = -np.inf if self.candidate is None else self.candidate.evaluation["evaluation_objective"]
+        if self.comparable and metrics["evaluation_objective"] > highest:
+            self.candidate = last
         if start:
             self.start = self.standing(metrics)
+            return metrics
+        handed_out = self.chosen(last) if worker.iteration == worker.settings.iterations else last
+        if handed_out is not last:
+            self.write(self.folder.replaced, last, "last")
+        self.write(self.folder.policy, handed_out, "last" if handed_out is last else "earlier")
+        return metrics
+
+    def chosen(self, last: Candidate) -> Candidate:
+        """The candidate where it is clearly better than the last policy, over new episodes of both; else the last."""
+        found = self.candidate
+        if found is None or not self.standing(found.evaluation).beats(self.standing(last.evaluation)):
+            return last
+        ours, others = (self.played(each.policy, CAREFUL, 2000) for each in (found, last))
+        gains, longer = (ours[name] - others[name] for name in ("evaluation_objective", "evaluation_length"))
+        sums = [float(len(gains)), float(gains.sum()), float(np.square(gains).sum()), float(longer.sum())]
+        count, total, squares, more = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
+        gain = Standing.of(total, squares, count)
+        if not clearly_better(gain, more):
+            return last
+        called = f"the policy after {found.steps:,} steps" if found.steps else "the prior"
+        self.notes.append(
+            f"{called} is handed out: its objective of an episode is above the last policy's by {gain} "
+            f"({count:.0f} episodes each, from the same starts); the last policy is {self.folder.replaced}"
+        )
+        return found
+
+    def write(self, path: Path, which: Candidate, called: str) -> None:
+        worker = self.worker
         if self.team.index == 0:
-            card = {"request": worker.request.as_dict(), "steps": worker.steps, "evaluation": metrics}
-            card |= {"versions": versions()} | ({"prior_is": self.clone_of} if self.clone_of else {})
-            policy, prior, density = worker.learner.policy, worker.prior, worker.density
-            if not start:
-                save_policy(self.folder.last_policy, policy, card | {"which": "last"}, prior, density)
-            if better and not (start and last_is_best):
-                save_policy(self.folder.best_policy, policy, card | {"which": "best"}, prior, density)
-        return metrics | {"best": self.best}
+            card = {"request": worker.request.as_dict(), "steps": which.steps, "evaluation": which.evaluation}
+            card |= {"versions": versions(), "which": called} | ({"prior_is": self.clone_of} if self.clone_of else {})
+            save_policy(path, which.policy, card, worker.prior, worker.density)
 
     def standing(self, metrics: dict[str, float]) -> Standing:
-        return Standing(
-            metrics["evaluation_task" if self.moves else "evaluation_objective"], metrics["evaluation_error"]
-        )
+        return Standing(metrics[self.compared], metrics["evaluation_error"])
 
     def doubted(self, metrics: dict[str, float]) -> str:
         worker = self.worker
@@ -148,11 +183,21 @@ class Segments:
         return "--omega" if objective.omega else ""
 
     def evaluated(self) -> dict[str, float]:
-        """The run's own objective and its parts, over a few episodes with sampled actions."""
+        """The run's own objective and its parts, over a few episodes with sampled actions, the same in all segments."""
+        totals = self.played(self.worker.shown[0], 1, 1000)
+        after = totals[self.compared]
+        sums = [float(len(after)), float(np.square(after).sum()), *(float(each.sum()) for each in totals.values())]
+        count, squares, *summed = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
+        found = dict(zip(totals, summed, strict=True))
+        error = Standing.of(found[self.compared], squares, count).error
+        means = {name: total if name == ENDED_EARLY else total / count for name, total in found.items()}
+        return means | {"evaluation_error": error}
+
+    def played(self, policy: Policy, times: int, stream: int) -> dict[str, np.ndarray]:
+        """This rank's share of so many times the episodes of a short evaluation: what each of them came to."""
         worker, settings, index = self.worker, self.worker.settings, self.team.index
-        policy, objective = worker.shown
-        episodes = max(1, settings.evaluation_episodes // self.team.count)
-        seed = derived_seed(settings.seed, self.segment, 1000)
+        objective, episodes = worker.shown[1], times * max(1, settings.evaluation_episodes // self.team.count)
+        seed = derived_seed(settings.seed, 0, stream)
         with closing(make_envs(worker.request.env, episodes, seed + index * episodes, settings.backend)) as envs:
             evaluation = run_episodes(
                 policy, envs, episodes,
@@ -163,20 +208,16 @@ class Segments:
         parts = reformulated(  # of sums over an episode: it is linear
             objective, task, evaluation.log_prior, evaluation.log_policy, evaluation.familiarity
         )
-        totals = {
+        found = {
             "evaluation_objective": parts.total,
             "evaluation_task": parts.task,
             "evaluation_basic": evaluation.basic,
+            "evaluation_addon": evaluation.addon,
+            "evaluation_metric": evaluation.metric,
             "evaluation_length": evaluation.lengths,
+            ENDED_EARLY: evaluation.terminated,
         }
-        totals |= {} if evaluation.addon is None else {"evaluation_addon": evaluation.addon}
-        totals |= {} if evaluation.metric is None else {"evaluation_metric": evaluation.metric}
-        after = "evaluation_task" if self.moves else "evaluation_objective"
-        squares = np.square(totals[after])
-        sums = [float(len(task)), float(squares.sum()), *(float(values.sum()) for values in totals.values())]
-        count, squared, *summed = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
-        means = {name: total / count for name, total in zip(totals, summed, strict=True)}
-        return means | {"evaluation_error": Standing.of(means[after] * count, squared, count).error}
+        return {name: values for name, values in found.items() if values is not None}
 
     # On disk ----------------------------------------------------------------------------------------------------------
 
@@ -189,8 +230,11 @@ class Segments:
         for prefix, normalizer in worker.normalizers.items():
             state |= {f"{prefix}.{name}": value for name, value in normalizer.state_dict().items()}
         state |= worker.density.tensors() if worker.density is not None else {}
-        header: dict[str, Any] = {"iteration": worker.iteration, "steps": worker.steps, "best": self.best}
+        header: dict[str, Any] = {"iteration": worker.iteration, "steps": worker.steps}
         header |= {"off_budget": worker.off_budget, "objective": worker.objective.as_dict()}
+        if self.candidate is not None:
+            state |= {f"candidate.{name}": value for name, value in self.candidate.policy.state_dict().items()}
+            header["candidate"] = {"steps": self.candidate.steps, "evaluation": self.candidate.evaluation}
         header |= {} if self.start is None else {"start": [self.start.mean, self.start.error]}
         self.folder.save(self.segment, state, header)
 
@@ -215,7 +259,11 @@ class Segments:
         worker.learner.restore(state)
         for prefix, normalizer in worker.normalizers.items():
             normalizer.load_state_dict({name: state[f"{prefix}.{name}"] for name in normalizer.state_dict()})
-        worker.iteration, self.best, self.segment = header["iteration"], header["best"], header["segment"]
+        worker.iteration, self.segment = header["iteration"], header["segment"]
+        if "candidate" in header:
+            policy = frozen(worker.learner.policy)
+            policy.load_state_dict({name: state[f"candidate.{name}"] for name in policy.state_dict()})
+            self.candidate = Candidate(policy, **header["candidate"])
         self.start = Standing(*header["start"]) if "start" in header else None
         worker.off_budget, worker.objective = header["off_budget"], Objective(**header["objective"])
 

@@ -331,9 +331,8 @@ def work(
                 folder.log(metrics)
             for watcher in watchers:
                 watcher.write(metrics)
-            if segments.doubt:
-                tell(watchers, [segments.doubt])
-                segments.doubt = ""
+            tell(watchers, segments.notes)
+            segments.notes.clear()
         if worker.iteration == request.settings.iterations:
             tell(watchers, collapsed(metrics))
             if (budget := request.settings.budget) is not None and metrics:
@@ -347,8 +346,8 @@ def work(
 
 
 def tell_worth(request: Request, folder: RunFolder) -> None:
-    """Measure what a nat of the best policy is worth and write it into its card."""
-    saved = read_policy(folder.best_policy)
+    """Measure what a nat of the policy that is handed out is worth and write it into its card."""
+    saved = read_policy(folder.policy)
     if "nat_worth" in saved.card:
         return
     episodes = 4 * request.settings.evaluation_episodes
@@ -357,7 +356,7 @@ def tell_worth(request: Request, folder: RunFolder) -> None:
         addon_alone=not request.objective.reads_basic,
     )  # fmt: skip
     if worth is not None:
-        add_to_card(folder.best_policy, {"nat_worth": asdict(worth)})
+        add_to_card(folder.policy, {"nat_worth": asdict(worth)})
 
 
 def _run_as_one_of_many(

@@ -273,7 +273,7 @@ def _evaluated(
     for point in [Point(math.inf, folder / "prior.safetensors"), *trained]:
         name = "the prior" if math.isinf(point.omega) else f"ω′ {point.omega:g}"
         say(f"evaluating {name}: {episodes} episodes with the mean action, {episodes} sampled")
-        policy = prior if math.isinf(point.omega) else read_policy(point.best).policy
+        policy = prior if math.isinf(point.omega) else read_policy(point.policy).policy
         with ranks.one_thread():
             mean, sampled = (_episodes(policy, prior, addon, request, episodes, which) for which in (False, True))
         points.append(replace(point, mean=mean, sampled=sampled))

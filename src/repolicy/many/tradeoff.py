@@ -71,8 +71,8 @@ class Point:
         return None if column is None else column.mean
 
     @property
-    def best(self) -> Path:
-        return RunFolder(self.folder).best_policy
+    def policy(self) -> Path:
+        return RunFolder(self.folder).policy
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def as_dict(swept: Found) -> dict[str, Any]:
     def described(point: Point) -> dict[str, Any]:
         return {
             "omega": point.omega,
-            "policy": str(point.best if math.isfinite(point.omega) else point.folder),
+            "policy": str(point.policy if math.isfinite(point.omega) else point.folder),
             "kl": point.kl,
             "log_prior": point.log_prior,
             "mean_action": point.by_mean.as_dict(),

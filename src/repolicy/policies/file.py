@@ -138,7 +138,7 @@ def load_policy(
     activation: str | None = None,
     demonstrations: str | None = None,
 ) -> Policy:
-    """The policy in a file, in a run's folder (its best), or that ships under a name.
+    """The policy in a file, in a run's folder, or that ships under a name.
 
     The options are for files of other libraries, as on the command line.
     """

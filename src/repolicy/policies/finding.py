@@ -11,16 +11,15 @@ PRIORS = Path(__file__).parent / "shipped"
 
 
 def find_policy(reference: str | Path) -> Path:
-    """A file as it is; of a run's folder, its best policy (or the last, where none is called best); of a name, the
-    prior that ships under it; of `hf://USER/NAME`, the policy on the hub."""
+    """A file as it is; of a run's folder, the policy that it hands out; of a name, the prior that ships under it; of
+    `hf://USER/NAME`, the policy on the hub."""
     if is_on_hub(reference):
         return downloaded(reference)
     path = Path(reference)
     check_reachable(path)
     if path.is_dir() and (path / "run.json").exists():
-        for name in ("best.safetensors", "policy.safetensors"):
-            if (path / name).exists():
-                return path / name
+        if (path / "policy.safetensors").exists():
+            return path / "policy.safetensors"
         raise FileError(f"{path} has no policy yet: its first segment is not done")
     if path.is_file():
         return path

@@ -47,7 +47,7 @@ def push(
     reading: Options | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Pushed:
-    """Upload a policy, or a run's best one, to `hf://USER/NAME`, with a card. It is evaluated for the card's table.
+    """Upload a policy, or that of a run, to `hf://USER/NAME`, with a card. It is evaluated for the card's table.
 
     The hub's own login is used (`hf auth login`). `license` is an identifier of the hub's, such as mit.
     """
@@ -146,7 +146,7 @@ def _repeat(path: Path, saved: SavedPolicy, elsewhere: str) -> str:
         return ""
     if "method" in asked:  # residual Q-learning's, whose settings are of another kind
         return _quoted(str(card.get("command", "")))
-    own = path.name in (folder.best_policy.name, folder.last_policy.name)
+    own = path.name in (folder.policy.name, folder.replaced.name)
     request = folder.request() if own and (folder.path / "run.json").exists() else None
     if request is not None:
         return repeat(folder, request).replace(str(folder.path), elsewhere)

@@ -56,7 +56,7 @@ class Report:
 def write_report(
     out: str | Path, episodes: int = EPISODES, say: Callable[[str], None] = lambda _: None, trust: bool = False
 ) -> Path:
-    """Evaluate the best policy of the run in `out`, and its prior if it has one, film both, and write `report.html`.
+    """Evaluate the policy of the run in `out`, and its prior if it has one, film both, and write `report.html`.
 
     A run's folder that names code, such as an environment in a file, is refused unless you trust it.
     """
@@ -66,9 +66,9 @@ def write_report(
         raise FileError(f"{folder.path} holds no run: it has no run.json")
     remedy = "if you trust it, give trust=True"
     confirm(folder.path, trust, env=request["env"], addons=request["addons"], remedy=remedy)
-    if not folder.best_policy.exists():
+    if not folder.policy.exists():
         raise FileError(f"{folder.path} has no policy yet: its first segment is not done")
-    saved = read_policy(folder.best_policy)
+    saved = read_policy(folder.policy)
     addon = combined(at(request["addons"])) if request["addons"] else None
     say(f"report: {episodes} episodes each with the mean action and sampled ones")
     with ranks.one_thread():
@@ -80,7 +80,7 @@ def write_report(
         say(sentence)
     say("report: films")
     with ranks.one_thread():
-        chosen = scenes(saved, folder.best_policy, request["env"], addon, episodes)
+        chosen = scenes(saved, folder.policy, request["env"], addon, episodes)
     pictures, complaint = filmed([scene.shot for scene in chosen])
     if complaint:
         say(f"report: no films, {complaint}")
@@ -145,11 +145,12 @@ def _html(report: Report) -> str:
 
 
 def _lead(report: Report) -> str:
-    budget = budget_of(report.request["settings"]) is not None
-    shown = "last policy" if budget else "best policy by the run's own objective"
     steps = report.saved.card.get("steps", 0)
+    shown = "last policy" if report.folder.last_policy == report.folder.policy else "policy"
     beside = f", beside {name_of_prior(report.saved.card)}" if report.prior else ""
     lead = f"{escape(_recipe(report.request))}. Shown is the {shown}, after {steps:,} environment steps{beside}."
+    if shown == "policy":
+        lead += " By the run's own objective it was clearly better than the last one."
     warning = report.folder.unfinished(report.request)
     return f"{lead} <strong>{warning}</strong>" if warning else lead
 

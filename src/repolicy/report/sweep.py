@@ -46,7 +46,7 @@ show(turned());
 def write_sweep_report(swept: Found) -> Path:
     """Film the prior and every point, and write `report.html` into the sweep's folder."""
     env = swept.request["env"]
-    files = [swept.prior.folder, *(point.best for point in swept.points)]
+    files = [swept.prior.folder, *(point.policy for point in swept.points)]
     pictures, complaint = filmed([Shot(str(file), env) for file in files])
     index = swept.knee if swept.knee is not None else len(swept.points) // 2
     wanted, states = " + ".join(swept.request["addons"]), swept.request["states"]

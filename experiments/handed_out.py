@@ -1,0 +1,197 @@
+"""Is what a run hands out as good as its last policy? Twelve short runs, a line of the ledger each.
+
+    python -m experiments.handed_out
+
+In six of them steps cost and episodes can end, so a policy that falls early has the higher sum. Beside the policy that
+is handed out stands the one with the highest sum in the short evaluations. Both are compared with the last policy, over
+episodes with the same starts. A run that is in the ledger is not repeated; one that was interrupted goes on.
+"""
+
+import time
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments import campaign
+from experiments.one import machine
+from experiments.pages import markdown
+from experiments.statistics import mean_and_error
+from repolicy.engine.defaults import customize_defaults, train_defaults
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.machine import commit
+from repolicy.engine.ranks import one_thread
+from repolicy.engine.states import familiarity
+from repolicy.engine.training import customize, train
+from repolicy.envs.addons import combined
+from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, run_episodes
+from repolicy.envs.making import make_envs
+from repolicy.many.ledger import Ledger, Row
+from repolicy.objective import Objective, greedy, no_entropy, reformulated, residual, soft, task_reward
+from repolicy.policies.file import SavedPolicy, read_policy
+from repolicy.policies.finding import find_policy
+from repolicy.policies.policy import Policy, frozen
+
+STEPS, SEGMENTS, EPISODES, ENVS = 131_072, 8, 60, 30
+PARTS = ("objective", "total_sampled", "total_mean")
+
+
+def bent(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Any) -> np.ndarray:
+    """Minus the angle of Walker2d's or Hopper's thigh."""
+    return -np.abs(next_observations[..., 2])
+
+
+def effort(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Any) -> np.ndarray:
+    return -np.square(actions).sum(-1)
+
+
+def sway(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Any) -> np.ndarray:
+    """Minus the speed at which the pole of CartPole or InvertedPendulum turns."""
+    return -np.abs(next_observations[..., 3])
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run: from a prior (a name that ships, a file, or another task), or from nothing."""
+
+    env: str
+    objective: Objective
+    prior: str = ""
+    addon: str = ""
+
+
+HERE, WALKER = "experiments.handed_out", "results/paper/walker2d.safetensors"
+TASKS = {
+    # steps cost, and episodes can end
+    "walker2d_bent": Task("Walker2d-v4", residual(0.3, 0.001), WALKER, f"{HERE}:bent=5"),
+    "walker2d_greedy": Task("Walker2d-v4", greedy(0.001), WALKER, f"{HERE}:bent=5"),
+    "hopper_bent": Task("Hopper-v4", residual(0.3, 0.001), "hopper", f"{HERE}:bent=5"),
+    "ant_effort": Task("Ant-v4", residual(0.1, 0.0001), "ant", f"{HERE}:effort"),
+    "cartpole": Task("CartPole-v1", no_entropy()),
+    "cartpole_sway": Task("CartPole-v1", residual(0.05, 0.05), "cartpole", f"{HERE}:sway"),
+    "pendulum": Task("InvertedPendulum-v4", no_entropy()),
+    "pendulum_sway": Task("InvertedPendulum-v4", residual(0.05, 0.05), "pendulum", f"{HERE}:sway"),
+    # others
+    "hopper_anew": Task("Hopper-v4", soft(0.001)),
+    "hopper_height": Task("Hopper-v4", residual(0.03, 0.001), "hopper", "height"),
+    "halfcheetah_leg": Task("HalfCheetah-v4", residual(0.348, 0.13472, 0.348), "halfcheetah", "hind_leg=10"),
+    "ant_sideways": Task("Ant-v4", residual(0.1, 0.0001), "ant", "sideways"),
+}
+
+
+def made(name: str, seed: int, runs: Path) -> RunFolder:
+    """The run of a task, finished."""
+    task, out = TASKS[name], runs / f"{name}-{seed}"
+    prior = made(task.prior, seed, runs).policy if task.prior in TASKS else Path(task.prior)
+    settings = customize_defaults(find_policy(prior)) if task.prior else train_defaults(task.env)
+    if task.env == "InvertedPendulum-v4" and not task.prior:
+        settings = train_defaults("CartPole-v1")
+    segment = max(1, STEPS // settings.iteration_steps // SEGMENTS)
+    settings = replace(settings, steps=STEPS, segment=segment, seed=seed, ranks=1)
+    if task.prior:
+        customize(prior, task.addon, task.objective, out, settings, env=task.env, resume=True)
+    else:
+        train(task.env, task.objective, out, settings, resume=True)
+    return RunFolder(out)
+
+
+def highest(folder: RunFolder, last: SavedPolicy) -> tuple[int, Policy]:
+    """Of which step, and which, the policy with the highest sum in the short evaluations is."""
+    checkpoint = folder.latest()
+    assert checkpoint is not None
+    tensors, header, _ = checkpoint
+    policy = frozen(last.policy)
+    policy.load_state_dict({name: tensors[f"candidate.{name}"] for name in policy.state_dict()})
+    return header["candidate"]["steps"], policy
+
+
+def played(policy: Policy, saved: SavedPolicy, task: Task, sampled: bool) -> Evaluation:
+    addon = combined([task.addon]) if task.addon else None
+    of_states = None
+    if saved.density is not None and saved.prior is not None:
+        of_states = partial(familiarity, saved.density, saved.prior)
+    with one_thread(), closing(make_envs(task.env, ENVS, EVALUATION_SEED)) as envs:
+        return run_episodes(
+            policy, envs, EPISODES, addon=addon, prior=saved.prior, stochastic=sampled, seed=EVALUATION_SEED,
+            familiarity=of_states,
+        )  # fmt: skip
+
+
+def returns(policy: Policy, saved: SavedPolicy, task: Task) -> dict[str, np.ndarray]:
+    """Of each episode: the run's own objective, and all rewards, by sampled actions and by the mean action."""
+    sampled, by_mean = (played(policy, saved, task, each) for each in (True, False))
+    wanted = task_reward(task.objective, sampled.basic, sampled.addon)
+    parts = reformulated(task.objective, wanted, sampled.log_prior, sampled.log_policy, sampled.familiarity)
+    assert sampled.terminated is not None
+    found = {"objective": parts.total, "total_sampled": sampled.total, "total_mean": by_mean.total}
+    return found | {"length": sampled.lengths, "ended_early": sampled.terminated.astype(float)}
+
+
+def measured(name: str, seed: int, runs: Path) -> Row:
+    """By how much what is handed out is better than the last policy, and so is what had the highest sum."""
+    task, folder = TASKS[name], made(name, seed, runs)
+    last, handed_out = read_policy(folder.last_policy), read_policy(folder.policy)
+    policies = {
+        "last": (last.card["steps"], last.policy),
+        "handed_out": (handed_out.card["steps"], handed_out.policy),
+        "highest": highest(folder, last),
+    }
+    of = {steps: returns(policy, last, task) for steps, policy in dict(policies.values()).items()}
+    row: Row = {"env": task.env, "addon": task.addon, "objective": task.objective.as_dict(), "episodes": EPISODES}
+    for which, (steps, _) in policies.items():
+        row[which] = {"steps": steps, "ended_early": int(of[steps]["ended_early"].sum())}
+        for part in PARTS:
+            better = of[steps][part] - of[last.card["steps"]][part]  # the starts are the same, so differences count
+            row[which][part] = mean_and_error(of[steps][part])
+            row[which][f"{part}_better"] = mean_and_error(better)
+    return row
+
+
+def table(rows: list[Row]) -> str:
+    headings = ["task", "last policy: objective", "ended early", "handed out, after steps", "objective, better by"]
+    headings += ["total, sampled", "total, mean action", "highest sum, after steps", "ended early"]
+    headings += ["objective, better by", "total, sampled", "total, mean action"]
+    lines = []
+    for row in sorted(rows, key=lambda row: (list(TASKS).index(row["key"].partition("/")[0]), row["key"])):
+        last, line = row["last"], [row["key"].replace("_", " ")]
+        line += [" ± ".join(map(_number, last["objective"])), str(last["ended_early"])]
+        for which in ("handed_out", "highest"):
+            found = row[which]
+            same = found["steps"] == last["steps"]
+            line.append("the last" if same else f"{found['steps']:,}")
+            line += [str(found["ended_early"])] if which == "highest" else []
+            line += ["–" if same else " ± ".join(map(_number, found[f"{part}_better"])) for part in PARTS]
+        lines.append(line)
+    return markdown(headings, lines) if lines else "Not measured yet."
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def main() -> None:
+    parser = campaign.parser("handed_out", __doc__, ("runs",))
+    parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--seeds", type=int, default=1)
+    options = parser.parse_args()
+    ledger = Ledger(options.ledger)
+    for name in options.tasks:
+        for seed in range(options.seeds):
+            key = f"{name}/{seed}"
+            if key in ledger.by_key():
+                continue
+            began = time.process_time()
+            row: Row = {"key": key} | measured(name, seed, options.runs)
+            row |= {"cpu_seconds": round(time.process_time() - began), "machine": machine()}
+            row |= {"command": f"python -m experiments.handed_out --tasks {name}", "commit": commit()}
+            with ledger.claimed():
+                ledger.add(row)
+            print(f"{key}: {row['handed_out']}", flush=True)
+    print(table(ledger.rows()))
+
+
+if __name__ == "__main__":
+    campaign.run_main(main)

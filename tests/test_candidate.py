@@ -1,0 +1,152 @@
+"""What a run hands out: the last policy, unless an earlier one is clearly better, and never because it falls early."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_worker import segments
+
+from repolicy.engine.candidate import clearly_better
+from repolicy.engine.display import SHORT
+from repolicy.engine.doubts import Standing
+from repolicy.engine.ranks import Alone
+from repolicy.engine.segments import Segments
+from repolicy.envs.evaluation import Evaluation
+from repolicy.objective import no_entropy, residual
+from repolicy.policies.file import read_policy
+from repolicy.policies.policy import Policy
+
+LIMIT = 100
+
+
+def told(objective: np.ndarray, lengths: np.ndarray) -> Evaluation:
+    return Evaluation(
+        env="", backend="", stochastic=True, seed=0, basic=objective, addon=objective, metric=None, lengths=lengths,
+        log_policy=np.zeros_like(objective), log_prior=np.zeros_like(objective), terminated=lengths < LIMIT,
+    )  # fmt: skip
+
+
+def known(policy: Policy) -> float:
+    assert policy.log_std is not None
+    return round(float(policy.log_std.detach()[0]), 3)
+
+
+class Run:
+    """Segments whose policies are known by their std, and what each of them earns and how long it lives."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prior: bool = False) -> None:
+        objective = residual(0.2, 0.1) if prior else no_entropy()
+        self.segments = segments(tmp_path, "LinearQuadratic", objective, prior=prior)
+        self.does: dict[float, Evaluation] = {}
+        self.played: list[tuple[float, int]] = []
+
+        def played(policy: Any, envs: Any, episodes: int, **_: Any) -> Evaluation:
+            which = known(policy)
+            self.played.append((which, episodes))
+            found = self.does[which]
+            return told(found.basic[:episodes], found.lengths[:episodes])
+
+        monkeypatch.setattr("repolicy.engine.segments.run_episodes", played)
+
+    def ends(self, which: float, objective: np.ndarray, lengths: np.ndarray, last: bool = False) -> dict[str, float]:
+        """A segment ends with this policy."""
+        worker = self.segments.worker
+        worker.iteration = worker.settings.iterations if last else int(which)
+        with torch.no_grad():
+            worker.learner.policy.get_parameter("log_std").fill_(which)
+        self.does[which] = told(objective, lengths)
+        return self.segments.keep(self.segments.evaluated())
+
+    def files(self) -> list[tuple[str, float]]:
+        folder = self.segments.folder
+        saved = [read_policy(path) for path in (folder.policy, folder.last_policy)]
+        return [(each.card["which"], known(each.policy)) for each in saved]
+
+
+NOISE = np.random.default_rng(0).normal(0.0, 1.0, (3, 32))
+WHOLE, EARLY = np.full(32, LIMIT), np.full(32, 10)
+
+
+@pytest.mark.parametrize(
+    ("gain", "longer", "better"),
+    [((2.1, 1.0), 0.0, True), ((1.9, 1.0), 0.0, False), ((2.1, 1.0), -0.1, False), ((0.0, 0.0), 5.0, False)],
+)
+def test_two_standard_errors_and_no_shorter(gain: tuple[float, float], longer: float, better: bool) -> None:
+    assert clearly_better(Standing(*gain), longer) == better
+
+
+def test_who_falls_early_where_steps_cost_is_not_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step costs 1: a policy that falls after 10 of 100 steps has the higher sum in every episode."""
+    run = Run(tmp_path, monkeypatch)
+    metrics = run.ends(1.0, -10.0 + NOISE[0], EARLY)
+    assert metrics["evaluation_ended_early"] == 8
+    assert SHORT["evaluation_ended_early"].format(8.0) == "8 evaluated episodes ended early"
+    metrics = run.ends(2.0, -100.0 + NOISE[1], WHOLE, last=True)
+    assert metrics["evaluation_ended_early"] == 0
+    assert run.files() == [("last", 2.0), ("last", 2.0)]
+    assert not run.segments.folder.replaced.exists()
+    assert run.segments.notes == []
+
+
+def test_who_is_clearly_better_and_no_shorter_is_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The middle of three; until the end the last one is there to take."""
+    run = Run(tmp_path, monkeypatch)
+    run.ends(1.0, 20.0 + NOISE[0], WHOLE)
+    run.ends(2.0, 50.0 + NOISE[1], WHOLE)
+    assert run.files() == [("last", 2.0)] * 2
+    run.ends(3.0, 40.0 + NOISE[2], WHOLE, last=True)
+    assert run.files() == [("earlier", 2.0), ("last", 3.0)]
+    assert run.played[-2:] == [(2.0, 32), (3.0, 32)]
+    [note] = run.segments.notes
+    assert "the policy after 104 steps is handed out" in note
+    assert note.endswith("last.safetensors")
+    assert read_policy(run.segments.folder.policy).card["steps"] == 104
+
+
+def test_who_was_only_lucky_is_not_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Better in the eight episodes of the short evaluation, and not in others."""
+    run = Run(tmp_path, monkeypatch)
+    run.ends(1.0, np.where(np.arange(32) < 8, 50.0, 38.0), WHOLE)
+    run.ends(2.0, np.full(32, 40.0), WHOLE, last=True)
+    assert run.played[-2:] == [(1.0, 32), (2.0, 32)]
+    assert run.files() == [("last", 2.0)] * 2
+
+
+def test_a_prior_that_is_better_than_the_last_policy_is_handed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, monkeypatch, prior=True)
+    prior = known(run.segments.worker.learner.policy)
+    run.does[prior] = told(40.0 + NOISE[0], WHOLE)
+    run.segments.keep(run.segments.evaluated(), start=True)
+    assert not run.segments.folder.policy.exists()
+    run.ends(2.0, 10.0 + NOISE[1], WHOLE, last=True)
+    assert run.files() == [("earlier", prior), ("last", 2.0)]
+    assert "the prior is handed out" in run.segments.notes[0]
+
+
+def test_a_resumed_run_has_its_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path, monkeypatch)
+    run.ends(1.0, 50.0 + NOISE[0], WHOLE)
+    run.ends(2.0, 10.0 + NOISE[1], WHOLE)
+    run.segments.save()
+    again = Segments(run.segments.worker.request, run.segments.folder, Alone())
+    assert again.restore() == []
+    before, after = run.segments.candidate, again.candidate
+    assert before is not None
+    assert after is not None
+    assert before[1:] == after[1:]
+    assert (before.policy.state_dict()["log_std"] == 1.0).all()
+    kept = after.policy.state_dict()
+    assert all(torch.equal(kept[name], value) for name, value in before.policy.state_dict().items())
+    run.segments = again
+    run.ends(3.0, 10.0 + NOISE[1], WHOLE, last=True)
+    assert run.files() == [("earlier", 1.0), ("last", 3.0)]
+
+
+def test_episodes_that_the_environment_ended_are_counted(tmp_path: Path) -> None:
+    """The k-th episode of a `Counter` is ended by the environment where k is odd: the first of each."""
+    found = segments(tmp_path, "Counter", no_entropy()).evaluated()
+    assert (found["evaluation_ended_early"], found["evaluation_length"]) == (8.0, 3.0)
