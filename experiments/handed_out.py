@@ -22,7 +22,6 @@ from experiments.pages import markdown
 from experiments.statistics import mean_and_error
 from repolicy.engine.defaults import customize_defaults, train_defaults
 from repolicy.engine.folder import RunFolder
-from repolicy.engine.machine import commit
 from repolicy.engine.ranks import one_thread
 from repolicy.engine.states import familiarity
 from repolicy.engine.training import customize, train
@@ -30,7 +29,7 @@ from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, run_episodes
 from repolicy.envs.making import make_envs
 from repolicy.many.ledger import Ledger, Row
-from repolicy.objective import Objective, greedy, no_entropy, reformulated, residual, soft, task_reward
+from repolicy.objective import Objective, greedy, no_entropy, reformulated, residual, task_reward
 from repolicy.policies.file import SavedPolicy, read_policy
 from repolicy.policies.finding import find_policy
 from repolicy.policies.policy import Policy, frozen
@@ -61,6 +60,7 @@ class Task:
     objective: Objective
     prior: str = ""
     addon: str = ""
+    steps: int = STEPS
 
 
 HERE, WALKER = "experiments.handed_out", "results/paper/walker2d.safetensors"
@@ -75,7 +75,7 @@ TASKS = {
     "pendulum": Task("InvertedPendulum-v4", no_entropy()),
     "pendulum_sway": Task("InvertedPendulum-v4", residual(0.05, 0.05), "pendulum", f"{HERE}:sway"),
     # others
-    "hopper_anew": Task("Hopper-v4", soft(0.001)),
+    "hopper_anew": Task("Hopper-v4", no_entropy(), steps=1_000_000),
     "hopper_height": Task("Hopper-v4", residual(0.03, 0.001), "hopper", "height"),
     "halfcheetah_leg": Task("HalfCheetah-v4", residual(0.348, 0.13472, 0.348), "halfcheetah", "hind_leg=10"),
     "ant_sideways": Task("Ant-v4", residual(0.1, 0.0001), "ant", "sideways"),
@@ -89,8 +89,8 @@ def made(name: str, seed: int, runs: Path) -> RunFolder:
     settings = customize_defaults(find_policy(prior)) if task.prior else train_defaults(task.env)
     if task.env == "InvertedPendulum-v4" and not task.prior:
         settings = train_defaults("CartPole-v1")
-    segment = max(1, STEPS // settings.iteration_steps // SEGMENTS)
-    settings = replace(settings, steps=STEPS, segment=segment, seed=seed, ranks=1)
+    segment = max(1, task.steps // settings.iteration_steps // SEGMENTS)
+    settings = replace(settings, steps=task.steps, segment=segment, seed=seed, ranks=1)
     if task.prior:
         customize(prior, task.addon, task.objective, out, settings, env=task.env, resume=True)
     else:
@@ -151,25 +151,27 @@ def measured(name: str, seed: int, runs: Path) -> Row:
 
 
 def table(rows: list[Row]) -> str:
-    headings = ["task", "last policy: objective", "ended early", "handed out, after steps", "objective, better by"]
-    headings += ["total, sampled", "total, mean action", "highest sum, after steps", "ended early"]
-    headings += ["objective, better by", "total, sampled", "total, mean action"]
+    headings = ["task", "last policy: objective", "ended early", "handed out", "objective, better by", "total"]
+    headings += ["highest sum", "ended early", "objective, better by", "total"]
     lines = []
     for row in sorted(rows, key=lambda row: (list(TASKS).index(row["key"].partition("/")[0]), row["key"])):
-        last, line = row["last"], [row["key"].replace("_", " ")]
-        line += [" ± ".join(map(_number, last["objective"])), str(last["ended_early"])]
+        name, _, seed = row["key"].partition("/")
+        line = [name.replace("_", " ") + (f", seed {seed}" if seed != "0" else "")]
+        line += [_pair(row["last"]["objective"]).strip("*"), str(row["last"]["ended_early"])]
         for which in ("handed_out", "highest"):
-            found = row[which]
-            same = found["steps"] == last["steps"]
-            line.append("the last" if same else f"{found['steps']:,}")
+            found, same = row[which], row[which]["steps"] == row["last"]["steps"]
+            line.append("the last" if same else f"after {found['steps']:,} steps" if found["steps"] else "the prior")
             line += [str(found["ended_early"])] if which == "highest" else []
-            line += ["–" if same else " ± ".join(map(_number, found[f"{part}_better"])) for part in PARTS]
+            line += ["–" if same else _pair(found[f"{part}_better"]) for part in ("objective", "total_sampled")]
         lines.append(line)
     return markdown(headings, lines) if lines else "Not measured yet."
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+def _pair(values: list[float]) -> str:
+    """A mean and its error; what is better by more than two errors, or worse, is in bold."""
+    mean, error = values
+    text = " ± ".join(f"{value:,.0f}" if abs(mean) >= 100 else f"{value:.2g}" for value in values)
+    return f"**{text}**" if abs(mean) > 2 * error else text
 
 
 def main() -> None:
@@ -186,7 +188,6 @@ def main() -> None:
             began = time.process_time()
             row: Row = {"key": key} | measured(name, seed, options.runs)
             row |= {"cpu_seconds": round(time.process_time() - began), "machine": machine()}
-            row |= {"command": f"python -m experiments.handed_out --tasks {name}", "commit": commit()}
             with ledger.claimed():
                 ledger.add(row)
             print(f"{key}: {row['handed_out']}", flush=True)

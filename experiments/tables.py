@@ -15,7 +15,7 @@ from statistics import mean
 
 import numpy as np
 
-from experiments import dial, heavy, real_robot, rql_report
+from experiments import dial, handed_out, heavy, real_robot, rql_report
 from experiments import found as found_settings
 from experiments.campaign import finished
 from experiments.curves import smooth
@@ -278,6 +278,7 @@ TABLES: Tables = {
     "rql": lambda: rql_report.table(rql_report.by_task()),
     "through_hosts": through_hosts,
     "fine_tuning": fine_tuning,
+    "handed_out": lambda: handed_out.table([*ledger("handed_out.jsonl").values()]),
     "found": lambda: found_settings.table([*ledger("found.jsonl").values()]),
     "real_robot": lambda: real_robot.table([*ledger("real_robot.jsonl").values()]),
     "llm_optimum": llm_optimum,

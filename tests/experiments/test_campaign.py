@@ -68,7 +68,9 @@ def test_a_run_becomes_a_line_and_is_not_repeated(options: argparse.Namespace, t
     rows = Ledger(options.ledger).by_key()
     row, elsewhere = rows["pendulum/soft/0"], rows["pendulum/elsewhere/0"]
     assert row["command"] == f"repolicy train Pendulum-v1 --alpha 0.01 {SMALL}"
-    assert rows["pendulum/again/0"]["command"].endswith("/best.safetensors --env Pendulum-v1 --episodes 2 --seed 10000")
+    assert rows["pendulum/again/0"]["command"].endswith(
+        "/policy.safetensors --env Pendulum-v1 --episodes 2 --seed 10000"
+    )
     assert row["steps"] == row["curve"]["steps"][-1] == 256
     assert row["request"]["settings"]["envs"] == 2
     assert row["seconds"] > 0
