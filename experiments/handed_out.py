@@ -70,11 +70,11 @@ TASKS = {
     "walker2d_greedy": Task("Walker2d-v4", greedy(0.001), WALKER, f"{HERE}:bent=5"),
     "hopper_bent": Task("Hopper-v4", residual(0.3, 0.001), "hopper", f"{HERE}:bent=5"),
     "ant_effort": Task("Ant-v4", residual(0.1, 0.0001), "ant", f"{HERE}:effort"),
-    "cartpole": Task("CartPole-v1", no_entropy()),
     "cartpole_sway": Task("CartPole-v1", residual(0.05, 0.05), "cartpole", f"{HERE}:sway"),
-    "pendulum": Task("InvertedPendulum-v4", no_entropy()),
     "pendulum_sway": Task("InvertedPendulum-v4", residual(0.05, 0.05), "pendulum", f"{HERE}:sway"),
     # others
+    "cartpole": Task("CartPole-v1", no_entropy()),
+    "pendulum": Task("InvertedPendulum-v4", no_entropy()),
     "hopper_anew": Task("Hopper-v4", no_entropy(), steps=1_000_000),
     "hopper_height": Task("Hopper-v4", residual(0.03, 0.001), "hopper", "height"),
     "halfcheetah_leg": Task("HalfCheetah-v4", residual(0.348, 0.13472, 0.348), "halfcheetah", "hind_leg=10"),
