@@ -20,7 +20,8 @@ import torch
 from experiments import campaign
 from experiments.batches import ForRslRl, ForSb3, Paid
 from experiments.settings import settings_of
-from repolicy import Policy, customize, evaluate
+from repolicy import Policy, customize, evaluate, load_policy
+from repolicy.engine.folder import RunFolder
 from repolicy.engine.settings import Settings
 from repolicy.many.ledger import Ledger, Row
 from repolicy.objective import residual
@@ -31,7 +32,8 @@ ENV, ADDON, PRIOR, OMEGA, ALPHA = "HalfCheetah-v4", "hind_leg=10", "halfcheetah"
 def through_engine(settings: Settings) -> Policy:
     """Repolicy's own, one rank."""
     with tempfile.TemporaryDirectory() as folder:
-        return customize(PRIOR, ADDON, residual(OMEGA, ALPHA), Path(folder) / "run", settings, env=ENV).policy
+        made = customize(PRIOR, ADDON, residual(OMEGA, ALPHA), Path(folder) / "run", settings, env=ENV)
+        return load_policy(RunFolder(made.folder).last_policy)  # as the hosts give it
 
 
 def through_sb3(settings: Settings) -> Policy:

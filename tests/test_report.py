@@ -101,6 +101,16 @@ def test_a_clone_of_the_prior_is_called_one(runs: tuple[RunFolder, RunFolder], t
 
 
 @pytest.mark.usefixtures("_no_renderer")
+def test_the_page_says_which_policy_it_shows(runs: tuple[RunFolder, RunFolder], tmp_path: Path) -> None:
+    folder = RunFolder(shutil.copytree(runs[0].path, tmp_path / "run"))
+    shown = [write_report(folder.path, episodes=1, trust=True).read_text().partition("</header>")[0]]
+    shutil.copy(folder.policy, folder.replaced)
+    shown.append(write_report(folder.path, episodes=1, trust=True).read_text().partition("</header>")[0])
+    assert ["Shown is the last policy" in each for each in shown] == [True, False]
+    assert ["clearly better than the last one" in each for each in shown] == [False, True]
+
+
+@pytest.mark.usefixtures("_no_renderer")
 @pytest.mark.parametrize("which", [0, 1])
 def test_without_a_renderer_the_page_says_so_and_has_the_rest(runs: tuple[RunFolder, RunFolder], which: int) -> None:
     told: list[str] = []

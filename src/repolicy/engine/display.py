@@ -67,7 +67,7 @@ SHORT = {
     "task_return": "task's reward {:,.1f} an episode",
     "evaluation_addon": "add-on reward {:,.1f} an episode",
     "evaluation_objective": "objective {:,.1f} an episode",
-    "evaluation_ended_early": "{:.0f} evaluated episodes ended early",
+    "evaluation_ended_early": "{:.0f} of the evaluated episodes ended early",
     "entropy": "entropy {:.3f} nats",
     "prior_kl": "{:z.3f} nats a step from the prior",
 }
