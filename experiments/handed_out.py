@@ -174,7 +174,8 @@ def table(rows: list[Row]) -> str:
 def _pair(values: list[float]) -> str:
     """A mean and its error; what is better by more than two errors, or worse, is in bold."""
     mean, error = values
-    text = " ± ".join(f"{value:,.0f}" if abs(mean) >= 100 else f"{value:.2g}" for value in values)
+    digits = 2 if 0.0 < error < 1.0 else 0
+    text = " ± ".join(f"{value:,.{digits}f}" for value in values)
     return f"**{text}**" if abs(mean) > 2 * error else text
 
 
