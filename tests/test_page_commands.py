@@ -135,7 +135,7 @@ def filmed(shots: Sequence[film.Shot]) -> list[bytes]:
 
 def worked(jobs: Sequence[Job], start: Any, at_once: int, ended: Callable[[Job, str], None], watch: Any) -> None:
     for job in jobs:
-        cli.main([*job.program[3:]])
+        cli.main([*job.program[job.program.index("repolicy") + 1 :]])
         ended(job, "")
 
 
