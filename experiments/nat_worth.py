@@ -12,7 +12,8 @@ from pathlib import Path
 
 from repolicy.engine.machine import commit
 from repolicy.engine.worth import measured
-from repolicy.policies.file import add_to_card, env_of, read_policy
+from repolicy.envs.trust import env_of
+from repolicy.policies.file import add_to_card, read_policy
 from repolicy.policies.finding import find_policy, shipped
 
 
