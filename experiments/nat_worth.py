@@ -2,7 +2,7 @@
 
 python -m experiments.nat_worth
 
-A prior whose row is there is not measured again.
+A prior whose row is there is not measured again, unless --priors names it.
 """
 
 import argparse
@@ -21,12 +21,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, default=Path("results/nat_worth.json"))
     parser.add_argument("--episodes", type=int, default=256)
-    parser.add_argument("--priors", nargs="+", default=shipped())
+    parser.add_argument("--priors", nargs="+")
     options = parser.parse_args()
     rows = json.loads(options.out.read_text()) if options.out.exists() else {}
-    for name in options.priors:
+    for name in options.priors or shipped():
         path = find_policy(name)
-        if name not in rows:
+        if options.priors or name not in rows:
             saved = read_policy(path)
             env = env_of(saved.card, path)
             found = measured(saved.policy, env, options.episodes)

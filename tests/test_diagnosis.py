@@ -90,7 +90,7 @@ def test_statistics_that_are_missing_show_in_what_is_seen() -> None:
 
 def drive(fell: float, std: float = 0.3) -> Drive:
     zeros = np.zeros(10)
-    return Drive(zeros * np.nan, zeros, zeros + 100, np.arange(10) < 10 * fell, 0.0, 0.0, std, 0.0)
+    return Drive(zeros * np.nan, zeros, zeros + 100, np.arange(10) < 10 * fell, zeros, 0.0, std, 0.0)
 
 
 def test_a_std_that_cannot_be_trained_from() -> None:

@@ -2,11 +2,12 @@
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import safetensors.torch
@@ -19,7 +20,7 @@ from repolicy.engine.settings import Settings
 from repolicy.engine.states import MOST_NUMBERS
 from repolicy.engine.training import train
 from repolicy.engine.weights import weights_found, weights_of
-from repolicy.engine.worth import EPISODES, BelowMode, Worth, Worths, measured, sought, worth_of
+from repolicy.engine.worth import EPISODES, Entropy, Sums, Worth, Worths, measured, sought, worth_of
 from repolicy.objective import greedy, soft
 from repolicy.policies.file import add_to_card, read_card, read_policy, save_policy
 from repolicy.policies.finding import find_policy, shipped
@@ -60,18 +61,36 @@ def test_a_nat_is_worth_alpha_at_the_optimum_of_alpha() -> None:
     assert found.is_known
 
 
+def sums(by_mean: np.ndarray, sampled: np.ndarray, nats: float) -> tuple[Sums, Sums]:
+    """Episodes with the same nats each, half of them the mode's."""
+    return Sums(by_mean, np.full(len(by_mean), nats / 2)), Sums(sampled, np.full(len(sampled), nats / 2))
+
+
 def test_noise_that_costs_nothing_tells_nothing() -> None:
     returns = np.random.default_rng(0).normal(size=(2, 50))
-    assert not worth_of(returns[0], returns[1], 10.0).is_known
-    assert worth_of(returns[0], returns[1], 0.0) is None  # a policy without noise
+    found = worth_of(*sums(returns[0], returns[1], 10.0))
+    assert found is not None
+    assert not found.is_known
+    assert worth_of(*sums(returns[0], returns[1], 0.0)) is None  # a policy without noise
 
 
-def test_the_error_is_that_of_the_difference() -> None:
-    """Of many repetitions, the values scatter as their errors say."""
+def test_the_error_is_that_of_the_ratio() -> None:
+    """Of many repetitions, the values scatter as their errors say; also where episodes have nats of several sizes."""
     rng = np.random.default_rng(1)
-    many = [worth_of(rng.normal(5, 3, 40), rng.normal(1, 2, 40), 20.0) for _ in range(2_000)]
-    assert np.mean([each.value for each in many]) == pytest.approx(0.2, rel=0.02)
-    assert np.std([each.value for each in many]) == pytest.approx(np.mean([each.error for each in many]), rel=0.1)
+
+    def once(lengths: int) -> Worth:
+        long, noise = rng.integers(1, lengths + 1, (2, 400)).astype(float), rng.normal(size=(2, 400))
+        returns = 2.0 * long + noise
+        by_mean, sampled = Sums(returns[0] + 9.0, long[0]), Sums(returns[1], long[1])
+        found = worth_of(by_mean, sampled)
+        assert found is not None
+        return found
+
+    for lengths in (1, 30):
+        many = [once(lengths) for _ in range(1_000)]
+        mean = 9 / (lengths + 1)
+        assert np.mean([each.value for each in many]) == pytest.approx(mean, rel=0.02)
+        assert np.std([each.value for each in many]) == pytest.approx(np.mean([each.error for each in many]), rel=0.1)
 
 
 @pytest.mark.parametrize("family", ["gaussian", "squashed", "categorical"])
@@ -82,15 +101,15 @@ def test_a_nat_of_what_is_soft_optimal_is_worth_its_temperature(family: str) -> 
     state = torch.randn(1, 4, generator=torch.Generator().manual_seed(1)).expand(200_000, 4)
     with torch.no_grad():
         distribution = policy(state)
-        sampled = ALPHA * distribution.log_prob(distribution.sample(torch.Generator().manual_seed(2))).double().numpy()
-        by_mode = ALPHA * distribution.log_prob(distribution.mode()).double().numpy()[:10]
-        nats = BelowMode(policy).log_prob(state[:1], state[:1])
-    found = worth_of(by_mode, sampled, float(nats))
+        draws = distribution.log_prob(distribution.sample(torch.Generator().manual_seed(2))).double().numpy()
+        by_mode = distribution.log_prob(distribution.mode()).double().numpy()[:10]
+        entropy = Entropy(policy).log_prob(state[:1], state[:1]).double().numpy()
+    found = worth_of(Sums(ALPHA * by_mode, by_mode), Sums(ALPHA * draws, np.resize(entropy, len(draws))))
     assert found is not None
     assert found.value == pytest.approx(ALPHA, abs=4.0 * found.error)
     assert found.error < 0.01 * ALPHA
     if family == "gaussian":
-        assert float(nats) == pytest.approx(1.0)  # half a nat a number
+        assert by_mode[0] + entropy[0] == pytest.approx(1.0)  # half a nat a number
 
 
 def test_training_ends_with_what_a_nat_is_worth(tmp_path: Path) -> None:
@@ -199,11 +218,46 @@ class Stumbles(Tiny):
         return np.zeros(1, np.float32), 1.0, self._steps == (5 if self._noisy else 10), False, {}
 
 
-def test_noise_is_counted_over_the_steps_of_sampled_episodes() -> None:
-    """It costs 10 - 5, in 5 steps of half a nat."""
+def nats_of_optimum() -> tuple[float, float]:
+    """log π of its mode and its entropy, a step."""
+    with torch.no_grad():
+        distribution = optimum()(torch.zeros(1, 1))
+    return float(distribution.log_prob(distribution.mode())), float(distribution.entropy())
+
+
+def test_nats_are_counted_where_their_episodes_go() -> None:
+    """Noise costs 10 - 5: 10 steps of the mode's, and 5 of the entropy."""
     policy, env = optimum(), f"{Path(__file__)}:Stumbles"
-    assert measured(policy, env, 4) == Worth(2.0, 0.0, 4)
-    assert sought(policy, env, (), 1) == Worths(Worth(2.0, 0.0, EPISODES), None, 5.0)
+    of_mode, entropy = nats_of_optimum()
+    value: Any = pytest.approx(5 / (10 * of_mode + 5 * entropy), rel=1e-5)
+    expected = Worth(value, 0.0, 4)
+    assert measured(policy, env, 4) == expected
+    assert sought(policy, env, (), 1) == Worths(replace(expected, episodes=EPISODES), None, 5.0)
+
+
+class Calms(Tiny):
+    """Pays 1 a step for an action without noise, without end."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(1, np.float32), float(action[0] == 0.0), False, False, {}
+
+
+@pytest.mark.parametrize("longest", [30, 70])
+def test_it_does_not_matter_where_an_episode_is_cut(monkeypatch: pytest.MonkeyPatch, longest: int) -> None:
+    """Neither by the longest that counts nor by a time limit: nats are summed over the steps of the return."""
+    monkeypatch.setattr("repolicy.engine.worth.LONGEST", longest)
+    for env in (f"{Path(__file__)}:Calms", f"{Path(__file__)}:calms_within_a_limit"):
+        found = measured(optimum(), env, 4)
+        assert found is not None
+        assert found.value == pytest.approx(1 / sum(nats_of_optimum()), rel=1e-5)
+
+
+def calms_within_a_limit() -> Any:
+    return gymnasium.wrappers.TimeLimit(Calms(), 50)
 
 
 def stay(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
@@ -261,7 +315,9 @@ def test_what_may_well_be_chance_is_sought_no_longer(monkeypatch: pytest.MonkeyP
             basic=each - cost * stochastic,
             addon=None,
             lengths=np.full(EPISODES, 10.0),
-            log_prior=np.full(EPISODES, 5.0),
+            stochastic=stochastic,
+            log_policy=np.full(EPISODES, 4.0),
+            log_prior=np.full(EPISODES, 1.0),
         )
 
     monkeypatch.setattr("repolicy.engine.worth.evaluate", told)

@@ -102,8 +102,7 @@ def _rows(drives: "tuple[Drive, ...]") -> dict[str, list[str]]:
         "steps an episode": [f"{drive.lengths.mean():,.0f}" for drive in drives],
         "ended before its time": [f"{drive.fell.mean():.0%}" for drive in drives],
         "std of an action": ["" if drive.std is None else f"{drive.std:.2g}" for drive in drives],
-        "entropy a step, nats": ["", *(f"{drive.entropy:.2g}" for drive in drives[1:])],
-        "below its mode a step, nats": ["", f"{drives[1].nats / drives[1].lengths.mean():.2g}", ""],
+        "−log π a step, nats": [f"{drive.entropy:.2g}" for drive in drives],
         "observations beyond ±10": [*(f"{drive.far:.1%}" for drive in drives[:2]), ""],
     }
     return {name: cells for name, cells in rows.items() if any(cells)}

@@ -15,7 +15,7 @@ from repolicy.engine.request import spec_for
 from repolicy.engine.settings import Settings
 from repolicy.engine.wanted import usual_budget
 from repolicy.engine.weights import Weights, weights_found
-from repolicy.engine.worth import BelowMode, Worth, Worths, worth_of
+from repolicy.engine.worth import Entropy, Sums, Worth, Worths, nats_of, worth_of
 from repolicy.envs.addons import Addon
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, check_fit, evaluate
 from repolicy.envs.making import probed
@@ -37,7 +37,7 @@ class Drive:
     addon: np.ndarray
     lengths: np.ndarray
     fell: np.ndarray  # whether it ended by itself, and not by a time limit
-    nats: float  # by which sampled actions of an episode are less likely than the mode, on average
+    nats: np.ndarray  # log π of the mean action; or the entropy, sampled
     entropy: float  # −log π of the actions that were taken, a step
     std: float | None  # of the actions, on average
     far: float  # share of the observations' numbers that the normalizer puts beyond ±10
@@ -126,9 +126,13 @@ def diagnose(
         drive(who, env, addon, stochastic, backend)
         for who, stochastic in ((policy, True), (policy, False), (ignorant, True))
     )
+
+    def worth_in(reward: str) -> Worth | None:
+        return worth_of(*(Sums(getattr(drive, reward), drive.nats) for drive in (by_mean, sampled)))
+
     worths = Worths(
-        nat_worth if nat_worth and nat_worth.is_known else worth_of(by_mean.basic, sampled.basic, sampled.nats),
-        worth_of(by_mean.addon, sampled.addon, sampled.nats),
+        nat_worth if nat_worth and nat_worth.is_known else worth_in("basic"),
+        worth_in("addon"),
         float(sampled.lengths.mean()),
     )
     against, budget = complaints(policy, by_mean, sampled, untrained), usual_budget(policy)
@@ -152,16 +156,15 @@ def drive(policy: Policy, env: str, addon: Addon, stochastic: bool, backend: Bac
     times = int(STEPS // found.lengths.mean())
     found, look = run(ENVS * times) if times > 1 else (found, look)
     assert found.addon is not None
-    assert found.log_prior is not None
     assert found.terminated is not None
     entropy, std = -found.log_policy.sum() / found.lengths.sum(), float(np.mean(look.stds)) if look.stds else None
     return Drive(
-        found.basic, found.addon, found.lengths, found.terminated, float(found.log_prior.mean()), float(entropy), std,
+        found.basic, found.addon, found.lengths, found.terminated, nats_of(found), float(entropy), std,
         float(np.mean(look.far)),
     )  # fmt: skip
 
 
-class _Look(BelowMode):
+class _Look(Entropy):
     """Notes, of each block of steps that it is asked about, what a policy sees and how wide it is."""
 
     def __init__(self, policy: Policy) -> None:

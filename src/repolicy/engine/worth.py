@@ -1,14 +1,13 @@
 """What a nat of a policy's log-probability is worth in its reward: the α at which they really stand.
 
-A policy that is soft-optimal at α is exp(Q/α), up to a constant. So its own sampled actions cost α times the nats by
-which they are less likely than its mode. What they cost tells α, however the policy came to be. Of a Gaussian those are
-half a nat a step for each number of the action.
+A policy that is soft-optimal at α is exp((Q − V)/α). So the return of its mode is ahead of that of its own sampled
+actions by α times so many nats: log π of the mode, summed along the mode's episodes, and the entropy, summed along the
+sampled ones. That holds exactly, also where one of them falls. It tells α, however the policy came to be.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -19,7 +18,7 @@ from repolicy.policies.policy import Policy
 
 EPISODES = 32
 LONGEST = 1_000  # steps of an episode that count
-LEAST = 1e-6  # nats of an episode, below which a policy has no noise
+LEAST = 1e-6  # nats, below which nothing can be told: a policy without noise, or one that is not soft-optimal at all
 
 
 @dataclass(frozen=True)
@@ -36,27 +35,48 @@ class Worth:
         return self.value > 2 * self.error
 
 
-class BelowMode:
-    """In the place of a prior: how far, in nats, a policy's own actions are below its mode in a state, on average."""
+class Entropy:
+    """In the place of a prior: the entropy of a policy in each state, whatever action it took there."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
 
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
-        distribution = self.policy(observations)
-        return distribution.log_prob(distribution.mode()) + distribution.entropy()
+        return self.policy(observations).entropy()
 
 
-def worth_of(by_mean: np.ndarray, sampled: np.ndarray, nats: float) -> Worth | None:
-    """From returns `[E]` with the mean action and `[F]` with sampled ones, which are so many `nats` below the mode.
+class Sums(NamedTuple):
+    """Of each of some episodes, `[E]`: the return, and the nats.
 
-    None where a return is not finite, as an environment without a reward shows NaN; and where the mode is no likelier
-    than what is sampled.
+    Those are log π of its actions by the mean action, and the policy's entropy where it sampled. Both are over the same
+    steps, so it does not matter where an episode is cut.
     """
-    if not np.isfinite([*by_mean, *sampled]).all() or nats < LEAST:
+
+    returns: np.ndarray
+    nats: np.ndarray
+
+
+def nats_of(found: Evaluation) -> np.ndarray:
+    """The nats `[E]` of episodes by the mean action, or of sampled ones that `Entropy` has scored."""
+    if not found.stochastic:
+        return found.log_policy
+    assert found.log_prior is not None
+    return found.log_prior
+
+
+def worth_of(by_mean: Sums, sampled: Sums) -> Worth | None:
+    """The worth that a nat has by these episodes.
+
+    None where a return is not finite, as an environment without a reward shows NaN; and where the nats are none.
+    """
+    both = (by_mean, sampled)
+    nats = sum(float(each.nats.mean()) for each in both)
+    if not np.isfinite([*by_mean.returns, *sampled.returns]).all() or nats < LEAST:
         return None
-    error = math.sqrt(sum(returns.var(ddof=1) / len(returns) for returns in (by_mean, sampled)))
-    return Worth(float(by_mean.mean() - sampled.mean()) / nats, error / nats, len(sampled))
+    value = float(by_mean.returns.mean() - sampled.returns.mean()) / nats
+    # of a ratio, to first order: what is left of each return without its nats at that worth
+    left = by_mean.returns - value * by_mean.nats, sampled.returns + value * sampled.nats
+    return Worth(value, math.sqrt(sum(each.var(ddof=1) / len(each) for each in left)) / nats, len(sampled.returns))
 
 
 def measured(
@@ -69,11 +89,15 @@ def measured(
     addon_alone: bool = False,
 ) -> Worth | None:
     """From episodes, in the environment's reward and the add-ons', or in theirs alone."""
-    mean, sampled = _episodes(policy, env, episodes, EVALUATION_SEED, addons, backend)
-    by_mean, by_sampled = (each.addon if addon_alone else each.total for each in (mean, sampled))
-    assert by_mean is not None
-    assert by_sampled is not None
-    return worth_of(by_mean, by_sampled, _nats([sampled]))
+    both = _episodes(policy, env, episodes, EVALUATION_SEED, addons, backend)
+    return worth_of(*(Sums(_returns(each, addon_alone), nats_of(each)) for each in both))
+
+
+def _returns(found: Evaluation, addon_alone: bool) -> np.ndarray:
+    if not addon_alone:
+        return found.total
+    assert found.addon is not None
+    return found.addon
 
 
 @dataclass(frozen=True)
@@ -112,22 +136,20 @@ def sought(policy: Policy, env: str, addons: tuple[str, ...], steps: int, backen
 
 
 def _together(rounds: list[tuple[Evaluation, Evaluation]]) -> Worths:
-    nats = _nats([sampled for _, sampled in rounds])
-
     def in_reward(name: Literal["basic", "addon"]) -> Worth | None:
-        returns = [[getattr(one, name) for one in each] for each in zip(*rounds, strict=True)]
-        if returns[0][0] is None:
+        if getattr(rounds[0][0], name) is None:
             return None
-        by_mean, sampled = map(np.concatenate, returns)
-        return worth_of(by_mean, sampled, nats)
+        return worth_of(
+            *(
+                Sums(
+                    np.concatenate([getattr(one, name) for one in each]), np.concatenate([nats_of(one) for one in each])
+                )
+                for each in zip(*rounds, strict=True)
+            )
+        )
 
     length = float(np.mean([sampled.lengths for _, sampled in rounds]))
     return Worths(in_reward("basic"), in_reward("addon"), length)
-
-
-def _nats(sampled: Sequence[Evaluation]) -> float:
-    """An episode's, on average."""
-    return float(np.mean([each.log_prior for each in sampled]))
 
 
 def _episodes(
@@ -137,7 +159,7 @@ def _episodes(
 
     def run(stochastic: bool) -> Evaluation:
         return evaluate(
-            policy, env, episodes, addon=addons, prior=BelowMode(policy) if stochastic else None,
+            policy, env, episodes, addon=addons, prior=Entropy(policy) if stochastic else None,
             stochastic=stochastic, seed=seed, backend=backend, longest=LONGEST,
         )  # fmt: skip
 
