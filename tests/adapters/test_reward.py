@@ -10,7 +10,7 @@ import torch
 
 from repolicy import Policy, save_policy
 from repolicy.adapters.reward import prior_reward
-from repolicy.errors import UsageError
+from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Dial, reformulated, residual
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.policy import PolicySpec
@@ -43,6 +43,29 @@ def test_tensors_and_arrays_give_the_objectives_reward() -> None:
 def test_without_weights_rewards_stay_as_they_are() -> None:
     *parts, log_policy = rollout()
     assert prior_reward(policy(), 0.0, 0.0)(*parts, log_policy) is parts[2]
+
+
+def test_the_reward_has_no_gradient() -> None:
+    class Mine:
+        def log_prob(self, observations: Any, actions: Any) -> Any:
+            return actions.sum(-1)
+
+    observations, *parts = rollout()
+    parts = [part.requires_grad_() for part in parts]
+    for prior in (policy(), Mine()):
+        assert not prior_reward(prior, 0.3, 0.2)(observations, *parts).requires_grad
+    assert not prior_reward(policy(), 0.0, 0.0)(observations, *parts).requires_grad
+
+
+@pytest.mark.parametrize("as_arrays", [False, True])
+@pytest.mark.parametrize(
+    ("which", "said"), [(0, "prior's log-probability"), (2, "reward"), (3, "policy's log-probability")]
+)
+def test_what_is_not_finite_is_no_reward(which: int, said: str, as_arrays: bool) -> None:
+    parts = rollout()
+    parts[which].view(-1)[3] = torch.nan
+    with pytest.raises(NumericError, match=f"the {said} is not finite"):
+        prior_reward(policy(), 0.3, 0.2)(*(part.numpy() if as_arrays else part for part in parts))
 
 
 def test_choices_may_come_without_an_axis_of_their_own() -> None:

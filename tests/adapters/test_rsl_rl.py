@@ -194,7 +194,7 @@ def test_a_checkpoint_keeps_the_prior_and_the_dial(tmp_path: Path) -> None:
     ours = runner(algorithm=residual(str(checkpoint(tmp_path, seed=1)), **options))
     ours.learn(3)
     ours.save(str(tmp_path / "ours.pt"))
-    other = runner(algorithm=residual(str(checkpoint(tmp_path, seed=2)), **options), seed=9)
+    other = runner(algorithm=residual(str(checkpoint(tmp_path, seed=1)), **options), seed=9)
     other.load(str(tmp_path / "ours.pt"))
     assert same(ours.alg, other.alg)
     assert other.alg.steering == ours.alg.steering
@@ -203,6 +203,16 @@ def test_a_checkpoint_keeps_the_prior_and_the_dial(tmp_path: Path) -> None:
     plain = runner(seed=7)
     plain.load(str(tmp_path / "ours.pt"))  # rsl_rl's own PPO reads it as well
     assert same(ours.alg, plain.alg)
+
+
+def test_a_checkpoint_of_another_prior_is_refused_with_both_names(tmp_path: Path) -> None:
+    first, second = (checkpoint(tmp_path, seed=seed) for seed in (1, 2))
+    ours = runner(algorithm=residual(str(first)))
+    ours.save(str(tmp_path / "ours.pt"))
+    for prior, name in ((str(second), "mlp-2.pt"), (small_policy(), "a Policy")):
+        other = runner(algorithm=residual(prior))
+        with pytest.raises(UsageError, match=f"made beside the prior .*mlp-1.pt, and .*{name} is another"):
+            other.load(str(tmp_path / "ours.pt"))
 
 
 def test_two_processes_end_in_the_same_policy() -> None:
@@ -371,6 +381,17 @@ def test_an_unsupported_version_is_refused(monkeypatch: pytest.MonkeyPatch, foun
     monkeypatch.setattr(common, "version", lambda package: found)
     with pytest.raises(UsageError, match=f"rsl-rl-lib {found} is installed, .* works with rsl-rl-lib>=5.4,<6.0"):
         common.check_version("rsl-rl-lib", (5, 4), (6, 0), "rsl-rl")
+
+
+def test_an_rsl_rl_that_lacks_what_is_imported_is_named_by_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 3.x there is no `GaussianDistribution`, so that the import fails."""
+    import rsl_rl.modules
+
+    monkeypatch.delattr(rsl_rl.modules, "GaussianDistribution")
+    monkeypatch.delitem(sys.modules, "repolicy.adapters.rsl_rl")
+    monkeypatch.setattr(common, "version", lambda package: "3.1.2")
+    with pytest.raises(UsageError, match=r"rsl-rl-lib 3.1.2 is installed, and .* works with rsl-rl-lib>=5.4,<6.0"):
+        __import__("repolicy.adapters.rsl_rl")
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,23 @@ def test_a_saved_model_holds_no_pickle_of_ours(tmp_path: Path) -> None:
     assert not {"prior", "dial"} & data.keys()
 
 
+def test_a_model_beside_another_prior_is_refused_with_both_names(tmp_path: Path) -> None:
+    for name, policy in (("a", small_policy()), ("b", small_policy())):
+        save_policy(tmp_path / f"{name}.safetensors", policy, {})
+    env = DummyVecEnv([Drift] * 4)
+    residual(env=env, prior=tmp_path / "a.safetensors").save(tmp_path / "model.zip")
+    again = ResidualPPO.load(tmp_path / "model.zip", env, prior=tmp_path / "a.safetensors")
+    assert same(weights(again), weights(ResidualPPO.load(tmp_path / "model.zip", env)))
+    for prior, name in ((tmp_path / "b.safetensors", "b.safetensors"), (trained(env), "a PPO")):
+        with pytest.raises(UsageError, match=f"made beside the prior .*a.safetensors, and .*{name} is another"):
+            ResidualPPO.load(tmp_path / "model.zip", env, prior=prior)
+    of_theirs = trained(env)
+    residual(env=env, prior=of_theirs).save(tmp_path / "model.zip")
+    ResidualPPO.load(tmp_path / "model.zip", env, prior=of_theirs)
+    with pytest.raises(UsageError, match="made beside the prior a PPO, and a Policy is another"):
+        ResidualPPO.load(tmp_path / "model.zip", env, prior=small_policy())
+
+
 def test_a_model_of_theirs_goes_on_with_a_prior(tmp_path: Path) -> None:
     env = DummyVecEnv([Drift] * 4)
     before = trained(env)
@@ -259,6 +276,26 @@ def test_rewards_on_a_moving_scale_are_refused() -> None:
     model(env=VecNormalize(DummyVecEnv([Drift])), omega=0.0, alpha=0.0)  # their own PPO does not mind
     with pytest.raises(UsageError, match=r"VecNormalize\(norm_reward=True\), and omega and alpha weigh"):
         residual(prior=small_policy()).set_env(VecNormalize(DummyVecEnv([Drift] * 4)))
+
+
+def test_an_environment_that_is_refused_is_not_taken() -> None:
+    ours = residual(prior=small_policy())
+    before = ours.env
+    with pytest.raises(UsageError, match="norm_reward=True"):
+        ours.set_env(VecNormalize(DummyVecEnv([Drift] * 4)))
+    assert ours.env is before
+    assert ours.get_vec_normalize_env() is None
+    ours.learn(32)
+
+
+def test_statistics_that_begin_to_move_are_noticed() -> None:
+    still = VecNormalize(DummyVecEnv([Drift] * 4), norm_reward=False, training=False)
+    ours = residual(env=still, prior=small_policy(), copy_prior=False).learn(32)
+    before = [tensor.clone() for tensor in weights(ours)]
+    still.training = True
+    with pytest.raises(UsageError, match="statistics that move"):
+        ours.learn(32)
+    assert same(before, weights(ours))
 
 
 @pytest.mark.parametrize(

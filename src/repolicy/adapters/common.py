@@ -5,16 +5,18 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from repolicy.engine.steering import FARTHEST, off_budget, steered
 from repolicy.envs.evaluation import untold
 from repolicy.errors import NumericError, UsageError
+from repolicy.loading import printable
 from repolicy.objective import Objective, plain
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.file import notes_of, read_policy
@@ -23,8 +25,11 @@ from repolicy.policies.policy import Policy, PolicySpec, Prior, check_scores, fr
 
 
 def check_version(package: str, start: tuple[int, int], stop: tuple[int, int], extra: str) -> None:
-    """Raise unless `package` is of a version from `start` up to, not including, `stop`."""
-    installed = version(package)
+    """Raise where `package` is of another version than from `start` up to, not including, `stop`."""
+    try:
+        installed = version(package)
+    except PackageNotFoundError:
+        return  # the import that follows says what is missing
     if not start <= tuple(int(part) for part in installed.split(".")[:2]) < stop:
         wanted = f"{package}>={start[0]}.{start[1]},<{stop[0]}.{stop[1]}"
         raise UsageError(
@@ -99,6 +104,21 @@ def read_prior(prior: str | Path | Prior) -> Prior:
             "gets; choose a prior with a Gaussian, or give an object whose log_prob scores what you store"
         )
     return policy
+
+
+def called(prior: object) -> str:
+    """What to call a prior that was given, in a sentence and in a checkpoint."""
+    return str(prior) if isinstance(prior, str | Path) else f"a {type(prior).__name__}"
+
+
+def check_same_prior(given: Mapping[str, Tensor], kept: Mapping[str, Tensor], name: str, theirs: object) -> None:
+    """Raise where the prior that is named now has other numbers than the one that a checkpoint was made beside."""
+    if given.keys() == kept.keys() and all(torch.equal(given[key].cpu(), kept[key].cpu()) for key in given):
+        return
+    raise UsageError(
+        f"the checkpoint was made beside the prior {printable(str(theirs or 'in it'))}, and {name} is another: name "
+        "the checkpoint's own prior, or begin a run of its own"
+    )
 
 
 def scored(prior: Prior, observations: Any, actions: Tensor) -> Tensor:

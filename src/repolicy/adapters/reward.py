@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.adapters.common import read_prior
+from repolicy.adapters.common import check_finite, read_prior
 from repolicy.errors import UsageError
 from repolicy.objective import reformulated, residual
 from repolicy.policies.policy import Policy, Prior
@@ -25,7 +25,8 @@ def prior_reward(prior: str | Path | Prior, omega: float, alpha: float) -> Rewar
 
     It takes raw observations `[..., O]`, actions as sampled `[..., A]`, the task's rewards `[...]` and the
     log-probabilities `[...]` that the policy gave those actions, and returns rewards `[...]`. All are tensors, and the
-    result is one on their device; or all are arrays, and it is an array. It reads nothing else and changes nothing.
+    result is one on their device without a gradient; or all are arrays, and it is an array. It reads nothing else and
+    changes nothing. Raises where a tensor or an array that it takes, or what the prior makes of them, is not finite.
 
     A prior of ours computes with torch, and one whose actions pass through tanh is refused. Any other gets the
     observations and actions as they come, so with a `log_prob` of your own in JAX the whole function can be compiled.
@@ -36,10 +37,12 @@ def prior_reward(prior: str | Path | Prior, omega: float, alpha: float) -> Rewar
 
     def reward(observations: Any, actions: Any, rewards: Any, log_policy: Any) -> Any:
         _check_same_shape("log-probabilities", log_policy, rewards)
+        rewards, log_policy = _usable("task", rewards), _usable("entropy", log_policy)
         log_prior = None
         if objective.reads_prior:
             log_prior = score(observations, actions)
             _check_same_shape("the prior's log-probabilities", log_prior, rewards)
+            log_prior = _usable("prior", log_prior)
         return reformulated(objective, rewards, log_prior, log_policy).total
 
     return reward
@@ -67,6 +70,15 @@ def _scored_by(prior: Policy) -> Callable[[Any, Any], Any]:
         return prior.log_prob(*tensors).numpy()
 
     return score
+
+
+def _usable(name: str, part: Any) -> Any:
+    """A part of the reward without its gradient; finite where its numbers are known, as in JAX they may not be."""
+    if isinstance(part, Tensor) and part.requires_grad:
+        part = part.detach()
+    if isinstance(part, Tensor | np.ndarray):
+        check_finite({name: float(part.sum())})
+    return part
 
 
 def _check_same_shape(what: str, given: Any, rewards: Any) -> None:

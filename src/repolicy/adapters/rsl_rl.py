@@ -23,9 +23,11 @@ from torch import Tensor, nn
 
 from repolicy.adapters.common import (
     Steering,
+    called,
     check_finite,
     check_needs,
     check_same_network,
+    check_same_prior,
     check_sizes,
     check_version,
     fill,
@@ -42,13 +44,13 @@ from repolicy.policies.layers import MODULES
 from repolicy.policies.policy import Policy, PolicySpec, Prior
 from repolicy.policies.spaces import ActionSpace
 
+check_version("rsl-rl-lib", (5, 4), (6, 0), "rsl-rl")  # first: others lack what is imported here
+
 try:
     from rsl_rl.algorithms import PPO
     from rsl_rl.modules import EmpiricalNormalization, GaussianDistribution
 except ImportError:
     raise UsageError("this runs inside rsl_rl, which is not installed: pip install 'repolicy[rsl-rl]'") from None
-
-check_version("rsl-rl-lib", (5, 4), (6, 0), "rsl-rl")
 
 PARTS = ("task", "prior", "entropy", "log_policy", "log_prior", "steps")  # what is added up over an iteration
 
@@ -99,6 +101,7 @@ class ResidualPPO(PPO):
         self.prior = (
             None if prior is None else _prior_for(prior, self.get_policy(), storage, copy_prior).to(self.device)
         )
+        self._prior_name = called(prior)
         self._sums = torch.zeros(len(PARTS), device=self.device)
 
     def act(self, obs: Any) -> Tensor:
@@ -137,17 +140,20 @@ class ResidualPPO(PPO):
         return losses | logged | ({} if self.prior is None else {"prior_kl": prior_kl})
 
     def save(self) -> dict[str, Any]:
-        """rsl_rl's checkpoint with the prior's weights and where the steering stands beside it."""
+        """rsl_rl's checkpoint with the prior, its name, and where the steering stands beside it."""
         saved: dict[str, Any] = super().save() | {"residual": self.steering.state()}
-        return saved if self.prior is None else saved | {"prior_state_dict": self.prior.state_dict()}
+        if self.prior is None:
+            return saved
+        return saved | {"prior_state_dict": self.prior.state_dict(), "prior_name": self._prior_name}
 
     def load(self, loaded_dict: dict[str, Any], load_cfg: dict[str, Any] | None, strict: bool) -> bool:
-        """rsl_rl's load; of a checkpoint of this class, the prior and the steering as well."""
+        """rsl_rl's load; of a checkpoint of this class, the steering as well. Raises where its prior is another."""
         goes_on = super().load(loaded_dict, load_cfg, strict)
         if goes_on and "residual" in loaded_dict:
-            self.steering.resume(loaded_dict["residual"])
             if self.prior is not None:
-                fill(self.prior, loaded_dict.get("prior_state_dict", {}), "the checkpoint's prior")
+                kept, name = loaded_dict.get("prior_state_dict", {}), loaded_dict.get("prior_name")
+                check_same_prior(self.prior.state_dict(), kept, self._prior_name, name)
+            self.steering.resume(loaded_dict["residual"])
         return bool(goes_on)
 
     @staticmethod

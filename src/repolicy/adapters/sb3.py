@@ -10,6 +10,7 @@ The environment pays the add-on. Rewards change in the rollout buffer, once a ro
 
 import copy
 import io
+import json
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
@@ -26,8 +27,10 @@ from torch import Tensor, nn
 
 from repolicy.adapters.common import (
     Steering,
+    called,
     check_finite,
     check_needs,
+    check_same_prior,
     check_sizes,
     check_version,
     fill,
@@ -39,13 +42,14 @@ from repolicy.adapters.sb3_policies import actions_of, from_repolicy, like, to_r
 from repolicy.errors import UsageError
 from repolicy.objective import Objective, given_objective, reformulated
 from repolicy.policies.file import load_policy, save_policy
-from repolicy.policies.policy import Policy, Prior
+from repolicy.policies.policy import Policy
 
 from stable_baselines3 import PPO  # isort: skip  # after ours, which say what to install where it is missing
 from stable_baselines3.common.base_class import BaseAlgorithm  # isort: skip
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer  # isort: skip
 from stable_baselines3.common.policies import ActorCriticPolicy  # isort: skip
 from stable_baselines3.common.save_util import open_path  # isort: skip
+from stable_baselines3.common.vec_env import unwrap_vec_normalize  # isort: skip
 
 check_version("stable-baselines3", (2, 6), (3, 0), "sb3")
 
@@ -94,7 +98,7 @@ class ResidualPPO(PPO):
         self.objective = objective.as_dict() if isinstance(objective, Objective) else objective
         self.omega, self.alpha, self.critic_warmup, self.kl_budget = omega, alpha, critic_warmup, kl_budget
         self.position: dict[str, Any] | None = None  # the steering's state, in a saved model
-        self.prior = _read(prior)
+        self.prior, self.prior_name = _read(prior), called(prior)
         if copy_prior and policy_kwargs is None and policy == "MlpPolicy" and isinstance(self.prior, Policy):
             policy_kwargs = like(self.prior)
         super().__init__(policy, env, policy_kwargs=policy_kwargs, _init_setup_model=_init_setup_model, **host)
@@ -113,7 +117,7 @@ class ResidualPPO(PPO):
         )
         if self.position is not None:
             self.steering.resume(self.position)
-        _check_env(self)
+        _check_env(self.steering.objective, self.env)
         given = self.rollout_buffer_class
         host = given or (DictRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else RolloutBuffer)
         self.rollout_buffer_class = type("ResidualBuffer", (Reformulated, host), {})
@@ -123,9 +127,10 @@ class ResidualPPO(PPO):
         self.prior = self._fitted(_read(self.prior))
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
-        """Stable-Baselines3's, with an environment that is refused as one that was given at first."""
+        """Stable-Baselines3's; an environment that is refused, as one that was given at first, is not taken."""
+        env = self._wrap_env(env, self.verbose)
+        _check_env(self.steering.objective, env)
         super().set_env(env, force_reset)
-        _check_env(self)
 
     def train(self) -> None:
         """Stable-Baselines3's update, of the critic alone while that warms up; then the budget steers."""
@@ -151,8 +156,13 @@ class ResidualPPO(PPO):
     @classmethod
     def load(cls, path: Any, env: Any = None, device: Any = "auto", **options: Any) -> "ResidualPPO":
         """Stable-Baselines3's load: of a model of this class, or of its PPO with `prior=`, `omega=`, `alpha=` given."""
+        kept, name = _prior_in(path)
         if options.get("prior") is None:
-            options["prior"] = _prior_in(path)
+            options["prior"] = kept
+        else:
+            options["prior"], options["prior_name"] = _read(options["prior"]), called(options["prior"])
+            if kept is not None:
+                check_same_prior(_tensors(options["prior"]), _tensors(kept), options["prior_name"], name)
         if isinstance(options.get("objective"), Objective):
             options["objective"] = options["objective"].as_dict()
         loaded: ResidualPPO = super().load(path, env, device, **options)
@@ -163,6 +173,7 @@ class ResidualPPO(PPO):
 
     def _reformulated(self, buffer: RolloutBuffer) -> np.ndarray:
         """The rewards of a whole rollout `[T, N]`, with their parts logged."""
+        _check_env(self.steering.objective, self.env)  # statistics may have begun to move
         log_prior = None if self.prior is None else self._log_prior(buffer)
         objective = self.steering.objective
         reward = reformulated(objective, buffer.rewards, log_prior, buffer.log_probs)
@@ -273,21 +284,30 @@ def _stored(prior: Any) -> list[tuple[str, bytes]]:
     return []
 
 
-def _prior_in(path: Any) -> Prior | Weights | None:
-    """The prior in a saved model, or None where it has none (or is no zip, which Stable-Baselines3 will say)."""
+def _tensors(prior: Any) -> Mapping[str, Tensor]:
+    """The numbers of a prior; an object of the user's own has none that are known."""
+    if isinstance(prior, Weights):
+        return prior
+    module = prior.policy if isinstance(prior, SameKind) else prior
+    return module.state_dict() if isinstance(module, nn.Module) else {}
+
+
+def _prior_in(path: Any) -> tuple[Policy | Weights | None, object]:
+    """The prior in a saved model and its name; None where there is none (or no zip, which Stable-Baselines3 says)."""
     file = open_path(path, "r", verbose=0, suffix="zip")
     try:
         with zipfile.ZipFile(file) as archive:
-            if THEIRS in archive.namelist():
-                return Weights(safetensors.torch.load(archive.read(THEIRS)))
-            if OURS in archive.namelist():
+            if not {OURS, THEIRS}.isdisjoint(archive.namelist()):
+                name = json.loads(archive.read("data")).get("prior_name")
+                if THEIRS in archive.namelist():
+                    return Weights(safetensors.torch.load(archive.read(THEIRS))), name
                 with tempfile.TemporaryDirectory() as folder:
-                    return load_policy(archive.extract(OURS, folder))
+                    return load_policy(archive.extract(OURS, folder)), name
     except zipfile.BadZipFile:
         pass
     finally:
         file.close() if isinstance(path, str | Path) else file.seek(0)
-    return None
+    return None, None
 
 
 def _rows(part: np.ndarray, device: torch.device) -> Tensor:
@@ -305,12 +325,11 @@ def _block(observations: Any, rows: slice) -> Any:
 # What must hold -------------------------------------------------------------------------------------------------------
 
 
-def _check_env(model: ResidualPPO) -> None:
+def _check_env(objective: Objective, env: Any) -> None:
     """Raise where rewards or observations reach the model on a scale that moves."""
-    objective, env = model.steering.objective, model.get_env()
     if env is None or not (objective.omega or objective.alpha):
         return
-    normalized = model.get_vec_normalize_env()
+    normalized = unwrap_vec_normalize(env)
     why = "omega and alpha weigh log-probabilities against rewards, and the scale of these would move"
     if normalized is not None and normalized.norm_reward:
         raise UsageError(f"the environment is VecNormalize(norm_reward=True), and {why}: set norm_reward=False")
