@@ -28,7 +28,7 @@ from repolicy.engine.ranks import Alone
 from repolicy.engine.request import Request
 from repolicy.engine.segments import Segments
 from repolicy.engine.settings import Settings
-from repolicy.engine.training import Result, train
+from repolicy.engine.training import Result, customize, train
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
 from repolicy.exact import LinearQuadratic, linear_quadratic_optimal, quadratic_cost
@@ -165,16 +165,31 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path: Path, monkeypatch
 
 @pytest.mark.skipif(not shares_memory(), reason="ranks of this machine need torchrun")
 def test_two_ranks_end_in_the_same_bits_however_often_they_stop(tmp_path: Path) -> None:
-    settings = replace(SMALL, ranks=2, steps=1_536, learning_rate=0.3, schedule="constant", evaluation_episodes=8)
+    settings = replace(SMALL, ranks=2, steps=1_536)
     assert small(tmp_path / "whole", settings).finished
     ctrl_c = AtIteration(6, lambda: os.kill(os.getpid(), signal.SIGINT))
     stopped = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", settings, watchers=[ctrl_c])
     assert not stopped.finished
     assert small(tmp_path / "run", settings, resume=True).finished
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
-    one, other = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "run")
-    assert one.replaced.exists()  # steps so large that the run was better before: both ranks hand out the same policy
-    assert one.policy.read_bytes() == other.policy.read_bytes()
+
+
+@pytest.mark.skipif(not shares_memory(), reason="ranks of this machine need torchrun")
+def test_two_ranks_hand_out_the_same_earlier_policy(tmp_path: Path) -> None:
+    prior = small(tmp_path / "prior", replace(SMALL, steps=8_192))
+    (tmp_path / "wish.py").write_text("def small(obs, action, next_obs, info):\n    return -(action**2).sum(-1)\n")
+    wrecked = replace(SMALL, ranks=2, steps=1_024, segment=4, learning_rate=0.5, schedule="constant")
+    wrecked = replace(wrecked, evaluation_episodes=8)
+
+    def run(name: str, **more: Any) -> RunFolder:
+        wish = f"{tmp_path / 'wish.py'}:small"
+        return RunFolder(customize(prior, wish, greedy(0.0), tmp_path / name, wrecked, **more).folder)
+
+    whole = run("whole")
+    assert whole.replaced.exists()  # steps this large leave no policy as good as the prior
+    ctrl_c = AtIteration(6, lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert not run("run", watchers=[ctrl_c]).replaced.exists()
+    assert run("run", resume=True).policy.read_bytes() == whole.policy.read_bytes()
 
 
 def test_torchrun_ends_in_the_bits_of_two_ranks_and_speaks_once(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 from tiny_envs import tiny
 
 from repolicy.cli import main as cli
+from repolicy.envs.trust import env_of
 from repolicy.errors import FileError
-from repolicy.policies.file import env_of, read_card, read_policy, save_policy
+from repolicy.policies.file import read_card, read_policy, save_policy
 from repolicy.policies.finding import find_policy
 from repolicy.policies.formats import shelf
 from repolicy.policies.formats.shelf import SHELF, Published, fetched, place
