@@ -8,12 +8,11 @@
     accelerate launch --config_file deepspeed_zero3 examples/llm_residual_grpo.py ... --use_vllm --vllm_mode server
 
 With vLLM, text is written by vLLM and scored by the model in training, as in TRL; the reward of the prior and of the
-entropy uses the scores. The reward function takes `completions` (and the data set's columns) and returns numbers.
+entropy uses the scores. The reward function takes `completions` (and the data set's columns) and returns numbers; it is
+`module:function` or `file.py:function`, of a module in the folder where you stand.
 """
 
-import importlib
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser
 
 from repolicy.llm import ResidualGRPOTrainer
 from repolicy.llm.grpo import ResidualGRPOConfig
+from repolicy.loading import load_object
 
 
 @dataclass
@@ -56,17 +56,11 @@ def load_data(name: str, split: str) -> Dataset:
     )
 
 
-def load_reward(name: str) -> Callable[..., list[float]]:
-    module, _, function = name.partition(":")
-    reward: Callable[..., list[float]] = getattr(importlib.import_module(module), function)
-    return reward
-
-
 def main(arguments: list[str]) -> None:
     script, settings = parse(arguments)
     trainer = ResidualGRPOTrainer(
         AutoModelForCausalLM.from_pretrained(script.model),
-        load_reward(script.reward),
+        load_object(script.reward, "the reward"),
         settings,
         load_data(script.data, script.split),
         processing_class=AutoTokenizer.from_pretrained(script.model),

@@ -2,12 +2,16 @@
 
 import importlib
 import json
+import re
 import signal
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from packaging.requirements import Requirement
+from packaging.version import Version
 from tiny_envs import tiny
 
 from repolicy.cli import doctor
@@ -164,6 +168,22 @@ def test_the_doctor_knows_every_extra_of_the_package() -> None:
     assert {*doctor.EXTRAS} == {*project["optional-dependencies"]} - {"dev", "docs"}
 
 
+def test_a_wheel_takes_no_later_major_than_those_that_were_tested() -> None:
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = [text for name in doctor.EXTRAS for text in project["optional-dependencies"][name]]
+    tested = dict(
+        line.lower().replace("_", "-").split("==")
+        for line in (root / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    )
+    for wanted in map(Requirement, [*project["dependencies"], *extras]):
+        at = Version(tested[wanted.name.lower().replace("_", "-")])
+        later = [f"{at.major + 1}.0", *([f"{at.major}.{at.minor + 1}"] if wanted.name in ("torch", "trl") else [])]
+        assert at in wanted.specifier, wanted
+        assert not [*wanted.specifier.filter(later)], wanted
+
+
 def test_the_doctor_names_the_extra_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +191,15 @@ def test_the_doctor_names_the_extra_to_install(
     monkeypatch.setenv("COLUMNS", "120")
     doctor.doctor()
     assert "pip install 'repolicy[sb3]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("build", "gpu", "said"), [("13.0", False, True), ("13.0", True, False), (None, False, False)])
+def test_the_doctor_says_what_a_cuda_build_takes_where_nobody_needs_it(
+    build: str | None, gpu: bool, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", build)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    assert bool(re.search(r"CUDA build, \d+\.\d GB", doctor.idle_cuda())) == said
 
 
 def test_what_people_read_is_printed_letter_for_letter(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""python -m experiments.llm COMMAND: one command for each measurement of the language-model trainers."""
+"""python -m experiments.llm COMMAND: one command for each measurement of the trainers, and one for a tiny model."""
 
 import json
 import sys
@@ -13,12 +13,13 @@ from experiments.llm.labels import Labels
 from experiments.llm.overhead import Overhead
 from experiments.llm.sharp import Sharp
 from experiments.llm.spelling import Spelling
+from experiments.llm.tiny import Tiny
 from experiments.llm.turning import Dial
 from repolicy.errors import RepolicyError
 
 COMMANDS: dict[str, Any] = {
     command.__name__.lower(): command
-    for command in (Frontier, Sharp, Dial, Budget, Labels, Spelling, Gradients, Overhead)
+    for command in (Frontier, Sharp, Dial, Budget, Labels, Spelling, Gradients, Overhead, Tiny)
 }
 
 

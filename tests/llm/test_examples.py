@@ -39,11 +39,10 @@ def test_arguments_reach_the_trainer() -> None:
 
 
 @pytest.mark.usefixtures("scripts")
-def test_reward_by_name() -> None:
-    import llm_residual_grpo
+def test_the_reward_to_try_the_script_with() -> None:
+    from llm_residual_grpo import brevity
 
-    reward = llm_residual_grpo.load_reward("llm_residual_grpo:brevity")
-    assert reward(completions=["", "x" * 200, [{"role": "assistant", "content": "x" * 400}]]) == [1.0, 0.5, 0.25]
+    assert brevity(completions=["", "x" * 200, [{"role": "assistant", "content": "x" * 400}]]) == [1.0, 0.5, 0.25]
 
 
 @pytest.mark.usefixtures("scripts")

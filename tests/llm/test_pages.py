@@ -14,7 +14,10 @@ import tyro
 
 pytest.importorskip("trl", reason="the extra `llm` is not installed")
 
+from experiments.llm import toy
 from experiments.llm.__main__ import COMMANDS as EXPERIMENTS
+from experiments.llm.__main__ import main as experiment
+from repolicy.cli import main as cli
 from repolicy.cli.llm import COMMANDS
 from repolicy.llm.losses import token_rewards
 from repolicy.objective import residual
@@ -52,6 +55,39 @@ def test_snippets_run(page: str, folder: Path) -> None:
     if page == "llm.md":
         assert (folder / "tuned" / "repolicy.json").exists()
         assert names["text"].shape[0] == 1
+
+
+def test_the_commands_run_with_the_tiny_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that name it, as they stand there, with two steps; from its making to the page of its evaluation."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])  # where Python puts a script's own folder
+    pretrain = toy.pretrain
+    monkeypatch.setattr(toy, "pretrain", lambda *given, seed: pretrain(*given[:2], steps=20, seed=seed))
+    lines = [line for line in (ROOT / "docs/llm.md").read_text().splitlines() if line.startswith("    ")]
+    lines = [line.strip() for line in lines if "my-model" in line or line.endswith("experiments.llm tiny")]
+    for line in [line for line in lines if line.startswith(("python", "repolicy"))]:
+        words = shlex.split(line)
+        if words[0] == "repolicy":
+            cli.main(words[1:])
+        elif words[1] == "-m":
+            experiment(words[3:])
+        else:
+            few = [
+                "--max_steps",
+                "2",
+                "--use_cpu",
+                "--bf16",
+                "false",
+                "--report_to",
+                "none",
+                "--per_device_train_batch_size",
+                "8",
+            ]
+            importlib.import_module(Path(words[1]).stem).main([*words[2:], *few])
+    assert "evaluation.html" in {file.name for file in tmp_path.iterdir()}
+    assert len(capsys.readouterr().out.splitlines()) >= 4
 
 
 @pytest.mark.parametrize("line", command_lines())

@@ -1,8 +1,11 @@
 """What this installation can do."""
 
 import os
+import re
 import subprocess
+from importlib.metadata import distributions
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from repolicy.engine.machine import physical_cores, versions
@@ -26,6 +29,7 @@ EXTRAS = {
 def doctor() -> dict[str, Any]:
     """Versions, backends, rendering, cores: printed, and returned."""
     facts: dict[str, Any] = dict(versions())
+    facts["torch"] += idle_cuda()
     facts["cores"] = physical_cores()
     facts["environments"] = _environments()
     library = renderer()
@@ -44,6 +48,22 @@ def doctor() -> dict[str, Any]:
 def _environments() -> str:
     names = envpool_names()
     return f"EnvPool's {len(names):,}, and Gymnasium's" if names else "Gymnasium's only (no EnvPool here: slower)"
+
+
+def idle_cuda() -> str:
+    """What torch's CUDA build takes on the disk, or nothing where torch has none or finds a GPU to use it on."""
+    import torch
+
+    if torch.version.cuda is None or torch.cuda.is_available():
+        return ""
+    files = (
+        path.locate()
+        for found in distributions()
+        if re.match(r"(torch|triton|(nvidia|cuda)-.*)$", found.name or "")
+        for path in found.files or ()
+    )
+    size = sum(Path(path).stat().st_size for path in files if Path(path).is_file())
+    return f", CUDA build, {size / 1e9:.1f} GB: no GPU here needs it, and the install page has the smaller build"
 
 
 def renderer() -> str:
