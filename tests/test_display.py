@@ -2,6 +2,7 @@
 
 import re
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import repolicy
 from repolicy.engine.display import ROWS, SHORT, Display, recipe
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.request import Request
+from repolicy.engine.settings import Settings
 from repolicy.engine.watch import Wandb
 from repolicy.errors import UsageError
 from repolicy.objective import full, kl, repeat_entropy, residual, soft
@@ -117,3 +119,14 @@ def test_the_display_is_closed_where_wandb_refuses(tmp_path: Path, monkeypatch: 
     with pytest.raises(UsageError, match="--wandb: no such project"):
         repolicy.train("CartPole-v1", soft(0.1), tmp_path / "run", alone, watchers=watchers)
     assert closed == ["the display"]
+
+
+def test_the_time_left_of_a_resumed_run_is_by_what_it_did_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """5 iterations took 10 seconds and 10 are left, whatever was done before."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    display = Display()
+    display.begin(Request("Hopper-v4", soft(0.1), Settings()), 10, 25)
+    now[0] += 10.0
+    display._latest = {"iteration": 15.0}
+    assert display._progress() == (0.6, 20.0)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,6 +98,23 @@ def test_who_is_under_torchrun(
         if value is not None:
             monkeypatch.setenv(name, value)
     assert torchrun_place() == place
+
+
+@pytest.mark.parametrize("former", [signal.default_int_handler, signal.SIG_IGN])
+def test_the_second_ctrl_c_stops_at_once_where_the_first_was_ignored_before_too(former: Any) -> None:
+    """What a script starts with `&` begins with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, former)
+    try:
+        with polite_interrupt() as interrupted:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert interrupted.is_set()
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt), terminated_as_interrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) == former
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(("former", "stops"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])

@@ -134,6 +134,14 @@ def test_a_run_that_is_stopped_at_once_says_how_it_goes_on(
     assert said == "repolicy: stopped; the same command with --resume goes on\n"
 
 
+def test_a_run_that_is_not_finished_ends_with_130(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for finished, code in ((False, 130), (True, 0)):
+        monkeypatch.setattr(Train, "run", lambda _, finished=finished: {"finished": finished})
+        assert typed(capsys, "train", "CartPole-v1", "--json")[0] == code
+
+
 STOPS_AT = """
 import os, signal, sys
 class Stops:
@@ -141,7 +149,7 @@ class Stops:
         if name == 'tyro':
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Stops())
-signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in what a script starts with `&`
 from {0} import main
 main()
 """

@@ -6,6 +6,7 @@ import sys
 
 def main() -> None:
     """Run the command line. A Ctrl-C before its nets are out, or one more behind the last of them, is no traceback."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's `repolicy ... &` begins with it ignored
     try:
         from repolicy.cli.main import main as run
 

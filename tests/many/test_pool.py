@@ -1,5 +1,6 @@
 """Many runs: their order, what is tried again, and that nobody outlives the pool."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -93,10 +94,21 @@ work([Job("sleeps", (sys.executable, "-S", "-c", child), Path("log"))], Here, 1,
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A pool in a process of its own, with one job at work."""
-    with subprocess.Popen([sys.executable, "-c", POOL], cwd=tmp_path, stderr=subprocess.PIPE) as process:
-        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+    with begun(tmp_path) as process:
         yield process
-        process.kill()
+
+
+@contextlib.contextmanager
+def begun(tmp_path: Path, ignored: bool = False) -> Iterator[subprocess.Popen[bytes]]:
+    """What a script starts with `&` begins with SIGINT ignored."""
+    shell = ["sh", "-c", f'trap {"" if ignored else "-"!r} INT; exec "$@"', "sh"]
+    words = [*shell, sys.executable, "-c", POOL]
+    with subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE) as process:
+        try:
+            until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+            yield process
+        finally:
+            process.kill()
 
 
 def until(happened: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -122,12 +134,27 @@ def test_a_job_does_not_outlive_a_pool_that_was_killed(pool: "subprocess.Popen[b
     assert not (tmp_path / "polite").exists()
 
 
+@pytest.mark.parametrize("ignored", [False, True])
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_a_pool_that_is_told_to_stop_tells_its_jobs(
-    pool: "subprocess.Popen[bytes]", tmp_path: Path, sent: signal.Signals
-) -> None:
-    pool.send_signal(sent)
-    assert pool.stderr is not None
-    assert b"KeyboardInterrupt" in pool.stderr.read()
-    assert (tmp_path / "polite").exists()
+def test_a_pool_that_is_told_to_stop_tells_its_jobs(tmp_path: Path, sent: signal.Signals, ignored: bool) -> None:
+    with begun(tmp_path, ignored=ignored) as pool:
+        pool.send_signal(sent)
+        assert pool.stderr is not None
+        assert b"KeyboardInterrupt" in pool.stderr.read()
+        assert (tmp_path / "polite").exists()
+        assert is_gone(int((tmp_path / "pid").read_text()))
+
+
+def test_a_job_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the pool: it may live on, so that no tie ends the job."""
+    monkeypatch.setattr("repolicy.many.pool.PATIENCE", 0.2)
+    code = "import os, signal, time; signal.signal(signal.SIGINT, lambda *_: None)\n"
+    code += f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nwhile True: time.sleep(60)"
+
+    def stop(_: list[Job]) -> None:
+        if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work([Job("deaf", (sys.executable, "-S", "-c", code), tmp_path / "log")], Here, 1, ended=print, watch=stop)
     assert is_gone(int((tmp_path / "pid").read_text()))

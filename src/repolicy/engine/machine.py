@@ -99,8 +99,8 @@ def leave_signals_to_the_parent() -> None:
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM is Ctrl-C, and so is the end of the terminal."""
-    with _handled([each for each in ending_signals() if each != signal.SIGINT], signal.default_int_handler):
+    """SIGTERM is Ctrl-C, and so is the end of the terminal. What a script starts with `&` ignores Ctrl-C until here."""
+    with _handled(ending_signals(), signal.default_int_handler):
         yield
 
 
