@@ -12,7 +12,7 @@ SIZE, ACTIONS = 3, 2
 class Drift(VecEnv):  # type: ignore[misc]
     """A state that drifts, is pushed by the actions, and pays for staying near 0; some episodes end, some are cut."""
 
-    def __init__(self, count: int = 8, seed: int = 0, images: bool = False, clip_actions: float | None = None) -> None:
+    def __init__(self, count: int = 8, seed: int = 0, images: bool = False, clip_actions: Any = None) -> None:
         self.num_envs, self.num_actions, self.max_episode_length = count, ACTIONS, 12
         self.device, self.cfg, self.images, self.clip_actions = "cpu", {}, images, clip_actions
         self.generator = torch.Generator().manual_seed(seed)

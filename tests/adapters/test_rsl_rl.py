@@ -354,6 +354,8 @@ def test_a_damaged_checkpoint_is_no_prior(tmp_path: Path) -> None:
 def test_clipped_actions_with_nothing_to_hold_the_std_are_refused() -> None:
     with pytest.raises(UsageError, match=r"clips actions to ±1 \(clip_actions\): the entropy is that of the unclipped"):
         runner(algorithm=residual(omega=0.0), clip_actions=1.0)
+    with pytest.raises(UsageError, match=r"clips actions to ±0.5 to 2 \(clip_actions\)"):
+        runner(algorithm=residual(omega=0.0), clip_actions=torch.tensor([1.0, 0.5, 2.0]))
     runner(algorithm=residual(small_policy()), clip_actions=1.0)  # a prior holds it
 
 

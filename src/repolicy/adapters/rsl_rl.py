@@ -160,8 +160,10 @@ class ResidualPPO(PPO):
     def construct_algorithm(obs: Any, env: Any, cfg: dict[str, Any], device: str) -> Any:
         """What the runner calls; here the environment is at hand."""
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
-        limit = getattr(env, "clip_actions", None)
-        clips = "" if limit is None else f"the environment clips actions to ±{limit:g} (clip_actions)"
+        limit = getattr(env, "clip_actions", None)  # a number, or a tensor with one for each number of an action
+        limits = [] if limit is None else sorted({*torch.as_tensor(limit).reshape(-1).tolist()})
+        words = " to ".join(f"{each:g}" for each in (*limits[:1], *limits[1:][-1:]))
+        clips = f"the environment clips actions to ±{words} (clip_actions)" if limits else ""
         check_needs(algorithm.steering.objective, algorithm.prior is not None, clips)
         return algorithm
 

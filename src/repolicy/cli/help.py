@@ -28,7 +28,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "learning": (),
     "networks": ("family", "hidden", "activation", "initial-std", "min-std"),
     "logging": ("report", "wandb", "json", "evaluation-episodes", "settings"),
-    "files of other libraries": ("std", "temperature", "vecnormalize", "file-activation", "demonstrations"),
+    "files of other libraries": ("std", "temperature", "vecnormalize", "file-activation", "layout", "demonstrations"),
 }
 Usual = tuple[str, list[Any]]  # what a command's settings depend on by default, and examples
 FEW = 16  # options that need no groups

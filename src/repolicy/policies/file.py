@@ -125,7 +125,7 @@ def check_own(path: str | Path, options: Options | None) -> None:
     if options not in (None, Options()):
         raise UsageError(
             f"{path} is Repolicy's own file and holds all that there is to know: leave out --std, --temperature, "
-            "--vecnormalize and --file-activation, which are for other libraries' files"
+            "--vecnormalize, --file-activation and --layout, which are for other libraries' files"
         )
 
 
@@ -137,13 +137,14 @@ def load_policy(
     vecnormalize: str | None = None,
     activation: str | None = None,
     demonstrations: str | None = None,
+    layout: str | None = None,
 ) -> Policy:
     """The policy in a file, in a run's folder, or that ships under a name.
 
     The options are for files of other libraries, as on the command line.
     """
     return read_policy(
-        find_policy(reference), Options(std, temperature, vecnormalize, activation, demonstrations)
+        find_policy(reference), Options(std, temperature, vecnormalize, activation, demonstrations, layout)
     ).policy
 
 

@@ -87,10 +87,10 @@ def acting(reference: str | Path, options: Options, trust: bool) -> Acting:
 
 
 def _with_std(thing: Any, options: Options, name: str = "", notes: tuple[str, ...] = ()) -> Exact:
-    if options.vecnormalize or options.temperature is not None or options.file_activation:
+    if replace(options, std=None, demonstrations=None) != Options():
         raise UsageError(
-            f"{name or name_of(thing)} runs as it is: --vecnormalize, --temperature and --file-activation do not "
-            "belong to it"
+            f"{name or name_of(thing)} runs as it is: --vecnormalize, --temperature, --file-activation and "
+            "--layout do not belong to it"
         )
     if not wants_fit(options):
         assert options.std != "fit"

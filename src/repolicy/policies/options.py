@@ -26,6 +26,9 @@ class Options:
     """Of another library's policy: its network's activation, where the file does not say."""
     demonstrations: str | None = None
     """For --std fit: recorded observations and actions of the policy, an .npz file or a Minari dataset."""
+    layout: str | None = None
+    """Of a checkpoint of an unknown layout: which tensors are what, such as "actor=model.actor, log_std=model.logstd,
+    activation=elu, normalizer=obs_rms"."""
 
     def __post_init__(self) -> None:
         """Refuse what a file would be blamed for later; what is kept can be written as JSON."""

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from repolicy.errors import FileError, first_line
-from repolicy.loading import read_bytes
-from repolicy.policies.formats import brax, cleanrl, onnx, onnx_files, rsl_rl, sb3, skrl, torchscript
+from repolicy.loading import printable, read_bytes
+from repolicy.policies.formats import brax, cleanrl, mapped, onnx, onnx_files, rsl_rl, sb3, skrl, torchscript
 from repolicy.policies.formats.described import CannotCopyError, Described
 from repolicy.policies.formats.layers import some
 from repolicy.policies.formats.shells import DAMAGE, Shell, read_pickle, shortened
@@ -14,21 +14,22 @@ from repolicy.policies.formats.torch_files import LEGACY_START, load, open_zip
 from repolicy.policies.options import Options
 
 KNOWN = (
-    "Stable-Baselines3's and sb3-contrib's zips, checkpoints of rsl_rl, skrl and CleanRL, Brax's parameters, ONNX and "
-    "TorchScript"
+    "Stable-Baselines3's and sb3-contrib's zips, checkpoints of rsl_rl, skrl, CleanRL, rl_games and tianshou, Brax's "
+    "parameters, ONNX and TorchScript"
 )
 EXPORT = "export it to ONNX or TorchScript, which run as they are"
 CHECKPOINTS: Mapping[str, tuple[Callable[[Any], bool], Callable[[Path, Any, Options], Described]]] = {
     "rsl_rl": (rsl_rl.recognized, rsl_rl.read),
     "skrl": (skrl.recognized, skrl.read),
     "cleanrl": (cleanrl.recognized, cleanrl.read),
+    "mapped": (mapped.recognized, mapped.read),
 }
 
 RUNNABLE: Mapping[str, Callable[[Path, Options], Described]] = {"onnx": onnx.read, "torchscript": torchscript.read}
 
 
 def recognized(path: str | Path) -> str | None:
-    """sb3, rsl_rl, skrl, cleanrl, brax, onnx or torchscript; None where it is none of them."""
+    """sb3, rsl_rl, skrl, cleanrl, mapped (rl_games, tianshou), brax, onnx or torchscript; None where it is no such."""
     path = Path(path)
     content = read_bytes(path)
     if content[:4] == b"PK\x03\x04":
@@ -41,19 +42,38 @@ def recognized(path: str | Path) -> str | None:
 def describe(path: str | Path, options: Options | None = None) -> Described:
     """The policy in a file of any known format, or one sentence about why there is none."""
     path, options = Path(path), options or Options()
-    name = recognized(path)
+    name = recognized(path) if options.layout is None else "mapped"
     if name is None:
-        raise FileError(f"{path} holds {_found(path)}, and no policy of a known layout; known are {KNOWN}; {EXPORT}")
+        raise FileError(
+            f"{path} holds {_found(path)}, and no policy of a known layout; known are {KNOWN}; {EXPORT}{_to_try(path)}"
+        )
     try:
         if name in RUNNABLE:
             return RUNNABLE[name](path, options)
         if name in CHECKPOINTS:
-            return CHECKPOINTS[name][1](path, load(read_bytes(path), str(path)), options)
+            return CHECKPOINTS[name][1](path, _saved(path), options)
         return {"sb3": sb3.read, "brax": brax.read}[name](path, options)
     except CannotCopyError as error:
-        raise error if name in RUNNABLE else CannotCopyError(f"{error}; {EXPORT}") from None
+        raise error if name in RUNNABLE else CannotCopyError(f"{error}; {EXPORT}{_to_try(path)}") from None
     except DAMAGE as error:
         raise FileError(f"{path} is damaged, or of another layout: {first_line(error)}") from None
+
+
+def _saved(path: Path) -> Any:
+    """What PyTorch or pickle wrote."""
+    content = read_bytes(path)
+    if content[:4] == b"PK\x03\x04" or (content[:1] == b"\x80" and LEGACY_START in content[:32]):
+        return load(content, str(path))
+    return read_pickle(content, str(path))
+
+
+def _to_try(path: Path) -> str:
+    """The layout that a file may have, for the end of a sentence."""
+    try:
+        line = mapped.suggested(_saved(path))
+    except FileError:
+        return ""
+    return f', or say which tensors are what, such as --layout "{printable(line)}"' if line else ""
 
 
 def _zip(content: bytes, where: str) -> str | None:
