@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import torch
 from torch import Tensor
 
@@ -56,7 +58,9 @@ def lay(name: str, content: str) -> set[str]:
 
 def rename(random_: random.Random, path: Path, name: str) -> None:
     """A file that is whole but for one text, which becomes this name."""
-    if path.suffix == ".safetensors":
+    if path.suffix in BINARY:
+        BINARY[path.suffix](random_, path, name)
+    elif path.suffix == ".safetensors":
         tensors, story = read(path)
         renamed(random_, story, name)
         write(path, story.pop("kind"), tensors, story)
@@ -105,6 +109,8 @@ def spoil(random_: random.Random, path: Path) -> None:
 
 def forge(random_: random.Random, path: Path) -> None:
     """A file that is whole but for one value, of another type, size or sign."""
+    if path.suffix in BINARY:
+        return BINARY[path.suffix](random_, path, "")
     if path.suffix != ".safetensors":
         lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
         index = random_.randrange(len(lines))
@@ -119,6 +125,42 @@ def forge(random_: random.Random, path: Path) -> None:
     story = story if isinstance(story, dict) else {}
     with contextlib.suppress(UnicodeError, ValueError):  # not even a forger can write this one
         write(path, story.pop("kind", "policy"), tensors, story)
+
+
+def forge_arrays(random_: random.Random, path: Path, name: str) -> None:
+    """Demonstrations of other types, sizes and numbers, or so many of one number that they unpack out of proportion."""
+    arrays = dict(np.load(path))
+    key = name or random_.choice(sorted(arrays))
+    array = arrays.get(key, arrays["actions"])
+    arrays[key] = random_.choice([
+        array[:0], array[:1], array[0], array * np.nan, array.astype("c8"), array.astype("S"), array.astype(object),
+        array[..., None], array.astype(int), -array.astype(int), np.zeros((10**6, 30)), np.array(name or "a"),
+    ])  # fmt: skip
+    with contextlib.suppress(OSError):  # no zip has an entry of that name
+        random_.choice([np.savez, np.savez_compressed])(path, **arrays)
+
+
+def forge_graph(random_: random.Random, path: Path, name: str) -> None:
+    """A graph that names a file by way of another folder for weights: its own, or those of a loop without an end."""
+    make, model = onnx.helper, onnx.load(path)
+    weights = random_.choice(model.graph.initializer)
+    if random_.random() < 0.5:  # the loop is not run, as episodes are not: its weights are read all the same
+        kinds = {"c": onnx.TensorProto.BOOL, "i": onnx.TensorProto.INT64, "d": onnx.TensorProto.BOOL}
+        c, i, d = (make.make_tensor_value_info(key, kind, []) for key, kind in kinds.items())
+        body = make.make_graph([make.make_node("Identity", ["c"], ["d"])], "body", [i, c], [d], [weights])
+        model.graph.node.append(make.make_node("Loop", ["", "c0"], [], body=body))
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "c0"))
+        weights = model.graph.node[-1].attribute[0].g.initializer[0]
+    weights.ClearField("raw_data")
+    weights.data_type = random_.choice([1, 2, 10, 99])
+    weights.data_location = onnx.TensorProto.EXTERNAL
+    place = f"../{Path.cwd().name}/{name or 'x'}"
+    for key, value in {"location": place, "offset": random_.choice(["0", "-1", "9" * 20, "x"])}.items():
+        weights.external_data.add(key=key, value=value)
+    path.write_bytes(model.SerializeToString())
+
+
+BINARY: dict[str, Callable[[random.Random, Path, str], None]] = {".npz": forge_arrays, ".onnx": forge_graph}
 
 
 def changed(random_: random.Random, story: Any) -> Any:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +38,7 @@ from repolicy.engine.folder import RunFolder
 from repolicy.engine.ranks import Alone
 from repolicy.errors import RepolicyError
 from repolicy.objective import soft
+from repolicy.policies.export import export
 from repolicy.policies.file import load_policy, read_policy, save_policy
 from repolicy.policies.storage import read
 from repolicy.rql.settings import train_defaults as rql_defaults
@@ -130,7 +132,8 @@ def reaching(reached: list[Any]) -> Iterator[None]:
         "many.sweep._train": note("a sweep's points"), "many.sweep.try_addon": lambda *_: [],
         "many.ray.on_ray": note("Ray"), "cli.doctor._renders": lambda *_: True,
         "rql.training._algorithm": note("Q-learning"), "report.publish.library": mock.MagicMock,
-        "engine.diagnosis.diagnose": note("a diagnosis"),
+        "engine.diagnosis.diagnose": note("a diagnosis"), "engine.imitation.fit": note("an imitation"),
+        "engine.starting.clone": note("a clone"),
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         for place in replaced:  # a module that is imported later would keep another's replacement
@@ -154,6 +157,9 @@ def prepared(folder: Path) -> None:
     repolicy.customize(folder / "policy.safetensors", "height", objective, folder / "customized", TINY)
     request: dict[str, Any] = {"env": ENV, "addons": ["height"], "alpha": 0.1, "states": 0.0, "sparse": False}
     request["settings"] = TINY.as_dict()
+    export(policy, folder / "theirs.onnx", "onnx")
+    rows = np.random.default_rng(0).normal(size=(120, 14))
+    np.savez(folder / "demonstrations.npz", observations=rows[:, :11], actions=rows[:, 11:], ended=rows[:, 0] > 0)
     (folder / "sweep").mkdir()
     shutil.copy(folder / "policy.safetensors", folder / "sweep" / "prior.safetensors")
     (folder / "sweep" / "sweep.json").write_text(json.dumps({"request": request, "omegas": [0.1]}))
@@ -198,6 +204,15 @@ TARGETS: dict[str, list[list[str]]] = {
     "run/metrics.jsonl": [["inspect", "run"], ["train", ENV, "--out", "run", "--resume"]],
     "run/checkpoints/*": [["inspect", "CHECKPOINT"], ["inspect", "run"], ["train", ENV, "--out", "run", "--resume"]],
     "sweep/sweep.json": [["sweep", "policy.safetensors", "--out", "sweep", "--resume"]],
+    "theirs.onnx": [
+        ["inspect", "theirs.onnx"],
+        ["evaluate", "theirs.onnx", "--env", ENV, "--std", "0.2"],
+        ["customize", "theirs.onnx", *WISH, "--env", ENV, "--std", "0.2"],
+    ],
+    "demonstrations.npz": [
+        ["imitate", "demonstrations.npz", "--hidden", "4"],
+        ["evaluate", "theirs.onnx", "--env", ENV, "--std", "fit", "--demonstrations", "demonstrations.npz"],
+    ],
     "settings.json": [["train", ENV, "--alpha", "0.1", "--settings", "settings.json"]],
     "rql.json": [["rql", "train", ENV, "--alpha", "0.1", "--settings", "rql.json"]],
 }

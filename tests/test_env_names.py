@@ -19,6 +19,7 @@ envpool = pytest.importorskip("envpool")
     [
         ("OddObservations", "has observations of kind Discrete; Repolicy takes Box, and Dict made of Box"),
         ("OddActions", "has actions of kind Tuple.*; Repolicy takes Box, Discrete and MultiDiscrete"),
+        ("WholeNumbers", "has a Box of whole numbers .int64. for actions, .* declare it as MultiDiscrete"),
         ("NothingToSee", "has an empty observation"),
         ("NothingToDo", "has an empty action"),
     ],

@@ -32,6 +32,7 @@ class Hub(BaseHTTPRequestHandler):
     """Repositories as dictionaries of files; who writes must say the token."""
 
     files: dict[str, dict[str, bytes]]
+    status, headers_of_files = 200, dict[str, str]()  # of answers about files
 
     def log_message(self, *_: object) -> None: ...
 
@@ -78,7 +79,8 @@ class Hub(BaseHTTPRequestHandler):
         found = self.files["/".join(parts[:2])].get("/".join(parts[4:]))
         if found is None:
             return self.answer(404, X_Error_Code="EntryNotFound")
-        return self.answer(200, found, ETag=f'"{hashlib.sha256(found).hexdigest()}"', X_Repo_Commit="c" * 40)
+        told = {"ETag": f'"{hashlib.sha256(found).hexdigest()}"', "X-Repo-Commit": "c" * 40} | self.headers_of_files
+        return self.answer(self.status, found, **told)
 
     do_HEAD = do_GET  # noqa: N815
 
@@ -234,6 +236,42 @@ def test_what_can_go_wrong_is_a_sentence(
     for words in (push, ["evaluate", "hf://somebody/mine"]):
         code, said = typed(capsys, *words)
         assert (code, "hf://somebody/mine cannot be reached: no network, or no hub" in said) == (1, True), said
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [(403, "is not there, or not for you"), (404, "is not there, or not"), (418, "status 418"), (500, "status 500")],
+)
+def test_an_answer_of_the_hub_is_not_called_no_network(
+    status: int, sentence: str, files: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files["somebody/mine"] = {"policy.safetensors": b""}
+    monkeypatch.setattr(Hub, "status", status)
+    with pytest.raises(FileError, match=sentence):
+        repolicy.load_policy("hf://somebody/mine")
+
+
+@pytest.mark.parametrize("odd", [{"X-Repo-Commit": "../../x"}, {"Content-Length": "1000000000000000"}])
+def test_an_answer_that_makes_no_sense_is_a_sentence(
+    odd: dict[str, str], files: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_policy()
+    files["somebody/mine"] = {"policy.safetensors": Path("mine.safetensors").read_bytes()}
+    monkeypatch.setattr(Hub, "headers_of_files", odd)
+    with pytest.raises(FileError, match="^hf://somebody/mine"):
+        repolicy.load_policy("hf://somebody/mine")
+    assert not Path("x").exists()
+
+
+def test_a_damaged_download_does_not_stay(files: dict[str, dict[str, bytes]]) -> None:
+    a_policy()
+    whole = Path("mine.safetensors").read_bytes()
+    files["somebody/mine"] = {"policy.safetensors": whole[:-4] + b"1234"}
+    with pytest.raises(FileError, match="what came is no policy, and is removed from the cache: .* its checksum does"):
+        repolicy.load_policy("hf://somebody/mine")
+    assert not [path for path in Path("cache").rglob("*") if path.is_file() and path.stat().st_size >= len(whole)]
+    files["somebody/mine"] = {"policy.safetensors": whole}
+    repolicy.load_policy("hf://somebody/mine")
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -327,3 +327,9 @@ def test_data_that_does_not_fit_the_environment_is_refused(tmp_path: Path) -> No
     with pytest.raises(UsageError, match="has actions of 1 choices, but .* takes 1 numbers"):
         imitate(data, tmp_path / "p.safetensors", env=tiny("LinearQuadratic"))
     assert not (tmp_path / "p.safetensors").exists()
+
+
+def test_an_archive_that_unpacks_out_of_all_proportion_is_refused(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "d.npz", observations=np.zeros((100_000, 30)), actions=np.zeros((100_000, 2)))
+    with pytest.raises(FileError, match=r"bytes would unpack to 25,6\d\d,\d\d\d, out of all proportion"):
+        imitate(tmp_path / "d.npz", tmp_path / "p.safetensors")

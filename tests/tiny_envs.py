@@ -200,6 +200,10 @@ class OddActions(Endless):
     action_space = spaces.Tuple([spaces.Discrete(2)])
 
 
+class WholeNumbers(Endless):
+    action_space = spaces.Box(0, 3, (2,), np.int64)
+
+
 class OddObservations(Endless):
     observation_space = spaces.Discrete(4)
 

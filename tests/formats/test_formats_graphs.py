@@ -221,7 +221,7 @@ def graph(
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 5]) for name in inputs],
         [helper.make_tensor_value_info("out", kind, None)],
         [
-            numpy_helper.from_array(values if values.dtype == np.int64 else values.astype(np.float32), name)
+            numpy_helper.from_array(values if values.dtype in (np.int64, np.bool_) else values.astype("f4"), name)
             for name, values in constants.items()
         ],
     )

@@ -15,8 +15,9 @@ from torch import nn
 
 from repolicy.cli import main as cli
 from repolicy.errors import FileError, UsageError
-from repolicy.policies.file import load_policy, policy_bytes, read_policy
-from repolicy.policies.options import Options
+from repolicy.policies.file import load_policy, policy_bytes, read_policy, save_policy
+from repolicy.policies.options import LEAST_STD, Options
+from repolicy.policies.priors import MeanPrior
 
 
 @pytest.fixture
@@ -29,10 +30,22 @@ def td3(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("value", ["0.2", [0.2], True, 0.0, -1.0, np.nan, np.inf, 1e-60, 1e60, 1e-39])
-@pytest.mark.parametrize("name", ["std", "temperature"])
-def test_a_number_that_is_none_is_refused(name: str, value: Any, td3: Path) -> None:
-    with pytest.raises(UsageError, match=f"^--{name} is .*; it must be above 0, a number from 1e-12 to 1e[+]12$"):
+@pytest.mark.parametrize(("name", "least"), [("std", "1e-05"), ("temperature", "1e-12")])
+def test_a_number_that_is_none_is_refused(name: str, least: str, value: Any, td3: Path) -> None:
+    with pytest.raises(UsageError, match=f"^--{name} is .*; it must be above 0, a number from {least} to 1e[+]12$"):
         load_policy(td3, **{name: value})
+
+
+def test_the_smallest_std_makes_a_policy_that_its_file_gives_back(td3: Path, tmp_path: Path) -> None:
+    """With a smaller one, its log-probabilities were those of rounding errors, and its file was refused."""
+    with pytest.raises(UsageError, match="--std is 1e-12; it must be"):
+        load_policy(td3, std=1e-12)
+    policy = load_policy(td3, std=LEAST_STD)
+    save_policy(tmp_path / "p.safetensors", policy, {})
+    torch.testing.assert_close(load_policy(tmp_path / "p.safetensors").state_dict(), policy.state_dict())
+    assert MeanPrior(len, LEAST_STD).std == np.float32(LEAST_STD)
+    with pytest.raises(UsageError, match="it must be above 0, 1e-05 or more"):
+        MeanPrior(len, 1e-12)
 
 
 @pytest.mark.parametrize("name", ["vecnormalize", "activation", "demonstrations"])

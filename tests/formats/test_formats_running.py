@@ -1,6 +1,10 @@
 """Files that cannot be copied run as they are, and agree with onnxruntime and PyTorch, memory included."""
 
 import itertools
+import os
+import signal
+import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +18,7 @@ from test_formats_graphs import graph, node, random, run, script
 from torch import Tensor, nn
 
 from repolicy.cli.inspection import inspect
+from repolicy.engine.machine import terminated_as_interrupted
 from repolicy.errors import FileError, UsageError
 from repolicy.policies.formats import describe
 from repolicy.policies.formats.running import Graph, Script, runner
@@ -185,19 +190,61 @@ def test_a_graph_that_draws_its_actions_is_refused(tmp_path: Path) -> None:
         placed(drawing(tmp_path / "policy.onnx", ("actions",)), 5, 3)
 
 
-def test_weights_outside_of_a_graphs_folder_are_refused_before_it_runs(tmp_path: Path) -> None:
+def looping(path: Path, count: int, kept: Any = None) -> Path:
+    """A graph that halves its actions so many times, with another tensor in its sub-graph where one is given."""
     onnx = pytest.importorskip("onnx")
-    (tmp_path / "deep").mkdir()
-    path = residual(tmp_path / "deep")
-    model = onnx.load(path)
-    tensor = model.graph.initializer[0]
-    (tmp_path / "secret").write_bytes(tensor.raw_data)
+    make, number, truth, whole = onnx.helper.make_tensor, onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL, 7
+    typed = onnx.helper.make_tensor_value_info
+    body = onnx.helper.make_graph(
+        [node("Identity", "c0", "c1"), node("Mul", "x0 half", "x1")], "body",
+        [typed("i", whole, []), typed("c0", truth, []), typed("x0", number, None)],
+        [typed("c1", truth, []), typed("x1", number, None)],
+        [make("half", number, [], [0.5]), *([kept] if kept is not None else [])],
+    )  # fmt: skip
+    constants = {"w": random(5, 3), "most": np.array(count), "yes": np.array(True)}
+    return graph(path, [node("Gemm", "obs w", "x"), node("Loop", "most yes x", "out", body=body)], constants)
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_loop_that_has_no_end(ending: signal.Signals, tmp_path: Path) -> None:
+    path = looping(tmp_path / "policy.onnx", 10_000_000)
+    prior = exact_of(path, STD)
+    assert isinstance(prior, MeanPrior)
+    with terminated_as_interrupted():
+        threading.Timer(0.3, os.kill, (os.getpid(), ending)).start()
+        began = time.perf_counter()
+        with pytest.raises(KeyboardInterrupt):
+            prior.placed(5, ActionSpace("continuous", (3,)))
+    assert time.perf_counter() - began < 3.0
+
+
+def test_a_loop_that_ends_runs(tmp_path: Path) -> None:
+    path, obs = looping(tmp_path / "policy.onnx", 3), observations(5)
+    assert_equal(placed(path, 5, 3).distribution(obs).mode(), run(path, obs))
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.uint8])  # the second is one that no copy is made of
+@pytest.mark.parametrize("place", ["../secret", "link"])
+def test_weights_outside_of_a_graphs_folder_are_refused_before_it_runs(place: str, kind: Any, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    folder = tmp_path / "deep"
+    folder.mkdir()
+    (tmp_path / "secret").write_bytes(bytes(16))
+    (folder / "link").symlink_to(tmp_path / "secret")
+    tensor = onnx.numpy_helper.from_array(np.zeros(4, kind), "kept")
     tensor.ClearField("raw_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value="../secret")
-    path.write_bytes(model.SerializeToString())
-    with pytest.raises(FileError, match="outside of its folder"):
-        Graph(path)
+    tensor.external_data.add(key="location", value=place)
+    model = onnx.load(residual(folder))
+    model.graph.initializer.append(tensor)
+    (folder / "flat.onnx").write_bytes(model.SerializeToString())
+    for path in (folder / "flat.onnx", looping(folder / "loop.onnx", 3, tensor)):
+        with pytest.raises(FileError, match="outside of its folder"):
+            Graph(path)
+    if place == "link":
+        (folder / "link").unlink()
+        (folder / "link").write_bytes(bytes(16))
+        Graph(looping(folder / "loop.onnx", 3, tensor))
 
 
 # TorchScript ----------------------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ FIT_EPOCHS = 30  # at most, in a round of regression
 ENVS, BLOCK = 32, 64
 DRAWS, MINIBATCH, EPOCHS = 16, 128, 4  # when there are only log-probabilities to fit to
 SCORED_STATES = 8_192  # states in such a round
+TOO_FAR = 1e6  # nats a step: no density of actions is that low where a policy was fitted to it
 FAR = 0.5  # nats a step from the prior: beyond this, the user is warned
 LONGEST = 1_000  # steps of an episode when prior and clone are compared
 PROBES = 8  # environments, and steps in each, by which a resumed run recognizes its prior
@@ -58,8 +59,16 @@ def clone(prior: Exact, env: str, settings: Settings, file: Path, say: Say) -> t
     with ranks.one_thread():  # the same bits however many threads a process has: torchrun gives each rank one
         policy, steps = fitted(prior, env, settings)
         comparison = compared(prior, policy, env, settings)
+        if comparison.kl > TOO_FAR:
+            raise UsageError(
+                f"{name_of(prior)} gives actions of a policy that was fitted to it {-comparison.kl:.3g} nats a step: "
+                "its log_prob is no log-density of actions; look at its sum over the numbers of an action, its "
+                "units, and what it gives where it knows nothing"
+            )
         probes = fingerprint(prior, policy, env, settings)
     say(comparison.sentence(name_of(prior)))
+    if isinstance(prior, ScoredPrior) and len(probes["exact.log_probs"].unique()) == 1:
+        say(f"{name_of(prior)} gives all actions the same log-probability, so that it holds the policy to nothing")
     card = {"which": "clone", "clone_of": comparison.as_dict() | {"prior": name_of(prior), "steps": steps}}
     return SavedPolicy(frozen(policy), None, card), policy_bytes(policy, card, extra=probes)
 

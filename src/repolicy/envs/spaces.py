@@ -68,6 +68,12 @@ def action_space(space: Any, name: str) -> ActionSpace:
         sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
         first = np.ravel(getattr(space, "start", 0))
         return ActionSpace("discrete", tuple(map(int, sizes)), _floats(first) if first.any() else ())
+    if isinstance(space, spaces.Box):
+        raise UsageError(
+            f"environment {name!r} has a Box of whole numbers ({space.dtype}) for actions, and a density needs real "
+            "ones: declare it as MultiDiscrete, with the count of choices and the first (start) of each number, or as "
+            "a Box of float32"
+        )
     raise UsageError(
         f"environment {name!r} has actions of kind {space}; Repolicy takes Box, Discrete and MultiDiscrete"
     )

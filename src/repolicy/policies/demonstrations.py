@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, UsageError, described, in_one_sentence
+from repolicy.policies.formats.torch_files import check_unpacked
 
 LEAST = 100  # steps
 SOME = np.zeros(1)
@@ -48,6 +49,8 @@ def _npz(path: Path) -> dict[str, np.ndarray]:
             file = np.load(stream, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise FileError(f"{path} is a single array; save observations and actions with np.savez")
+            assert file.zip is not None  # it is, until the file is closed
+            check_unpacked(file.zip, path.stat().st_size, str(path))
             arrays: dict[str, np.ndarray] = {
                 str(name): file[name] for name in ("observations", "actions", "ended") if name in file.files
             }

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from repolicy.errors import FileError, UsageError
+from repolicy.errors import FileError, RepolicyError, UsageError, described
+from repolicy.policies.storage import read
 
 FILE = "policy.safetensors"
 DOWNLOADED: set[Path] = set()  # by this process: files in a cache, which is no place for results
@@ -39,11 +40,17 @@ def place(reference: str | Path) -> Place:
 
 
 def downloaded(reference: str | Path) -> Path:
-    """The policy's file of a repository, in the hub's own cache on this machine."""
+    """The policy's file of a repository, in the hub's own cache on this machine; a damaged one is not kept there."""
     at = place(reference)
     hub = library()
     with in_sentences(at):
         path = Path(hub.hf_hub_download(at.repository, FILE, revision=at.revision, endpoint=hub.constants.ENDPOINT))
+    try:
+        read(path, "policy")
+    except FileError as error:
+        for each in (path.resolve(), path):  # the cache's own copy, and the link to it
+            each.unlink(missing_ok=True)
+        raise FileError(f"{at}: what came is no policy, and is removed from the cache: {error}") from None
     DOWNLOADED.add(path)
     return path
 
@@ -76,17 +83,22 @@ def in_sentences(at: Place) -> Iterator[None]:
         raise FileError(f"{at} needs a login: hf auth login") from None
     except errors.HFValidationError:
         raise UsageError(f"{at} is no name on the hub; write hf://USER/NAME or hf://USER/NAME@REVISION") from None
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        if status in (401, 403, 404):
-            raise FileError(
-                f"{at} is not there, or not for you: look at its name, and log in where it is private (hf auth login)"
-            ) from None
-        raise FileError(f"{at}: the hub answered with status {status}; try again later") from None
+    except RepolicyError:
+        raise
     except Exception as error:  # its client has classes of its own, for timeouts and broken connections
-        of_network = isinstance(error, OSError | errors.LocalEntryNotFoundError) or "http" in type(error).__module__
-        if not of_network:
-            raise
-        raise FileError(f"{at} cannot be reached: no network, or no hub ({type(error).__name__})") from None
+        cause: BaseException | None = error  # of what it says of its cache, the reason is behind it
+        while cause is not None and not isinstance(cause, errors.HfHubHTTPError):
+            cause = cause.__cause__
+        if cause is not None:
+            status = cause.response.status_code
+            if status in (401, 403, 404):
+                raise FileError(
+                    f"{at} is not there, or not for you: look at its name, and log in where it is private "
+                    "(hf auth login)"
+                ) from None
+            raise FileError(f"{at}: the hub answered with status {status}; try again later") from None
+        if isinstance(error, OSError | errors.LocalEntryNotFoundError) or "http" in type(error).__module__:
+            raise FileError(f"{at} cannot be reached: no network, or no hub ({type(error).__name__})") from None
+        raise FileError(f"{at}: the hub's answer cannot be used: {described(error)}") from error
     finally:
         log.setLevel(level)

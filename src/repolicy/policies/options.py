@@ -9,6 +9,7 @@ from typing import Any, Literal
 from repolicy.errors import UsageError
 
 LEAST, MOST = 1e-12, 1e12  # what single precision divides by and squares
+LEAST_STD = 1e-5  # with a smaller one, log-probabilities would be those of rounding errors of the mean
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ class Options:
 
 
 def _number(name: str, value: Any) -> float:
-    real = isinstance(value, Real) and not isinstance(value, bool)
-    if not real or not LEAST <= value <= MOST:
-        raise UsageError(f"--{name} is {reprlib.repr(value)}; it must be above 0, a number from {LEAST:g} to {MOST:g}")
+    real, least = isinstance(value, Real) and not isinstance(value, bool), LEAST_STD if name == "std" else LEAST
+    if not real or not least <= value <= MOST:
+        raise UsageError(f"--{name} is {reprlib.repr(value)}; it must be above 0, a number from {least:g} to {MOST:g}")
     return float(value)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from repolicy.errors import NumericError, UsageError, in_one_sentence
 from repolicy.policies.distributions import Distribution, Gaussian
+from repolicy.policies.options import LEAST_STD
 from repolicy.policies.policy import Policy, Prior
 from repolicy.policies.spaces import ActionSpace
 
@@ -59,8 +60,8 @@ class MeanPrior:
         self.program = mean if isinstance(mean, Program) else None
         self.remembers = self.program is not None
         self.std = _numbers(std)
-        if self.std.dim() > 1 or not bool((torch.isfinite(self.std) & (self.std > 0.0)).all()):
-            raise UsageError(f"the std of {self.name} is {std}; it must be above 0")
+        if self.std.dim() > 1 or not bool((torch.isfinite(self.std) & (self.std >= LEAST_STD * (1.0 - 1e-6))).all()):
+            raise UsageError(f"the std of {self.name} is {std}; it must be above 0, {LEAST_STD:g} or more")
 
     def placed(self, observation_size: int, actions: ActionSpace) -> Self:
         """The same prior for an environment with these spaces."""

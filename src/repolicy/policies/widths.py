@@ -5,12 +5,11 @@ from torch import Tensor
 
 from repolicy.errors import UsageError
 from repolicy.policies.demonstrations import Demonstrations, read_demonstrations
-from repolicy.policies.options import Options
+from repolicy.policies.options import LEAST_STD, Options
 from repolicy.policies.policy import Policy
 from repolicy.policies.priors import MeanPrior
 from repolicy.policies.spaces import ActionSpace
 
-LEAST = 1e-6  # with a smaller std, the recorded actions are the means themselves
 EDGE = 1.0 - 1e-4  # actions are clipped to ± this before atanh
 
 
@@ -53,7 +52,7 @@ def fitted_to(prior: Policy | MeanPrior, options: Options) -> tuple[Tensor, str]
         means = placed.follow(data.observations[:, None], ended[:, None], None)[0].mode()[:, 0]
         actions = data.actions
     std = (actions - means).double().square().mean(0).sqrt().float()
-    if not bool((std > LEAST).all()):
+    if not bool((std > LEAST_STD).all()):
         raise UsageError(
             f"the actions in {data.name} are the policy's own means, which tell no std: give one, such as --std 0.2"
         )

@@ -34,18 +34,31 @@ def recognized(content: bytes) -> bool:
 
 
 def load_model(path: Path) -> Any:
+    """The model, with whatever lies in files beside it read in, so that nobody else opens a file that it names."""
     try:
         import onnx
+        from google.protobuf.message import Message
     except ImportError:
         raise UsageError(
             f"{path} is an ONNX graph, which needs the package onnx: pip install 'repolicy[onnx]'"
         ) from None
     try:
-        return onnx.load_model_from_string(read_bytes(path))
+        model = onnx.load_model_from_string(read_bytes(path))
     except FileError:
         raise
     except Exception as error:  # protobuf's own, of several classes
         raise FileError(f"{path} is damaged, or no ONNX graph: {first_line(error)}") from None
+    waiting: list[Any] = [model]
+    while waiting:  # a tensor may be anywhere: in a sub-graph, in an attribute, in a function
+        message = waiting.pop()
+        if message.DESCRIPTOR.name == "TensorProto" and (message.data_location == 1 or message.external_data):
+            message.raw_data = _external(message, path)
+            message.ClearField("data_location")
+            message.ClearField("external_data")
+        for field, value in message.ListFields():
+            if field.message_type is not None:
+                waiting += [value] if isinstance(value, Message) else value
+    return model
 
 
 def input_of(graph: Any, where: str) -> tuple[int, str]:
@@ -73,16 +86,11 @@ def attribute_of(attribute: Any, path: Path) -> Any:
 
 
 def array_of(tensor: Any, path: Path) -> Array:
-    """A constant, from the graph or from the file beside it."""
+    """A constant of the graph."""
     if tensor.data_type not in TYPES:
         return np.empty(0, object)
     dtype, shape = np.dtype(TYPES[tensor.data_type]).newbyteorder("<"), tuple(tensor.dims)
-    if tensor.data_location == 1:
-        content = _external(tensor, path)
-    elif tensor.raw_data:
-        content = tensor.raw_data
-    else:
-        content = _inside(tensor, path).astype(dtype).tobytes()
+    content = tensor.raw_data or _inside(tensor, path).astype(dtype).tobytes()
     if math.prod(shape) * dtype.itemsize != len(content):
         raise FileError(f"{path} is damaged: {tensor.name} has the shape {list(shape)} and {len(content):,} bytes")
     return np.frombuffer(content, dtype).reshape(shape)

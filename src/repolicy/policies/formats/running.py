@@ -8,6 +8,7 @@ time, or mixes them up, it runs row by row.
 import contextlib
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from torch import Tensor
 from repolicy.errors import FileError, UsageError, described
 from repolicy.policies.formats.find import recognized
 from repolicy.policies.formats.onnx import left_out, unlike_an_action
-from repolicy.policies.formats.onnx_files import array_of, load_model
+from repolicy.policies.formats.onnx_files import load_model
 from repolicy.policies.priors import State
 
 TRIED = 3  # rows with which it is tested whether a file keeps rows apart
@@ -114,18 +115,18 @@ class Graph:
             import onnxruntime
         except ImportError:
             raise UsageError(f"{path} needs the package onnxruntime: pip install 'repolicy[onnx]'") from None
-        graph = load_model(path).graph
-        for tensor in graph.initializer:  # weights come from its own folder, or it is refused
-            array_of(tensor, path)
+        model = load_model(path)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4
         try:
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            self._session = onnxruntime.InferenceSession(
+                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
         except Exception as error:  # onnxruntime's own, of several classes
             raise FileError(f"{path} cannot be run by onnxruntime: {described(error)[:200]}") from None
-        self._path = path
-        self._source, shape, self._memory, self._shapes, self._action, self.notes = signature(graph, path)
+        self._path, self._options, self._thread = path, onnxruntime.RunOptions, ThreadPoolExecutor(1)
+        self._source, shape, self._memory, self._shapes, self._action, self.notes = signature(model.graph, path)
         self.remembers = bool(self._memory)
         self._one_by_one = shape[0] == 1
         if isinstance(shape[1], int):
@@ -139,9 +140,9 @@ class Graph:
         _check_same(first, again, self._path)
         if self._memory or self._one_by_one:
             return self.remembers
-        apart = np.stack([self._run(rows[n : n + 1], {})[0].reshape(-1) for n in range(TRIED)])
+        apart = np.stack([self.step(rows[n : n + 1], {})[0].reshape(-1) for n in range(TRIED)])
         try:
-            together = self._run(rows, {})[0]
+            together = self.step(rows, {})[0]
             self._one_by_one = together.shape != apart.shape or not np.allclose(together, apart, atol=1e-5)
         except Exception:  # onnxruntime's own, of several classes
             self._one_by_one = True
@@ -151,10 +152,20 @@ class Graph:
         return {name: torch.zeros(count, *shape) for name, shape in self._shapes.items()}
 
     def step(self, observations: np.ndarray, state: State) -> tuple[np.ndarray, State]:
+        """In a thread, for which this one waits: so Ctrl-C ends it, also where the graph has a loop without an end."""
+        options = self._options()
+        running = self._thread.submit(self._step, observations, state, options)
+        try:
+            return running.result()
+        except BaseException:
+            options.terminate = True
+            raise
+
+    def _step(self, observations: np.ndarray, state: State, options: Any) -> tuple[np.ndarray, State]:
         if not self._one_by_one and not self._memory:
-            return self._run(observations, {})[0], state
+            return self._run(observations, {}, options)[0], state
         rows = [
-            self._run(observations[n : n + 1], {name: memory[n].numpy() for name, memory in state.items()})
+            self._run(observations[n : n + 1], {name: memory[n].numpy() for name, memory in state.items()}, options)
             for n in range(len(observations))
         ]
         after = {
@@ -162,9 +173,11 @@ class Graph:
         }
         return np.concatenate([row[0] for row in rows]), after
 
-    def _run(self, observations: np.ndarray, memory: dict[str, np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+    def _run(
+        self, observations: np.ndarray, memory: dict[str, np.ndarray], options: Any
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
         wanted = [self._action, *self._memory.values()]
-        mean, *after = self._session.run(wanted, {self._source: observations} | memory)
+        mean, *after = self._session.run(wanted, {self._source: observations} | memory, options)
         return np.asarray(mean), after
 
 

@@ -24,7 +24,7 @@ DTYPES = {
     "ByteStorage": "u1",
     "BoolStorage": "b1",
 }
-BLOAT = 200  # how many times larger than in the zip an entry may become
+BLOAT, SMALL = 200, 2**20  # how many times larger a zip may become, and bytes that any may unpack to
 
 
 def open_zip(content: bytes, where: str) -> zipfile.ZipFile:
@@ -35,18 +35,23 @@ def open_zip(content: bytes, where: str) -> zipfile.ZipFile:
         raise FileError(f"{where} is no whole zip: {error}") from None
     if not archive.infolist() or min(info.header_offset for info in archive.infolist()):
         raise FileError(f"{where} is no whole zip: its table of contents does not begin where the file does")
+    check_unpacked(archive, len(content), where)
     return archive
 
 
+def check_unpacked(archive: zipfile.ZipFile, size: int, where: str) -> None:
+    """Raise where a zip of this size says that its entries unpack to bytes out of all proportion."""
+    unpacked = sum(info.file_size for info in archive.infolist())
+    if unpacked > BLOAT * size + SMALL:
+        raise FileError(f"{where} is refused: its {size:,} bytes would unpack to {unpacked:,}, out of all proportion")
+
+
 def entry(archive: zipfile.ZipFile, name: str, where: str) -> bytes:
-    """An entry's bytes, unless the entry is missing, damaged, or blown up out of proportion."""
+    """An entry's bytes, unless the entry is missing or damaged."""
     if name not in archive.NameToInfo:
         raise FileError(f"{where} is not whole: {name} is missing in it")
-    info = archive.getinfo(name)
-    if info.file_size > BLOAT * info.compress_size + 2**20:
-        raise FileError(f"{where} is refused: {name} would unpack to {info.file_size:,} bytes out of all proportion")
     try:
-        return archive.read(info)
+        return archive.read(name)
     except Exception as error:  # zipfile's, zlib's, lzma's and bz2's, of many classes
         raise FileError(f"{where} is damaged: {name} cannot be unpacked ({error})") from None
 
