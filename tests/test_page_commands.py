@@ -123,7 +123,7 @@ def quick(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sweep, "work", worked)
 
 
-def filmed(shots: Sequence[film.Shot]) -> list[bytes]:
+def filmed(shots: Sequence[film.Shot], say: object = None) -> list[bytes]:
     """Two pictures of an environment that draws itself; MuJoCo's films have tests of their own."""
     for shot in shots:
         film._check(shot)

@@ -11,13 +11,13 @@ from PIL import Image
 from tiny_envs import tiny
 
 from repolicy.envs.addons import combined
-from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
+from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.policies.file import SavedPolicy, read_policy, save_policy
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.spaces import ActionSpace
 from repolicy.report import film, scenes
 from repolicy.report.film import QUALITIES, Shot, encoded, films
-from repolicy.report.scenes import Episode, played, story, typical, worst, wrong_at
+from repolicy.report.scenes import Episode, played, story, typical_and_worst, wrong_at
 
 USUAL = Episode(0, np.ones(100), False)
 
@@ -34,8 +34,14 @@ def saved(path: Path, prior: bool) -> SavedPolicy:
 
 
 def test_the_typical_one_is_in_the_middle_and_the_worst_at_the_end() -> None:
-    found = [Episode(seed, np.array([total]), False) for seed, total in enumerate([5.0, -1.0, 3.0, 100.0, 2.0])]
-    assert (typical(found).seed, worst(found).seed) == (2, 1)
+    """Of all that were evaluated, however many they are; only a further episode of an environment is not seen again."""
+    totals = np.array([5.0, -1.0, 3.0, 100.0, 2.0] + [3.5] * 44 + [-9.0, -99.0])
+    found = Evaluation(
+        env="", backend="gymnasium", stochastic=False, seed=0, basic=totals, addon=None, metric=None, lengths=totals,
+        log_policy=totals, log_prior=None,
+    )  # fmt: skip
+    (typical, worst), count = typical_and_worst(found)
+    assert (totals[typical], totals[worst], count) == (3.5, -9.0, 50)
 
 
 @pytest.mark.parametrize("step", [1, 2, 50, 81])
@@ -63,36 +69,35 @@ def test_a_little_less_is_nothing_wrong() -> None:
     assert wrong_at(Episode(1, np.full(100, 0.89), False), USUAL) == 1
 
 
-def test_episodes_are_those_of_an_evaluation_in_gymnasium() -> None:
+def test_an_episode_of_an_evaluation_is_played_again() -> None:
     addon = combined([f"{tiny('stay_near')}=2"])
-    found = played(agent(1), tiny("LinearQuadratic"), addon, 4)
     beside = evaluate(agent(1), tiny("LinearQuadratic"), 4, addon=addon, seed=EVALUATION_SEED)
+    found = [played(agent(1), tiny("LinearQuadratic"), addon, EVALUATION_SEED + place) for place in range(4)]
     np.testing.assert_allclose([episode.total for episode in found], beside.total, rtol=1e-5)
-    assert [episode.seed - EVALUATION_SEED for episode in found] == [0, 1, 2, 3]
     assert [len(episode.rewards) for episode in found] == beside.lengths.tolist()
-
-
-def test_there_is_an_end_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scenes, "MOST_STEPS", 3)
-    assert len(played(agent(2), tiny("Counter"), None, 50)) == 1
 
 
 @pytest.mark.parametrize("prior", [False, True])
 def test_a_page_has_the_prior_a_typical_episode_and_the_worst(tmp_path: Path, prior: bool) -> None:
     path = tmp_path / "policy.safetensors"
-    chosen = scenes.scenes(saved(path, prior), path, "InvertedPendulum-v4", None, 5)
-    found = played(agent(4, 3.0), "InvertedPendulum-v4", None, 5)
+    kept = saved(path, prior)
+    found = evaluate(kept.policy, "InvertedPendulum-v4", 20, seed=EVALUATION_SEED, backend="gymnasium")
+    chosen = scenes.scenes(kept, path, None, found)
+    typical, worst = (EVALUATION_SEED + place for place in typical_and_worst(found)[0])
+    assert worst == EVALUATION_SEED + found.basic.argmin()
     shots = [scene.shot for scene in chosen]
     assert [scene.kind for scene in chosen] == ["prior"] * prior + ["customized"] * 2
-    assert [shot.seed for shot in shots] == [typical(found).seed] * (1 + prior) + [worst(found).seed]
+    assert [shot.seed for shot in shots] == [typical] * (1 + prior) + [worst]
     assert [shot.which for shot in shots] == ["prior"] * prior + ["policy"] * 2
-    assert shots[-1].around == len(worst(found).rewards)
+    assert shots[-1].around == found.lengths[worst - EVALUATION_SEED]
     assert f"it ended early, at step {shots[-1].around}" in chosen[-1].caption
 
 
 def test_what_gymnasium_cannot_make_has_films_of_any_episode(tmp_path: Path) -> None:
     path = tmp_path / "policy.safetensors"
-    chosen = scenes.scenes(saved(path, True), path, "Nowhere-v0", None, 5)
+    found = evaluate(agent(4, 3.0), "InvertedPendulum-v4", 2, seed=EVALUATION_SEED)
+    assert found.backend == "envpool"
+    chosen = scenes.scenes(saved(path, True), path, None, found)
     assert [scene.caption for scene in chosen] == ["prior, from the same start", "customized, mean action"]
 
 
@@ -101,7 +106,7 @@ def test_a_film_shows_the_end_of_the_episode_and_no_more(tmp_path: Path) -> None
     """One picture a step: from ten steps before the one in the middle to the last that the episode has."""
     path = tmp_path / "policy.safetensors"
     saved(path, False)
-    steps = len(played(agent(4, 3.0), "InvertedPendulum-v4", None, 1)[0].rewards)
+    steps = len(played(agent(4, 3.0), "InvertedPendulum-v4", None, EVALUATION_SEED).rewards)
     shot = Shot(str(path), "InvertedPendulum-v4", seed=EVALUATION_SEED, seconds=9.0, width=96, height=64)
     assert steps > 13
     shots = [replace(shot, around=steps, format="gif"), replace(shot, seconds=0.8, around=steps, format="gif")]

@@ -11,7 +11,8 @@ from tiny_envs import tiny
 from repolicy.envs.evaluation import Column, Evaluation, evaluate
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.spaces import ActionSpace
-from repolicy.report.verdict import advice, basis, difference, verdict
+from repolicy.report.verdict import advice, basis, difference
+from repolicy.report.verdict import verdict as judged
 
 HALF = np.array([-1.0, 1.0] * 25)  # 50 episodes with a mean of 0 and a variance of 50 / 49
 
@@ -30,6 +31,10 @@ def evaluated(
     )
 
 
+def verdict(prior: Evaluation, customized: Evaluation) -> str:
+    return judged([(prior, customized)])
+
+
 def test_the_error_is_that_of_two_sets_of_episodes() -> None:
     found = difference(Column("", np.array([1.0, 3.0])), Column("", np.array([10.0, 14.0, 18.0])))
     assert found.value == 12.0
@@ -40,8 +45,12 @@ def test_episodes_that_began_alike_are_compared_one_by_one() -> None:
     """Starts are worth ±100 to either policy, and the new one gains 10 ± 1 at each of them."""
     before, after = (100 * HALF, 100 * HALF + 10 + np.roll(HALF, 1) / 7), 0 * HALF
     prior = evaluated(before[0], after, seed=5)
-    assert verdict(prior, evaluated(before[1], after, seed=5)).startswith("better than its prior by 10.000 ± 0.020 in")
-    assert verdict(prior, evaluated(before[1], after, seed=6)).startswith("no better than its prior: the difference in")
+    assert verdict(prior, evaluated(before[1], after, seed=5)).startswith(
+        "better than its prior in total: by 10.000 ± 0.020"
+    )
+    assert verdict(prior, evaluated(before[1], after, seed=6)).startswith(
+        "no better than its prior in total: a difference"
+    )
     fewer = evaluated(before[1][:40], after[:40], seed=5)
     assert verdict(prior, fewer).startswith("no better than its prior")
 
@@ -50,17 +59,17 @@ def test_better_at_a_price() -> None:
     """7² / 49 makes a standard error of one a set, so that of the difference is √2."""
     prior, after = evaluated(7 * HALF + 7600, 0 * HALF - 3900), evaluated(7 * HALF + 6742, 0 * HALF - 2391, (212,))
     assert verdict(prior, after) == (
-        "better than its prior by 651.0 ± 1.4 (18 %) in total; "
+        "better than its prior in total: by 651.0 ± 1.4 (18 %); "
         "it lost 858.0 of the basic reward to gain 1,509.0 of the wish; "
         "1 of 50 episodes ended early, at step 212 (of the prior's: none)"
     )
-    assert basis(after).startswith("50 episodes each with the mean action")
+    assert basis([after]).startswith("50 episodes each with the mean action")
 
 
 def test_worse() -> None:
     prior, after = evaluated(HALF + 100, HALF, (7,)), evaluated(HALF + 90, HALF - 10, (30, 20))
     assert verdict(prior, after) == (
-        "worse than its prior by 20.00 ± 0.40 (20 %) in total; "
+        "worse than its prior in total: by 20.00 ± 0.40 (20 %); "
         "it lost 10.00 of the basic reward and lost 10.00 of the wish; "
         "2 of 50 episodes ended early, the first at step 20 (of the prior's: 1)"
     )
@@ -70,8 +79,10 @@ def test_a_difference_within_its_error_is_none() -> None:
     prior = evaluated(100 * HALF, 0 * HALF)
     for shift, better in ((40.0, False), (41.0, True)):  # twice √(2 · 100² / 49) is 40.4
         said = verdict(prior, evaluated(100 * HALF + shift, 0 * HALF))
-        assert said.startswith("better than its prior by 41 ± 20 in total" if better else "no better than its prior: ")
-    assert "the difference in total is 40 ± 20, less than two standard errors" in verdict(
+        assert said.startswith(
+            "better than its prior in total: by 41 ± 20" if better else "no better than its prior in total: "
+        )
+    assert "a difference of 40 ± 20 is less than two standard errors" in verdict(
         prior, evaluated(100 * HALF + 40, 0 * HALF)
     )
     assert "it showed no certain change of the basic reward (40 ± 20)" in verdict(
@@ -81,7 +92,7 @@ def test_a_difference_within_its_error_is_none() -> None:
 
 def test_a_share_is_not_nothing() -> None:
     said = verdict(evaluated(HALF + 10_000, None), evaluated(HALF + 10_020, None))
-    assert said == "better than its prior by 20.00 ± 0.20 (under 1 %) of the basic reward"
+    assert said == "better than its prior in the basic reward: by 20.00 ± 0.20 (under 1 %)"
 
 
 def test_the_same_policy_is_no_better() -> None:
@@ -91,24 +102,24 @@ def test_the_same_policy_is_no_better() -> None:
 
 def test_one_episode_proves_nothing() -> None:
     one, two = evaluated(np.array([1.0]), np.array([0.0])), evaluated(np.array([1000.0]), np.array([0.0]))
-    assert verdict(one, two).startswith("not known to be better than its prior: one episode each, +999.0 in total")
+    assert verdict(one, two).startswith("not known to be better than its prior in total: one episode each, +999.0")
 
 
 def test_of_a_negative_reward_no_share_is_gained() -> None:
     said = verdict(evaluated(HALF - 100, 0 * HALF), evaluated(HALF - 50, 0 * HALF))
-    assert said.startswith("better than its prior by 50.00 ± 0.20 in total")
+    assert said.startswith("better than its prior in total: by 50.00 ± 0.20")
     assert "%" not in said
 
 
 def test_without_a_basic_reward_the_wish_alone_is_judged() -> None:
     unknown = np.full(50, np.nan)
     said = verdict(evaluated(unknown, HALF + 10), evaluated(unknown, HALF + 20))
-    assert said.startswith("better than its prior by 10.00 ± 0.20 (100 %) of the wish; the environment tells no basic")
+    assert said.startswith("better than its prior in the wish: by 10.00 ± 0.20 (100 %); the environment tells no basic")
 
 
 def test_without_an_add_on_the_basic_reward_is_judged() -> None:
     said = verdict(evaluated(HALF + 10, None), evaluated(HALF + 20, None))
-    assert said == "better than its prior by 10.00 ± 0.20 (100 %) of the basic reward"
+    assert said == "better than its prior in the basic reward: by 10.00 ± 0.20 (100 %)"
 
 
 def test_an_evaluation_knows_which_episodes_the_environment_ended() -> None:
@@ -133,8 +144,39 @@ def test_a_step_weighs_the_same_in_an_episode_of_any_length() -> None:
     assert found.columns["log_prior_a_step"].std == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize(("change", "told"), [(-20.0, True), (20.0, False), (-0.1, False)])
-def test_what_to_try_is_told_where_it_is_worse_for_sure(change: float, told: bool) -> None:
-    prior, now = evaluated(100.0 + HALF, 0.0 * HALF), evaluated(100.0 + change + HALF, 0.0 * HALF)
-    found = advice(prior, now)
-    assert bool(found) == told == ("--steps" in found) == ("--omega" in found)
+def both(by_mean: float, by_samples: float) -> list[tuple[Evaluation, Evaluation]]:
+    """Pairs whose totals change by so much, with the mean action and sampled ones."""
+    pairs = []
+    for change, sampled in ((by_mean, False), (by_samples, True)):
+        prior, now = evaluated(100.0 + HALF, 0.0 * HALF), evaluated(100.0 + change + HALF, 0.0 * HALF)
+        pairs.append((dataclasses.replace(prior, stochastic=sampled), dataclasses.replace(now, stochastic=sampled)))
+    return pairs
+
+
+def test_one_sentence_covers_both_kinds_of_action() -> None:
+    assert judged(both(20.0, 40.0)).startswith(
+        "better than its prior in total: by 20.00 ± 0.20 (20 %) with the mean action, "
+        "by 40.00 ± 0.20 (40 %) with sampled actions; with the mean action it gained 20.00"
+    )
+    assert judged(both(0.1, 40.0)).startswith(
+        "in total, beside its prior: no better with the mean action (a difference of 0.10 ± 0.20 is less than two "
+        "standard errors), better with sampled actions (by 40.00 ± 0.20 (40 %)); with sampled actions it gained 40.00"
+    )
+
+
+@pytest.mark.parametrize(
+    ("by_mean", "by_samples", "drift", "explained", "told"),
+    [
+        (20.0, 40.0, 0.01, -1.0, ""),
+        (0.1, 40.0, 0.01, 0.5, ""),  # a clear success by sampled actions is no doubtful one
+        (-20.0, 40.0, 2.0, 0.5, "to hold it more: a larger --omega"),
+        (-20.0, -40.0, 2.0, -1.5, "explained nothing (explained variance -1.5)"),
+        (0.1, 0.1, 0.01, 0.5, "hardly moved: more --steps, or less --omega"),
+        (0.1, 0.1, 2.0, 0.5, "moved 2 nats a step away for no certain gain"),
+    ],
+)
+def test_hints_follow_the_verdict(by_mean: float, by_samples: float, drift: float, explained: float, told: str) -> None:
+    found = advice(both(by_mean, by_samples), drift, explained, "--omega")
+    assert told in found
+    assert bool(found) == bool(told)
+    assert not ("hold it more" in found and "less --omega" in found)

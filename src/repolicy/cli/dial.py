@@ -90,7 +90,6 @@ class Dial:
         from repolicy.policies.finding import beside as where
         from repolicy.policies.storage import check_place
         from repolicy.report.dial import as_dict, measured, points_of, write_dial_report
-        from repolicy.report.numbers import number
         from repolicy.report.sweep import headings, rows
 
         path, saved = turning.path, turning.saved
@@ -112,8 +111,8 @@ class Dial:
                 lambda done: status.update(f"{env}: {done} of {len(turning.positions)} positions"),
             )  # fmt: skip
             status.update("films")
-            report = write_dial_report(turning, swept)
-        title, points = " and ".join(map(str, turning.trained)), rows(swept, shown=lambda column: number(column.mean))
+            report = write_dial_report(turning, swept, terminal.say)
+        title, points = " and ".join(map(str, turning.trained)), rows(swept, with_std=False)
         if not turning.trained:
             title = f"from the prior (0) to the customized policy (1), {turning.how}"
             points = points[1:]  # the first position is the prior

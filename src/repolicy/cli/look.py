@@ -154,7 +154,7 @@ class Render:
                 own = Path(folder, "policy.safetensors")
                 write_bytes(own, own_bytes(path, read_policy(path, self.reading)))
                 shot = replace(shot, policy=str(own))
-            [content] = films([shot])
+            [content] = films([shot], lambda sentence: print(sentence, file=sys.stderr))
         write_bytes(out, content)
         print(f"film: {out}", file=sys.stderr)
         return {"file": str(out), "env": env, "seconds": self.seconds}

@@ -95,7 +95,6 @@ class Sweep:
         from repolicy.engine.terminal import Terminal
         from repolicy.many.sweep import in_order, sweep
         from repolicy.many.tradeoff import as_dict
-        from repolicy.report.numbers import number
         from repolicy.report.sweep import headings, rows, write_sweep_report
 
         omegas = in_order(self.omega)
@@ -111,12 +110,16 @@ class Sweep:
                 ),
             )  # fmt: skip
             status.update("films")
-            report = write_sweep_report(swept)
-        points = rows(swept, shown=lambda column: number(column.mean))
+            report = write_sweep_report(swept, terminal.say)
+        points = rows(swept, with_std=False)
         terminal.say(swept.verdict)
         terminal.numbers(f"{swept.request['env']}: what each ω′ keeps and gains", headings(swept), points)
-        if swept.knee is not None:
-            point = swept.points[swept.knee]
-            terminal.say(f"its policy: {point.policy}; to train it for longer: {swept.longer(point)}")
+        chosen = swept.knee if swept.knee is not None else swept.best
+        if chosen is not None:
+            point = swept.points[chosen]
+            terminal.say(
+                f"the policy of {swept.name(point)}{swept.marks(chosen)}: {point.policy}; "
+                f"to train it for longer: {swept.longer(point)}"
+            )
         terminal.say(f"report: {report}")
         return as_dict(swept) | {"folder": str(self.folder), "report": str(report)}

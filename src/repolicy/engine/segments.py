@@ -18,7 +18,7 @@ from torch import Tensor
 from repolicy.engine import ranks
 from repolicy.engine.candidate import CAREFUL, Candidate, clearly_better
 from repolicy.engine.conditioned import ConditionedWorker
-from repolicy.engine.doubts import Standing, doubt
+from repolicy.engine.doubts import Standing
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import keep_freed_memory, versions
 from repolicy.engine.request import Request, derived_seed
@@ -38,7 +38,6 @@ from repolicy.policies.priors import Exact, MeanPrior
 from repolicy.policies.storage import write
 
 ENDED_EARLY = "evaluation_ended_early"
-FEWEST = 10  # iterations of a run that can be doubted
 
 
 class Segments:
@@ -55,7 +54,6 @@ class Segments:
         self.worker = worker_class(request, None if saved is None else saved.policy, team, exact)
         self.segment = 0
         self.candidate: Candidate | None = None  # to be handed out instead of the last policy
-        self.start: Standing | None = None  # how the prior does, by what the run is for
         self.notes: list[str] = []  # what is to be said of the segment that ended
 
     def remaining(self, stop: Callable[[], bool]) -> Iterator[dict[str, float]]:
@@ -79,7 +77,6 @@ class Segments:
                         return
                     if worker.iteration == end:
                         metrics |= self.end()
-                        self.notes += [said] if (said := self.doubted(metrics)) else []
                     yield metrics | {"seconds": time.perf_counter() - started}
             self.segment += 1
             self.save()
@@ -129,7 +126,6 @@ class Segments:
         if self.comparable and metrics["evaluation_objective"] > highest:
             self.candidate = last
         if start:
-            self.start = self.standing(metrics)
             return metrics
         handed_out = self.chosen(last) if worker.iteration == worker.settings.iterations else last
         if handed_out is not last:
@@ -165,22 +161,6 @@ class Segments:
 
     def standing(self, metrics: dict[str, float]) -> Standing:
         return Standing(metrics[self.compared], metrics["evaluation_error"])
-
-    def doubted(self, metrics: dict[str, float]) -> str:
-        worker = self.worker
-        if self.start is None or worker.settings.iterations < FEWEST:
-            return ""
-        share, what = worker.iteration / worker.settings.iterations, "the add-on" if self.moves else "the objective"
-        drift, explained = metrics["prior_kl"], metrics["explained_variance"]
-        return doubt(self.start, self.standing(metrics), drift, explained, share, f"{what} of an episode", self.less)
-
-    @property
-    def less(self) -> str:
-        """What there may be less of, to hold the policy less; greedy has nothing that holds it."""
-        objective = self.worker.request.objective
-        if objective.omega == objective.alpha != 0 and not objective.dials:
-            return "weight of the prior (--alpha of kl, --omega of residual)"
-        return "--omega" if objective.omega else ""
 
     def evaluated(self) -> dict[str, float]:
         """The run's own objective and its parts, over a few episodes with sampled actions, the same in all segments."""
@@ -235,7 +215,6 @@ class Segments:
         if self.candidate is not None:
             state |= {f"candidate.{name}": value for name, value in self.candidate.policy.state_dict().items()}
             header["candidate"] = {"steps": self.candidate.steps, "evaluation": self.candidate.evaluation}
-        header |= {} if self.start is None else {"start": [self.start.mean, self.start.error]}
         self.folder.save(self.segment, state, header)
 
     def restore(self) -> list[str]:
@@ -264,7 +243,6 @@ class Segments:
             policy = frozen(worker.learner.policy)
             policy.load_state_dict({name: state[f"candidate.{name}"] for name in policy.state_dict()})
             self.candidate = Candidate(policy, **header["candidate"])
-        self.start = Standing(*header["start"]) if "start" in header else None
         worker.off_budget, worker.objective = header["off_budget"], Objective(**header["objective"])
 
     def learn_states(self) -> list[str]:

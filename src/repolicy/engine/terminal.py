@@ -6,11 +6,12 @@ Standard output is for the result alone.
 import contextlib
 import io
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -27,14 +28,8 @@ class Terminal(Console):
         self.print(sentence, soft_wrap=True)
 
     def numbers(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """A table whose numbers are whole: its headings break where the terminal is narrow, and then its lines."""
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 0), show_edge=False)
-        for place, heading in enumerate(headings):
-            widest = max((len(row[place]) for row in rows), default=0)
-            table.add_column(heading, justify="right" if place else "left", min_width=widest)
-        for row in rows:
-            table.add_row(*row)
-        self.print(table, crop=False)
+        """A table whose numbers are whole, however narrow the terminal is."""
+        self.say(f"{title}\n{laid_out(headings, rows)}")
 
     def facts(self, facts: Mapping[str, object]) -> None:
         """A name and what there is to say of it, a line each."""
@@ -48,6 +43,36 @@ class Terminal(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """Every text and every cell of a table comes by here, and some of it was written by others."""
         return super().render_str("\n".join(map(printable, text.split("\n"))), **options)
+
+
+def laid_out(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in plain text as wide as the terminal: headings break at words, columns that do not fit come below.
+
+    The first column stands before each group of columns.
+    """
+    widths = [
+        max(map(len, [*heading.split(), *(row[place] for row in rows)]), default=0)
+        for place, heading in enumerate(headings)
+    ]
+    room, groups = shutil.get_terminal_size().columns - widths[0], [list[int]()]
+    for place in range(1, len(widths)):
+        if groups[-1] and sum(widths[each] + 2 for each in [*groups[-1], place]) > room:
+            groups.append([])
+        groups[-1].append(place)
+    blocks = []
+    for group in groups:
+        heads = [textwrap.wrap(headings[place], widths[place]) for place in group]
+        tall = max(map(len, heads), default=0)
+        above = [["", *((head[line - tall :] or [""])[0] if len(head) >= tall - line else "" for head in heads)]
+                 for line in range(tall)]  # fmt: skip
+        if above:
+            above[-1][0] = headings[0]
+        lines = [*above, *([row[0], *(row[place] for place in group)] for row in rows)]
+        own = [widths[place] for place in group]
+        blocks += [
+            "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], own)]).rstrip() for line in lines)
+        ]
+    return "\n\n".join(blocks)
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from repolicy.policies.priors import MeanPrior, Scorer
 
 BLOCK = 20  # steps that are scored together
 EVALUATION_SEED = 10_000  # far from the small seeds that runs are trained with
+MOST_ENVS = 50  # that run side by side
 LONGEST = 10_000  # steps, after which an episode that does not end is counted as it stands
 
 
@@ -167,7 +168,7 @@ def evaluate(
     if episodes < 1:
         raise UsageError(f"episodes is {episodes}; it must be 1 or more")
     env = observing(env, agent.observation_size, backend)
-    with closing(make_envs(env, min(episodes, 50), seed, backend)) as envs:
+    with closing(make_envs(env, min(episodes, MOST_ENVS), seed, backend)) as envs:
         check_fit(agent, envs)
         return run_episodes(
             agent, envs, episodes, addon=addon, prior=prior, stochastic=stochastic, seed=seed, progress=progress,

@@ -111,6 +111,24 @@ class Found:
         """Index of the point at the bend of the trade-off, or None where it has none, or none that is certain."""
         return self._bend - 1 if self.in_a_row and self._bend > 0 and self._certain else None
 
+    @property
+    def best(self) -> int | None:
+        """Index of the point with the highest total reward, mean action; None where the basic reward is not known."""
+        if not self.basic_known or not self.points:
+            return None
+        totals = [(point.basic or 0.0) + point.addon for point in self.points]
+        return int(np.argmax(totals))
+
+    @property
+    def first(self) -> int:
+        """Index of the point that a page opens at: the best one, else the one at the bend, else the middle."""
+        return next((each for each in (self.best, self.knee) if each is not None), len(self.points) // 2)
+
+    def marks(self, index: int) -> str:
+        """What is to be said behind a point's name."""
+        words = [word for word, place in (("knee", self.knee), ("best total", self.best)) if place == index]
+        return f" ({', '.join(words)})" if words else ""
+
     @cached_property
     def _bend(self) -> int:
         """The same of the means, as they are: 0 is the prior, for a trade-off that is a line, or no gain."""

@@ -59,7 +59,9 @@ class Meaning(NamedTuple):
 
 
 MEANINGS = {
-    "omega": Meaning("ω′", "ω′, the weight on the old behavior", "more of the wish", "prior"),
+    "omega": Meaning(
+        "ω′", "ω′, the weight on the old behavior", "less weight on the prior", "more weight on the prior"
+    ),
     "alpha": Meaning("α̂", "α̂, the weight on variety", "less variety", "more variety"),
 }
 
@@ -201,9 +203,9 @@ def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lam
     )  # fmt: skip
 
 
-def write_dial_report(dial: Turning, swept: Found) -> Path:
+def write_dial_report(dial: Turning, swept: Found, say: Callable[[str], None] = lambda _: None) -> Path:
     """Film every position, and write `report.html` and `dial.json` into the dial's folder."""
-    pictures, complaint = _filmed(dial)
+    pictures, complaint = _filmed(dial, say)
     write_json(dial.out / "dial.json", as_dict(dial, swept))
     path = dial.out / "report.html"
     write_bytes(path, _html(dial, swept, pictures, complaint).encode())
@@ -245,14 +247,14 @@ def points_of(sweep: Path, env: str, wishes: Sequence[str]) -> tuple[Beside, ...
     return tuple(found)
 
 
-def _filmed(dial: Turning) -> tuple[list[bytes | None], str]:
+def _filmed(dial: Turning, say: Callable[[str], None]) -> tuple[list[bytes | None], str]:
     """A film of each position, from files, because films are made from files."""
     with tempfile.TemporaryDirectory(prefix="repolicy-dial-") as folder:
         files = [Path(folder, f"{index}.safetensors") for index in range(len(dial.positions))]
         for position, file in zip(dial.positions, files, strict=True):
             dial.save(position, file)
         shots = [Shot(str(file), dial.env) for file in files]
-        return filmed([Shot(str(files[0]), dial.env, which="prior"), *shots] if dial.trained else shots)
+        return filmed([Shot(str(files[0]), dial.env, which="prior"), *shots] if dial.trained else shots, say)
 
 
 def _lead(dial: Turning, swept: Found) -> str:
@@ -268,11 +270,10 @@ def _lead(dial: Turning, swept: Found) -> str:
 
 
 def _sliders(dial: Turning, swept: Found) -> list[str]:
-    """One for each dial, in the middle at first; that of one dial begins at its bend."""
+    """One for each dial, in the middle at first; that of one dial begins at its best position."""
     if swept.in_a_row:
-        first = len(POSITIONS) // 2 if swept.knee is None else swept.knee
         *_, left, right = meaning(dial.trained[0]) if dial.trained else ("prior", "customized")
-        return [slider(swept, first, left, right)]
+        return [slider(swept, swept.first, left, right)]
     return [
         one_slider(f"dial-{index}", what.weight, [f"{what.letter} {exactly(stop)}" for stop in stops], len(stops) // 2,
                    what.low, what.high)

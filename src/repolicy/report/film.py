@@ -12,13 +12,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from repolicy.engine.display import SECONDS_BETWEEN_LINES, clock
 from repolicy.envs.envpool import EnvPoolEnvs
 from repolicy.envs.evaluation import check_fit
 from repolicy.envs.gymnasium import GymnasiumEnvs
@@ -36,6 +38,7 @@ CANNOT_RENDER = (
 NO_RENDERER = 3  # the exit code of a process that found its graphics library unusable
 LIBRARIES = ("egl", "osmesa")
 FRAMES_A_SECOND = 25
+TELLS = "filming: "  # how a line begins that a user is to see
 FORMATS = ("mp4", "gif")
 QUALITIES = (28, 32, 36, 40, 44, 51)  # of H.264: the larger, the coarser
 
@@ -63,15 +66,18 @@ class Shot:
     """How large the film may be; it is made coarser until it fits. 0: as large as it gets."""
 
 
-def films(shots: Sequence[Shot]) -> list[bytes]:
-    """Make the films; raise CANNOT_RENDER where there is nothing to render with."""
+def films(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -> list[bytes]:
+    """Make the films; raise CANNOT_RENDER where there is nothing to render with.
+
+    `say` hears how long it takes, as soon as the first pictures tell, and every ten seconds how far it is.
+    """
     for shot in shots:
         _check(shot)
     with tempfile.TemporaryDirectory(prefix="repolicy-film-") as folder:
         ready = [asdict(replace(shot, policy=str(find_policy(shot.policy).resolve()))) for shot in shots]
         Path(folder, "shots.json").write_text(json.dumps(ready))
         for library in libraries():
-            code, output = _in_its_own_process(folder, library)
+            code, output = _in_its_own_process(folder, library, say)
             if code == 0:
                 return [Path(folder, str(index)).read_bytes() for index in range(len(shots))]
             sentence = output.removeprefix("repolicy: ")
@@ -100,13 +106,19 @@ def libraries() -> tuple[str, ...]:
     return (wanted,) if wanted in LIBRARIES else LIBRARIES
 
 
-def _in_its_own_process(folder: str, library: str) -> tuple[int, str]:
+def _in_its_own_process(folder: str, library: str, say: Callable[[str], None]) -> tuple[int, str]:
     """(exit code, last line that it said)."""
     environment = os.environ | {"MUJOCO_GL": library, "PYOPENGL_PLATFORM": library, "SDL_VIDEODRIVER": "dummy"}
     program = [*PYTHON, "-W", "ignore", "-c", "from repolicy.report.film import main; main()", folder]
-    done = subprocess.run(program, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
-    lines = done.stderr.decode(errors="replace").strip().splitlines()
-    return done.returncode, lines[-1] if lines else ""
+    with tempfile.TemporaryFile() as errors:
+        with subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=errors) as process:
+            assert process.stdout is not None
+            for line in process.stdout:  # environments may print there, too
+                if (words := line.decode(errors="replace").strip()).startswith(TELLS):
+                    say(words)
+        errors.seek(0)
+        lines = errors.read().decode(errors="replace").strip().splitlines()
+    return process.returncode, lines[-1] if lines else ""
 
 
 # In the process that renders ------------------------------------------------------------------------------------------
@@ -119,9 +131,10 @@ def main() -> None:
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     try:
-        for index, values in enumerate(json.loads((folder / "shots.json").read_text())):
-            shot = Shot(**values)
-            (folder / str(index)).write_bytes(encoded(*frames(shot), shot.format, shot.most_bytes))
+        shots = [Shot(**values) for values in json.loads((folder / "shots.json").read_text())]
+        seen = teller(shots)
+        for index, shot in enumerate(shots):
+            (folder / str(index)).write_bytes(encoded(*frames(shot, seen), shot.format, shot.most_bytes))
             gc.collect()  # a renderer that Python frees later would break the next film
     except RepolicyError as error:
         print(f"repolicy: {error}", file=sys.stderr)
@@ -134,11 +147,29 @@ def main() -> None:
     os._exit(code)  # some drivers crash while Python takes itself apart
 
 
+def teller(shots: Sequence[Shot]) -> Callable[[], None]:
+    """What is called after each picture; it prints how long all will take, and now and then how long it still takes."""
+    total, done, began, shown = sum(round(shot.seconds * FRAMES_A_SECOND) for shot in shots), 0, 0.0, 0.0
+
+    def seen() -> None:
+        nonlocal done, began, shown
+        now, done = time.monotonic(), done + 1
+        if done == 1:
+            began = now  # what comes before is the making of the environment
+        elif done == 5 or now - shown >= SECONDS_BETWEEN_LINES:
+            left = (now - began) / (done - 1) * max(total - done, 0)
+            counted = f"{len(shots)} film{'s' if len(shots) > 1 else ''}, {total:,} pictures"
+            print(f"{TELLS}{counted}, {min(done / total, 1):.0%} drawn, about {clock(left)} left", flush=True)
+            shown = now
+
+    return seen
+
+
 class _NoRendererError(Exception):
     """The graphics library cannot be loaded, or gives no picture."""
 
 
-def frames(shot: Shot) -> tuple[list[np.ndarray], float]:
+def frames(shot: Shot, seen: Callable[[], None] = lambda: None) -> tuple[list[np.ndarray], float]:
     """The pictures `[H, W, 3]` of a policy that takes its mean action, and how many make a second."""
     saved = read_policy(shot.policy)
     policy = saved.prior if shot.which == "prior" else saved.policy
@@ -164,6 +195,7 @@ def frames(shot: Shot) -> tuple[list[np.ndarray], float]:
         if shot.around and ended:
             break
         pictures.append(_picture(env, shot))
+        seen()
     batch.close()
     if all(picture.min() == picture.max() for picture in pictures):
         raise _NoRendererError

@@ -6,11 +6,13 @@ from repolicy.envs.evaluation import Column
 
 
 def number(value: float, like: float | None = None, plus: bool = False) -> str:
-    """As many digits as a reader wants: 5,896.5 · 0.542 · −3.100; or as many as `like` has."""
+    """As many digits as a reader wants: 5,896.5 · 0.54 · −3.10 · 0.0042; or as many as `like` has."""
     if not math.isfinite(value):
         return "unknown"
     size = abs(value if like is None else like)
-    digits = 0 if size >= 10_000 else 1 if size >= 20 else 3
+    digits = 0 if size >= 10_000 else 1 if size >= 20 else 2
+    if 1e-9 < size < 0.1:  # two that tell something
+        digits = 1 - math.floor(math.log10(size))
     value = round(value, digits) + 0.0  # what rounds to 0 has no sign
     return f"{value:{'+' if plus else ''},.{digits}f}".replace("-", "−")
 
@@ -28,9 +30,9 @@ def rounded(value: float, error: float, of: float | None = None) -> str:
     return f"{value:,.{min(digits, 3) if enough else digits}f}".replace("-", "−")
 
 
-def spread(column: Column) -> str:
-    """`mean ± std` of a quantity of each episode; of one episode there is no std."""
-    mean = column.mean
+def spread(column: Column, like: float | None = None) -> str:
+    """`mean ± std` of a quantity of each episode, with the digits of `like`; of one episode there is no std."""
+    mean, like = column.mean, column.mean if like is None else like
     if len(column.values) < 2 or not math.isfinite(mean):
-        return number(mean)
-    return f"{number(mean)} ± {number(column.std, like=mean)}"
+        return number(mean, like)
+    return f"{number(mean, like)} ± {number(column.std, like)}"

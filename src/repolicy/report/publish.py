@@ -111,8 +111,8 @@ def card(
         "tags: [reinforcement-learning, repolicy]", "---", "", f"# {at.repository.partition('/')[2]}: {title}", "",
     ]  # fmt: skip
     if saved.prior:
-        sentence = _plain(verdict(evaluations["prior"], evaluations["customized"], name_of_prior(saved.card)))
-        lines += [f"{sentence} ({basis(evaluations['customized'])}).", ""]
+        sentence = _plain(verdict([(evaluations["prior"], evaluations["customized"])], name_of_prior(saved.card)))
+        lines += [f"{sentence} ({basis([evaluations['customized']])}).", ""]
     if film:
         tag = f"![film]({film.name})" if film.suffix == ".gif" else f'<video src="{film.name}" controls></video>'
         lines += [tag, ""]

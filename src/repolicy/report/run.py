@@ -1,19 +1,25 @@
 """report.html: what a run changed, for a person to see, in one file that needs no other and no network."""
 
+import contextlib
+import math
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from repolicy.engine import ranks
 from repolicy.engine.defaults import customize_defaults, train_defaults
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.request import Request, options, words
 from repolicy.engine.settings import budget_of
+from repolicy.engine.terminal import laid_out
 from repolicy.envs.addons import Addon, at, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.envs.making import probed
+from repolicy.envs.names import in_gymnasium
+from repolicy.envs.step import Backend
 from repolicy.envs.trust import confirm
 from repolicy.errors import FileError, RepolicyError
 from repolicy.loading import file_sum
@@ -25,7 +31,7 @@ from repolicy.report.curves import learning
 from repolicy.report.film import Shot, films
 from repolicy.report.numbers import number, spread
 from repolicy.report.scenes import Scene, scenes
-from repolicy.report.verdict import Difference, action, advice, basis, differences, early, name_of_prior, verdict
+from repolicy.report.verdict import Difference, Pair, action, advice, basis, differences, early, name_of_prior, verdict
 
 FILM_SECONDS = 6.0
 EPISODES = 50
@@ -73,15 +79,16 @@ def write_report(
     say(f"report: {episodes} episodes each with the mean action and sampled ones")
     with ranks.one_thread():
         mean, sampled = (evaluations(saved, request, addon, episodes, how) for how in (False, True))
-    if "prior" in mean:
-        say(f"{verdict(mean['prior'], mean['customized'], name_of_prior(saved.card))} ({basis(mean['customized'])})")
-    say(as_text(*rewards(by_action(mean, sampled))))
-    if "prior" in mean and (sentence := advice(mean["prior"], mean["customized"])):
+    pairs = pairs_of(mean, sampled)
+    if pairs:
+        say(f"{verdict(pairs, name_of_prior(saved.card))} ({basis([after for _, after in pairs])})")
+    say(laid_out(*rewards(by_action(mean, sampled))))
+    if pairs and (sentence := hint(folder, request, pairs)):
         say(sentence)
     say("report: films")
     with ranks.one_thread():
-        chosen = scenes(saved, folder.policy, request["env"], addon, episodes)
-    pictures, complaint = filmed([scene.shot for scene in chosen])
+        chosen = scenes(saved, folder.policy, addon, [*mean.values()][-1])
+    pictures, complaint = filmed([scene.shot for scene in chosen], say)
     if complaint:
         say(f"report: no films, {complaint}")
     path = folder.path / "report.html"
@@ -93,25 +100,37 @@ def write_report(
 def evaluations(
     saved: SavedPolicy, request: dict[str, Any], addon: Addon | None, episodes: int, stochastic: bool
 ) -> dict[str, Evaluation]:
-    """The same seeds for all: prior and customized, or the policy alone."""
+    """The same seeds for all: prior and customized, or the policy alone; in Gymnasium where it has the environment.
+
+    There a film can show any of the episodes.
+    """
     who = {"policy": saved.policy} if saved.prior is None else {"prior": saved.prior, "customized": saved.policy}
     return {
         name: evaluate(
             policy, request["env"], episodes,
             addon=addon, prior=saved.prior, stochastic=stochastic, seed=EVALUATION_SEED,
-            backend=request["settings"]["backend"],
+            backend=backend_of(request),
         )
         for name, policy in who.items()
     }  # fmt: skip
 
 
-def filmed(shots: Sequence[Shot]) -> tuple[list[bytes | None], str]:
+def backend_of(request: dict[str, Any]) -> Backend:
+    """Gymnasium where it can make the environment, else the run's own."""
+    if in_gymnasium(request["env"]):
+        with contextlib.suppress(RepolicyError):
+            probed(request["env"], "gymnasium")
+            return "gymnasium"
+    return cast(Backend, request["settings"]["backend"])
+
+
+def filmed(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -> tuple[list[bytes | None], str]:
     """The films, all None with a sentence where that cannot be. Of many, each is smaller: a page stays small."""
     width, height = (480, 320) if len(shots) <= 3 else (360, 240)
     share = FILM_BYTES // max(1, len(shots))
     alike = [replace(shot, seconds=FILM_SECONDS, width=width, height=height, most_bytes=share) for shot in shots]
     try:
-        return list(films(alike)), ""
+        return list(films(alike, say)), ""
     except RepolicyError as error:
         return [None] * len(shots), str(error)
 
@@ -175,18 +194,12 @@ def rewards(evaluations: dict[str, Evaluation]) -> tuple[list[str], list[list[st
     """Headings and rows as in the paper's Table 2: total, basic, the add-on's metric, the add-on."""
     columns = [evaluation.columns for evaluation in evaluations.values()]
     titles = {name: column.title for each in columns for name, column in each.items()}
+    sizes = {name: max(abs(each[name].mean) for each in columns if name in each) for name in titles}
     rows = [
-        [who, *(spread(each[name]) if name in each else "–" for name in titles)]
+        [who, *(spread(each[name], sizes[name]) if name in each else "–" for name in titles)]
         for who, each in zip(evaluations, columns, strict=True)
     ]
     return ["", *titles.values()], rows
-
-
-def as_text(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in plain text, its columns aligned."""
-    lines = [list(headings), *map(list, rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 
 
 def tiles(evaluations: dict[str, Evaluation]) -> list[page.Tile]:
@@ -232,10 +245,24 @@ def _verdict(report: Report) -> str:
     if report.prior is None:
         words = early(report.mean["policy"])
         return page.verdict(words[0], f"With {action(report.mean['policy'])}") if words else ""
-    mean, sampled = report.mean["customized"], report.sampled["customized"]
+    pairs = pairs_of(report.mean, report.sampled)
     than = name_of_prior(report.saved.card)
-    beside = f"With {action(sampled)}: {verdict(report.sampled['prior'], sampled, than)}"
-    return page.verdict(verdict(report.prior, mean, than), f"{basis(mean)}. {beside}")
+    return page.verdict(verdict(pairs, than), basis([after for _, after in pairs]))
+
+
+def pairs_of(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> list[Pair]:
+    """Prior and customized, with the mean action and sampled; nothing where there is no prior."""
+    return [(each["prior"], each["customized"]) for each in (mean, sampled) if "prior" in each]
+
+
+def hint(folder: RunFolder, request: dict[str, Any], pairs: Sequence[Pair]) -> str:
+    """What to try after a run, from its verdict and the last that it logged; empty where it gained."""
+    logged, objective = folder.logged(), Objective(**request["objective"])
+    drift, explained = (
+        next((value for value in reversed(logged.get(name, [])) if value is not None), default)
+        for name, default in (("prior_kl", math.inf), ("explained_variance", 0.0))
+    )
+    return advice(pairs, drift, explained, "--omega" if objective.omega else "")
 
 
 def _distribution(evaluations: dict[str, Evaluation]) -> str:

@@ -10,18 +10,15 @@ import numpy as np
 import torch
 
 from repolicy.envs.addons import Addon
-from repolicy.envs.evaluation import EVALUATION_SEED, LONGEST
-from repolicy.envs.making import make_envs, observing
-from repolicy.envs.names import in_gymnasium
+from repolicy.envs.evaluation import LONGEST, MOST_ENVS, Evaluation
+from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
-from repolicy.errors import RepolicyError
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Agent
 from repolicy.report.film import Shot
 from repolicy.report.numbers import number
 
 AT_A_TIME = 20  # steps between looks at whether the episode has ended
-MOST_STEPS = 10_000  # in all, so that a report is not kept waiting
 BEHIND = 0.1  # an episode with this share less reward than the typical one has gone wrong
 
 
@@ -50,41 +47,39 @@ class Scene:
     kind: str = "customized"
 
 
-def scenes(saved: SavedPolicy, file: Path, env: str, addon: Addon | None, episodes: int) -> list[Scene]:
-    """The prior, where there is one, a typical episode from the same start, and the worst one."""
-    who = "policy" if saved.prior is None else "customized"
-    rollouts = _possibly(saved.policy, env, addon, episodes)
-    usual, last = (typical(rollouts), worst(rollouts)) if rollouts else (None, None)
+def scenes(saved: SavedPolicy, file: Path, addon: Addon | None, evaluation: Evaluation) -> list[Scene]:
+    """The prior, where there is one, a typical episode from the same start, and the worst one of the evaluation."""
+    who, env = "policy" if saved.prior is None else "customized", evaluation.env
+    usual, last, count = None, None, 0
+    if evaluation.backend == "gymnasium":
+        places, count = typical_and_worst(evaluation)
+        usual, last = (played(saved.policy, env, addon, evaluation.seed + place) for place in places)
     seed = usual.seed if usual else 0
-    typically = f"a typical episode of {len(rollouts)}, which earns {usual}"
+    typically = f"a typical episode of {count}, which earns {usual}"
     caption = f"{who}, {'mean action' if usual is None else typically}"
     chosen = [Scene(Shot(str(file), env, seed=seed), caption)]
     if saved.prior is not None:
         chosen.insert(0, Scene(Shot(str(file), env, "prior", seed=seed), "prior, from the same start", "prior"))
-    if usual and last and last is not usual:
+    if usual and last and last.seed != usual.seed:
         shot = Shot(str(file), env, seed=last.seed, around=wrong_at(last, usual) or 0)
-        chosen.append(Scene(shot, f"{who}, {story(last, usual, len(rollouts))}"))
+        chosen.append(Scene(shot, f"{who}, {story(last, usual, count)}"))
     return chosen
 
 
-def _possibly(agent: Agent, env: str, addon: Addon | None, episodes: int) -> list[Episode]:
-    """Nothing where Gymnasium does not have the environment, or cannot make it: then there is less to choose from."""
-    try:
-        return played(agent, env, addon, episodes) if in_gymnasium(env) else []
-    except RepolicyError:
-        return []
+def typical_and_worst(evaluation: Evaluation) -> tuple[tuple[int, int], int]:
+    """The episodes with the median and the lowest reward, as far as it is known, and of how many.
+
+    Of more episodes than environments, those that are the first of their environments: only these begin by its seed.
+    """
+    columns = evaluation.columns
+    name = next(each for each in ("total_reward", "basic_reward", "addon_reward", "length") if each in columns)
+    rewards = columns[name].values[:MOST_ENVS]
+    typical = int(np.argmin(np.abs(rewards - np.median(rewards))))
+    return (typical, int(np.argmin(rewards))), len(rewards)
 
 
-def played(agent: Agent, env: str, addon: Addon | None, episodes: int) -> list[Episode]:
-    """That many episodes, each in an environment of its own, or as many as there is time for; one at the least."""
-    env, rollouts, steps = observing(env, agent.observation_size, "gymnasium"), list[Episode](), 0
-    while len(rollouts) < episodes and steps < MOST_STEPS:
-        rollouts.append(_episode(agent, env, addon, EVALUATION_SEED + len(rollouts)))
-        steps += len(rollouts[-1].rewards)
-    return rollouts
-
-
-def _episode(agent: Agent, env: str, addon: Addon | None, seed: int) -> Episode:
+def played(agent: Agent, env: str, addon: Addon | None, seed: int) -> Episode:
+    """An episode in Gymnasium with the mean action, again."""
     envs = make_envs(env, 1, seed, "gymnasium")
     collector = Collector(envs, AT_A_TIME, torch.Generator(), keep_transitions=addon is not None)
     rewards: list[float] = []
@@ -100,16 +95,6 @@ def _episode(agent: Agent, env: str, addon: Addon | None, seed: int) -> Episode:
         if len(ended) or len(rewards) >= LONGEST:
             envs.close()
             return Episode(seed, np.array(rewards), bool(rollout.terminated[last, 0]))
-
-
-def typical(episodes: list[Episode]) -> Episode:
-    """The one whose reward is nearest to the median."""
-    middle = np.median([episode.total for episode in episodes])
-    return min(episodes, key=lambda episode: abs(episode.total - middle))
-
-
-def worst(episodes: list[Episode]) -> Episode:
-    return min(episodes, key=lambda episode: episode.total)
 
 
 def wrong_at(episode: Episode, usual: Episode) -> int | None:

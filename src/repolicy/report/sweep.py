@@ -43,12 +43,11 @@ show(turned());
 """
 
 
-def write_sweep_report(swept: Found) -> Path:
+def write_sweep_report(swept: Found, say: Callable[[str], None] = lambda _: None) -> Path:
     """Film the prior and every point, and write `report.html` into the sweep's folder."""
     env = swept.request["env"]
     files = [swept.prior.folder, *(point.policy for point in swept.points)]
-    pictures, complaint = filmed([Shot(str(file), env) for file in files])
-    index = swept.knee if swept.knee is not None else len(swept.points) // 2
+    pictures, complaint = filmed([Shot(str(file), env) for file in files], say)
     wanted, states = " + ".join(swept.request["addons"]), swept.request["states"]
     price = f"a price of {states:.3g} for a nat of new states; " if states else ""
     lead = (
@@ -58,7 +57,7 @@ def write_sweep_report(swept: Found) -> Path:
     parts = [
         page.section(
             "Choose ω′",
-            slider(swept, index, "add-on first", "prior first"),
+            slider(swept, swept.first, "add-on first", "prior first"),
             *verdicts(swept),
             page.films(figures(swept, pictures), complaint),
             *tables(swept),
@@ -101,15 +100,15 @@ def verdicts(swept: Found) -> list[str]:
     """The verdict on each point, and its numbers beside the prior's."""
     drawn, before = [], swept.prior.by_mean
     for index, point in enumerate(swept.points):
-        after = point.by_mean
-        sentence = page.verdict(f"{swept.name(point)}: {verdict(before, after)}", basis(after))
+        after, pairs = point.by_mean, [(before, point.by_mean), (swept.prior.by_samples, point.by_samples)]
+        sentence = page.verdict(f"{swept.name(point)}: {verdict(pairs)}", basis([each for _, each in pairs]))
         shown = page.tiles(tiles({"prior": before, "customized": after}))
         drawn.append(f'<div class="beneath" data-shown="{index}">{sentence}{shown}</div>')
     return drawn
 
 
 def slider(swept: Found, first: int, left: str, right: str) -> str:
-    names = [f"{swept.name(point)}{' (knee)' if i == swept.knee else ''}" for i, point in enumerate(swept.points)]
+    names = [f"{swept.name(point)}{swept.marks(i)}" for i, point in enumerate(swept.points)]
     return one_slider("omega", swept.letter, names, first, left, right)
 
 
@@ -149,9 +148,14 @@ def over(swept: Found) -> str:
 
 def legend(swept: Found) -> str:
     knee = "the dotted ring marks the knee" if swept.knee is not None else escape(swept.verdict)
+    best = (
+        f"the solid ring marks the highest total, {swept.name(swept.points[swept.best])}; "
+        if swept.best is not None
+        else ""
+    )
     return (
         "Rewards are of an episode; bars are two standard errors to each side. "
-        f"The grey dot is the prior; {knee}. A click on a point chooses it."
+        f"The grey dot is the prior; {escape(best)}{knee}. A click on a point chooses it."
     )
 
 
@@ -198,6 +202,8 @@ def tradeoff(swept: Found, beside: Sequence[Beside] = ()) -> str:
         where = f'cx="{px:.1f}" cy="{py:.1f}"'
         if index and index - 1 == swept.knee:
             drawn += f'<circle class="knee" {where} r="13"/>'
+        if index and index - 1 == swept.best:
+            drawn += f'<circle class="best" {where} r="10"/>'
         attributes = 'class="prior"' if index == 0 else f'class="point" data-point="{index - 1}"'
         tip = f"{name}: {_with_bar(x, dx)}, {_with_bar(y, dy)}"
         drawn += f'<circle {attributes} {where} r="6.5"><title>{escape(tip)}</title></circle>'
@@ -237,22 +243,33 @@ def _has_shares(swept: Found) -> bool:
     return swept.basic_known and (swept.prior.basic or 0.0) > 0
 
 
-def rows(swept: Found, shown: Callable[[Column], str] = spread) -> list[list[str]]:
+def rows(swept: Found, with_std: bool = True) -> list[list[str]]:
     """The trade-off, the prior first: what is kept of the basic reward, what the add-on gains, how far it is."""
-    lines = []
-    for index, point in enumerate([swept.prior, *swept.points]):
+    everyone, lines = [swept.prior, *swept.points], []
+    sizes = {
+        name: max(abs(point.by_mean.columns[name].mean) for point in everyone) for name in swept.prior.by_mean.columns
+    }
+    priors, kls = ([getattr(point, name) for point in everyone] for name in ("log_prior", "kl"))
+    for index, point in enumerate(everyone):
         columns = point.by_mean.columns
-        knee = " (knee)" if index and index - 1 == swept.knee else ""
-        line = ["prior" if index == 0 else (point.label or f"{point.omega:g}") + knee]
+
+        def shown(name: str, columns: dict[str, Column] = columns) -> str:
+            column = columns[name]
+            return spread(column, sizes[name]) if with_std else number(column.mean, sizes[name])
+
+        line = ["prior" if index == 0 else (point.label or f"{point.omega:g}") + swept.marks(index - 1)]
         if swept.basic_known:
-            line.append(shown(columns["basic_reward"]))
+            line.append(shown("basic_reward"))
         if _has_shares(swept):
             line.append(f"{(point.basic or 0.0) / (swept.prior.basic or 1.0):.0%}")
         if "metric" in columns:
-            line.append(shown(columns["metric"]))
-        gained = point.addon - swept.prior.addon
-        plus = "+" if gained >= 0 else ""
-        line += [shown(columns["addon_reward"]), "–" if index == 0 else plus + number(gained, like=point.addon)]
-        line += [shown(columns[name]) for name in [*swept.wishes, *(["total_reward"] if swept.basic_known else [])]]
-        lines.append([*line, number(point.log_prior), number(point.kl)])
+            line.append(shown("metric"))
+        gained = number(point.addon - swept.prior.addon, sizes["addon_reward"], plus=True)
+        line += [shown("addon_reward"), "–" if index == 0 else gained]
+        line += [shown(name) for name in [*swept.wishes, *(["total_reward"] if swept.basic_known else [])]]
+        lines.append([*line, number(point.log_prior, _largest(priors)), number(point.kl, _largest(kls))])
     return lines
+
+
+def _largest(values: Sequence[float]) -> float:
+    return max((abs(value) for value in values if math.isfinite(value)), default=0.0)

@@ -1,11 +1,12 @@
 """Whether a customized policy is better than its prior, in words and with the error of the claim.
 
-    verdict(prior, customized)      # "better than its prior by 653 ± 84 (18 %) in total; it lost 858 of the basic …"
+    verdict([(prior, customized)])      # "better than its prior in total: by 653 ± 84 (18 %); it lost 858 of the …"
 
 A difference counts where it is larger than two standard errors of the episodes that were run.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,9 @@ from repolicy.envs.evaluation import Column, Evaluation
 from repolicy.report.numbers import number, rounded
 
 ENOUGH = 2.0  # standard errors
-NAMES = {"total_reward": "in total", "basic_reward": "of the basic reward", "addon_reward": "of the wish"}
+DRIFT = 0.1  # nats a step from the prior, below which a policy has hardly moved
+IN = {"total_reward": "in total", "basic_reward": "in the basic reward", "addon_reward": "in the wish"}
+NAMES = {"basic_reward": "of the basic reward", "addon_reward": "of the wish"}
 
 
 @dataclass(frozen=True)
@@ -62,16 +65,27 @@ def differences(prior: Evaluation, customized: Evaluation) -> dict[str, Differen
     return {name: difference(before[name], after[name], drawn[0] == drawn[1]) for name in before if name in after}
 
 
-def verdict(prior: Evaluation, customized: Evaluation, than: str = "its prior") -> str:
-    """The sentence without a full stop: better, worse or neither, at what price, and how many episodes ended early."""
-    changes = differences(prior, customized)
-    name = _judging(changes)
-    parts = [_judged(changes[name], NAMES.get(name, "steps an episode"), than)]
+Pair = tuple[Evaluation, Evaluation]  # a prior's and the customized policy's, with the same kind of action
+
+
+def verdict(pairs: Sequence[Pair], than: str = "its prior") -> str:
+    """The sentence without a full stop: better, worse or neither by each kind of action, at what price, and who fell.
+
+    The price is that of the first kind of action by which there is a difference.
+    """
+    changes = [differences(*pair) for pair in pairs]
+    name = _judging(changes[0])
+    parts = [_judged([each[name] for each in changes], [action(pair[1]) for pair in pairs], name, than)]
+    which = next((index for index, each in enumerate(changes) if each[name].is_real), 0)
     if name == "total_reward":
-        parts.append(_price(changes["basic_reward"], changes["addon_reward"]))
+        where = f"with {action(pairs[which][1])} " if len(pairs) > 1 else ""
+        parts.append(where + _price(changes[which]["basic_reward"], changes[which]["addon_reward"]))
     elif name == "addon_reward":
         parts.append("the environment tells no basic reward, so what it cost is unknown")
-    return "; ".join([*parts, *early(customized, prior)])
+    for prior, customized in pairs:
+        with_what = f"with {action(customized)} " if len(pairs) > 1 else ""
+        parts += [with_what + sentence for sentence in early(customized, prior)]
+    return "; ".join(parts)
 
 
 def name_of_prior(card: dict[str, Any]) -> str:
@@ -79,30 +93,44 @@ def name_of_prior(card: dict[str, Any]) -> str:
     return "the clone of its prior" if "prior_is" in card else "its prior"
 
 
-def advice(prior: Evaluation, customized: Evaluation) -> str:
-    """What to try where the customized policy is worse than its prior; else empty."""
-    changes = differences(prior, customized)
-    change = changes[_judging(changes)]
-    if not change.is_real or change.value > 0:
+def advice(pairs: Sequence[Pair], drift: float, explained: float, holds: str) -> str:
+    """What to try, from the verdict alone: empty where any kind of action shows a gain and none shows a loss.
+
+    `drift` is how many nats a step the run ended from its prior, `explained` the share of the returns that its critic
+    explained, `holds` the option that holds it to the prior, or nothing.
+    """
+    name = _judging(differences(*pairs[0]))
+    real = [change.value for pair in pairs if (change := differences(*pair)[name]).is_real]
+    if real and min(real) > 0:
         return ""
+    if explained < 0.0:
+        return (
+            f"its critic explained nothing (explained variance {explained:.2g}): look less far ahead (--gamma 0.9), or "
+            "learn from more at a time (twice the --envs and --minibatch)"
+        )
+    if not real and drift < DRIFT:
+        return f"it has hardly moved: more --steps{f', or less {holds}' if holds else ''}"
+    if not real:
+        return f"it has moved {drift:.2g} nats a step away for no certain gain: more --steps, or more episodes to tell"
+    held = "a larger --omega, " if holds else ""
     return (
-        "where its steps were far fewer than the usual million: more of them (--steps); to hold it more: a larger "
-        "--omega, a price on new states (--states) or a smaller --kl-budget; to see whether the prior acts as it "
-        "should: repolicy diagnose"
+        f"where its steps were far fewer than the usual million: more of them (--steps); to hold it more: {held}"
+        "a price on new states (--states) or a smaller --kl-budget; to see whether the prior acts as it should: "
+        "repolicy diagnose"
     )
 
 
 def _judging(changes: dict[str, Difference]) -> str:
     """Which difference decides: in total, where that is known."""
-    return next(name for name in (*NAMES, "length") if name in changes)
+    return next(name for name in (*IN, "length") if name in changes)
 
 
-def basis(evaluation: Evaluation) -> str:
-    """What a verdict rests on: `50 episodes each with the mean action, from the same starts; …`."""
-    count = len(evaluation.basic)
+def basis(evaluations: Sequence[Evaluation]) -> str:
+    """What a verdict rests on: `50 episodes each with the mean action and sampled actions, from the same starts; …`."""
+    count = len(evaluations[0].basic)
     return (
-        f"{count} episode{'s' if count > 1 else ''} each with {action(evaluation)}, from the same starts; "
-        "± behind a difference is its standard error"
+        f"{count} episode{'s' if count > 1 else ''} each with {' and '.join(map(action, evaluations))}, from the same "
+        "starts; ± behind a difference is its standard error"
     )
 
 
@@ -121,12 +149,26 @@ def early(evaluation: Evaluation, prior: Evaluation | None = None) -> list[str]:
     return [f"{len(steps)} of {len(evaluation.basic)} episodes ended early, {when}{beside}"]
 
 
-def _judged(change: Difference, what: str, than: str) -> str:
+def _judged(changes: Sequence[Difference], actions: Sequence[str], name: str, than: str) -> str:
+    """`better than its prior in total: by 88 ± 24 (2 %) with the mean action, by 65 ± 30 with sampled actions`."""
+    what = IN.get(name, "in steps an episode")
+    words = [_one_judged(change) for change in changes]
+    if len({word for word, _ in words}) == 1:
+        each = [
+            f"{detail} with {how}" if len(words) > 1 else detail
+            for (_, detail), how in zip(words, actions, strict=True)
+        ]
+        return f"{words[0][0]} than {than} {what}: {', '.join(each)}"
+    each = [f"{word} with {how} ({detail})" for (word, detail), how in zip(words, actions, strict=True)]
+    return f"{what}, beside {than}: {', '.join(each)}"
+
+
+def _one_judged(change: Difference) -> tuple[str, str]:
     if math.isnan(change.error):
-        return f"not known to be better than {than}: one episode each, {number(change.value, plus=True)} {what}"
+        return "not known to be better", f"one episode each, {number(change.value, plus=True)}"
     if not change.is_real:
-        return f"no better than {than}: the difference {what} is {change}, less than two standard errors"
-    return f"{'better' if change.value > 0 else 'worse'} than {than} by {change.size}{change.share} {what}"
+        return "no better", f"a difference of {change} is less than two standard errors"
+    return "better" if change.value > 0 else "worse", f"by {change.size}{change.share}"
 
 
 def _price(basic: Difference, addon: Difference) -> str:
