@@ -156,7 +156,7 @@ def teller(shots: Sequence[Shot]) -> Callable[[], None]:
         now, done = time.monotonic(), done + 1
         if done == 1:
             began = now  # what comes before is the making of the environment
-        elif done == 5 or now - shown >= SECONDS_BETWEEN_LINES:
+        elif now - shown >= SECONDS_BETWEEN_LINES:  # the first time at the second picture
             left = (now - began) / (done - 1) * max(total - done, 0)
             counted = f"{len(shots)} film{'s' if len(shots) > 1 else ''}, {total:,} pictures"
             print(f"{TELLS}{counted}, {min(done / total, 1):.0%} drawn, about {clock(left)} left", flush=True)
