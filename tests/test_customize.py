@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
+from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, WithoutReward, tiny
 
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.request import Request, words
@@ -245,6 +245,24 @@ def test_a_wrong_add_on_is_refused_before_anything_is_measured(
         with pytest.raises(UsageError, match="add-on"):
             customize(prior, addon, out=tmp_path / "run", env=env, progress=True)
         assert "measuring" not in capsys.readouterr().err
+
+
+class Unweighed(WithoutReward):
+    """Tells of an energy that it weighs with 0, as some robots of Playground do."""
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], {"reward_energy": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("addon", "sentence"), [(tiny("constant"), "add --sparse"), ("energy", r":Unweighed\?energy_scale=-0\.001$")]
+)
+def test_a_reward_of_0_is_refused_before_anything_is_measured(
+    prior: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], addon: str, sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        customize(prior, addon, out=tmp_path / "run", env=f"{Path(__file__)}:Unweighed", progress=True)
+    assert "measuring" not in capsys.readouterr().err
 
 
 def test_a_rare_reward_is_accepted_where_it_is_announced(prior: Path, tmp_path: Path) -> None:

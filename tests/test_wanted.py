@@ -174,6 +174,40 @@ def test_a_prior_that_tells_nothing_or_not_for_certain_is_measured(card: dict[st
     assert said == []
 
 
+def near(observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Any) -> np.ndarray:
+    """Less than the environment pays, in which a nat is worth less, too."""
+    return -0.1 * np.square(after[..., 0])
+
+
+def far(observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Any) -> np.ndarray:
+    return 100.0 * np.square(after[..., 0])
+
+
+def test_a_wish_of_ten_times_the_weight_counts_ten_times() -> None:
+    """Omega does not move with it, whether it was measured in the wish or in the old reward."""
+    saved = SavedPolicy(optimum(), None, {})
+    for wish, sign, reward in (
+        ("near", "", "the environment's reward"),
+        ("far", "-", "the wish '{}' at weight 1"),
+    ):
+        found = [
+            for_customizing(Wanted("residual"), saved, LONG, (f"{HERE}{wish}={sign}{weight}",), FEW)
+            for weight in ("1", "10", "0..10" if not sign else "0.1")
+        ]
+        assert len({each.objective.omega for each in found}) == 1
+        assert f"what a nat of the prior is worth of {reward.format(wish)}, and states" in found[0].notes[0]
+    both = for_customizing(Wanted("residual"), saved, LONG, (f"{HERE}far=-3", f"{HERE}near=5"), FEW)
+    assert "of the wishes 'far' and 'near' at weight 1" in both.notes[0]
+    assert both.objective.omega == pytest.approx(found[0].objective.omega, rel=0.05)
+
+
+def test_a_card_tells_in_which_reward_it_was_measured() -> None:
+    worth = {"value": 0.25, "error": 0.01, "episodes": 32}
+    for addons, reward in (([], "the environment's reward"), (["height"], "the reward that it was trained with")):
+        saved = prior(request=told(0.7) | {"addons": addons}, nat_worth=worth)
+        assert f"worth of {reward}, and" in for_customizing(Wanted("residual"), saved, ENV, (), FEW).notes[0]
+
+
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan")])
 def test_a_budget_needs_an_alpha_to_begin_at(alpha: float) -> None:
     for asked in (Wanted("residual", "auto", alpha), Wanted("residual", None, alpha)):

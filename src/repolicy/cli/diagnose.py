@@ -40,7 +40,7 @@ class Diagnose:
         from repolicy.engine.ranks import one_thread
         from repolicy.engine.terminal import Terminal
         from repolicy.engine.weights import worth_in
-        from repolicy.envs.addons import check_env, combined
+        from repolicy.envs.addons import at_one, at_one_in_words, check_env, combined
         from repolicy.envs.making import with_roles
         from repolicy.policies.file import notes_of, read_policy
         from repolicy.policies.finding import find_policy
@@ -54,12 +54,12 @@ class Diagnose:
         env = with_roles(env, saved.policy.observation_size, self.backend)
         worth = worth_in(saved.card)
         with one_thread(), terminal.status(f"{env}: thrice {STEPS:,} steps in {ENVS} environments"):
-            diagnosis = diagnose(saved.policy, env, combined(self.addon), nat_worth=worth, backend=self.backend)
+            diagnosis = diagnose(saved.policy, env, combined(at_one(self.addon)), nat_worth=worth, backend=self.backend)
         check_addon(diagnosis)
         command = ["repolicy", "customize", self.prior, "--env", env]
         command += [word for name in self.addon for word in ("--addon", name)] + diagnosis.first
         command += self._reading()
-        _show(terminal, diagnosis, notes_of(saved.card), shlex.join(command))
+        _show(terminal, diagnosis, notes_of(saved.card), shlex.join(command), at_one_in_words(self.addon))
         return diagnosis.as_dict() | {"prior": str(path), "addons": list(self.addon), "command": shlex.join(command)}
 
     def _reading(self) -> list[str]:
@@ -69,7 +69,7 @@ class Diagnose:
         return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
-def _show(terminal: Any, diagnosis: "Diagnosis", notes: list[str], command: str) -> None:
+def _show(terminal: Any, diagnosis: "Diagnosis", notes: list[str], command: str, wish: str) -> None:
     from rich.table import Table
 
     terminal.say(diagnosis.verdict)
@@ -81,7 +81,7 @@ def _show(terminal: Any, diagnosis: "Diagnosis", notes: list[str], command: str)
         table.add_row(name, *cells)
     terminal.print(table)
     worths = diagnosis.worths
-    for worth, what in ((worths.basic, "the environment's reward"), (worths.addon, "the add-on")):
+    for worth, what in ((worths.basic, "the environment's reward"), (worths.addon, wish)):
         if worth is not None:
             known = "" if worth.is_known else ": not above 0 by more than chance, as sampled actions bring as much"
             terminal.say(f"a nat of log prior is worth {worth.value:.2g} ± {worth.error:.1g} of {what}{known}")
@@ -98,7 +98,7 @@ def _show(terminal: Any, diagnosis: "Diagnosis", notes: list[str], command: str)
 def _rows(drives: "tuple[Drive, ...]") -> dict[str, list[str]]:
     rows = {
         "return": [_spread(drive.as_dict().get("basic")) for drive in drives],
-        "add-on": [_spread(drive.as_dict()["addon"]) for drive in drives],
+        "add-on at weight 1": [_spread(drive.as_dict()["addon"]) for drive in drives],
         "steps an episode": [f"{drive.lengths.mean():,.0f}" for drive in drives],
         "ended before its time": [f"{drive.fell.mean():.0%}" for drive in drives],
         "std of an action": ["" if drive.std is None else f"{drive.std:.2g}" for drive in drives],

@@ -164,6 +164,7 @@ def customize(
         start.check_not_fitted_to_another(RunFolder(folder).prior)
         saved, content = start.saved, start.content
         assert saved is not None
+        notes += try_addon(saved.policy, env, wishes, settings, sparse)
         if isinstance(objective, Wanted):
             objective, settings, chosen = for_customizing(objective, saved, env, wishes, settings, say)
             notes += chosen
@@ -171,7 +172,8 @@ def customize(
             raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
         request = Request(env, objective, settings, wishes, hashlib.sha256(content).hexdigest(), sparse)
         check(request)
-        notes += try_addon(saved.policy, request)
+        if objective.reads_states:
+            check_learnable(saved.policy)
         return run(request, RunFolder(folder), resume, watchers, notes, content, patience, start)
 
 
@@ -199,19 +201,19 @@ def check_given(settings: object, watchers: object = (), kind: type = Settings) 
             raise UsageError(f"a {type(each).__name__} is no watcher; that has the methods begin, write, say and close")
 
 
-def try_addon(prior: Policy, request: Request) -> list[str]:
+def try_addon(prior: Policy, env: str, wishes: tuple[str, ...], settings: Settings, sparse: bool) -> list[str]:
     """Drive the prior for some steps and look at each add-on: its shape, whether it is finite, its range."""
-    if request.objective.reads_states:
-        check_learnable(prior)
-    rollout = trial(prior, request.env, request.settings)
+    rollout = trial(prior, env, settings)
     notes = []
-    for name in addons.at(request.addons):
+    for name in addons.at(wishes):
         addon = addons.combined([name])
         reward = addon.reward(*rollout.transitions)
         if addon.reported is not None:
             addon.metric(*rollout.transitions)
-        if reward.min() == reward.max() and not request.sparse:
+        if reward.min() == reward.max() and not sparse:
             why = "if it is meant to be that rare, add --sparse" if any(addon.weights) else "its weight is 0"
+            if any(addon.weights) and not reward.any() and (option := addons.option_of(name)):
+                why = f"{env} counts it with the weight 0, so name it as {env}{'&' if '?' in env else '?'}{option}"
             raise UsageError(
                 f"add-on {name!r} gave the same reward, {reward.min():g}, in all of {reward.size:,} trial steps; {why}"
             )

@@ -12,7 +12,7 @@ import torch
 from repolicy.engine.ranks import one_thread
 from repolicy.engine.request import spec_for
 from repolicy.engine.settings import Settings
-from repolicy.engine.weights import Weights, two_digits, weights_found, weights_of
+from repolicy.engine.weights import Weights, two_digits, weights_found, weights_of, wish_counts_more
 from repolicy.engine.worth import sought
 from repolicy.envs import addons
 from repolicy.envs.evaluation import check_fit
@@ -154,7 +154,7 @@ def _prices(
         if wanted.states is None and wanted.omega_to:
             return Prices(wanted.omega, *states_of_range(prior, env, wishes, settings, say))
         return Prices(wanted.omega, wanted.states or 0.0, [])
-    known, most = _weights(prior, env, wishes, settings, say)
+    known, most, reward = _weights(prior, env, wishes, settings, say)
     if known is None:
         if wanted.alpha_to or addons.dials(wishes):
             raise UsageError(
@@ -168,8 +168,8 @@ def _prices(
         return Prices("auto", wanted.states or 0.0, [note], most)
     states = known.states if wanted.states is None else wanted.states
     sentence = (
-        f"omega is {known.omega:.3g}, what a nat of the prior is worth, and states {states:.3g}, the weight of its "
-        "states; --omega and --states set others"
+        f"omega is {known.omega:.3g}, what a nat of the prior is worth of {reward}, and states {states:.3g}, the "
+        "weight of its states; --omega and --states set others"
     )
     return Prices(known.omega, states, [sentence])
 
@@ -182,7 +182,7 @@ def states_of_range(
     say: Callable[[str], None],
 ) -> tuple[float, list[str]]:
     """The weight of the prior's states beside several values of omega: without it, small ones stand still."""
-    known, _ = _weights(prior, env, wishes, settings, say, "--states")
+    known, *_ = _weights(prior, env, wishes, settings, say, "--states")
     if known is None:
         return 0.0, ["what a nat of the prior is worth cannot be told, so new states have no price; --states names one"]
     return known.states, [f"states is {known.states:.3g}, the weight of the prior's states; --states sets another"]
@@ -195,21 +195,26 @@ def _weights(
     settings: Settings,
     say: Callable[[str], None],
     option: str = "--omega or --kl-budget",
-) -> tuple[Weights | None, float]:
+) -> tuple[Weights | None, float, str]:
     """By the prior's card or, where that does not tell, by its episodes, unless the user names an `option`.
 
-    And the most that a nat can be worth by these.
+    And the most that a nat can be worth by these, and of which reward. A wish is measured at weight 1, so that ten
+    times its weight is ten times more beside the prior.
     """
     known = weights_of(prior.card, prior.policy.observation_size)
     if known is not None:
-        return known, known.omega
+        trained_with = prior.card.get("request", {}).get("addons")
+        return known, known.omega, "the reward that it was trained with" if trained_with else "the environment's reward"
     say(
         "measuring what a nat of the prior is worth, by episodes of its mean action and of sampled ones "
         f"({option} goes without)"
     )
     with one_thread():
-        found = sought(prior.policy, env, addons.at(wishes), int(MEASURED * settings.steps), settings.backend)
-    return weights_found(found, prior.policy.observation_size), found.most
+        found = sought(prior.policy, env, addons.at_one(wishes), int(MEASURED * settings.steps), settings.backend)
+    weights = weights_found(found, prior.policy.observation_size)
+    in_wish = weights is not None and wish_counts_more(found)
+    reward = addons.at_one_in_words(wishes) if in_wish else "the environment's reward"
+    return weights, found.most, reward
 
 
 def _alpha_of_customizing(

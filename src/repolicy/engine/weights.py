@@ -43,6 +43,11 @@ def weights_found(worths: Worths, numbers: int) -> Weights | None:
     return Weights(two_digits(omega), of_states(two_digits(states), worths.length, numbers))
 
 
+def wish_counts_more(worths: Worths) -> bool:
+    """Whether that ω′ was measured in the add-on."""
+    return max(worths.known, key=lambda worth: worth.value) is worths.addon
+
+
 def two_digits(value: float) -> float:
     return float(f"{value:.2g}")
 

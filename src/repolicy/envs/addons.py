@@ -248,6 +248,24 @@ def at(requests: Sequence[str], values: Mapping[str, float] | None = None) -> tu
     return tuple(chosen)
 
 
+def at_one(requests: Sequence[str]) -> tuple[str, ...]:
+    """The requests with the weight 1, or −1 where theirs is below 0."""
+    weighed = map(_weighed, at(requests))
+    return tuple(f"{called}={-1 if float(written) < 0 else 1}" for called, written in weighed)
+
+
+def at_one_in_words(requests: Sequence[str]) -> str:
+    """Which reward that is."""
+    titles = " and ".join(map(repr, combined(at_one(requests)).titles))
+    return f"the wish{'es' * (len(requests) > 1)} {titles} at weight 1"
+
+
+def option_of(request: str) -> str:
+    """Of an add-on that ships and that its environment may weigh with 0, the environment's option for that, if any."""
+    called, _ = _weighed(request)
+    return REGISTERED[called].option if called in REGISTERED else ""
+
+
 def _configured(name: str, entry: Registered, options: str) -> Function:
     parts = [part.strip() for part in options.split(",") if part.strip()]
     if not all("=" in part for part in parts):

@@ -41,6 +41,7 @@ class Registered:
     metric: str
     measure: Callable[[np.ndarray], np.ndarray]  # from the reward to the metric
     reads: Literal["observation", "info"] = "observation"
+    option: str = ""  # of the environment, which may weigh it with 0
 
 
 def hind_leg(joint: str = "bthigh") -> Function:
@@ -115,12 +116,16 @@ REGISTERED = {
     "mppi_height": Registered(mppi_height, ("Hopper",), "mean z", lambda reward: reward / 10.0 + 1.0),
     "mppi_sideways": Registered(mppi_sideways, ("Ant",), "mean v_y", lambda reward: -reward),
     "mppi_joint": Registered(mppi_joint, ("Swimmer",), "mean |θ|", lambda reward: -reward),
-    "energy": Registered(energy, PLAYGROUND, "energy cost", lambda reward: -reward, reads="info"),
+    "energy": Registered(
+        energy, PLAYGROUND, "energy cost", lambda reward: -reward, reads="info", option="energy_scale=-0.001"
+    ),
     "smooth": Registered(smooth, PLAYGROUND, "action-rate cost", lambda reward: -reward, reads="info"),
     "on_command": Registered(
         on_command, ("Go1JoystickFlatTerrain", "Go1JoystickRoughTerrain"), "missed velocity²", lambda reward: -reward
     ),
-    "clearance": Registered(clearance, PLAYGROUND, "clearance cost", lambda reward: -reward, reads="info"),
+    "clearance": Registered(
+        clearance, PLAYGROUND, "clearance cost", lambda reward: -reward, reads="info", option="feet_clearance_scale=-2"
+    ),
 }
 
 

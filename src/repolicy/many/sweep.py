@@ -19,6 +19,7 @@ from repolicy.engine.machine import physical_cores
 from repolicy.engine.request import Request
 from repolicy.engine.result import Result
 from repolicy.engine.settings import Settings, validated
+from repolicy.engine.states import check_learnable
 from repolicy.engine.training import check, check_given, try_addon
 from repolicy.engine.wanted import Wanted, for_customizing, states_of_range
 from repolicy.envs.addons import Addon, Wish, combined, dials, names
@@ -94,6 +95,7 @@ def sweep(
     notes = notes_of(saved.card)
     alpha = kept.get("alpha") if alpha is None else alpha  # with other values of omega, the same
     states = kept.get("states") if states is None else states
+    notes += try_addon(saved.policy, env, wishes, settings, sparse)
     if alpha is None:
         least = next((omega for omega in omegas if omega), 0.0)
         chosen = for_customizing(Wanted("residual", least), saved, env, wishes, settings)
@@ -105,7 +107,9 @@ def sweep(
     request |= {"settings": settings.as_dict(), "sparse": sparse}
     trial = Request(env, residual(omegas[-1], alpha, states), settings, wishes, sparse=sparse)
     check(trial)
-    for sentence in notes + try_addon(saved.policy, trial):
+    if trial.objective.reads_states:
+        check_learnable(saved.policy)
+    for sentence in notes:
         say(sentence)
     start = ray.on_ray() if on_ray else Here
     with RunFolder(folder).locked():
