@@ -14,11 +14,10 @@ from repolicy.engine.folder import RunFolder
 from repolicy.engine.ranks import Alone
 from repolicy.engine.request import Request
 from repolicy.engine.settings import Settings
-from repolicy.engine.states import density_of, visited
-from repolicy.engine.training import customize, train, try_addon
+from repolicy.engine.states import check_learnable, density_of, visited
+from repolicy.engine.training import customize, train
 from repolicy.errors import FileError, UsageError
 from repolicy.objective import Objective, residual
-from repolicy.policies import density
 from repolicy.policies.density import MOST, QUANTILE, Density, fitted
 from repolicy.policies.file import read_policy, save_policy
 from repolicy.policies.normalizer import Normalizer
@@ -35,22 +34,46 @@ def observations(count: int = 50_000) -> torch.Tensor:
     return noise @ torch.tensor([[2.0, 1.0], [0.0, 0.5]]).double() + torch.tensor([1.0, -1.0])
 
 
+MIXED = torch.tensor([[2.0, 1.0], [0.0, 0.5]]).double()  # what `observations` multiplies noise with
+CENTRE = torch.tensor([1.0, -1.0]).double()
+
+
 def test_the_missing_nats_are_those_of_the_gaussian() -> None:
-    """Against torch's own Gaussian with the moments of the sample."""
+    """Against torch's own Gaussian, which the sample was drawn from."""
     inputs = observations()
     found = fitted(inputs, Normalizer(2))
-    covariance = torch.cov(inputs.T, correction=0)
-    known = torch.distributions.MultivariateNormal(
-        inputs.mean(0), covariance + density.RIDGE * covariance.diagonal().diag()
-    )
+    known = torch.distributions.MultivariateNormal(CENTRE, MIXED.T @ MIXED)
     scores = known.log_prob(inputs)  # type: ignore[no-untyped-call]
     edge = scores.quantile(QUANTILE)
     far = torch.tensor([[9.0, 3.0], [-5.0, -4.0], [1.0, -1.0], [4.0, -4.0]]).double()
     expected = (known.log_prob(far) - edge).clamp(-MOST, 0.0)  # type: ignore[no-untyped-call]
-    torch.testing.assert_close(found.familiarity(far), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found.familiarity(far), expected, rtol=0.03, atol=0.03)
     assert -MOST < float(expected[0]) < 0 == float(found.familiarity(far)[2])
     assert float((found.familiarity(inputs) == 0).double().mean()) == pytest.approx(1 - QUANTILE, abs=1e-3)
     assert float(found.familiarity(torch.full((1, 2), 1e4))) == -MOST
+
+
+@pytest.mark.parametrize("numbers", [1, 2, 17])
+def test_a_gaussian_is_as_wide_as_it_is_though_a_tenth_is_left_out(numbers: int) -> None:
+    inputs = torch.randn(50_000, numbers, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    whitening = fitted(inputs, Normalizer(numbers)).whitening
+    torch.testing.assert_close(whitening, torch.eye(numbers).double(), rtol=0.02, atol=0.02)
+
+
+def test_a_few_episodes_that_tumble_do_not_make_it_cheap_to_be_elsewhere() -> None:
+    """With 6 % of them the kept 90 % are 96 % of the others, a little wider than nine tenths; untrimmed it is free."""
+    inputs, far = observations(), torch.tensor([[9.0, 3.0]]).double()
+    usual = fitted(inputs, Normalizer(2)).familiarity(far)
+    for tumbled in (1_000, 3_000):
+        mixed = torch.cat([inputs[tumbled:], 8.0 * inputs[:tumbled] + 20.0])
+        assert float(fitted(mixed, Normalizer(2)).familiarity(far)) < 0.8 * float(usual)
+
+
+def test_what_seldom_changes_counts_all_the_same() -> None:
+    """As a contact does that is made once in a while: trimmed, it would be a constant."""
+    seldom = (torch.arange(2_000) % 50 == 0).double()[:, None]
+    found = fitted(torch.cat([observations(2_000), 20.0 * seldom], -1), Normalizer(3))
+    assert found.left_out == []
 
 
 def test_what_never_changes_does_not_count() -> None:
@@ -130,11 +153,10 @@ def test_a_prior_that_falls_at_once_teaches_no_states(tmp_path: Path) -> None:
         )
 
 
-def test_states_of_too_many_numbers_are_refused_before_a_folder_is_made() -> None:
+def test_states_of_too_many_numbers_are_refused() -> None:
     space = ActionSpace("continuous", (1,), (-1.0,), (1.0,))
-    wanted = Request("Hopper-v4", residual(0.1, 0.1, states=0.1), SETTINGS)
     with pytest.raises(UsageError, match=r"sees 1,001 numbers, and states of more than 1,000 are not learned"):
-        try_addon(Policy(PolicySpec(1_001, space)), wanted)
+        check_learnable(Policy(PolicySpec(1_001, space)))
 
 
 def test_states_need_a_prior(tmp_path: Path) -> None:
