@@ -17,6 +17,7 @@ import torch
 from known_problems import Bounded, Double
 from torch import Tensor, nn
 
+from repolicy.engine import cloning
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Objective, kl, residual, soft
@@ -24,7 +25,7 @@ from repolicy.policies.file import read_policy, save_policy
 from repolicy.policies.moments import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.spaces import ActionSpace
-from repolicy.rql import ResidualSAC, Settings
+from repolicy.rql import ResidualSAC, Settings, customize
 from repolicy.rql.common import normalizer_for
 from repolicy.rql.sac import _noise
 
@@ -108,6 +109,42 @@ def test_the_actor_finds_the_optimum(objective: Objective) -> None:
     np.testing.assert_allclose([found.mean.item(), found.log_std.exp().item()], [mean, std], atol=0.02)
 
 
+def test_the_first_actor_acts_as_a_prior_that_does_not_squash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mean action in each state, cut to the bounds, and as wide: before the first gradient step."""
+    for name, value in (("ENVS", 16), ("ROUNDS", 1), ("FIT_EPOCHS", 12)):  # a small fit is enough for one number
+        monkeypatch.setattr(cloning, name, value)
+    low, high = ACTIONS.low[0], ACTIONS.high[0]
+    prior = Policy(PolicySpec(1, ACTIONS, "gaussian", (8,), initial_std=0.4))
+    with torch.no_grad():
+        prior.network.weights[0].copy_(torch.linspace(-2.0, 2.0, 8).unsqueeze(1))
+        prior.network.weights[1][0] = 0.5 * torch.linspace(-1.0, 1.0, 8)
+        prior.network.biases[1][0] = 5.0
+    save_policy(tmp_path / "prior.safetensors", prior, {})
+    settings, env = Settings(steps=64, warmup=999), f"{Path(__file__).parent / 'known_problems.py'}:Bounded"
+    customize(tmp_path / "prior.safetensors", residual(0.5, 0.3), tmp_path / "out", settings, env=env)
+    actor = read_policy(tmp_path / "out" / "policy.safetensors").policy
+    seen = torch.linspace(-0.9, 0.9, 50).unsqueeze(1)
+    wanted = prior(seen).mode().clamp(low, high).detach()
+    assert float(wanted.max() - wanted.min()) > 2.0
+    found = torch.as_tensor(actor.to_environment(actor(seen).mode().numpy()))
+    torch.testing.assert_close(found, wanted, atol=0.05 * (high - low), rtol=0.0)
+    drawn = [one.to_environment(one(seen.expand(4000, 50, 1)).sample().detach().numpy()) for one in (actor, prior)]
+    spread, like = (np.clip(each, low, high).std(0) for each in drawn)
+    np.testing.assert_allclose(spread, like, atol=0.15)
+
+
+def test_an_actor_that_would_begin_at_random_beside_a_prior_is_refused() -> None:
+    with pytest.raises(UsageError, match="the prior is state_gaussian, and the actor, .* cannot begin as its copy"):
+        ResidualSAC(Bounded(), kl(0.4), constant(1.0, 0.5, "state_gaussian"))
+
+
+def test_a_prior_with_one_std_before_tanh_is_what_the_actor_begins_as() -> None:
+    prior = Policy(PolicySpec(1, ACTIONS, "squashed", (8,), initial_std=0.4))
+    begun = ResidualSAC(Bounded(), kl(0.4), prior).as_policy()
+    seen, actions = torch.rand(20, 1), torch.randn(20, 1)
+    assert torch.equal(begun.log_prob(seen, actions), prior.log_prob(seen, actions))
+
+
 def test_far_out_nothing_blows_up() -> None:
     """Where tanh is ±1 to the bit, policy and prior still agree on what was done."""
     model = ResidualSAC(Bounded(), kl(0.4), constant(12.0, 0.5))
@@ -123,7 +160,8 @@ def test_a_prior_that_is_not_squashed_is_a_density_in_the_units_of_the_policy() 
     """N(1, 0.5²) in the environment is another Gaussian in [−1, 1]: for each pair of bounds, its mean and its std."""
     env, space = Bounded(), ActionSpace("continuous", (2,), (-2.0, 0.0), (6.0, 1.0))
     env.action_space = gymnasium.spaces.Box(np.array([[-2.0], [0.0]]), np.array([[6.0], [1.0]]), dtype=np.float64)
-    model = ResidualSAC(env, kl(0.4), constant(1.0, 0.5, "state_gaussian", space))
+    prior, actor = (constant(1.0, 0.5, family, space) for family in ("state_gaussian", "state_squashed"))
+    model = ResidualSAC(env, kl(0.4), prior, actor=actor)
     actions = torch.randn(9, 2, requires_grad=True)
     there = torch.distributions.Normal(torch.tensor([-0.25, 1.0]), torch.tensor([0.125, 1.0]))
     log_prior = model.log_prior(torch.rand(9, 1), actions)

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from repolicy.errors import UsageError
 from repolicy.objective import Objective, reformulated
-from repolicy.policies.families import FAMILIES
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec, Prior, frozen
 from repolicy.rql.common import (
@@ -42,7 +41,10 @@ FORGETTING = 0.05  # share of the exploration noise that is forgotten in a step
 
 
 class ResidualSAC(SAC):  # type: ignore[misc]
-    """SAC beside a frozen prior, whose copy the actor starts as where their families agree."""
+    """SAC beside a frozen prior, whose copy the actor starts as; of one that does not squash, `actor` is the copy.
+
+    Raises where the prior does not squash its actions and no actor is given, which would begin at random.
+    """
 
     def __init__(
         self,
@@ -50,6 +52,7 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         objective: Objective,
         prior: Prior | None = None,
         settings: Settings | None = None,
+        actor: Policy | None = None,
     ) -> None:
         settings = settings or Settings()
         env_spaces = spaces_of(env)
@@ -65,7 +68,9 @@ class ResidualSAC(SAC):  # type: ignore[misc]
             ent_coef=objective.alpha,
             policy_kwargs=network_options(settings, self._normalizer),
         )
-        self.actor = self.policy.actor = Actor(self._first_policy(settings, env_spaces), settings.learning_rate)
+        self.actor = self.policy.actor = Actor(
+            actor or self._first_policy(settings, env_spaces), settings.learning_rate
+        )
 
     def targets(self, batch: Any) -> Tensor:
         """What Q_R should be at a batch of transitions, `[B, 1]`."""
@@ -133,7 +138,7 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         self.logger.record("train/actor_loss", actor_loss.item())
 
     def as_policy(self) -> Policy:
-        """The policy as a `repolicy.Policy` of the family `state_squashed`."""
+        """The policy as a `repolicy.Policy` whose actions pass through tanh."""
         return frozen(self.actor.policy)
 
     def save(self, path: Any, card: dict[str, Any] | None = None) -> None:
@@ -141,8 +146,14 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         save_policy(path, self.as_policy(), card or {}, storable(self.prior))
 
     def _first_policy(self, settings: Settings, env_spaces: Spaces) -> Policy:
-        if isinstance(self.prior, Policy) and self.prior.family == FAMILIES["state_squashed"]:
+        if isinstance(self.prior, Policy) and self.prior.family.squashes:
             return frozen(self.prior).requires_grad_(True)
+        if self.prior is not None:
+            what = self.prior.spec.family if isinstance(self.prior, Policy) else f"a {type(self.prior).__name__}"
+            raise UsageError(
+                f"the prior is {what}, and the actor, whose actions pass through tanh, cannot begin as its copy: give "
+                "the policy to begin as, actor=, or use repolicy.rql.customize, which fits one to the prior"
+            )
         policy = Policy(
             PolicySpec(env_spaces.observation_size, env_spaces.actions, "state_squashed", settings.hidden, "relu")
         )

@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 
 from repolicy.engine import request as engine
+from repolicy.engine.cloning import fitted, spec_of
 from repolicy.engine.folder import RunFolder
 from repolicy.engine.machine import polite_interrupt, versions
 from repolicy.engine.ranks import one_thread
 from repolicy.engine.result import Result
 from repolicy.engine.session import check_objective
+from repolicy.engine.settings import Settings as EngineSettings
 from repolicy.engine.training import Watcher, check_given, tell, watchdog
 from repolicy.envs.addons import check_env, names
 from repolicy.envs.names import in_gymnasium, maker, observed, observed_by_critic
@@ -32,7 +34,7 @@ from repolicy.loading import nearest
 from repolicy.objective import Objective
 from repolicy.policies.file import own_bytes, read_policy
 from repolicy.policies.finding import find_policy
-from repolicy.policies.policy import Policy
+from repolicy.policies.policy import Policy, seeded
 from repolicy.rql.log import Log, lines
 from repolicy.rql.settings import TASKS, Settings, customize_defaults, train_defaults
 
@@ -154,7 +156,7 @@ def _work(
     """All segments that are still to do."""
     settings, log = request.settings, Log(request, folder, watchers, interrupted)
     segment, complaints = _restored(model, folder)
-    log.begin(model.num_timesteps, complaints)
+    log.begin(model.num_timesteps, [*complaints, *([] if segment else _begun_as_prior(model, request))])
     try:
         while model.num_timesteps < settings.steps and not interrupted.is_set():
             if segment:  # the first one begins as the model was made
@@ -180,8 +182,23 @@ def _algorithm(request: Request, prior: Policy | None) -> Any:
     from repolicy.rql.sac import ResidualSAC
 
     made = _environment(request)
-    algorithm = ResidualDQN if isinstance(made.action_space, gymnasium.spaces.Discrete) else ResidualSAC
-    return algorithm(made, request.objective, prior, request.settings)
+    if isinstance(made.action_space, gymnasium.spaces.Discrete):
+        return ResidualDQN(made, request.objective, prior, request.settings)
+    actor = None
+    if prior is not None and prior.actions.kind == "continuous" and not prior.family.squashes:
+        actor = seeded(spec_of(prior, request.env, squashes=True), request.settings.seed)
+    return ResidualSAC(made, request.objective, prior, request.settings, actor)
+
+
+def _begun_as_prior(model: Any, request: Request) -> list[str]:
+    """Fit the actor to a prior that it is no copy of. Returns what is to be said of it."""
+    prior = model.prior
+    if prior is None or prior.actions.kind == "discrete" or prior.family.squashes:
+        return []
+    settings = EngineSettings(steps=request.settings.steps, seed=request.settings.seed, backend="gymnasium")
+    policy, steps = fitted(prior, request.env, settings, squashes=True)
+    model.actor.policy.load_state_dict(policy.state_dict())
+    return [f"the prior is {prior.spec.family}: a squashed actor was fitted to it over {steps:,} steps, to begin as it"]
 
 
 def _environment(request: Request) -> gymnasium.Env[Any, Any]:
