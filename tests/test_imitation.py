@@ -140,9 +140,9 @@ def test_the_std_of_a_file_without_one_is_fitted_too(tmp_path: Path) -> None:
     path = recorded(tmp_path / "d.npz")
     copied = load_policy(tmp_path / "mean.onnx", std="fit", demonstrations=str(path))
     assert float(copied.std) == pytest.approx(STD, rel=0.05)
-    with pytest.raises(UsageError, match="--std fit needs recorded actions"):
+    with pytest.raises(UsageError, match="std=.fit. needs recorded actions of this policy: demonstrations=.FILE"):
         load_policy(tmp_path / "mean.onnx", std="fit")
-    with pytest.raises(UsageError, match="--demonstrations goes with --std fit"):
+    with pytest.raises(UsageError, match="demonstrations goes with std=.fit."):
         load_policy(tmp_path / "mean.onnx", std=0.1, demonstrations=str(path))
     np.savez(tmp_path / "means.npz", observations=np.ones((200, 1)), actions=policy(torch.ones(200, 1)).mode().detach())
     with pytest.raises(UsageError, match="are the policy's own means, which tell no std"):

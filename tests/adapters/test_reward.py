@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from repolicy import Policy, save_policy
+from repolicy import Policy, load_policy, save_policy
 from repolicy.adapters.reward import prior_reward
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Dial, reformulated, residual
 from repolicy.policies.conditioned import Conditioned
+from repolicy.policies.options import as_in_python
 from repolicy.policies.policy import PolicySpec
 from repolicy.policies.spaces import ActionSpace
 
@@ -133,6 +134,18 @@ def test_a_squashed_policy_is_no_prior_of_actions_that_an_environment_gets() -> 
     *parts, rewards, log_policy = rollout()
     found = prior_reward(BeforeTanh(), 0.3, 0.2)(*parts, rewards, log_policy)
     torch.testing.assert_close(found, rewards + 0.3 * squashed.log_prob(*parts) - 0.2 * log_policy)
+
+
+def test_what_another_librarys_file_lacks_is_asked_for_as_python_gives_it(tmp_path: Path) -> None:
+    """`--temperature` would be of the command line; here `load_policy` takes it."""
+    sb3, gymnasium = pytest.importorskip("stable_baselines3"), pytest.importorskip("gymnasium")
+    sb3.DQN("MlpPolicy", gymnasium.make("CartPole-v1"), buffer_size=10, device="cpu").save(tmp_path / "dqn.zip")
+    with pytest.raises(UsageError, match=r"with temperature, .*; give such an option to repolicy.load_policy\(FILE"):
+        prior_reward(tmp_path / "dqn.zip", 0.3, 0.2)
+    with pytest.raises(UsageError, match=r"with temperature, in units of the return$"):
+        load_policy(tmp_path / "dqn.zip")
+    prior_reward(load_policy(tmp_path / "dqn.zip", temperature=0.5), 0.3, 0.2)
+    assert as_in_python("such as --std 0.2, or --vecnormalize none") == "such as std=0.2, or vecnormalize='none'"
 
 
 def test_a_deterministic_policy_is_no_prior() -> None:

@@ -196,7 +196,16 @@ def test_a_deterministic_policy_is_no_prior(tmp_path: Path, capsys: pytest.Captu
     stock.save(tmp_path / "dqn.zip")
     code, said = refused(capsys, "customize", tmp_path / "dqn.zip", "--omega", 1, "--alpha", 1, "--env", WALK)
     assert code == 2
-    assert "holds values of actions and no probabilities: give the temperature" in said
+    assert "give the temperature of its Boltzmann policy with --temperature" in said
+    words = ["--temperature", 0.5, "--steps", 60, "--hidden", 64, 64, "--out", tmp_path / "out"]
+    told(capsys, "customize", tmp_path / "dqn.zip", "--omega", 1, "--alpha", 1, "--env", WALK, *words)
+    seen, choices = torch.eye(3), torch.arange(2).view(2, 1, 1)
+    kept = read_policy(tmp_path / "out" / "prior.safetensors").policy
+    with torch.no_grad():
+        values = stock.q_net(seen)
+    torch.testing.assert_close(
+        kept.log_prob(seen.expand(2, 3, 3), choices.expand(2, 3, 1)).T, (values / 0.5).log_softmax(-1)
+    )
     with pytest.raises(UsageError, match=r"a DQN cannot be a prior: it has no log_prob\(observations, actions\)"):
         ResidualDQN(Walk(), residual(1.0, 1.0), stock)
 

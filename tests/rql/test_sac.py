@@ -110,7 +110,7 @@ def test_the_actor_finds_the_optimum(objective: Objective) -> None:
 
 
 def test_the_first_actor_acts_as_a_prior_that_does_not_squash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its mean action in each state, cut to the bounds, and as wide: before the first gradient step."""
+    """Its mean action in each state, cut to the bounds: before the first gradient step."""
     for name, value in (("ENVS", 16), ("ROUNDS", 1), ("FIT_EPOCHS", 12)):  # a small fit is enough for one number
         monkeypatch.setattr(cloning, name, value)
     low, high = ACTIONS.low[0], ACTIONS.high[0]
@@ -128,9 +128,16 @@ def test_the_first_actor_acts_as_a_prior_that_does_not_squash(tmp_path: Path, mo
     assert float(wanted.max() - wanted.min()) > 2.0
     found = torch.as_tensor(actor.to_environment(actor(seen).mode().numpy()))
     torch.testing.assert_close(found, wanted, atol=0.05 * (high - low), rtol=0.0)
-    drawn = [one.to_environment(one(seen.expand(4000, 50, 1)).sample().detach().numpy()) for one in (actor, prior)]
-    spread, like = (np.clip(each, low, high).std(0) for each in drawn)
-    np.testing.assert_allclose(spread, like, atol=0.15)
+
+
+def test_a_gaussian_before_tanh_has_its_mean_action_and_its_width_there() -> None:
+    """A narrow one is as much wider as atanh is steep there; at a bound the least std is left."""
+    mean, spread = torch.tensor([[2.0], [4.0], [9.0]]), torch.full((3, 1), 0.3)
+    found, wide = cloning.before_tanh(mean, spread, ACTIONS)
+    torch.testing.assert_close(2.0 + 4.0 * torch.tanh(found), torch.tensor([[2.0], [4.0], [2.0 + 4.0 * cloning.EDGE]]))
+    steep = 1.0 / (4.0 * (1.0 - torch.tanh(found[:2]).square()))
+    torch.testing.assert_close(wide[:2], 0.3 * steep, rtol=0.1, atol=0.0)
+    assert wide[2] == torch.tensor(cloning.NARROWEST)
 
 
 def test_an_actor_that_would_begin_at_random_beside_a_prior_is_refused() -> None:

@@ -21,6 +21,7 @@ from repolicy.objective import Objective, plain
 from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.file import notes_of, read_policy
 from repolicy.policies.finding import find_policy
+from repolicy.policies.options import as_in_python, told_in_python
 from repolicy.policies.policy import Policy, PolicySpec, Prior, check_scores, frozen
 
 
@@ -84,12 +85,17 @@ class Steering:
             self.objective = Objective(**state["objective"])
 
 
+LOAD = "; give such an option to repolicy.load_policy(FILE, ...), and the policy that it reads as the prior"
+
+
 def read_prior(prior: str | Path | Prior) -> Prior:
     """A file, a run's folder or a shipped name as a frozen policy; whatever has `log_prob` as it is."""
     if isinstance(prior, str | Path):
-        saved = read_policy(find_policy(prior))
+        with told_in_python(LOAD):
+            saved = read_policy(find_policy(prior))
         for note in notes_of(saved.card):
-            warnings.warn(note, stacklevel=3)
+            said = as_in_python(note)
+            warnings.warn(said if said == note else said + LOAD, stacklevel=3)
         policy = saved.policy
     elif isinstance(prior, Policy):
         policy = frozen(prior)

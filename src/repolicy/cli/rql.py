@@ -12,6 +12,7 @@ from repolicy.cli.runs import alpha_of, ended, run_before, settings_of, watchers
 from repolicy.errors import UsageError
 from repolicy.loading import as_file_name, nearest, stem_of
 from repolicy.objective import Objective, name_of, named
+from repolicy.policies.options import Options
 from repolicy.rql.settings import TASKS, Settings, customize_defaults, task_of, train_defaults
 
 ObjectiveName = Literal["soft", "full", "greedy"]
@@ -98,6 +99,7 @@ class Customize(Run):
     """Add-on reward, as in `repolicy customize`; by default what the environment's info tells as addon_reward."""
     env: str | None = None
     """Environment; by default the one that the prior was trained in."""
+    reading: OmitArgPrefixes[Options] = field(default_factory=Options)
 
     @staticmethod
     def usual() -> tuple[str, list[Settings]]:
@@ -128,7 +130,8 @@ class Customize(Run):
         return ended(
             customize(
                 self.prior, objective, self.folder, self.settings, addon=self.addon, env=self._env(),
-                resume=self.resume, watchers=watchers_of(self.folder, self.wandb), patience=self.patience,
+                options=self.reading, resume=self.resume, watchers=watchers_of(self.folder, self.wandb),
+                patience=self.patience,
             )
         )  # fmt: skip
 

@@ -17,7 +17,7 @@ from repolicy.policies.conditioned import Conditioned
 from repolicy.policies.density import Density
 from repolicy.policies.families import FAMILIES
 from repolicy.policies.finding import find_policy
-from repolicy.policies.options import Options
+from repolicy.policies.options import Options, told_in_python
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.storage import check_shape, is_own, packed, read, write, write_bytes
 
@@ -143,9 +143,9 @@ def load_policy(
 
     The options are for files of other libraries, as on the command line.
     """
-    return read_policy(
-        find_policy(reference), Options(std, temperature, vecnormalize, activation, demonstrations, layout)
-    ).policy
+    with told_in_python():
+        options = Options(std, temperature, vecnormalize, activation, demonstrations, layout)
+        return read_policy(find_policy(reference), options).policy
 
 
 def described_with(path: Path, options: Options) -> "Described":

@@ -1,12 +1,15 @@
 """What somebody else's policy file may not say, and its user can. (Without torch, so that `--help` is quick.)"""
 
+import contextlib
 import os
+import re
 import reprlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal
 
-from repolicy.errors import UsageError
+from repolicy.errors import RepolicyError, UsageError
 
 LEAST, MOST = 1e-12, 1e12  # what single precision divides by and squares
 LEAST_STD = 1e-5  # with a smaller one, log-probabilities would be those of rounding errors of the mean
@@ -38,6 +41,32 @@ class Options:
                 continue
             checked = _number(name, value) if name in ("std", "temperature") else _text(name, value)
             object.__setattr__(self, name, checked)
+
+
+OPTION = re.compile(
+    r"--(std|temperature|vecnormalize|file-activation|demonstrations)\b(?: (fit|none|FILE\.npz|\d[\d.]*)\b)?"
+)
+
+
+def as_in_python(text: str) -> str:
+    """A sentence with `load_policy`'s names for the options in the place of the command line's."""
+
+    def word(found: re.Match[str]) -> str:
+        name, value = found[1].removeprefix("file-"), found[2]
+        return name if value is None else f"{name}={value if value[0].isdigit() else repr(value)}"
+
+    return OPTION.sub(word, text)
+
+
+@contextlib.contextmanager
+def told_in_python(where: str = "") -> Iterator[None]:
+    """An error names options as they are in Python; `where` says how to give them, at a door that has none."""
+    try:
+        yield
+    except RepolicyError as error:
+        if (said := as_in_python(str(error))) == str(error):
+            raise
+        raise type(error)(said + where) from None
 
 
 def _number(name: str, value: Any) -> float:

@@ -34,6 +34,7 @@ from repolicy.loading import nearest
 from repolicy.objective import Objective
 from repolicy.policies.file import own_bytes, read_policy
 from repolicy.policies.finding import find_policy
+from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy, seeded
 from repolicy.rql.log import Log, lines
 from repolicy.rql.settings import TASKS, Settings, customize_defaults, train_defaults
@@ -78,6 +79,7 @@ def customize(
     *,
     addon: str | Sequence[str] = (),
     env: str | None = None,
+    options: Options | None = None,
     resume: bool = False,
     watchers: Sequence[Watcher] = (),
     patience: float | None = None,
@@ -85,10 +87,11 @@ def customize(
     """Give the policy in a file a new requirement, without the reward that trained it.
 
     The requirement is `addon`, or what the environment itself tells in `info["addon_reward"]`, as the four tasks do.
+    `options` are for another library's file.
     """
     check_given(settings, watchers, Settings)
     path = find_policy(prior)
-    saved = read_policy(path)
+    saved = read_policy(path, options)
     env = env or env_of(saved.card, path)
     check_objective(objective)
     if objective.reads_basic:
