@@ -1,4 +1,4 @@
-"""The table and the picture of docs/rql.md, from results/rql.jsonl, so that no figure is typed by hand.
+"""The table and the picture of docs/results-rql.md, from results/rql.jsonl, so that no figure is typed by hand.
 
 python -m experiments.rql_report
 """
@@ -13,7 +13,7 @@ from experiments.pages import fill, markdown
 from repolicy.many.ledger import Ledger, Row
 
 ROOT = Path(__file__).parent.parent
-PAGE, PICTURE = ROOT / "docs" / "rql.md", ROOT / "docs" / "images" / "rql.png"
+PAGE, PICTURE = ROOT / "docs" / "results-rql.md", ROOT / "docs" / "images" / "rql.png"
 LOOKS = {  # method: what it is called, color, marker
     "prior": ("prior", "black", "o"),
     "rql": ("residual Q-learning", "tab:blue", "^"),

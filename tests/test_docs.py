@@ -31,7 +31,7 @@ def test_a_policy_of_stable_baselines3_is_copied_whole(tmp_path: Path, monkeypat
         for parameter in theirs.policy.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     theirs.save("theirs.zip")
-    section = (DOCS / "customize.md").read_text().split("## A policy of another library")[1].split("\n## ")[0]
+    section = (DOCS / "your-policy.md").read_text().split("## Keep a copy of it")[1].split("\n## ")[0]
     code = "\n".join(line[4:] for line in section.splitlines() if line.startswith("    ") or not line)
     exec(code, {})  # as a reader types it
     ours = load_policy("theirs.safetensors")
@@ -77,13 +77,13 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
     return found
 
 
-@pytest.mark.parametrize("line", commands("paper.md"))
+@pytest.mark.parametrize("line", commands("results-paper.md"))
 def test_the_commands_of_the_paper_page_run(
     line: str, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With every run in the ledger already, so that there is nothing to train."""
-    page = tmp_path / "paper.md"
-    page.write_text((DOCS / "paper.md").read_text())
+    page = tmp_path / "results-paper.md"
+    page.write_text((DOCS / "results-paper.md").read_text())
     places = ["--ledger", str(ledger.path), "--page", str(page), "--html", str(tmp_path / "paper.html")]
     places += ["--runs", str(tmp_path / "runs"), "--priors", str(ledger.path.parent)]
     monkeypatch.setattr(campaign, "work", lambda *jobs, **options: pytest.fail("there is nothing to train"))
@@ -98,6 +98,6 @@ def test_tables_are_what_the_results_say() -> None:
     pages = [DOCS.parent / "README.md", *DOCS.glob("*.md")]
     assert not [page.name for page in pages if fill(page, TABLES, check=True)]
     measured = DOCS.parent / "results" / "paper.jsonl"
-    assert not fill(DOCS / "paper.md", page_tables(results_of(measured, 5)), check=True), (
+    assert not fill(DOCS / "results-paper.md", page_tables(results_of(measured, 5)), check=True), (
         "python -m experiments.paper report"
     )

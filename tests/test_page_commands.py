@@ -25,7 +25,7 @@ from repolicy.report import run as report
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.glob("*.md") if not page.name.startswith("llm"))]
+PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.glob("*.md") if "llm" not in page.name)]
 
 FEW = "--envs 4 --horizon 16 --minibatch 32 --hidden 8 --ranks 1 --evaluation-episodes 1 --segment 4"
 FEWER = {
@@ -38,7 +38,7 @@ FEWER = {
     "render": "--seconds 0.1 --width 32",
     "rql": "--steps 100",
 }
-# Downloads, a hub, several machines; and the files of any-prior.md, whose test is its own: these lines are only parsed.
+# Downloads, a hub, several machines; and the files of your-policy.md, tested on their own: these are only parsed.
 NOT_HERE = re.compile(
     r"go1_policy|playground:|hf://|torchrun|swing\.py|runs/calm|policy\.onnx|lstm\.pt|cheetah\.npz|imitated"
 )

@@ -68,7 +68,7 @@ def run_all(capsys: pytest.CaptureFixture[str], text: str, monkeypatch: pytest.M
 
 
 def test_a_function(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    text = section("any-prior.md", "A function")
+    text = section("your-policy.md", "A function")
     program, _, snippet = code(text)
     Path("swing.py").write_text(program)
     said = run_all(capsys, text, monkeypatch)
@@ -103,7 +103,7 @@ def test_graphs_and_modules(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
         warnings.simplefilter("ignore")
         torch.jit.save(torch.jit.script(module), "lstm.pt")
         torch.onnx.export(module, (torch.zeros(1, 17),), "policy.onnx", dynamo=False, opset_version=17)
-    said = run_all(capsys, section("any-prior.md", "A graph or a module that cannot be copied"), monkeypatch)
+    said = run_all(capsys, section("your-policy.md", "A graph or a module that cannot be copied"), monkeypatch)
     assert len(said) == 3
     assert "in onnxruntime" in said[0]
     assert "nats a step from policy.onnx" in said[1]
@@ -112,7 +112,7 @@ def test_graphs_and_modules(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 def test_demonstrations(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(0)
     np.savez("cheetah.npz", observations=generator.normal(size=(300, 17)), actions=generator.normal(size=(300, 6)))
-    said = run_all(capsys, section("any-prior.md", "A prior from demonstrations"), monkeypatch)
+    said = run_all(capsys, section("your-policy.md", "A prior from demonstrations"), monkeypatch)
     assert len(said) == 2
     assert "that was held out" in said[0]
 

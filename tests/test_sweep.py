@@ -59,7 +59,7 @@ def evaluation(basic: np.ndarray, addon: np.ndarray) -> Evaluation:
     return Evaluation("env", "gymnasium", False, 0, basic, addon, None, one, one, one)
 
 
-# HalfCheetah's hind leg, as docs/omega.md has it
+# HalfCheetah's hind leg, as docs/results-customizing.md has it
 SWEPT = [(np.inf, 7599.0, -3899.0), (0.1, -60.0, -22.0), (0.17, 3846.0, -757.0), (0.3, 6071.0, -1733.0)]
 SWEPT += [(0.6, 7162.0, -2855.0), (1.0, 7427.0, -3319.0), (3.0, 7572.0, -3756.0)]
 

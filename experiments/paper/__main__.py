@@ -4,7 +4,7 @@
     python -m experiments.paper run --only table1 hopper --seeds 3  # a part
     python -m experiments.paper status
     python -m experiments.paper merge --other FILE                  # the rows of a ledger filled elsewhere
-    python -m experiments.paper report                              # docs/paper.md and results/paper.html
+    python -m experiments.paper report                              # docs/results-paper.md and results/paper.html
 
 What is in the ledger is not repeated, and a run that was cut off goes on where its last checkpoint stands.
 """
@@ -35,7 +35,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[], help="tables, environments, variants; by default all")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--priors", type=Path, default=Path("results/paper"), help="where the best of soft are kept")
-    parser.add_argument("--page", type=Path, default=Path("docs/paper.md"))
+    parser.add_argument("--page", type=Path, default=Path("docs/results-paper.md"))
     parser.add_argument("--html", type=Path, default=Path("results/paper.html"))
     return parser.parse_args()
 

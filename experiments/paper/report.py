@@ -1,4 +1,4 @@
-"""The report: the tables of `docs/paper.md`, and one page that needs nothing but itself. From the ledger alone."""
+"""The report: the tables of `docs/results-paper.md`, and one page that needs nothing but itself. From the ledger."""
 
 from html import escape
 from itertools import starmap
@@ -69,7 +69,7 @@ def results_of(path: Path, seeds: int) -> Results:
 
 
 def page_tables(results: Results) -> Tables:
-    """Those of `docs/paper.md`, by their names there."""
+    """Those of `docs/results-paper.md`, by their names there."""
     found = findings(results)
     return {
         "paper_summary": lambda: markdown(*tables.summary(results, found)),
@@ -89,7 +89,9 @@ def page_tables(results: Results) -> Tables:
 
 def write(results: Results, text: Path, html: Path) -> None:
     if "<!-- table: paper_" not in read_bytes(text).decode(errors="replace"):
-        raise UsageError(f"{text} has no place for these tables: copy the lines <!-- table: … --> of docs/paper.md")
+        raise UsageError(
+            f"{text} has no place for these tables: copy the lines <!-- table: … --> of docs/results-paper.md"
+        )
     fill(text, page_tables(results))
     write_bytes(html, document(results).encode())
     picture(figures(results), text.with_name("images") / "paper.png")

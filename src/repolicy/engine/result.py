@@ -44,16 +44,16 @@ class Result:
 
     @property
     def policy(self) -> Policy:
-        """What the run hands out: the last policy, or an earlier one that is clearly better (docs/train.md)."""
+        """What the run hands out: the last policy, or a clearly better one (docs/reading-a-report.md)."""
         return load_policy(RunFolder(self.folder).policy)
 
     def at(self, t: float | None = None, how: How = "mixture", **values: float) -> Policy:
         """The policy between the prior (t = 0) and the run's own (t = 1), without training; of a run with a dial, the
-        policy for that weight, and of several, for weights by their names (docs/dial.md)."""
+        policy for that weight, and of several, for weights by their names (docs/dials-and-sweeps.md)."""
         return dial(self.folder, t, how, **values)
 
     def metrics(self) -> dict[str, np.ndarray]:
-        """Everything that was logged, a value an iteration; nan where an iteration has none (docs/metrics.md)."""
+        """What was logged, a value an iteration; nan where there is none (docs/reading-a-report.md)."""
         return {name: np.array(values, np.float64) for name, values in RunFolder(self.folder).logged().items()}
 
     def evaluate(self, episodes: int = 100, *, stochastic: bool = False, seed: int = 0) -> Evaluation:
