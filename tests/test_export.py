@@ -91,6 +91,29 @@ def test_what_rounding_does_to_large_actions_is_no_difference(tmp_path: Path) ->
     assert 0.0 < export(policy, tmp_path / "policy.pt", "torchscript") < 1e-5
 
 
+def strong() -> Policy:
+    """Weights as long training leaves them: large numbers cancel, and single precision is off by 5e-5 by itself."""
+    box = ActionSpace("continuous", (6,), (-1.0,) * 6, (1.0,) * 6)
+    policy = seeded(PolicySpec(17, box, "state_squashed", (256, 256), "relu"), 0)
+    with torch.no_grad():
+        for weight, factor in zip(policy.network.weights, (4.0, 4.0, 400.0), strict=True):
+            weight.mul_(factor)
+    return policy
+
+
+def test_a_strong_policy_is_compared_with_what_it_is_in_double_precision(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    assert export(strong(), tmp_path / "policy.onnx", "onnx") > 1e-5  # and it was written
+    assert (tmp_path / "policy.onnx").exists()
+
+
+def test_a_strong_policy_that_differs_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = module.Acting.forward
+    monkeypatch.setattr(module.Acting, "forward", lambda self, seen: forward(self, seen) + 4e-4)
+    with pytest.raises(RepolicyError, match="differs from the original"):
+        export(strong(), tmp_path / "policy.pt", "torchscript")
+
+
 @pytest.mark.parametrize("make", [Policy, lambda spec: Conditioned(spec, [Dial("omega", 0.1, 1.0, "log")])])
 def test_a_policy_goes_on_learning_after_its_export(make: Callable[[PolicySpec], Policy], tmp_path: Path) -> None:
     policy = make(PolicySpec(5, BOX, hidden=(8,)))

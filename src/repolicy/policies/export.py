@@ -30,6 +30,7 @@ Format = Literal["onnx", "torchscript"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torchscript": ".pt"}
 BY_SUFFIX = {suffix: format for format, suffix in SUFFIXES.items()}
 TOLERANCE = 1e-5
+AS_FAR, MOST = 4.0, 1e-3  # or that many times as far as the policy's own rounding takes it, and never further than this
 
 
 class Acting(nn.Module):
@@ -97,17 +98,19 @@ def export(policy: Policy, path: str | Path, format: Format) -> float:
     acting = ActingAt(policy) if isinstance(policy, Conditioned) else Acting(policy)
     module = acting.eval().requires_grad_(False)
     content = (_onnx if format == "onnx" else _torchscript)(module, policy.spec.observation_size)
-    worst = difference(policy, (_onnx_reader if format == "onnx" else _torchscript_reader)(content))
-    if not worst <= TOLERANCE:
+    worst, own = differences(policy, (_onnx_reader if format == "onnx" else _torchscript_reader)(content))
+    if not worst <= max(TOLERANCE, min(AS_FAR * own, MOST)):
         raise RepolicyError(f"the exported policy differs from the original by {worst:.3g}; {path} was not written")
     write_bytes(Path(path), content)
     return worst
 
 
-def difference(policy: Policy, act: Callable[..., np.ndarray]) -> float:
-    """How far `act` is from the policy's mean action at worst, relative to the largest one where that is above 1.
+def differences(policy: Policy, act: Callable[..., np.ndarray]) -> tuple[float, float]:
+    """How far `act`, and the policy itself in single precision, are at worst from the mean action in double precision.
 
-    Each number of an action has its own largest one: rounding does as much to its small values as to its large ones.
+    Both are relative to the largest action where that is above 1. Each number of an action has its own largest one:
+    rounding does as much to its small values as to its large ones. Where a network's large numbers cancel, rounding
+    alone takes actions further away than 1e-5, and no file could come nearer than the policy does.
 
     It is tried on observations like those that the policy was trained on, and on some that the normalizer clips.
     """
@@ -115,8 +118,12 @@ def difference(policy: Policy, act: Callable[..., np.ndarray]) -> float:
     spread = torch.cat([torch.ones(256), torch.full((64,), 30.0)])[:, None]
     noise = spread * torch.randn(len(spread), policy.observation_size, generator=generator)
     observations = (policy.normalizer.mean + policy.normalizer.var.clamp_min(0.0).sqrt() * noise).float()
+    exact = frozen(policy).double()
     with torch.no_grad():
-        wanted = policy.to_environment(policy(observations).mode().numpy())
+        own = policy.to_environment(policy(observations).mode().numpy())
+        wanted = exact.to_environment(exact(observations.double()).mode().numpy())
+    least = np.maximum(1.0, np.abs(wanted).max(0))
+    rounded = float((np.abs(own - wanted) / least).max())
     if policy.actions.kind == "discrete" and policy.actions.low:
         wanted = wanted + np.array(policy.actions.low, wanted.dtype)  # an environment may count choices from there
     if isinstance(policy, Conditioned):
@@ -129,7 +136,7 @@ def difference(policy: Policy, act: Callable[..., np.ndarray]) -> float:
         wanted = wanted[:, 0]
     if actions.shape != wanted.shape:
         raise RepolicyError(f"the exported policy gives actions of shape {actions.shape}, not {wanted.shape}")
-    return float((np.abs(actions - wanted) / np.maximum(1.0, np.abs(wanted).max(0))).max())
+    return float((np.abs(actions - wanted) / np.maximum(1.0, np.abs(wanted).max(0))).max()), rounded
 
 
 def _example(module: Acting, size: int) -> tuple[Tensor, ...]:
