@@ -115,6 +115,8 @@ def test_a_run_that_began_before_there_was_a_setting_goes_on(tmp_path: Path) -> 
     folder = RunFolder(tmp_path)
     folder.begin(REQUEST | {"settings": settings}, {}, resume=False)
     folder.save(1, STATE, {"iteration": 10})
+    folder.metrics.touch()
+    folder.policy.touch()
     assert folder.begin(REQUEST, {}, resume=True) == []
 
 

@@ -28,6 +28,7 @@ class RunFolder:
     policy.safetensors     what the run hands out: the last policy, at a run's end perhaps a clearly better earlier one
     last.safetensors       the last policy, where an earlier one is handed out
     prior.safetensors      a copy of the prior, where there is one
+    trial.safetensors      some steps, by which a resumed run knows its environment and add-ons again
     """
 
     def __init__(self, path: str | Path, *kinds: type[Request]) -> None:
@@ -37,6 +38,7 @@ class RunFolder:
         self.policy = self.path / "policy.safetensors"
         self.replaced = self.path / "last.safetensors"
         self.prior = self.path / "prior.safetensors"
+        self.trial = self.path / "trial.safetensors"
         self._checkpoints = self.path / "checkpoints"
         self._begun: dict[str, Any] = {}
 
@@ -71,7 +73,8 @@ class RunFolder:
     ) -> list[str]:
         """Claim the folder for this request, with a copy of its prior; refuse where that would lose or mix anything.
 
-        Returns what a resumed run should know: which versions are others than those of its last checkpoint.
+        Returns what a resumed run should know: which versions are others than those of its last checkpoint, and what
+        is missing.
         """
         request = json.loads(json.dumps(request))
         self._begun = {"request": request, "versions": versions}
@@ -123,7 +126,13 @@ class RunFolder:
                 "put it back, or begin a run of its own in another --out"
             )
         others = list(changed(header.get("versions", versions), versions))
-        return [f"the last checkpoint was made with other versions: {'; '.join(others)}"] if others else []
+        notes = [f"the last checkpoint was made with other versions: {'; '.join(others)}"] if others else []
+        if not os.path.lexists(self.metrics):
+            notes.append(f"{self.metrics} is gone: the log begins anew after iteration {header['iteration']}")
+        if not os.path.lexists(self.policy):
+            back = f"a segment writes it at its end; where none is left, delete {self._files()[0]} to repeat one"
+            notes.append(f"{self.policy} is gone: {back}")
+        return notes
 
     def _check_free(self, prior: bytes | None) -> None:
         """Raise where a run would write over files that are not its own."""
@@ -172,8 +181,17 @@ class RunFolder:
                         self.path.rmdir()  # unless something is in it
             os.close(lock)
 
+    def check_there(self) -> None:
+        """Raise where the folder of a run at work is no longer in its place: whoever writes would make it anew."""
+        if self._begun and not (self.path / "run.json").exists():
+            raise FileError(
+                f"{self.path} was moved or removed while its run was at work; name the folder where it is now, with "
+                "--resume"
+            )
+
     def save(self, segment: int, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
         """The end of a segment; of older ones, one is kept in case this one is damaged."""
+        self.check_there()
         header = {"segment": segment} | header | self._begun
         write(self._checkpoints / f"{segment:06d}.safetensors", "checkpoint", tensors, header)
         for old in self._files()[2:]:
@@ -206,6 +224,7 @@ class RunFolder:
 
     def log(self, metrics: dict[str, float]) -> None:
         """Add a line to the metrics."""
+        self.check_there()
         try:
             with open(self.metrics, "a") as file:
                 file.write(json.dumps(finite(metrics)) + "\n")

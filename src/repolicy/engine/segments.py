@@ -155,6 +155,7 @@ class Segments:
     def write(self, path: Path, which: Candidate, called: str) -> None:
         worker = self.worker
         if self.team.index == 0:
+            self.folder.check_there()
             card = {"request": worker.request.as_dict(), "steps": which.steps, "evaluation": which.evaluation}
             card |= {"versions": versions(), "which": called} | ({"prior_is": self.clone_of} if self.clone_of else {})
             save_policy(path, which.policy, card, worker.prior, worker.density)

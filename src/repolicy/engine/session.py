@@ -1,5 +1,6 @@
-"""What a Python program may give that a command line cannot: functions and results. And what is left out."""
+"""What a Python program may give that a command line cannot, what is left out, and a resumed run known again."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -7,15 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from repolicy.engine.folder import RunFolder
-from repolicy.engine.machine import torchrun_place
+from repolicy.engine.machine import torchrun_place, versions
+from repolicy.engine.request import Request, spec_for
 from repolicy.engine.result import Result
 from repolicy.engine.settings import Settings, validated
-from repolicy.engine.wanted import Wanted
-from repolicy.errors import UsageError
+from repolicy.engine.wanted import Wanted, trial
+from repolicy.envs import addons
+from repolicy.envs.making import probed
+from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import as_file_name, lives_here_alone, stem_of
 from repolicy.objective import Objective, name_of
-from repolicy.policies.policy import Policy
+from repolicy.policies.file import read_policy
+from repolicy.policies.policy import Policy, seeded
+from repolicy.policies.storage import read, write
 
 
 def ranks_for(settings: Settings, names: Sequence[str]) -> tuple[Settings, list[str]]:
@@ -107,6 +116,62 @@ def _check_same_way(
         other = f"it has no budget, and now {settings.budget.words}"
     if other:
         raise UsageError(f"{out} cannot be resumed with other settings: {other}")
+
+
+KEPT = 32  # steps of a trial in each of its environments, by which a resumed run is known again
+CLOSE = 1e-3  # of a number's largest value: another processor rounds otherwise, and a robot makes more of it
+
+
+def begun(request: Request, folder: RunFolder, resume: bool, prior: bytes | None) -> list[str]:
+    """Claim the folder for a run. Returns what is to be said.
+
+    Raises where an environment or an add-on does not give what it gave when the run began, though it repeats itself
+    and the versions are the same: the source of one of them, or what it imports, has changed.
+    """
+    notes = folder.begin(request.as_dict(), versions(), resume, prior)
+    now = _tried(request, folder)
+    if not folder.trial.exists():
+        write(folder.trial, "trial", now, {})
+        return notes
+    kept, _ = read(folder.trial, "trial")
+    if (what := _parted(kept, now)) is None:
+        return notes
+    sentence = f"{what} is not what it was when the run in {folder.path} began: the same trial steps differ"
+    if _parted(now, _tried(request, folder)) is not None:
+        return [*notes, f"{sentence}, and they do not repeat themselves: no run of it ends in the same bits"]
+    if any("other versions" in note for note in notes):
+        return [*notes, sentence]
+    raise UsageError(f"{sentence}; put its source back, or begin a run of its own in another --out")
+
+
+def _tried(request: Request, folder: RunFolder) -> dict[str, Tensor]:
+    """What environment and add-ons give in some steps; less of what fails there, which the run itself then says."""
+    settings, found = request.settings, dict[str, Tensor]()
+    with contextlib.suppress(RepolicyError):
+        if request.prior:
+            agent = read_policy(folder.prior).policy
+        else:
+            agent = seeded(spec_for(probed(request.env, settings.backend), settings), settings.seed)
+        rollout = trial(agent, request.env, settings, KEPT)
+        found[f"environment {request.env!r}"] = torch.from_numpy(rollout.observations)
+        if request.objective.reads_basic:
+            found[f"the reward of {request.env!r}"] = torch.from_numpy(rollout.basic)
+        for name in addons.at(request.addons):
+            reward = addons.combined([name]).reward(*rollout.transitions)
+            found[f"add-on {name!r}"] = torch.as_tensor(reward, dtype=torch.float64)
+    return found
+
+
+def _parted(kept: dict[str, Tensor], now: dict[str, Tensor]) -> str | None:
+    """The first thing whose numbers `[T, N, ...]` are others than those that were kept."""
+    for name in sorted(kept, key=lambda name: name.startswith("add-on")):  # which follow the environment
+        before, after = kept[name], now.get(name)
+        if after is None or after.shape != before.shape:
+            return name
+        near = (after - before).abs() <= CLOSE * before.nan_to_num().abs().amax((0, 1))
+        if not bool((near | (after.isnan() & before.isnan())).all()):
+            return name
+    return None
 
 
 def shown(progress: bool | None) -> list[Any]:

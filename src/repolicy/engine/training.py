@@ -16,11 +16,11 @@ from repolicy.engine import ranks
 from repolicy.engine.conditioned import collapsed
 from repolicy.engine.defaults import train_defaults
 from repolicy.engine.folder import RunFolder
-from repolicy.engine.machine import polite_interrupt, torchrun_place, versions
+from repolicy.engine.machine import polite_interrupt, torchrun_place
 from repolicy.engine.request import Request, check_dials, spec_for
 from repolicy.engine.result import Result as Result
 from repolicy.engine.segments import Segments
-from repolicy.engine.session import called, called_objective, continued, folder_for, ranks_for, resumed, shown
+from repolicy.engine.session import begun, called, called_objective, continued, folder_for, ranks_for, resumed, shown
 from repolicy.engine.settings import ACTORS, Settings
 from repolicy.engine.starting import Init, Start, named_as, start_of
 from repolicy.engine.states import check_learnable
@@ -250,7 +250,7 @@ def run(
         return _run_as_one_of_many(request, folder, resume, watchers, notes, prior, exact)
     ranks.check_count(request.settings.ranks)
     with folder.locked():
-        tell(watchers, [*notes, *folder.begin(request.as_dict(), versions(), resume, prior)])
+        tell(watchers, [*notes, *begun(request, folder, resume, prior)])
         program = ["from repolicy.engine.training import follow; follow()", str(folder.path), str(patience or "")]
         program.append("" if start is None or start.source is None else json.dumps(start.source))
         with polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
@@ -323,10 +323,10 @@ def work(
     if team.index == 0:
         folder.forget_after(worker.iteration)
     metrics: dict[str, float] = {}
-    with contextlib.ExitStack() as begun:
+    with contextlib.ExitStack() as after:
         for watcher in watchers:
             watcher.begin(request, worker.iteration, request.settings.iterations)
-            begun.callback(watcher.close)
+            after.callback(watcher.close)
         tell(watchers, complaints)
         for metrics in segments.remaining(interrupted.is_set):
             if team.index == 0:
@@ -379,7 +379,7 @@ def _run_as_one_of_many(
             if team.index == 0:
                 try:
                     claim.enter_context(folder.locked())
-                    tell(watchers, [*notes, *folder.begin(request.as_dict(), versions(), resume, prior)])
+                    tell(watchers, [*notes, *begun(request, folder, resume, prior)])
                 except RepolicyError as error:
                     refusal = error
             refused = float(team.sum(torch.tensor([0.0 if refusal is None else 1.0])))

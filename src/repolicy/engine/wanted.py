@@ -261,8 +261,8 @@ def _scaled(rewards: np.ndarray, numbers: int, what: str) -> tuple[float, str]:
     return two_digits(SHARE * size / numbers), f"scaled from the {what} ({size:.3g} a step)"
 
 
-def trial(agent: Agent, env: str, settings: Settings) -> Rollout:
+def trial(agent: Agent, env: str, settings: Settings, steps: int = STEPS) -> Rollout:
     """Some thousand steps of an agent, to look at what they bring."""
     with closing(make_envs(env, ENVS, settings.seed, settings.backend)) as envs:
         check_fit(agent, envs, "the prior")
-        return Collector(envs, STEPS, torch.Generator().manual_seed(0), keep_transitions=True).collect(agent)
+        return Collector(envs, steps, torch.Generator().manual_seed(0), keep_transitions=True).collect(agent)

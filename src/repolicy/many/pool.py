@@ -124,7 +124,6 @@ if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 if os.getppid() != int(sys.argv[1]):
     sys.exit(1)
-signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a script starts with `&` ignores it, and so would the program
 os.execv(sys.argv[2], sys.argv[2:])
 """
 

@@ -171,6 +171,7 @@ def _work(
                 break
             segment += 1
             card = {"request": request.as_dict(), "steps": model.num_timesteps, "versions": made_with, "which": "last"}
+            folder.check_there()
             model.save(folder.policy, card)
             header = {"iteration": lines(model.num_timesteps, settings), "steps": model.num_timesteps}
             folder.save(segment, state(model), header)

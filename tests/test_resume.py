@@ -1,0 +1,78 @@
+"""A run that is resumed with another environment or add-on than it began with, or without what it wrote."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from repolicy.engine.folder import RunFolder
+from repolicy.engine.request import Request
+from repolicy.engine.session import begun
+from repolicy.engine.settings import Settings
+from repolicy.errors import FileError, UsageError
+from repolicy.objective import full
+
+SMALL = Settings(steps=64, envs=4, horizon=4, minibatch=16, segment=1)
+ADDON = "def f(obs, action, after, info): return 1.0 * after[..., 0]\n"
+ENV = "from tiny_envs import Endless\nclass Mine(Endless):\n    own = 1\n"
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Request:
+    (tmp_path / "r.py").write_text(ADDON)
+    (tmp_path / "e.py").write_text(ENV)
+    return Request(f"{tmp_path / 'e.py'}:Mine", full(0.1), SMALL, (f"{tmp_path / 'r.py'}:f",))
+
+
+def resumed(asked: Request, folder: Path) -> list[str]:
+    return begun(asked, RunFolder(folder), True, None)
+
+
+def test_what_is_as_it_was_goes_on(asked: Request, tmp_path: Path) -> None:
+    assert [resumed(asked, tmp_path / "run") for _ in range(2)] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("r.py", ADDON.replace("1.0", "1.01"), r"add-on .*r\.py:f' is not what it was when the run in .* began"),
+        (
+            "e.py",
+            f"{ENV}    def _look(self): return super()._look() + 1\n",
+            r"environment .*e\.py:Mine' is not what it",
+        ),
+        ("e.py", f"{ENV}    def step(self, a): o, r, *x = super().step(a); return o, r + 1, *x\n", "the reward of"),
+        ("e.py", f"{ENV}    def step(self, a): raise ValueError\n", r"environment .*e\.py:Mine' is not what it"),
+    ],
+)
+def test_what_has_changed_is_refused(asked: Request, tmp_path: Path, file: str, text: str, said: str) -> None:
+    resumed(asked, tmp_path / "run")
+    (tmp_path / file).write_text(text)
+    with pytest.raises(UsageError, match=said):
+        resumed(asked, tmp_path / "run")
+
+
+def test_what_never_repeats_itself_is_said_and_goes_on(asked: Request, tmp_path: Path) -> None:
+    random = "import numpy as np\ndef f(obs, *_): return np.random.default_rng().random(obs.shape[:-1])\n"
+    (tmp_path / "r.py").write_text(random)
+    assert resumed(asked, tmp_path / "run") == []
+    [said] = resumed(asked, tmp_path / "run")
+    assert said.endswith("and they do not repeat themselves: no run of it ends in the same bits")
+
+
+def test_what_is_missing_beside_a_checkpoint_is_said(asked: Request, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    begun(asked, folder, False, None)
+    folder.save(1, {}, {"iteration": 3})
+    said = resumed(asked, tmp_path / "run")
+    assert [sentence.partition(" is gone: ")[0] for sentence in said] == [str(folder.metrics), str(folder.policy)]
+
+
+def test_a_folder_that_is_moved_while_it_trains_is_not_made_anew(asked: Request, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    begun(asked, folder, False, None)
+    shutil.move(tmp_path / "run", tmp_path / "elsewhere")
+    for write in (lambda: folder.save(1, {}, {"iteration": 3}), lambda: folder.log({}), folder.check_there):
+        with pytest.raises(FileError, match="was moved or removed while its run was at work"):
+            write()
+    assert not (tmp_path / "run").exists()
