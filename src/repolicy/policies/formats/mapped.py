@@ -127,22 +127,23 @@ def of_text(text: str) -> Layout:
 def tensors_in(saved: Any) -> dict[str, Array]:
     """All arrays and numbers of nested dicts, lists and shells of objects, by their names joined with dots."""
     found: dict[str, Array] = {}
-    for name, value in _named(saved, "", DEEPEST):
+    for name, value in _named(saved, "", DEEPEST, set()):
         found[name] = value
         if len(found) > MOST:
             raise FileError(f"it holds more than {MOST:,} values, and is no policy")
     return found
 
 
-def _named(value: Any, name: str, depth: int) -> Iterator[tuple[str, Array]]:
+def _named(value: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Array]]:
     if isinstance(value, np.ndarray | np.generic | int | float):
         yield name, np.asarray(value)
-    elif depth and isinstance(value, Shell):
-        modules = {key: value.state[key] for key in NO_NAMES if key in value.state}
-        yield from _named(modules or value.state, name, depth - 1)  # of a module, not its settings
-    elif depth and isinstance(value, dict | list | tuple):
+    elif depth and id(value) not in seen and isinstance(value, Shell | dict | list | tuple):
+        seen.add(id(value))  # a few bytes can hold one part 2^depth times
+        if isinstance(value, Shell):  # of a module, not its settings
+            value = {key: value.state[key] for key in NO_NAMES if key in value.state} or value.state
         for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _named(part, name if key in NO_NAMES else f"{name}.{key}".removeprefix("."), depth - 1)
+            where = name if key in NO_NAMES else f"{name}.{key}".removeprefix(".")
+            yield from _named(part, where, depth - 1, seen)
 
 
 def _known(tensors: Tensors) -> tuple[Layout, str] | None:
