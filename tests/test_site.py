@@ -1,6 +1,7 @@
 """The pages as a website: each is in the menu, and the reference has every name of the package."""
 
 import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -27,3 +28,11 @@ def test_the_reference_has_every_name() -> None:
     for name in named:
         module, _, attribute = name.rpartition(".")
         assert getattr(importlib.import_module(module), attribute).__doc__, name
+
+
+def test_each_function_of_the_reference_tells_its_parameters() -> None:
+    for name in repolicy.__all__:
+        if inspect.isfunction(function := getattr(repolicy, name)):
+            told = re.findall(r"^        \**(\w+): ", function.__doc__ or "", re.MULTILINE)
+            wanted = list(inspect.signature(function).parameters)
+            assert told == wanted or (not told and len(wanted) <= 5), name
