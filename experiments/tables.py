@@ -139,6 +139,35 @@ def sweeps() -> str:
     return markdown(headings, lines)
 
 
+def nat_worth() -> str:
+    found = json.loads((RESULTS / "nat_worth.json").read_text())
+    lines = [
+        [name, f"{row['alpha']:g}", f"**{row['value']:.3f}** ± {row['error']:.3f}", str(row["episodes"])]
+        for name, row in found.items()
+    ]
+    return markdown(["prior", "trained at α", "a nat is worth", "episodes"], lines)
+
+
+def adapters() -> str:
+    """What our class costs in a host's training, beside the host's own PPO."""
+    lines = []
+    for row in rows("adapters.jsonl"):
+        costs = [row[f"{clock}_overhead"] for clock in ("processor", "clock")]
+        shown = [f"{100 * middle:.1f} % ({100 * low:.1f} to {100 * high:.1f})" for middle, low, high in costs]
+        lines.append([row["host"], f"{row['processor_seconds']:.2f} s", *shown, str(row["rounds"])])
+    headings = ["host", "iteration, processor", "cost, processor: median (quartiles)", "cost, clock", "rounds"]
+    return markdown(headings, lines)
+
+
+def large_prior() -> str:
+    lines = []
+    for row in rows("large_prior.jsonl"):
+        low, high = row["shares"]
+        seconds = ", ".join(f"{part} {value:.2f}" for part, value in row["seconds"].items())
+        lines.append([row["env"], f"**{row['share']:.0%}** ({low:.0%} to {high:.0%})", seconds])
+    return markdown(["environment", "speed, of what physics and networks allow", "seconds"], lines)
+
+
 PRICES = ("overhead", "states_overhead", "dial_overhead")
 
 
@@ -275,6 +304,10 @@ TABLES: Tables = {
     "sweeps": sweeps,
     "dial": lambda: dial.table([*ledger("dial.jsonl").values()]),
     "dial_whole": lambda: dial.summary([*ledger("dial.jsonl").values()]),
+    "free_dial": lambda: dial.free([*ledger("dial.jsonl").values()]),
+    "nat_worth": nat_worth,
+    "adapters": adapters,
+    "large_prior": large_prior,
     "rql": lambda: rql_report.table(rql_report.by_task()),
     "through_hosts": through_hosts,
     "fine_tuning": fine_tuning,
