@@ -46,9 +46,9 @@ def learning() -> str:
         for which, action in (("last", "mean"), ("best", "mean"), ("last", "sampled")):
             scores = [run[which][action]["basic_reward"][0] for run in runs]
             cells.append(f"**{mean(scores):,.0f}** ({', '.join(f'{score:,.0f}' for score in scores)})")
-        command = re.sub(r" --seed \d+", " --seed S", runs[0]["command"])
-        lines.append([env, str(len(runs)), *cells, f"`{command}`"])
-    return markdown(["environment", "seeds", "mean action, last", "best", "sampled, last", "command"], lines)
+        options = re.sub(r"^repolicy train \S+ | --seed \d+| --ranks 1", "", runs[0]["command"])
+        lines.append([env, str(len(runs)), *cells, f"`{options}`"])
+    return markdown(["environment", "seeds", "mean action, last", "best", "sampled, last", "options"], lines)
 
 
 def speed() -> str:
@@ -178,6 +178,15 @@ def prior() -> str:
         costs = [f"{100 * row[name]:.1f} %" if name in row else "–" for name in PRICES]
         lines.append([row["task"], f"{without:.0f} ms", f"{with_it:.0f} ms", *costs])
     return markdown(headings, lines)
+
+
+def llm_programs() -> str:
+    lines = []
+    for name in ("frontier", "sharp", "dial", "budget", "labels", "spelling", "gradients", "overhead"):
+        runs = rows(f"llm/{name}.jsonl")
+        minutes = sum(row.get("cpu_seconds", 0.0) for row in runs) / 60
+        lines.append([f"`python -m experiments.llm {name}`", str(len(runs)), f"{minutes:.1f}" if minutes else ""])
+    return markdown(["command", "rows", "CPU minutes"], lines)
 
 
 def llm_optimum() -> str:
@@ -314,6 +323,7 @@ TABLES: Tables = {
     "handed_out": lambda: handed_out.table([*ledger("handed_out.jsonl").values()]),
     "found": lambda: found_settings.table([*ledger("found.jsonl").values()]),
     "real_robot": lambda: real_robot.table([*ledger("real_robot.jsonl").values()]),
+    "llm_programs": llm_programs,
     "llm_optimum": llm_optimum,
     "llm_distance": llm_distance,
     "llm_controls": llm_controls,

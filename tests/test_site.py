@@ -16,6 +16,24 @@ def test_the_menu_has_every_page_once() -> None:
     assert sorted(re.findall(r"[\w-]+\.md", menu)) == sorted(page.name for page in DOCS.glob("*.md"))
 
 
+RESULTS = [*DOCS.glob("results-*.md"), DOCS / "deviations.md"]
+TABLE = re.compile(r"<!-- table: \w+ -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def test_no_figure_of_a_results_page_stands_in_a_table_that_was_typed() -> None:
+    """What stands between the marks is compared with `results/` by tests/test_docs.py."""
+    for page in RESULTS:
+        assert not re.findall(
+            r"^\|.*\|\s*[−-]?\d[\d.,]*( ±[^|]*)?\s*\|.*$", TABLE.sub("", page.read_text()), re.MULTILINE
+        ), page
+
+
+def test_the_results_are_16_000_words_at_most() -> None:
+    """The bars of tables are not words."""
+    words = [word for page in RESULTS for word in page.read_text().split() if word.strip("|-")]
+    assert len(words) <= 16_000
+
+
 def test_the_site_needs_no_network() -> None:
     """Material's plugin would take this script from a server of packages, and search from a disk would need it."""
     [script] = re.findall(r"polyfills: \[(.*)\]", (ROOT / "mkdocs.yml").read_text())
