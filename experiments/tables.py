@@ -103,8 +103,7 @@ def by_default() -> str:
     found, lines = ledger("heavy.jsonl"), []
     for name in ("halfcheetah_10", "hopper", "ant"):
         task = heavy.TASKS[name]
-        usual = [row for key, row in found.items() if re.fullmatch(rf"{name}/states(_5e6)?/\d+", key)]
-        usual = [row for row in usual if row["steps"] == max(each["steps"] for each in usual)]
+        usual = by_default_runs(found, name)
         papers = [row for key, row in found.items() if key.startswith(f"{name}/paper/")]
         for what, runs in (
             ("prior", [found[f"{name}/prior/0"]]),
@@ -116,6 +115,25 @@ def by_default() -> str:
             steps, seeds = (f"{runs[0]['steps'] / 1e6:.0f}M", f"{len(runs)}") if runs[0].get("steps") else ("", "")
             first = f"{task.prior}, {task.addon}" if what == "prior" else ""
             lines.append([first, what, steps, *scores(runs), seeds])
+    return markdown(headings, lines)
+
+
+def by_default_runs(found: dict[str, Row], name: str) -> list[Row]:
+    """The longest runs of a task with the weights that the command line finds."""
+    usual = [row for key, row in found.items() if re.fullmatch(rf"{name}/states(_5e6)?/\d+", key)]
+    return [row for row in usual if row["steps"] == max(each["steps"] for each in usual)]
+
+
+def expected() -> str:
+    """The totals of `by_default` alone, a row a prior."""
+    headings = ["prior, wish", "steps", "seeds", "total: prior", "by default", "sampled: prior", "by default"]
+    found, lines = ledger("heavy.jsonl"), []
+    for name in ("halfcheetah_10", "hopper", "ant"):
+        task, runs = heavy.TASKS[name], by_default_runs(found, name)
+        both = [found[f"{name}/prior/0"]], runs
+        totals = [f"{average(each, action, 'total_reward'):,.0f}" for action in ("mean", "sampled") for each in both]
+        first = f"{task.prior}, `{task.addon}`"
+        lines.append([first, f"{runs[0]['steps'] / 1e6:.0f}M", str(len(runs)), *totals])
     return markdown(headings, lines)
 
 
@@ -280,6 +298,28 @@ def fine_tuning() -> str:
     return markdown(headings, lines)
 
 
+ALTERNATIVES = {
+    "ppo": ("plain fine-tuning (PPO on the wish)", "the old behavior may go"),
+    "ppo, a tenth of the learning rate": ("a tenth of the learning rate", "never for this"),
+    "ppo, KL to the prior in the loss": ("KL to the prior in the loss", "your library has it and the wish is light"),
+    "KL in the reward (tied weights)": ("KL in the reward (`--objective kl`)", "one number must do"),
+    "residual": ("**residual** (ω′ and α̂ apart)", "the old behavior counts, and its reward is unknown"),
+    "residual, KL budget": ("a KL budget of 2 nats (Hopper: 1)", "you know the distance, not the weight"),
+}
+
+
+def alternatives() -> str:
+    """Of the ways of `fine_tuning`, those that people choose from."""
+    headings = ["way", "HalfCheetah, `hind_leg=10`: kept", "total", "Hopper, `height`: total", "take it when"]
+    runs, lines = ledger("fine_tuning.jsonl", "/1000000").values(), []
+    for way, (name, when) in ALTERNATIVES.items():
+        cheetah, hopper = ([run for run in runs if run["task"] == task and run["way"] == way] for task in FINE_TUNED)
+        kept = mean(of_the_prior(run)[1] for run in cheetah)
+        totals = [mean(run["end"]["mean"]["total_reward"][0] for run in each) for each in (cheetah, hopper)]
+        lines.append([name, f"{kept:.0%}", *(f"{total:,.0f}" for total in totals), when])
+    return markdown(headings, lines)
+
+
 def of_the_prior(row: Row) -> tuple[float, float]:
     """The lowest value of the first 50 iterations and the last one, as shares of the prior's own."""
     if row["task"] in FINE_TUNED:
@@ -309,6 +349,8 @@ TABLES: Tables = {
     "peers": peers,
     "heavy": lambda: heavy.table(ledger("heavy.jsonl")),
     "by_default": by_default,
+    "expected": expected,
+    "alternatives": alternatives,
     "prior": prior,
     "sweeps": sweeps,
     "dial": lambda: dial.table([*ledger("dial.jsonl").values()]),
