@@ -298,6 +298,22 @@ def summary(found: list[Row]) -> str:
     return markdown(headings, lines) if lines else "Not measured yet."
 
 
+def free(found: list[Row]) -> str:
+    """A line a task and position of the dials that cost no training: with the mean action, and KL(policy ‖ prior)."""
+    parts = ("old reward", "wish", "drift, nats a step")
+    lines = []
+    for task in dict.fromkeys(row["task"] for row in found):
+        ways = [row["positions"] for how in ("mixture", "weights") for row in found if row["key"] == f"{task}/{how}"]
+        for number, places in enumerate(zip(*ways, strict=True)):
+            cells = [task * (number == 0), f"{places[0]['at']:g}"]
+            for place in places:
+                acts = place["sampled"]
+                drift = (acts["log_policy"] - acts["log_prior"]) / acts["lengths"]
+                cells += [*(f"{value:,.0f}" for value in outcome(place)), f"{round(drift, 2) + 0.0:.2f}"]
+            lines.append(cells)
+    return markdown(["task", "t", *(f"{how}: {part}" for how in ("mixture", "weights") for part in parts)], lines)
+
+
 def draw(found: list[Row], path: Path) -> None:
     """Twenty positions of each trained dial, beside the points that were trained alone."""
     tasks = [row for row in found if row["how"] == "alone"]

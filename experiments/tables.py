@@ -46,9 +46,9 @@ def learning() -> str:
         for which, action in (("last", "mean"), ("best", "mean"), ("last", "sampled")):
             scores = [run[which][action]["basic_reward"][0] for run in runs]
             cells.append(f"**{mean(scores):,.0f}** ({', '.join(f'{score:,.0f}' for score in scores)})")
-        command = re.sub(r" --seed \d+", " --seed S", runs[0]["command"])
-        lines.append([env, str(len(runs)), *cells, f"`{command}`"])
-    return markdown(["environment", "seeds", "mean action, last", "best", "sampled, last", "command"], lines)
+        options = re.sub(r"^repolicy train \S+ | --seed \d+| --ranks 1", "", runs[0]["command"])
+        lines.append([env, str(len(runs)), *cells, f"`{options}`"])
+    return markdown(["environment", "seeds", "mean action, last", "best", "sampled, last", "options"], lines)
 
 
 def speed() -> str:
@@ -103,8 +103,7 @@ def by_default() -> str:
     found, lines = ledger("heavy.jsonl"), []
     for name in ("halfcheetah_10", "hopper", "ant"):
         task = heavy.TASKS[name]
-        usual = [row for key, row in found.items() if re.fullmatch(rf"{name}/states(_5e6)?/\d+", key)]
-        usual = [row for row in usual if row["steps"] == max(each["steps"] for each in usual)]
+        usual = by_default_runs(found, name)
         papers = [row for key, row in found.items() if key.startswith(f"{name}/paper/")]
         for what, runs in (
             ("prior", [found[f"{name}/prior/0"]]),
@@ -116,6 +115,25 @@ def by_default() -> str:
             steps, seeds = (f"{runs[0]['steps'] / 1e6:.0f}M", f"{len(runs)}") if runs[0].get("steps") else ("", "")
             first = f"{task.prior}, {task.addon}" if what == "prior" else ""
             lines.append([first, what, steps, *scores(runs), seeds])
+    return markdown(headings, lines)
+
+
+def by_default_runs(found: dict[str, Row], name: str) -> list[Row]:
+    """The longest runs of a task with the weights that the command line finds."""
+    usual = [row for key, row in found.items() if re.fullmatch(rf"{name}/states(_5e6)?/\d+", key)]
+    return [row for row in usual if row["steps"] == max(each["steps"] for each in usual)]
+
+
+def expected() -> str:
+    """The totals of `by_default` alone, a row a prior."""
+    headings = ["prior, wish", "steps", "seeds", "total: prior", "by default", "sampled: prior", "by default"]
+    found, lines = ledger("heavy.jsonl"), []
+    for name in ("halfcheetah_10", "hopper", "ant"):
+        task, runs = heavy.TASKS[name], by_default_runs(found, name)
+        both = [found[f"{name}/prior/0"]], runs
+        totals = [f"{average(each, action, 'total_reward'):,.0f}" for action in ("mean", "sampled") for each in both]
+        first = f"{task.prior}, `{task.addon}`"
+        lines.append([first, f"{runs[0]['steps'] / 1e6:.0f}M", str(len(runs)), *totals])
     return markdown(headings, lines)
 
 
@@ -139,6 +157,35 @@ def sweeps() -> str:
     return markdown(headings, lines)
 
 
+def nat_worth() -> str:
+    found = json.loads((RESULTS / "nat_worth.json").read_text())
+    lines = [
+        [name, f"{row['alpha']:g}", f"**{row['value']:.3f}** ± {row['error']:.3f}", str(row["episodes"])]
+        for name, row in found.items()
+    ]
+    return markdown(["prior", "trained at α", "a nat is worth", "episodes"], lines)
+
+
+def adapters() -> str:
+    """What our class costs in a host's training, beside the host's own PPO."""
+    lines = []
+    for row in rows("adapters.jsonl"):
+        costs = [row[f"{clock}_overhead"] for clock in ("processor", "clock")]
+        shown = [f"{100 * middle:.1f} % ({100 * low:.1f} to {100 * high:.1f})" for middle, low, high in costs]
+        lines.append([row["host"], f"{row['processor_seconds']:.2f} s", *shown, str(row["rounds"])])
+    headings = ["host", "iteration, processor", "cost, processor: median (quartiles)", "cost, clock", "rounds"]
+    return markdown(headings, lines)
+
+
+def large_prior() -> str:
+    lines = []
+    for row in rows("large_prior.jsonl"):
+        low, high = row["shares"]
+        seconds = ", ".join(f"{part} {value:.2f}" for part, value in row["seconds"].items())
+        lines.append([row["env"], f"**{row['share']:.0%}** ({low:.0%} to {high:.0%})", seconds])
+    return markdown(["environment", "speed, of what physics and networks allow", "seconds"], lines)
+
+
 PRICES = ("overhead", "states_overhead", "dial_overhead")
 
 
@@ -149,6 +196,15 @@ def prior() -> str:
         costs = [f"{100 * row[name]:.1f} %" if name in row else "–" for name in PRICES]
         lines.append([row["task"], f"{without:.0f} ms", f"{with_it:.0f} ms", *costs])
     return markdown(headings, lines)
+
+
+def llm_programs() -> str:
+    lines = []
+    for name in ("frontier", "sharp", "dial", "budget", "labels", "spelling", "gradients", "overhead"):
+        runs = rows(f"llm/{name}.jsonl")
+        minutes = sum(row.get("cpu_seconds", 0.0) for row in runs) / 60
+        lines.append([f"`python -m experiments.llm {name}`", str(len(runs)), f"{minutes:.1f}" if minutes else ""])
+    return markdown(["command", "rows", "CPU minutes"], lines)
 
 
 def llm_optimum() -> str:
@@ -242,6 +298,28 @@ def fine_tuning() -> str:
     return markdown(headings, lines)
 
 
+ALTERNATIVES = {
+    "ppo": ("plain fine-tuning (PPO on the wish)", "the old behavior may go"),
+    "ppo, a tenth of the learning rate": ("a tenth of the learning rate", "never for this"),
+    "ppo, KL to the prior in the loss": ("KL to the prior in the loss", "your library has it and the wish is light"),
+    "KL in the reward (tied weights)": ("KL in the reward (`--objective kl`)", "one number must do"),
+    "residual": ("**residual** (ω′ and α̂ apart)", "the old behavior counts, and its reward is unknown"),
+    "residual, KL budget": ("a KL budget of 2 nats (Hopper: 1)", "you know the distance, not the weight"),
+}
+
+
+def alternatives() -> str:
+    """Of the ways of `fine_tuning`, those that people choose from."""
+    headings = ["way", "HalfCheetah, `hind_leg=10`: kept", "total", "Hopper, `height`: total", "take it when"]
+    runs, lines = ledger("fine_tuning.jsonl", "/1000000").values(), []
+    for way, (name, when) in ALTERNATIVES.items():
+        cheetah, hopper = ([run for run in runs if run["task"] == task and run["way"] == way] for task in FINE_TUNED)
+        kept = mean(of_the_prior(run)[1] for run in cheetah)
+        totals = [mean(run["end"]["mean"]["total_reward"][0] for run in each) for each in (cheetah, hopper)]
+        lines.append([name, f"{kept:.0%}", *(f"{total:,.0f}" for total in totals), when])
+    return markdown(headings, lines)
+
+
 def of_the_prior(row: Row) -> tuple[float, float]:
     """The lowest value of the first 50 iterations and the last one, as shares of the prior's own."""
     if row["task"] in FINE_TUNED:
@@ -271,16 +349,23 @@ TABLES: Tables = {
     "peers": peers,
     "heavy": lambda: heavy.table(ledger("heavy.jsonl")),
     "by_default": by_default,
+    "expected": expected,
+    "alternatives": alternatives,
     "prior": prior,
     "sweeps": sweeps,
     "dial": lambda: dial.table([*ledger("dial.jsonl").values()]),
     "dial_whole": lambda: dial.summary([*ledger("dial.jsonl").values()]),
+    "free_dial": lambda: dial.free([*ledger("dial.jsonl").values()]),
+    "nat_worth": nat_worth,
+    "adapters": adapters,
+    "large_prior": large_prior,
     "rql": lambda: rql_report.table(rql_report.by_task()),
     "through_hosts": through_hosts,
     "fine_tuning": fine_tuning,
     "handed_out": lambda: handed_out.table([*ledger("handed_out.jsonl").values()]),
     "found": lambda: found_settings.table([*ledger("found.jsonl").values()]),
     "real_robot": lambda: real_robot.table([*ledger("real_robot.jsonl").values()]),
+    "llm_programs": llm_programs,
     "llm_optimum": llm_optimum,
     "llm_distance": llm_distance,
     "llm_controls": llm_controls,

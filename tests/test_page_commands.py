@@ -183,6 +183,16 @@ def test_the_quickstart_in_python(folder: Path) -> None:
     assert (folder / "runs/again/policy.safetensors").exists()
 
 
+def test_the_examples_of_the_reference(folder: Path) -> None:
+    few = "steps=64, envs=4, horizon=16, minibatch=32, ranks=1, segment=4, hidden=(8,), evaluation_episodes=1"
+    names: dict[str, Any] = {}
+    for code in snippets("api.md"):
+        exec(code.replace("steps=100_000", few), names)
+    assert names["same"]
+    assert names["page"].exists()
+    assert len(names["points"].points) == 2
+
+
 @pytest.mark.parametrize(
     "line", ["repolicy train HalfCheetah-v4 --stepps 3", "repolicy evaluate runs/none", "repolicy addon"]
 )

@@ -1,6 +1,7 @@
 """The pages as a website: each is in the menu, and the reference has every name of the package."""
 
 import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -15,6 +16,30 @@ def test_the_menu_has_every_page_once() -> None:
     assert sorted(re.findall(r"[\w-]+\.md", menu)) == sorted(page.name for page in DOCS.glob("*.md"))
 
 
+MANUAL = [page for page in DOCS.glob("*.md") if not page.name.startswith(("results-", "deviations"))]
+RESULTS = [*DOCS.glob("results-*.md"), DOCS / "deviations.md"]
+TABLE = re.compile(r"<!-- table: \w+ -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def test_no_figure_of_a_results_page_stands_in_a_table_that_was_typed() -> None:
+    """What stands between the marks is compared with `results/` by tests/test_docs.py."""
+    for page in RESULTS:
+        assert not re.findall(
+            r"^\|.*\|\s*[−-]?\d[\d.,]*( ±[^|]*)?\s*\|.*$", TABLE.sub("", page.read_text()), re.MULTILINE
+        ), page
+
+
+def words(pages: list[Path]) -> int:
+    """The bars of tables are not words."""
+    return len([word for page in pages for word in page.read_text().split() if word.strip("|-")])
+
+
+def test_the_pages_stay_few_and_short() -> None:
+    assert len(MANUAL) <= 15
+    assert words(MANUAL) <= 20_000
+    assert words(RESULTS) <= 16_000
+
+
 def test_the_site_needs_no_network() -> None:
     """Material's plugin would take this script from a server of packages, and search from a disk would need it."""
     [script] = re.findall(r"polyfills: \[(.*)\]", (ROOT / "mkdocs.yml").read_text())
@@ -27,3 +52,11 @@ def test_the_reference_has_every_name() -> None:
     for name in named:
         module, _, attribute = name.rpartition(".")
         assert getattr(importlib.import_module(module), attribute).__doc__, name
+
+
+def test_each_function_of_the_reference_tells_its_parameters() -> None:
+    for name in repolicy.__all__:
+        if inspect.isfunction(function := getattr(repolicy, name)):
+            told = re.findall(r"^        \**(\w+): ", function.__doc__ or "", re.MULTILINE)
+            wanted = list(inspect.signature(function).parameters)
+            assert told == wanted or (not told and len(wanted) <= 5), name

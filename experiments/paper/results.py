@@ -93,7 +93,8 @@ def mixed(rows: Sequence[Row]) -> list[str]:
     for name in sorted({name for each in made for name in each["versions"]}):
         said += _several(name, [each["versions"].get(name, "unknown") for each in made])
     said += _several("processor", [each["machine"]["processor"] for each in made])
-    said += _several("code", [each["commit"][:10] + each["commit"][40:] for each in made])
+    commits = len({each["commit"] for each in made})
+    said += [f"code: {commits} commits"] * (commits > 1)
     for task in sorted({task_of(row) for row in rows}):
         mine = [row for row in rows if task_of(row) == task]
         said += _several(f"{task}'s prior", [prior[:10] for row in mine if (prior := prior_of(row))])

@@ -122,12 +122,13 @@ def claims(findings: Sequence[Finding]) -> Rows:
     headings = ["the paper says", "environment", "here", "p", "by the best policies", "by sampled actions"]
     headings += ["difference", "95 % interval", "the paper's difference", "as it says", "a seed is better", "seeds"]
     rows = []
-    for found in findings:
+    for before, found in zip([None, *findings], findings, strict=False):
+        said = "" if before is not None and before.claim.said == found.claim.said else found.claim.said
         figure = NOT_YET if found.figure is None else number(found.figure)
         between = NOT_YET if found.low is None or found.high is None else f"{number(found.low)} to {number(found.high)}"
         better = NOT_YET if found.better is None else f"{found.better:.0%}"
         p = NOT_YET if found.p is None else f"{found.p:.3f}"
-        row = [found.claim.said, ENVIRONMENTS[found.task], found.verdict, p, *found.others, figure, between]
+        row = [said, ENVIRONMENTS[found.task], found.verdict, p, *found.others, figure, between]
         row += [number(found.printed), "yes" if found.holds_in_print else "no", better]
         rows.append([*row, f"{found.seeds[0]}, {found.seeds[1]}"])
     return headings, rows

@@ -111,13 +111,14 @@ def enough_digits(values: Sequence[float]) -> int:
 class Objective:
     """What the return contains.
 
-    task: whose reward is the task's: the environment's own (`basic`), the add-on's (`addon`), or their sum (`both`).
-    omega: the reward that a nat of log prior(a|s) is worth; ω′ in the paper, equal to ω·α for a prior trained at α.
-    alpha: the reward that a nat of −log policy(a|s), of entropy, is worth; α, or α̂ while customizing.
-    bonus: weight of the policy's entropy in the *loss*, which pays for the present step's entropy alone.
-    states: weight of the next state's familiarity to the prior in the reward; not in the paper, where it is 0.
-    omega_to: of a policy with a dial over ω′, the largest, `omega` being the smallest; 0 where there is one omega.
-    alpha_to: the same of α̂.
+    Args:
+        task: whose reward: the environment's own (`basic`), the add-on's (`addon`), or their sum (`both`).
+        omega: the reward that a nat of log prior(a|s) is worth; ω′ in the paper, ω·α for a prior trained at α.
+        alpha: the reward that a nat of −log policy(a|s), of entropy, is worth; α, or α̂ while customizing.
+        bonus: weight of the policy's entropy in the *loss*, which pays for the present step's entropy alone.
+        states: weight of the next state's familiarity to the prior in the reward; not in the paper, where it is 0.
+        omega_to: of a policy with a dial over ω′, the largest, `omega` being the smallest; 0 where there is one omega.
+        alpha_to: the same of α̂.
     """
 
     task: Task = "basic"

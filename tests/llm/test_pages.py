@@ -72,17 +72,7 @@ def test_the_commands_run_with_the_tiny_model(
         elif words[1] == "-m":
             experiment(words[3:])
         else:
-            few = [
-                "--max_steps",
-                "2",
-                "--use_cpu",
-                "--bf16",
-                "false",
-                "--report_to",
-                "none",
-                "--per_device_train_batch_size",
-                "8",
-            ]
+            few = "--max_steps 2 --use_cpu --bf16 false --report_to none --per_device_train_batch_size 8".split()
             importlib.import_module(Path(words[1]).stem).main([*words[2:], *few])
     assert "evaluation.html" in {file.name for file in tmp_path.iterdir()}
     assert len(capsys.readouterr().out.splitlines()) >= 4

@@ -64,15 +64,22 @@ def train(
     observe: str = "",
     observe_critic: str = "",
 ) -> Result:
-    """Train a policy from nothing. The folder `out` holds everything of the run; with `resume` it goes on there.
+    """Train a policy from nothing, and return the run's result.
 
-    `env` is an id, or a function that makes one. Of an observation that is a Dict, the policy sees the parts `observe`
-    ("KEY,KEY") and the critic `observe_critic`; by default `state` and `privileged_state`, or `policy` and `critic`,
-    where there are both, else all parts. Without an objective it is `soft`, with the usual alpha. `progress`
-    shows the live display, by default in a terminal or a notebook.
-
-    A call into an environment that takes a minute is reported on stderr; one that takes `patience` seconds ends the
-    process, since nothing else can end it.
+    Args:
+        env: an id, or a function that makes one environment.
+        objective: what the return contains; by default `soft`, with the usual alpha.
+        out: the run's folder, which holds everything of it; by default `runs/ENV-OBJECTIVE-SEED`.
+        settings: how to train; by default `train_defaults(env)`.
+        addon: a wish for `full`: a name, a function, or a list of them.
+        resume: go on with the run in the folder, if there is one.
+        watchers: whoever is told of each iteration.
+        patience: seconds of one environment step that end the process; a minute is reported on stderr in any case.
+        progress: show the live display; by default in a terminal or a notebook.
+        observe: of an observation that is a Dict, the parts that the policy sees, "KEY,KEY"; by default `state` or
+            `policy` where there is a part for a critic too, else all.
+        observe_critic: the parts that the critic sees; by default `privileged_state` beside `state`, `critic` beside
+            `policy`, else what the policy sees.
     """
     check_given(settings, watchers)
     env, wishes, watchers = env_name(env), addons.names(addon), [*watchers, *shown(progress)]
@@ -123,16 +130,29 @@ def customize(
     """Give a trained policy a new requirement, without the reward that trained it.
 
     The actor starts as the prior, with the prior's observation statistics, frozen; the critic starts fresh and is
-    fitted alone for the first `settings.critic_warmup` of the steps. `prior` is a policy's file, a run's folder, the
-    name of a policy that ships, a policy, or the result of a run; a file of another library is read with the options
-    `reading`. The run keeps a copy of the policy and never needs that file again. `addon` is a name or a function, or a
-    list of them. Without an objective it is `residual` with the usual weights. `sparse` accepts an add-on that is
-    constant over a trial of some thousand steps. `patience` and `progress` are as in `train`, and so are `observe` and
-    `observe_critic`; but by default the policy sees the part that fits the prior.
+    fitted alone for the first `settings.critic_warmup` of the steps. The run keeps a copy of the policy. A prior that
+    cannot be copied scores as it is, and the actor is fitted to it first; to resume, it has to be given again.
 
-    What cannot be copied scores as it is, and the actor is fitted to it first: an object with `log_prob`, a function
-    from observations to mean actions with a `std`, `module:name` of one, an ONNX graph of another kind, and TorchScript
-    that you `trust`. To resume, it has to be given again. `init="clone"` does so with what could be copied, too.
+    Args:
+        prior: a policy's file, a run's folder, the name of a policy that ships, a policy, the result of a run; or an
+            object with `log_prob`, a function from observations to mean actions, or `module:name` of one.
+        addon: the wish: a name, a function, or a list of them.
+        objective: what the return contains; by default `residual` with weights that are found.
+        out: the run's folder; by default `runs/PRIOR-OBJECTIVE-SEED`.
+        settings: how to train; by default `customize_defaults(prior)`.
+        env: an id, or a function that makes one environment; by default the one that the prior was trained in.
+        sparse: accept an add-on that is constant over some thousand trial steps.
+        resume: go on with the run in the folder, if there is one.
+        watchers: whoever is told of each iteration.
+        patience: seconds of one environment step that end the process.
+        reading: options for a file of another library.
+        progress: show the live display; by default in a terminal or a notebook.
+        std: of a prior that has none, the std of its actions.
+        init: "copy" starts the actor as the prior, "clone" fits it to the prior first, "auto" clones what cannot be
+            copied.
+        trust: run code: a prior that is TorchScript, or what the prior's file names.
+        observe: of an observation that is a Dict, the parts that the policy sees; by default what fits the prior.
+        observe_critic: the parts that the critic sees, as in `train`.
     """
     check_given(settings, watchers)
     watchers = [*watchers, *shown(progress)]

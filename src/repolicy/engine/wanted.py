@@ -40,9 +40,13 @@ ENVS, STEPS = 8, 256  # of a trial
 class Wanted:
     """An objective by its name, whose other weights are chosen as on the command line: those that are None.
 
-    omega: a weight; "auto" follows a KL budget; with `omega_to`, the smallest of a range, which a dial then turns.
-    alpha: the same, and `alpha_to`.
-    states: the price on states that are new to the prior. Where omega is one weight that you name, None is 0.
+    Args:
+        name: of the objective, such as "residual".
+        omega: a weight; "auto" follows a KL budget; with `omega_to`, the smallest of a range, which a dial then turns.
+        alpha: a weight; with `alpha_to`, the smallest of a range.
+        states: the price on states that are new to the prior. Where omega is one weight that you name, None is 0.
+        omega_to: the largest of a range of omega; 0 where there is none.
+        alpha_to: the largest of a range of alpha; 0 where there is none.
     """
 
     name: str

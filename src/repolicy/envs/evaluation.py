@@ -140,11 +140,21 @@ def evaluate(
     longest: int = 0,
     trust: bool = False,
 ) -> Evaluation:
-    """Run the policy for whole episodes, with its mean action unless `stochastic`.
+    """Run a policy for whole episodes, and return what each of them gave.
 
-    A policy may be named by its file, its run's folder or as it ships; then its environment, its add-on and its prior
-    are known. Code that the file names as one of these is run where you `trust` the file. An add-on is named as on the
-    command line, or a function; () is none. An episode counts as one after `longest` steps, where these are given.
+    Args:
+        agent: a policy, or its file, its run's folder, or the name of one that ships; then environment, add-on and
+            prior are known.
+        env: an id, or a function that makes one environment.
+        episodes: how many.
+        addon: the wish that is reported: a name, a function, or a list of them; () is none.
+        prior: whose log-probabilities are reported.
+        stochastic: sample the actions instead of taking the mean.
+        seed: of environments and sampling.
+        backend: whose environments: "envpool", "gymnasium", or "auto".
+        progress: is given the number of episodes that are done.
+        longest: an episode counts as one after so many steps, where they are given.
+        trust: run code that the policy's file names.
     """
     env = None if env is None else env_name(env)
     if isinstance(agent, str | Path):

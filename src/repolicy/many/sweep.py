@@ -61,7 +61,25 @@ def sweep(
 ) -> Found:
     """Train every point, evaluate prior and points, and write `sweep.json` into the folder `out`.
 
-    Prior, add-on and what is left out are as in `customize`; each point is a process, which imports what it is named.
+    Each point is a process, which imports what it is named.
+
+    Args:
+        prior: a policy's file, a run's folder, the name of a policy that ships, or the result of a run.
+        addon: the wish, as in `customize`.
+        omegas: the values of ω′; 0 is the add-on alone.
+        alpha: α̂; by default the prior's own, else a third of the smallest ω′ above 0.
+        out: the sweep's folder; by default `runs/PRIOR-sweep`.
+        settings: how to train each point; by default `customize_defaults(prior)`.
+        states: the price on states; by default what a nat is worth in the old reward.
+        env: the environment; by default the one that the prior was trained in.
+        sparse: accept an add-on that is constant over some thousand trial steps.
+        jobs: how many points are trained at a time; 0 means one a core.
+        on_ray: train the points as Ray tasks.
+        resume: go on with the sweep in the folder.
+        episodes: of each evaluation afterwards.
+        reading: options for a file of another library.
+        say: is given each sentence that there is to say.
+        progress: is given the share of each point that is done, by its ω′.
     """
     check_given(settings)
     if not isinstance(prior, str | Path | Result):

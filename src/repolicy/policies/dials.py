@@ -29,10 +29,13 @@ How = Literal["mixture", "weights"]
 
 
 def dial(policy: str | Path | SavedPolicy, t: float | None = None, how: How = "mixture", **values: float) -> Policy:
-    """The policy at `t` between the prior in a customized policy's file (t = 0) and the customized policy (t = 1).
+    """Turn between the prior in a customized policy's file (t = 0) and the customized policy (t = 1), and return that.
 
-    `policy` is a file, a run's folder, or what `read_policy` gave. Of one with a trained dial,
-    `t` is the weight; of several, each goes by its name: `dial("runs/dial", omega=0.3, quiet=1.5)`.
+    Args:
+        policy: a file, a run's folder, or what `read_policy` gave.
+        t: the position; of a policy with a trained dial, the weight.
+        how: "mixture" of the two distributions, or "weights" of the two networks; a trained dial has no choice.
+        **values: of several trained dials, each weight by its name: `dial("runs/dial", omega=0.3, quiet=1.5)`.
     """
     saved = policy if isinstance(policy, SavedPolicy) else read_policy(find_policy(policy))
     if isinstance(saved.policy, Conditioned):

@@ -76,7 +76,15 @@ class SavedPolicy(NamedTuple):
 def save_policy(
     path: str | Path, policy: Policy, card: dict[str, Any], prior: Policy | None = None, density: Density | None = None
 ) -> None:
-    """One self-contained file: weights, normalizer, probes to recognize the policy by, and the same of its prior."""
+    """Write one self-contained file: weights, normalizer, and probes to recognize the policy by.
+
+    Args:
+        path: where it goes.
+        policy: what is written.
+        card: what is said of it, such as `{"request": {"env": "Pendulum-v1"}}`.
+        prior: the policy that it was customized from, which the file then holds, too.
+        density: how likely the prior's states are.
+    """
     write_bytes(Path(path), policy_bytes(policy, card, prior, density))
 
 
@@ -139,9 +147,16 @@ def load_policy(
     demonstrations: str | None = None,
     layout: str | None = None,
 ) -> Policy:
-    """The policy in a file, in a run's folder, or that ships under a name.
+    """Load the policy in a file, in a run's folder, or that ships under a name, and return it.
 
-    The options are for files of other libraries, as on the command line.
+    Args:
+        reference: the file, the folder, or the name.
+        std: of another library's policy that has none: the std of its actions, or "fit".
+        temperature: of a Q-network: its choices follow `exp(Q / temperature)`.
+        vecnormalize: a file with the observations' statistics, or "none".
+        activation: of a file that does not say it: its network's activation.
+        demonstrations: recorded actions, for `std="fit"`.
+        layout: of an unknown checkpoint: which tensors are what.
     """
     with told_in_python():
         options = Options(std, temperature, vecnormalize, activation, demonstrations, layout)

@@ -47,9 +47,18 @@ def push(
     reading: Options | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Pushed:
-    """Upload a policy, or that of a run, to `hf://USER/NAME`, with a card. It is evaluated for the card's table.
+    """Upload a policy, or that of a run, with a card. The hub's own login is used (`hf auth login`).
 
-    The hub's own login is used (`hf auth login`). `license` is an identifier of the hub's, such as mit.
+    Args:
+        policy: a file, or a run's folder.
+        target: `hf://USER/NAME`.
+        license: an identifier of the hub's, such as mit.
+        private: keep a new repository to yourself.
+        env: the environment of the card's table; by default the one that the policy was trained in.
+        episodes: of prior and policy in the card's table.
+        trust: run code that the policy's file names.
+        reading: options for a file of another library.
+        say: is given each sentence that there is to say.
     """
     at, path = place(target), find_policy(policy)
     saved = read_policy(path, reading)

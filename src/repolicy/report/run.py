@@ -62,9 +62,13 @@ class Report:
 def write_report(
     out: str | Path, episodes: int = EPISODES, say: Callable[[str], None] = lambda _: None, trust: bool = False
 ) -> Path:
-    """Evaluate the policy of the run in `out`, and its prior if it has one, film both, and write `report.html`.
+    """Evaluate a run's policy, and its prior if it has one, film both, write `report.html`, and return its path.
 
-    A run's folder that names code, such as an environment in a file, is refused unless you trust it.
+    Args:
+        out: the run's folder.
+        episodes: of each evaluation.
+        say: is given each sentence that there is to say.
+        trust: run code that the folder names, such as an environment in a file.
     """
     folder = RunFolder(out)
     request = folder.request()
