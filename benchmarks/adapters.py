@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from experiments.batches import ForRslRl, ForSb3, Paid
-from repolicy.engine.machine import command, commit
+from repolicy.runs.machine import command, commit
 
 ENV, ADDON, PRIOR, COUNT, STEPS = "HalfCheetah-v4", "hind_leg=10", "halfcheetah", 64, 64
 WEIGHTS: dict[str, Any] = {"prior": PRIOR, "omega": 0.17, "alpha": 0.13472}
@@ -32,7 +32,7 @@ def sb3(residual: bool) -> Iteration:
     from stable_baselines3 import PPO
 
     from repolicy import load_policy
-    from repolicy.adapters.sb3 import ResidualPPO, like
+    from repolicy.hosts.sb3 import ResidualPPO, like
 
     settings = {"n_steps": STEPS, "batch_size": 1024, "n_epochs": 5, "device": "cpu"}
     settings["policy_kwargs"] = like(load_policy(PRIOR))  # the same networks for both
@@ -45,7 +45,7 @@ def rsl_rl(residual: bool) -> Iteration:
     from rsl_rl.runners import OnPolicyRunner
 
     network = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "tanh", "obs_normalization": True}
-    named = {"class_name": "repolicy.adapters.rsl_rl:ResidualPPO"} | WEIGHTS if residual else {"class_name": "PPO"}
+    named = {"class_name": "repolicy.hosts.rsl_rl:ResidualPPO"} | WEIGHTS if residual else {"class_name": "PPO"}
     config = {
         "num_steps_per_env": STEPS,
         "save_interval": 10**9,

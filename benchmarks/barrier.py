@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from repolicy.engine import ranks
+from repolicy.runs import ranks
 
 PIECES = 600  # of work in a slice, each of some 50 microseconds
 SIZE = 10_000  # numbers that are added up

@@ -34,14 +34,15 @@ from torch import Tensor
 import repolicy
 from benchmarks.damage import a_name, forge, lay, rename, replace_by_something_else, spoil
 from repolicy.cli import main as cli
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.ranks import Alone
 from repolicy.errors import RepolicyError
 from repolicy.objective import soft
 from repolicy.policies.export import export
-from repolicy.policies.file import load_policy, read_policy, save_policy
+from repolicy.policies.file import save_policy
 from repolicy.policies.storage import read
-from repolicy.rql.settings import train_defaults as rql_defaults
+from repolicy.priors.opening import load_policy, read_policy
+from repolicy.rql.hyperparameters import train_defaults as rql_defaults
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.ranks import Alone
 
 SECONDS = 20  # after which a case counts as hanging
 ENV = "Hopper-v4"

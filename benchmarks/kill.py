@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from repolicy.engine.machine import command, commit
+from repolicy.runs.machine import command, commit
 
 COMPARED = ["policy.safetensors", "last.safetensors"]
 

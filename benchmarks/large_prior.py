@@ -21,17 +21,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from repolicy.engine.defaults import customize_defaults
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.machine import command, commit
-from repolicy.engine.ranks import Alone, one_thread
-from repolicy.engine.request import Request
-from repolicy.engine.segments import Segments
-from repolicy.engine.settings import Settings
 from repolicy.envs.making import make_envs
 from repolicy.objective import residual
+from repolicy.plan.defaults import customize_defaults
 from repolicy.policies.file import policy_bytes
 from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.machine import command, commit
+from repolicy.runs.ranks import Alone, one_thread
+from repolicy.runs.request import Request
+from repolicy.runs.settings import Settings
+from repolicy.train.segments import Segments
 
 HIDDEN = (512, 256, 128)
 TASKS = {"HalfCheetah-v4": "hind_leg", "Ant-v4": "sideways"}

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from repolicy.engine.machine import command, commit
+from repolicy.runs.machine import command, commit
 
 ENV = "HalfCheetah-v4"
 SECONDS = 2.0
@@ -52,9 +52,9 @@ class Turns:
 
 def ours(turns: Turns, envs: int, minibatch: int) -> None:
     """Repolicy with one rank a core; evaluations and checkpoints count."""
-    from repolicy.engine.defaults import train_defaults
-    from repolicy.engine.training import train
     from repolicy.objective import soft
+    from repolicy.plan.defaults import train_defaults
+    from repolicy.train.training import train
 
     settings = replace(train_defaults(ENV), steps=10**10, envs=envs, minibatch=minibatch)
 

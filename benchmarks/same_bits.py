@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
-from repolicy.engine.machine import command, commit
+from repolicy.runs.machine import command, commit
 
 TABLE = Path("results/same_bits.jsonl")
 SHORT = ["--steps", "12000", "--segment", "2", "--evaluation-episodes", "2", "--envs", "16", "--minibatch", "256"]

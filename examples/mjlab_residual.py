@@ -27,7 +27,7 @@ TASK = "Mjlab-Cartpole-Balance"
 class ResidualCfg(RslRlPpoAlgorithmCfg):  # type: ignore[misc]
     """mjlab's settings of PPO, with what Repolicy's takes beside them."""
 
-    class_name: str = "repolicy.adapters.rsl_rl:ResidualPPO"
+    class_name: str = "repolicy.hosts.rsl_rl:ResidualPPO"
     entropy_coef: float = 0.0  # alpha pays for the entropy of every step
     schedule: Literal["adaptive", "fixed"] = "fixed"  # adaptive went up to 1e-2 here, and the policy was lost
     learning_rate: float = 3e-4

@@ -13,10 +13,10 @@ from rsl_rl.env import VecEnv as RunnerEnv
 from stable_baselines3.common.vec_env import VecEnv
 from tensordict import TensorDict
 
-from repolicy.adapters.sb3 import WIDE
 from repolicy.envs.addons import combined
 from repolicy.envs.making import make_envs
 from repolicy.envs.step import Step
+from repolicy.hosts.sb3 import WIDE
 
 
 class Paid:

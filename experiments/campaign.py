@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from experiments.one import Run
-from repolicy.engine.folder import RunFolder
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import read_json
 from repolicy.many.ledger import Ledger, Row
 from repolicy.many.pool import Here, Job, work
 from repolicy.many.ray import on_ray
+from repolicy.runs.folder import RunFolder
 
 Rows = dict[str, Row]
 PAUSE = 1.0  # seconds between two looks at the runs

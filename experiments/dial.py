@@ -27,11 +27,6 @@ from experiments import campaign, sweeps
 from experiments.one import Run as Training
 from experiments.one import machine, trained
 from experiments.pages import markdown
-from repolicy.engine.conditioned import ConditionedWorker
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.machine import commit, versions
-from repolicy.engine.ranks import one_thread
-from repolicy.engine.states import familiarity
 from repolicy.envs.addons import combined
 from repolicy.envs.dialed import placed
 from repolicy.envs.evaluation import EVALUATION_SEED, run_episodes
@@ -39,12 +34,17 @@ from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Rollout
 from repolicy.many.ledger import Ledger, Row
 from repolicy.objective import Objective, reformulated
-from repolicy.policies.conditioned import Conditioned
+from repolicy.plan.states import familiarity
 from repolicy.policies.density import Density
-from repolicy.policies.dials import turned
-from repolicy.policies.file import read_policy
-from repolicy.policies.finding import find_policy
+from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.policy import Policy
+from repolicy.priors.dials import turned
+from repolicy.priors.finding import find_policy
+from repolicy.priors.opening import read_policy
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.machine import commit, versions
+from repolicy.runs.ranks import one_thread
+from repolicy.train.dialed_worker import ConditionedWorker
 
 EPISODES, MANY = 20, 20
 STEPS = {"trained": "2.5e6", "longer": "5e6", "shuffled": "2.5e6"}

@@ -31,10 +31,10 @@ from experiments.curves import smooth
 from experiments.settings import settings_of
 from experiments.through_hosts import summary
 from repolicy import Policy, customize_defaults, load_policy
-from repolicy.adapters.sb3 import ResidualPPO, from_repolicy, like, to_repolicy
-from repolicy.engine.machine import die_with
+from repolicy.hosts.sb3 import ResidualPPO, from_repolicy, like, to_repolicy
 from repolicy.many.ledger import Ledger, Row
 from repolicy.policies.policy import frozen
+from repolicy.runs.machine import die_with
 
 
 @dataclass(frozen=True)

@@ -19,21 +19,21 @@ from experiments import campaign
 from experiments.one import machine
 from experiments.pages import markdown
 from experiments.statistics import mean_and_error
-from repolicy.engine.defaults import customize_defaults
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.ranks import one_thread
-from repolicy.engine.states import familiarity
-from repolicy.engine.training import customize
-from repolicy.engine.wanted import Wanted
 from repolicy.envs.addons import Addon, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, run_episodes
 from repolicy.envs.making import make_envs, observing
 from repolicy.many.ledger import Ledger, Row
 from repolicy.objective import Objective, reformulated
+from repolicy.plan.defaults import customize_defaults
+from repolicy.plan.states import familiarity
+from repolicy.plan.wanted import Wanted
 from repolicy.policies.density import Density
-from repolicy.policies.file import read_policy
-from repolicy.policies.finding import find_policy
 from repolicy.policies.policy import Policy
+from repolicy.priors.finding import find_policy
+from repolicy.priors.opening import read_policy
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.ranks import one_thread
+from repolicy.train.training import customize
 
 STEPS, EPISODES = 500_000, 100
 ENVS = 25  # that are evaluated at once: a robot's can hold 140 MB each

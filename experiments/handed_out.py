@@ -20,19 +20,20 @@ from experiments import campaign
 from experiments.one import machine
 from experiments.pages import markdown
 from experiments.statistics import mean_and_error
-from repolicy.engine.defaults import customize_defaults, train_defaults
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.ranks import one_thread
-from repolicy.engine.states import familiarity
-from repolicy.engine.training import customize, train
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, run_episodes
 from repolicy.envs.making import make_envs
 from repolicy.many.ledger import Ledger, Row
 from repolicy.objective import Objective, greedy, no_entropy, reformulated, residual, task_reward
-from repolicy.policies.file import SavedPolicy, read_policy
-from repolicy.policies.finding import find_policy
+from repolicy.plan.defaults import customize_defaults, train_defaults
+from repolicy.plan.states import familiarity
+from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Policy, frozen
+from repolicy.priors.finding import find_policy
+from repolicy.priors.opening import read_policy
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.ranks import one_thread
+from repolicy.train.training import customize, train
 
 STEPS, SEGMENTS, EPISODES, ENVS = 131_072, 8, 60, 30
 PARTS = ("objective", "total_sampled", "total_mean")

@@ -10,11 +10,12 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from repolicy.engine.machine import commit
-from repolicy.engine.worth import measured
 from repolicy.envs.trust import env_of
-from repolicy.policies.file import add_to_card, read_policy
-from repolicy.policies.finding import find_policy, shipped
+from repolicy.plan.worth import measured
+from repolicy.policies.file import add_to_card
+from repolicy.priors.finding import find_policy, shipped
+from repolicy.priors.opening import read_policy
+from repolicy.runs.machine import commit
 
 
 def main() -> None:

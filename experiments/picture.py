@@ -12,7 +12,7 @@ import imageio.v2 as imageio
 import matplotlib.pyplot as plt
 
 from repolicy.envs.evaluation import evaluate
-from repolicy.report.film import Shot, films
+from repolicy.report.movie import Shot, films
 
 
 def main() -> None:

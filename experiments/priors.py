@@ -12,8 +12,9 @@ from experiments import campaign
 from experiments.campaign import finished
 from experiments.learning import VARIED, run
 from repolicy.many.ledger import Ledger
-from repolicy.policies.file import read_policy, save_policy
-from repolicy.policies.finding import PRIORS
+from repolicy.policies.file import save_policy
+from repolicy.priors.finding import PRIORS
+from repolicy.priors.opening import read_policy
 
 NAMES = {VARIED: "halfcheetah", "Hopper-v4": "hopper", "Ant-v4": "ant"}
 

@@ -15,16 +15,16 @@ from experiments import campaign
 from experiments.one import machine
 from experiments.pages import markdown
 from experiments.statistics import mean_and_error
-from repolicy.engine.ranks import one_thread
 from repolicy.envs.evaluation import EVALUATION_SEED, LONGEST, EpisodeSums, check_fit
 from repolicy.envs.making import make_envs, observing
 from repolicy.envs.rollout import Collector
 from repolicy.errors import UsageError
 from repolicy.loading import file_sum
 from repolicy.many.ledger import Ledger, Row
-from repolicy.policies.file import read_policy
-from repolicy.policies.finding import find_policy
 from repolicy.policies.policy import Policy
+from repolicy.priors.finding import find_policy
+from repolicy.priors.opening import read_policy
+from repolicy.runs.ranks import one_thread
 
 ENV, BLOCK, WIDTH = "Go1JoystickFlatTerrain-v1", 50, 0.25  # its tracking_sigma
 TERMS = {"energy": "reward_energy", "clearance": "reward_feet_clearance", "slip": "reward_feet_slip"}

@@ -13,8 +13,8 @@ import imageio.v2 as imageio
 import numpy as np
 from PIL import Image
 
-from repolicy.policies.finding import find_policy
-from repolicy.report.film import FRAMES_A_SECOND, Shot, films
+from repolicy.priors.finding import find_policy
+from repolicy.report.movie import FRAMES_A_SECOND, Shot, films
 
 EVERY = 2  # pictures of which one is kept
 COLORS = 48

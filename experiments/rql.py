@@ -11,7 +11,7 @@ from pathlib import Path
 from experiments import campaign
 from experiments.campaign import Rows
 from experiments.one import Run
-from repolicy.rql.settings import TASKS
+from repolicy.rql.hyperparameters import TASKS
 
 ADDON = "repolicy.rql.tasks:addon"
 METHODS = ("prior", "rql", "ppo", "greedy", "full")

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from repolicy.engine.defaults import train_defaults
-from repolicy.engine.request import option
-from repolicy.engine.settings import Settings
+from repolicy.plan.defaults import train_defaults
+from repolicy.runs.request import option
+from repolicy.runs.settings import Settings
 
 PINNED = ("envs", "horizon", "segment", "epochs", "minibatch", "learning_rate", "schedule", "target_kl", "gamma",
           "critic_warmup", "critic_explains", "hidden", "initial_std")  # fmt: skip

@@ -27,8 +27,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "adapters.jsonl": (*HOSTS, "benchmarks/adapters.py"),
     "through_hosts.jsonl": (*HOSTS, "experiments/through_hosts.py", *TRAINING),  # some rows are the engine's
     "fine_tuning.jsonl": (*HOSTS, "experiments/fine_tuning.py", *POLICY),
-    "nat_worth.json": (*POLICY, "src/repolicy/engine/worth.py"),
-    "backward.jsonl": ("src/repolicy/policies/network.py", "src/repolicy/engine/ppo.py", "benchmarks/backward.py"),
+    "nat_worth.json": (*POLICY, "src/repolicy/plan/worth.py"),
+    "backward.jsonl": ("src/repolicy/policies/network.py", "src/repolicy/train/ppo.py", "benchmarks/backward.py"),
     "peers.jsonl": (*TRAINING, "benchmarks/peers.py"),
     "kill.jsonl": (*TRAINING, "benchmarks/kill.py"),
     "*": TRAINING,

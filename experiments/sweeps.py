@@ -14,9 +14,9 @@ import matplotlib.pyplot as plt
 
 from experiments import campaign
 from repolicy.cli.main import main as command_line
-from repolicy.engine.machine import commit, versions
 from repolicy.many.ledger import Ledger, Row
 from repolicy.many.sweep import claimed
+from repolicy.runs.machine import commit, versions
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from experiments import campaign
 from experiments.batches import ForRslRl, ForSb3, Paid
 from experiments.settings import settings_of
 from repolicy import Policy, customize, evaluate, load_policy
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.settings import Settings
 from repolicy.many.ledger import Ledger, Row
 from repolicy.objective import residual
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.settings import Settings
 
 ENV, ADDON, PRIOR, OMEGA, ALPHA = "HalfCheetah-v4", "hind_leg=10", "halfcheetah", 0.6, 0.13472
 
@@ -38,7 +38,7 @@ def through_engine(settings: Settings) -> Policy:
 
 def through_sb3(settings: Settings) -> Policy:
     """Stable-Baselines3; a minibatch's advantages are normalized by themselves, and rewards are not scaled."""
-    from repolicy.adapters.sb3 import ResidualPPO, to_repolicy
+    from repolicy.hosts.sb3 import ResidualPPO, to_repolicy
 
     model = ResidualPPO(
         "MlpPolicy",
@@ -64,12 +64,12 @@ def through_rsl_rl(settings: Settings) -> Policy:
     """rsl_rl; the critic has a normalizer of its own, and gradients of actor and critic are clipped apart."""
     from rsl_rl.runners import OnPolicyRunner
 
-    from repolicy.adapters.rsl_rl import to_repolicy
+    from repolicy.hosts.rsl_rl import to_repolicy
 
     torch.manual_seed(settings.seed)
     network = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "tanh", "obs_normalization": True}
     algorithm = {
-        "class_name": "repolicy.adapters.rsl_rl:ResidualPPO",
+        "class_name": "repolicy.hosts.rsl_rl:ResidualPPO",
         "prior": PRIOR,
         "omega": OMEGA,
         "alpha": ALPHA,

@@ -9,17 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.engine import ppo, ranks, states
-from repolicy.engine.request import Request
-from repolicy.engine.settings import Settings
-from repolicy.engine.worker import Worker
 from repolicy.envs.rollout import Episodes, Rollout
 from repolicy.objective import residual
-from repolicy.policies.moments import sums
+from repolicy.plan import states
+from repolicy.policies.actions import ActionSpace
 from repolicy.policies.network import Mlp
+from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.policies.priors import Scorer
-from repolicy.policies.spaces import ActionSpace
+from repolicy.priors.kinds import Scorer
+from repolicy.runs import ranks
+from repolicy.runs.request import Request
+from repolicy.runs.settings import Settings
+from repolicy.train import ppo
+from repolicy.train.worker import Worker
 
 TIME, ENVS, SIZE = 8, 32, 4
 

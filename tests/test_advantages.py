@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from repolicy.engine.ppo import advantages
+from repolicy.train.ppo import advantages
 
 
 @st.composite

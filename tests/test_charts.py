@@ -7,13 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.request import Request
-from repolicy.engine.settings import Settings
 from repolicy.envs.evaluation import Evaluation
 from repolicy.objective import residual
-from repolicy.report.charts import FEW, LEFT, Axes, beside, curve, histogram
+from repolicy.report.charts import (
+    FEW,
+    LEFT,
+    Axes,
+    beside,
+    curve,
+    histogram,
+)
 from repolicy.report.curves import learning, lines
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.request import Request
+from repolicy.runs.settings import Settings
 
 STEPS = [100.0 * (index + 1) for index in range(10)]
 

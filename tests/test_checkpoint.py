@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 
 from repolicy.errors import FileError
 from repolicy.policies import storage
-from repolicy.policies.file import check_fingerprint, load_policy, read_policy, save_policy
-from repolicy.policies.moments import sums
+from repolicy.policies.actions import ActionSpace
+from repolicy.policies.file import check_fingerprint, save_policy
+from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.policies.spaces import ActionSpace
 from repolicy.policies.storage import FORMAT, read, write, write_bytes
+from repolicy.priors.opening import load_policy, read_policy
 
 BOX = ActionSpace("continuous", (2,), (-1.0, -1.0), (1.0, 1.0))
 SPECS = {

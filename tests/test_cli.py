@@ -17,9 +17,10 @@ from tiny_envs import tiny
 from repolicy.cli import doctor
 from repolicy.cli import main as cli
 from repolicy.cli.main import _words
-from repolicy.engine.terminal import Terminal
-from repolicy.engine.wanted import Wanted
-from repolicy.policies.file import read_policy, save_policy
+from repolicy.plan.wanted import Wanted
+from repolicy.policies.file import save_policy
+from repolicy.priors.opening import read_policy
+from repolicy.runs.terminal import Terminal
 
 SMALL = ["--steps", "512", "--envs", "8", "--horizon", "16", "--minibatch", "64", "--segment", "2", "--ranks", "1"]
 
@@ -344,7 +345,7 @@ def test_a_prior_whose_nat_is_worth_something_gives_omega(
     for name, error in (("known", 0.01), ("unknown", 0.4)):
         worth = {"value": 0.25, "error": error, "episodes": 32}
         save_policy(f"{name}.safetensors", saved.policy, saved.card | {"nat_worth": worth})
-    monkeypatch.setattr("repolicy.engine.wanted.weights_found", lambda *_: None)
+    monkeypatch.setattr("repolicy.plan.wanted.weights_found", lambda *_: None)
     code, _, said = typed(capsys, "customize", "unknown.safetensors", *wish, "--out", "held")
     assert (code, "the policy drifts 2 nats a step from its prior" in said) == (0, True)
     assert json.loads(Path("held/run.json").read_text())["request"]["settings"]["kl_budget"] == 2.0

@@ -12,19 +12,19 @@ from test_customize import ALPHA, SETTINGS, Log, as_policy, gain_and_std, optimu
 from tiny_envs import CONTROL_COST, STATE_COST, tiny
 from torch import Tensor
 
-from repolicy.engine import cloning
-from repolicy.engine.cloning import fitted, score_loss
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.settings import Settings
-from repolicy.engine.training import Result, customize
 from repolicy.errors import UsageError
 from repolicy.objective import Objective, residual
-from repolicy.policies.file import read_policy
-from repolicy.policies.fitting import Samples
+from repolicy.plan import cloning
+from repolicy.plan.cloning import fitted, score_loss
+from repolicy.policies.actions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.policies.priors import Exact, MeanPrior, ScoredPrior, State, prior_of
-from repolicy.policies.spaces import ActionSpace
-from repolicy.report.run import repeat
+from repolicy.priors.fitting import Samples
+from repolicy.priors.kinds import Exact, MeanPrior, ScoredPrior, State, prior_of
+from repolicy.priors.opening import read_policy
+from repolicy.report.run_page import repeat
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.settings import Settings
+from repolicy.train.training import Result, customize
 
 EXACT = optimum(STATE_COST, CONTROL_COST, ALPHA)
 GAIN, STD = float(EXACT.gain), math.sqrt(float(EXACT.covariance))

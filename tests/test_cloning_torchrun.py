@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.machine import shares_memory
 from repolicy.policies.storage import read
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.machine import shares_memory
 
 HERE = Path(__file__).parent
 PROGRAM = """

@@ -11,17 +11,18 @@ import pytest
 import torch
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, WithoutReward, tiny
 
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.request import Request, words
-from repolicy.engine.settings import Settings
-from repolicy.engine.training import Result, customize
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
 from repolicy.exact import LinearGaussian, LinearQuadratic, linear_quadratic_optimal, quadratic_cost
 from repolicy.objective import Objective, greedy, kl, residual
-from repolicy.policies.file import read_policy, save_policy
+from repolicy.policies.actions import ActionSpace
+from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.policies.spaces import ActionSpace
+from repolicy.priors.opening import read_policy
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.request import Request, words
+from repolicy.runs.settings import Settings
+from repolicy.train.training import Result, customize
 
 DISCOUNT = 0.9
 ALPHA = 0.2  # the prior's temperature

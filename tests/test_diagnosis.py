@@ -13,14 +13,14 @@ from tiny_envs import Endless, tiny
 
 from repolicy.cli import main as cli
 from repolicy.cli.diagnose import Diagnose
-from repolicy.engine import diagnosis
-from repolicy.engine.diagnosis import Diagnosis, Drive, complaints, diagnose
-from repolicy.engine.worth import Worth
 from repolicy.envs.addons import combined
+from repolicy.plan import diagnosis
+from repolicy.plan.diagnosis import Diagnosis, Drive, complaints, diagnose
+from repolicy.plan.worth import Worth
+from repolicy.policies.actions import ActionSpace
 from repolicy.policies.file import save_policy
-from repolicy.policies.options import Options
 from repolicy.policies.policy import Policy
-from repolicy.policies.spaces import ActionSpace
+from repolicy.readers.reading import Options
 
 LONG = f"{Path(__file__).parent / 'test_worth.py'}:Long"
 

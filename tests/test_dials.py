@@ -11,16 +11,17 @@ from torch import Tensor
 
 import repolicy
 from repolicy.cli import main as cli
-from repolicy.engine.training import Result
 from repolicy.errors import UsageError
 from repolicy.exact import linear_quadratic as lq
-from repolicy.policies.dials import HOWS, dial, turned
+from repolicy.policies.actions import ActionSpace
 from repolicy.policies.export import export
-from repolicy.policies.file import SavedPolicy, read_policy, save_policy
+from repolicy.policies.file import SavedPolicy, save_policy
 from repolicy.policies.layers import load_layers
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.policies.spaces import ActionSpace
-from repolicy.report import run as report
+from repolicy.priors.dials import HOWS, dial, turned
+from repolicy.priors.opening import read_policy
+from repolicy.report import run_page as report
+from repolicy.train.training import Result
 
 BOX = ActionSpace("continuous", (1,), (-3.0,), (3.0,))
 CHOICES = ActionSpace("discrete", (3, 2), (), ())
@@ -191,8 +192,8 @@ def test_a_place_that_cannot_be_written_is_found_before_the_work(
     def never(*_: object) -> None:
         raise AssertionError("it began")
 
-    monkeypatch.setattr("repolicy.report.dial.measured", never)
-    monkeypatch.setattr("repolicy.report.film.films", never)
+    monkeypatch.setattr("repolicy.report.dial_page.measured", never)
+    monkeypatch.setattr("repolicy.report.movie.films", never)
     (tmp_path / "taken").write_text("")
     for words in (
         ["dial", str(file), "--out", f"{tmp_path}/taken"],
@@ -208,7 +209,7 @@ def test_the_report_has_every_position_and_needs_nothing_else(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(report, "FILM_SECONDS", 0.1)
-    monkeypatch.setattr("repolicy.report.dial.filmed", lambda shots: ([None] * len(shots), ""))
+    monkeypatch.setattr("repolicy.report.dial_page.filmed", lambda shots: ([None] * len(shots), ""))
     with pytest.raises(SystemExit):
         cli.main(["dial", str(file)])  # its add-on is code
     cli.main(["dial", str(file), "--trust", "--episodes", "2", "--out", str(tmp_path / "dial"), "--json"])

@@ -12,13 +12,13 @@ import pytest
 from rich.console import Console
 
 import repolicy
-from repolicy.engine.display import ROWS, SHORT, Display, recipe
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.request import Request
-from repolicy.engine.settings import Settings
-from repolicy.engine.watch import Wandb
 from repolicy.errors import UsageError
 from repolicy.objective import full, kl, repeat_entropy, residual, soft
+from repolicy.runs.display import ROWS, SHORT, Display, recipe
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.request import Request
+from repolicy.runs.settings import Settings
+from repolicy.runs.watch import Wandb
 
 SETTINGS = repolicy.Settings(steps=100_000, ranks=2)
 METRICS = {

@@ -16,16 +16,17 @@ from tiny_envs import tiny
 
 import repolicy
 from benchmarks import fuzz
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.request import Request
-from repolicy.engine.settings import Settings, read_settings
-from repolicy.engine.terminal import Terminal
-from repolicy.engine.training import run
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import printable
 from repolicy.objective import residual, soft
-from repolicy.policies.file import read_policy, save_policy
+from repolicy.policies.file import save_policy
 from repolicy.policies.storage import read, write
+from repolicy.priors.opening import read_policy
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.request import Request
+from repolicy.runs.settings import Settings, read_settings
+from repolicy.runs.terminal import Terminal
+from repolicy.train.training import run
 
 SMALL = Settings(steps=256, envs=4, horizon=16, minibatch=32, segment=2, ranks=1, evaluation_episodes=1, hidden=(8,))
 SHORT = ["--steps", "64", "--envs", "4", "--horizon", "16", "--minibatch", "32", "--ranks", "1", "--no-report"]
@@ -273,7 +274,7 @@ def begun() -> tuple[Path, Request]:
     return prior, Request.from_dict(request)
 
 
-ONE = repolicy.policies.spaces.ActionSpace("continuous", (1,), (-1.0,), (1.0,))
+ONE = repolicy.policies.actions.ActionSpace("continuous", (1,), (-1.0,), (1.0,))
 
 
 def test_a_run_json_that_was_edited_is_noticed(begun: tuple[Path, Request], capsys: pytest.CaptureFixture[str]) -> None:

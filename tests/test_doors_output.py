@@ -21,20 +21,20 @@ from test_doors_files import _elsewhere as _elsewhere
 
 import repolicy
 from repolicy.cli.inspection import inspect
-from repolicy.engine import imitation
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.request import Request
-from repolicy.engine.terminal import Terminal
-from repolicy.engine.watch import TensorBoard
-from repolicy.engine.weights import weights_of
-from repolicy.engine.worth import Worth
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.objective import soft
+from repolicy.plan import imitation
+from repolicy.plan.weights import weights_of
+from repolicy.plan.worth import Worth
 from repolicy.policies import storage
+from repolicy.policies.actions import ActionSpace
 from repolicy.policies.export import export
 from repolicy.policies.file import read_card, save_policy
-from repolicy.policies.finding import beside, find_policy
-from repolicy.policies.spaces import ActionSpace
+from repolicy.priors.finding import beside, find_policy
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.request import Request
+from repolicy.runs.terminal import Terminal
+from repolicy.runs.watch import TensorBoard
 
 SPACE = ActionSpace("continuous", (3,), (-1.0,) * 3, (1.0,) * 3)
 
@@ -69,7 +69,7 @@ def test_a_stdout_that_is_full_is_one_sentence(words: list[str]) -> None:
     ("encoding", "redirect", "found"), [("latin-1", "", "\N{MULTIPLICATION SIGN} log ?"), ("utf-8", ">&-", "")]
 )
 def test_a_stdout_that_has_no_greek_letters_or_is_closed(encoding: str, redirect: str, found: str) -> None:
-    words = "from repolicy.engine.terminal import full_stdout_is_an_error as net\nwith net(): print('× log π')"
+    words = "from repolicy.runs.terminal import full_stdout_is_an_error as net\nwith net(): print('× log π')"
     done = subprocess.run(
         ["sh", "-c", f'exec "$0" -c "$1" {redirect}', sys.executable, words],
         capture_output=True, check=False, env=os.environ | {"PYTHONIOENCODING": encoding},
@@ -219,7 +219,7 @@ def test_inspect_tells_the_std(family: str, told: str, tmp_path: Path) -> None:
 def test_options_of_reading_are_refused_for_files_of_ours(
     option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("repolicy.report.film.films", lambda *_: pytest.fail("filmed"))
+    monkeypatch.setattr("repolicy.report.movie.films", lambda *_: pytest.fail("filmed"))
     save_policy("mine", repolicy.Policy(repolicy.PolicySpec(11, SPACE)), {"request": {"env": "Hopper-v4"}})
     storage.write(Path("batch"), "checkpoint", {"a": torch.ones(1)}, {})
     RunFolder(Path("run")).begin(Request("Hopper-v4", soft(0.1), SMALL).as_dict(), {}, False)
@@ -240,7 +240,7 @@ def test_a_position_of_a_policy_in_a_cache_is_put_here(
 ) -> None:
     policy, cached = repolicy.Policy(repolicy.PolicySpec(11, SPACE)), Path("cache", "far.safetensors").absolute()
     save_policy(cached, policy, {"request": {"env": "Hopper-v4"}}, prior=policy)
-    monkeypatch.setattr("repolicy.policies.finding.DOWNLOADED", {cached})
+    monkeypatch.setattr("repolicy.priors.finding.DOWNLOADED", {cached})
     code, _, said = typed(capsys, "dial", str(cached), "--at", "0.5", "--how", "weights")
     assert code == 0, said
     assert [path.name for path in cached.parent.iterdir()] == ["far.safetensors"]
@@ -262,7 +262,7 @@ def test_a_card_may_tell_more_of_what_a_nat_is_worth(
     def told(*_: Any, nat_worth: Worth, **__: Any) -> None:
         raise UsageError(f"it is worth {nat_worth.value} ± {nat_worth.error} by {nat_worth.episodes} episodes")
 
-    monkeypatch.setattr("repolicy.engine.diagnosis.diagnose", told)
+    monkeypatch.setattr("repolicy.plan.diagnosis.diagnose", told)
     worth = {"value": 0.5, "error": 0.125, "episodes": 9, "measured": "by a version to come"}
     card = {"request": {"env": "Hopper-v4"}, "nat_worth": worth}
     save_policy("mine", repolicy.Policy(repolicy.PolicySpec(11, SPACE)), card)

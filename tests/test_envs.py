@@ -14,7 +14,7 @@ from repolicy.envs import making
 from repolicy.envs.making import make_envs
 from repolicy.envs.spaces import own_numbers
 from repolicy.errors import NumericError, RepolicyError, UsageError
-from repolicy.policies.spaces import ActionSpace
+from repolicy.policies.actions import ActionSpace
 
 envpool = pytest.importorskip("envpool")
 

@@ -14,9 +14,9 @@ from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import Column, evaluate, run_episodes
 from repolicy.envs.making import make_envs
 from repolicy.errors import NumericError, UsageError
-from repolicy.policies.file import load_policy
+from repolicy.policies.actions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.policies.spaces import ActionSpace
+from repolicy.priors.opening import load_policy
 
 ONE_NUMBER = ActionSpace("continuous", (1,), (-1.0,), (1.0,))
 

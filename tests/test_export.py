@@ -11,14 +11,14 @@ import torch
 
 from repolicy.cli import main as cli
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.objective import Dial
 from repolicy.policies import export as module
-from repolicy.policies.conditioned import Conditioned
+from repolicy.policies.actions import ActionSpace
+from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.export import export
 from repolicy.policies.file import save_policy
-from repolicy.policies.moments import sums
+from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec, seeded
-from repolicy.policies.spaces import ActionSpace
+from repolicy.ranges import Dial
 
 BOX = ActionSpace("continuous", (2,), (-1.0, -3.0), (1.0, 2.0))
 SPECS = {

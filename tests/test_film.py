@@ -10,11 +10,11 @@ import pytest
 
 from repolicy.cli import main as cli
 from repolicy.errors import RepolicyError, UsageError
+from repolicy.policies.actions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.policies.spaces import ActionSpace
-from repolicy.report import film
-from repolicy.report.film import Shot, films
+from repolicy.report import movie as film
+from repolicy.report.movie import Shot, films
 
 ENV = "InvertedPendulum-v5"
 

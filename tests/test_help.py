@@ -14,9 +14,9 @@ import tyro
 
 from repolicy.cli import help as pages
 from repolicy.cli import main as cli
-from repolicy.cli.runs import Customize, Train
-from repolicy.engine.settings import Settings
-from repolicy.policies.options import Options
+from repolicy.cli.run_commands import Customize, Train
+from repolicy.readers.reading import Options
+from repolicy.runs.settings import Settings
 
 EVERY = cli.COMMANDS | {
     f"{group} {name}": command for group in cli.GROUPS for name, command in cli._members(group).items()

@@ -16,10 +16,10 @@ from tiny_envs import tiny
 import repolicy
 from repolicy.cli.main import main
 from repolicy.errors import FileError, UsageError
-from repolicy.policies import hub
+from repolicy.policies.actions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.policies.spaces import ActionSpace
+from repolicy.priors import hub
 from repolicy.report import publish
 
 pytest.importorskip("huggingface_hub")

@@ -16,13 +16,14 @@ from test_cloning import EXACT, GAIN, STD
 from test_customize import as_policy
 from tiny_envs import tiny
 
-from repolicy.engine.imitation import imitate
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.policies.demonstrations import Demonstrations, read_demonstrations
-from repolicy.policies.file import load_policy, read_policy, save_policy
-from repolicy.policies.given import exact_of
-from repolicy.policies.options import Options
-from repolicy.policies.priors import MeanPrior
+from repolicy.plan.imitation import imitate
+from repolicy.policies.file import save_policy
+from repolicy.priors.code import exact_of
+from repolicy.priors.kinds import MeanPrior
+from repolicy.priors.opening import load_policy, read_policy
+from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
+from repolicy.readers.reading import Options
 
 ROWS = 3_000
 

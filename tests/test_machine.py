@@ -11,14 +11,8 @@ from typing import Any
 
 import pytest
 
-from repolicy.engine import machine
-from repolicy.engine.machine import (
-    cpu_quota,
-    physical_cores,
-    polite_interrupt,
-    terminated_as_interrupted,
-    torchrun_place,
-)
+from repolicy.runs import machine
+from repolicy.runs.machine import cpu_quota, physical_cores, polite_interrupt, terminated_as_interrupted, torchrun_place
 
 INFINITE = float("inf")
 
@@ -133,7 +127,7 @@ def test_a_terminal_that_goes_away_is_ctrl_c_but_under_nohup(former: signal.Hand
 
 PAGES = """
 import resource, numpy as np
-from repolicy.engine.machine import keep_freed_memory
+from repolicy.runs.machine import keep_freed_memory
 {}
 def work():
     arrays = [np.ones(1 << 18, np.float32) for _ in range(8)]

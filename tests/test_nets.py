@@ -15,7 +15,7 @@ from test_cli import answered, refused, typed
 from tiny_envs import tiny
 
 from repolicy.cli.about import Addons
-from repolicy.cli.runs import Train
+from repolicy.cli.run_commands import Train
 from repolicy.errors import RepolicyError
 
 

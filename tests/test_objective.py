@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from repolicy import objective
 from repolicy.errors import UsageError
-from repolicy.objective import Dial, Objective, ends_of, reformulated, task_reward
+from repolicy.objective import Objective, reformulated, task_reward
+from repolicy.ranges import Dial, ends_of
 
 ALPHA, OMEGA = 0.13472, 0.17
 

@@ -12,16 +12,16 @@ import pytest
 import tyro
 
 from repolicy.cli import main as cli
-from repolicy.engine import states, worth
 from repolicy.envs import evaluation
 from repolicy.many import sweep
 from repolicy.many.pool import Job
+from repolicy.plan import states, worth
+from repolicy.policies.actions import ActionSpace
 from repolicy.policies.file import save_policy
-from repolicy.policies.finding import find_policy
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.policies.spaces import ActionSpace
-from repolicy.report import film
-from repolicy.report import run as report
+from repolicy.priors.finding import find_policy
+from repolicy.report import movie as film
+from repolicy.report import run_page as report
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from repolicy.errors import UsageError
-from repolicy.policies.dials import turned
+from repolicy.policies.actions import ActionSpace
 from repolicy.policies.distributions import Categorical, Gaussian, SquashedGaussian
-from repolicy.policies.moments import sums
-from repolicy.policies.normalizer import Normalizer
+from repolicy.policies.normalizer import Normalizer, sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.policies.spaces import ActionSpace
+from repolicy.priors.dials import turned
 
 BOX = ActionSpace("continuous", (2,), (-1.0, 0.0), (1.0, 10.0))
 CHOICES = ActionSpace("discrete", (2, 3))

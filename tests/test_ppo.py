@@ -9,13 +9,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from repolicy.engine.ppo import Batch, Learner, Losses, Sum, adapted, check_first_minibatch, losses, update
-from repolicy.engine.settings import Settings
 from repolicy.errors import NumericError, UsageError
-from repolicy.policies.moments import sums
+from repolicy.policies.actions import ActionSpace
 from repolicy.policies.network import Mlp
+from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.policies.spaces import ActionSpace
+from repolicy.runs.settings import Settings
+from repolicy.train.ppo import (
+    Batch,
+    Learner,
+    Losses,
+    Sum,
+    adapted,
+    check_first_minibatch,
+    losses,
+    update,
+)
 
 # Losses ---------------------------------------------------------------------------------------------------------------
 

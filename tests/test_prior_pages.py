@@ -16,7 +16,7 @@ from test_cli import SMALL, _elsewhere, typed  # noqa: F401
 from test_cloning import FEW
 
 import repolicy
-from repolicy.engine import cloning
+from repolicy.plan import cloning
 
 DOCS = Path(__file__).parents[1] / "docs"
 pytestmark = pytest.mark.usefixtures("_elsewhere")

@@ -11,18 +11,18 @@ import torch
 from tiny_envs import tiny
 from torch import Tensor, nn
 
-from repolicy.engine.starting import start_of
 from repolicy.envs.evaluation import run_episodes
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
 from repolicy.errors import NumericError, UsageError
-from repolicy.policies.file import load_policy, read_policy
-from repolicy.policies.finding import find_policy
-from repolicy.policies.given import exact_of, from_source, is_code, source_of
-from repolicy.policies.options import Options
+from repolicy.plan.starting import start_of
+from repolicy.policies.actions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.policies.priors import MeanPrior, ScoredPrior, Scorer, State, prior_of
-from repolicy.policies.spaces import ActionSpace
+from repolicy.priors.code import exact_of, from_source, is_code, source_of
+from repolicy.priors.finding import find_policy
+from repolicy.priors.kinds import MeanPrior, ScoredPrior, Scorer, State, prior_of
+from repolicy.priors.opening import load_policy, read_policy
+from repolicy.readers.reading import Options
 
 TWO = ActionSpace("continuous", (2,))
 ONE = ActionSpace("continuous", (1,))

@@ -15,22 +15,23 @@ from test_training import same, weights
 from torch import Tensor
 
 from repolicy.cli import main as cli
-from repolicy.engine.conditioned import ConditionedWorker
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.machine import shares_memory
-from repolicy.engine.ranks import Alone
-from repolicy.engine.request import Request
-from repolicy.engine.segments import Segments
-from repolicy.engine.settings import Settings
-from repolicy.engine.training import customize, train
 from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import critic_size, make_envs, with_roles
 from repolicy.errors import UsageError
 from repolicy.objective import Objective, greedy, no_entropy, residual, soft
-from repolicy.policies.file import load_policy, save_policy
+from repolicy.policies.file import save_policy
 from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.storage import read
+from repolicy.priors.opening import load_policy
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.machine import shares_memory
+from repolicy.runs.ranks import Alone
+from repolicy.runs.request import Request
+from repolicy.runs.settings import Settings
+from repolicy.train.dialed_worker import ConditionedWorker
+from repolicy.train.segments import Segments
+from repolicy.train.training import customize, train
 
 LIMIT, GAMMA = 8, 0.9
 SMALL = Settings(
@@ -351,7 +352,7 @@ def test_a_part_that_does_not_fit_the_prior_is_refused(tmp_path: Path) -> None:
 
 
 def test_residual_q_learning_takes_no_parts() -> None:
-    training = pytest.importorskip("repolicy.rql.training")
+    training = pytest.importorskip("repolicy.rql.customizing")
     with pytest.raises(UsageError, match="names parts of a Dict, which Residual Q-learning does not take"):
         training.make("CartPole-v1?observe_critic=more")
 

@@ -15,9 +15,10 @@ import pytest
 import torch
 from rank_programs import add_up_and_compare, one_step, put_up, step_with_states
 
-from repolicy.engine import ranks, states
-from repolicy.engine.machine import shares_memory
 from repolicy.errors import RepolicyError
+from repolicy.plan import states
+from repolicy.runs import ranks
+from repolicy.runs.machine import shares_memory
 
 pytestmark = pytest.mark.skipif(not shares_memory(), reason="ranks of this machine need torchrun")
 
@@ -190,7 +191,7 @@ def test_no_rank_outlives_the_first_one(tmp_path: Path, waits: str) -> None:
     }
     waiting = "\n".join(["import os, time; from rank_programs import *", *order[waits]])
     code = (
-        f"import time; from repolicy.engine import ranks\nwith ranks.launched(2, {program(waiting)!r}): time.sleep(600)"
+        f"import time; from repolicy.train import ranks\nwith ranks.launched(2, {program(waiting)!r}): time.sleep(600)"
     )
     first = subprocess.Popen([sys.executable, "-c", code])
     try:

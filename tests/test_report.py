@@ -13,21 +13,22 @@ import numpy as np
 import pytest
 
 from repolicy.cli import main as cli
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.settings import Settings
-from repolicy.engine.training import customize, train
-from repolicy.engine.wanted import for_customizing
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Column, Evaluation, evaluate
 from repolicy.errors import FileError, RepolicyError
 from repolicy.objective import Objective, residual, soft
-from repolicy.policies.file import read_policy, save_policy
-from repolicy.report import run as report
+from repolicy.plan.wanted import for_customizing
+from repolicy.policies.file import save_policy
+from repolicy.priors.opening import read_policy
+from repolicy.report import run_page as report
 from repolicy.report.charts import curve, labels, short, ticks
-from repolicy.report.film import CANNOT_RENDER, Shot
+from repolicy.report.movie import CANNOT_RENDER, Shot
 from repolicy.report.numbers import number, rounded, spread
-from repolicy.report.run import write_report
+from repolicy.report.run_page import write_report
 from repolicy.report.verdict import verdict
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.settings import Settings
+from repolicy.train.training import customize, train
 
 ENV = "InvertedPendulum-v4"
 SETTINGS = Settings(steps=1024, ranks=1, envs=8, horizon=32, minibatch=256, segment=2, evaluation_episodes=4)

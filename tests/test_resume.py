@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.request import Request
-from repolicy.engine.session import begun
-from repolicy.engine.settings import Settings
 from repolicy.errors import FileError, UsageError
 from repolicy.objective import full
+from repolicy.plan.session import begun
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.request import Request
+from repolicy.runs.settings import Settings
 
 SMALL = Settings(steps=64, envs=4, horizon=4, minibatch=16, segment=1)
 ADDON = "def f(obs, action, after, info): return 1.0 * after[..., 0]\n"

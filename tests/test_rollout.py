@@ -8,14 +8,14 @@ import pytest
 import torch
 from tiny_envs import tiny
 
-from repolicy.engine.request import spec_for
-from repolicy.engine.settings import Settings
 from repolicy.envs.addons import combined
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector, staggered
 from repolicy.errors import NumericError
-from repolicy.policies.moments import sums
+from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy
+from repolicy.runs.request import spec_for
+from repolicy.runs.settings import Settings
 
 
 def collector(name: str, horizon: int, count: int = 2, keep: bool = False) -> tuple[Collector, Policy]:

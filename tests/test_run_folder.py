@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.request import Request
-from repolicy.engine.settings import Settings
 from repolicy.errors import FileError, UsageError
 from repolicy.objective import soft
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.request import Request
+from repolicy.runs.settings import Settings
 
 STATE = {"parameters": torch.arange(4.0)}
 

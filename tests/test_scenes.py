@@ -12,11 +12,13 @@ from tiny_envs import tiny
 
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
-from repolicy.policies.file import SavedPolicy, read_policy, save_policy
+from repolicy.policies.actions import ActionSpace
+from repolicy.policies.file import SavedPolicy, save_policy
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.policies.spaces import ActionSpace
-from repolicy.report import film, scenes
-from repolicy.report.film import QUALITIES, Shot, encoded, films
+from repolicy.priors.opening import read_policy
+from repolicy.report import movie as film
+from repolicy.report import scenes
+from repolicy.report.movie import QUALITIES, Shot, encoded, films
 from repolicy.report.scenes import Episode, played, story, typical_and_worst, wrong_at
 
 USUAL = Episode(0, np.ones(100), False)

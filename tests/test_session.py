@@ -12,15 +12,15 @@ import torch
 from tiny_envs import LinearQuadratic, Manifold, stay_near, tiny
 
 import repolicy
-from repolicy.engine import ranks
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.request import Request
-from repolicy.engine.session import continued, ranks_for
-from repolicy.engine.wanted import Wanted
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import lives_here_alone, load_object, reference_to
+from repolicy.plan.session import continued, ranks_for
+from repolicy.plan.wanted import Wanted
+from repolicy.policies.actions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.policies.spaces import ActionSpace
+from repolicy.runs import ranks
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.request import Request
 
 SMALL = repolicy.Settings(steps=512, envs=8, horizon=16, minibatch=64, segment=2, hidden=(8,), evaluation_episodes=2)
 
@@ -194,7 +194,7 @@ def test_a_result_has_its_metrics_and_draws_them(chain: tuple[repolicy.Result, r
 def test_a_result_writes_its_report(
     chain: tuple[repolicy.Result, repolicy.Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("repolicy.report.run.write_report", lambda folder, trust: (folder, trust))
+    monkeypatch.setattr("repolicy.report.run_page.write_report", lambda folder, trust: (folder, trust))
     assert chain[1].report() == (chain[1].folder, True)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from repolicy.engine.defaults import TABLE, customize_defaults, train_defaults
-from repolicy.engine.settings import Settings, read_settings, validated
 from repolicy.errors import UsageError
+from repolicy.plan.defaults import TABLE, customize_defaults, train_defaults
+from repolicy.policies.actions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.policies.spaces import ActionSpace
+from repolicy.runs.settings import Settings, read_settings, validated
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_ranks_must_share_evenly() -> None:
 
 
 def test_ranks_are_counted_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repolicy.engine.settings.physical_cores", lambda: 12)
+    monkeypatch.setattr("repolicy.runs.settings.physical_cores", lambda: 12)
     assert Settings(envs=32).resolved().ranks == 8  # the most that share 32 evenly
     assert Settings(envs=5).resolved().ranks == 5
     assert Settings(envs=1).resolved().ranks == 1

@@ -10,20 +10,21 @@ import pytest
 import torch
 from tiny_envs import tiny
 
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.ranks import Alone
-from repolicy.engine.request import Request
-from repolicy.engine.settings import Settings
-from repolicy.engine.states import check_learnable, density_of, visited
-from repolicy.engine.training import customize, train
 from repolicy.errors import FileError, UsageError
 from repolicy.objective import Objective, residual
+from repolicy.plan.states import check_learnable, density_of, visited
+from repolicy.policies.actions import ActionSpace
 from repolicy.policies.density import MOST, QUANTILE, Density, fitted
-from repolicy.policies.file import read_policy, save_policy
+from repolicy.policies.file import save_policy
 from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.policies.spaces import ActionSpace
+from repolicy.priors.opening import read_policy
 from repolicy.report.curves import learning
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.ranks import Alone
+from repolicy.runs.request import Request
+from repolicy.runs.settings import Settings
+from repolicy.train.training import customize, train
 
 SETTINGS = Settings(ranks=1, envs=4, horizon=16, minibatch=32, segment=2, steps=256, hidden=(8,), evaluation_episodes=2)
 
@@ -100,7 +101,7 @@ def asked(tmp_path: Path, out: str, objective: Objective, **options: Any) -> Any
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    from repolicy.engine import states
+    from repolicy.plan import states
 
     for name, value in {"ENVS": 8, "WANTED": 400, "LEAST": 100}.items():
         monkeypatch.setattr(states, name, value)
@@ -109,7 +110,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_a_run_stores_its_density_and_is_resumed_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repolicy.engine.states.SKIPPED", 3)  # a rollout is shorter than what is left out
+    monkeypatch.setattr("repolicy.plan.states.SKIPPED", 3)  # a rollout is shorter than what is left out
     whole = asked(tmp_path, "whole", residual(0.1, 0.1, states=0.5))
     assert whole.last["reward_states"] < 0
     parts = [whole.last[f"reward_{part}"] for part in ("task", "prior", "entropy", "states")]
@@ -138,7 +139,7 @@ def test_a_run_stores_its_density_and_is_resumed_to_the_bit(tmp_path: Path, monk
 @pytest.mark.usefixtures("quick")
 def test_how_an_episode_begins_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of episodes of 3, 4, 5, ... steps that show their number, with the first three left out."""
-    monkeypatch.setattr("repolicy.engine.states.SKIPPED", 3)
+    monkeypatch.setattr("repolicy.plan.states.SKIPPED", 3)
     prior = read_policy(prior_in(tmp_path / "prior.safetensors", size=2)).policy
     states = visited(prior, Request(tiny("Counter"), residual(0.1, 0.1, states=0.5), SETTINGS))
     assert sorted(map(tuple, states[states[:, 0] < 4].unique(dim=0).tolist())) == [(2, 4), (3, 4), (3, 5)]

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from repolicy.engine.settings import Settings
-from repolicy.engine.steering import off_budget, overspent, steered
-from repolicy.engine.worker import Worker
 from repolicy.objective import residual
+from repolicy.policies.actions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.policies.spaces import ActionSpace
+from repolicy.runs.settings import Settings
+from repolicy.train.steering import off_budget, overspent, steered
+from repolicy.train.worker import Worker
 
 
 def test_a_small_budget_does_not_make_the_steering_jump() -> None:

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from repolicy.engine.request import Request
-from repolicy.engine.settings import Settings
 from repolicy.envs.evaluation import Evaluation
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.many.pool import Job
 from repolicy.many.sweep import in_order, sweep
 from repolicy.many.tradeoff import Found, Point, knee
 from repolicy.objective import soft
+from repolicy.policies.actions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.policies.spaces import ActionSpace
 from repolicy.policies.storage import write_json
+from repolicy.runs.request import Request
+from repolicy.runs.settings import Settings
 
 XS = np.linspace(0.0, 1.0, 11)
 

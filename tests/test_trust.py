@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import repolicy
 from benchmarks import damage, fuzz
 from repolicy.cli import doctor
-from repolicy.engine import ranks
 from repolicy.envs import addons, names
 from repolicy.envs.trust import OWN, confirm
 from repolicy.errors import RepolicyError, UsageError
@@ -21,8 +20,9 @@ from repolicy.loading import PYTHON, load_object
 from repolicy.many.sweep import _program
 from repolicy.many.tradeoff import Point
 from repolicy.policies.file import save_policy
-from repolicy.report import film
-from repolicy.rql.settings import TASKS
+from repolicy.report import movie as film
+from repolicy.rql.hyperparameters import TASKS
+from repolicy.runs import ranks
 
 
 @pytest.mark.parametrize(

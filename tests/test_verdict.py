@@ -9,8 +9,8 @@ import torch
 from tiny_envs import tiny
 
 from repolicy.envs.evaluation import Column, Evaluation, evaluate
+from repolicy.policies.actions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.policies.spaces import ActionSpace
 from repolicy.report.verdict import advice, basis, difference
 from repolicy.report.verdict import verdict as judged
 

@@ -11,14 +11,22 @@ from test_worth import ALPHA, optimum
 from tiny_envs import LinearQuadratic, tiny
 
 from repolicy.cli.main import main
-from repolicy.engine import wanted
-from repolicy.engine.settings import Settings
-from repolicy.engine.wanted import ALPHAS, BUDGET, SHARE, UNSEEN, Wanted, for_customizing, for_training
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import full, greedy, kl, no_entropy, residual, soft
+from repolicy.plan import wanted
+from repolicy.plan.wanted import (
+    ALPHAS,
+    BUDGET,
+    SHARE,
+    UNSEEN,
+    Wanted,
+    for_customizing,
+    for_training,
+)
+from repolicy.policies.actions import ActionSpace
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.policies.spaces import ActionSpace
+from repolicy.runs.settings import Settings
 
 FEW = Settings(envs=4, horizon=4, minibatch=8, ranks=1, hidden=(4,))
 ENV = tiny("LinearQuadratic")

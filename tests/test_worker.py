@@ -11,25 +11,24 @@ import torch
 from tiny_envs import tiny
 from torch import Tensor
 
-from repolicy.engine import ppo
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.ranks import Alone
-from repolicy.engine.request import Request, spec_for
-from repolicy.engine.scale import ReturnScale
-from repolicy.engine.segments import Segments, derived_seed
-from repolicy.engine.settings import Settings
-from repolicy.engine.steering import off_budget, steered
-from repolicy.engine.worker import Worker, lowest_tenth
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Rollout
 from repolicy.errors import NumericError
 from repolicy.objective import Objective, full, kl, reformulated, residual, soft
 from repolicy.policies.file import save_policy
-from repolicy.policies.film import FilmMlp
-from repolicy.policies.moments import sums
+from repolicy.policies.modulated import FilmMlp
 from repolicy.policies.network import Mlp
-from repolicy.policies.normalizer import Normalizer
+from repolicy.policies.normalizer import Normalizer, sums
 from repolicy.policies.policy import Policy
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.ranks import Alone
+from repolicy.runs.request import Request, spec_for
+from repolicy.runs.settings import Settings
+from repolicy.train import ppo
+from repolicy.train.scale import ReturnScale
+from repolicy.train.segments import Segments, derived_seed
+from repolicy.train.steering import off_budget, steered
+from repolicy.train.worker import Worker, lowest_tenth
 
 SETTINGS = Settings(ranks=1, envs=4, horizon=13, minibatch=16, epochs=2, hidden=(8,), gamma=0.9, steps=10_000)
 
@@ -74,7 +73,7 @@ def seen(size: int) -> Tensor:
 
 def test_how_an_episode_begins_is_not_priced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Episodes of 3, 4, 5, ... steps, of which the first two are left out of the price on states."""
-    monkeypatch.setattr("repolicy.engine.states.SKIPPED", 2)
+    monkeypatch.setattr("repolicy.plan.states.SKIPPED", 2)
     made: Any = worker(tmp_path, "Counter", residual(0.1, 0.1, states=0.5), prior=True)
     made.density = SimpleNamespace(familiarity=lambda inputs: -inputs.new_ones(inputs.shape[:-1]))
     rollout = made.collector.collect(made.learner.policy)

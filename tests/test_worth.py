@@ -15,17 +15,27 @@ import torch
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, LinearQuadratic, Tiny, tiny
 
 from repolicy import exact
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.settings import Settings
-from repolicy.engine.states import MOST_NUMBERS
-from repolicy.engine.training import train
-from repolicy.engine.weights import weights_found, weights_of
-from repolicy.engine.worth import EPISODES, Entropy, Sums, Worth, Worths, measured, sought, worth_of
 from repolicy.objective import greedy, soft
-from repolicy.policies.file import add_to_card, read_card, read_policy, save_policy
-from repolicy.policies.finding import find_policy, shipped
+from repolicy.plan.states import MOST_NUMBERS
+from repolicy.plan.weights import weights_found, weights_of
+from repolicy.plan.worth import (
+    EPISODES,
+    Entropy,
+    Sums,
+    Worth,
+    Worths,
+    measured,
+    sought,
+    worth_of,
+)
+from repolicy.policies.actions import ActionSpace
+from repolicy.policies.file import add_to_card, read_card, save_policy
 from repolicy.policies.policy import Policy, PolicySpec, seeded
-from repolicy.policies.spaces import ActionSpace
+from repolicy.priors.finding import find_policy, shipped
+from repolicy.priors.opening import read_policy
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.settings import Settings
+from repolicy.train.training import train
 
 ALPHA = 0.3
 LOW, HIGH = (-1.0, -1.0), (1.0, 1.0)
@@ -249,7 +259,7 @@ class Calms(Tiny):
 @pytest.mark.parametrize("longest", [30, 70])
 def test_it_does_not_matter_where_an_episode_is_cut(monkeypatch: pytest.MonkeyPatch, longest: int) -> None:
     """Neither by the longest that counts nor by a time limit: nats are summed over the steps of the return."""
-    monkeypatch.setattr("repolicy.engine.worth.LONGEST", longest)
+    monkeypatch.setattr("repolicy.plan.worth.LONGEST", longest)
     for env in (f"{Path(__file__)}:Calms", f"{Path(__file__)}:calms_within_a_limit"):
         found = measured(optimum(), env, 4)
         assert found is not None
@@ -320,7 +330,7 @@ def test_what_may_well_be_chance_is_sought_no_longer(monkeypatch: pytest.MonkeyP
             log_prior=np.full(EPISODES, 1.0),
         )
 
-    monkeypatch.setattr("repolicy.engine.worth.evaluate", told)
+    monkeypatch.setattr("repolicy.plan.worth.evaluate", told)
     found = sought(optimum(), "any", (), 10_000)
     assert found.basic is not None
     assert found.basic.value == pytest.approx(cost / 5)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from experiments.llm.records import command_line, done, make_folder
-from repolicy.engine.machine import commit
 from repolicy.errors import UsageError
 from repolicy.llm.losses import returns_to_go, token_rewards, whole_returns
 from repolicy.objective import greedy, kl
+from repolicy.runs.machine import commit
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

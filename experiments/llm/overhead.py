@@ -17,9 +17,9 @@ import torch
 
 from experiments.llm.records import command_line, done, prepare
 from experiments.llm.toy import END, new_model, new_tokenizer
-from repolicy.engine.machine import commit
 from repolicy.errors import UsageError
 from repolicy.objective import kl
+from repolicy.runs.machine import commit
 
 LETTERS = "abcde"
 TRAINERS = {"DPO": "DecomposedDPOTrainer", "KTO": "CrossEntropyDPOTrainer", "GRPO": "ResidualGRPOTrainer"}

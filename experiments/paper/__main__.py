@@ -16,11 +16,11 @@ from experiments import campaign
 from experiments.campaign import Rows
 from experiments.one import Run
 from experiments.paper.runs import EVERY, OWN, TASKS, planned
-from repolicy.engine.folder import RunFolder
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import file_sum
 from repolicy.many.ledger import Ledger, Row
 from repolicy.policies.storage import write_bytes
+from repolicy.runs.folder import RunFolder
 
 
 def main() -> None:

@@ -6,12 +6,12 @@ from typing import Literal
 
 from experiments.one import EPISODES, Run
 from experiments.settings import pinned
-from repolicy.engine.defaults import train_defaults
-from repolicy.engine.settings import Settings
 from repolicy.envs.evaluation import EVALUATION_SEED
 from repolicy.envs.registered import CHEETAH_JOINTS
 from repolicy.errors import UsageError
 from repolicy.loading import nearest
+from repolicy.plan.defaults import train_defaults
+from repolicy.runs.settings import Settings
 
 STEPS = "5e6"
 

@@ -7,14 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from repolicy.engine.defaults import customize_defaults as customize_defaults
-    from repolicy.engine.defaults import train_defaults as train_defaults
-    from repolicy.engine.display import Display as Display
-    from repolicy.engine.result import Result as Result
-    from repolicy.engine.settings import Settings as Settings
-    from repolicy.engine.training import customize as customize
-    from repolicy.engine.training import train as train
-    from repolicy.engine.wanted import Wanted as Wanted
     from repolicy.envs.addons import Addon as Addon
     from repolicy.envs.evaluation import Evaluation as Evaluation
     from repolicy.envs.evaluation import evaluate as evaluate
@@ -29,38 +21,46 @@ if TYPE_CHECKING:
     from repolicy.objective import repeat_entropy as repeat_entropy
     from repolicy.objective import residual as residual
     from repolicy.objective import soft as soft
-    from repolicy.policies.dials import dial as dial
-    from repolicy.policies.file import load_policy as load_policy
+    from repolicy.plan.defaults import customize_defaults as customize_defaults
+    from repolicy.plan.defaults import train_defaults as train_defaults
+    from repolicy.plan.wanted import Wanted as Wanted
     from repolicy.policies.file import save_policy as save_policy
     from repolicy.policies.policy import Policy as Policy
     from repolicy.policies.policy import PolicySpec as PolicySpec
     from repolicy.policies.policy import Prior as Prior
+    from repolicy.priors.dials import dial as dial
+    from repolicy.priors.opening import load_policy as load_policy
     from repolicy.report.publish import push as push
-    from repolicy.report.run import write_report as write_report
+    from repolicy.report.run_page import write_report as write_report
+    from repolicy.runs.display import Display as Display
+    from repolicy.runs.result import Result as Result
+    from repolicy.runs.settings import Settings as Settings
+    from repolicy.train.training import customize as customize
+    from repolicy.train.training import train as train
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Addon": "envs.addons",
-    "Display": "engine.display",
+    "Display": "runs.display",
     "Evaluation": "envs.evaluation",
     "Objective": "objective",
     "Policy": "policies.policy",
     "PolicySpec": "policies.policy",
     "Prior": "policies.policy",
     "RepolicyError": "errors",
-    "Result": "engine.result",
-    "Settings": "engine.settings",
-    "Wanted": "engine.wanted",
-    "customize": "engine.training",
-    "customize_defaults": "engine.defaults",
-    "dial": "policies.dials",
+    "Result": "runs.result",
+    "Settings": "runs.settings",
+    "Wanted": "plan.wanted",
+    "customize": "train.training",
+    "customize_defaults": "plan.defaults",
+    "dial": "priors.dials",
     "end_entropy": "objective",
     "evaluate": "envs.evaluation",
     "full": "objective",
     "greedy": "objective",
     "kl": "objective",
-    "load_policy": "policies.file",
+    "load_policy": "priors.opening",
     "no_entropy": "objective",
     "repeat_entropy": "objective",
     "push": "report.publish",
@@ -68,9 +68,9 @@ _HOMES = {
     "save_policy": "policies.file",
     "soft": "objective",
     "sweep": "many.sweep",
-    "train": "engine.training",
-    "train_defaults": "engine.defaults",
-    "write_report": "report.run",
+    "train": "train.training",
+    "train_defaults": "plan.defaults",
+    "write_report": "report.run_page",
 }
 
 __all__ = ["__version__", *_HOMES]

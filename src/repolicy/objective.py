@@ -13,98 +13,18 @@ The functions below use only `*`, `+` and `-`, so they work alike on NumPy array
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from repolicy.errors import UsageError
+from repolicy.ranges import Dial
 
 Task = Literal["basic", "addon", "both"]
 Array = TypeVar("Array", bound=Any)
 
-MOST_DIALS = 4  # one network has 69 polynomials for them; and the more there are, the fewer episodes each place sees
 RANGES = {"omega_to": "omega", "alpha_to": "alpha"}  # where the range of a weight ends, and which weight begins it
-
-
-class Dial(NamedTuple):
-    """A weight that a policy takes as an input. Its positions go from −1 at the low end to 1 at the high one."""
-
-    name: str  # omega, alpha, or an add-on's
-    low: float
-    high: float
-    scale: Literal["log", "linear"] = "log"  # what is divided evenly: the weight's logarithm, or the weight
-
-    def __str__(self) -> str:
-        return f"{self.name} from {self.ends}"
-
-    @property
-    def ends(self) -> str:
-        return f"{self.low:g} to {self.high:g}"
-
-    def checked(self) -> "Dial":
-        if self.scale == "log" and not 0 < self.low < self.high < math.inf:
-            raise UsageError(
-                f"{self} is no range: it must begin above 0, as a dial is divided by ratios, and end above where it "
-                "begins, such as 0.03..3"
-            )
-        if not 0 <= self.low < self.high < math.inf:
-            raise UsageError(
-                f"the weight of {self} is no range: it must begin at 0 or above, and end above where it begins, such "
-                "as 0..2"
-            )
-        return self
-
-    def place(self, value: float) -> float:
-        if self.scale == "linear":
-            return 2.0 * (value - self.low) / (self.high - self.low) - 1.0
-        return 2.0 * math.log(value / self.low) / math.log(self.high / self.low) - 1.0
-
-    def value(self, place: Any) -> Any:
-        """At positions that are plain numbers, arrays or tensors."""
-        if self.scale == "linear":
-            return self.low + (self.high - self.low) * ((place + 1.0) / 2.0)
-        return self.low * (self.high / self.low) ** ((place + 1.0) / 2.0)
-
-    def spread(self, count: int) -> list[float]:
-        """As many values, at equal distances on the dial, in round numbers."""
-        steps = [2.0 * index / (count - 1) - 1.0 for index in range(1, count - 1)]
-        exact = [self.low, *map(self.value, steps), self.high]
-        digits = enough_digits(exact)
-        return [self.low, *(float(f"{value:.{digits}g}") for value in exact[1:-1]), self.high]
-
-    def beyond(self, value: object) -> str:
-        """What a user must know of a value outside of the range; empty for one inside."""
-        least = "above 0" if self.scale == "log" else "0 or above"
-        number = isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf
-        if not number or (value == 0 and self.scale == "log"):
-            raise UsageError(
-                f"{self.name} is {value!r}; it must be a number {least}: this policy's go from {self.ends}"
-            )
-        weight = float(value)  # type: ignore[arg-type]
-        if self.low <= weight <= self.high:
-            return ""
-        end = self.nearest(weight)
-        return f"{self.name} is {weight:g}, and this policy was trained from {self.ends}: it acts as at {end:g}"
-
-    def nearest(self, value: float) -> float:
-        return min(max(value, self.low), self.high)
-
-
-def ends_of(text: str) -> tuple[float, float] | None:
-    """The ends of a range such as 0.03..3; None where the text is no range, ValueError where they are no numbers."""
-    low, dots, high = text.partition("..")
-    if high.startswith("."):
-        raise ValueError(f"{text} could end at {high} or at {high[1:]}")
-    return (float(low), float(high)) if dots else None
-
-
-def enough_digits(values: Sequence[float]) -> int:
-    """Significant digits, 3 or more, that put values where they are: within 5 % of the least distance between two."""
-    near = 0.05 * min((after - before for before, after in pairwise(values)), default=math.inf)
-    enough = (d for d in range(3, 16) if all(abs(float(f"{value:.{d}g}") - value) <= near for value in values))
-    return next(enough, 16)
 
 
 @dataclass(frozen=True)

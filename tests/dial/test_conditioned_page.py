@@ -11,13 +11,14 @@ import torch
 import repolicy
 from repolicy.cli import main as cli
 from repolicy.errors import FileError, UsageError
-from repolicy.objective import Dial
-from repolicy.policies.conditioned import Conditioned
+from repolicy.policies.actions import ActionSpace
+from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.export import _onnx_reader, _torchscript_reader, export
-from repolicy.policies.file import read_card, read_policy, save_policy
+from repolicy.policies.file import read_card, save_policy
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.policies.spaces import ActionSpace
-from repolicy.report.dial import points_of
+from repolicy.priors.opening import read_policy
+from repolicy.ranges import Dial
+from repolicy.report.dial_page import points_of
 
 
 def pushing(observations: Any, actions: Any, next_observations: Any, info: Any) -> Any:
@@ -95,7 +96,7 @@ def test_what_cannot_be_turned_is_refused(
 def test_the_page_has_every_position_and_the_points_beside_it(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("repolicy.report.dial.filmed", lambda shots: ([None] * len(shots), ""))
+    monkeypatch.setattr("repolicy.report.dial_page.filmed", lambda shots: ([None] * len(shots), ""))
     means = {"summary": {"basic_reward": {"mean": 3.5}, "addon_reward": {"mean": -2.25}}}
     silent = {"summary": {"basic_reward": {"mean": None}, "addon_reward": {"mean": -2.0}}}  # of its old reward
     request = {key: read_card(file)["request"][key] for key in ("env", "addons")}

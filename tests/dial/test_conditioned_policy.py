@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from repolicy.errors import UsageError
-from repolicy.objective import Dial
-from repolicy.policies.conditioned import Conditioned
-from repolicy.policies.film import FilmMlp, polynomials
+from repolicy.policies.actions import ActionSpace
+from repolicy.policies.dialed_policy import Conditioned
+from repolicy.policies.modulated import FilmMlp, polynomials
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.policies.spaces import ActionSpace
+from repolicy.ranges import Dial
 
 BOX = ActionSpace("continuous", (2,), (-2.0, -2.0), (2.0, 2.0))
 OMEGA = Dial("omega", 0.03, 3.0)

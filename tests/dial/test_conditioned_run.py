@@ -17,18 +17,20 @@ from tiny_envs import CONTROL_COST, STATE_COST, tiny
 
 import repolicy
 from repolicy.cli import main as cli
-from repolicy.engine import ppo
-from repolicy.engine.request import Request, words
-from repolicy.engine.settings import Settings
 from repolicy.envs.dialed import ENDS, Dialed
 from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import make_envs
 from repolicy.errors import FileError, UsageError
-from repolicy.objective import Dial, kl, residual
-from repolicy.policies.conditioned import Conditioned
+from repolicy.objective import kl, residual
+from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.distributions import Gaussian
-from repolicy.policies.file import load_policy, read_policy, save_policy
+from repolicy.policies.file import save_policy
 from repolicy.policies.storage import packed, read
+from repolicy.priors.opening import load_policy, read_policy
+from repolicy.ranges import Dial
+from repolicy.runs.request import Request, words
+from repolicy.runs.settings import Settings
+from repolicy.train import ppo
 
 FEW = Settings(**SETTINGS.as_dict() | {"steps": 1_024, "envs": 16, "segment": 1, "minibatch": 128, "hidden": (8,)})
 

@@ -8,12 +8,13 @@ import pytest
 from several import FAST, QUIET
 
 from repolicy.cli import main as cli
-from repolicy.objective import Dial, residual
-from repolicy.policies.conditioned import Conditioned
+from repolicy.objective import residual
+from repolicy.policies.actions import ActionSpace
+from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.file import SavedPolicy, save_policy
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.policies.spaces import ActionSpace
-from repolicy.report import dial as pages
+from repolicy.ranges import Dial
+from repolicy.report import dial_page as pages
 
 OMEGA, QUIETLY = Dial("omega", 0.03, 3.0), Dial("quiet", 0.0, 2.0, "linear")
 

@@ -14,16 +14,18 @@ from tiny_envs import tiny
 import repolicy
 from repolicy.cli import main as cli
 from repolicy.cli.inspection import inspect
-from repolicy.engine.training import customize
 from repolicy.envs.addons import at, dials
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import FileError, UsageError
-from repolicy.objective import Dial, Objective, residual
-from repolicy.policies.conditioned import Conditioned
+from repolicy.objective import Objective, residual
+from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.export import _onnx_reader, _torchscript_reader, export
-from repolicy.policies.file import read_policy, save_policy
-from repolicy.policies.film import DEGREE, exponents, polynomials
+from repolicy.policies.file import save_policy
+from repolicy.policies.modulated import DEGREE, exponents, polynomials
 from repolicy.policies.storage import packed, read
+from repolicy.priors.opening import read_policy
+from repolicy.ranges import Dial
+from repolicy.train.training import customize
 
 OMEGA, QUIETLY, FASTER = Dial("omega", 0.03, 3.0), Dial("quiet", 0.0, 2.0, "linear"), Dial("fast", 0.5, 1.0, "linear")
 THREE = (OMEGA, QUIETLY, FASTER)

@@ -13,20 +13,21 @@ from tiny_envs import CONTROL_COST, STATE_COST, tiny
 
 from experiments.dial import others, shuffled
 from repolicy.cli import main as cli
-from repolicy.engine import ppo
-from repolicy.engine.conditioned import collapsed
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.request import Request, words
-from repolicy.engine.result import Result
-from repolicy.engine.settings import Settings
-from repolicy.engine.training import customize, train
 from repolicy.envs.dialed import ENDS, Dialed
 from repolicy.envs.making import make_envs
 from repolicy.errors import UsageError
-from repolicy.objective import Dial, Objective, kl, residual, soft
-from repolicy.policies.conditioned import Conditioned
-from repolicy.policies.file import load_policy, read_policy
-from repolicy.policies.film import exponents
+from repolicy.objective import Objective, kl, residual, soft
+from repolicy.policies.dialed_policy import Conditioned
+from repolicy.policies.modulated import exponents
+from repolicy.priors.opening import load_policy, read_policy
+from repolicy.ranges import Dial
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.request import Request, words
+from repolicy.runs.result import Result
+from repolicy.runs.settings import Settings
+from repolicy.train import ppo
+from repolicy.train.dialed_worker import collapsed
+from repolicy.train.training import customize, train
 
 
 @pytest.fixture

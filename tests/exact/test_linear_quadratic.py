@@ -15,7 +15,7 @@ from repolicy.exact import (
     linear_quadratic_optimal,
     quadratic_cost,
 )
-from repolicy.policies.priors import ScoredPrior, Scorer
+from repolicy.priors.kinds import ScoredPrior, Scorer
 
 TIGHT = 1e-10
 costs = st.floats(0.1, 2.0)

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from random_problems import examples, numbers, probabilities, temperatures
 from torch import Tensor
 
-from repolicy.engine.worth import Sums, worth_of
 from repolicy.exact import MDP, soft_optimal
 from repolicy.exact.trajectories import Trajectories, enumerate_trajectories
+from repolicy.plan.worth import Sums, worth_of
 
 END = 0  # the state of an episode that is over: it pays nothing and has no nats
 

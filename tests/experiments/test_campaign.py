@@ -12,14 +12,14 @@ from experiments import campaign, learning, one, rql
 from experiments.one import Run
 from experiments.paper.__main__ import keep_prior
 from experiments.paper.runs import Planned
-from repolicy.engine.folder import RunFolder
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import file_sum
 from repolicy.many.ledger import Ledger, Row
 from repolicy.many.pool import Job
+from repolicy.policies.actions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.policies.spaces import ActionSpace
+from repolicy.runs.folder import RunFolder
 
 SMALL = "--steps 256 --envs 2 --horizon 64 --minibatch 64 --segment 1 --evaluation-episodes 1 --ranks 1 --seed 0"
 TRAIN = Run("pendulum/soft/0", ("train", "Pendulum-v1", "--alpha", "0.01", *SMALL.split()), "Pendulum-v1", episodes=2)

@@ -12,10 +12,10 @@ from experiments.paper import __main__ as program
 from experiments.paper.__main__ import main
 from experiments.paper.runs import planned
 from repolicy.cli.main import _parsed
-from repolicy.engine.wanted import Wanted
 from repolicy.envs.evaluation import EVALUATION_SEED
 from repolicy.errors import UsageError
 from repolicy.many.ledger import Ledger, checksum
+from repolicy.plan.wanted import Wanted
 from tests.experiments.rows import row
 
 

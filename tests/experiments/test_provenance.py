@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from repolicy.engine.machine import command, commit
 from repolicy.many.ledger import Ledger, checksum
+from repolicy.runs.machine import command, commit
 
 RESULTS = Path(__file__).parents[2] / "results"
 FILES = sorted([*RESULTS.rglob("*.jsonl"), *RESULTS.rglob("*.json")])

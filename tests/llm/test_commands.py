@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from experiments.llm.toy import Toy, measure, policy_log_probs
 from repolicy.cli import main as cli
 from repolicy.llm import DecomposedDPOConfig, DecomposedDPOTrainer
-from repolicy.llm.evaluation import MEASURES, as_page
 from repolicy.llm.identity import checksum
+from repolicy.llm.judging import MEASURES, as_page
 from repolicy.objective import residual
 
 REWARD = f"{Path(__file__).parent / 'toy_reward.py'}:addon"

@@ -17,7 +17,14 @@ from trl import RLOOConfig, RLOOTrainer
 
 from experiments.llm.toy import Toy, measure, policy_log_probs
 from repolicy.errors import UsageError
-from repolicy.llm import ResidualGRPOConfig, ResidualGRPOTrainer, dial, losses, prior_reward, rloo_settings
+from repolicy.llm import (
+    ResidualGRPOConfig,
+    ResidualGRPOTrainer,
+    dial,
+    losses,
+    prior_reward,
+    rloo_settings,
+)
 from repolicy.llm.budget import move_omega
 from repolicy.llm.generation import new_tokens, prompt_tensors
 from repolicy.llm.mixing import SAMPLING

@@ -18,7 +18,7 @@ from experiments.llm import toy
 from experiments.llm.__main__ import COMMANDS as EXPERIMENTS
 from experiments.llm.__main__ import main as experiment
 from repolicy.cli import main as cli
-from repolicy.cli.llm import COMMANDS
+from repolicy.cli.llm_command import COMMANDS
 from repolicy.llm.losses import token_rewards
 from repolicy.objective import residual
 
@@ -72,7 +72,17 @@ def test_the_commands_run_with_the_tiny_model(
         elif words[1] == "-m":
             experiment(words[3:])
         else:
-            few = "--max_steps 2 --use_cpu --bf16 false --report_to none --per_device_train_batch_size 8".split()
+            few = [
+                "--max_steps",
+                "2",
+                "--use_cpu",
+                "--bf16",
+                "false",
+                "--report_to",
+                "none",
+                "--per_device_train_batch_size",
+                "8",
+            ]
             importlib.import_module(Path(words[1]).stem).main([*words[2:], *few])
     assert "evaluation.html" in {file.name for file in tmp_path.iterdir()}
     assert len(capsys.readouterr().out.splitlines()) >= 4

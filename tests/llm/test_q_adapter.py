@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from repolicy.errors import UsageError
 from repolicy.llm import QAdapterConfig, QAdapterLogits, QAdapterTrainer
-from repolicy.llm.evaluation import evaluate
 from repolicy.llm.generation import generate
+from repolicy.llm.judging import evaluate
 from repolicy.llm.losses import implicit_reward, q_adapter_log_probs
 from repolicy.objective import residual
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from repolicy.engine.machine import command, commit
 from repolicy.errors import FileError
 from repolicy.many.ledger import Ledger
+from repolicy.runs.machine import command, commit
 
 
 @pytest.fixture

@@ -15,10 +15,11 @@ from repolicy.envs.evaluation import evaluate
 from repolicy.errors import NumericError, UsageError
 from repolicy.exact import Solution, soft_optimal, solve_residual
 from repolicy.objective import Objective, full, greedy, residual, soft
-from repolicy.policies.file import read_policy, save_policy
-from repolicy.policies.moments import sums
+from repolicy.policies.actions import ActionSpace
+from repolicy.policies.file import save_policy
+from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.policies.spaces import ActionSpace
+from repolicy.priors.opening import read_policy
 from repolicy.rql import ResidualDQN, Settings
 
 STATES = torch.eye(3)

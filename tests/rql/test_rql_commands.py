@@ -20,16 +20,17 @@ from test_sac import constant
 
 import repolicy
 from repolicy.cli.main import main
-from repolicy.cli.rql import _alpha_of_task
-from repolicy.engine.folder import RunFolder
+from repolicy.cli.rql_command import _alpha_of_task
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.objective import full, repeat_entropy, residual, soft
-from repolicy.policies.file import read_policy, save_policy
+from repolicy.policies.actions import ActionSpace
+from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy
-from repolicy.policies.spaces import ActionSpace
+from repolicy.priors.opening import read_policy
 from repolicy.rql import ResidualDQN, ResidualSAC, Settings, customize, train
-from repolicy.rql.settings import TASKS, customize_defaults, train_defaults
-from repolicy.rql.training import Request
+from repolicy.rql.customizing import Request
+from repolicy.rql.hyperparameters import TASKS, customize_defaults, train_defaults
+from repolicy.runs.folder import RunFolder
 
 WALK, BOUNDED = (f"{Path(__file__).parent / 'known_problems.py'}:{name}" for name in ("Walk", "Bounded"))
 

@@ -17,17 +17,18 @@ import torch
 from known_problems import Bounded, Double
 from torch import Tensor, nn
 
-from repolicy.engine import cloning
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Objective, kl, residual, soft
-from repolicy.policies.file import read_policy, save_policy
-from repolicy.policies.moments import sums
+from repolicy.plan import cloning
+from repolicy.policies.actions import ActionSpace
+from repolicy.policies.file import save_policy
+from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.policies.spaces import ActionSpace
+from repolicy.priors.opening import read_policy
 from repolicy.rql import ResidualSAC, Settings, customize
-from repolicy.rql.common import normalizer_for
 from repolicy.rql.sac import _noise
+from repolicy.rql.wrapping import normalizer_for
 
 ACTIONS = ActionSpace("continuous", (1,), (-2.0,), (6.0,))
 MEAN, STD = 0.3, 0.5  # of the prior, before tanh

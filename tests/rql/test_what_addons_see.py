@@ -12,7 +12,7 @@ from tiny_envs import Told, tiny
 from repolicy.errors import RepolicyError
 from repolicy.objective import greedy
 from repolicy.rql import ResidualSAC, Settings
-from repolicy.rql.common import WithAddon
+from repolicy.rql.wrapping import WithAddon
 
 SETTINGS = Settings(steps=20, warmup=5, hidden=(4,), minibatch=4, gradient_steps=1)
 

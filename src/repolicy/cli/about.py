@@ -5,10 +5,10 @@ from typing import Annotated, Any, ClassVar
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from repolicy.engine.defaults import TABLE, train_defaults
-from repolicy.engine.settings import BUDGETS, Settings
 from repolicy.errors import UsageError
 from repolicy.loading import counted
+from repolicy.plan.defaults import TABLE, train_defaults
+from repolicy.runs.settings import BUDGETS, Settings
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Addons:
     def run(self) -> dict[str, Any]:
         from rich.table import Column, Table
 
-        from repolicy.engine.terminal import Terminal
         from repolicy.envs.registered import described
+        from repolicy.runs.terminal import Terminal
 
         heads = ("name", "environment", "what it rewards", "reported as")
         table = Table(*(Column(head, overflow="fold") for head in heads))  # a name that ends in … cannot be typed
@@ -64,7 +64,7 @@ class Bench:
         return Bench(self.env, settings=train_defaults(self.env))
 
     def run(self) -> dict[str, Any]:
-        from repolicy.engine.bench import bench
+        from repolicy.train.bench import bench
 
         if self.settings.steps != train_defaults(self.env).steps:
             raise UsageError("a bench has no --steps: how long it takes is --slices")
@@ -92,7 +92,7 @@ class Doctor:
 def _show(figures: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from repolicy.engine.terminal import Terminal
+    from repolicy.runs.terminal import Terminal
 
     title = f"{figures['env']} ({figures['backend']}), {counted(figures['ranks'], 'rank')}, {figures['steps']:,} steps"
     table = Table("", "", title=title, title_justify="left", show_header=False)

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
-from repolicy.cli.look import policy_and_env
+from repolicy.cli.policy_commands import policy_and_env
 from repolicy.errors import UsageError
-from repolicy.policies.options import Options
+from repolicy.readers.reading import Options
 
 if TYPE_CHECKING:
-    from repolicy.engine.diagnosis import Diagnosis, Drive
+    from repolicy.plan.diagnosis import Diagnosis, Drive
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,15 @@ class Diagnose:
     reading: OmitArgPrefixes[Options] = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
-        from repolicy.engine.diagnosis import ENVS, STEPS, check_addon, diagnose
-        from repolicy.engine.ranks import one_thread
-        from repolicy.engine.terminal import Terminal
-        from repolicy.engine.weights import worth_in
         from repolicy.envs.addons import at_one, at_one_in_words, check_env, combined
         from repolicy.envs.making import with_roles
-        from repolicy.policies.file import notes_of, read_policy
-        from repolicy.policies.finding import find_policy
+        from repolicy.plan.diagnosis import ENVS, STEPS, check_addon, diagnose
+        from repolicy.plan.weights import worth_in
+        from repolicy.policies.file import notes_of
+        from repolicy.priors.finding import find_policy
+        from repolicy.priors.opening import read_policy
+        from repolicy.runs.ranks import one_thread
+        from repolicy.runs.terminal import Terminal
 
         if not self.addon:
             raise UsageError("a diagnosis needs the add-on that you wish for: --addon NAME, as for customize")

@@ -8,11 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from repolicy.engine.machine import physical_cores, versions
-from repolicy.engine.terminal import Terminal
 from repolicy.envs.names import envpool_names
 from repolicy.loading import PYTHON
-from repolicy.report.film import libraries
+from repolicy.report.movie import libraries
+from repolicy.runs.machine import physical_cores, versions
+from repolicy.runs.terminal import Terminal
 
 EXTRAS = {
     "sb3": ["stable_baselines3", "sb3_contrib", "highway_env"],

@@ -30,9 +30,9 @@ class Imitate:
     """Print one JSON object on stdout."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.engine.imitation import imitate
-        from repolicy.engine.ranks import one_thread
-        from repolicy.engine.terminal import Terminal
+        from repolicy.plan.imitation import imitate
+        from repolicy.runs.ranks import one_thread
+        from repolicy.runs.terminal import Terminal
 
         terminal = Terminal()
         with one_thread(), terminal.status("fitting") as status:

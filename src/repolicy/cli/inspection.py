@@ -8,21 +8,22 @@ from typing import Any
 
 from torch import Tensor
 
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.request import Request
-from repolicy.engine.settings import budget_of
-from repolicy.engine.terminal import Terminal
 from repolicy.errors import FileError
 from repolicy.loading import printable
 from repolicy.objective import RANGES
-from repolicy.policies.conditioned import Conditioned
+from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.distributions import Gaussian, SquashedGaussian
-from repolicy.policies.file import PROBES, check_own, described_with, read_policy
-from repolicy.policies.finding import check_reachable, find_policy
-from repolicy.policies.hub import is_on_hub
-from repolicy.policies.options import Options
+from repolicy.policies.file import PROBES
 from repolicy.policies.policy import Policy
 from repolicy.policies.storage import is_own, read
+from repolicy.priors.finding import check_reachable, find_policy
+from repolicy.priors.hub import is_on_hub
+from repolicy.priors.opening import check_own, described_with, read_policy
+from repolicy.readers.reading import Options
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.request import Request
+from repolicy.runs.settings import budget_of
+from repolicy.runs.terminal import Terminal
 
 MOST_STDS = 8  # more do not fit a line
 
@@ -114,9 +115,9 @@ def _std(policy: Policy) -> str:
 
 def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
     """Another library's policy: what is in its file, and what is missing."""
-    from repolicy.policies.formats import CannotCopyError
-    from repolicy.policies.formats.copied import policy_from
-    from repolicy.policies.formats.given import NoTemperatureError
+    from repolicy.readers.copying import policy_from
+    from repolicy.readers.described import CannotCopyError
+    from repolicy.readers.given_by_user import NoTemperatureError
 
     missing, options = ["the environment (--env)"], options or Options()
     try:
@@ -155,9 +156,9 @@ def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
 
 def _inspect_uncopied(path: Path, why: FileError) -> dict[str, Any]:
     """Another library's policy that can only run as it is; the reason again, where it cannot even do that."""
-    from repolicy.policies.formats.find import RUNNABLE, recognized
-    from repolicy.policies.formats.onnx_files import load_model
-    from repolicy.policies.formats.running import signature
+    from repolicy.priors.running import signature
+    from repolicy.readers.onnx_files import load_model
+    from repolicy.readers.recognize import RUNNABLE, recognized
 
     if recognized(path) not in RUNNABLE:
         raise why
@@ -187,7 +188,7 @@ def _inspect_other(path: Path, tensors: dict[str, Tensor], header: dict[str, Any
 
 
 def _inspect_folder(path: Path) -> dict[str, Any]:
-    from repolicy.rql.training import Request as ResidualQLearning
+    from repolicy.rql.customizing import Request as ResidualQLearning
 
     folder = RunFolder(path, Request, ResidualQLearning)
     request = folder.request()

@@ -12,18 +12,18 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional, arg
 
-from repolicy.cli import nets
+from repolicy.cli import failures as nets
 from repolicy.cli.about import Addons, Bench, Doctor
 from repolicy.cli.diagnose import Diagnose
-from repolicy.cli.dial import Dial
+from repolicy.cli.dial_command import Dial
 from repolicy.cli.imitate import Imitate
-from repolicy.cli.look import Evaluate, Export, Inspect, Render
+from repolicy.cli.policy_commands import Evaluate, Export, Inspect, Render
 from repolicy.cli.push import Push
-from repolicy.cli.runs import Customize, Train, speaks
-from repolicy.cli.sweep import Sweep
-from repolicy.engine.machine import terminated_as_interrupted
-from repolicy.engine.terminal import full_stdout_is_an_error, silent_stdout
+from repolicy.cli.run_commands import Customize, Train, speaks
+from repolicy.cli.sweep_command import Sweep
 from repolicy.errors import RepolicyError, UsageError
+from repolicy.runs.machine import terminated_as_interrupted
+from repolicy.runs.terminal import full_stdout_is_an_error, silent_stdout
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ COMMANDS: dict[str, Any] = {
 GROUPS = {
     "llm": (
         "Language models: text with the dial turned, and what models are worth beside their prior.",
-        "repolicy.cli.llm",
+        "repolicy.cli.llm_command",
     ),
-    "rql": ("Residual Q-learning: train a soft policy, or customize one.", "repolicy.cli.rql"),
+    "rql": ("Residual Q-learning: train a soft policy, or customize one.", "repolicy.cli.rql_command"),
 }
 
 

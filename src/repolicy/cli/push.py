@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from repolicy.cli.look import warn_of_unfinished
-from repolicy.policies.options import Options
+from repolicy.cli.policy_commands import warn_of_unfinished
+from repolicy.readers.reading import Options
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Push:
     reading: OmitArgPrefixes[Options] = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
-        from repolicy.engine.terminal import Terminal
         from repolicy.report.publish import push
+        from repolicy.runs.terminal import Terminal
 
         warn_of_unfinished(self.policy)
         say = Terminal().say

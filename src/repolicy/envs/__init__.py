@@ -1,1 +1,18 @@
-"""Environments in batches, add-on rewards, rollouts and evaluations."""
+"""Batches of environments behind one `Step`, add-ons, rollouts and evaluations."""
+
+# The door: other rooms may import these, and nothing else of this folder.
+__all__ = [
+    "addons",
+    "dialed",
+    "envpool",
+    "evaluation",
+    "gymnasium",
+    "making",
+    "names",
+    "patience",
+    "registered",
+    "rollout",
+    "spaces",
+    "step",
+    "trust",
+]

@@ -20,7 +20,7 @@ from repolicy.envs.registered import REGISTERED, STANDS, Function, Registered
 from repolicy.envs.step import Info
 from repolicy.errors import NumericError, UsageError, described, in_one_sentence
 from repolicy.loading import load_object, nearest, reference_to, without_version
-from repolicy.objective import Dial, ends_of
+from repolicy.ranges import Dial, ends_of
 
 SHOWN = 6  # numbers of an observation and of an action, in a sentence
 

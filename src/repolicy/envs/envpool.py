@@ -8,7 +8,14 @@ import numpy as np
 
 from repolicy.envs.names import parsed
 from repolicy.envs.patience import NOTE
-from repolicy.envs.spaces import action_space, flat, group_sizes, native, numeric, shown
+from repolicy.envs.spaces import (
+    action_space,
+    flat,
+    group_sizes,
+    native,
+    numeric,
+    shown,
+)
 from repolicy.envs.step import Step, check_last
 from repolicy.errors import RepolicyError, UsageError, described, in_one_sentence
 from repolicy.loading import nearest

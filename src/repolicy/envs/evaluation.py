@@ -19,11 +19,11 @@ from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.envs.trust import addons_of, env_of
 from repolicy.errors import UsageError
-from repolicy.policies.conditioned import Conditioned
-from repolicy.policies.file import read_policy
-from repolicy.policies.finding import find_policy
+from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.policy import Agent, Prior, check_scores
-from repolicy.policies.priors import MeanPrior, Scorer
+from repolicy.priors.finding import find_policy
+from repolicy.priors.kinds import MeanPrior, Scorer
+from repolicy.priors.opening import read_policy
 
 BLOCK = 20  # steps that are scored together
 EVALUATION_SEED = 10_000  # far from the small seeds that runs are trained with

@@ -13,7 +13,16 @@ from gymnasium import spaces
 
 from repolicy.envs.names import maker
 from repolicy.envs.patience import NOTE
-from repolicy.envs.spaces import action_space, flat, group_sizes, native, numeric, shapes, shown, space_shapes
+from repolicy.envs.spaces import (
+    action_space,
+    flat,
+    group_sizes,
+    native,
+    numeric,
+    shapes,
+    shown,
+    space_shapes,
+)
 from repolicy.envs.step import Step, check_last
 from repolicy.errors import RepolicyError, UsageError, in_one_sentence
 

@@ -11,7 +11,7 @@ from repolicy.envs.names import envpool_names, observed, observed_by_critic, par
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.errors import UsageError
 from repolicy.loading import nearest
-from repolicy.policies.priors import MeanPrior
+from repolicy.priors.kinds import MeanPrior
 
 CUSTOMARY = ("state", "policy", "obs", "actor")  # what a policy's part of an observation is called
 ROLES = {"state": "privileged_state", "policy": "critic"}  # beside the policy's part, what the critic's is called

@@ -9,7 +9,7 @@ from repolicy.envs.names import observed, observed_by_critic
 from repolicy.envs.step import Info
 from repolicy.errors import NumericError, UsageError
 from repolicy.loading import nearest
-from repolicy.policies.spaces import ActionSpace
+from repolicy.policies.actions import ActionSpace
 
 
 def shown(space: Any, name: str, critic: bool) -> tuple[tuple[str, ...], int]:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 from repolicy.errors import NumericError
-from repolicy.policies.spaces import ActionSpace
+from repolicy.policies.actions import ActionSpace
 
 Backend = Literal["auto", "envpool", "gymnasium"]
 

@@ -47,7 +47,7 @@ def env_of(card: dict[str, Any], path: Path, trust: bool = False) -> str:
     """The environment that the policy in a file was made for; refused where it is code, unless the file is trusted."""
     env = card.get("request", {}).get("env")
     if env is None:
-        from repolicy.policies.formats.shelf import on_shelf
+        from repolicy.priors.shelf import on_shelf
 
         if (published := on_shelf(path)) is not None:
             return published.env

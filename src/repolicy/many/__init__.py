@@ -1,1 +1,4 @@
-"""Many runs: a pool, a ledger of what is done, the sweep over ω′."""
+"""Runs side by side: a pool, Ray, a ledger, sweeps over ω′."""
+
+# The door: other rooms may import these files, and no others of this folder.
+__all__ = ["sweep", "tradeoff"]

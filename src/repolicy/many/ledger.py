@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from repolicy.engine.machine import command, commit
 from repolicy.errors import FileError
 from repolicy.policies.storage import finite
+from repolicy.runs.machine import command, commit
 
 Row = dict[str, Any]
 

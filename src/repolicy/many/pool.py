@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from repolicy.engine.machine import terminated_as_interrupted
+from repolicy.runs.machine import terminated_as_interrupted
 
 ATTEMPTS = 3
 STOPPED = 130  # the exit code of a run of ours that was told to stop

@@ -12,16 +12,6 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from repolicy.engine import ranks
-from repolicy.engine.defaults import customize_defaults
-from repolicy.engine.folder import RunFolder, changed
-from repolicy.engine.machine import physical_cores
-from repolicy.engine.request import Request
-from repolicy.engine.result import Result
-from repolicy.engine.settings import Settings, validated
-from repolicy.engine.states import check_learnable
-from repolicy.engine.training import check, check_given, try_addon
-from repolicy.engine.wanted import Wanted, for_customizing, states_of_range
 from repolicy.envs.addons import Addon, Wish, combined, dials, names
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.making import with_roles
@@ -33,11 +23,22 @@ from repolicy.many import ray
 from repolicy.many.pool import Here, Job, Start, work
 from repolicy.many.tradeoff import Found, Point, as_dict, point_words
 from repolicy.objective import residual
-from repolicy.policies.file import notes_of, own_bytes, read_policy
-from repolicy.policies.finding import find_policy
-from repolicy.policies.options import Options
+from repolicy.plan.defaults import customize_defaults
+from repolicy.plan.states import check_learnable
+from repolicy.plan.wanted import Wanted, for_customizing, states_of_range
+from repolicy.policies.file import notes_of
 from repolicy.policies.policy import Policy
 from repolicy.policies.storage import write_bytes, write_json
+from repolicy.priors.finding import find_policy
+from repolicy.priors.opening import own_bytes, read_policy
+from repolicy.readers.reading import Options
+from repolicy.runs import ranks
+from repolicy.runs.folder import RunFolder, changed
+from repolicy.runs.machine import physical_cores
+from repolicy.runs.request import Request
+from repolicy.runs.result import Result
+from repolicy.runs.settings import Settings, validated
+from repolicy.train.training import check, check_given, try_addon
 
 
 def sweep(

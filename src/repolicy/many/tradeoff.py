@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.request import Request, words
-from repolicy.engine.settings import Settings
 from repolicy.envs.evaluation import Column, Evaluation
 from repolicy.errors import UsageError
 from repolicy.objective import residual
 from repolicy.policies.storage import finite
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.request import Request, words
+from repolicy.runs.settings import Settings
 
 CERTAIN = 0.95  # of the drawings must agree on where the bend is
 DRAWINGS = 1000

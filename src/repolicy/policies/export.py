@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.objective import Dial
-from repolicy.policies.conditioned import Conditioned
+from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.policy import Policy, frozen
 from repolicy.policies.storage import write_bytes
+from repolicy.ranges import Dial
 
 Format = Literal["onnx", "torchscript"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torchscript": ".pt"}

@@ -1,28 +1,32 @@
 """A policy's file: the policy, the prior that it was customized from, and what it tells of its training."""
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.loading import file_sum, printable
-from repolicy.objective import MOST_DIALS, RANGES, Dial
-from repolicy.policies.conditioned import Conditioned
+from repolicy.loading import printable
+from repolicy.objective import RANGES
 from repolicy.policies.density import Density
+from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.families import FAMILIES
-from repolicy.policies.finding import find_policy
-from repolicy.policies.options import Options, told_in_python
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.policies.storage import check_shape, is_own, packed, read, write, write_bytes
+from repolicy.policies.storage import (
+    check_shape,
+    is_own,
+    packed,
+    read,
+    write,
+    write_bytes,
+)
+from repolicy.ranges import MOST_DIALS, Dial
 
 if TYPE_CHECKING:
-    from repolicy.policies.formats.described import Described
+    pass
 
 PROBES = 64
 
@@ -114,119 +118,17 @@ def add_to_card(path: Path, more: dict[str, Any]) -> None:
     write(path, "policy", tensors, header | {"card": _card(path, header) | more})
 
 
-def read_policy(path: str | Path, options: Options | None = None) -> SavedPolicy:
-    """A policy's file; refused unless the policy reproduces the log-probabilities that were stored with it.
-
-    Of a file that another library wrote, a copy of its policy, read with these options.
-    """
-    if not is_own(Path(path)):
-        return _copied(Path(path), options or Options())
-    check_own(path, options)
-    tensors, header = read(Path(path), "policy")
-    card = _card(path, header)
-    prior = _rebuilt(Path(path), tensors, header, "prior") if "prior" in header else None
-    return SavedPolicy(_rebuilt(Path(path), tensors, header, "policy"), prior, card, _density(path, tensors, prior))
-
-
-def check_own(path: str | Path, options: Options | None) -> None:
-    """Refuse options of reading for a file of ours, or for a run's folder."""
-    if options not in (None, Options()):
-        raise UsageError(
-            f"{path} is Repolicy's own file and holds all that there is to know: leave out --std, --temperature, "
-            "--vecnormalize, --file-activation and --layout, which are for other libraries' files"
-        )
-
-
-def load_policy(
-    reference: str | Path,
-    *,
-    std: float | Literal["fit"] | None = None,
-    temperature: float | None = None,
-    vecnormalize: str | None = None,
-    activation: str | None = None,
-    demonstrations: str | None = None,
-    layout: str | None = None,
-) -> Policy:
-    """Load the policy in a file, in a run's folder, or that ships under a name, and return it.
-
-    Args:
-        reference: the file, the folder, or the name.
-        std: of another library's policy that has none: the std of its actions, or "fit".
-        temperature: of a Q-network: its choices follow `exp(Q / temperature)`.
-        vecnormalize: a file with the observations' statistics, or "none".
-        activation: of a file that does not say it: its network's activation.
-        demonstrations: recorded actions, for `std="fit"`.
-        layout: of an unknown checkpoint: which tensors are what.
-    """
-    with told_in_python():
-        options = Options(std, temperature, vecnormalize, activation, demonstrations, layout)
-        return read_policy(find_policy(reference), options).policy
-
-
-def described_with(path: Path, options: Options) -> "Described":
-    """The policy in another library's file, read with options that it has a use for."""
-    from repolicy.policies.formats import describe  # slow to import, and not needed for files of ours
-    from repolicy.policies.formats.copied import policy_from
-    from repolicy.policies.formats.described import Std
-    from repolicy.policies.widths import fitted_to, wants_fit
-
-    described = describe(path, options)
-    for name in ("std", "temperature", "file_activation"):
-        if getattr(options, name) not in (None, "fit") and _is_idle(name, path, options, described):
-            word = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{path} has no use for {word}, as it has its own or needs none: leave it out")
-    if not wants_fit(options):
-        return described
-    if described.std is not None or described.actions.kind == "discrete":
-        raise UsageError(f"{path} needs no std: leave --std fit out")
-    ones = Std("vector", np.ones(described.actions.width, np.float32), "identity")
-    std, note = fitted_to(policy_from(replace(described, std=ones)), options)
-    return replace(described, std=replace(ones, raw=std.numpy()), notes=(*described.notes, note))
-
-
-def _copied(path: Path, options: Options) -> SavedPolicy:
-    from repolicy.policies.formats.copied import policy_from
-
-    described = described_with(path, options)
-    origin = {
-        "library": described.library,
-        "version": described.version,
-        "kind": described.kind,
-        "file": path.name,
-        "sha256": file_sum(path),
-        "options": {name: value for name, value in asdict(options).items() if value is not None},
-        "notes": list(described.notes),
-    }
-    return SavedPolicy(frozen(policy_from(described)), None, {"which": "copy", "origin": origin})
-
-
-def _is_idle(name: str, path: Path, options: Options, described: "Described") -> bool:
-    """Whether an option of reading a file is for nothing: without it, the file says as much."""
-    from repolicy.policies.formats import describe
-
-    try:
-        plain = describe(path, replace(options, **{name: None}))
-    except RepolicyError:
-        return False  # it is missing then
-    return (plain.notes, plain.actor.activation) == (described.notes, described.actor.activation)
+def read_own(path: Path) -> SavedPolicy:
+    """Return what a file of ours holds; FileError unless the policy reproduces the log-probabilities stored with it."""
+    tensors, header = read(path, "policy")
+    prior = _rebuilt(path, tensors, header, "prior") if "prior" in header else None
+    policy = _rebuilt(path, tensors, header, "policy")
+    return SavedPolicy(policy, prior, _card(path, header), _density(path, tensors, prior))
 
 
 def notes_of(card: dict[str, Any]) -> list[str]:
     """What is to be known of a policy that another library trained, a sentence each."""
     return list(card.get("origin", {}).get("notes", ()))
-
-
-def own_bytes(path: Path, saved: SavedPolicy, earlier: Path | None = None) -> bytes:
-    """The policy in `path` as a file of ours.
-
-    `earlier` may be one that was made from the same file before. It is taken again, as another machine may round the
-    log-probabilities of the probes otherwise.
-    """
-    if is_own(path):
-        return path.read_bytes()
-    if earlier is not None and earlier.is_file() and read_card(earlier).get("origin") == saved.card["origin"]:
-        return earlier.read_bytes()
-    return policy_bytes(saved.policy, saved.card)
 
 
 def read_card(path: Path) -> dict[str, Any]:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.errors import UsageError
+from repolicy.policies.actions import ActionSpace
 from repolicy.policies.distributions import Distribution
 from repolicy.policies.families import FAMILIES, STDS, Draw
 from repolicy.policies.network import ACTIVATIONS, Mlp
 from repolicy.policies.normalizer import BOUND, Normalizer
-from repolicy.policies.spaces import ActionSpace
 
 
 class Prior(Protocol):

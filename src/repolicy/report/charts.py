@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from repolicy.objective import enough_digits
+from repolicy.ranges import enough_digits
 from repolicy.report.numbers import number
 
 WIDTH, HEIGHT = 340, 190

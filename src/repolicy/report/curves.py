@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.settings import budget_of
 from repolicy.envs.evaluation import Evaluation
 from repolicy.objective import Objective, reformulated, task_reward
 from repolicy.report import charts, page
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.settings import budget_of
 
 
 @dataclass(frozen=True)

@@ -7,20 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from repolicy.engine.defaults import customize_defaults, train_defaults
-from repolicy.engine.folder import RunFolder
-from repolicy.engine.ranks import one_thread
-from repolicy.engine.request import Request, options, words
 from repolicy.envs.addons import Addon, check_env, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.trust import addons_of, env_of
 from repolicy.loading import counted, printable
-from repolicy.policies.file import SavedPolicy, own_bytes, read_policy
-from repolicy.policies.finding import find_policy
-from repolicy.policies.hub import FILE, Place, in_sentences, library, place
-from repolicy.policies.options import Options
-from repolicy.report.run import repeat, rewards
+from repolicy.plan.defaults import customize_defaults, train_defaults
+from repolicy.policies.file import SavedPolicy
+from repolicy.priors.finding import find_policy
+from repolicy.priors.hub import FILE, Place, in_sentences, library, place
+from repolicy.priors.opening import own_bytes, read_policy
+from repolicy.readers.reading import Options
+from repolicy.report.run_page import repeat, rewards
 from repolicy.report.verdict import basis, name_of_prior, verdict
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.ranks import one_thread
+from repolicy.runs.request import Request, options, words
 
 EPISODES = 20
 FILMS = (".mp4", ".gif")

@@ -15,7 +15,7 @@ from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Agent
-from repolicy.report.film import Shot
+from repolicy.report.movie import Shot
 from repolicy.report.numbers import number
 
 AT_A_TIME = 20  # steps between looks at whether the episode has ended

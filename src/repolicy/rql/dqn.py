@@ -20,7 +20,8 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.layers import MODULES, layers_of, load_layers, scaled, side_by_side
 from repolicy.policies.normalizer import BOUND
 from repolicy.policies.policy import Policy, PolicySpec, Prior
-from repolicy.rql.common import (
+from repolicy.rql.hyperparameters import Settings
+from repolicy.rql.wrapping import (
     TaskReward,
     check_loss,
     flat,
@@ -31,7 +32,6 @@ from repolicy.rql.common import (
     storable,
     usable,
 )
-from repolicy.rql.settings import Settings
 
 from stable_baselines3 import DQN  # isort: skip
 from stable_baselines3.common.utils import polyak_update  # isort: skip

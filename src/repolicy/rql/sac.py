@@ -19,7 +19,8 @@ from repolicy.errors import UsageError
 from repolicy.objective import Objective, reformulated
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec, Prior, frozen
-from repolicy.rql.common import (
+from repolicy.rql.hyperparameters import Settings
+from repolicy.rql.wrapping import (
     Spaces,
     TaskReward,
     check_loss,
@@ -31,7 +32,6 @@ from repolicy.rql.common import (
     storable,
     usable,
 )
-from repolicy.rql.settings import Settings
 
 from stable_baselines3 import SAC  # isort: skip
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise  # isort: skip

@@ -1,0 +1,140 @@
+"""The command that turns between a prior and what it was customized to."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from repolicy.cli.policy_commands import warn_of_unfinished
+from repolicy.errors import UsageError
+
+if TYPE_CHECKING:
+    from repolicy.report.dial_page import Turning
+
+
+@dataclass(frozen=True)
+class Dial:
+    """Turn between a prior and its customized policy: one position as a file, or all in a report.
+
+    Of a run with a range of omega, alpha or an add-on's weight, each position is a weight that it was trained for. Of
+    any other, the positions cost no training.
+
+    Example: repolicy dial runs/cheetah --at 0.5 --out half.safetensors
+    """
+
+    policy: Positional[Annotated[str, arg(metavar="RUN")]]
+    """A run's folder, or a customized policy's file, which holds its prior."""
+    at: UseAppendAction[tuple[str, ...]] = ()
+    """The position: 0 is the prior, 1 the customized policy; of a run with a range, the weight; of one with several,
+    NAME=WEIGHT for each. Without it: a report on eleven positions, or more of several ranges."""
+    how: Literal["mixture", "weights"] | None = None
+    """mixture (the usual one): of the two distributions, prior^(1−t) · customized^t; weights: of the numbers in the two
+    networks. Of a run with a range there is nothing to choose."""
+    beside: Path | None = None
+    """The folder of a sweep, whose points the report shows beside those of a run with a range of omega."""
+    out: Path | None = None
+    """The file of the position, or the folder of the report; by default beside the policy."""
+    env: str | None = None
+    """Environment of the report; by default the one that the policy was trained in."""
+    addon: UseAppendAction[tuple[str, ...]] = ()
+    """Add-on reward of the report; by default the one that the policy was customized to. Repeatable."""
+    episodes: int | None = None
+    """Episodes of each position in the report: as many with the mean action, and as many with sampled ones; by default
+    10."""
+    trust: bool = False
+    """Run code that the policy's file names as its environment or add-on."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.priors.dials import prior_of
+        from repolicy.priors.finding import find_policy
+        from repolicy.priors.opening import read_policy
+        from repolicy.report.dial_page import Turning
+
+        path = find_policy(self.policy)
+        saved = read_policy(path)
+        warn_of_unfinished(self.policy)
+        prior_of(saved, path)
+        turning = Turning(path, saved, self.how or "mixture")
+        if turning.trained and self.how is not None:
+            raise UsageError(f"{path} was trained at all positions, so there is nothing to mix: leave out --how")
+        if self.beside is not None and (self.at or [dial.name for dial in turning.trained] != ["omega"]):
+            raise UsageError("--beside is for the report on a run with a range of omega and no other dial")
+        if self.at and (self.env or self.addon or self.episodes is not None):
+            raise UsageError(
+                "--env, --addon and --episodes are for the report; with --at one position is kept, and none evaluated"
+            )
+        return self._one(turning) if self.at else self._all(turning)
+
+    def _one(self, turning: "Turning") -> dict[str, Any]:
+        from repolicy.report.dial_page import exactly
+        from repolicy.runs.terminal import Terminal
+
+        position, warning = turning.asked(*_asked(self.at))
+        out = self.out or turning.file(position, turning.how)
+        turning.save(position, out)
+        terminal, named = Terminal(), turning.named(position)
+        if warning:
+            terminal.say(f"warning: {warning}")
+        place = ", ".join(f"{name} = {exactly(value)}" for name, value in named.items())
+        terminal.say(f"policy: {out}, {turning.how} at {place}")
+        at = position[0] if len(position) == 1 else named
+        return {"file": str(out), "at": at, "how": turning.how, "of": str(turning.path)}
+
+    def _all(self, turning: "Turning") -> dict[str, Any]:
+        from repolicy.envs.addons import check_env
+        from repolicy.envs.trust import addons_of, env_of
+        from repolicy.policies.storage import check_place
+        from repolicy.priors.finding import beside as where
+        from repolicy.report.dial_page import as_dict, measured, points_of, write_dial_report
+        from repolicy.report.sweep_page import headings, rows
+        from repolicy.runs.terminal import Terminal
+
+        path, saved = turning.path, turning.saved
+        env = self.env or env_of(saved.card, path, self.trust)
+        addons = self.addon or addons_of(saved.card, path, self.trust)
+        if not addons:
+            raise UsageError(f"{path} does not say which add-on it was customized to; name one with --addon")
+        check_env(addons, env)
+        beside = points_of(self.beside, env, addons) if self.beside else ()
+        out = self.out or where(path) / f"{path.stem}-dial"
+        turning = replace(turning, env=env, addons=addons, out=out, beside=beside)
+        check_place(turning.out / "report.html")  # before the work, which would be lost
+        if (out / "report.html").exists() and not (out / "dial.json").exists():
+            raise UsageError(f"{out / 'report.html'} is there already, and of no dial: choose another --out")
+        terminal = Terminal()
+        with terminal.status("evaluating") as status:
+            swept = measured(
+                turning, 10 if self.episodes is None else self.episodes,
+                lambda done: status.update(f"{env}: {done} of {len(turning.positions)} positions"),
+            )  # fmt: skip
+            status.update("films")
+            report = write_dial_report(turning, swept, terminal.say)
+        title, points = " and ".join(map(str, turning.trained)), rows(swept, with_std=False)
+        if not turning.trained:
+            title = f"from the prior (0) to the customized policy (1), {turning.how}"
+            points = points[1:]  # the first position is the prior
+        if swept.in_a_row:
+            terminal.say(swept.verdict)
+        terminal.numbers(f"{env}: {title}", headings(swept), points)
+        terminal.say(f"report: {report}")
+        return as_dict(turning, swept) | {"report": str(report)}
+
+
+def _asked(at: tuple[str, ...]) -> tuple[float | None, dict[str, float]]:
+    """One number, or values by name."""
+    values: dict[str, float] = {}
+    for text in at:
+        name, _, number = text.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            raise UsageError(
+                f"--at is {text!r}; it must be a number or, of several dials, NAME=NUMBER for each"
+            ) from None
+        if name in values or (not name and len(at) > 1):
+            raise UsageError(f"--at {text}: give one number, or, of several dials, NAME=NUMBER once for each")
+        values[name] = value
+    return (values[""], {}) if "" in values else (None, values)

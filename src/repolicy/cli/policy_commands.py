@@ -1,0 +1,252 @@
+"""The commands that look at a policy and hand it on: evaluate, render, export, inspect.
+
+Each command is a dataclass whose fields are its options; the docstrings under them are its help. Nothing heavy is
+imported before a command runs, so that `--help` answers at once.
+"""
+
+import contextlib
+import sys
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
+
+from repolicy.errors import FileError, RepolicyError, UsageError
+from repolicy.loading import as_file_name, counted
+from repolicy.readers.reading import Options
+from repolicy.runs.settings import Settings
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Run a policy for whole episodes and report its returns: mean ± std, and each episode in a JSON file.
+
+    Example: repolicy evaluate runs/cheetah/policy.safetensors --episodes 500
+    """
+
+    policy: Positional[Annotated[Path, arg(metavar="POLICY")]]
+    """A policy's file, a run's folder, a name that ships, or code, as customize takes it."""
+    env: str | None = None
+    """Environment; by default the one that the policy was trained in."""
+    episodes: int = 100
+    """How many episodes, shared out evenly over the environments."""
+    addon: UseAppendAction[tuple[str, ...]] = ()
+    """Add-on reward to report as well; by default the one that the policy was customized to. Repeatable."""
+    stochastic: bool = False
+    """Sample the actions instead of taking the mean."""
+    seed: int = 0
+    """Seed of environments and sampling."""
+    backend: Literal["auto", "envpool", "gymnasium"] = "auto"
+    """Whose environments; those of gymnasium are the reference."""
+    out: Path | None = None
+    """Where each episode goes; by default evaluation-….json beside the policy, or here for one that ships or is another
+    library's."""
+    trust: bool = False
+    """Run code that the policy's file names as its environment or add-on."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+    reading: OmitArgPrefixes[Options] = field(default_factory=Options)
+
+    def run(self) -> dict[str, Any]:
+        from rich.table import Table
+
+        from repolicy.envs.addons import check_env, combined
+        from repolicy.envs.evaluation import evaluate
+        from repolicy.envs.trust import addons_of, env_of
+        from repolicy.policies.storage import write_json
+        from repolicy.priors.code import acting
+        from repolicy.priors.finding import beside, check_writes_over_none
+        from repolicy.runs.ranks import one_thread
+        from repolicy.runs.terminal import Terminal
+
+        Settings(seed=self.seed)  # which refuses one that no environment takes
+        path, agent, prior, card, notes = acting(self.policy, self.reading, self.trust)
+        warn_of_unfinished(self.policy)
+        if self.out is not None:
+            check_writes_over_none(self.out, path, ".json")
+        env, terminal = self.env or env_of(card, path, self.trust), Terminal()
+        episodes = counted(self.episodes, "episode")
+        for note in notes:
+            terminal.say(note)
+        try:
+            addons = self.addon or addons_of(card, path, self.trust)
+            check_env(addons, env)
+            addon = combined(addons) if addons else None
+        except UsageError as error:
+            if self.addon:
+                raise
+            terminal.say(f"without the add-on of the policy's own: {error}")  # or its file lies elsewhere by now
+            addon = None
+        with one_thread(), terminal.status(f"{env}: running {episodes}") as status:
+            evaluation = evaluate(
+                agent, env, self.episodes,
+                addon=addon, prior=prior, stochastic=self.stochastic, seed=self.seed, backend=self.backend,
+                progress=lambda done: status.update(f"{env}: {done} of {episodes}"),
+            )  # fmt: skip
+        action = "sampled" if self.stochastic else "mean"
+        terminal.say(f"{path} in {env} ({evaluation.backend}), {episodes}, {action} action")
+        table = Table("", "mean", "std")
+        for column in evaluation.columns.values():
+            table.add_row(column.title, f"{column.mean:,.2f}", f"{column.std:,.2f}")
+        terminal.print(table)  # before the file, which may turn out not to be writable
+
+        elsewhere = "" if self.env is None else f"{as_file_name(env)}-"
+        out = self.out or beside(path) / f"evaluation-{path.stem}-{elsewhere}{action}-{evaluation.backend}.json"
+        values = {"policy": str(path), "which": card.get("which", "")} | evaluation.as_dict()
+        try:
+            write_json(out, values)
+            terminal.say(f"each episode: {out}")
+        except FileError as error:
+            if self.out is not None:
+                raise
+            terminal.say(f"warning: the episodes are not kept: {error}")
+        return {key: value for key, value in values.items() if key != "each"} | {"file": str(out)}
+
+
+@dataclass(frozen=True)
+class Render:
+    """Film a policy that takes its mean action: an mp4, or a gif.
+
+    Example: repolicy render runs/cheetah --seconds 10 --out cheetah.mp4
+    """
+
+    policy: Positional[Annotated[str, arg(metavar="POLICY")]]
+    """A policy's file, a run's folder, or a name that ships."""
+    env: str | None = None
+    """Environment; by default the one that the policy was trained in."""
+    seed: int = 0
+    """Seed of the environment."""
+    seconds: float = 10.0
+    """How long the film is; after an episode, the next one begins."""
+    width: int = 640
+    """Width of the picture; its height is two thirds of that."""
+    out: Path | None = None
+    """Where the film goes, an .mp4 or a .gif; by default an mp4 beside the policy, or here for one that ships or is
+    another library's."""
+    trust: bool = False
+    """Run code that the policy's file names as its environment or add-on."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+    reading: OmitArgPrefixes[Options] = field(default_factory=Options)
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.policies.storage import is_own, write_bytes
+        from repolicy.priors.opening import check_own, own_bytes, read_policy
+        from repolicy.report.movie import FORMATS, Shot, films
+
+        Settings(seed=self.seed)  # which refuses one that no environment takes
+        warn_of_unfinished(self.policy)
+        path, env = policy_and_env(self.policy, self.env, self.trust)
+        suffix = ".mp4" if self.out is None else self.out.suffix.lower()
+        if (format := suffix.removeprefix(".")) not in FORMATS:
+            raise UsageError(f"--out {self.out} does not end in .mp4 or .gif")
+        out = _out(self.out, path, suffix)
+        shot = Shot(
+            str(path), env, seconds=self.seconds, seed=self.seed, width=self.width,
+            height=round(self.width * 2 / 3), format=format, fine=True,
+        )  # fmt: skip
+        with tempfile.TemporaryDirectory(prefix="repolicy-render-") as folder:
+            if is_own(path):
+                check_own(path, self.reading)
+            else:  # the process that renders reads only files of ours
+                own = Path(folder, "policy.safetensors")
+                write_bytes(own, own_bytes(path, read_policy(path, self.reading)))
+                shot = replace(shot, policy=str(own))
+            [content] = films([shot], lambda sentence: print(sentence, file=sys.stderr))
+        write_bytes(out, content)
+        print(f"film: {out}", file=sys.stderr)
+        return {"file": str(out), "env": env, "seconds": self.seconds}
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a policy for other programs: raw observations in, the mean action out, checked against the original.
+
+    Example: repolicy export runs/cheetah --format onnx --out cheetah.onnx
+    """
+
+    policy: Positional[Annotated[str, arg(metavar="POLICY")]]
+    """A policy's file, a run's folder, or a name that ships."""
+    format: Literal["onnx", "torchscript"] | None = None
+    """onnx: for ONNX Runtime and whatever reads ONNX; torchscript: for C++ programs with libtorch. By default what
+    --out ends in, .onnx or .pt, else onnx."""
+    out: Path | None = None
+    """Where it goes; by default beside the policy, or here for one that ships or is another library's."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+    reading: OmitArgPrefixes[Options] = field(default_factory=Options)
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.policies.export import BY_SUFFIX, SUFFIXES, export
+        from repolicy.priors.finding import find_policy
+        from repolicy.priors.opening import read_policy
+
+        warn_of_unfinished(self.policy)
+        suffix = "" if self.out is None else self.out.suffix.lower()
+        path, ending = find_policy(self.policy), BY_SUFFIX.get(suffix)
+        format = self.format or ending or "onnx"
+        if suffix and not (ending or self.format):
+            raise UsageError(f"--out {self.out} does not end in .onnx or .pt; to write it all the same, add --format")
+        if ending not in (None, format):
+            raise UsageError(f"--out {self.out} is the name of a file in {ending}, and --format is {format}")
+        out = _out(self.out, path, SUFFIXES[format])
+        difference = export(read_policy(path, self.reading).policy, out, format)
+        print(f"exported: {out}, {format}, equal to the policy within {max(difference, 1e-9):.1g}", file=sys.stderr)
+        return {"file": str(out), "format": format, "difference": difference}
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Show what is in a file: a policy, a checkpoint, or a run's folder.
+
+    Example: repolicy inspect runs/cheetah/policy.safetensors
+    """
+
+    file: Positional[Annotated[Path, arg(metavar="FILE")]]
+    """A policy's file, a checkpoint, or a run's folder."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+    reading: OmitArgPrefixes[Options] = field(default_factory=Options)
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.cli.inspection import inspect
+
+        return inspect(self.file, self.reading)
+
+
+def warn_of_unfinished(reference: str | Path) -> None:
+    """Say so where a run's folder is named whose run has steps before it: its policy will be another."""
+    from repolicy.runs.folder import RunFolder
+    from repolicy.runs.terminal import Terminal
+
+    folder = RunFolder(Path(reference))
+    with contextlib.suppress(RepolicyError):  # what cannot be read, or is of another method, is no reason to stop
+        request = folder.request()
+        if request is not None and (sentence := folder.unfinished(request)):
+            Terminal().say(f"{folder.path}: {sentence[0].lower()}{sentence[1:]}")
+
+
+def policy_and_env(reference: str, env: str | None, trust: bool) -> tuple[Path, str]:
+    """A policy's file, and the environment that is named or else the one that it was made for."""
+    from repolicy.envs.trust import env_of
+    from repolicy.policies.file import read_card
+    from repolicy.priors.code import is_code
+    from repolicy.priors.finding import find_policy
+
+    if is_code(reference):  # which has no card
+        return Path(reference), env or env_of({}, Path(reference))
+    path = find_policy(reference)
+    return path, env or env_of(read_card(path), path, trust)
+
+
+def _out(named: Path | None, path: Path, suffix: str) -> Path:
+    """The name that was given, or the policy's own with another suffix beside it or in this folder."""
+    from repolicy.policies.storage import check_place
+    from repolicy.priors.finding import beside, check_writes_over_none
+
+    out = named or beside(path) / f"{path.stem}{suffix}"
+    check_writes_over_none(out, path)
+    check_place(out)  # before the work, which would be lost
+    return out

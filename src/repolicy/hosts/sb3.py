@@ -1,0 +1,369 @@
+"""Residual PPO in the place of Stable-Baselines3's PPO.
+
+    from repolicy.hosts.sb3 import ResidualPPO
+
+    model = ResidualPPO("MlpPolicy", env, prior="prior.safetensors", omega=0.17, alpha=0.13, critic_warmup=5)
+    model.learn(1_000_000)
+
+The environment pays the add-on. Rewards change in the rollout buffer, once a rollout, before it computes advantages.
+"""
+
+import copy
+import io
+import json
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import safetensors.torch
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from repolicy.errors import UsageError
+from repolicy.hosts.kept_prior import (
+    Steering,
+    called,
+    check_finite,
+    check_needs,
+    check_same_prior,
+    check_sizes,
+    check_version,
+    fill,
+    read_prior,
+    scored,
+    without_gradient,
+)
+from repolicy.hosts.sb3_policies import actions_of, from_repolicy, like, to_repolicy
+from repolicy.objective import Objective, given_objective, reformulated
+from repolicy.policies.file import save_policy
+from repolicy.policies.policy import Policy
+from repolicy.priors.opening import load_policy
+
+from stable_baselines3 import PPO  # isort: skip  # after ours, which say what to install where it is missing
+from stable_baselines3.common.base_class import BaseAlgorithm  # isort: skip
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer  # isort: skip
+from stable_baselines3.common.policies import ActorCriticPolicy  # isort: skip
+from stable_baselines3.common.save_util import open_path  # isort: skip
+from stable_baselines3.common.vec_env import unwrap_vec_normalize  # isort: skip
+
+check_version("stable-baselines3", (2, 6), (3, 0), "sb3")
+
+__all__ = ["ResidualPPO", "Unclipped", "from_repolicy", "like", "to_repolicy"]
+
+WIDE = 1e6  # bounds of actions so wide that clipping to them changes nothing
+ROWS = 4096  # of a rollout that a prior scores at once
+OURS, THEIRS = "prior.safetensors", "prior_of_sb3.safetensors"  # names in a saved model's zip
+
+
+class Weights(dict[str, Tensor]):
+    """A policy of Stable-Baselines3 as its tensors."""
+
+
+class ResidualPPO(PPO):
+    """PPO whose rollout buffer holds task + omega · log prior − alpha · log policy. The rest is Stable-Baselines3's.
+
+    objective: an `Objective`, or its fields as a mapping; or `omega` and `alpha` by themselves.
+    prior: any file that Repolicy reads; a trained model of Stable-Baselines3 with the same policy as this one's; or an
+        object with `log_prob(observations, actions)`. The second sees what the actor sees, the others raw observations.
+    copy_prior: whether the actor begins as the prior. Without `policy_kwargs` it is built like it, too.
+    critic_warmup: iterations at the start that fit the critic alone.
+    kl_budget: adapt omega and alpha so that the policy stays this far from its prior, in nats a step.
+    host: everything that Stable-Baselines3's PPO takes.
+    """
+
+    rollout_buffer_class: Any
+
+    def __init__(
+        self,
+        policy: str | type[ActorCriticPolicy],
+        env: Any,
+        *,
+        objective: Objective | Mapping[str, Any] | None = None,
+        omega: float | None = None,
+        alpha: float | None = None,
+        prior: Any = None,
+        copy_prior: bool = True,
+        critic_warmup: int = 0,
+        kl_budget: float | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        _init_setup_model: bool = True,
+        **host: Any,
+    ) -> None:
+        # what `load` may set anew; plain values, so that a saved model has no pickle of ours
+        self.objective = objective.as_dict() if isinstance(objective, Objective) else objective
+        self.omega, self.alpha, self.critic_warmup, self.kl_budget = omega, alpha, critic_warmup, kl_budget
+        self.position: dict[str, Any] | None = None  # the steering's state, in a saved model
+        self.prior, self.prior_name = _read(prior), called(prior)
+        if copy_prior and policy_kwargs is None and policy == "MlpPolicy" and isinstance(self.prior, Policy):
+            policy_kwargs = like(self.prior)
+        super().__init__(policy, env, policy_kwargs=policy_kwargs, _init_setup_model=_init_setup_model, **host)
+        if _init_setup_model and copy_prior:
+            if isinstance(self.prior, Policy):
+                _check_seen_alike(self)
+                from_repolicy(self.prior, self)
+            elif isinstance(self.prior, SameKind):
+                own, weights = _critics_own(self.policy), self.prior.policy.state_dict()
+                begun = {name: tensor for name, tensor in weights.items() if not name.startswith(own)}
+                self.policy.load_state_dict(begun, strict=False)
+
+    def _setup_model(self) -> None:
+        self.steering = Steering(
+            given_objective(self.objective, self.omega, self.alpha), self.kl_budget, self.critic_warmup
+        )
+        if self.position is not None:
+            self.steering.resume(self.position)
+        _check_env(self.steering.objective, self.env)
+        given = self.rollout_buffer_class
+        host = given or (DictRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else RolloutBuffer)
+        self.rollout_buffer_class = type("ResidualBuffer", (Reformulated, host), {})
+        super()._setup_model()
+        self.rollout_buffer_class = given  # a saved model names no class of ours
+        self.rollout_buffer.reformulate = self._reformulated
+        self.prior = self._fitted(_read(self.prior))
+
+    def set_env(self, env: Any, force_reset: bool = True) -> None:
+        """Stable-Baselines3's; an environment that is refused, as one that was given at first, is not taken."""
+        env = self._wrap_env(env, self.verbose)
+        _check_env(self.steering.objective, env)
+        super().set_env(env, force_reset)
+
+    def train(self) -> None:
+        """Stable-Baselines3's update, of the critic alone while that warms up; then the budget steers."""
+        own = _critics_own(self.policy)
+        actor = [parameter for name, parameter in self.policy.named_parameters() if not name.startswith(own)]
+        with nullcontext() if self.steering.fits_actor else without_gradient(actor):
+            super().train()
+        self.steering.steer(self._prior_kl, self.rollout_buffer.rewards.size)
+
+    def save(self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
+        """Stable-Baselines3's zip, which its own PPO loads as well, with the prior's tensors in it."""
+        self.position = self.steering.state()
+        written = io.BytesIO()
+        super().save(written, exclude, include)
+        with zipfile.ZipFile(written, "a") as archive:
+            for name, content in _stored(self.prior):
+                archive.writestr(name, content)
+        file = open_path(path, "w", verbose=0, suffix="zip")
+        file.write(written.getvalue())
+        if isinstance(path, str | Path):
+            file.close()
+
+    @classmethod
+    def load(cls, path: Any, env: Any = None, device: Any = "auto", **options: Any) -> "ResidualPPO":
+        """Stable-Baselines3's load: of a model of this class, or of its PPO with `prior=`, `omega=`, `alpha=` given."""
+        kept, name = _prior_in(path)
+        if options.get("prior") is None:
+            options["prior"] = kept
+        else:
+            options["prior"], options["prior_name"] = _read(options["prior"]), called(options["prior"])
+            if kept is not None:
+                check_same_prior(_tensors(options["prior"]), _tensors(kept), options["prior_name"], name)
+        if isinstance(options.get("objective"), Objective):
+            options["objective"] = options["objective"].as_dict()
+        loaded: ResidualPPO = super().load(path, env, device, **options)
+        return loaded
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "prior", "steering", "_prior_kl"]
+
+    def _reformulated(self, buffer: RolloutBuffer) -> np.ndarray:
+        """The rewards of a whole rollout `[T, N]`, with their parts logged."""
+        _check_env(self.steering.objective, self.env)  # statistics may have begun to move
+        log_prior = None if self.prior is None else self._log_prior(buffer)
+        objective = self.steering.objective
+        reward = reformulated(objective, buffer.rewards, log_prior, buffer.log_probs)
+        parts = {name: float(np.mean(getattr(reward, name))) for name in ("task", "prior", "entropy")}
+        check_finite(parts)
+        self._prior_kl = 0.0 if log_prior is None else float(np.mean(buffer.log_probs - log_prior))
+        measured = parts | {"prior_kl": self._prior_kl, "omega": objective.omega, "alpha": objective.alpha}
+        for name, value in measured.items():
+            self.logger.record(f"residual/{name}", value)
+        total: np.ndarray = reward.total
+        return total
+
+    def _log_prior(self, buffer: RolloutBuffer) -> np.ndarray:
+        """log prior of a rollout's actions as they were sampled, `[T, N]`."""
+        observations = buffer.observations
+        normalized = self.get_vec_normalize_env()
+        if normalized is not None and normalized.norm_obs and not isinstance(self.prior, SameKind):
+            observations = normalized.unnormalize_obs(observations)
+        if isinstance(observations, dict):
+            tensors: Any = {name: _rows(part, self.device) for name, part in observations.items()}
+        else:
+            tensors = _rows(observations, self.device)
+        actions = _rows(buffer.actions, self.device)
+        blocks = [slice(start, start + ROWS) for start in range(0, len(actions), ROWS)]
+        with torch.no_grad():
+            log_probs = [scored(self.prior, _block(tensors, rows), actions[rows]) for rows in blocks]
+        return torch.cat(log_probs).reshape(buffer.rewards.shape).cpu().numpy()
+
+    def _fitted(self, prior: Any) -> Any:
+        """The prior on the model's device, checked against its spaces."""
+        check_needs(self.steering.objective, prior is not None, _clips(self))
+        if isinstance(prior, Weights):
+            if self.use_sde:  # its noise has a gradient, and could not be copied
+                with torch.no_grad():
+                    self.policy.reset_noise()
+            twin = copy.deepcopy(self.policy)
+            fill(twin, prior, "the prior")
+            prior = SameKind(twin.requires_grad_(False).eval())
+        if isinstance(prior, Policy):
+            if not isinstance(self.observation_space, spaces.Box):
+                space_name = type(self.observation_space).__name__
+                raise UsageError(f"observations are of kind {space_name}, and the prior takes rows of numbers")
+            space = actions_of(self.action_space)
+            count = int(np.prod(self.observation_space.shape))
+            check_sizes(prior, count, str(space), space.kind, space.sizes)
+        return prior.to(self.device) if isinstance(prior, nn.Module) else prior
+
+
+class Reformulated:
+    """A rollout buffer, of whatever kind, whose rewards change before its advantages are computed."""
+
+    reformulate: Callable[[Any], np.ndarray]
+    rewards: np.ndarray
+
+    def compute_returns_and_advantage(self, last_values: Tensor, dones: np.ndarray) -> None:
+        self.rewards = self.reformulate(self)
+        super().compute_returns_and_advantage(last_values, dones)  # type: ignore[misc]
+
+
+class Unclipped(gymnasium.ActionWrapper[Any, Any, Any]):
+    """The environment with bounds so wide that Stable-Baselines3's clipping to them leaves actions as they are."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.action_space = spaces.Box(-WIDE, WIDE, env.action_space.shape, np.float32)
+
+    def action(self, action: Any) -> Any:
+        return action
+
+
+# Priors ---------------------------------------------------------------------------------------------------------------
+
+
+class SameKind(nn.Module):
+    """A policy of Stable-Baselines3 that is built like the model's own, and sees what that one sees."""
+
+    def __init__(self, policy: ActorCriticPolicy) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def log_prob(self, observations: Any, actions: Tensor) -> Tensor:
+        one_choice = isinstance(self.policy.action_space, spaces.Discrete)
+        actions = actions.long().flatten() if one_choice else actions.float()
+        log_prob: Tensor = self.policy.get_distribution(observations).log_prob(actions)
+        return log_prob
+
+
+def _read(prior: Any) -> Any:
+    """A prior of any kind; of a model of Stable-Baselines3, the weights."""
+    if prior is None or isinstance(prior, Weights | SameKind):
+        return prior
+    policy = prior.policy if isinstance(prior, BaseAlgorithm) else prior
+    if isinstance(policy, ActorCriticPolicy):
+        return Weights({name: tensor.detach().cpu().clone() for name, tensor in policy.state_dict().items()})
+    return read_prior(prior)
+
+
+def _stored(prior: Any) -> list[tuple[str, bytes]]:
+    """The prior as a file's name and bytes; an object of the user's own has none, and must be named again."""
+    if isinstance(prior, Policy):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / OURS
+            save_policy(path, copy.deepcopy(prior).cpu(), {})
+            return [(OURS, path.read_bytes())]
+    if isinstance(prior, SameKind):
+        tensors = {name: tensor.cpu().contiguous().clone() for name, tensor in prior.policy.state_dict().items()}
+        return [(THEIRS, safetensors.torch.save(tensors))]
+    return []
+
+
+def _tensors(prior: Any) -> Mapping[str, Tensor]:
+    """The numbers of a prior; an object of the user's own has none that are known."""
+    if isinstance(prior, Weights):
+        return prior
+    module = prior.policy if isinstance(prior, SameKind) else prior
+    return module.state_dict() if isinstance(module, nn.Module) else {}
+
+
+def _prior_in(path: Any) -> tuple[Policy | Weights | None, object]:
+    """The prior in a saved model and its name; None where there is none (or no zip, which Stable-Baselines3 says)."""
+    file = open_path(path, "r", verbose=0, suffix="zip")
+    try:
+        with zipfile.ZipFile(file) as archive:
+            if not {OURS, THEIRS}.isdisjoint(archive.namelist()):
+                name = json.loads(archive.read("data")).get("prior_name")
+                if THEIRS in archive.namelist():
+                    return Weights(safetensors.torch.load(archive.read(THEIRS))), name
+                with tempfile.TemporaryDirectory() as folder:
+                    return load_policy(archive.extract(OURS, folder)), name
+    except zipfile.BadZipFile:
+        pass
+    finally:
+        file.close() if isinstance(path, str | Path) else file.seek(0)
+    return None, None
+
+
+def _rows(part: np.ndarray, device: torch.device) -> Tensor:
+    """`[T, N, ...]` as `[T · N, ...]`; numbers in single precision, images as they are."""
+    flat = torch.as_tensor(part.reshape(-1, *part.shape[2:]), device=device)
+    return flat.float() if flat.is_floating_point() else flat
+
+
+def _block(observations: Any, rows: slice) -> Any:
+    if isinstance(observations, dict):
+        return {name: part[rows] for name, part in observations.items()}
+    return observations[rows]
+
+
+# What must hold -------------------------------------------------------------------------------------------------------
+
+
+def _check_env(objective: Objective, env: Any) -> None:
+    """Raise where rewards or observations reach the model on a scale that moves."""
+    if env is None or not (objective.omega or objective.alpha):
+        return
+    normalized = unwrap_vec_normalize(env)
+    why = "omega and alpha weigh log-probabilities against rewards, and the scale of these would move"
+    if normalized is not None and normalized.norm_reward:
+        raise UsageError(f"the environment is VecNormalize(norm_reward=True), and {why}: set norm_reward=False")
+    if any(env.env_is_wrapped(gymnasium.wrappers.NormalizeReward)):
+        raise UsageError(f"the environment is wrapped in NormalizeReward, and {why}: take the wrapper off")
+    moving = normalized is not None and normalized.norm_obs and normalized.training
+    if objective.reads_prior and (moving or any(env.env_is_wrapped(gymnasium.wrappers.NormalizeObservation))):
+        what = "VecNormalize" if moving else "wrapped in NormalizeObservation"
+        raise UsageError(
+            f"the environment is {what} with statistics that move, and the prior would not see what it was trained on: "
+            "take a VecNormalize with the statistics that it was trained with, and set env.training = False"
+        )
+
+
+def _check_seen_alike(model: ResidualPPO) -> None:
+    """Raise where an actor that is copied from a policy of ours would see other observations than that one."""
+    normalized = model.get_vec_normalize_env()
+    if normalized is not None and normalized.norm_obs:
+        raise UsageError(
+            "VecNormalize changes what the actor sees, and the prior takes observations as they are, with a normalizer "
+            "of its own: set norm_obs=False, or copy_prior=False to begin elsewhere"
+        )
+
+
+def _clips(model: ResidualPPO) -> str:
+    """How Stable-Baselines3 clips this model's actions, or nothing."""
+    space = model.action_space
+    if not isinstance(space, spaces.Box) or float(np.abs([space.low, space.high]).max()) >= WIDE:
+        return ""
+    return "Stable-Baselines3 clips actions to the environment's bounds (wrap it in Unclipped)"
+
+
+def _critics_own(policy: ActorCriticPolicy) -> tuple[str, ...]:
+    """How the names of those parameters begin that the actions do not depend on."""
+    own = ("value_net.", "mlp_extractor.value_net.")
+    return own if policy.share_features_extractor else (*own, "vf_features_extractor.")

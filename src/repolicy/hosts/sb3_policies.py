@@ -1,0 +1,138 @@
+"""Policies of ours as Stable-Baselines3's, and the other way round."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from repolicy.errors import UsageError
+from repolicy.hosts.kept_prior import check_same_network
+from repolicy.policies.actions import ActionSpace
+from repolicy.policies.layers import MODULES
+from repolicy.policies.normalizer import BOUND, Normalizer
+from repolicy.policies.policy import Policy, PolicySpec
+
+try:
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.policies import ActorCriticPolicy
+    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
+except ImportError:
+    raise UsageError(
+        "this runs inside Stable-Baselines3, which is not installed: pip install 'repolicy[sb3]'"
+    ) from None
+
+
+class Standardized(BaseFeaturesExtractor):
+    """Observations `[B, ...]` by fixed means and variances, as a policy of Repolicy takes them."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Box,
+        mean: list[float],
+        var: list[float],
+        count: float,
+        bound: float | None = BOUND,
+    ) -> None:
+        super().__init__(observation_space, features_dim=len(mean))
+        self.normalizer = Normalizer(len(mean), bound)
+        numbers = {"mean": mean, "var": var, "count": count}
+        self.normalizer.load_state_dict({name: torch.tensor(part).double() for name, part in numbers.items()})
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return self.normalizer(observations.flatten(1).float())
+
+
+def like(policy: Policy, critic: tuple[int, ...] = (64, 64)) -> dict[str, Any]:
+    """`policy_kwargs` that build Stable-Baselines3's MlpPolicy like this policy, its normalizer included."""
+    spec, normalizer = policy.spec, policy.normalizer
+    if policy.family.squashes or (policy.std is None and policy.actions.kind == "continuous"):
+        raise UsageError(f"the policy is {spec.family}, and Stable-Baselines3's PPO has one std for all states")
+    if spec.activation not in MODULES:
+        raise UsageError(f"the policy's activation is {spec.activation}, none of {', '.join(MODULES)}")
+    numbers = {name: getattr(normalizer, name).tolist() for name in ("mean", "var", "count")}
+    return {
+        "net_arch": {"pi": list(spec.hidden), "vf": list(critic)},
+        "activation_fn": MODULES[spec.activation],
+        "features_extractor_class": Standardized,
+        "features_extractor_kwargs": numbers | {"bound": spec.observation_bound},
+    }
+
+
+@torch.no_grad()
+def from_repolicy(policy: Policy, model: PPO) -> None:
+    """Make a model with an MlpPolicy of the same shape act as the policy; `like(policy)` builds such a one."""
+    theirs, spec = model.policy, policy.spec
+    host = _spec_of(model)
+    check_same_network(spec, host, "model", "leave out policy_kwargs, or set copy_prior to False to begin elsewhere")
+    for layer, weight, bias in zip(_layers(theirs), policy.network.weights, policy.network.biases, strict=True):
+        layer.weight.copy_(weight)
+        layer.bias.copy_(bias)
+    if policy.std is not None:
+        theirs.log_std.copy_(policy.std.log())
+    if isinstance(theirs.features_extractor, Standardized):
+        if theirs.features_extractor.normalizer.bound != policy.normalizer.bound:
+            raise UsageError("the model clips its observations elsewhere than the prior: leave out policy_kwargs")
+        theirs.features_extractor.normalizer.load_state_dict(policy.normalizer.state_dict())
+    elif float(policy.normalizer.count):
+        raise UsageError("the prior normalizes its observations, and the model does not: leave out policy_kwargs")
+
+
+@torch.no_grad()
+def to_repolicy(model: PPO) -> Policy:
+    """A model with an MlpPolicy as a policy of ours, with the normalizer of its own or of its VecNormalize."""
+    theirs, normalized = model.policy, model.get_vec_normalize_env()
+    policy = Policy(_spec_of(model))
+    for layer, weight, bias in zip(_layers(theirs), policy.network.weights, policy.network.biases, strict=True):
+        weight.copy_(layer.weight)
+        bias.copy_(layer.bias)
+    if policy.log_std is not None:
+        policy.log_std.copy_(theirs.log_std)
+    if isinstance(theirs.features_extractor, Standardized):
+        policy.normalizer.load_state_dict(theirs.features_extractor.normalizer.state_dict())
+    elif normalized is not None and normalized.norm_obs:
+        seen = normalized.obs_rms
+        numbers = {"mean": seen.mean, "var": seen.var + (normalized.epsilon - 1e-8), "count": seen.count}
+        policy.normalizer.load_state_dict({name: torch.as_tensor(part).double() for name, part in numbers.items()})
+    return policy.requires_grad_(False).eval()
+
+
+def actions_of(space: spaces.Space[Any]) -> ActionSpace:
+    """A space of Gymnasium as Repolicy writes it."""
+    if isinstance(space, spaces.Box):
+        low, high = (tuple(map(float, bound.flat)) for bound in (space.low, space.high))
+        return ActionSpace("continuous", (int(np.prod(space.shape)),), low, high)
+    if isinstance(space, spaces.Discrete) and space.start == 0:
+        return ActionSpace("discrete", (int(space.n),))
+    if isinstance(space, spaces.MultiDiscrete):
+        return ActionSpace("discrete", tuple(map(int, space.nvec)))
+    raise UsageError(f"the environment's actions are {space}; a policy of Repolicy takes numbers or choices from 0")
+
+
+def _layers(policy: ActorCriticPolicy) -> list[nn.Linear]:
+    return [layer for layer in [*policy.mlp_extractor.policy_net, policy.action_net] if isinstance(layer, nn.Linear)]
+
+
+def _spec_of(model: PPO) -> PolicySpec:
+    """What a model's actor would be as a policy of ours, or a sentence that says why it cannot be one."""
+    policy, layers = model.policy, _layers(model.policy)
+    if model.use_sde or not isinstance(policy.features_extractor, Standardized | FlattenExtractor):
+        part = "gSDE" if model.use_sde else type(policy.features_extractor).__name__
+        raise UsageError(f"the model has {part}, which Repolicy's own policies have not")
+    activation = [name for name, module in MODULES.items() if policy.activation_fn is module]
+    if not activation:
+        raise UsageError(f"the model's activation is {policy.activation_fn.__name__}; Repolicy's are tanh, relu, elu")
+    space = actions_of(model.action_space)
+    family: Any = "gaussian" if space.kind == "continuous" else "categorical"
+    hidden, extractor = tuple(layer.out_features for layer in layers[:-1]), policy.features_extractor
+    normalized, bound = model.get_vec_normalize_env(), math.inf
+    if isinstance(extractor, Standardized):
+        bound = extractor.normalizer.bound
+    elif normalized is not None and normalized.norm_obs:
+        bound = normalized.clip_obs
+    return PolicySpec(
+        layers[0].in_features, space, family, hidden, activation[0], min_std=0.0,
+        observation_bound=None if math.isinf(bound) else bound, clips=space.kind == "continuous",
+    )  # fmt: skip

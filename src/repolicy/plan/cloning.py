@@ -1,0 +1,310 @@
+"""The actor for a prior that cannot be copied: a policy of ours, fitted to it on its own rollouts.
+
+The prior's means are known, or else nothing but its log-probabilities. Known means are fitted by regression: on the
+prior's rollouts first, then on rollouts of the clone, in states that only its mistakes lead to. Where there is nothing
+but log-probabilities, the clone's own draws are scored, which pulls it toward the prior without a sample of it.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy.envs.evaluation import Evaluation, run_episodes
+from repolicy.envs.making import make_envs, probed
+from repolicy.envs.rollout import Collector, Rollout
+from repolicy.envs.step import HasSpaces
+from repolicy.errors import FileError, UsageError
+from repolicy.loading import figures
+from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import Gaussian, SquashedGaussian
+from repolicy.policies.file import SavedPolicy, policy_bytes
+from repolicy.policies.policy import Policy, PolicySpec, frozen, seeded
+from repolicy.policies.storage import read
+from repolicy.priors.fitting import Samples, fit, fit_normalizer
+from repolicy.priors.kinds import Exact, MeanPrior, ScoredPrior, Scorer, State
+from repolicy.priors.opening import read_policy
+from repolicy.runs import ranks
+from repolicy.runs.request import derived_seed
+from repolicy.runs.settings import Settings
+
+ROUNDS = 3  # one on the prior's rollouts, the others on the clone's
+SCORED_ROUNDS = 8  # where the prior cannot act, its states are found on the way
+STEPS = 32_768  # environment steps in a round, unless the whole run is shorter
+FIT_EPOCHS = 30  # at most, in a round of regression
+ENVS, BLOCK = 32, 64
+EDGE, LIKELY, NARROWEST = 0.99, 15, 0.05  # before tanh: the largest share of a bound, drawn actions, the least std
+DRAWS, MINIBATCH, EPOCHS = 16, 128, 4  # when there are only log-probabilities to fit to
+SCORED_STATES = 8_192  # states in such a round
+TOO_FAR = 1e6  # nats a step: no density of actions is that low where a policy was fitted to it
+FAR = 0.5  # nats a step from the prior: beyond this, the user is warned
+LONGEST = 1_000  # steps of an episode when prior and clone are compared
+PROBES = 8  # environments, and steps in each, by which a resumed run recognizes its prior
+
+Say = Callable[[str], None]
+
+
+def clone(prior: Exact, env: str, settings: Settings, file: Path, say: Say) -> tuple[SavedPolicy, bytes]:
+    """A policy that is fitted to the prior, and the file that a run keeps of it.
+
+    There may be one of the same prior at `file` already; then it is taken again.
+    """
+    before = _kept(prior, file)
+    if before is not None:
+        return before
+    say(f"{name_of(prior)} runs as it is; a policy is fitted to it, to be the actor")
+    with ranks.one_thread():  # the same bits however many threads a process has: torchrun gives each rank one
+        policy, steps = fitted(prior, env, settings)
+        comparison = compared(prior, policy, env, settings)
+        if comparison.kl > TOO_FAR:
+            raise UsageError(
+                f"{name_of(prior)} gives actions of a policy that was fitted to it {-comparison.kl:.3g} nats a step: "
+                "its log_prob is no log-density of actions; look at its sum over the numbers of an action, its "
+                "units, and what it gives where it knows nothing"
+            )
+        probes = fingerprint(prior, policy, env, settings)
+    say(comparison.sentence(name_of(prior)))
+    if isinstance(prior, ScoredPrior) and len(probes["exact.log_probs"].unique()) == 1:
+        say(f"{name_of(prior)} gives all actions the same log-probability, so that it holds the policy to nothing")
+    card = {"which": "clone", "clone_of": comparison.as_dict() | {"prior": name_of(prior), "steps": steps}}
+    return SavedPolicy(frozen(policy), None, card), policy_bytes(policy, card, extra=probes)
+
+
+def name_of(prior: Exact) -> str:
+    return "the prior" if isinstance(prior, Policy) else prior.name
+
+
+def spec_of(prior: Exact, env: str, squashes: bool = False) -> PolicySpec:
+    """The shape of a clone; with `squashes`, of one whose actions go through tanh and whose std is a state's own."""
+    return _spec(prior, probed(env), squashes)
+
+
+def acts(prior: Exact) -> bool:
+    return not isinstance(prior, ScoredPrior)
+
+
+# Fitting --------------------------------------------------------------------------------------------------------------
+
+
+def fitted(prior: Exact, env: str, settings: Settings, squashes: bool = False) -> tuple[Policy, int]:
+    """A clone of the shape `spec_of`, and how many steps its rollouts had. All from the run's seed."""
+    seed = derived_seed(settings.seed, 0, 3000)
+    blocks = max(1, round(min(STEPS, settings.steps) / (ENVS * BLOCK)))
+    fit_to, rounds = (_to_means, ROUNDS) if acts(prior) else (_to_scores, SCORED_ROUNDS)
+    with closing(make_envs(env, ENVS, seed, settings.backend)) as envs:
+        policy = seeded(_spec(prior, envs, squashes), seed)
+        fit_to(prior, policy, Collector(envs, BLOCK, torch.Generator().manual_seed(seed)), blocks)
+    return policy, rounds * blocks * ENVS * BLOCK
+
+
+def _spec(prior: Exact, spaces: HasSpaces, squashes: bool = False) -> PolicySpec:
+    width = min(256, max(64, 2 ** math.ceil(math.log2(8 * spaces.observation_size))))
+    hidden = (width, width)
+    if squashes:
+        return PolicySpec(spaces.observation_size, spaces.actions, "state_squashed", hidden, "elu", min_std=0.0)
+    if isinstance(prior, Policy):
+        spec = prior.spec
+        if spec.family.startswith("features"):
+            raise UsageError("a policy with gSDE's std is copied, and not fitted: leave --init out")
+        return PolicySpec(
+            spec.observation_size, spec.actions, spec.family, hidden, "elu", min_std=0.0, clips=spec.clips
+        )
+    actions, std = spaces.actions, 0.5
+    if isinstance(prior, MeanPrior):
+        std = float(prior.std.mean())
+    elif actions.kind == "continuous" and np.all(np.isfinite(actions.low + actions.high)):
+        std = 0.25 * float(np.mean(np.subtract(actions.high, actions.low)))
+    family = "gaussian" if actions.kind == "continuous" else "categorical"
+    return PolicySpec(spaces.observation_size, actions, family, hidden, "elu", initial_std=std, min_std=0.0)
+
+
+def _to_means(prior: Exact, policy: Policy, collector: Collector, blocks: int) -> None:
+    """Regression on what the prior does where it comes to, and then where the clone comes to."""
+    assert not isinstance(prior, ScoredPrior)
+    if isinstance(prior, MeanPrior) and policy.log_std is not None:
+        policy.log_std.data.copy_(prior.std.log().expand_as(policy.log_std))
+    samples: Samples | None = None
+    labels = _Labels(prior, policy, collector.generator)  # a prior's memory goes on, as the environments do
+    for round_ in range(ROUNDS):
+        agent = prior if round_ == 0 else policy
+        for _ in range(blocks):
+            labelled = labels(collector.collect(agent))
+            samples = labelled if samples is None else samples + labelled
+        assert samples is not None
+        if round_ == 0:
+            begin_at(policy, samples)
+        fit(policy, samples, collector.generator, most_epochs=FIT_EPOCHS)
+
+
+def begin_at(policy: Policy, samples: Samples) -> None:
+    """Statistics of the observations and, where actions are numbers, their mean, which else the std would bridge."""
+    fit_normalizer(policy, samples.observations)
+    if policy.actions.kind == "continuous":
+        policy.network.biases[-1].data[: policy.actions.width] = samples.actions.mean(0)
+
+
+class _Labels:
+    """What the prior would do along rollouts that go on, one after another."""
+
+    def __init__(self, prior: MeanPrior | Policy, policy: Policy, generator: torch.Generator) -> None:
+        self.prior, self.policy, self.generator = prior, policy, generator
+        self.state: State | None = None
+
+    @torch.no_grad()
+    def __call__(self, rollout: Rollout) -> Samples:
+        observations, _, ended = rollout.scored
+        if isinstance(self.prior, Policy):
+            distribution = self.prior(observations)
+        else:
+            distribution, self.state = self.prior.follow(observations, ended, self.state)
+        if isinstance(distribution, Gaussian):
+            actions, spread = distribution.mean, distribution.log_std.exp().expand_as(distribution.mean).flatten(0, 1)
+        else:
+            actions, spread = distribution.sample(self.generator), None
+        if spread is not None and self.policy.family.squashes and not isinstance(distribution, SquashedGaussian):
+            actions, spread = before_tanh(actions.flatten(0, 1), spread, self.policy.actions)
+            return Samples(observations.flatten(0, 1), actions, spread)
+        return Samples(observations.flatten(0, 1), actions.flatten(0, 1), spread)
+
+
+def before_tanh(mean: Tensor, spread: Tensor, actions: ActionSpace) -> tuple[Tensor, Tensor]:
+    """What a squashed policy is to do `[M, A]` where a prior's actions are Gaussian and cut to their bounds.
+
+    The mean action stays the same, but for the last hundredth before a bound, where tanh has no end; the std is that of
+    what the drawn actions are before tanh, over as many equally likely ones.
+    """
+    low, high = torch.tensor(actions.low), torch.tensor(actions.high)
+
+    def unsquashed(given: Tensor) -> Tensor:
+        return torch.atanh((2.0 * (given - low) / (high - low) - 1.0).clamp(-EDGE, EDGE))
+
+    shares = (torch.arange(LIKELY) + 0.5) / LIKELY
+    drawn = mean + spread * torch.special.ndtri(shares).view(-1, 1, 1)
+    return unsquashed(mean), unsquashed(drawn).std(0, correction=0).clamp_min(NARROWEST)
+
+
+def _to_scores(prior: Exact, policy: Policy, collector: Collector, blocks: int) -> None:
+    """Descend KL(clone ‖ prior) where the clone comes to, by the score function.
+
+    Each draw is compared with the mean of the others in its state. Where both policies agree, all draws are worth the
+    same and nothing moves, however few they are.
+    """
+    stds = [] if policy.log_std is None else [policy.log_std]
+    network: dict[str, Any] = {"params": list(policy.network.parameters())}
+    optimizer = torch.optim.Adam([network, {"params": stds, "lr": 3e-3}], 1e-3)
+    generator, total = collector.generator, SCORED_ROUNDS * EPOCHS
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: max(0.02, 1.0 - epoch / total))
+    for round_ in range(SCORED_ROUNDS):
+        states = torch.cat([collector.collect(policy).scored[0].flatten(0, 1) for _ in range(blocks)])
+        if round_ == 0:
+            fit_normalizer(policy, states)
+        for _ in range(EPOCHS):
+            for rows in torch.randperm(len(states), generator=generator)[:SCORED_STATES].split(MINIBATCH):
+                loss = score_loss(prior, policy, states[rows], generator)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            schedule.step()
+
+
+def score_loss(prior: Exact, policy: Policy, states: Tensor, generator: torch.Generator) -> Tensor:
+    """A number whose gradient is, in expectation, that of KL(policy ‖ prior) at these states."""
+    many = states.unsqueeze(0).expand(DRAWS, *states.shape)
+    distribution = policy(many)
+    with torch.no_grad():
+        actions = distribution.sample(generator)
+        missing = distribution.log_prob(actions) - prior.log_prob(many, actions)
+        weight = (missing - missing.mean(0)) * (DRAWS / (DRAWS - 1))
+    log_probs: Tensor = distribution.log_prob(actions)
+    return (weight * log_probs).mean()
+
+
+# What is said of it ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A clone beside its prior, over some episodes with sampled actions."""
+
+    kl: float  # KL(clone ‖ prior) a step, in nats, in the clone's own states
+    clone: tuple[float, float] | None  # mean and std of the basic reward, where the environment tells it
+    prior: tuple[float, float] | None
+    episodes: int
+
+    def as_dict(self) -> dict[str, Any]:
+        values: dict[str, Any] = {"kl": self.kl, "episodes": self.episodes}
+        for name, earned in (("clone_return", self.clone), ("prior_return", self.prior)):
+            values |= {} if earned is None else {name: list(earned)}
+        return values
+
+    def sentence(self, name: str) -> str:
+        text = f"the actor is {self.kl:.3g} nats a step from {name} (KL, {self.episodes} episodes)"
+        if self.clone is not None:
+            text += f", with a return of {figures(self.clone[0], 4)} ± {figures(self.clone[1], 2)}"
+            if self.prior is not None:
+                text += f" where the prior has {figures(self.prior[0], 4)} ± {figures(self.prior[1], 2)}"
+        if self.kl > FAR:
+            text += "; that much of the prior is lost where customizing begins, and omega pulls the actor back to it"
+        return text
+
+
+def compared(prior: Exact, policy: Policy, env: str, settings: Settings) -> Compared:
+    episodes, seed = settings.evaluation_episodes, settings.seed
+
+    def run(agent: Any) -> Evaluation:
+        return run_episodes(agent, envs, episodes, prior=prior, stochastic=True, seed=seed, longest=LONGEST)
+
+    with closing(make_envs(env, episodes, seed, settings.backend)) as envs:
+        ours = run(policy)
+        theirs = run(prior) if acts(prior) else None
+    assert ours.log_prior is not None
+    kl = float((ours.log_policy - ours.log_prior).sum() / ours.lengths.sum())
+    return Compared(kl, _return(ours), None if theirs is None else _return(theirs), episodes)
+
+
+def _return(evaluation: Evaluation) -> tuple[float, float] | None:
+    if not np.isfinite(evaluation.basic).all():
+        return None
+    return float(evaluation.basic.mean()), float(evaluation.basic.std())
+
+
+# Knowing a prior again ------------------------------------------------------------------------------------------------
+
+
+PROBED = ("observations", "actions", "ended", "log_probs")
+
+
+def fingerprint(prior: Exact, policy: Policy, env: str, settings: Settings) -> dict[str, Tensor]:
+    """Some steps of the clone, and the prior's log-probabilities of them."""
+    with closing(make_envs(env, PROBES, settings.seed, settings.backend)) as envs:
+        rollout = Collector(envs, PROBES, torch.Generator().manual_seed(settings.seed)).collect(policy)
+    probes = (*rollout.scored, Scorer(prior)(*rollout.scored))
+    return {f"exact.{name}": value for name, value in zip(PROBED, probes, strict=True)}
+
+
+def _kept(prior: Exact, file: Path) -> tuple[SavedPolicy, bytes] | None:
+    """The clone that a run has kept of this very prior."""
+    if not file.is_file():
+        return None
+    tensors, header = read(file, "policy")
+    card = header["card"]
+    if not isinstance(card, dict) or "clone_of" not in card:
+        return None
+    try:
+        observations, actions, ended, stored = (tensors[f"exact.{name}"] for name in PROBED)
+    except KeyError as error:
+        raise FileError(f"{file} is no whole clone: it has no {error}") from None
+    log_probs = Scorer(prior)(observations, actions, ended)
+    worst = float((log_probs - stored).abs().max())
+    if not worst <= 1e-3 * (1.0 + float(stored.abs().max())):
+        raise UsageError(
+            f"{name_of(prior)} is not the prior of the run in {file.parent}: on the observations that it kept, "
+            f"log-probabilities differ by up to {worst:.3g}; give the prior and the std that it began with"
+        )
+    return read_policy(file), file.read_bytes()

@@ -1,0 +1,96 @@
+"""The table of settings, a row an environment, and what customizing does otherwise."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repolicy.loading import without_version
+from repolicy.runs.settings import Settings
+
+if TYPE_CHECKING:
+    from repolicy.policies.policy import Policy
+
+
+# One row an environment (of any version), used by every objective alike. `experiments/learning.py` measures them all,
+# and for Walker2d and Swimmer other settings, too.
+TABLE: dict[str, dict[str, Any]] = {
+    "HalfCheetah": {
+        "steps": 3_000_000,
+        "learning_rate": 1e-3,
+        "initial_std": 0.35,  # with 1.0 it tumbles, and about half of the seeds learn to crawl
+        "envs": 128,
+        "minibatch": 2048,
+    },
+    "Hopper": {"steps": 3_000_000, "learning_rate": 5e-4, "envs": 32, "horizon": 128, "minibatch": 512},
+    "Ant": {"steps": 3_000_000, "initial_std": 0.35, "segment": 200},
+    "Walker2d": {"steps": 3_000_000, "learning_rate": 5e-4, "envs": 32, "horizon": 128, "minibatch": 512},
+    "Swimmer": {
+        "steps": 1_000_000,
+        "learning_rate": 6e-4,
+        "gamma": 0.9999,  # a stroke pays off late
+        "lam": 0.98,
+        "envs": 8,
+        "horizon": 512,
+        "minibatch": 256,
+    },
+    "CartPole": {"steps": 200_000, "learning_rate": 1e-3, "envs": 16, "horizon": 128, "minibatch": 256, "segment": 20},
+    "Pendulum": {
+        "steps": 300_000,
+        "learning_rate": 1e-3,
+        "gamma": 0.95,
+        "envs": 16,
+        "horizon": 128,
+        "minibatch": 256,
+        "segment": 20,
+    },
+}
+
+
+def train_defaults(env: str) -> Settings:
+    """The settings for an environment, by its name without the version; the fallback is `Settings()`."""
+    return Settings(**TABLE.get(without_version(env), {}))
+
+
+# Customizing ----------------------------------------------------------------------------------------------------------
+
+GAMMA = 0.97  # lower than in training: log prior looks ahead already, so this is for the add-on alone
+SAMPLES = 128  # in a minibatch for each number of an action, because each number adds noise
+HORIZON = 128
+ROLLOUT = 8192  # samples in an update, at least
+WIDEST_CRITIC = 256
+
+
+def customize_defaults(prior: "str | Path | Policy") -> Settings:
+    """The settings for customizing a policy, the same rules for any, in any environment and with any add-on.
+
+    A good policy is easily broken, and its critic begins with nothing. So the step is steered by how far it moves the
+    policy, from a first one that is smaller for wider networks; the batch grows with the numbers of an action; and the
+    actor waits for the critic. `prior` is a policy or names one, as for `customize`.
+    """
+    from repolicy.priors.finding import find_policy
+    from repolicy.priors.opening import read_policy
+
+    spec = (read_policy(find_policy(prior)).policy if isinstance(prior, str | Path) else prior).spec
+    return of_shape(max((64, *spec.hidden)), spec.actions.width)
+
+
+def of_shape(widest: int, numbers: int) -> Settings:
+    """The same by the widest layer of the policy and how many numbers its actions have."""
+    nearest = 2 ** round(math.log2(SAMPLES * numbers))  # power of two, in ratio
+    minibatch = max(256, min(4096, nearest))
+    critic = min(WIDEST_CRITIC, widest)
+    return Settings(
+        steps=1_000_000,
+        envs=max(ROLLOUT, 4 * minibatch) // HORIZON,
+        horizon=HORIZON,
+        segment=16,
+        epochs=4,
+        minibatch=minibatch,
+        learning_rate=3e-4 * math.sqrt(64 / widest),
+        schedule="adaptive",
+        target_kl=0.03,
+        gamma=GAMMA,
+        critic_warmup=0.05,
+        critic_explains=0.3,
+        hidden=(critic, critic),
+    )

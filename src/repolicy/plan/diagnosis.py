@@ -1,0 +1,252 @@
+"""What is to be known of a prior before anything is trained: does it act, how wide is it, what is a nat of it worth?
+
+A thousand steps in each of some environments, by the mean action and sampled, and as many of a policy that knows
+nothing. No reward but the add-on's is needed; the environment's own is shown where there is one.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from repolicy.envs.addons import Addon
+from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, check_fit, evaluate
+from repolicy.envs.making import probed
+from repolicy.envs.step import Backend
+from repolicy.errors import UsageError
+from repolicy.plan.defaults import customize_defaults
+from repolicy.plan.wanted import usual_budget
+from repolicy.plan.weights import Weights, weights_found
+from repolicy.plan.worth import (
+    Entropy,
+    Sums,
+    Worth,
+    Worths,
+    nats_of,
+    worth_of,
+)
+from repolicy.policies.policy import Policy, seeded
+from repolicy.runs.request import spec_for
+from repolicy.runs.settings import Settings
+
+ENVS, STEPS = 16, 1_000
+FAR = 10.0  # a normalized observation beyond this was hardly seen in training
+FAR_SHARE = 0.01  # share of all numbers that may be so far out by accident
+NARROW = 1e-3  # a std of this share of an action's range leaves nothing to explore with
+
+
+@dataclass(frozen=True)
+class Drive:
+    """Some episodes: arrays `[E]`."""
+
+    basic: np.ndarray
+    addon: np.ndarray
+    lengths: np.ndarray
+    fell: np.ndarray  # whether it ended by itself, and not by a time limit
+    nats: np.ndarray  # log π of the mean action; or the entropy, sampled
+    entropy: float  # −log π of the actions that were taken, a step
+    std: float | None  # of the actions, on average
+    far: float  # share of the observations' numbers that the normalizer puts beyond ±10
+
+    def as_dict(self) -> dict[str, Any]:
+        known = {"basic": self.basic} if np.isfinite(self.basic).all() else {}
+        sums = known | {"addon": self.addon, "length": self.lengths}
+        return {name: [float(values.mean()), float(values.std())] for name, values in sums.items()} | {
+            "fell": float(self.fell.mean()), "std": self.std, "entropy": self.entropy, "far": self.far
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found, the worst first."""
+
+    env: str
+    by_mean: Drive
+    sampled: Drive
+    ignorant: Drive  # a new policy that knows nothing, sampled
+    worths: Worths  # of a nat
+    complaints: list[str]
+    settings: Settings
+    reasons: dict[str, str]  # why the settings that depend on the prior are what they are
+    budget: float  # nats a step, where the weights cannot be told
+    numbers: int  # in an observation
+
+    @property
+    def weights(self) -> Weights | None:
+        """Where to begin: the rule that customizing has for a prior whose file tells nothing."""
+        return weights_found(self.worths, self.numbers)
+
+    @property
+    def first(self) -> list[str]:
+        """The options to begin with."""
+        if self.weights is None:
+            return ["--omega", "auto", "--kl-budget", f"{self.budget:g}"]
+        return ["--omega", f"{self.weights.omega:g}", "--states", f"{self.weights.states:g}"]
+
+    @property
+    def verdict(self) -> str:
+        if self.complaints:
+            return self.complaints[0]
+        falls = f"{self.by_mean.fell.sum():.0f} of {len(self.by_mean.fell)} episodes end before their time"
+        return f"it acts: {'no episode ends' if not self.by_mean.fell.any() else falls}{_return(self)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "env": self.env,
+            "verdict": self.verdict,
+            "complaints": self.complaints,
+            "mean_action": self.by_mean.as_dict(),
+            "sampled": self.sampled.as_dict(),
+            "untrained": self.ignorant.as_dict(),
+            "worth": None if self.worths.basic is None else asdict(self.worths.basic),
+            "wish_worth": None if self.worths.addon is None else asdict(self.worths.addon),
+            "omega": None if self.weights is None else self.weights.omega,
+            "states": None if self.weights is None else self.weights.states,
+            "first": self.first,
+            "settings": self.settings.as_dict(),
+            "reasons": self.reasons,
+        }
+
+
+def _return(diagnosis: Diagnosis) -> str:
+    by_mean, sampled = diagnosis.by_mean.basic, diagnosis.sampled.basic
+    if not np.isfinite(by_mean).all():
+        return ", and the environment tells no reward"
+    return f", return {by_mean.mean():,.4g} by the mean action and {sampled.mean():,.4g} sampled"
+
+
+def diagnose(
+    policy: Policy, env: str, addon: Addon, *, nat_worth: Worth | None = None, backend: Backend = "auto"
+) -> Diagnosis:
+    """Drive the policy, sampled and by its mean action, and one that knows nothing.
+
+    `nat_worth` is what a nat is worth by the prior's file: where it is known, that was measured over more episodes.
+    """
+    spaces = probed(env, backend)
+    check_fit(policy, spaces, "the prior")
+    settings = customize_defaults(policy)
+    ignorant = seeded(
+        replace(spec_for(spaces, settings), clips=policy.spec.clips or policy.family.squashes), EVALUATION_SEED
+    )
+    sampled, by_mean, untrained = (
+        drive(who, env, addon, stochastic, backend)
+        for who, stochastic in ((policy, True), (policy, False), (ignorant, True))
+    )
+
+    def worth_in(reward: str) -> Worth | None:
+        return worth_of(*(Sums(getattr(drive, reward), drive.nats) for drive in (by_mean, sampled)))
+
+    worths = Worths(
+        nat_worth if nat_worth and nat_worth.is_known else worth_in("basic"),
+        worth_in("addon"),
+        float(sampled.lengths.mean()),
+    )
+    against, budget = complaints(policy, by_mean, sampled, untrained), usual_budget(policy)
+    return Diagnosis(
+        env, by_mean, sampled, untrained, worths, against, settings, reasons(policy, settings), budget,
+        policy.observation_size,
+    )  # fmt: skip
+
+
+def drive(policy: Policy, env: str, addon: Addon, stochastic: bool, backend: Backend) -> Drive:
+    """An episode in each environment, cut after a thousand steps; more of them where a thousand steps hold more."""
+
+    def run(episodes: int) -> tuple[Evaluation, _Look]:
+        look = _Look(policy)
+        return evaluate(
+            policy, env, episodes, addon=addon, prior=look, stochastic=stochastic, seed=EVALUATION_SEED,
+            backend=backend, longest=STEPS,
+        ), look  # fmt: skip
+
+    found, look = run(ENVS)
+    times = int(STEPS // found.lengths.mean())
+    found, look = run(ENVS * times) if times > 1 else (found, look)
+    assert found.addon is not None
+    assert found.terminated is not None
+    entropy, std = -found.log_policy.sum() / found.lengths.sum(), float(np.mean(look.stds)) if look.stds else None
+    return Drive(
+        found.basic, found.addon, found.lengths, found.terminated, nats_of(found), float(entropy), std,
+        float(np.mean(look.far)),
+    )  # fmt: skip
+
+
+class _Look(Entropy):
+    """Notes, of each block of steps that it is asked about, what a policy sees and how wide it is."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self.far, self.stds = list[float](), list[float]()
+
+    def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
+        normalizer = self.policy.normalizer
+        inputs = (observations - normalizer.shift) * normalizer.scale
+        self.far.append(float((inputs.abs() > FAR).double().mean()))
+        log_std = getattr(self.policy(observations[0]), "log_std", None)
+        self.stds += [] if log_std is None else [float(log_std.exp().mean())]
+        return super().log_prob(observations, actions)
+
+
+def complaints(policy: Policy, by_mean: Drive, sampled: Drive, ignorant: Drive) -> list[str]:
+    """What speaks against training from this prior as it was read."""
+    sentences = []
+    missing = (
+        "; are the statistics of its observations missing (--vecnormalize FILE), or is this another version of the "
+        "environment?"
+    )
+    known = np.isfinite([*by_mean.basic, *sampled.basic, *ignorant.basic]).all()
+    if known and not better(by_mean.basic, ignorant.basic) and not better(sampled.basic, ignorant.basic):
+        sentences.append(
+            f"it acts no better than a policy that knows nothing: return {by_mean.basic.mean():,.4g}, against "
+            f"{ignorant.basic.mean():,.4g}{missing}"
+        )
+    if sampled.far > FAR_SHARE:
+        sentences.append(f"{sampled.far:.0%} of the numbers that it sees are beyond ±{FAR:g}{missing}")
+    if by_mean.fell.mean() - sampled.fell.mean() <= -0.5:
+        sentences.append(
+            f"sampled actions end {sampled.fell.mean():.0%} of the episodes, the mean action "
+            f"{by_mean.fell.mean():.0%}: its std is too wide to train from; where you gave it, give a smaller --std"
+        )
+    span = _span(policy)
+    if sampled.std is not None and span is not None and sampled.std < NARROW * span:
+        sentences.append(
+            f"its std is {sampled.std:.2g}, too narrow to try anything: where you gave it, give a larger --std, and "
+            "expect large values of log prior"
+        )
+    return sentences
+
+
+def _span(policy: Policy) -> float | None:
+    """From the lowest to the highest action, before tanh where it squashes, as the std is; None without bounds."""
+    if policy.family.squashes:
+        return 2.0
+    if policy.actions.kind == "discrete" or not policy.actions.low:
+        return None
+    spans = np.array(policy.actions.high) - np.array(policy.actions.low)
+    return float(spans.mean()) if np.isfinite(spans).all() else None
+
+
+def better(one: np.ndarray, other: np.ndarray) -> bool:
+    """On average, by more than twice the error."""
+    return bool(one.mean() - other.mean() > 2.0 * np.sqrt(sum(each.var(ddof=1) / len(each) for each in (one, other))))
+
+
+def reasons(policy: Policy, settings: Settings) -> dict[str, str]:
+    """Why customizing takes these settings."""
+    hidden, numbers = " × ".join(map(str, policy.spec.hidden)) or "none", policy.actions.width
+    return {
+        "learning_rate": f"the first step, smaller for wider layers (here {hidden}); then an update's KL steers it",
+        "minibatch": f"128 samples for each number of an action (here {numbers}), as a power of two",
+        "envs": f"with {settings.horizon} steps each, {settings.iteration_steps:,} samples for an update",
+        "hidden": "the critic, as wide as the prior within 64 to 256",
+        "gamma": "log prior has looked ahead already; this is for the add-on, some 30 steps",
+        "critic_warmup": "the critic alone, and up to three times that wherever it explains less than "
+        f"{settings.critic_explains:.0%} of the returns",
+    }
+
+
+def check_addon(diagnosis: Diagnosis) -> None:
+    """Raise where the add-on cannot be told from nothing."""
+    both = np.concatenate([drive.addon / drive.lengths for drive in (diagnosis.by_mean, diagnosis.sampled)])
+    if both.min() == both.max():
+        raise UsageError(f"the add-on gave {both.min():g} a step throughout: there is nothing to learn from")

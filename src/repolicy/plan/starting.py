@@ -1,0 +1,134 @@
+"""What a customization starts from: a copy of the prior, or the prior as it is with a policy that is fitted to it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from repolicy.envs.making import placed, with_roles
+from repolicy.envs.step import Backend
+from repolicy.envs.trust import env_of
+from repolicy.errors import UsageError
+from repolicy.plan.cloning import clone, spec_of
+from repolicy.plan.defaults import customize_defaults
+from repolicy.policies.dialed_policy import Conditioned
+from repolicy.policies.file import SavedPolicy, notes_of, policy_bytes
+from repolicy.policies.policy import Policy, frozen
+from repolicy.priors.code import Source, exact_of, source_of
+from repolicy.priors.finding import find_policy
+from repolicy.priors.kinds import Exact, MeanPrior, name_of
+from repolicy.priors.opening import own_bytes, read_policy
+from repolicy.readers.reading import Options
+from repolicy.runs.machine import torchrun_place
+from repolicy.runs.result import Result
+from repolicy.runs.settings import Settings
+
+Init = Literal["auto", "copy", "clone"]
+
+
+@dataclass(frozen=True)
+class Start:
+    """saved, content: the policy that the actor starts as, and its file. exact: what scores, where that is no copy."""
+
+    given: Any
+    name: str
+    saved: SavedPolicy | None
+    content: bytes
+    exact: Exact | None = None
+    source: Source | None = None  # how other processes load `exact`
+
+    def env(self, trust: bool) -> str:
+        """The environment that the prior was made for, where it is known."""
+        if self.saved is None:
+            raise UsageError(f"{self.name} does not say which environment it is for; name one with --env")
+        if isinstance(self.given, Policy):
+            raise UsageError("a policy alone does not say which environment it is for; give env=...")
+        session = isinstance(self.given, Result)  # the names in it come from this session
+        return env_of(self.saved.card, Path(self.name), trust=session or trust)
+
+    def settings(self, settings: Settings) -> Settings:
+        """With as many ranks as can have the prior."""
+        if self.exact is not None and settings.log_prior_budget is not None:
+            raise UsageError(
+                "a log-prior budget compares with how likely the prior's own actions are to it, which only a copied "
+                "policy tells: take a KL budget"
+            )
+        if self.exact is None or self.source is not None or torchrun_place() is not None:
+            return settings
+        if settings.ranks > 1:
+            raise UsageError(
+                f"{self.name} is an object of this program, which the other ranks cannot import: take one rank, or "
+                "put it into a module and name it as module:function"
+            )
+        return replace(settings, ranks=1)
+
+    def usual(self, env: str) -> Settings:
+        """The default settings."""
+        if self.exact is None:
+            assert self.saved is not None
+            return customize_defaults(self.saved.policy)
+        env = self.with_roles(env)
+        exact, env = placed(self.exact, env) if isinstance(self.exact, MeanPrior) else (self.exact, env)
+        return customize_defaults(Policy(spec_of(exact, env)))
+
+    def with_roles(self, env: str, backend: Backend = "auto") -> str:
+        """The environment's name with the parts that this prior and a critic observe."""
+        who = self.exact.mean if isinstance(self.exact, MeanPrior) else self.exact
+        who = who if self.saved is None else self.saved.policy
+        return with_roles(env, getattr(who, "observation_size", 0), backend)
+
+    @property
+    def notes(self) -> list[str]:
+        notes = [] if self.saved is None else notes_of(self.saved.card)
+        return notes if self.exact is None or isinstance(self.exact, Policy) else [*notes, *self.exact.notes]
+
+    def cloned(self, env: str, settings: Settings, file: Path, say: Callable[[str], None]) -> "Start":
+        """With a policy to start from, fitted to the prior where it is no copy of it."""
+        if self.exact is None:
+            return self
+        exact = self.exact
+        if isinstance(exact, MeanPrior):
+            exact, env = placed(exact, env, settings.backend)
+        saved, content = clone(exact, env, settings, file, say)
+        return replace(self, saved=saved, content=content, exact=exact)
+
+    def check_not_fitted_to_another(self, kept: Path) -> None:
+        """Raise where a run is resumed from its own copy of its prior, and that was only fitted to what scores."""
+        if self.exact is None and self.saved is not None and "clone_of" in self.saved.card:
+            named = Path(self.name)
+            if named.is_file() and kept.is_file() and named.samefile(kept):
+                raise UsageError(f"{kept} was only fitted to the prior of this run, which scores it: name that prior")
+
+
+def start_of(given: Any, reading: Options | None, init: Init, trust: bool, file: Path) -> Start:
+    """What a user gave as a prior, read but not yet fitted."""
+    reference = given.folder if isinstance(given, Result) else given
+    exact = exact_of(reference, reading, trust)
+    name = str(reference) if isinstance(reference, str | Path) else getattr(exact, "name", "the prior")
+    prior = exact if isinstance(exact, Policy) else reference  # module:name may lead to a policy of ours
+    if exact is not None and not isinstance(exact, Policy):
+        if init == "copy":
+            raise UsageError(f"{name} cannot be copied; leave --init out, and the actor is fitted to it")
+        return Start(given, name, None, b"", exact, source_of(reference, exact, reading, trust))
+    if isinstance(prior, Policy):
+        if reading not in (None, Options()):
+            raise UsageError(
+                f"{name} is a policy of Repolicy's, which has all that it needs: leave std and reading out"
+            )
+        saved, content = SavedPolicy(frozen(prior), None, {}), policy_bytes(prior, {})
+    else:
+        path = find_policy(prior)
+        saved = read_policy(path, reading)
+        if isinstance(saved.policy, Conditioned):
+            raise UsageError(
+                f"a policy with {saved.policy.words} is no prior; keep a position of it with `repolicy dial`"
+            )
+        content = b"" if init == "clone" else own_bytes(path, saved, file)
+    if init != "clone":
+        return Start(given, name, saved, content)
+    return Start(given, name, saved, content, saved.policy, source_of(reference, saved.policy, reading, trust))
+
+
+def named_as(given: Any) -> Any:
+    """What a run's folder is named after."""
+    return given if isinstance(given, str | Path | Policy | Result) else name_of(given)

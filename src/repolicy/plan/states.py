@@ -1,0 +1,70 @@
+"""The states that a prior visits by itself, fitted once before customizing. No reward is read."""
+
+from contextlib import closing
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy.envs.making import make_envs
+from repolicy.envs.rollout import Collector
+from repolicy.errors import UsageError
+from repolicy.policies.density import PARTS, Density, fitted
+from repolicy.policies.policy import Policy
+from repolicy.runs import ranks
+from repolicy.runs.request import Request, derived_seed
+
+SKIPPED = 50  # first steps of an episode, which depend on how the environment begins and not on the prior
+WANTED = 64_000  # how many observations are collected
+LEAST = 6_400  # with fewer observations the fit is refused
+PATIENCE = 4  # at most this many times the steps that would do if no episode ended
+ENVS, BLOCK = 64, 50
+MOST_NUMBERS = 1_000  # in an observation; a policy's file holds the square of it
+
+
+def check_learnable(prior: Policy) -> None:
+    """Raise where a state has too many numbers."""
+    if prior.observation_size > MOST_NUMBERS:
+        raise UsageError(
+            f"the prior sees {prior.observation_size:,} numbers, and states of more than {MOST_NUMBERS:,} are not "
+            "learned: --states 0 goes without them"
+        )
+
+
+def density_of(prior: Policy, request: Request, team: ranks.Ranks) -> Density:
+    """Fitted by the first rank, and the same bits on every rank."""
+    size = prior.observation_size
+    packed = torch.zeros(size + size * size + 1 + 2 * size, dtype=torch.float64)
+    if team.index == 0:
+        density = fitted(prior.normalizer(visited(prior, request)), prior.normalizer)
+        packed = torch.cat([getattr(density, name).flatten() for name in PARTS])
+    team.sum(packed)
+    mean, whitening, edge, shift, scale = packed.split([size, size * size, 1, size, size])
+    return Density(mean, whitening.reshape(size, size), edge.squeeze(0), shift, scale)
+
+
+def visited(prior: Policy, request: Request) -> Tensor:
+    """True next observations `[M, O]` of the prior's sampled actions, all from the run's seed."""
+    seed = derived_seed(request.settings.seed, 0, 2000)
+    blocks, steps, episodes = [np.empty((0, prior.observation_size))], 0, 0
+    with closing(make_envs(request.env, ENVS, seed, request.settings.backend)) as envs:
+        collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=True)
+        while sum(map(len, blocks)) < WANTED and steps < PATIENCE * (WANTED + ENVS * SKIPPED):
+            rollout = collector.collect(prior)
+            assert rollout.next_observations is not None
+            blocks.append(rollout.next_observations[rollout.ages > SKIPPED])
+            steps += BLOCK * ENVS
+            episodes += len(rollout.episodes.lengths)
+    states = np.concatenate(blocks).astype(np.float32)
+    if len(states) < LEAST:
+        raise UsageError(
+            f"the prior's episodes end after {steps / max(episodes, 1):.0f} steps on average, too soon to learn its "
+            f"states (the first {SKIPPED} steps of an episode are left out): --states 0 goes without them"
+        )
+    return torch.from_numpy(states)
+
+
+def familiarity(density: Density, prior: Policy, observations: np.ndarray, ages: np.ndarray) -> Tensor:
+    """Of true next observations, this many steps into their episodes. How one begins is not the policy's doing."""
+    found = density.familiarity(prior.normalizer(torch.from_numpy(observations)))
+    return found.masked_fill_(torch.from_numpy(ages <= SKIPPED), 0.0)

@@ -1,0 +1,120 @@
+"""Fitting a policy to actions by maximum likelihood, with a part of them held out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from repolicy.errors import NumericError
+from repolicy.policies.distributions import Gaussian
+from repolicy.policies.normalizer import sums
+from repolicy.policies.policy import Policy
+
+BLOCKS, HELD_OUT = 20, 2  # blocks of consecutive rows, and how many are held out: neighbors are nearly the same
+MINIBATCH, STEPS = 512, 50  # rows of a step at most, and steps of an epoch at least
+LEARNING_RATE, CUTS = 1e-3, 2  # how often the learning rate is cut before the fit ends
+PATIENCE, GAIN = 3, 1e-3  # epochs in which less than these nats are gained, before the step size is cut to a third
+MOST_EPOCHS = 200
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What to do where: observations `[M, O]`, actions `[M, A]`.
+
+    With `spread` `[M, A]`, each action is the mean of a Gaussian with this std, and the expectation over it is fitted.
+    """
+
+    observations: Tensor
+    actions: Tensor
+    spread: Tensor | None = None
+
+    def rows(self, which: Tensor) -> "Samples":
+        spread = None if self.spread is None else self.spread[which]
+        return Samples(self.observations[which], self.actions[which], spread)
+
+    def __add__(self, other: Self) -> "Samples":
+        spread = None
+        if self.spread is not None and other.spread is not None:
+            spread = torch.cat([self.spread, other.spread])
+        return Samples(
+            torch.cat([self.observations, other.observations]), torch.cat([self.actions, other.actions]), spread
+        )
+
+    def log_likelihood(self, policy: Policy) -> Tensor:
+        """Of each row, `[M]`, in nats."""
+        distribution = policy(self.observations)
+        log_probs: Tensor = distribution.log_prob(self.actions)
+        if self.spread is not None and isinstance(distribution, Gaussian):  # E[(a − μ)²] = (mean − μ)² + spread²
+            log_probs = log_probs - 0.5 * (self.spread * torch.exp(-distribution.log_std)).square().sum(-1)
+        return log_probs
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """How well the best epoch did, in nats a row."""
+
+    log_likelihood: float
+    held_out: float
+    epochs: int
+    rows: int
+
+
+def fit_normalizer(policy: Policy, observations: Tensor) -> None:
+    """Statistics of these observations alone."""
+    policy.normalizer.count.zero_()
+    policy.normalizer.update(sums(observations))
+
+
+def fit(
+    policy: Policy,
+    samples: Samples,
+    generator: torch.Generator,
+    say: Callable[[int, float], None] = lambda *_: None,
+    most_epochs: int = MOST_EPOCHS,
+) -> Fitted:
+    """Maximum likelihood with Adam, until the held-out rows gain no more; the best epoch's numbers are kept."""
+    block = torch.arange(len(samples.actions)) * BLOCKS // len(samples.actions)
+    outside = torch.isin(block, torch.randperm(BLOCKS, generator=generator)[:HELD_OUT])
+    seen, unseen = samples.rows(~outside), samples.rows(outside)
+    stds = [] if policy.log_std is None else [policy.log_std]
+    network: dict[str, Any] = {"params": list(policy.network.parameters())}
+    optimizer = torch.optim.Adam([network, {"params": stds, "lr": 10.0 * LEARNING_RATE}], LEARNING_RATE)
+    size = max(16, min(MINIBATCH, len(seen.actions) // STEPS))
+    best, epoch, since, cuts, highest = _copy(policy), 0, 0, 0, mean_log_likelihood(policy, unseen)
+    before = highest
+    while epoch < most_epochs and cuts <= CUTS:
+        epoch += 1
+        for rows in torch.randperm(len(seen.actions), generator=generator).split(size):
+            loss = -seen.rows(rows).log_likelihood(policy).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        likelihood = mean_log_likelihood(policy, unseen)
+        say(epoch, likelihood)
+        since += 1
+        if likelihood > highest:
+            best, highest = _copy(policy), likelihood
+        if highest > before + GAIN:
+            since, before = 0, highest
+        if since >= PATIENCE:
+            policy.load_state_dict(best)
+            since, cuts = 0, cuts + 1
+            for group in optimizer.param_groups:
+                group["lr"] /= 3.0
+    policy.load_state_dict(best)
+    return Fitted(mean_log_likelihood(policy, seen), highest, epoch, len(samples.actions))
+
+
+@torch.no_grad()
+def mean_log_likelihood(policy: Policy, samples: Samples) -> float:
+    chunks = torch.arange(len(samples.actions)).split(8192)
+    log_probs = torch.cat([samples.rows(rows).log_likelihood(policy) for rows in chunks])
+    if not bool(torch.isfinite(log_probs).all()):
+        raise NumericError("while a policy was fitted, the log-likelihood of an action was not finite")
+    return float(log_probs.double().mean())
+
+
+def _copy(policy: Policy) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in policy.state_dict().items()}

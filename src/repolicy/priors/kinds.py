@@ -1,0 +1,269 @@
+"""Priors that are none of our networks: a function that gives a mean, a program with a memory, any log_prob.
+
+There are three depths of prior. *Copied*: its network is one of ours, and the actor starts as it (`formats/`).
+*Cloned*: its log-probability goes into the return, and the actor is a policy of ours that is fitted to it
+(`plan/cloning.py`). *With a memory*: the same, and its state runs along with each episode.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any, Protocol, Self, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from repolicy.errors import NumericError, UsageError, in_one_sentence
+from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import Distribution, Gaussian
+from repolicy.policies.policy import Policy, Prior
+from repolicy.readers.reading import LEAST_STD
+
+State = dict[str, Tensor]  # what a program remembers: each tensor with a row an environment
+Std = float | Sequence[float] | Tensor
+Function = Callable[[Any], Any]
+
+
+@runtime_checkable
+class Program(Protocol):
+    """A mean that depends on what came before, too."""
+
+    def begin(self, count: int) -> State:
+        """What it remembers at the start of an episode, for `count` environments."""
+
+    def step(self, observations: np.ndarray, state: State) -> tuple[Any, State]:
+        """The means `[N, A]` at observations `[N, O]`, and what it remembers afterwards."""
+
+
+@runtime_checkable
+class Prepared(Protocol):
+    """A program in a file, which shows only when it runs whether it has a memory."""
+
+    def prepare(self, observation_size: int) -> bool:
+        """Get ready for observations of this size. Returns whether it remembers anything."""
+
+
+class MeanPrior:
+    """A Gaussian prior: `mean` maps observations `[N, O]` to actions `[N, A]`, and you say the std.
+
+    The function gets NumPy arrays (a torch module gets tensors). A `Program` remembers: its state runs along with an
+    episode. The std is one number, or one for each number of an action.
+    """
+
+    observation_size = 0  # until an environment is known
+    actions = ActionSpace("continuous", (0,))
+
+    def __init__(self, mean: Function | Program, std: Std, name: str = "") -> None:
+        self.mean, self.name = mean, name or name_of(mean)
+        self.notes: tuple[str, ...] = ()  # what is to be known of it, a sentence each
+        self.program = mean if isinstance(mean, Program) else None
+        self.remembers = self.program is not None
+        self.std = _numbers(std)
+        if self.std.dim() > 1 or not bool((torch.isfinite(self.std) & (self.std >= LEAST_STD * (1.0 - 1e-6))).all()):
+            raise UsageError(f"the std of {self.name} is {std}; it must be above 0, {LEAST_STD:g} or more")
+
+    def placed(self, observation_size: int, actions: ActionSpace) -> Self:
+        """The same prior for an environment with these spaces."""
+        if actions.kind != "continuous":
+            raise UsageError(
+                f"{self.name} gives a mean, and this environment's actions are {actions}; choices have no mean: give "
+                "an object with log_prob(observations, actions)"
+            )
+        if self.std.dim() and len(self.std) != actions.width:
+            raise UsageError(f"{self.name} has {len(self.std)} stds, and an action has {actions.width} numbers")
+        size = getattr(self.mean, "observation_size", 0)
+        if size not in (0, observation_size):
+            raise UsageError(
+                f"{self.name} takes observations of {size} numbers, but the environment gives {observation_size}"
+            )
+        prior = copy(self)
+        prior.observation_size, prior.actions = observation_size, actions
+        if isinstance(self.mean, Prepared):
+            with in_one_sentence(f"{self.name} failed", UsageError):
+                prior.remembers = self.mean.prepare(observation_size)
+        return prior
+
+    def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """log π(a|s) of observations `[..., O]`."""
+        if self.remembers:
+            raise UsageError(f"{self.name} has a memory: what it does depends on the steps before")
+        return self.distribution(observations).log_prob(actions)
+
+    def distribution(self, observations: Tensor) -> Distribution:
+        flat = observations.reshape(-1, observations.shape[-1])
+        return self._around(self.means(flat.numpy(), {})[0].reshape(*observations.shape[:-1], -1))
+
+    def follow(self, observations: Tensor, ended: Tensor, state: State | None) -> tuple[Distribution, State]:
+        """The distributions along a rollout `[T, N]`, in the order of time, and what is remembered at its end.
+
+        ended `[T, N]`: after which steps an episode ended, so that the next one begins with a fresh memory.
+        """
+        if not self.remembers:
+            return self.distribution(observations), {}
+        means, state = [], self.fresh(observations.shape[1]) if state is None else state
+        for step, last in zip(observations.numpy(), ended, strict=True):
+            mean, state = self.means(step, state)
+            means.append(mean)
+            state = self.forgotten(state, last)
+        return self._around(torch.stack(means)), state
+
+    def means(self, observations: np.ndarray, state: State) -> tuple[Tensor, State]:
+        """One call of the function or the program, which may change its own copy, and whether it gave what it must."""
+        observations = observations.copy()
+        with in_one_sentence(f"{self.name} failed", UsageError), torch.no_grad():
+            if self.program is not None:
+                result, state = self.program.step(observations, state)
+            elif isinstance(self.mean, nn.Module):
+                result = self.mean(torch.from_numpy(observations))
+            else:
+                result = self.mean(observations)  # type: ignore[operator]
+            mean = torch.as_tensor(np.asarray(result.detach() if isinstance(result, Tensor) else result)).float()
+        wanted = (len(observations), self.actions.width or mean.shape[-1:].numel())
+        if tuple(mean.shape) != wanted:
+            raise UsageError(
+                f"{self.name} gave means of shape {list(mean.shape)} for observations of shape "
+                f"{list(observations.shape)}; it must give {list(wanted)}, a row an environment"
+            )
+        if not bool(torch.isfinite(mean).all()):
+            raise NumericError(f"{self.name} gave a mean that is not finite")
+        return mean, state
+
+    def fresh(self, count: int) -> State:
+        with in_one_sentence(f"begin of {self.name} failed", UsageError):
+            return self.program.begin(count) if self.program is not None else {}
+
+    def forgotten(self, state: State, ended: Tensor) -> State:
+        """The memory with the rows of ended episodes as at the start."""
+        if not bool(ended.any()):
+            return state
+        fresh = self.fresh(len(ended))
+        with in_one_sentence(f"the memory of {self.name} cannot begin anew", UsageError):
+            return {key: _mixed(ended, fresh[key], value) for key, value in state.items()}
+
+    def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> "MeanActor":
+        return MeanActor(self, steps, count, generator)
+
+    def to_environment(self, actions: np.ndarray) -> np.ndarray:
+        return actions
+
+    def _around(self, mean: Tensor) -> Gaussian:
+        return Gaussian(mean, self.std.log().expand(mean.shape[-1]))
+
+
+def _mixed(rows: Tensor, these: Any, others: Any) -> Any:
+    """Of two tensors or arrays `[N, ...]`, these rows of the first and the others of the second."""
+    where = torch.where if isinstance(others, Tensor) else np.where
+    return where(rows.reshape(-1, *[1] * (np.ndim(others) - 1)), these, others)  # type: ignore[operator]
+
+
+def _numbers(std: Any) -> Tensor:
+    """A std in single precision; NaN where it is no number, such as a text or True."""
+    try:
+        given = torch.as_tensor(std)
+        if given.dtype != torch.bool and not given.is_complex():
+            return given.to(torch.float32)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    return torch.tensor(math.nan)
+
+
+class MeanActor:
+    """A `MeanPrior` at work. Whoever drives it says which episodes ended, and hands its memory to the next one."""
+
+    def __init__(self, prior: MeanPrior, steps: int, count: int, generator: torch.Generator | None) -> None:
+        self._prior, self.memory, self._means = prior, prior.fresh(count), list[Tensor]()
+        shape = (steps, count, prior.actions.width)
+        noise = torch.zeros(shape) if generator is None else torch.randn(shape, generator=generator)
+        self._noise = iter((noise * prior.std).numpy())
+
+    def __call__(self, observations: np.ndarray) -> np.ndarray:
+        mean, self.memory = self._prior.means(observations, self.memory)
+        self._means.append(mean)
+        acted: np.ndarray = mean.numpy() + next(self._noise)
+        return acted
+
+    def begin_anew(self, ended: np.ndarray) -> None:
+        self.memory = self._prior.forgotten(self.memory, torch.from_numpy(ended))
+
+    def log_probs(self, actions: Tensor) -> Tensor:
+        return self._prior._around(torch.stack(self._means)).log_prob(actions)
+
+
+class ScoredPrior:
+    """Any object with `log_prob(observations, actions)`, of tensors `[B, O]` and `[B, A]`. Its numbers are checked."""
+
+    def __init__(self, scorer: Any, name: str = "") -> None:
+        self.scorer, self.name = scorer, name or name_of(scorer)
+        self.notes: tuple[str, ...] = ()
+
+    def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
+        lead = actions.shape[:-1]
+        observations = observations.expand(*lead, observations.shape[-1])
+        with in_one_sentence(f"log_prob of {self.name} failed", UsageError), torch.no_grad():
+            flat = (part.reshape(-1, part.shape[-1]).clone() for part in (observations, actions))
+            log_probs = torch.as_tensor(self.scorer.log_prob(*flat)).detach().float()
+        if tuple(log_probs.shape) != (math.prod(lead),):
+            raise UsageError(
+                f"log_prob of {self.name} gave shape {list(log_probs.shape)} for {math.prod(lead)} observations and "
+                f"actions; it must give one number for each, [{math.prod(lead)}]"
+            )
+        if not bool(torch.isfinite(log_probs).all()):
+            wrong = log_probs[~torch.isfinite(log_probs)]
+            raise NumericError(
+                f"log_prob of {self.name} gave {wrong[0]:g} for {len(wrong):,} of {len(log_probs):,} actions; it must "
+                "be finite for each action that a policy could take"
+            )
+        return log_probs.reshape(lead)
+
+
+Exact = MeanPrior | ScoredPrior | Policy  # what scores, beside an actor that was fitted to it
+
+
+class Scorer:
+    """log prior of rollouts that go on where the last one stopped: a prior with a memory remembers in between."""
+
+    def __init__(self, prior: Prior) -> None:
+        self.prior = prior
+        self._state: State | None = None
+
+    def begin(self) -> None:
+        """With new environments."""
+        self._state = None
+
+    @torch.no_grad()
+    def __call__(self, observations: Tensor, actions: Tensor, ended: Tensor) -> Tensor:
+        """Of observations `[T, N, O]` and actions `[T, N, A]`; ended `[T, N]`."""
+        if not getattr(self.prior, "remembers", False):
+            return self.prior.log_prob(observations, actions)
+        distribution, self._state = self.prior.follow(observations, ended, self._state)  # type: ignore[attr-defined]
+        return distribution.log_prob(actions)  # type: ignore[no-any-return]
+
+
+def prior_of(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior | ScoredPrior:
+    """The prior that an object or a function of the user's stands for."""
+    name = name or name_of(thing)
+    if isinstance(thing, type):
+        with in_one_sentence(f"{name} cannot be made without arguments", UsageError):
+            thing = thing()
+    if callable(getattr(thing, "log_prob", None)):
+        if std is not None:
+            raise UsageError(f"{name} has log_prob, which knows its own std: leave the std out")
+        return thing if isinstance(thing, MeanPrior | ScoredPrior) else ScoredPrior(thing, name)
+    if not callable(thing) and not isinstance(thing, Program):
+        raise UsageError(
+            f"the prior {name} is {type(thing).__name__}; it must be a policy, an object with "
+            "log_prob(observations, actions), or a function from observations to mean actions"
+            + ("; save it and name its file" if callable(getattr(thing, "save", None)) else "")
+        )
+    if std is None:
+        raise UsageError(
+            f"{name} gives a mean and no std, so that none of its actions has a probability: give one with --std "
+            "(in Python, std=), such as 0.2"
+        )
+    return MeanPrior(thing, std, name)
+
+
+def name_of(thing: Any) -> str:
+    """What people call it, in a sentence."""
+    return getattr(thing, "__qualname__", "") or type(thing).__qualname__

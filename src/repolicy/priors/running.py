@@ -1,0 +1,288 @@
+"""Files that cannot be copied, run as they are: a graph in onnxruntime, TorchScript in PyTorch.
+
+Either may have a memory. A graph shows it by inputs that belong to outputs (`h_in`, `h_out`), TorchScript by buffers
+that change when it runs. One environment's memory is never another's: where a file does not take several rows at a
+time, or mixes them up, it runs row by row.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy.errors import FileError, UsageError, described
+from repolicy.priors.kinds import State
+from repolicy.readers.onnx_files import load_model
+from repolicy.readers.onnx_graphs import left_out, unlike_an_action
+from repolicy.readers.recognize import recognized
+
+TRIED = 3  # rows with which it is tested whether a file keeps rows apart
+
+
+def runner(path: Path, trust: bool) -> "Graph | Script":
+    """What runs the file, as a `Program`; TorchScript only where it is trusted."""
+    if recognized(path) == "onnx":
+        return Graph(path)
+    if recognized(path) != "torchscript":
+        raise FileError(f"{path} is no ONNX graph and no TorchScript, so it cannot be run as it is")
+    if not trust:
+        raise UsageError(
+            f"{path} is TorchScript that cannot be copied, and TorchScript is a program, which may do what you may; "
+            "if you trust it, add --trust (in Python, trust=True)"
+        )
+    return Script(path)
+
+
+def _check_same(first: Tensor, again: Tensor, path: Path) -> None:
+    """Refuse what gives other actions when it runs again."""
+    if not torch.allclose(first, again, atol=1e-6, equal_nan=True):
+        raise UsageError(
+            f"{path} gives different actions from the same start: it draws them at random, or its state is not in its "
+            "buffers, so that it tells no mean"
+        )
+
+
+@contextlib.contextmanager
+def _runs_on(observation_size: int, path: Path) -> Iterator[None]:
+    """Say in one sentence what a runtime tells by its whole trace, whose last line is the reason."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:  # of several classes
+        reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        why = re.sub(r"^[\w.]*(Error|Exception): ", "", reason[0])[:200]
+        raise UsageError(f"{path} does not run on observations of {observation_size} numbers: {why}") from None
+
+
+class Signature(NamedTuple):
+    """What a graph takes and gives."""
+
+    source: str  # the input that is the observations
+    shape: list[Any]  # of them: a number for each axis, or a name where it is not fixed
+    memory: dict[str, str]  # inputs, and the outputs that are their next values
+    sizes: dict[str, list[Any]]  # of the memory
+    action: str  # the output that is the mean action
+    notes: tuple[str, ...]
+
+
+def signature(graph: Any, path: Path) -> Signature:
+    """What a graph takes and gives, from its file alone; FileError where it cannot be a prior as it is."""
+    known = {tensor.name for tensor in graph.initializer}
+    inputs = {entry.name: _shape(entry) for entry in graph.input if entry.name not in known}
+    outputs = [output.name for output in graph.output]
+    pairs = {name: re.sub("in$", "out", name) for name in inputs if len(inputs) > 1}
+    memory = {name: other for name, other in pairs.items() if other != name and other in outputs}
+    sources = [name for name in inputs if name not in memory]
+    if len(sources) != 1:
+        beside = " beside those of its memory" if memory else ""
+        raise FileError(
+            f"{path} takes {len(sources)} inputs ({', '.join(sources)}){beside}, and a prior takes observations alone: "
+            "write a function that runs it and gives the mean actions, and name that as file.py:act"
+        )
+    left = [name for name in outputs if name not in memory.values()]
+    if not left:
+        raise FileError(f"{path} gives nothing but its memory ({', '.join(outputs)}), and no action")
+    shape, sizes = inputs[sources[0]], {name: inputs[name] for name in memory}
+    for size in sizes.values():
+        if not all(isinstance(number, int) for number in size):
+            raise FileError(f"{path} has a memory of a shape that it does not fix, {size}: it cannot be run as it is")
+    if len(shape) != 2:
+        raise FileError(f"{path} takes observations of shape {shape}, and no rows of numbers")
+    action = min(left, key=unlike_an_action)
+    return Signature(sources[0], shape, memory, sizes, action, left_out(left, action))
+
+
+def _shape(entry: Any) -> list[Any]:
+    dimensions = entry.type.tensor_type.shape.dim
+    return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dimensions]
+
+
+class Graph:
+    """An ONNX graph in onnxruntime, on one core."""
+
+    observation_size = 0  # where the graph does not fix it
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import onnxruntime
+        except ImportError:
+            raise UsageError(f"{path} needs the package onnxruntime: pip install 'repolicy[onnx]'") from None
+        model = load_model(path)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        try:
+            self._session = onnxruntime.InferenceSession(
+                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # onnxruntime's own, of several classes
+            raise FileError(f"{path} cannot be run by onnxruntime: {described(error)[:200]}") from None
+        self._path, self._options, self._thread = path, onnxruntime.RunOptions, ThreadPoolExecutor(1)
+        self._source, shape, self._memory, self._shapes, self._action, self.notes = signature(model.graph, path)
+        self.remembers = bool(self._memory)
+        self._one_by_one = shape[0] == 1
+        if isinstance(shape[1], int):
+            self.observation_size = shape[1]
+
+    def prepare(self, observation_size: int) -> bool:
+        """Find whether it keeps rows apart, so that it can run several at a time."""
+        rows = torch.randn(TRIED, observation_size, generator=torch.Generator().manual_seed(0)).numpy()
+        with _runs_on(observation_size, self._path):
+            first, again = (torch.from_numpy(self.step(rows[:1], self.begin(1))[0]).double() for _ in range(2))
+        _check_same(first, again, self._path)
+        if self._memory or self._one_by_one:
+            return self.remembers
+        apart = np.stack([self.step(rows[n : n + 1], {})[0].reshape(-1) for n in range(TRIED)])
+        try:
+            together = self.step(rows, {})[0]
+            self._one_by_one = together.shape != apart.shape or not np.allclose(together, apart, atol=1e-5)
+        except Exception:  # onnxruntime's own, of several classes
+            self._one_by_one = True
+        return self.remembers
+
+    def begin(self, count: int) -> State:
+        return {name: torch.zeros(count, *shape) for name, shape in self._shapes.items()}
+
+    def step(self, observations: np.ndarray, state: State) -> tuple[np.ndarray, State]:
+        """In a thread, for which this one waits: so Ctrl-C ends it, also where the graph has a loop without an end."""
+        options = self._options()
+        running = self._thread.submit(self._step, observations, state, options)
+        try:
+            return running.result()
+        except BaseException:
+            options.terminate = True
+            raise
+
+    def _step(self, observations: np.ndarray, state: State, options: Any) -> tuple[np.ndarray, State]:
+        if not self._one_by_one and not self._memory:
+            return self._run(observations, {}, options)[0], state
+        rows = [
+            self._run(observations[n : n + 1], {name: memory[n].numpy() for name, memory in state.items()}, options)
+            for n in range(len(observations))
+        ]
+        after = {
+            name: torch.from_numpy(np.stack([row[1][index] for row in rows])) for index, name in enumerate(self._memory)
+        }
+        return np.concatenate([row[0] for row in rows]), after
+
+    def _run(
+        self, observations: np.ndarray, memory: dict[str, np.ndarray], options: Any
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        wanted = [self._action, *self._memory.values()]
+        mean, *after = self._session.run(wanted, {self._source: observations} | memory, options)
+        return np.asarray(mean), after
+
+
+class Script:
+    """A TorchScript module. What it remembers are its buffers that change; each row is an environment's own."""
+
+    notes = ()
+
+    def __init__(self, path: Path) -> None:
+        from repolicy.policies.export import _quiet
+
+        try:
+            with _quiet():
+                self._module = torch.jit.load(str(path), map_location="cpu").eval()
+                for tensor in (*self._module.parameters(), *self._module.buffers()):
+                    tensor.requires_grad_(False)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise FileError(f"{path} cannot be loaded by PyTorch: {described(error)[:200]}") from None
+        self._path, self._names, self._axes = path, list[str](), dict[str, int | None]()
+        self.remembers = self._together = False
+
+    def prepare(self, observation_size: int) -> bool:
+        """Find its memory, and whether it can run several rows at a time."""
+        if hasattr(self._module, "reset_memory"):  # as rsl_rl exports it
+            self._module.reset_memory()
+        before = self._buffers()
+        noise = torch.randn(2, TRIED, observation_size, generator=torch.Generator().manual_seed(0))
+        with _runs_on(observation_size, self._path):
+            first = self._row(noise[0, :1])
+        after = self._buffers()
+        self._names = [name for name, value in before.items() if not torch.equal(value, after[name])]
+        self._start = {name: before[name] for name in self._names}
+        self._set(self._start)
+        _check_same(first, self._row(noise[0, :1]), self._path)
+        self.remembers, self._together = bool(self._names), False
+        self._axes = {name: {2: 0, 3: 1}.get(value.dim()) for name, value in self._start.items()}
+        apart = self._tried(noise)
+        self._together = True
+        try:
+            together = self._tried(noise)
+            self._together = all(torch.allclose(a, b, atol=1e-5) for a, b in zip(apart, together, strict=True))
+        except (RuntimeError, IndexError):
+            self._together = False
+        self._set(self._start)
+        return self.remembers
+
+    def begin(self, count: int) -> State:
+        return {name: value.expand(count, *value.shape).clone() for name, value in self._start.items()}
+
+    @torch.no_grad()
+    def step(self, observations: np.ndarray, state: State) -> tuple[Tensor, State]:
+        rows = torch.from_numpy(observations)
+        if self._together:
+            self._set({name: self._packed(name, memory) for name, memory in state.items()})
+            mean = self._row(rows)
+            return mean, {name: self._unpacked(name, self._buffer(name)) for name in self._names}
+        means: list[Tensor] = []
+        after: list[State] = []
+        for n in range(len(rows)):
+            self._set({name: memory[n] for name, memory in state.items()})
+            means.append(self._row(rows[n : n + 1]))
+            after.append({name: self._buffer(name).clone() for name in self._names})
+        return torch.cat(means), {name: torch.stack([row[name] for row in after]) for name in self._names}
+
+    def _tried(self, noise: Tensor) -> list[Tensor]:
+        """Means and memories of some rows over some steps."""
+        state, means = self.begin(TRIED), []
+        for rows in noise:
+            mean, state = self.step(rows.numpy(), state)
+            means.append(mean)
+        return [*means, *state.values()]
+
+    @torch.no_grad()
+    def _row(self, observations: Tensor) -> Tensor:
+        mean = self._module(observations)
+        if not isinstance(mean, Tensor):
+            raise UsageError(f"{self._path} gives {type(mean).__name__}, and no tensor of actions")
+        return mean.detach().clone()
+
+    def _packed(self, name: str, rows: Tensor) -> Tensor:
+        """A memory `[N, …, 1, …]` as one buffer, with a row an environment where it had one row."""
+        axis = self._axes[name]
+        if axis is None or rows.shape[1 + axis] != 1:
+            raise RuntimeError("it has no axis of rows")
+        return rows.squeeze(1 + axis).movedim(0, axis).contiguous()
+
+    def _unpacked(self, name: str, buffer: Tensor) -> Tensor:
+        axis = self._axes[name]
+        assert axis is not None
+        return buffer.movedim(axis, 0).unsqueeze(1 + axis).clone()
+
+    def _buffers(self) -> dict[str, Tensor]:
+        return {name: buffer.detach().clone() for name, buffer in self._module.named_buffers()}
+
+    def _buffer(self, name: str) -> Tensor:
+        module, last = self._holder(name)
+        buffer: Tensor = getattr(module, last)
+        return buffer.detach()
+
+    def _set(self, values: dict[str, Tensor]) -> None:
+        for name, value in values.items():
+            module, last = self._holder(name)
+            setattr(module, last, value.clone())
+
+    def _holder(self, name: str) -> tuple[Any, str]:
+        """The module that has this buffer, and what the buffer is called there."""
+        *modules, last = name.split(".")
+        return reduce(getattr, modules, self._module), last

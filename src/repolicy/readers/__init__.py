@@ -1,0 +1,15 @@
+"""Other libraries' files, read into plain arrays: one file a format, one description that all of them give."""
+
+# The door: other rooms may import these files, and no others of this folder.
+__all__ = [
+    "copying",
+    "demonstrations",
+    "described",
+    "given_by_user",
+    "onnx_files",
+    "onnx_graphs",
+    "pickles",
+    "reading",
+    "recognize",
+    "torch_files",
+]

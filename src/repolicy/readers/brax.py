@@ -1,0 +1,161 @@
+"""Brax's parameters: a pickle of the normalizer's statistics, the policy's layers and, in newer ones, the critic's.
+
+The activation is not in the file: swish is the default of Brax's PPO, and relu that of its SAC. Only PPO writes a
+critic, since Brax 0.12. The std, where the last layer is twice as wide as the action, is `softplus(raw) + 0.001`,
+before tanh.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repolicy.errors import FileError
+from repolicy.loading import read_bytes
+from repolicy.policies.actions import ActionSpace
+from repolicy.readers.described import (
+    CannotCopyError,
+    Described,
+    Hidden,
+    LayerNorm,
+    Linear,
+    Normalizer,
+    Perceptron,
+    Std,
+)
+from repolicy.readers.given_by_user import chosen_statistics
+from repolicy.readers.perceptrons import (
+    check_width,
+    chosen_activation,
+    normalizer,
+    numbers,
+    perceptron,
+    some,
+)
+from repolicy.readers.pickles import Shell, array, read_pickle
+from repolicy.readers.reading import Options
+
+LIBRARY = "Brax"
+MIN_STD = 1e-3
+OR_SAC = "a file of SAC looks the same, and SAC's default is relu: if it is one, add --file-activation relu"
+OR_RAW = (
+    "the statistics in the file are applied; if it was trained with normalize_observations=False, add --vecnormalize "
+    "none"
+)
+
+
+def recognized(parts: Any) -> bool:
+    """Whether a pickle holds a normalizer's statistics and then layers."""
+    return isinstance(parts, tuple | list) and len(parts) >= 2 and _module(parts[1]) is not None
+
+
+def read(path: Path, options: Options) -> Described:
+    where = str(path)
+    parts = read_pickle(read_bytes(path), where)
+    module = _module(parts[1])
+    assert module is not None
+    kind = "PPO" if len(parts) > 2 else "PPO or SAC"
+    activation, notes = chosen_activation(options, "swish", f"{LIBRARY} PPO")
+    activation = "gelu_tanh" if activation == "gelu" else activation  # what Flax calls gelu
+    if notes and kind != "PPO":
+        notes.append(OR_SAC)
+    actor, std, squashed = _policy(module, activation, where)
+    inside, groups = _normalizer(parts[0], actor.width, where)
+    statistics, more = chosen_statistics(options, lambda: inside)
+    if statistics is not None and statistics is inside:
+        more.append(OR_RAW)
+    check_width(actor.width, statistics, where)
+    size = len(actor.output.bias)
+    bounds = ((-1.0,) * size, (1.0,) * size) if squashed else ((), ())
+    return Described(
+        LIBRARY, "", kind, actor, ActionSpace("continuous", (size,), *bounds), squashed, std, statistics, groups=groups,
+        notes=(*notes, *more),
+    )  # fmt: skip
+
+
+def _module(parameters: Any) -> dict[str, Any] | None:
+    """The layers of a module: under `params`, and under `MLP_0` where the std has parameters of its own."""
+    parameters = parameters.get("params") if isinstance(parameters, dict) else None
+    if not isinstance(parameters, dict):
+        return None
+    return parameters if "hidden_0" in parameters or "MLP_0" in parameters else None
+
+
+def _policy(module: dict[str, Any], activation: str, where: str) -> tuple[Perceptron, Std, bool]:
+    if "MLP_0" in module:
+        return *_plain_gaussian(module, activation, where), False
+    *hidden, last = _hidden(module, where)
+    output, size = last.linear, len(last.linear.bias) // 2
+    if len(output.bias) % 2:
+        raise CannotCopyError(
+            f"{where} cannot be copied: its last layer has {len(output.bias)} outputs, not means and stds"
+        )
+    mean, head = Linear(output.weight[:size], output.bias[:size]), Linear(output.weight[size:], output.bias[size:])
+    return perceptron(hidden, mean, activation, where), Std("head", head, "softplus", floor=MIN_STD), True
+
+
+def _plain_gaussian(module: dict[str, Any], activation: str, where: str) -> tuple[Perceptron, Std]:
+    """Brax's newer `normal` distribution: neither tanh nor softplus."""
+    hidden = _hidden(module["MLP_0"], where)
+    dense = [name for name in ("Dense_0", "Dense_1") if name in module]
+    if not dense:
+        raise CannotCopyError(f"{where} cannot be copied: its policy holds {some(module)}")
+    actor = perceptron(hidden, _dense(module[dense[0]], dense[0], where), activation, where)
+    for name, link in (("std_logparam", "exp"), ("std_param", "identity")):
+        if name in module:
+            (raw,) = module[name].values() if isinstance(module[name], dict) else (module[name],)
+            return actor, Std("vector", numbers(raw.reshape(-1), name, where), link)
+    raise CannotCopyError(
+        f"{where} cannot be copied: its std depends on the state in a way that the file does not tell"
+    )
+
+
+def _hidden(module: dict[str, Any], where: str) -> list[Hidden]:
+    """Dense layers in their order; a LayerNorm comes after the activation."""
+    count = sum(name.startswith("hidden_") for name in module)
+    layers = []
+    for index in range(count):
+        layer = _dense(module.get(f"hidden_{index}"), f"hidden_{index}", where)
+        norm = module.get(f"LayerNorm_{index}")
+        layers.append(Hidden(layer, None if norm is None else _norm(norm, where)))
+    if not all(name.startswith(("hidden_", "LayerNorm_")) for name in module):
+        raise CannotCopyError(f"{where} cannot be copied: its network holds {some(module)}")
+    return layers
+
+
+def _dense(layer: Any, name: str, where: str) -> Linear:
+    kernel = layer.get("kernel") if isinstance(layer, dict) else None
+    if not isinstance(kernel, np.ndarray) or kernel.ndim != 2:
+        raise FileError(f"{where} is damaged: {name} has no kernel")
+    bias = numbers(layer.get("bias", np.zeros(kernel.shape[1])), name, where)
+    if bias.shape != kernel.shape[1:]:
+        raise FileError(f"{where} is damaged: {name} has {kernel.shape[1]} outputs and {bias.shape} biases")
+    return Linear(numbers(kernel.T, name, where), bias)
+
+
+def _norm(layer: Any, where: str) -> LayerNorm:
+    weight, bias = (numbers(layer[part], "LayerNorm", where) for part in ("scale", "bias"))
+    return LayerNorm(weight, bias, 1e-6, "after")
+
+
+def _normalizer(statistics: Any, width: int, where: str) -> tuple[Normalizer | None, tuple[tuple[str, int], ...]]:
+    """Statistics of one array, or of a Dict's; of those, the one that the policy takes is found by its size."""
+    if not isinstance(statistics, Shell) or "mean" not in statistics.state or "std" not in statistics.state:
+        return None, ()
+    mean, std = statistics.state["mean"], statistics.state["std"]
+    groups: tuple[tuple[str, int], ...] = ()
+    if isinstance(mean, dict):
+        keys = sorted((key for key in mean if array(mean[key]).size == width), key=lambda key: (key != "state", key))
+        if not keys:
+            raise FileError(
+                f"{where} is damaged: the policy takes {width} numbers, and none of {some(mean)} has so many"
+            )
+        mean, std, groups = mean[keys[0]], std[keys[0]], ((str(keys[0]), width),)
+    return normalizer(mean, std, None, where, _count(statistics.state.get("count"))), groups
+
+
+def _count(count: Any) -> float:
+    """How many observations were seen: a number, or two halves of one."""
+    if isinstance(count, Shell) and {"hi", "lo"} <= count.state.keys():
+        return float(count.state["hi"]) * 2.0**32 + float(count.state["lo"])
+    return float(count) if isinstance(count, int | float | np.number | np.ndarray) and np.size(count) == 1 else 0.0

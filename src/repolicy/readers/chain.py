@@ -1,0 +1,252 @@
+"""From a row of elementary steps to a description: what graphs (ONNX, TorchScript) are reduced to.
+
+A graph's reader notes what happens to the observations, step by step; here the row of steps is recognized as a
+perceptron with a normalizer in front and a tanh behind, or refused with the step that does not belong there.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from repolicy.errors import FileError
+from repolicy.policies.actions import ActionSpace
+from repolicy.policies.network import ACTIVATIONS
+from repolicy.readers.described import (
+    Array,
+    CannotCopyError,
+    Described,
+    Hidden,
+    LayerNorm,
+    Linear,
+    Normalizer,
+    Perceptron,
+    Place,
+    Std,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One thing that happens to all numbers of a row. Its name is an activation's, or one of these:
+
+    affine: `scale · x + shift`; linear: `weight x + bias`; clip: to [low, high]; norm: a LayerNorm; slice: [low:high];
+    argmax: the largest is chosen.
+    """
+
+    name: str
+    scale: Array | float = 1.0  # or a weight
+    shift: Array | float = 0.0  # or a bias
+    low: float = -math.inf
+    high: float = math.inf  # or epsilon, or a slope
+
+
+Chain = tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Recognized:
+    """A chain as a policy's parts. `unused` is the half of the last layer that the chain drops."""
+
+    network: Perceptron
+    normalizer: Normalizer | None
+    unused: Linear | None
+    mean_clip: float | None
+    squashed: bool
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    argmax: bool
+
+    def described(
+        self, library: str, version: str, std: Std | None, normalizer: Normalizer | None, notes: tuple[str, ...]
+    ) -> Described:
+        """As a policy, with this std and normalizer."""
+        size = (len(self.network.output.bias),)
+        actions = ActionSpace("discrete", size) if self.argmax else ActionSpace("continuous", size, self.low, self.high)
+        return Described(
+            library, version, "perceptron", self.network, actions, self.squashed, std, normalizer, self.mean_clip,
+            notes=notes,
+        )  # fmt: skip
+
+
+def joined(first: Chain, second: Chain) -> Chain | None:
+    """The chain whose value is the product of two chains' values, where that is swish or gelu; else None."""
+    shared = 0
+    while shared < min(len(first), len(second)) and first[shared] is second[shared]:
+        shared += 1
+    rests = sorted((_merged(first[shared:]), _merged(second[shared:])), key=len)
+    stem, (short, long) = first[:shared], rests
+    names, short_names = [step.name for step in long], [step.name for step in short]
+    if not short and names == ["sigmoid"]:
+        return (*stem, Step("swish"))
+    if names == ["affine", "erf", "affine"] and short_names in ([], ["affine"]):
+        inner, _, outer = long
+        factor = short[0] if short else Step("affine")
+        halves = _close(inner.scale, math.sqrt(0.5)) and _close(inner.shift, 0.0) and _same(outer.scale, outer.shift)
+        if halves and _number(factor.shift) == 0.0:
+            return (*stem, Step("gelu"), Step("affine", 2.0 * _number(factor.scale) * _number(outer.scale)))
+    return None
+
+
+def recognize(chain: Chain, width: int, where: str) -> Recognized:
+    """The chain as a policy of `width` observations."""
+    if not all(np.all(np.isfinite(np.asarray(numbers, np.float64))) for s in chain for numbers in (s.scale, s.shift)):
+        raise FileError(f"{where} cannot be used: its weights are not finite")
+    try:
+        return _perceptron(chain, width, where)
+    except ValueError as error:
+        raise FileError(f"{where} is damaged: the sizes of its layers do not fit each other ({error})") from None
+
+
+def _perceptron(chain: Chain, width: int, where: str) -> Recognized:
+    steps = [step for step in _merged(chain) if not _is_identity(step)]
+    shift, scale, clip = _front(steps, width)
+    hidden: list[Hidden] = []
+    activation: Step | None = None
+    output = _take_linear(steps, where)
+    while _next(steps) in ("norm", *ACTIVATIONS) and any(step.name == "linear" for step in steps):
+        before = _take_norm(steps, "before")
+        if _next(steps) not in ACTIVATIONS:
+            raise CannotCopyError(f"{where} cannot be copied: {_next(steps)} stands where an activation belongs")
+        step = steps.pop(0)
+        if activation is not None and (step.name, step.high) != (activation.name, activation.high):
+            raise CannotCopyError(f"{where} cannot be copied: its layers have different activations")
+        activation = step
+        norm = before or _take_norm(steps, "after")
+        hidden.append(Hidden(output, norm))
+        output = _take_linear(steps, where)
+    if len({layer.norm.epsilon for layer in hidden if layer.norm}) > 1:
+        raise CannotCopyError(f"{where} cannot be copied: its LayerNorms have different epsilons")
+    _check_sizes(width, hidden, output)
+    normalizer = Normalizer(shift, scale, clip) if clip is not None or np.any(shift) or np.any(scale != 1.0) else None
+    slope = activation.high if activation is not None and math.isfinite(activation.high) else 0.01
+    return _behind(steps, hidden, output, activation.name if activation else "tanh", slope, normalizer, where)
+
+
+def _check_sizes(width: int, hidden: list[Hidden], output: Linear) -> None:
+    for layer in (*(each.linear for each in hidden), output):
+        if layer.weight.shape[1] != width:
+            raise ValueError(f"{width} numbers go into a layer that takes {layer.weight.shape[1]}")
+        width = layer.weight.shape[0]
+        if layer.bias.shape != (width,):
+            raise ValueError(f"a layer of {width} units has biases of shape {[*layer.bias.shape]}")
+
+
+def _behind(
+    steps: list[Step],
+    hidden: list[Hidden],
+    output: Linear,
+    activation: str,
+    slope: float,
+    normalizer: Normalizer | None,
+    where: str,
+) -> Recognized:
+    """What follows the last layer: a slice of it, a clip, a tanh and its scaling, or the choice of the largest."""
+    unused = None
+    if _next(steps) == "slice":
+        output, unused = _sliced(output, steps.pop(0), where)
+    mean_clip = _take_clip(steps)
+    rows = len(output.bias)
+    low, high = np.full(rows, -1.0), np.full(rows, 1.0)
+    squashed, argmax = _next(steps) == "tanh", _next(steps) == "argmax"
+    if argmax and mean_clip is not None:
+        raise CannotCopyError(f"{where} cannot be copied: its outputs are clipped before the largest is chosen")
+    if squashed or argmax:
+        steps.pop(0)
+    if squashed and _next(steps) == "affine":
+        scale, shift = _rows(steps.pop(0), rows)
+        low, high = shift - scale, shift + scale
+    if steps or np.any(low >= high):
+        raise CannotCopyError(f"{where} cannot be copied: {_next(steps) or 'a negative scale'} follows its last layer")
+    bounds = [tuple(float(number) for number in bound) if squashed else () for bound in (low, high)]
+    network = Perceptron(tuple(hidden), output, activation, slope)
+    return Recognized(network, normalizer, unused, mean_clip, squashed, bounds[0], bounds[1], argmax)
+
+
+def _front(steps: list[Step], width: int) -> tuple[Array, Array, float | None]:
+    """The normalizer in front, as shift and scale, and where it clips."""
+    scale, offset = np.ones(width), np.zeros(width)
+    if _next(steps) == "affine":
+        scale, offset = _rows(steps[0], width)
+        if not np.all(scale):  # a factor of 0 drops a number: the first layer takes it in
+            return np.ones(width), np.zeros(width), None
+        steps.pop(0)
+    return -offset / scale, scale, _take_clip(steps)
+
+
+def _take_linear(steps: list[Step], where: str) -> Linear:
+    """The next layer, with the elementwise factors and shifts on both of its sides taken into it."""
+    before = steps.pop(0) if _next(steps) == "affine" else Step("affine")
+    if _next(steps) != "linear":
+        raise CannotCopyError(
+            f"{where} cannot be copied: {_next(steps) or 'nothing'} stands where a linear layer belongs"
+        )
+    step = steps.pop(0)
+    weight, bias = np.asarray(step.scale, np.float64), np.asarray(step.shift, np.float64)
+    if not _is_identity(before):
+        bias = bias + weight @ np.broadcast_to(np.asarray(before.shift, np.float64), weight.shape[1])
+        weight = weight * before.scale
+    if _next(steps) == "affine":
+        after = steps.pop(0)
+        factor = np.broadcast_to(np.asarray(after.scale, np.float64), len(bias))
+        weight, bias = weight * factor[:, None], bias * factor + after.shift
+    return Linear(np.array(weight, np.float32, order="C"), np.array(bias, np.float32))
+
+
+def _take_clip(steps: list[Step]) -> float | None:
+    """The bound of a clip that is alike on both sides."""
+    return steps.pop(0).high if _next(steps) == "clip" and -steps[0].low == steps[0].high > 0.0 else None
+
+
+def _take_norm(steps: list[Step], place: Place) -> LayerNorm | None:
+    if _next(steps) != "norm":
+        return None
+    step = steps.pop(0)
+    weight, bias = (np.array(values, np.float32) for values in (step.scale, step.shift))
+    return LayerNorm(weight, bias, step.high, place)
+
+
+def _sliced(output: Linear, step: Step, where: str) -> tuple[Linear, Linear | None]:
+    start, end = int(step.low), int(min(step.high, len(output.bias)))
+    if not 0 <= start < end:
+        raise CannotCopyError(f"{where} cannot be copied: a slice leaves nothing of its last layer")
+    rest = Linear(output.weight[end:], output.bias[end:]) if start == 0 and 2 * end == len(output.bias) else None
+    return Linear(output.weight[start:end], output.bias[start:end]), rest
+
+
+def _merged(chain: Chain) -> list[Step]:
+    """The same with neighboring elementwise factors and shifts as one."""
+    steps: list[Step] = []
+    for step in chain:
+        if step.name == "affine" and steps and steps[-1].name == "affine":
+            first = steps.pop()
+            scale = np.asarray(first.scale, np.float64) * step.scale
+            step = Step("affine", scale, np.asarray(first.shift, np.float64) * step.scale + step.shift)
+        steps.append(step)
+    return steps
+
+
+def _is_identity(step: Step) -> bool:
+    return step.name == "affine" and _close(step.scale, 1.0, 0.0) and _close(step.shift, 0.0, 0.0)
+
+
+def _close(values: Array | float, number: float, tolerance: float = 1e-6) -> bool:
+    return bool(np.all(np.abs(np.asarray(values) - number) <= tolerance))
+
+
+def _same(first: Array | float, second: Array | float) -> bool:
+    return np.size(first) == 1 and np.size(second) == 1 and _number(first) == _number(second)
+
+
+def _number(values: Array | float) -> float:
+    return float(np.asarray(values).reshape(-1)[0]) if np.size(values) == 1 else math.nan
+
+
+def _rows(step: Step, width: int) -> tuple[Array, Array]:
+    """Scale and shift of an affine step, a number for each of the row's."""
+    scale, shift = (np.broadcast_to(np.asarray(values, np.float64), width) for values in (step.scale, step.shift))
+    return scale, shift
+
+
+def _next(steps: list[Step]) -> str:
+    return steps[0].name if steps else ""

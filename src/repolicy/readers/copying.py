@@ -1,0 +1,97 @@
+"""From a description to one of our policies, which acts and scores as the original did."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy.errors import FileError, UsageError
+from repolicy.policies.actions import ActionSpace
+from repolicy.policies.families import STDS, bounded
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.readers.described import Array, Described, Linear, Normalizer
+
+
+def policy_from(described: Described) -> Policy:
+    """The same policy as a network of ours."""
+    spec, std = _spec(described), described.std
+    normalizer = described.normalizer or Normalizer(np.zeros(spec.observation_size), np.ones(spec.observation_size))
+    state = _state(described, spec, normalizer)
+    if std is not None and std.source == "vector":  # its logarithm, whatever it was: a step cannot make it negative
+        least = torch.tensor(math.log(max(spec.min_std, 1e-30)))
+        state["log_std"] = STDS[spec.std].log_std(bounded(_tensor(std.raw), spec), least)
+        spec = replace(spec, std="exp", min_std=0.0, std_bounds=(-math.inf, math.inf))
+    elif std is not None and std.source == "features":
+        state["log_std"] = _tensor(std.raw)
+    policy = Policy(spec)
+    for name, wanted in policy.state_dict().items():
+        if state[name].shape != wanted.shape:
+            raise _unfit(described, name, state[name].shape, wanted.shape)
+    policy.load_state_dict(state)
+    with torch.no_grad():  # our normalizer scales by numbers above 0
+        policy.network.weights[0].mul_(_tensor(np.sign(normalizer.scale)))
+    return policy
+
+
+def _state(described: Described, spec: PolicySpec, normalizer: Normalizer) -> dict[str, Tensor]:
+    """The numbers of normalizer and network, by the names that they have in our policies."""
+    statistics = {"mean": normalizer.shift, "var": normalizer.var - 1e-8, "count": normalizer.count}
+    state = {f"normalizer.{name}": torch.as_tensor(each, dtype=torch.float64) for name, each in statistics.items()}
+    hidden = described.actor.hidden
+    for index, layer in enumerate([*(each.linear for each in hidden), _outputs(described, spec)]):
+        state |= {f"network.weights.{index}": _tensor(layer.weight), f"network.biases.{index}": _tensor(layer.bias)}
+    for place, norm in ((f"network.norms.{index}", each.norm) for index, each in enumerate(hidden)):
+        if norm is not None:
+            state |= {f"{place}.weight": _tensor(norm.weight), f"{place}.bias": _tensor(norm.bias)}
+    return state
+
+
+def _unfit(described: Described, name: str, found: Sequence[int], wanted: Sequence[int]) -> FileError:
+    return FileError(
+        f"this {described.kind} of {described.library} is damaged: {name} has the shape {[*found]}, and {[*wanted]} "
+        "would fit"
+    )
+
+
+def _spec(described: Described) -> PolicySpec:
+    std, actor, actions = described.std, described.actor, described.actions
+    if std is None and actions.kind == "continuous":
+        before = ", before tanh" if described.squashed else ""
+        raise UsageError(
+            f"this {described.kind} of {described.library} has no std, so that none of its actions has a probability: "
+            f"give one with --std, such as --std 0.2{before}"
+        )
+    norms = tuple(hidden.norm.place if hidden.norm else "" for hidden in actor.hidden)
+    epsilon = next((hidden.norm.epsilon for hidden in actor.hidden if hidden.norm), 1e-5)  # all have the same
+    if described.squashed and not actions.low:
+        actions = ActionSpace("continuous", actions.sizes, (-1.0,) * actions.width, (1.0,) * actions.width)
+    sizes = tuple(len(hidden.linear.weight) for hidden in actor.hidden)
+    clip = described.normalizer.clip if described.normalizer else None
+    spec = PolicySpec(
+        described.observation_size, actions, described.family, sizes, actor.activation, 1.0, 0.0,
+        observation_bound=clip, slope=actor.slope, norms=norms if any(norms) else (),
+        epsilon=epsilon, mean_clip=described.mean_clip, clips=described.clips,
+    )  # fmt: skip
+    return spec if std is None else replace(spec, std=std.link, min_std=std.floor, std_bounds=(std.low, std.high))
+
+
+def _outputs(described: Described, spec: PolicySpec) -> Linear:
+    """The last layer: the mean's rows and, below them, those of the std's numbers, or the features as they are."""
+    mean, std = described.actor.output, described.std
+    if std is None or std.source == "vector":
+        return mean
+    if isinstance(std.raw, Linear):
+        below = Linear(std.raw.weight, std.raw.bias - np.float32(STDS[spec.std].inverse(spec.initial_std)))
+    else:
+        below = Linear(np.eye(spec.features, dtype=np.float32), np.zeros(spec.features, np.float32))
+    if below.weight.shape[1] != mean.weight.shape[1]:
+        raise _unfit(described, "the layer of its stds", below.weight.shape, mean.weight.shape)
+    return Linear(np.concatenate([mean.weight, below.weight]), np.concatenate([mean.bias, below.bias]))
+
+
+def _tensor(values: Array | Linear) -> Tensor:
+    assert not isinstance(values, Linear)
+    return torch.from_numpy(np.array(values, np.float32))

@@ -1,0 +1,139 @@
+"""Recorded observations and actions: an .npz file, or a Minari dataset. No pickle is run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy.errors import FileError, UsageError, described, in_one_sentence
+from repolicy.readers.torch_files import check_unpacked
+
+LEAST = 100  # steps
+SOME = np.zeros(1)
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """M steps, in the order of time: observations `[M, O]`, actions `[M, A]` (floats, or choices as int64)."""
+
+    name: str
+    observations: Tensor
+    actions: Tensor
+    ended: Tensor | None  # [M] after which steps an episode ended, where that is known
+    env: str | None = None  # that they were recorded in, where that is known
+
+    @property
+    def discrete(self) -> bool:
+        return self.actions.dtype == torch.int64
+
+
+def read_demonstrations(reference: str | Path) -> Demonstrations:
+    """What is in `FILE.npz` (arrays `observations`, `actions`, perhaps `ended`), or in a Minari dataset."""
+    path = Path(reference)
+    if path.is_file() or path.suffix == ".npz":
+        arrays = _npz(path)
+        return _checked(str(path), arrays["observations"], arrays["actions"], arrays.get("ended"))
+    return _minari(str(reference))
+
+
+def _npz(path: Path) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        raise FileError(f"there is no file {path}")
+    try:
+        with path.open("rb") as stream:
+            if stream.read(2) not in (b"PK", b"\x93N"):
+                raise FileError(f"{path} is no .npz file; save observations and actions with np.savez")
+            stream.seek(0)
+            file = np.load(stream, allow_pickle=False)
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise FileError(f"{path} is a single array; save observations and actions with np.savez")
+            assert file.zip is not None  # it is, until the file is closed
+            check_unpacked(file.zip, path.stat().st_size, str(path))
+            arrays: dict[str, np.ndarray] = {
+                str(name): file[name] for name in ("observations", "actions", "ended") if name in file.files
+            }
+            names = ", ".join(file.files) or "nothing"
+    except FileError:
+        raise
+    except Exception as error:  # NumPy's, zipfile's, zlib's and tokenize's, of many classes
+        if "allow_pickle" in str(error):
+            raise FileError(f"{path} holds pickled objects, which are not run; save plain arrays of numbers") from None
+        raise FileError(f"{path} is damaged, or no .npz file: {described(error)}") from None
+    for name in ("observations", "actions"):
+        if not isinstance(arrays.get(name, SOME), np.ndarray):  # for an entry that is no array, NumPy gives its bytes
+            raise FileError(f"{path} is damaged: {name} are no array")
+        if name not in arrays:
+            raise FileError(f"{path} has no array {name!r} (it has {names}); it needs observations and actions")
+    return arrays
+
+
+def _minari(name: str) -> Demonstrations:
+    try:
+        import minari
+    except ImportError:
+        raise UsageError(
+            f"there is no file {name}; if it is a Minari dataset, install what reads them: pip install 'minari[hdf5]'"
+        ) from None
+    with in_one_sentence(f"the Minari dataset {name!r} cannot be read", FileError):
+        data = minari.load_dataset(name)
+        observations, actions, ended = [], [], []
+        for episode in data.iterate_episodes():
+            if not isinstance(episode.observations, np.ndarray):
+                raise FileError(f"the Minari dataset {name!r} has observations that are no plain arrays")
+            taken = np.asarray(episode.actions)
+            observations.append(episode.observations[: len(taken)])  # without the last, after which nobody acted
+            actions.append(taken)
+            ended.append(np.arange(len(taken)) == len(taken) - 1)
+        spec = getattr(data, "env_spec", None)
+    if not observations:
+        raise FileError(f"the Minari dataset {name!r} has no episode")
+    env = getattr(spec, "id", None)
+    arrays = [np.concatenate(parts) for parts in (observations, actions, ended)]
+    return _checked(name, arrays[0], arrays[1], arrays[2], env)
+
+
+def _checked(
+    name: str, observations: np.ndarray, actions: np.ndarray, ended: np.ndarray | None, env: str | None = None
+) -> Demonstrations:
+    """As tensors, with everything checked that would otherwise be a surprise later."""
+    for what, values in (("observations", observations), ("actions", actions)):
+        if values.dtype.kind not in "fiub":
+            raise FileError(f"{name}: {what} are {values.dtype}, and not numbers")
+        if values.ndim == 0:
+            raise FileError(f"{name}: {what} are one number, and no rows")
+    if len(observations) != len(actions):
+        more = "; leave out the last observation of each episode, after which nobody acted" * (
+            len(observations) > len(actions)
+        )
+        raise FileError(f"{name}: it has {len(observations):,} observations and {len(actions):,} actions{more}")
+    if len(actions) < LEAST:
+        raise FileError(f"{name}: {len(actions):,} steps are too few to learn from; it needs {LEAST} or more")
+    discrete = actions.dtype.kind in "iub"
+    rows = observations.reshape(len(observations), -1).astype(np.float32)
+    taken = actions.reshape(len(actions), -1).astype(np.int64 if discrete else np.float32)
+    for what, array, given in (("observations", rows, observations), ("actions", taken, actions)):
+        if not array.shape[1]:
+            raise FileError(f"{name}: {what} have no numbers (their shape is {list(given.shape)})")
+        bad = np.argwhere(~np.isfinite(array))
+        if len(bad):
+            raise FileError(
+                f"{name}: {what} have {len(bad):,} numbers that are not finite, the first in row {bad[0][0]}"
+            )
+    if discrete and taken.min() < 0:
+        raise FileError(f"{name}: actions are whole numbers and count choices from 0, but one is {taken.min()}")
+    last = None if ended is None else _ends(name, np.asarray(ended), len(taken))
+    return Demonstrations(name, torch.from_numpy(rows), torch.from_numpy(taken), last, env)
+
+
+def _ends(name: str, ended: np.ndarray, steps: int) -> Tensor:
+    """After which steps an episode ended: a truth value, or a number that is 0 or not, for each."""
+    remedy = "save a 1 for each step after which an episode ended, and else a 0"
+    if ended.dtype.kind not in "biuf":
+        raise FileError(f"{name}: ended is {ended.dtype}, and not numbers; {remedy}")
+    if not np.isfinite(ended).all():
+        raise FileError(f"{name}: ended has numbers that are not finite; {remedy}")
+    if ended.size != steps:
+        raise FileError(f"{name}: ended has {ended.size:,} entries for {steps:,} steps")
+    return torch.from_numpy(ended.reshape(-1).astype(bool))

@@ -1,0 +1,295 @@
+"""Policies by a mapping from parts to names of tensors: rl_games, tianshou, and whatever layout a user names.
+
+A layout is a row of data; what is done with the parts is the same for all. Its names are those of nested state dicts,
+joined by dots, and may stand below others (`model.`), which all of a library's own then share.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repolicy.errors import FileError, UsageError
+from repolicy.policies.actions import ActionSpace
+from repolicy.readers.described import (
+    Array,
+    CannotCopyError,
+    Described,
+    Hidden,
+    Linear,
+    Normalizer,
+    Std,
+)
+from repolicy.readers.given_by_user import chosen_statistics, given_std, without_std
+from repolicy.readers.perceptrons import (
+    Tensors,
+    below,
+    check_width,
+    chosen_activation,
+    linear,
+    normalizer,
+    numbers,
+    perceptron,
+    sequence,
+    some,
+)
+from repolicy.readers.pickles import Shell
+from repolicy.readers.reading import Options
+
+MOST, DEEPEST = 100_000, 30  # of values in a file, and how deep they may lie
+NO_NAMES = ("_parameters", "_buffers", "_modules")  # between a module and its own, in a pickle of a whole module
+MEANS, COUNTS = ("mean", "running_mean", "_mean"), ("count", "current_count")
+VARIANCES = ("var", "running_var", "running_variance", "_var")
+DEVIATIONS = ("std", "running_std", "_std")
+MEMORIES = ("rnn", "a_rnn", "nn", "lstm", "gru", "memory")
+ASSUMED = (
+    "the file does not say whether the mean goes through a function after its last layer, such as tanh, and not by how "
+    "much the environment scales actions: neither is assumed"
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which names stand for what. Those with a default need not be there."""
+
+    actor: str  # the layers that give the mean, or logits; several names, joined by +, follow each other
+    log_std: str = ""  # a tensor, or a layer on the values of the last hidden layer
+    std: str = ""  # the same of the std itself
+    normalizer: str = ""  # what holds the mean and the variance, or the std, of observations
+    activation: str = ""
+    discrete: bool = False  # one choice
+    squashed: bool = False  # tanh, after the noise
+    low: float = -math.inf  # within which the raw numbers of the std are kept
+    high: float = math.inf
+    epsilon: float = 0.0  # beside the variance of observations, under the root
+    clip: float = math.inf  # of normalized observations
+    library: str = ""
+    kind: str = "policy"
+    beside: tuple[str, ...] = ()  # modules of which one stands beside the actor
+
+
+GAMES = Layout(
+    "a2c_network.actor_mlp+a2c_network.mu", "a2c_network.sigma", normalizer="running_mean_std", activation="elu",
+    epsilon=1e-5, clip=5.0, library="rl_games", kind="PPO",
+)  # fmt: skip
+TIANSHOU = Layout(
+    "actor.preprocess.model.model+actor.mu.model", "actor.sigma_param", normalizer="obs_rms", activation="tanh",
+    epsilon=float(np.finfo(np.float32).eps), clip=10.0, library="tianshou", kind="PPO",
+)  # fmt: skip
+HEAD = replace(TIANSHOU, log_std="actor.sigma.model", low=-20.0, high=2.0)
+LAST = replace(TIANSHOU, actor="actor.preprocess.model.model+actor.last.model", log_std="", activation="relu")
+LAYOUTS = (
+    GAMES,
+    replace(GAMES, actor="a2c_network.actor_mlp+a2c_network.logits", log_std="", discrete=True),
+    TIANSHOU,
+    replace(HEAD, kind="SAC", squashed=True, activation="relu", beside=("critic_old", "critic1_old", "critics_old")),
+    HEAD,
+    replace(LAST, kind="TD3 or DDPG", squashed=True, beside=("actor_old",)),
+    replace(LAST, discrete=True),
+)
+BY_USER = [field for field in fields(Layout) if field.name not in ("library", "kind", "beside")]
+
+
+def recognized(saved: Any) -> bool:
+    """Whether it is of a library's layout that is known here."""
+    return _known(tensors_in(saved)) is not None
+
+
+def read(path: Path, saved: Any, options: Options) -> Described:
+    """The policy, by the user's layout where one is given, or by a library's own."""
+    where, tensors = str(path), tensors_in(saved)
+    if options.layout is None:
+        known = _known(tensors)
+        assert known is not None
+        layout, root = known
+    else:
+        layout, root = of_text(options.layout), ""
+    return _described(tensors, layout, root, options, where)
+
+
+def of_text(text: str) -> Layout:
+    """A user's layout, such as `actor=model.actor, log_std=model.logstd, activation=elu, normalizer=obs_rms`."""
+    given: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        kinds: dict[str, Any] = {field.name: field.type for field in BY_USER}
+        if not equals or not value or name not in kinds or name in given:
+            raise UsageError(
+                f'--layout has {part.strip()!r}; it must be "actor=NAME, log_std=NAME, activation=elu", of '
+                f"{', '.join(kinds)}, each once"
+            )
+        try:
+            given[name] = {"yes": True, "no": False}[value] if kinds[name] is bool else kinds[name](value)
+        except (ValueError, KeyError):
+            raise UsageError(
+                f"--layout has {part.strip()!r}; it takes {'yes or no' if kinds[name] is bool else 'a number'}"
+            ) from None
+    if "actor" not in given or {"std", "log_std"} <= given.keys():
+        raise UsageError("--layout needs actor=NAME, and not both std=NAME and log_std=NAME")
+    return Layout(**given)
+
+
+def tensors_in(saved: Any) -> dict[str, Array]:
+    """All arrays and numbers of nested dicts, lists and shells of objects, by their names joined with dots."""
+    found: dict[str, Array] = {}
+    for name, value in _named(saved, "", DEEPEST, set()):
+        found[name] = value
+        if len(found) > MOST:
+            raise FileError(f"it holds more than {MOST:,} values, and is no policy")
+    return found
+
+
+def _named(value: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Array]]:
+    if isinstance(value, np.ndarray | np.generic | int | float):
+        yield name, np.asarray(value)
+    elif depth and id(value) not in seen and isinstance(value, Shell | dict | list | tuple):
+        seen.add(id(value))  # a few bytes can hold one part 2^depth times
+        if isinstance(value, Shell):  # of a module, not its settings
+            value = {key: value.state[key] for key in NO_NAMES if key in value.state} or value.state
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            where = name if key in NO_NAMES else f"{name}.{key}".removeprefix(".")
+            yield from _named(part, where, depth - 1, seen)
+
+
+def _known(tensors: Tensors) -> tuple[Layout, str] | None:
+    """The first layout whose parts are all there, and what stands before their names."""
+    modules = {module for name in tensors for module in name.split(".")}
+    for layout in LAYOUTS:
+        last = layout.actor.rpartition("+")[2]
+        for end in (f"{last}.weight", f"{last}.0.weight"):
+            roots = [name.removesuffix(end) for name in tensors if name == end or name.endswith(f".{end}")]
+            root = min(roots, key=len, default=None)
+            if (
+                root is not None
+                and (not layout.log_std or _is_there(tensors, f"{root}{layout.log_std}"))
+                and (not layout.beside or modules.intersection(layout.beside))
+            ):
+                return layout, root
+    return None
+
+
+def _is_there(tensors: Tensors, name: str) -> bool:
+    return name in tensors or bool(below(tensors, name))
+
+
+def _described(tensors: Tensors, layout: Layout, root: str, options: Options, where: str) -> Described:
+    memory = next((name for name in tensors if {*name.removeprefix(root).split(".")[:-1]} & {*MEMORIES}), None)
+    if memory is not None and layout.library:
+        raise CannotCopyError(f"{where} cannot be copied: the policy has a memory ({memory})")
+    if not layout.library:
+        options = replace(options, file_activation=options.file_activation or layout.activation or None)
+        if options.file_activation is None:
+            raise UsageError('--layout names no activation, and no file does: add "activation=elu", or another')
+    activation, notes = chosen_activation(options, layout.activation, layout.library)
+    layers = [each for name in layout.actor.split("+") for each in _layers(tensors, f"{root}{name.strip()}", where)]
+    actor = perceptron(layers, None, activation, where)
+    width = len(actor.output.bias)
+    std = None
+    if layout.log_std or layout.std:
+        std = _std(tensors, layout, root, width, where)
+    elif not layout.discrete:
+        std, notes = given_std(options, width), [*notes, *without_std(options)]
+    statistics, more = chosen_statistics(options, lambda: _normalizer(tensors, layout, root, where))
+    check_width(actor.width, statistics, where)
+    if layout.library and not layout.discrete:
+        more.append(ASSUMED)
+    return Described(
+        layout.library or "a layout of its own", "", layout.kind, actor,
+        ActionSpace("discrete" if layout.discrete else "continuous", (width,)), layout.squashed, std, statistics,
+        notes=(*notes, *more),
+    )  # fmt: skip
+
+
+def _layers(tensors: Tensors, name: str, where: str) -> list[Hidden]:
+    return [Hidden(linear(tensors, name, where))] if f"{name}.weight" in tensors else sequence(tensors, name, where)
+
+
+def _std(tensors: Tensors, layout: Layout, root: str, width: int, where: str) -> Std:
+    """One for all states, or a layer of its own."""
+    name, link = f"{root}{layout.log_std or layout.std}", "exp" if layout.log_std else "identity"
+    raw: Array | Linear
+    if name in tensors:
+        raw = numbers(tensors[name].reshape(-1), name, where)
+        raw, size = np.broadcast_to(raw, width) if len(raw) == 1 else raw, len(raw)
+    else:
+        layers = _layers(tensors, name, where)
+        if len(layers) != 1:
+            raise CannotCopyError(f"{where} cannot be copied: its std has a network of its own, {name}")
+        raw, size = layers[0].linear, len(layers[0].linear.bias)
+    if size not in (1, width) or (size != width and isinstance(raw, Linear)):
+        raise FileError(f"{where} does not fit: {name} is of {size} stds, and an action has {width} numbers")
+    return Std("head" if isinstance(raw, Linear) else "vector", raw, link, layout.low, layout.high)
+
+
+def _normalizer(tensors: Tensors, layout: Layout, root: str, where: str) -> Normalizer | None:
+    """Beside the network, or beside the state dict that holds it."""
+    places = [f"{root}{layout.normalizer}", layout.normalizer]
+    inside = next((found for place in places if layout.normalizer and (found := below(tensors, place))), None)
+    if inside is None:
+        if layout.normalizer and not layout.library:
+            raise FileError(f"{where} has no {layout.normalizer}: it holds {some(tensors)}")
+        return None
+    mean, variance, deviation, count = (_first(inside, names) for names in (MEANS, VARIANCES, DEVIATIONS, COUNTS))
+    if mean is None or (variance is None and deviation is None):
+        raise FileError(f"{where} has no mean and var, or std, in {layout.normalizer}: it holds {some(inside)}")
+    scale = np.sqrt(variance.astype(np.float64) + layout.epsilon) if variance is not None else deviation
+    assert scale is not None
+    clip = None if math.isinf(layout.clip) else layout.clip
+    return normalizer(mean, scale, clip, where, 0.0 if count is None else float(count))
+
+
+def _first(inside: Tensors, names: tuple[str, ...]) -> Array | None:
+    return next((inside[name] for name in names if name in inside), None)
+
+
+# What to try ----------------------------------------------------------------------------------------------------------
+
+NOT_ACTORS = ("critic", "value", "target", "_old", "optim", "teacher", "disc", "q1", "q2", "qf")
+ACTORS = ("actor", "policy", "pi", "mu", "mean", "student")
+WIDTHS = ("std", "sigma")
+RECURRENT = ("weight_ih", "weight_hh")
+
+
+def suggested(saved: Any) -> str:
+    """A layout to try, by the names and shapes of tensors; nothing where none of them looks like an actor."""
+    tensors = {name: each for name, each in tensors_in(saved).items() if not _has(name, NOT_ACTORS)}
+    modules = _modules(tensors)
+    plain = [name for name in modules if not _has(name, WIDTHS)]
+    plain = [name for name in plain if {*name.lower().split(".")} & {*ACTORS}] or plain
+    if not plain or any(_has(name, RECURRENT) for name in tensors):
+        return ""
+    chain = plain[:1]
+    for name in plain[1:]:
+        if modules[name][0].shape[1] == modules[chain[-1]][-1].shape[0]:
+            chain.append(name)
+    inputs, width = modules[chain[0]][0].shape[1], modules[chain[-1]][-1].shape[0]
+    means = (name.rpartition(".")[0] for name, each in tensors.items() if name.endswith(tuple(f".{x}" for x in MEANS)))
+    normalizers = [name for name in means if _first(below(tensors, name), MEANS).size == inputs]  # type: ignore[union-attr]
+    heads = [(name, each[-1][0]) for name, each in modules.items() if _has(name, WIDTHS) and len(each[-1]) == width]
+    vectors = [
+        (name, each)
+        for name, each in tensors.items()
+        if _has(name.rpartition(".")[2], WIDTHS) and each.size == width and name.rpartition(".")[0] not in normalizers
+    ]
+    words = ["actor=" + "+".join(chain)]
+    for name, each in [*vectors, *heads][:1]:
+        words.append(f"{'log_std' if 'log' in name.lower() or bool((each <= 0.0).any()) else 'std'}={name}")
+    return ", ".join([*words, "activation=elu", *(f"normalizer={name}" for name in normalizers[:1])])
+
+
+def _has(name: str, words: tuple[str, ...]) -> bool:
+    return any(word in name.lower() for word in words)
+
+
+def _modules(tensors: Tensors) -> dict[str, list[Array]]:
+    """The weights of linear layers, those of a Sequential together."""
+    modules: dict[str, list[Array]] = {}
+    for name, each in tensors.items():
+        module, _, last = name.rpartition(".")
+        parent, _, number = module.rpartition(".")
+        if last == "weight" and each.ndim == 2:
+            modules.setdefault(parent if number.isdigit() and parent else module, []).append(each)
+    return modules

@@ -1,0 +1,216 @@
+"""What TorchScript's operations do to a chain: the few of them that perceptrons are made of, a row of data each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from repolicy.readers.chain import Chain, Step, joined
+from repolicy.readers.described import Array
+
+
+@dataclass(eq=False)
+class Moving:
+    """A value that depends on the observations. What works in place changes its chain."""
+
+    chain: Chain
+    cast: bool = False  # to a type that it may have had before: then the code's two values are one, and else two
+
+
+def is_part(value: Moving) -> bool:
+    return any(step.name in ("slice", "unflatten") for step in value.chain[-1:])
+
+
+Args = list[Any]
+Named = dict[str, Any]
+Operation = Callable[[Args, Named], Any]
+
+
+def _with(value: Any, *steps: Step) -> Moving | None:
+    return Moving((*value.chain, *steps)) if isinstance(value, Moving) else None
+
+
+def _elementwise(name: str) -> Operation:
+    return lambda args, _: _with(args[0], Step(name))
+
+
+def _elu(args: Args, _: Named) -> Moving | None:
+    return _with(args[0], Step("elu")) if args[1:] in ([], [1], [1, 1, 1]) else None
+
+
+def _gelu(args: Args, named: Named) -> Moving | None:
+    form = named.get("approximate", args[1] if args[1:] else "none")
+    return _with(args[0], Step("gelu_tanh" if form == "tanh" else "gelu"))
+
+
+def _leaky(args: Args, _: Named) -> Moving | None:
+    return _with(args[0], Step("leaky_relu", high=float(args[1]) if args[1:] else 0.01))
+
+
+def _linear(args: Args, _: Named) -> Moving | None:
+    weight, bias = _array(args[1]), args[2] if args[2:] else None
+    bias = np.zeros(len(weight)) if bias is None else _array(bias)
+    return _with(args[0], Step("linear", weight, bias))
+
+
+def _layer_norm(args: Args, _: Named) -> Moving | None:
+    moving, shape, weight, bias, *rest = args
+    if not isinstance(weight, np.ndarray) or not isinstance(bias, np.ndarray) or list(weight.shape) != list(shape):
+        return None
+    return _with(moving, Step("norm", weight, bias, high=float(rest[0]) if rest else 1e-5))
+
+
+def _clamp(args: Args, _: Named) -> Moving | None:
+    low, high = (float("nan") if bound is None else float(bound) for bound in ([*args[1:3], None, None])[:2])
+    return _with(args[0], Step("clip", low=low, high=high))
+
+
+def _slice(args: Args, _: Named) -> Any:
+    """`slice(x, dim, start, end, step)`: of columns, from the first axis all."""
+    moving, dim, start, end, step = (args + [0, None, None, 1][len(args) - 1 :])[:5]
+    if start in (None, 0) and (end is None or end > 2**60) and step == 1:
+        return moving  # all of it
+    if dim not in (-1, 1) or step != 1 or (start or 0) < 0 or (end is not None and end < 0):
+        return None
+    return _with(moving, Step("slice", low=float(start or 0), high=float("inf") if end is None else float(end)))
+
+
+def _unflatten(args: Args, _: Named) -> Moving | None:
+    """The last axis as two rows, of which `select` takes one."""
+    moving, dim, sizes = args
+    if dim != -1 or len(sizes) != 2 or min(sizes) < 1:
+        return None
+    return _with(moving, Step("unflatten", low=sizes[0], high=sizes[1]))
+
+
+def _select(args: Args, _: Named) -> Moving | None:
+    moving, dim, index = args
+    if not isinstance(moving, Moving) or dim != -2 or not moving.chain or moving.chain[-1].name != "unflatten":
+        return None
+    rows, size = moving.chain[-1].low, moving.chain[-1].high
+    if not 0 <= index < rows:
+        return None
+    return Moving((*moving.chain[:-1], Step("slice", low=index * size, high=(index + 1) * size)))
+
+
+def _chunk(args: Args, _: Named) -> list[Moving] | None:
+    moving, count, dim = ([*args, 0])[:3]
+    last = next((step for step in reversed(moving.chain) if step.name == "linear"), None)
+    if dim not in (-1, 1) or last is None or len(np.asarray(last.shift)) % count:
+        return None
+    size = len(np.asarray(last.shift)) // count
+    return [
+        Moving((*moving.chain, Step("slice", low=float(i * size), high=float((i + 1) * size)))) for i in range(count)
+    ]
+
+
+def _arithmetic(operator: str, fold: Callable[[Any, Any], Any]) -> Operation:
+    """Two values, at least one of which does not move; or a product that is swish or gelu."""
+
+    def operation(args: Args, named: Named) -> Any:
+        first, second = args[0], args[1]
+        if args[2:] not in ([], [1]) or any(value not in (1, None) for value in named.values()):
+            return None  # PyTorch's alpha, or a rounding
+        if isinstance(first, Moving) and isinstance(second, Moving):
+            chain = joined(first.chain, second.chain) if operator == "mul" else None
+            return None if chain is None else Moving(chain)
+        if not isinstance(first, Moving) and not isinstance(second, Moving):
+            return fold(_constant(first), _constant(second))
+        moving, constant = (first, _constant(second)) if isinstance(first, Moving) else (second, _constant(first))
+        ahead = isinstance(first, Moving)
+        match operator:
+            case "add":
+                return _with(moving, Step("affine", 1.0, constant))
+            case "sub":
+                return _with(moving, Step("affine", 1.0, -constant) if ahead else Step("affine", -1.0, constant))
+            case "mul":
+                return _with(moving, Step("affine", constant))
+        return _with(moving, Step("affine", 1.0 / constant)) if ahead and np.all(constant) else None
+
+    return operation
+
+
+def _array(value: Any) -> Array:
+    """In double precision. (Nested lists can be as many numbers as a few lines of code wish.)"""
+    if isinstance(value, list | tuple) and not all(isinstance(number, int | float) for number in value):
+        raise ValueError("a list of no numbers stands where an array is expected")
+    return np.asarray(value, np.float64)
+
+
+def _constant(value: Any) -> Array:
+    """A row of numbers, or one."""
+    array = _array(value)
+    if array.size not in (1, *array.shape[-1:]):
+        raise ValueError(f"an array of shape {array.shape} stands where a row is expected")
+    return array.reshape(-1)
+
+
+def _same(args: Args, _: Named) -> Any:
+    return args[0]
+
+
+SINGLE, DOUBLE = 6, 7  # as TorchScript numbers its types of numbers
+
+
+def _cast(args: Args, named: Named) -> Any:
+    """To single or double precision, or to a device; a coarser type of numbers would change them."""
+    kinds = [
+        value for value in (*args[1:], named.get("dtype")) if isinstance(value, int) and not isinstance(value, bool)
+    ]
+    if isinstance(args[0], Moving) and kinds:
+        args[0].cast = True
+    return args[0] if all(kind in (SINGLE, DOUBLE) for kind in kinds) else None
+
+
+def _transposed(args: Args, _: Named) -> Any:
+    return args[0].T if isinstance(args[0], np.ndarray) and args[0].ndim == 2 else None
+
+
+def _addmm(args: Args, named: Named) -> Moving | None:
+    if not isinstance(args[1], Moving) or any(factor != 1 for factor in [*args[3:], *named.values()]):
+        return None
+    return _linear([args[1], _array(args[2]).T, args[0]], {})
+
+
+def _matmul(args: Args, _: Named) -> Moving | None:
+    return _linear([args[0], _array(args[1]).T], {}) if isinstance(args[0], Moving) else None
+
+
+def _argmax(args: Args, _: Named) -> Moving | None:
+    return _with(args[0], Step("argmax")) if args[1:2] in ([-1], [1]) else None
+
+
+OPERATIONS: dict[str, Operation] = {
+    "linear": _linear,
+    "addmm": _addmm,
+    "matmul": _matmul,
+    "mm": _matmul,
+    "t": _transposed,
+    "numpy_T": _transposed,
+    "tanh": _elementwise("tanh"),
+    "relu": _elementwise("relu"),
+    "silu": _elementwise("swish"),
+    "sigmoid": _elementwise("sigmoid"),
+    "elu": _elu,
+    "gelu": _gelu,
+    "leaky_relu": _leaky,
+    "layer_norm": _layer_norm,
+    "clamp": _clamp,
+    "clip": _clamp,
+    "hardtanh": _clamp,
+    "slice": _slice,
+    "chunk": _chunk,
+    "unflatten": _unflatten,
+    "select": _select,
+    "argmax": _argmax,
+    "add": _arithmetic("add", np.add),
+    "sub": _arithmetic("sub", np.subtract),
+    "mul": _arithmetic("mul", np.multiply),
+    "div": _arithmetic("div", np.divide),
+    "sqrt": lambda args, _: None if isinstance(args[0], Moving) else np.sqrt(_array(args[0])),
+    "to": _cast,
+    "contiguous": _same,
+    "detach": _same,
+    "dropout": lambda args, _: args[0] if args[2:3] == [False] else None,
+}

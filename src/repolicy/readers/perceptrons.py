@@ -1,0 +1,172 @@
+"""From the named tensors of a state dict to layers."""
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from repolicy.errors import FileError, UsageError
+from repolicy.policies.network import ACTIVATIONS
+from repolicy.readers.described import (
+    Array,
+    CannotCopyError,
+    Hidden,
+    LayerNorm,
+    Linear,
+    Normalizer,
+    Perceptron,
+)
+from repolicy.readers.pickles import array
+from repolicy.readers.reading import Options
+
+Tensors = Mapping[str, Array]
+OTHER_NAMES = {"silu": "swish", "lrelu": "leaky_relu", "leakyrelu": "leaky_relu", "leaky-relu": "leaky_relu"}
+
+
+def tensors_of(state: Any, where: str) -> dict[str, Array]:
+    """The arrays of a state dict, by name."""
+    if not isinstance(state, dict):
+        raise FileError(f"{where} holds no state dict where one is expected")
+    return {name: values for name, values in state.items() if isinstance(name, str) and isinstance(values, np.ndarray)}
+
+
+def below(tensors: Tensors, prefix: str) -> dict[str, Array]:
+    """The tensors whose names begin with `prefix.`, without it."""
+    return {
+        name.removeprefix(f"{prefix}."): values for name, values in tensors.items() if name.startswith(f"{prefix}.")
+    }
+
+
+def linear(tensors: Tensors, name: str, where: str) -> Linear:
+    """One layer; a missing bias is zero."""
+    weight = tensors.get(f"{name}.weight")
+    if weight is None or weight.ndim != 2:
+        raise FileError(f"{where} has no layer {name}: it holds {some(tensors)}")
+    bias = tensors.get(f"{name}.bias", np.zeros(len(weight), np.float32))
+    if bias.shape != weight.shape[:1]:
+        raise FileError(f"{where} is damaged: {name} has {weight.shape[0]} outputs and {bias.shape} biases")
+    return Linear(numbers(weight, name, where), numbers(bias, name, where))
+
+
+def numbers(values: Array, name: str, where: str) -> Array:
+    """In single precision, and finite."""
+    if not np.all(np.isfinite(array(values))):
+        raise FileError(f"{where} cannot be used: {name} is not finite")
+    return np.array(values, np.float32, order="C")
+
+
+def sequence(tensors: Tensors, prefix: str, where: str) -> list[Hidden]:
+    """The layers of a `torch.nn.Sequential` under a name, the last one among them.
+
+    Its modules are told apart by their numbers and shapes: between two linear ones there must be room for exactly one
+    activation, and a LayerNorm stands before or after it.
+    """
+    modules = sorted({name.split(".")[0] for name in below(tensors, prefix)}, key=_number)
+    if not modules:
+        raise FileError(f"{where} has no layers {prefix}.*: it holds {some(tensors)}")
+    layers: list[tuple[int, Hidden]] = []
+    for module in modules:
+        index, name = _number(module), f"{prefix}.{module}"
+        weight = tensors.get(f"{name}.weight")
+        if index < 0 or weight is None or f"{name}.running_mean" in tensors or weight.ndim > 2:
+            raise CannotCopyError(f"{where} cannot be copied: {name} is neither a linear layer nor a LayerNorm")
+        if weight.ndim == 2:
+            layers.append((index, Hidden(linear(tensors, name, where))))
+        else:
+            layers = _with_norm(layers, tensors, name, index, where)
+    _check_gaps(layers, prefix, where)
+    return [hidden for _, hidden in layers]
+
+
+def _number(module: str) -> int:
+    return int(module) if module.isdigit() else -1
+
+
+def _with_norm(
+    layers: list[tuple[int, Hidden]], tensors: Tensors, name: str, index: int, where: str
+) -> list[tuple[int, Hidden]]:
+    """The layers, the last of them with its LayerNorm. PyTorch's files do not hold its epsilon, 1e-5 by default."""
+    if not layers or layers[-1][1].norm is not None or index - layers[-1][0] > 2 or f"{name}.bias" not in tensors:
+        raise CannotCopyError(f"{where} cannot be copied: {name} normalizes where Repolicy's networks do not")
+    before, hidden = layers[-1]
+    weight, bias = (numbers(tensors[f"{name}.{part}"], name, where) for part in ("weight", "bias"))
+    norm = LayerNorm(weight, bias, 1e-5, "before" if index - before == 1 else "after")
+    return [*layers[:-1], (before, Hidden(hidden.linear, norm))]
+
+
+def _check_gaps(layers: list[tuple[int, Hidden]], prefix: str, where: str) -> None:
+    for (before, hidden), (after, _) in itertools.pairwise(layers):
+        if after - before != (2 if hidden.norm is None else 3):
+            raise CannotCopyError(
+                f"{where} cannot be copied: between {prefix}.{before} and {prefix}.{after} there is not one activation"
+            )
+
+
+def perceptron(layers: Iterable[Hidden], output: Linear | None, activation: str, where: str) -> Perceptron:
+    """Hidden layers and a last one (of the hidden ones, where it is not given), with shapes that fit."""
+    hidden = list(layers)
+    if output is None:
+        output = hidden.pop().linear
+    network = Perceptron(tuple(hidden), output, activation)
+    for first, second in itertools.pairwise(network.layers):
+        if first.weight.shape[0] != second.weight.shape[1]:
+            raise FileError(
+                f"{where} is damaged: a layer of {first.weight.shape[0]} units goes into one that takes "
+                f"{second.weight.shape[1]}"
+            )
+    return network
+
+
+def perceptron_under(tensors: Tensors, prefix: str, activation: str, where: str) -> Perceptron:
+    """All layers of a `torch.nn.Sequential` under a name."""
+    return perceptron(sequence(tensors, prefix, where), None, activation, where)
+
+
+def activation_named(name: str, where: str) -> str:
+    """One of our activations, by any of its customary names."""
+    plain = OTHER_NAMES.get(name.lower(), name.lower())
+    if plain not in ACTIVATIONS:
+        raise CannotCopyError(f"{where} cannot be copied: its activation is {name}; {', '.join(ACTIVATIONS)} are known")
+    return plain
+
+
+def chosen_activation(
+    options: Options, default: str, library: str, recorded: str | None = None
+) -> tuple[str, list[str]]:
+    """The activation of a file that holds only weights, and a sentence about it where it was assumed."""
+    if options.file_activation is not None:
+        try:
+            return activation_named(options.file_activation, library), []
+        except CannotCopyError:
+            raise UsageError(
+                f"there is no activation {options.file_activation!r}; choose from {', '.join(ACTIVATIONS)}"
+            ) from None
+    if recorded is not None:
+        return activation_named(recorded, library), []
+    return default, [
+        f"the file does not say which activation its network has: {library}'s default, {default}, is assumed "
+        "(--file-activation says otherwise)"
+    ]
+
+
+def normalizer(mean: Array, deviation: Array, clip: float | None, where: str, count: float = 0.0) -> Normalizer:
+    """`(x − mean) / deviation`, clipped; the deviation is what the library divides by, its epsilon included."""
+    mean, deviation = (array(values).astype(np.float64).reshape(-1) for values in (mean, deviation))
+    if mean.shape != deviation.shape or not np.all(np.isfinite(mean)) or not np.all(deviation > 0.0):
+        raise FileError(f"{where} cannot be used: its observations' statistics are damaged")
+    return Normalizer(mean, 1.0 / deviation, clip, count)
+
+
+def check_width(width: int, normalizer: Normalizer | None, where: str) -> None:
+    """A normalizer must be of as many numbers as the network takes."""
+    if normalizer is not None and len(normalizer.shift) != width:
+        raise FileError(
+            f"{where} does not fit: its statistics are of {len(normalizer.shift)} numbers, the policy takes {width}"
+        )
+
+
+def some(tensors: Iterable[str], count: int = 6) -> str:
+    """The first few names, for a sentence."""
+    names = list(tensors)
+    return (", ".join(names[:count]) + (f" and {len(names) - count} more" if names[count:] else "")) or "nothing"

@@ -1,0 +1,157 @@
+"""rsl_rl's checkpoints since 1.0, and so those of legged_gym, Isaac Lab and mjlab.
+
+What changed between versions is where the state dicts lie and what their tensors are called: a row of data each. The
+activation and the kind of distribution are not in them; `params/agent.yaml`, which Isaac Lab and mjlab write beside the
+checkpoints, has them.
+"""
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from repolicy.errors import FileError
+from repolicy.policies.actions import ActionSpace
+from repolicy.readers.described import (
+    Array,
+    CannotCopyError,
+    Described,
+    Linear,
+    Normalizer,
+    Perceptron,
+    Std,
+)
+from repolicy.readers.given_by_user import agent_settings, chosen_statistics, numbers_in
+from repolicy.readers.perceptrons import (
+    below,
+    check_width,
+    chosen_activation,
+    normalizer,
+    numbers,
+    perceptron_under,
+    some,
+    tensors_of,
+)
+from repolicy.readers.reading import Options
+
+LIBRARY = "rsl_rl"
+EPSILON = 1e-2  # of EmpiricalNormalization, in all versions
+STD_RANGE = "1e-6, 1e6"  # of a std, since 5.0, unless its settings say otherwise
+ASSUMED = (
+    "without params/agent.yaml nothing says within which std_range the std is kept: rsl_rl's default, 1e-6 to 1e6, is "
+    "assumed"
+)
+
+
+class Layout(NamedTuple):
+    """Where a version keeps what."""
+
+    version: str
+    state: str
+    actor: str
+    normalizer: str
+    stds: dict[str, str]  # a tensor's name, and what links it to the std
+
+
+STDS = {"std": "identity", "log_std": "exp"}
+LATER_STDS = {"distribution.std_param": "identity", "distribution.log_std_param": "exp"}
+LAYOUTS = (
+    Layout("4 or later", "actor_state_dict", "mlp", "obs_normalizer", LATER_STDS | STDS),
+    Layout("1 to 3", "model_state_dict", "actor", "actor_obs_normalizer", STDS),
+    Layout("2 or 3, distilled", "model_state_dict", "student", "student_obs_normalizer", STDS),
+    Layout("4 or later, distilled", "student_state_dict", "mlp", "obs_normalizer", LATER_STDS),
+)
+
+
+def recognized(checkpoint: Any) -> bool:
+    """Whether a checkpoint's contents are rsl_rl's."""
+    return isinstance(checkpoint, dict) and any(isinstance(checkpoint.get(layout.state), dict) for layout in LAYOUTS)
+
+
+def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
+    where = str(path)
+    layout, tensors = _layout(checkpoint, where)
+    agent = agent_settings(path)
+    activation, notes = chosen_activation(options, "elu", LIBRARY, agent.get("activation"))
+    actor = perceptron_under(tensors, layout.actor, activation, where)
+    std, actor, more = _std(tensors, layout, actor, agent, where)
+    statistics, others = chosen_statistics(options, lambda: _normalizer(checkpoint, tensors, layout, where))
+    check_width(actor.width, statistics, where)
+    return Described(
+        LIBRARY, layout.version, "PPO", actor, ActionSpace("continuous", (len(actor.output.bias),)),
+        std=std, normalizer=statistics,
+        notes=(*notes, *more, *others, "the file does not hold the scale of actions, which the environment applies"),
+    )  # fmt: skip
+
+
+def _layout(checkpoint: dict[str, Any], where: str) -> tuple[Layout, dict[str, Array]]:
+    names: list[str] = []
+    for layout in LAYOUTS:
+        if not isinstance(checkpoint.get(layout.state), dict):
+            continue
+        tensors = tensors_of(checkpoint[layout.state], where)
+        names = list(tensors)
+        if any(name.startswith(("memory", "rnn")) for name in tensors):
+            raise CannotCopyError(f"{where} cannot be copied: the policy has a memory (a recurrent layer)")
+        if any(name.startswith(("cnn", "actor_cnn")) for name in tensors):
+            raise CannotCopyError(f"{where} cannot be copied: the policy looks at images")
+        if below(tensors, layout.actor):
+            _check_whole(tensors, layout, where)
+            return layout, tensors
+    raise FileError(
+        f"{where} looks like a checkpoint of rsl_rl, but holds no actor: {some(names)}; known are actor.*, student.* "
+        "and mlp.*"
+    )
+
+
+def _check_whole(tensors: dict[str, Array], layout: Layout, where: str) -> None:
+    """Refuse a policy with modules of its own, through which the observations may go before the actor sees them."""
+    known = (f"{layout.actor}.", f"{layout.normalizer}.", "critic", "teacher")
+    others = [name for name in tensors if not name.startswith(known) and name not in layout.stds]
+    if others:
+        raise CannotCopyError(f"{where} cannot be copied: it has {some(others)}, which no policy of rsl_rl's own has")
+
+
+def _std(
+    tensors: dict[str, Array], layout: Layout, actor: Perceptron, agent: dict[str, str], where: str
+) -> tuple[Std, Perceptron, list[str]]:
+    """One for all states, or the second half of the last layer."""
+    notes = [ASSUMED] if layout.version.startswith("4") and not agent else []
+    for name, link in layout.stds.items():
+        if name in tensors:
+            raw = numbers(tensors[name].reshape(-1), name, where)
+            if len(raw) != len(actor.output.bias):
+                raise FileError(f"{where} is damaged: {len(raw)} stds do not fit {len(actor.output.bias)} actions")
+            return Std("vector", raw, link, *_limits(link, agent)), actor, notes
+    if "Beta" in agent.get("class_names", "") or len(actor.output.bias) % 2:
+        raise CannotCopyError(f"{where} cannot be copied: its distribution is no Gaussian, or it has no std")
+    half = len(actor.output.bias) // 2
+    std_type = agent.get("std_type", agent.get("noise_std_type"))
+    link = "exp" if std_type == "log" else "identity"
+    head = Linear(actor.output.weight[half:], actor.output.bias[half:])
+    mean = Linear(actor.output.weight[:half], actor.output.bias[:half])
+    if not std_type:
+        notes.append("the std is taken from the second half of the last layer as it is (std_type: scalar)")
+    if not agent:
+        notes.append("without params/agent.yaml a Beta policy looks the same, and its copy would be wrong")
+    return Std("head", head, link, *_limits(link, agent)), Perceptron(actor.hidden, mean, actor.activation), notes
+
+
+def _limits(link: str, agent: dict[str, str]) -> tuple[float, float]:
+    """Of what a std is made of; rsl_rl keeps the std itself above 1e-6 in any case."""
+    low, high = numbers_in(agent, "std_range", STD_RANGE)
+    low = max(low, 1e-6)
+    return (low, high) if link == "identity" else (math.log(low), math.log(high))
+
+
+def _normalizer(checkpoint: dict[str, Any], tensors: dict[str, Array], layout: Layout, where: str) -> Normalizer | None:
+    """In the model since 3.0, beside it before; rsl_rl does not clip."""
+    inside = below(tensors, layout.normalizer)
+    statistics = inside or tensors_of(checkpoint.get("obs_norm_state_dict") or {}, where)
+    if not statistics:
+        return None
+    if "_mean" not in statistics or "_std" not in statistics:
+        raise FileError(f"{where} is damaged: its normalizer holds {some(statistics)}, not _mean and _std")
+    count = float(statistics["count"]) if "count" in statistics else 0.0
+    return normalizer(statistics["_mean"], statistics["_std"].astype(np.float64) + EPSILON, None, where, count)

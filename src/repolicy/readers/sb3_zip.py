@@ -1,0 +1,384 @@
+"""Stable-Baselines3's zips and sb3-contrib's, of all versions since 1.0.
+
+A zip holds `data` (JSON, in which whatever is no plain value is a pickle in base64), `policy.pth` (a state dict) and
+the version. What kind of policy it is, its tensors' names tell; its activation and its spaces are in the pickles,
+which are read through shells.
+"""
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from repolicy.errors import FileError, UsageError
+from repolicy.loading import read_bytes
+from repolicy.policies.actions import ActionSpace
+from repolicy.readers import vecnormalize
+from repolicy.readers.described import (
+    Array,
+    CannotCopyError,
+    Described,
+    Hidden,
+    Linear,
+    Normalizer,
+    Perceptron,
+    Std,
+)
+from repolicy.readers.given_by_user import check_no_other, given_std, tempered, time_is_seen, without_std
+from repolicy.readers.perceptrons import (
+    activation_named,
+    below,
+    check_width,
+    linear,
+    numbers,
+    perceptron,
+    sequence,
+    some,
+    tensors_of,
+)
+from repolicy.readers.pickled_spaces import actions_of, observations_of
+from repolicy.readers.pickles import Name, read_pickle
+from repolicy.readers.reading import Options
+from repolicy.readers.torch_files import entry, load, open_zip
+
+LIBRARY = "Stable-Baselines3"
+HOSTS = ("stable_baselines3.", "sb3_contrib.")  # whose code is known
+OWN = re.compile(  # their classes; one of another name in their modules is a fork's
+    r"(|Maskable|Recurrent)(|MultiInput)ActorCritic(|Cnn)Policy|(ARS|ARSLinear|CrossQ|DQN|QRDQN|SAC|TD3|TQC)Policy|"
+    r"(Cnn|MultiInput)Policy|(Flatten|Combined)Extractor|NatureCNN"
+)
+STANDARDIZED = "repolicy.hosts.sb3_policies.Standardized"  # the features extractor of what our adapter builds
+MASKED = "it was trained with action masks, which this copy does not apply"
+HER = ("observation", "desired_goal")  # whose numbers HER put side by side, before 1.1
+HINDSIGHT = (
+    "its observations are observation and desired_goal side by side: --env NAME?observe=observation,desired_goal"
+)
+MARKS = {  # an algorithm by a setting that only it has, the first that fits
+    "top_quantiles_to_drop_per_net": "TQC",
+    "n_quantiles": "QR-DQN",
+    "n_delta": "ARS",
+    "cg_damping": "TRPO",
+    "target_policy_noise": "TD3 or DDPG",
+    "exploration_fraction": "DQN",
+    "ent_coef_optimizer": "SAC",
+    "target_entropy": "SAC",
+    "clip_range": "PPO",
+    "gae_lambda": "A2C",
+}
+
+
+@dataclass(frozen=True)
+class Zip:
+    """A zip's contents, as its readers need them."""
+
+    where: str
+    tensors: dict[str, Array]
+    data: dict[str, Any]
+    settings: dict[str, Any]  # policy_kwargs
+    policy_class: Any
+    observations: tuple[tuple[str, int], ...]  # one group without a name, or those of a Dict
+    actions: ActionSpace
+    binary: bool  # actions that are each on or off
+
+    @property
+    def width(self) -> int:
+        return sum(size for _, size in self.observations)
+
+    @property
+    def groups(self) -> tuple[tuple[str, int], ...]:
+        """Of a Dict, its keys and their sizes; of anything else none."""
+        return self.observations if self.observations[0][0] else ()
+
+    @property
+    def hindsight(self) -> bool:
+        """Whether HER was an algorithm of its own, which made a row of numbers of a Dict."""
+        return "goal_selection_strategy" in self.data and not self.groups
+
+    @property
+    def standardizes(self) -> bool:
+        """Whether observations are normalized inside, as in a model that our adapter built."""
+        extractor = self.settings.get("features_extractor_class")
+        return isinstance(extractor, Name) and extractor.text == STANDARDIZED
+
+    def activation(self, default: str) -> str:
+        activation = self.settings.get("activation_fn")
+        if activation is None:
+            return default
+        known = isinstance(activation, Name) and activation.text.startswith("torch.nn.")
+        return activation_named(activation.last if known else _told(activation), self.where)
+
+
+class Parts(NamedTuple):
+    """What depends on the kind of policy."""
+
+    actor: Perceptron
+    std: Std | None = None
+    squashed: bool = False
+    mean_clip: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+def recognized(names: list[str]) -> bool:
+    """Whether a zip with these entries is Stable-Baselines3's."""
+    return "data" in names and "policy.pth" in names
+
+
+def read(path: Path, options: Options) -> Described:
+    """The policy in a zip, with the normalizer from the file that VecNormalize wrote."""
+    model = _open(path)
+    _check_code(model)
+    parts = _kind(model)(model, options)
+    normalizer, notes = _normalizer(path, model, options)
+    notes += (HINDSIGHT,) * model.hindsight + time_is_seen(path)
+    check_width(model.width, normalizer, str(path))
+    _check_shapes(model, parts)
+    algorithm = next((algorithm for mark, algorithm in MARKS.items() if mark in model.data), "policy")
+    return Described(
+        LIBRARY, str(model.data.get("version", "")), algorithm, parts.actor, model.actions, parts.squashed, parts.std,
+        normalizer, parts.mean_clip, clips=model.actions.kind == "continuous" and not parts.squashed,
+        groups=model.groups, notes=(*parts.notes, *notes),
+    )  # fmt: skip
+
+
+def _check_code(model: Zip) -> None:
+    """A class of the user's own may compute anything with the same tensors, such as their squares or another tanh."""
+    classes = {"policy": model.policy_class, "features extractor": model.settings.get("features_extractor_class")}
+    for part, given in classes.items():
+        ours = part == "features extractor" and model.standardizes
+        theirs = isinstance(given, Name) and given.text.startswith(HOSTS) and OWN.fullmatch(given.last)
+        if given is not None and not (ours or theirs):
+            raise CannotCopyError(
+                f"{model.where} cannot be copied: its {part} is {_told(given)}, and what that computes is not in the "
+                "file"
+            )
+
+
+def _told(given: Any) -> str:
+    """A class that is not the library's: by its name, or pickled whole, as cloudpickle does with a script's own."""
+    return given.text if isinstance(given, Name) else "a class or function of the script that trained it"
+
+
+# The kinds ------------------------------------------------------------------------------------------------------------
+
+
+def _kind(model: Zip) -> Callable[[Zip, Options], Parts]:
+    names = model.tensors
+    foreign = [name for name in names if "features_extractor." in name or "sde_net" in name]
+    if model.standardizes:
+        foreign = [name for name in foreign if "features_extractor.normalizer." not in name]
+    if any(name.startswith("lstm_") for name in names):
+        raise CannotCopyError(f"{model.where} cannot be copied: the policy has a memory (an LSTM)")
+    if foreign:
+        raise CannotCopyError(
+            f"{model.where} cannot be copied: the policy has layers of its own kind, such as {foreign[0]}"
+        )
+    for mark, reader in KINDS.items():
+        if any(name.startswith(mark) for name in names):
+            return reader
+    raise FileError(
+        f"{model.where} holds a policy of an unknown kind ({_class_name(model) or 'no class'}, tensors {some(names)}); "
+        "known are PPO, A2C, SAC, TD3, DDPG, DQN, and sb3-contrib's TRPO, TQC, QR-DQN and ARS"
+    )
+
+
+def _on_policy(model: Zip, _: Options) -> Parts:
+    where, names, activation = model.where, model.tensors, model.activation("tanh")
+    hidden = [*_maybe(model, "mlp_extractor.shared_net"), *_maybe(model, "mlp_extractor.policy_net")]
+    output = linear(names, "action_net", where)
+    std = None
+    if model.binary:  # on or off is a choice of two, with a logit of 0 for off
+        width = len(output.bias)
+        output = Linear(
+            np.stack([np.zeros_like(output.weight), output.weight], 1).reshape(2 * width, -1),
+            np.stack([np.zeros_like(output.bias), output.bias], 1).reshape(2 * width),
+        )
+    elif model.actions.kind == "continuous":
+        raw = names["log_std"]
+        std = _noise(model, raw) if raw.ndim == 2 else Std("vector", numbers(raw, "log_std", where))
+    actor = perceptron(hidden, output, activation, where)
+    notes = (MASKED,) if _class_name(model).startswith("Maskable") else ()
+    return Parts(actor, std, bool(model.settings.get("squash_output", False)), notes=notes)
+
+
+def _soft(model: Zip, _: Options) -> Parts:
+    """SAC and TQC: squashed, with a std that depends on the state."""
+    where, names = model.where, model.tensors
+    if any("running_mean" in name for name in names if name.startswith("actor.")):
+        raise CannotCopyError(f"{where} cannot be copied: the policy has batch normalization (CrossQ)")
+    hidden = _maybe(model, "actor.latent_pi")
+    noisy = "actor.log_std" in names
+    clip = float(model.settings.get("clip_mean", 2.0)) if noisy else 0.0
+    output = linear(names, "actor.mu.0" if "actor.mu.0.weight" in names else "actor.mu", where)
+    if noisy:
+        std = _noise(model, names["actor.log_std"])
+    else:
+        std = Std("head", linear(names, "actor.log_std", where), low=-20.0, high=2.0)
+    actor = perceptron(hidden, output, model.activation("relu"), where)
+    return Parts(actor, std, True, clip if clip > 0.0 else None)
+
+
+def _deterministic(model: Zip, options: Options) -> Parts:
+    """TD3 and DDPG: the mean ends in tanh, and the std is the user's (of the action before tanh)."""
+    actor = perceptron(_maybe(model, "actor.mu"), None, model.activation("relu"), model.where)
+    return Parts(actor, given_std(options, model.actions.width), True, notes=without_std(options))
+
+
+def _searched(model: Zip, options: Options) -> Parts:
+    """ARS: no std either; a linear policy has no hidden layer, and sb3-contrib 1.x gave its one layer no number."""
+    squashed = bool(model.settings.get("squash_output", _class_name(model) != "ARSLinearPolicy"))
+    alone = "action_net.weight" in model.tensors
+    output = linear(model.tensors, "action_net", model.where) if alone else None
+    hidden = [] if alone else sequence(model.tensors, "action_net", model.where)
+    actor = perceptron(hidden, output, model.activation("relu"), model.where)
+    if model.actions.kind == "discrete":
+        return Parts(tempered(actor, options, model.where))
+    return Parts(actor, given_std(options, model.actions.width), squashed, notes=without_std(options))
+
+
+def _values(model: Zip, options: Options) -> Parts:
+    network = perceptron(_maybe(model, "q_net.q_net"), None, model.activation("relu"), model.where)
+    return Parts(tempered(network, options, model.where))
+
+
+def _quantiles(model: Zip, options: Options) -> Parts:
+    """QR-DQN: a value is the mean of its quantiles, which the last layer can take itself."""
+    network = perceptron(_maybe(model, "quantile_net.quantile_net"), None, model.activation("relu"), model.where)
+    choices = sum(model.actions.sizes)
+    if len(network.output.bias) % choices:
+        raise FileError(f"{model.where} is damaged: {len(network.output.bias)} quantiles do not fit {choices} actions")
+    weight = network.output.weight.reshape(-1, choices, network.output.weight.shape[1]).mean(0, np.float64)
+    bias = network.output.bias.reshape(-1, choices).mean(0, np.float64)
+    output = Linear(weight.astype(np.float32), bias.astype(np.float32))
+    return Parts(tempered(Perceptron(network.hidden, output, network.activation), options, model.where))
+
+
+KINDS: dict[str, Callable[[Zip, Options], Parts]] = {  # by how the names of tensors begin; the order matters
+    "quantile_net.quantile_net.": _quantiles,
+    "q_net.q_net.": _values,
+    "actor.latent_pi.": _soft,
+    "actor.log_std": _soft,
+    "actor.mu.": _deterministic,
+    "value_net.": _on_policy,
+    "action_net.": _searched,
+}
+
+
+def _noise(model: Zip, raw: Array) -> Std:
+    """gSDE: the features' squares times a matrix of variances, and 1e-6."""
+    width = model.actions.width
+    matrix = numbers(np.broadcast_to(raw, (len(raw), width)), "log_std", model.where)
+    return Std("features", matrix, "expln" if model.settings.get("use_expln", False) else "exp", floor=1e-3)
+
+
+def _maybe(model: Zip, prefix: str) -> list[Hidden]:
+    """The layers under a name, none where there are none: a policy may have no hidden layer of its own."""
+    return sequence(model.tensors, prefix, model.where) if below(model.tensors, prefix) else []
+
+
+def _check_shapes(model: Zip, parts: Parts) -> None:
+    inputs, outputs, wanted = parts.actor.width, len(parts.actor.output.bias), sum(model.actions.sizes)
+    if inputs != model.width or outputs != wanted:
+        raise FileError(
+            f"{model.where} is damaged: its network takes {inputs} numbers and gives {outputs}, its spaces have "
+            f"{model.width} and {wanted}"
+        )
+
+
+# The zip --------------------------------------------------------------------------------------------------------------
+
+
+def _open(path: Path) -> Zip:
+    where = str(path)
+    archive = open_zip(read_bytes(path), where)
+    try:
+        data = json.loads(entry(archive, "data", where))
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{where} is damaged: its data is no JSON ({error})") from None
+    if not isinstance(data, dict):
+        raise FileError(f"{where} is damaged: its data is no table")
+    if "_stable_baselines3_version" in archive.namelist():
+        data["version"] = entry(archive, "_stable_baselines3_version", where)[:40].decode("ascii", "replace").strip()
+    settings = _value(data, "policy_kwargs", where)
+    settings = settings if isinstance(settings, dict) else {}
+    space, binary = actions_of(_value(data, "action_space", where), where)
+    return Zip(
+        where,
+        tensors_of(load(entry(archive, "policy.pth", where), f"policy.pth in {where}"), where),
+        data,
+        settings,
+        _value(data, "policy_class", where),
+        observations_of(_value(data, "observation_space", where), where),
+        space,
+        binary,
+    )
+
+
+def _value(data: dict[str, Any], name: str, where: str) -> Any:
+    """A setting: as it is, or out of its pickle."""
+    value = data.get(name)
+    if not isinstance(value, dict) or ":serialized:" not in value:
+        return value
+    try:
+        content = base64.b64decode(value[":serialized:"])
+    except (binascii.Error, TypeError, ValueError) as error:
+        raise FileError(f"{where} is damaged: {name} cannot be decoded ({error})") from None
+    return read_pickle(content, f"{name} in {where}")
+
+
+def _class_name(model: Zip) -> str:
+    return model.policy_class.last if isinstance(model.policy_class, Name) else ""
+
+
+# The normalizer -------------------------------------------------------------------------------------------------------
+
+
+def _normalizer(path: Path, model: Zip, options: Options) -> tuple[Normalizer | None, tuple[str, ...]]:
+    """From the file that the user names, or where VecNormalize's files lie; missing if the policy needs one."""
+    if model.standardizes:
+        check_no_other(options, str(path))
+        return _inside(model), ()
+    needed = _was_normalized(model)
+    if options.vecnormalize == "none":
+        return None, ("observations are not normalized, as you asked for",)
+    file = Path(options.vecnormalize) if options.vecnormalize else None
+    if file is None and needed is not False:
+        file = vecnormalize.beside(path)
+    if file is not None:
+        keys = HER if model.hindsight else tuple(key for key, _ in model.groups)
+        statistics = vecnormalize.read(file, keys)
+        done = "normalized by" if statistics is not None else "not normalized, as it says in"
+        return statistics, (f"observations are {done} {file.name}",)
+    if needed:
+        raise UsageError(
+            f"{path} was trained with VecNormalize, and its statistics are not beside it: name their file with "
+            "--vecnormalize (or say none, and it will act badly)"
+        )
+    if needed is None:
+        return None, ("the file does not tell whether VecNormalize was used, and no file of its is beside it",)
+    return None, ()
+
+
+def _inside(model: Zip) -> Normalizer:
+    """The normalizer in a network that our adapter built."""
+    try:
+        mean, var, count = (model.tensors[f"features_extractor.normalizer.{name}"] for name in ("mean", "var", "count"))
+        bound = model.settings["features_extractor_kwargs"]["bound"]
+        return Normalizer(mean, (var + 1e-8) ** -0.5, None if bound is None else float(bound), float(count))
+    except (KeyError, TypeError, ValueError):
+        raise FileError(f"{model.where} is damaged: the normalizer of its observations is not whole") from None
+
+
+def _was_normalized(model: Zip) -> bool | None:
+    """Whether VecNormalize was used: the on-policy algorithms keep the observations before it only if it was.
+
+    The others always keep them, so that their zips do not tell.
+    """
+    if "_last_original_obs" not in model.data or ("n_epochs" not in model.data and "gae_lambda" not in model.data):
+        return None
+    return model.data["_last_original_obs"] is not None

@@ -1,0 +1,115 @@
+"""skrl's checkpoints: a state dict a module, with whatever names the user's model has.
+
+The layers are taken in the order in which the model registered them, which is the order in which skrl's own model
+builder runs them.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repolicy.errors import FileError
+from repolicy.policies.actions import ActionSpace
+from repolicy.readers.described import CannotCopyError, Described, Hidden, Normalizer, Std
+from repolicy.readers.given_by_user import (
+    agent_settings,
+    chosen_statistics,
+    given_std,
+    listed,
+    numbers_in,
+    without_std,
+)
+from repolicy.readers.perceptrons import (
+    check_width,
+    chosen_activation,
+    linear,
+    normalizer,
+    numbers,
+    perceptron,
+    some,
+    tensors_of,
+)
+from repolicy.readers.reading import Options
+
+LIBRARY = "skrl"
+PREPROCESSORS = ("observation_preprocessor", "state_preprocessor")
+EPSILON, CLIP = 1e-8, 5.0  # of RunningStandardScaler
+LOG_STD = "log_std_parameter"
+UNSAID = (
+    "the file does not say whether the mean goes through a function after its last layer, such as tanh, or whether the "
+    "log-std is kept within other bounds than -20 and 2: neither is assumed (params/agent.yaml would say it; export a "
+    "policy with such a function to ONNX or TorchScript)"
+)
+OTHERS = ("value", "optimizer", "policy_optimizer", "target_policy")  # one of these is beside the policy
+
+
+def recognized(saved: Any) -> bool:
+    """Whether a checkpoint's contents are skrl's."""
+    return isinstance(saved, dict) and isinstance(saved.get("policy"), dict) and any(name in saved for name in OTHERS)
+
+
+def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
+    where = str(path)
+    tensors = tensors_of(checkpoint["policy"], where)
+    names = [name.removesuffix(".weight") for name, values in tensors.items() if name.endswith(".weight")]
+    names = [name for name in names if not name.split(".")[0].startswith("value")]
+    if any(tensors[f"{name}.weight"].ndim != 2 for name in names) or any("_ih_l" in name for name in tensors):
+        raise CannotCopyError(
+            f"{where} cannot be copied: its policy has other layers than linear ones ({some(tensors)})"
+        )
+    deterministic = "target_policy" in checkpoint  # TD3 and DDPG
+    if len(names) < 1 or (LOG_STD not in tensors and not deterministic):
+        raise FileError(f"{where} holds no Gaussian policy with {LOG_STD}: it holds {some(tensors)}")
+    agent = agent_settings(path)
+    activation, notes = chosen_activation(options, "elu", LIBRARY, _activation(agent, where))
+    actor = perceptron([Hidden(linear(tensors, name, where)) for name in names], None, activation, where)
+    width = len(actor.output.bias)
+    if deterministic:
+        std, notes = given_std(options, width), [*notes, *without_std(options)]
+    else:
+        raw = numbers(tensors[LOG_STD].reshape(-1), LOG_STD, where)
+        if len(raw) != width:
+            raise FileError(f"{where} is damaged: {len(raw)} stds do not fit {width} actions")
+        std = Std("vector", raw, "exp", *_limits(agent))
+    statistics, more = chosen_statistics(options, lambda: _normalizer(checkpoint, where))
+    check_width(actor.width, statistics, where)
+    if "output" not in agent:
+        more.append(UNSAID)
+    elif agent["output"] != "ACTIONS":
+        raise CannotCopyError(f"{where} cannot be copied: params/agent.yaml says that its output is {agent['output']}")
+    version = "2" if "observation_preprocessor" in checkpoint else ""
+    kind = "TD3 or DDPG" if deterministic else "Gaussian policy"
+    return Described(
+        LIBRARY, version, kind, actor, ActionSpace("continuous", (width,)), std=std, normalizer=statistics,
+        notes=(*notes, *more),
+    )  # fmt: skip
+
+
+def _activation(agent: dict[str, str], where: str) -> str | None:
+    """The one activation in a run's settings, of which each hidden layer may have its own."""
+    if "activations" not in agent:
+        return None
+    names = {*listed(agent["activations"])}
+    if len(names) > 1:
+        raise CannotCopyError(f"{where} cannot be copied: its layers have different activations")
+    return names.pop()
+
+
+def _limits(agent: dict[str, str]) -> tuple[float, float]:
+    """Of a log-std: skrl's defaults, unless the run's settings say otherwise."""
+    if agent.get("clip_log_std", "true").lower() == "false":
+        return -math.inf, math.inf
+    [low], [high] = numbers_in(agent, "min_log_std", "-20"), numbers_in(agent, "max_log_std", "2")
+    return low, high
+
+
+def _normalizer(checkpoint: dict[str, Any], where: str) -> Normalizer | None:
+    for name in PREPROCESSORS:
+        statistics = tensors_of(checkpoint.get(name) or {}, where)
+        if "running_mean" in statistics and "running_variance" in statistics:
+            deviation = np.sqrt(statistics["running_variance"].astype(np.float32)).astype(np.float64) + EPSILON
+            count = float(statistics.get("current_count", np.float64(0.0)))
+            return normalizer(statistics["running_mean"].astype(np.float32), deviation, CLIP, where, count)
+    return None

@@ -1,0 +1,240 @@
+"""TorchScript files that are a perceptron: their weights are copied, and nothing of them is run.
+
+The zip holds the modules (a pickle, read through shells) and their code as text. The text is followed with a few
+operations only, each of which becomes a step of a chain; whatever else stands there ends the attempt. TorchScript that
+is something else is a program, and only PyTorch itself can run it.
+"""
+
+import ast
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repolicy.errors import FileError
+from repolicy.loading import read_bytes
+from repolicy.readers.chain import Chain, recognize
+from repolicy.readers.described import CannotCopyError, Described
+from repolicy.readers.given_by_user import given_std, statistics, without_std
+from repolicy.readers.operations import OPERATIONS, Moving, is_part
+from repolicy.readers.pickles import Name, Shell, read_pickle
+from repolicy.readers.reading import Options
+from repolicy.readers.torch_files import entry, find_root, open_zip, zip_storages
+
+MEMORIES = ("LSTM", "GRU", "RNN")
+HOOKS = ("__forward_hooks__", "__forward_pre_hooks__")
+BUDGET = 20_000  # statements and expressions that are looked at
+
+
+def recognized(names: list[str]) -> bool:
+    """Whether a zip with these entries is TorchScript."""
+    return any(name.endswith("constants.pkl") for name in names) and any("/code/" in name for name in names)
+
+
+def read(path: Path, options: Options) -> Described:
+    """The perceptron in a TorchScript file; CannotCopyError where it is something else."""
+    where = str(path)
+    archive = open_zip(read_bytes(path), where)
+    root = find_root(archive, where)
+    module = read_pickle(entry(archive, f"{root}data.pkl", where), where, zip_storages(archive, f"{root}data/", where))
+    memory = _memory(module)
+    if memory:
+        raise CannotCopyError(f"{where} cannot be copied: the policy has a memory ({memory})")
+    constants = entry(archive, f"{root}constants.pkl", where)
+    values = read_pickle(constants, where, zip_storages(archive, f"{root}constants/", where))
+    result = _followed(_Code(archive, root, where, values), module, where)
+    recognized = recognize(result.chain, _width(result.chain, where), where)
+    normalizer = statistics(recognized.normalizer, recognized.network.width, options, where)
+    notes = ["the file does not normalize observations"] * (normalizer is None)
+    std = None
+    if recognized.argmax:
+        notes.append("the largest of the outputs is chosen: they are taken as logits")
+    else:
+        std = given_std(options, len(recognized.network.output.bias))
+        notes += without_std(options)
+    return recognized.described("TorchScript", "", std, normalizer, tuple(notes))
+
+
+def _followed(code: "_Code", module: Any, where: str) -> Moving:
+    try:
+        code.check_no_hooks(module)
+        result = code.method(module, "forward", [Moving(())])
+    except RecursionError:
+        raise CannotCopyError(f"{where} cannot be copied: its code calls itself") from None
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, SyntaxError, ArithmeticError) as error:
+        raise CannotCopyError(f"{where} cannot be copied: its code is none of a perceptron ({error!r:.80})") from None
+    if not isinstance(result, Moving):
+        raise CannotCopyError(f"{where} cannot be copied: its code does not return one array of actions")
+    return result
+
+
+def _memory(module: Any) -> str:
+    """The class of a recurrent layer among the modules, if there is one."""
+    waiting, seen = [module], set[Shell]()
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Shell) and part not in seen:
+            if part.last in MEMORIES:
+                return part.last
+            seen.add(part)
+            waiting += part.state.values()
+    return ""
+
+
+def _width(chain: Chain, where: str) -> int:
+    first = next((step for step in chain if step.name == "linear"), None)
+    if first is None:
+        raise CannotCopyError(f"{where} cannot be copied: it has no linear layer")
+    return int(np.asarray(first.scale).shape[1])
+
+
+# Following the code ---------------------------------------------------------------------------------------------------
+
+
+class _Code:
+    """The functions in a TorchScript file, followed as text."""
+
+    def __init__(self, archive: zipfile.ZipFile, root: str, where: str, constants: Any) -> None:
+        self.archive, self.root, self.where, self.constants = archive, root, where, constants
+        self.files: dict[str, ast.Module] = {}
+        self.left = BUDGET
+
+    def refuse(self, what: str) -> CannotCopyError:
+        return CannotCopyError(f"{self.where} cannot be copied: its code has {what}, which no perceptron of ours has")
+
+    def tree(self, module: str) -> ast.Module:
+        """A file of code; `__torch__.a.b` is in code/__torch__/a/b.py."""
+        if module not in self.files:
+            text = entry(self.archive, f"{self.root}code/{module.replace('.', '/')}.py", self.where)
+            try:
+                self.files[module] = ast.parse(text.decode("utf-8", "replace"))
+            except (MemoryError, RecursionError):  # of Python's parser
+                raise self.refuse("a line that is nested too deep") from None
+        return self.files[module]
+
+    def members(self, shell: Any) -> list[ast.stmt]:
+        """What stands in the class of a module."""
+        if not isinstance(shell, Shell) or not isinstance(shell.name, Name):
+            raise self.refuse("a call of something that is no module")
+        module, _, class_name = shell.name.text.rpartition(".")
+        for node in self.tree(module).body:
+            if isinstance(node, ast.ClassDef) and node.name == class_name:
+                return node.body
+        raise FileError(f"{self.where} is not whole: the code of {class_name} is missing in it")
+
+    def check_no_hooks(self, shell: Any) -> None:
+        """Refuse hooks of the whole module: PyTorch itself calls them. (Those of its parts are called in the code.)"""
+        for node in self.members(shell):
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in HOOKS and ast.literal_eval(node.value):
+                raise self.refuse("a hook")
+
+    def method(self, shell: Any, name: str, args: list[Any]) -> Any:
+        return self.run(_function(self.members(shell), name), [shell, *args])
+
+    def function(self, name: str, args: list[Any]) -> Any:
+        module, _, last = name.rpartition(".")
+        return self.run(_function(self.tree(module).body, last), args)
+
+    def run(self, function: ast.FunctionDef, args: list[Any]) -> Any:
+        names = [argument.arg for argument in function.args.args]
+        defaults = [self.value(node, {}) for node in function.args.defaults]
+        missing = len(names) - len(args)
+        given = [*args, *defaults[len(defaults) - missing :]] if missing else args
+        local = dict(zip(names, given, strict=True))
+        returned = self.block(function.body, local)
+        return returned[0] if returned else None
+
+    def block(self, body: list[ast.stmt], local: dict[str, Any]) -> tuple[Any] | None:
+        """The value that is returned, in a tuple; None where nothing is returned."""
+        for node in body:
+            if isinstance(node, ast.Return):
+                return (None if node.value is None else self.value(node.value, local),)
+            if isinstance(node, ast.Assign):
+                self.assign(node.targets[0], self.value(node.value, local), local)
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
+                self.assign(node.target, self.value(node.value, local), local)
+            elif isinstance(node, ast.If):
+                test = self.value(node.test, local)
+                if not isinstance(test, bool):
+                    raise self.refuse("a branch that depends on the observations")
+                returned = self.block(node.body if test else node.orelse, local)
+                if returned:
+                    return returned
+            elif not isinstance(node, ast.Pass):
+                raise self.refuse(f"a statement of the kind {type(node).__name__}")
+        return None
+
+    def assign(self, target: ast.expr, value: Any, local: dict[str, Any]) -> None:
+        if isinstance(target, ast.Name):
+            local[target.id] = value
+        elif isinstance(target, ast.Tuple):
+            for name, part in zip(target.elts, value, strict=True):
+                self.assign(name, part, local)
+        else:
+            raise self.refuse("an assignment to a part of something")
+
+    def value(self, node: ast.expr, local: dict[str, Any]) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise self.refuse("more code")
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Name():
+                return local[node.id] if node.id in local else Name(node.id)
+            case ast.UnaryOp(op=ast.USub()):
+                return -self.value(node.operand, local)
+            case ast.List() | ast.Tuple():
+                return [self.value(part, local) for part in node.elts]
+            case ast.Subscript():
+                return self.value(node.value, local)[self.value(node.slice, local)]
+            case ast.Attribute():
+                return self.attribute(self.value(node.value, local), node.attr)
+            case ast.Call():
+                return self.call(node, local)
+        raise self.refuse(f"an expression of the kind {type(node).__name__}")
+
+    def attribute(self, base: Any, name: str) -> Any:
+        if isinstance(base, Name):
+            return self.constants[int(name[1:])] if base.text == "CONSTANTS" else Name(f"{base.text}.{name}")
+        if isinstance(base, Shell):
+            return base.state[name]
+        raise self.refuse(f"the attribute {name} of a value")
+
+    def call(self, node: ast.Call, local: dict[str, Any]) -> Any:
+        args = [self.value(argument, local) for argument in node.args]
+        named = {keyword.arg: self.value(keyword.value, local) for keyword in node.keywords if keyword.arg}
+        if isinstance(node.func, ast.Attribute):
+            base = self.value(node.func.value, local)
+            if isinstance(base, Shell):
+                return self.method(base, node.func.attr, args)
+        name = self.value(node.func, local)
+        if not isinstance(name, Name):
+            raise self.refuse("a call of a value")
+        if name.text == "getattr":
+            return self.attribute(args[0], args[1])
+        if name.text in ("annotate", "unchecked_cast"):
+            return args[1]
+        if name.text.startswith("__torch__."):
+            return self.function(name.text, args)
+        operator = name.text.removeprefix("torch.")
+        operation = OPERATIONS.get(operator.removesuffix("_")) if operator != name.text else None
+        result = operation(args, named) if operation else None
+        if result is None:
+            raise self.refuse(name.text)
+        return self.in_place(args[0], result, name.text) if operator.endswith("_") else result
+
+    def in_place(self, target: Any, result: Any, name: str) -> Moving:
+        """The same value, changed for all who hold it; a part of another value would change that one too."""
+        if not isinstance(target, Moving) or not isinstance(result, Moving) or is_part(target) or target.cast:
+            raise self.refuse(f"{name} in place")
+        target.chain = result.chain
+        return target
+
+
+def _function(body: list[ast.stmt], name: str) -> ast.FunctionDef:
+    function = next((node for node in body if isinstance(node, ast.FunctionDef) and node.name == name), None)
+    if function is None:
+        raise KeyError(name)
+    return function

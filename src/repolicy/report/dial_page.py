@@ -1,0 +1,306 @@
+"""The page of a dial: what positions between prior and customized policy are worth, and sliders over them."""
+
+import math
+import shlex
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from repolicy.envs import addons
+from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.errors import UsageError
+from repolicy.loading import as_file_name, file_sum, read_json
+from repolicy.many.tradeoff import Found, Point
+from repolicy.objective import RANGES
+from repolicy.policies.dialed_policy import Conditioned
+from repolicy.policies.file import SavedPolicy, read_card, save_policy
+from repolicy.policies.policy import Policy
+from repolicy.policies.storage import check_shape, finite, is_own, write_bytes, write_json
+from repolicy.priors.dials import How, beyond, prior_of, turned
+from repolicy.priors.finding import beside
+from repolicy.ranges import Dial
+from repolicy.report import page
+from repolicy.report.movie import Shot
+from repolicy.report.run_page import filmed
+from repolicy.report.sweep_page import (
+    SCRIPT,
+    Beside,
+    every_point,
+    figures,
+    legend,
+    one_slider,
+    over,
+    slider,
+    tables,
+    tradeoff,
+)
+from repolicy.runs import ranks
+
+POSITIONS = tuple(index / 10 for index in range(11))
+STOPS = (11, 5, 3, 2)  # of each dial, where there are one to four: 11 to 27 positions in all
+TURNS = Literal["mixture", "weights", "trained"]
+WORDS = {
+    "mixture": "the geometric mixture of both policies: each action's probability is multiplied, not averaged",
+    "weights": "the networks' numbers, taken between their values before and after",
+}
+
+
+class Meaning(NamedTuple):
+    """What a trained dial's weight is called, what it is the weight of, and what its two ends do."""
+
+    letter: str
+    weight: str
+    low: str
+    high: str
+
+
+MEANINGS = {
+    "omega": Meaning(
+        "ω′", "ω′, the weight on the old behavior", "less weight on the prior", "more weight on the prior"
+    ),
+    "alpha": Meaning("α̂", "α̂, the weight on variety", "less variety", "more variety"),
+}
+
+
+def meaning(dial: Dial) -> Meaning:
+    plain = Meaning(dial.name, f"the weight of the add-on {dial.name}", f"less {dial.name}", f"more {dial.name}")
+    return MEANINGS.get(dial.name, plain)
+
+
+@dataclass(frozen=True)
+class Turning:
+    """A customized policy's file, and how to turn between its prior and it. A position has a value for each dial."""
+
+    path: Path
+    saved: SavedPolicy
+    mixes: How = "mixture"  # how it turns where no dial was trained
+    env: str = ""  # of the report, as all that follows
+    addons: tuple[str, ...] = ()
+    out: Path = Path()
+    beside: tuple[Beside, ...] = ()  # points that were trained one by one
+
+    @property
+    def how(self) -> TURNS:
+        return "trained" if self.trained else self.mixes
+
+    @cached_property
+    def checksum(self) -> str:
+        return file_sum(self.path)
+
+    @property
+    def trained(self) -> tuple[Dial, ...]:
+        """The dials that the policy was trained with; none where the dial is between it and its prior."""
+        return self.saved.policy.dials if isinstance(self.saved.policy, Conditioned) else ()
+
+    @property
+    def stops(self) -> list[list[float]]:
+        """The values of each dial that are shown."""
+        return [dial.spread(STOPS[len(self.trained) - 1]) for dial in self.trained] or [[*POSITIONS]]
+
+    @property
+    def positions(self) -> list[tuple[float, ...]]:
+        return [*product(*self.stops)]
+
+    def named(self, position: Sequence[float]) -> dict[str, float]:
+        return dict(zip([dial.name for dial in self.trained] or ["t"], position, strict=True))
+
+    def written(self, position: Sequence[float]) -> list[tuple[str, str]]:
+        """The values in words, each behind its dial's name, which is empty where there is but one."""
+        return [(name if len(position) > 1 else "", exactly(value)) for name, value in self.named(position).items()]
+
+    def asked(self, number: float | None, values: dict[str, float]) -> tuple[tuple[float, ...], str]:
+        """The position that a number alone or named values ask for, and a warning where it lies beyond the ends."""
+        if isinstance(self.saved.policy, Conditioned):
+            values = self.saved.policy.chosen(number, values)
+            warning = self.saved.policy.beyond(values)
+            return tuple(dial.nearest(values[dial.name]) for dial in self.trained), warning
+        if number is None:
+            raise UsageError(f"{self.path} has no trained dial: --at takes one number, where 0 is the prior")
+        return (number,), beyond(number)
+
+    def at(self, position: Sequence[float]) -> Policy:
+        if isinstance(self.saved.policy, Conditioned):
+            dials = zip(self.trained, position, strict=True)
+            return self.saved.policy.placed([dial.place(value) for dial, value in dials])
+        (t,) = position
+        return turned(prior_of(self.saved, self.path), self.saved.policy, t, self.mixes)
+
+    def save(self, position: Sequence[float], path: Path) -> None:
+        """The policy at a position, in a file that any command takes; a file that is no such position is left alone."""
+        if path.suffix != ".safetensors":
+            raise UsageError(f"--out is {path}; a policy's file is called NAME.safetensors")
+        if path.exists() and not (is_own(path) and "dial" in read_card(path)):
+            raise UsageError(f"{path} is there already, and not a position of a dial: choose another --out")
+        save_policy(path, self.at(position), self.card(position), self.saved.prior)
+
+    def card(self, position: Sequence[float]) -> dict[str, Any]:
+        """The run's request at that position, and where it is on the dials; the scores were another's."""
+        card, values = self.saved.card, self.named(position)
+        rest = {key: card[key] for key in ("request", "versions", "steps") if key in card}
+        where = ", ".join(f"{name} = {exactly(value)}" for name, value in values.items())
+        place: dict[str, Any] = {"values": values} if self.trained else {"at": position[0]}
+        if self.trained and "request" in rest:
+            objective = {key: value for key, value in rest["request"].get("objective", {}).items() if key not in RANGES}
+            objective |= {name: value for name, value in values.items() if name in RANGES.values()}
+            wishes = [*addons.at(rest["request"].get("addons", ()), values)]
+            rest["request"] = rest["request"] | {"objective": objective, "addons": wishes}
+        place |= {"how": self.how, "of": str(self.path), "sha256": self.checksum}
+        return rest | {"which": f"{self.how} at {where}", "dial": place}
+
+    def file(self, position: Sequence[float], words: str) -> Path:
+        """Where a position is kept, beside the policy."""
+        each = [f"{as_file_name(name)}-{value}" if name else value for name, value in self.written(position)]
+        return beside(self.path) / f"{'-'.join([self.path.stem, words, *each])}.safetensors"
+
+    def command(self, position: Sequence[float]) -> str:
+        """What exports a position."""
+        how = ["--how", self.how] if self.how == "weights" else []
+        places = [f"{name}={value}" if name else value for name, value in self.written(position)]
+        words = [word for place in places for word in ("--at", place)]
+        target = str(self.file(position, "at"))
+        return shlex.join(["repolicy", "dial", str(self.path), *words, *how, "--out", target])
+
+
+def exactly(value: float) -> str:
+    """In few digits, but as many as it takes to tell it from any other."""
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+
+
+def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lambda _: None) -> Found:
+    """Every position's episodes: with the mean action, and sampled; the same seeds for all, in one thread.
+
+    A dialed add-on counts once at every position, so that positions can be compared.
+    """
+    once = addons.at(dial.addons, {each.name: 1.0 for each in addons.dials(dial.addons)})
+    addon, prior = addons.combined(once), prior_of(dial.saved, dial.path)
+    points = []
+
+    def run(policy: Policy, stochastic: bool) -> Evaluation:
+        return evaluate(
+            policy, dial.env, episodes, addon=addon, prior=prior, stochastic=stochastic, seed=EVALUATION_SEED
+        )
+
+    with ranks.one_thread():
+        if dial.trained:
+            points.append(Point(math.inf, dial.path, mean=run(prior, False), sampled=run(prior, True)))
+        for done, position in enumerate(dial.positions):
+            progress(done)
+            policy, value, label = dial.at(position), position[0], ""
+            if len(position) > 1:
+                named = zip(dial.trained, position, strict=True)
+                value, label = math.nan, ", ".join(f"{meaning(each).letter} {exactly(value)}" for each, value in named)
+            points.append(Point(value, dial.path, mean=run(policy, False), sampled=run(policy, True), label=label))
+    letter = "t"
+    if dial.trained:
+        letter = meaning(dial.trained[0]).letter if len(dial.trained) == 1 else "position"
+    return Found(
+        {"env": dial.env, "addons": list(once)}, dial.out, points[0], points[1:] if dial.trained else points, [],
+        addon.metric_name, letter, in_a_row=len(dial.trained) < 2,
+    )  # fmt: skip
+
+
+def write_dial_report(dial: Turning, swept: Found, say: Callable[[str], None] = lambda _: None) -> Path:
+    """Film every position, and write `report.html` and `dial.json` into the dial's folder."""
+    pictures, complaint = _filmed(dial, say)
+    write_json(dial.out / "dial.json", as_dict(dial, swept))
+    path = dial.out / "report.html"
+    write_bytes(path, _html(dial, swept, pictures, complaint).encode())
+    return path
+
+
+def as_dict(dial: Turning, swept: Found) -> dict[str, Any]:
+    """What `dial.json` holds; numbers that are not finite become null."""
+
+    def described(point: Point, at: Any) -> dict[str, Any]:
+        distance = {"at": at, "kl": point.kl, "log_prior": point.log_prior}
+        return distance | {"mean_action": point.by_mean.as_dict(), "sampled_action": point.by_samples.as_dict()}
+
+    whose: dict[str, Any] = {"of": str(dial.path), "sha256": dial.checksum, "how": dial.how}
+    whose |= {"prior": described(swept.prior, swept.prior.omega)} if dial.trained else {}
+    places = [each[0] if len(each) == 1 else dial.named(each) for each in dial.positions]
+    positions = [described(point, at) for point, at in zip(swept.points, places, strict=True)]
+    return dict(finite(whose | swept.request | {"positions": positions}))
+
+
+def points_of(sweep: Path, env: str, wishes: Sequence[str]) -> tuple[Beside, ...]:
+    """The points of a sweep of the same task, from its folder; those whose wish is known."""
+    path = sweep / "sweep.json"
+    content = read_json(path)
+    point = {"omega": float, "kl": float, "mean_action": {"summary": {str: {}}}}
+    check_shape(content, {"request": {"env": str, "addons": [str]}, "points": [point]}, str(path))
+    swept = content["request"]
+    if (swept["env"], swept["addons"]) != (env, list(wishes)):
+        raise UsageError(
+            f"{sweep} is a sweep of {' + '.join(swept['addons'])} in {swept['env']}, and the dial is of "
+            f"{' + '.join(wishes)} in {env}: their points do not belong into one drawing"
+        )
+    found = []
+    for point in content["points"]:
+        means = {name: each.get("mean") for name, each in point["mean_action"]["summary"].items()}
+        known = {name: float(value) for name, value in means.items() if isinstance(value, int | float)}
+        if "addon_reward" in known:
+            found.append(Beside(point["omega"], known.get("basic_reward"), point["kl"], known["addon_reward"]))
+    return tuple(found)
+
+
+def _filmed(dial: Turning, say: Callable[[str], None]) -> tuple[list[bytes | None], str]:
+    """A film of each position, from files, because films are made from files."""
+    with tempfile.TemporaryDirectory(prefix="repolicy-dial-") as folder:
+        files = [Path(folder, f"{index}.safetensors") for index in range(len(dial.positions))]
+        for position, file in zip(dial.positions, files, strict=True):
+            dial.save(position, file)
+        shots = [Shot(str(file), dial.env) for file in files]
+        return filmed([Shot(str(files[0]), dial.env, which="prior"), *shots] if dial.trained else shots, say)
+
+
+def _lead(dial: Turning, swept: Found) -> str:
+    """What the page is of, in a sentence or two."""
+    file, verdict = escape(str(dial.path)), f"{escape(swept.verdict[0].upper() + swept.verdict[1:])}."
+    if not dial.trained:
+        return f"Between the prior (t = 0) and {file} (t = 1): {WORDS[dial.how]}. Nothing was trained. {verdict}"
+    weights = " and ".join(escape(meaning(each).weight) for each in dial.trained)
+    inputs = f"{weights}, as an input" if len(dial.trained) == 1 else f"{weights} as inputs"
+    hollow = f"Beside it, hollow: {len(dial.beside)} points of a sweep, each trained for itself." if dial.beside else ""
+    lead = f"{file}: one run trained a policy that takes {inputs}. {hollow}"
+    return f"{lead} {verdict}" if swept.in_a_row else lead
+
+
+def _sliders(dial: Turning, swept: Found) -> list[str]:
+    """One for each dial, in the middle at first; that of one dial begins at its best position."""
+    if swept.in_a_row:
+        *_, left, right = meaning(dial.trained[0]) if dial.trained else ("prior", "customized")
+        return [slider(swept, swept.first, left, right)]
+    return [
+        one_slider(f"dial-{index}", what.weight, [f"{what.letter} {exactly(stop)}" for stop in stops], len(stops) // 2,
+                   what.low, what.high)
+        for index, (what, stops) in enumerate(zip(map(meaning, dial.trained), dial.stops, strict=True))
+    ]  # fmt: skip
+
+
+def _html(dial: Turning, swept: Found, pictures: Sequence[bytes | None], complaint: str) -> str:
+    several = len(dial.trained) > 1
+    commands = [
+        f'<div class="beneath" data-shown="{index}">{page.command(dial.command(position))}</div>'
+        for index, position in enumerate(dial.positions)
+    ]
+    note = over(swept)
+    if dialed := [each.name for each in dial.trained if each.name not in MEANINGS]:
+        note += f" In the add-on reward the weight of {escape(' and of '.join(dialed))} is 1 at every position."
+    parts = [
+        page.section(
+            "Turn the dials" if several else "Turn the dial",
+            *_sliders(dial, swept),
+            page.films(figures(swept, pictures if dial.trained else [pictures[0], *pictures]), complaint),
+            *tables(swept),
+        ),
+        page.section("Keep this position", *commands, note="Writes it as a policy's file, which every command takes."),
+        *([] if several else [page.section("The trade-off", tradeoff(swept, dial.beside), note=legend(swept))]),
+        page.section("Every position", every_point(swept), note=note),
+    ]
+    wanted = " + ".join(dial.addons)
+    return page.page(f"{dial.env} with {wanted}: the dial{'s' * several}", _lead(dial, swept), parts, SCRIPT)

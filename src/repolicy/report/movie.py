@@ -1,0 +1,328 @@
+"""Films of policies, rendered off-screen.
+
+    films([Shot(policy_file, "HalfCheetah-v4")])        # [the bytes of an mp4]
+
+A process of its own renders: the graphics library is chosen before MuJoCo is imported, whatever was imported here, and
+a driver that crashes takes nothing with it.
+"""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from repolicy.envs.envpool import EnvPoolEnvs
+from repolicy.envs.evaluation import check_fit
+from repolicy.envs.gymnasium import GymnasiumEnvs
+from repolicy.envs.making import observing
+from repolicy.envs.names import envpool_names, in_gymnasium, maker, parsed
+from repolicy.errors import RepolicyError, UsageError
+from repolicy.loading import PYTHON
+from repolicy.policies.policy import Policy
+from repolicy.priors.finding import find_policy
+from repolicy.priors.opening import read_policy
+from repolicy.runs.display import SECONDS_BETWEEN_LINES, clock
+
+CANNOT_RENDER = (
+    "this machine cannot render off-screen: install Debian's package libegl1 (or libosmesa6, for rendering in software)"
+)
+NO_RENDERER = 3  # the exit code of a process that found its graphics library unusable
+LIBRARIES = ("egl", "osmesa")
+FRAMES_A_SECOND = 25
+TELLS = "filming: "  # how a line begins that a user is to see
+FORMATS = ("mp4", "gif")
+QUALITIES = (28, 32, 36, 40, 44, 51)  # of H.264: the larger, the coarser
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One film to make: who acts, where, for how long, and how it looks."""
+
+    policy: str
+    """A policy's file."""
+    env: str
+    """The environment, as Gymnasium knows it or, where it does not, EnvPool."""
+    which: str = "policy"
+    """Whom of the file to film: the policy, or the prior in it."""
+    seconds: float = 6.0
+    seed: int = 0
+    width: int = 480
+    height: int = 320
+    format: str = "mp4"
+    fine: bool = False
+    """With shadows and smooth edges, at ten times the work."""
+    around: int = 0
+    """The step to show what is before and after it, to the end of its episode; 0: from the beginning."""
+    most_bytes: int = 0
+    """How large the film may be; it is made coarser until it fits. 0: as large as it gets."""
+
+
+def films(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -> list[bytes]:
+    """Make the films; raise CANNOT_RENDER where there is nothing to render with.
+
+    `say` hears how long it takes, as soon as the first pictures tell, and every ten seconds how far it is.
+    """
+    for shot in shots:
+        _check(shot)
+    with tempfile.TemporaryDirectory(prefix="repolicy-film-") as folder:
+        ready = [asdict(replace(shot, policy=str(find_policy(shot.policy).resolve()))) for shot in shots]
+        Path(folder, "shots.json").write_text(json.dumps(ready))
+        for library in libraries():
+            code, output = _in_its_own_process(folder, library, say)
+            if code == 0:
+                return [Path(folder, str(index)).read_bytes() for index in range(len(shots))]
+            sentence = output.removeprefix("repolicy: ")
+            if code == UsageError.exit_code:
+                raise UsageError(sentence)
+            if code > 0 and code != NO_RENDERER:  # below 0: the driver crashed
+                raise RepolicyError(sentence if output.startswith("repolicy: ") else f"filming failed: {output}")
+    raise RepolicyError(CANNOT_RENDER)
+
+
+def _check(shot: Shot) -> None:
+    if not in_gymnasium(shot.env) and parsed(shot.env)[0] not in envpool_names():
+        raise UsageError(f"{shot.env!r} cannot be filmed: neither Gymnasium nor EnvPool has one of that name")
+    if shot.format not in FORMATS:
+        raise UsageError(f"a film cannot be a {shot.format!r}; choose one of {', '.join(FORMATS)}")
+    if not 0 < shot.seconds <= 3600:
+        raise UsageError(f"seconds is {shot.seconds:g}; a film must last more than 0 and at most 3600")
+    for name in ("width", "height"):
+        if not 16 <= getattr(shot, name) <= 4096:
+            raise UsageError(f"{name} is {getattr(shot, name)}; it must lie between 16 and 4096")
+
+
+def libraries() -> tuple[str, ...]:
+    """What may draw here, in the order in which it is tried."""
+    wanted = os.environ.get("MUJOCO_GL", "")
+    return (wanted,) if wanted in LIBRARIES else LIBRARIES
+
+
+def _in_its_own_process(folder: str, library: str, say: Callable[[str], None]) -> tuple[int, str]:
+    """(exit code, last line that it said)."""
+    environment = os.environ | {"MUJOCO_GL": library, "PYOPENGL_PLATFORM": library, "SDL_VIDEODRIVER": "dummy"}
+    program = [*PYTHON, "-W", "ignore", "-c", "from repolicy.report.movie import main; main()", folder]
+    with tempfile.TemporaryFile() as errors:
+        with subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=errors) as process:
+            assert process.stdout is not None
+            for line in process.stdout:  # environments may print there, too
+                if (words := line.decode(errors="replace").strip()).startswith(TELLS):
+                    say(words)
+        errors.seek(0)
+        lines = errors.read().decode(errors="replace").strip().splitlines()
+    return process.returncode, lines[-1] if lines else ""
+
+
+# In the process that renders ------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Make every film that `shots.json` in a folder asks for."""
+    import torch
+
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    try:
+        shots = [Shot(**values) for values in json.loads((folder / "shots.json").read_text())]
+        seen = teller(shots)
+        for index, shot in enumerate(shots):
+            (folder / str(index)).write_bytes(encoded(*frames(shot, seen), shot.format, shot.most_bytes))
+            gc.collect()  # a renderer that Python frees later would break the next film
+    except RepolicyError as error:
+        print(f"repolicy: {error}", file=sys.stderr)
+        code = error.exit_code
+    except _NoRendererError:
+        code = NO_RENDERER
+    else:
+        code = 0
+    sys.stderr.flush()
+    os._exit(code)  # some drivers crash while Python takes itself apart
+
+
+def teller(shots: Sequence[Shot]) -> Callable[[], None]:
+    """What is called after each picture; it prints how long all will take, and now and then how long it still takes."""
+    total, done, began, shown = sum(round(shot.seconds * FRAMES_A_SECOND) for shot in shots), 0, 0.0, 0.0
+
+    def seen() -> None:
+        nonlocal done, began, shown
+        now, done = time.monotonic(), done + 1
+        if done == 1:
+            began = now  # what comes before is the making of the environment
+        elif now - shown >= SECONDS_BETWEEN_LINES:  # the first time at the second picture
+            left = (now - began) / (done - 1) * max(total - done, 0)
+            counted = f"{len(shots)} film{'s' if len(shots) > 1 else ''}, {total:,} pictures"
+            print(f"{TELLS}{counted}, {min(done / total, 1):.0%} drawn, about {clock(left)} left", flush=True)
+            shown = now
+
+    return seen
+
+
+class _NoRendererError(Exception):
+    """The graphics library cannot be loaded, or gives no picture."""
+
+
+def frames(shot: Shot, seen: Callable[[], None] = lambda: None) -> tuple[list[np.ndarray], float]:
+    """The pictures `[H, W, 3]` of a policy that takes its mean action, and how many make a second."""
+    saved = read_policy(shot.policy)
+    policy = saved.prior if shot.which == "prior" else saved.policy
+    assert isinstance(policy, Policy)
+    env, batch, native = _stage(replace(shot, env=observing(shot.env, policy.observation_size)))
+    check_fit(policy, batch)
+    stride = max(1, round(native / FRAMES_A_SECOND))
+    rate = native / stride
+    act, observations, ended = policy.actor(1, 1), batch.reset(), False
+
+    def go(steps: int) -> None:
+        nonlocal observations, ended
+        for _ in range(steps):
+            step = batch.step(policy.to_environment(act(observations)))
+            observations = step.observations
+            ended |= bool(step.terminated[0] | step.truncated[0])
+
+    go(max(0, shot.around - round(shot.seconds * native / 2)))
+    ended = False
+    pictures = [_picture(env, shot)]
+    while len(pictures) < max(2, round(shot.seconds * rate)):
+        go(stride)
+        if shot.around and ended:
+            break
+        pictures.append(_picture(env, shot))
+        seen()
+    batch.close()
+    if all(picture.min() == picture.max() for picture in pictures):
+        raise _NoRendererError
+    return pictures, rate
+
+
+class Stage(NamedTuple):
+    """Who renders, the same one behind the contract that policies act in, and its steps a second."""
+
+    camera: Any
+    batch: GymnasiumEnvs | EnvPoolEnvs
+    rate: float
+
+
+def _stage(shot: Shot) -> Stage:
+    if not in_gymnasium(shot.env):
+        _need_context(shot)
+        batch = EnvPoolEnvs(shot.env, 1, shot.seed, filmed=(shot.width, shot.height))
+        return Stage(batch, batch, batch.steps_a_second)
+    env = _made(maker(shot.env), shot)
+    if getattr(env, "render_mode", None) != "rgb_array":
+        raise UsageError(f"environment {shot.env!r} cannot be filmed: it takes no render_mode='rgb_array'")
+    if getattr(env.unwrapped, "mujoco_renderer", None) is not None:
+        _prepare(env.unwrapped, shot.fine)
+    return Stage(env, GymnasiumEnvs(shot.env, 1, shot.seed, lambda: env), float(env.metadata.get("render_fps") or 30))
+
+
+_CONTEXTS: list[Any] = []  # kept, so that they live as long as this process
+
+
+def _need_context(shot: Shot) -> None:
+    """EnvPool draws robots into whatever context is current, and ends the process where there is none."""
+    try:
+        import mujoco
+
+        _CONTEXTS.append(mujoco.GLContext(shot.width, shot.height))
+        _CONTEXTS[-1].make_current()
+    except Exception as error:
+        raise _NoRendererError from error
+
+
+def _made(make: Any, shot: Shot) -> Any:
+    """The environment at the wanted size, if it takes a size."""
+    attempts: list[dict[str, Any]] = [
+        {"render_mode": "rgb_array", "width": shot.width, "height": shot.height},
+        {"render_mode": "rgb_array"},
+        {},
+    ]
+    for options in attempts:
+        try:
+            return make(**options)
+        except TypeError:
+            continue
+        except Exception as error:
+            _need_mujoco()
+            raise UsageError(_why(shot, error)) from error
+    raise UsageError(f"environment {shot.env!r} cannot be filmed: it takes no render_mode='rgb_array'")
+
+
+def _why(shot: Shot, error: Exception) -> str:
+    """What is wrong in a sentence; where a package is missing, which one would help."""
+    if "pygame" in str(error):
+        return f"environment {shot.env!r} cannot be filmed without pygame: pip install 'repolicy[film]'"
+    return f"environment {shot.env!r} cannot be filmed: {type(error).__name__}: {error}"
+
+
+def _need_mujoco() -> None:
+    """MuJoCo cannot so much as be imported where the graphics library that it is to use is missing."""
+    try:
+        import mujoco  # noqa: F401
+    except Exception as error:
+        raise _NoRendererError from error
+
+
+def _prepare(task: Any, fine: bool) -> None:
+    """Look through the camera that follows, and without what costs most where the processor draws."""
+    import mujoco
+
+    camera = mujoco.mj_name2id(task.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
+    if camera >= 0:  # else Gymnasium's own choice, which in its version 1.4 stays where it is
+        task.mujoco_renderer.camera_id = camera
+    if fine:
+        return
+    task.model.vis.quality.offsamples = 0
+    try:
+        task.render()  # makes the scene
+    except Exception as error:
+        raise _NoRendererError from error
+    task.mujoco_renderer.viewer.scn.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
+    task.mujoco_renderer.viewer.scn.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
+
+
+def _picture(env: Any, shot: Shot) -> np.ndarray:
+    try:
+        picture = env.render()
+    except Exception as error:
+        if hasattr(getattr(env, "unwrapped", None), "mujoco_renderer"):
+            raise _NoRendererError from error
+        raise UsageError(_why(shot, error)) from error
+    picture = np.asarray(picture)
+    if picture.ndim != 3 or picture.shape[2] != 3:
+        raise UsageError(f"environment {shot.env!r} cannot be filmed: it renders pictures of shape {picture.shape}")
+    return picture[: picture.shape[0] // 2 * 2, : picture.shape[1] // 2 * 2].astype(np.uint8)  # H.264 wants even sizes
+
+
+def encoded(pictures: list[np.ndarray], rate: float, format: str, most_bytes: int = 0) -> bytes:
+    """An mp4 that every browser plays, or a gif that goes round and round; an mp4 of at most so many bytes."""
+    for quality in QUALITIES:
+        content = _encoded(pictures, rate, format, quality)
+        if format != "mp4" or not most_bytes or len(content) <= most_bytes:
+            break
+    return content
+
+
+def _encoded(pictures: list[np.ndarray], rate: float, format: str, quality: int) -> bytes:
+    import imageio.v2 as imageio
+
+    options: dict[str, Any] = {"duration": 1000.0 / rate, "loop": 0}
+    if format == "mp4":
+        options = {
+            "fps": rate,
+            "codec": "libx264",
+            "pixelformat": "yuv420p",
+            "macro_block_size": 2,
+            "output_params": ["-crf", str(quality), "-preset", "veryfast", "-movflags", "+faststart"],
+        }
+    with tempfile.TemporaryDirectory(prefix="repolicy-film-") as folder:
+        path = Path(folder, f"film.{format}")
+        imageio.mimsave(path, pictures, **options)  # type: ignore[arg-type]
+        return path.read_bytes()

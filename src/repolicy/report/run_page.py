@@ -1,0 +1,337 @@
+"""report.html: what a run changed, for a person to see, in one file that needs no other and no network."""
+
+import contextlib
+import math
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import Any, cast
+
+from repolicy.envs.addons import Addon, at, combined
+from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.envs.making import probed
+from repolicy.envs.names import in_gymnasium
+from repolicy.envs.step import Backend
+from repolicy.envs.trust import confirm
+from repolicy.errors import FileError, RepolicyError
+from repolicy.loading import file_sum
+from repolicy.objective import Objective, name_of
+from repolicy.plan.defaults import customize_defaults, train_defaults
+from repolicy.policies.file import SavedPolicy, read_card
+from repolicy.policies.storage import write_bytes
+from repolicy.priors.opening import read_policy
+from repolicy.report import charts, page
+from repolicy.report.curves import learning
+from repolicy.report.movie import Shot, films
+from repolicy.report.numbers import number, spread
+from repolicy.report.scenes import Scene, scenes
+from repolicy.report.verdict import (
+    Difference,
+    Pair,
+    action,
+    advice,
+    basis,
+    differences,
+    early,
+    name_of_prior,
+    verdict,
+)
+from repolicy.runs import ranks
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.request import Request, options, words
+from repolicy.runs.settings import budget_of
+from repolicy.runs.terminal import laid_out
+
+FILM_SECONDS = 6.0
+EPISODES = 50
+FILM_BYTES = 900_000  # of all films: as text they are a third larger, and the page is to stay below 1.5 MB
+
+UNITS = {"metric": "mean of an episode", "length": "steps", "log_prior_a_step": "nats, mean over all steps"}
+REWARDS = ("total_reward", "basic_reward", "addon_reward")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a report is made of: evaluations by who acts, and the films."""
+
+    folder: RunFolder
+    request: dict[str, Any]
+    saved: SavedPolicy
+    mean: dict[str, Evaluation]
+    sampled: dict[str, Evaluation]
+    scenes: list[Scene]
+    films: list[bytes | None]
+    complaint: str
+
+    @property
+    def prior(self) -> Evaluation | None:
+        return self.mean.get("prior")
+
+
+def write_report(
+    out: str | Path, episodes: int = EPISODES, say: Callable[[str], None] = lambda _: None, trust: bool = False
+) -> Path:
+    """Evaluate a run's policy, and its prior if it has one, film both, write `report.html`, and return its path.
+
+    Args:
+        out: the run's folder.
+        episodes: of each evaluation.
+        say: is given each sentence that there is to say.
+        trust: run code that the folder names, such as an environment in a file.
+    """
+    folder = RunFolder(out)
+    request = folder.request()
+    if request is None:
+        raise FileError(f"{folder.path} holds no run: it has no run.json")
+    remedy = "if you trust it, give trust=True"
+    confirm(folder.path, trust, env=request["env"], addons=request["addons"], remedy=remedy)
+    if not folder.policy.exists():
+        raise FileError(f"{folder.path} has no policy yet: its first segment is not done")
+    saved = read_policy(folder.policy)
+    addon = combined(at(request["addons"])) if request["addons"] else None
+    say(f"report: {episodes} episodes each with the mean action and sampled ones")
+    with ranks.one_thread():
+        mean, sampled = (evaluations(saved, request, addon, episodes, how) for how in (False, True))
+    pairs = pairs_of(mean, sampled)
+    if pairs:
+        say(f"{verdict(pairs, name_of_prior(saved.card))} ({basis([after for _, after in pairs])})")
+    say(laid_out(*rewards(by_action(mean, sampled))))
+    if pairs and (sentence := hint(folder, request, pairs)):
+        say(sentence)
+    say("report: films")
+    with ranks.one_thread():
+        chosen = scenes(saved, folder.policy, addon, [*mean.values()][-1])
+    pictures, complaint = filmed([scene.shot for scene in chosen], say)
+    if complaint:
+        say(f"report: no films, {complaint}")
+    path = folder.path / "report.html"
+    report = Report(folder, request, saved, mean, sampled, chosen, pictures, complaint)
+    write_bytes(path, _html(report).encode())
+    return path
+
+
+def evaluations(
+    saved: SavedPolicy, request: dict[str, Any], addon: Addon | None, episodes: int, stochastic: bool
+) -> dict[str, Evaluation]:
+    """The same seeds for all: prior and customized, or the policy alone; in Gymnasium where it has the environment.
+
+    There a film can show any of the episodes.
+    """
+    who = {"policy": saved.policy} if saved.prior is None else {"prior": saved.prior, "customized": saved.policy}
+    return {
+        name: evaluate(
+            policy, request["env"], episodes,
+            addon=addon, prior=saved.prior, stochastic=stochastic, seed=EVALUATION_SEED,
+            backend=backend_of(request),
+        )
+        for name, policy in who.items()
+    }  # fmt: skip
+
+
+def backend_of(request: dict[str, Any]) -> Backend:
+    """Gymnasium where it can make the environment, else the run's own."""
+    if in_gymnasium(request["env"]):
+        with contextlib.suppress(RepolicyError):
+            probed(request["env"], "gymnasium")
+            return "gymnasium"
+    return cast(Backend, request["settings"]["backend"])
+
+
+def filmed(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -> tuple[list[bytes | None], str]:
+    """The films, all None with a sentence where that cannot be. Of many, each is smaller: a page stays small."""
+    width, height = (480, 320) if len(shots) <= 3 else (360, 240)
+    share = FILM_BYTES // max(1, len(shots))
+    alike = [replace(shot, seconds=FILM_SECONDS, width=width, height=height, most_bytes=share) for shot in shots]
+    try:
+        return list(films(alike, say)), ""
+    except RepolicyError as error:
+        return [None] * len(shots), str(error)
+
+
+def _html(report: Report) -> str:
+    request, settings, wanted = report.request, report.request["settings"], " + ".join(report.request["addons"])
+    again = repeat(report.folder, request)
+    figures = [
+        page.film(picture, scene.caption, scene.kind)
+        for scene, picture in zip(report.scenes, report.films, strict=True)
+    ]
+    parts = [
+        _verdict(report),
+        page.tiles(tiles(report.mean)),
+        page.section(
+            "How it moves",
+            page.films(figures, report.complaint),
+            note="In real time, with the mean action; what an episode earns is its total reward.",
+        ),
+        page.section("What it earns", page.table(*rewards(by_action(report.mean, report.sampled))), note=_what(report)),
+        _distribution(report.mean),
+        learning(report.folder, request, report.sampled, "prior_is" in report.saved.card),
+        page.section(
+            "The same again",
+            page.command(again) if again else "",
+            page.settings(settings | {f"objective: {key}": value for key, value in request["objective"].items()}),
+            page.settings(report.saved.card.get("versions", {}), "versions"),
+        ),
+    ]
+    return page.page(f"{request['env']}{f' with {wanted}' if wanted else ''}", _lead(report), parts)
+
+
+def _lead(report: Report) -> str:
+    steps = report.saved.card.get("steps", 0)
+    shown = "last policy" if report.folder.last_policy == report.folder.policy else "policy"
+    beside = f", beside {name_of_prior(report.saved.card)}" if report.prior else ""
+    lead = f"{escape(_recipe(report.request))}. Shown is the {shown}, after {steps:,} environment steps{beside}."
+    if shown == "policy":
+        lead += " By the run's own objective it was clearly better than the last one."
+    warning = report.folder.unfinished(report.request)
+    return f"{lead} <strong>{warning}</strong>" if warning else lead
+
+
+def _what(report: Report) -> str:
+    episodes = len(next(iter(report.mean.values())).basic)
+    about = " “Log prior” is the prior's log-probability of the actions that were taken." if report.prior else ""
+    return f"Mean ± std over {episodes} episodes a row, in {escape(report.request['env'])}.{about}"
+
+
+# What both kinds of report say ----------------------------------------------------------------------------------------
+
+
+def by_action(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> dict[str, Evaluation]:
+    """All evaluations, with the kind of action in their names."""
+    return {f"{who}, mean action": evaluation for who, evaluation in mean.items()} | {
+        f"{who}, sampled": evaluation for who, evaluation in sampled.items()
+    }
+
+
+def rewards(evaluations: dict[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows as in the paper's Table 2: total, basic, the add-on's metric, the add-on."""
+    columns = [evaluation.columns for evaluation in evaluations.values()]
+    titles = {name: column.title for each in columns for name, column in each.items()}
+    sizes = {name: max(abs(each[name].mean) for each in columns if name in each) for name in titles}
+    rows = [
+        [who, *(spread(each[name], sizes[name]) if name in each else "–" for name in titles)]
+        for who, each in zip(evaluations, columns, strict=True)
+    ]
+    return ["", *titles.values()], rows
+
+
+def tiles(evaluations: dict[str, Evaluation]) -> list[page.Tile]:
+    """The few numbers that a reader looks for first, each with what it changed by."""
+    *_, after = evaluations.values()
+    changes = differences(evaluations["prior"], after) if "prior" in evaluations else {}
+    wanted = [*REWARDS, "metric", *(["log_prior_a_step"] if changes else ["length"])]
+    return [
+        page.Tile(
+            column.title, number(column.mean), *_change(name, changes.get(name)),
+            f"{UNITS.get(name, 'an episode')}, {'sampled' if after.stochastic else 'mean action'}",
+        )
+        for name, column in after.columns.items() if name in wanted
+    ]  # fmt: skip
+
+
+def _change(name: str, change: Difference | None) -> tuple[str, str]:
+    """What a tile says of a change, and how it is to be taken."""
+    if change is None:
+        return "", ""
+    before = f"prior {number(change.before)}"
+    if not change.is_real:
+        return f"no certain difference ({change}); {before}", ""
+    higher = change.value > 0
+    words, standing = ("higher", "lower")[not higher], ""
+    if name in REWARDS:
+        words = standing = "better" if higher else "worse"
+    if name == "log_prior_a_step":
+        words += " (more like the prior)" if higher else " (less like the prior)"
+    return f"{'▲' if higher else '▼'} {change.size} {words}; {before}", standing
+
+
+def caption(who: str, evaluation: Evaluation) -> str:
+    """`customized, mean action: on average total reward 5,488, mean |θ| 0.36`; the film shows one episode."""
+    columns = evaluation.columns
+    wanted = ["total_reward" if "total_reward" in columns else "basic_reward"]
+    wanted.append("metric" if "metric" in columns else "addon_reward")
+    parts = [f"{columns[name].title} {number(columns[name].mean)}" for name in wanted if name in columns]
+    return f"{who}, mean action{': on average ' if parts else ''}{', '.join(parts)}"
+
+
+def _verdict(report: Report) -> str:
+    if report.prior is None:
+        words = early(report.mean["policy"])
+        return page.verdict(words[0], f"With {action(report.mean['policy'])}") if words else ""
+    pairs = pairs_of(report.mean, report.sampled)
+    than = name_of_prior(report.saved.card)
+    return page.verdict(verdict(pairs, than), basis([after for _, after in pairs]))
+
+
+def pairs_of(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> list[Pair]:
+    """Prior and customized, with the mean action and sampled; nothing where there is no prior."""
+    return [(each["prior"], each["customized"]) for each in (mean, sampled) if "prior" in each]
+
+
+def hint(folder: RunFolder, request: dict[str, Any], pairs: Sequence[Pair]) -> str:
+    """What to try after a run, from its verdict and the last that it logged; empty where it gained."""
+    logged, objective = folder.logged(), Objective(**request["objective"])
+    drift, explained = (
+        next((value for value in reversed(logged.get(name, [])) if value is not None), default)
+        for name, default in (("prior_kl", math.inf), ("explained_variance", 0.0))
+    )
+    return advice(pairs, drift, explained, "--omega" if objective.omega else "")
+
+
+def _distribution(evaluations: dict[str, Evaluation]) -> str:
+    columns = {who: evaluation.columns for who, evaluation in evaluations.items()}
+    shared = [name for name in next(iter(columns.values())) if all(name in each for each in columns.values())]
+    wanted = ["metric" if "metric" in shared else "addon_reward", "total_reward", "basic_reward"]
+    drawn = [
+        charts.histogram(
+            {who: each[name].values for who, each in columns.items()}, f"{title} of an episode, mean action"
+        )
+        for name in [name for name in wanted if name in shared][:2]
+        for title in [next(iter(columns.values()))[name].title]
+    ]
+    return page.section(
+        "Episode by episode",
+        '<div class="charts pair">' + "".join(drawn) + "</div>",
+        note="How many of the evaluation's episodes came out how.",
+    )
+
+
+# Recipe and command ---------------------------------------------------------------------------------------------------
+
+
+def _recipe(request: dict[str, Any]) -> str:
+    objective = Objective(**request["objective"])
+    budget = budget_of(request["settings"])
+    if budget is not None:
+        return f"Residual PPO: {budget.words}"
+    name, coefficients = name_of(objective) or ("unnamed", {"omega": objective.omega, "alpha": objective.alpha})
+    letters = {"states": "states", "omega": "ω′", "alpha": "α̂" if request["prior"] else "α"}
+    numbers = ", ".join(f"{letters[key]} {value:g}" for key, value in coefficients.items())
+    return f"The {name.replace('_', '-')} objective{f' ({numbers})' if numbers else ''}"
+
+
+def repeat(folder: RunFolder, request: dict[str, Any]) -> str:
+    """The command that makes the run again, to the bit; empty where none can.
+
+    Some is asked for in Python alone. Where the prior could not be copied, the folder holds a clone of it, and the run
+    was scored by the prior. And a folder may have been copied without the prior.
+    """
+    asked, customized = Request.from_dict(request), bool(request["prior"])
+    if customized and (not folder.prior.exists() or "clone_of" in read_card(folder.prior)):
+        return ""
+    arguments = words(asked, _prior_of(folder, request) if customized else "")
+    usual = customize_defaults(folder.prior) if customized else train_defaults(asked.env)
+    parts = ["repolicy", *arguments, *options(asked.settings, usual), "--out", f"{folder.path}-again"]
+    return shlex.join(parts) if arguments else ""
+
+
+def _prior_of(folder: RunFolder, request: dict[str, Any]) -> Path | str:
+    """The shipped prior's name where it is one, else the copy in the folder."""
+    from repolicy.priors.finding import PRIORS, shipped
+
+    for name in shipped():
+        if file_sum(PRIORS / f"{name}.safetensors") == request["prior"]:
+            return name
+    return folder.prior

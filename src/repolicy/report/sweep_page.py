@@ -1,0 +1,275 @@
+"""The page of a sweep: the trade-off curve, and a slider that switches table and film; a dial's page has the same."""
+
+import math
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
+
+from repolicy.envs.evaluation import Column
+from repolicy.loading import counted
+from repolicy.many.tradeoff import Found, Point
+from repolicy.policies.storage import write_bytes
+from repolicy.report import charts, page
+from repolicy.report.movie import Shot
+from repolicy.report.numbers import number, spread
+from repolicy.report.run_page import by_action, caption, filmed, rewards, tiles
+from repolicy.report.verdict import basis, verdict
+
+SCRIPT = """
+// The sliders: of all that belongs to a point, what belongs to one is shown. Of several, the last one counts fastest.
+const sliders = [...document.querySelectorAll(".slider input")];
+const stops = (slider) => Number(slider.max) + 1;
+function show(index) {
+  let rest = index;
+  for (const slider of [...sliders].reverse()) {
+    slider.value = rest % stops(slider);
+    rest = Math.floor(rest / stops(slider));
+    const name = slider.dataset.names.split("|")[slider.value];
+    slider.parentElement.querySelector("output").textContent = name;
+    slider.setAttribute("aria-valuetext", name);
+  }
+  for (const part of document.querySelectorAll("[data-shown]")) part.hidden = part.dataset.shown !== String(index);
+  for (const mark of document.querySelectorAll("[data-point]"))
+    mark.classList.toggle("chosen", mark.dataset.point === String(index));
+  cues();
+  if (running || !still) begin();
+}
+const turned = () => sliders.reduce((index, slider) => index * stops(slider) + Number(slider.value), 0);
+for (const slider of sliders) slider.addEventListener("input", () => show(turned()));
+for (const mark of document.querySelectorAll("[data-point]"))
+  mark.addEventListener("click", () => show(Number(mark.dataset.point)));
+show(turned());
+"""
+
+
+def write_sweep_report(swept: Found, say: Callable[[str], None] = lambda _: None) -> Path:
+    """Film the prior and every point, and write `report.html` into the sweep's folder."""
+    env = swept.request["env"]
+    files = [swept.prior.folder, *(point.policy for point in swept.points)]
+    pictures, complaint = filmed([Shot(str(file), env) for file in files], say)
+    wanted, states = " + ".join(swept.request["addons"]), swept.request["states"]
+    price = f"a price of {states:.3g} for a nat of new states; " if states else ""
+    lead = (
+        f"{len(swept.points)} values of ω′, what a nat of the prior is worth; α̂ {swept.request['alpha']:g}; {price}"
+        f"{swept.request['settings']['steps']:,} environment steps each. {swept.verdict[0].upper()}{swept.verdict[1:]}."
+    )
+    parts = [
+        page.section(
+            "Choose ω′",
+            slider(swept, swept.first, "add-on first", "prior first"),
+            *verdicts(swept),
+            page.films(figures(swept, pictures), complaint),
+            *tables(swept),
+        ),
+        page.section("The trade-off", tradeoff(swept), note=legend(swept)),
+        page.section(
+            "Every point",
+            every_point(swept),
+            *(f'<p class="complaint">ω′ {p.omega:g} failed: {escape(p.error)}</p>' for p in swept.failed),
+            note=over(swept),
+        ),
+        page.section(
+            "Train one for longer",
+            *(
+                f'<div data-shown="{position}">{page.command(swept.longer(point))}</div>'
+                for position, point in enumerate(swept.points)
+            ),
+            page.settings(swept.request["settings"]),
+        ),
+    ]
+    path = swept.folder / "report.html"
+    write_bytes(path, page.page(f"{env} with {wanted}: choosing ω′", lead, parts, SCRIPT).encode())
+    return path
+
+
+# The pieces of a page with a slider -----------------------------------------------------------------------------------
+
+
+def figures(swept: Found, pictures: Sequence[bytes | None]) -> list[str]:
+    """The films of the prior and of each point, of which the slider shows one."""
+    drawn = []
+    for position, (point, picture) in enumerate(zip([swept.prior, *swept.points], pictures, strict=True)):
+        words = caption("prior" if position == 0 else swept.name(point), point.by_mean)
+        shown = "" if position == 0 else f'data-shown="{position - 1}"'
+        drawn.append(page.film(picture, words, "prior" if position == 0 else "customized", shown))
+    return drawn
+
+
+def verdicts(swept: Found) -> list[str]:
+    """The verdict on each point, and its numbers beside the prior's."""
+    drawn, before = [], swept.prior.by_mean
+    for index, point in enumerate(swept.points):
+        after, pairs = point.by_mean, [(before, point.by_mean), (swept.prior.by_samples, point.by_samples)]
+        sentence = page.verdict(f"{swept.name(point)}: {verdict(pairs)}", basis([each for _, each in pairs]))
+        shown = page.tiles(tiles({"prior": before, "customized": after}))
+        drawn.append(f'<div class="beneath" data-shown="{index}">{sentence}{shown}</div>')
+    return drawn
+
+
+def slider(swept: Found, first: int, left: str, right: str) -> str:
+    names = [f"{swept.name(point)}{swept.marks(i)}" for i, point in enumerate(swept.points)]
+    return one_slider("omega", swept.letter, names, first, left, right)
+
+
+def one_slider(name: str, label: str, stops: Sequence[str], first: int, left: str, right: str) -> str:
+    """An input with a name for each of its stops."""
+    return (
+        f'<div class="slider"><label for="{name}">{escape(left)}</label>'
+        f'<input type="range" id="{name}" min="0" max="{len(stops) - 1}" step="1" value="{first}" '
+        f'aria-label="{escape(label)}" data-names="{escape("|".join(stops))}">'
+        f'<label for="{name}">{escape(right)}</label><output for="{name}">{escape(stops[first])}</output></div>'
+    )
+
+
+def tables(swept: Found) -> list[str]:
+    """Prior and one point, as in the paper's Table 2, for each point."""
+    drawn = []
+    for index, point in enumerate(swept.points):
+        mean = {"prior": swept.prior.by_mean, swept.name(point): point.by_mean}
+        sampled = {"prior": swept.prior.by_samples, swept.name(point): point.by_samples}
+        table = page.table(*rewards(by_action(mean, sampled)))
+        drawn.append(f'<div class="beneath" data-shown="{index}">{table}</div>')
+    return drawn
+
+
+def every_point(swept: Found) -> str:
+    return page.table(headings(swept), rows(swept), ["", *(f'data-point="{i}"' for i in range(len(swept.points)))])
+
+
+def over(swept: Found) -> str:
+    """What the numbers of every point are."""
+    count = len(swept.prior.by_mean.basic)
+    return (
+        f"Mean ± std over {counted(count, 'episode')} with the mean action; log prior and KL(policy ‖ prior) "
+        "over as many with sampled ones, at the states that the policy itself visits."
+    )
+
+
+def legend(swept: Found) -> str:
+    knee = "the dotted ring marks the knee" if swept.knee is not None else escape(swept.verdict)
+    best = (
+        f"the solid ring marks the highest total, {swept.name(swept.points[swept.best])}; "
+        if swept.best is not None
+        else ""
+    )
+    return (
+        "Rewards are of an episode; bars are two standard errors to each side. "
+        f"The grey dot is the prior; {escape(best)}{knee}. A click on a point chooses it."
+    )
+
+
+NAMES = {"basic_reward": "basic reward, mean action", "kl_a_step": "KL to the prior, nats a step, sampled"}
+
+
+class Beside(NamedTuple):
+    """A point of another sweep, to compare with."""
+
+    omega: float
+    basic: float | None
+    kl: float
+    addon: float
+
+
+def tradeoff(swept: Found, beside: Sequence[Beside] = ()) -> str:
+    """What each point keeps, across, and what it gains, up, with the errors of both."""
+    everyone = [swept.prior, *swept.points]
+    spots = [(_with_error(point, swept.cost), _with_error(point, "addon_reward")) for point in everyone]
+    kept = [(other, other.basic if swept.basic_known else other.kl) for other in beside]
+    others = [(other.omega, (x, other.addon)) for other, x in kept if x is not None]
+    ends = [
+        [value + sign * error for spot in spots for value, error in [spot[side]] for sign in (-1, 1)]
+        + [place[side] for _, place in others]
+        for side in (0, 1)
+    ]
+    axes = charts.Axes(ends[0], ends[1], 400, 300)
+    drawn = axes.named(NAMES[swept.cost], "add-on reward, mean action")
+    axes.widened(0.08)
+    drawn += axes.frame()
+    for omega, (x, y) in others:
+        tip = f"trained alone, {swept.letter} {omega:g}: {charts.read_out(x)}, {charts.read_out(y)}"
+        where = f'cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}"'
+        drawn += f'<circle class="beside" {where} r="6.5"><title>{escape(tip)}</title></circle>'
+    at = [(axes.x(x), axes.y(y)) for (x, _), (y, _) in spots]
+    order = at[1:]
+    if swept.letter == "ω′":
+        order.append(at[0])  # the prior is what the largest ω′ leads to
+    drawn += f'<path class="path" d="M{"L".join(f"{x:.1f},{y:.1f}" for x, y in order)}"/>'
+    names = ["prior", *(swept.name(point) for point in swept.points)]
+    for index, (name, (px, py), ((x, dx), (y, dy))) in enumerate(zip(names, at, spots, strict=True)):
+        drawn += charts.line("error", axes.x(x - dx), py, axes.x(x + dx), py)
+        drawn += charts.line("error", px, axes.y(y - dy), px, axes.y(y + dy))
+        where = f'cx="{px:.1f}" cy="{py:.1f}"'
+        if index and index - 1 == swept.knee:
+            drawn += f'<circle class="knee" {where} r="13"/>'
+        if index and index - 1 == swept.best:
+            drawn += f'<circle class="best" {where} r="10"/>'
+        attributes = 'class="prior"' if index == 0 else f'class="point" data-point="{index - 1}"'
+        tip = f"{name}: {_with_bar(x, dx)}, {_with_bar(y, dy)}"
+        drawn += f'<circle {attributes} {where} r="6.5"><title>{escape(tip)}</title></circle>'
+    drawn += "".join(
+        charts.text("label", x, y, name, "middle")
+        for name, (x, y) in zip(names, charts.beside(names, at, order, axes), strict=True)
+    )
+    numbers = "; ".join(f"{name} {number(x)}, {number(y)}" for name, ((x, _), (y, _)) in zip(names, spots, strict=True))
+    heading = f"the trade-off, {NAMES[swept.cost]} and add-on reward: {numbers}"
+    return f'<figure class="chart tradeoff">{axes.svg(drawn, heading)}</figure>'
+
+
+def _with_error(point: Point, name: str) -> tuple[float, float]:
+    """A quantity and two of its standard errors; no error where there is one episode."""
+    column = point.column(name)
+    assert column is not None
+    return column.mean, 0.0 if math.isnan(column.error) else 2 * column.error
+
+
+def _with_bar(value: float, bar: float) -> str:
+    return charts.read_out(value) + (f" ± {charts.read_out(bar)}" if bar else "")
+
+
+# In words and numbers -------------------------------------------------------------------------------------------------
+
+
+def headings(swept: Found) -> list[str]:
+    basic = ["basic reward", *(["kept"] if _has_shares(swept) else [])] if swept.basic_known else []
+    metric = [swept.metric_name] if swept.metric_name else []
+    wishes = [swept.prior.by_mean.columns[name].title for name in swept.wishes]
+    total = ["total"] if swept.basic_known else []
+    return [swept.letter, *basic, *metric, "add-on reward", "gained", *wishes, *total, "log prior a step", "KL a step"]
+
+
+def _has_shares(swept: Found) -> bool:
+    """Whether a share of the prior's basic reward says anything: of a negative one it does not."""
+    return swept.basic_known and (swept.prior.basic or 0.0) > 0
+
+
+def rows(swept: Found, with_std: bool = True) -> list[list[str]]:
+    """The trade-off, the prior first: what is kept of the basic reward, what the add-on gains, how far it is."""
+    everyone, lines = [swept.prior, *swept.points], []
+    sizes = {
+        name: max(abs(point.by_mean.columns[name].mean) for point in everyone) for name in swept.prior.by_mean.columns
+    }
+    priors, kls = ([getattr(point, name) for point in everyone] for name in ("log_prior", "kl"))
+    for index, point in enumerate(everyone):
+        columns = point.by_mean.columns
+
+        def shown(name: str, columns: dict[str, Column] = columns) -> str:
+            column = columns[name]
+            return spread(column, sizes[name]) if with_std else number(column.mean, sizes[name])
+
+        line = ["prior" if index == 0 else (point.label or f"{point.omega:g}") + swept.marks(index - 1)]
+        if swept.basic_known:
+            line.append(shown("basic_reward"))
+        if _has_shares(swept):
+            line.append(f"{(point.basic or 0.0) / (swept.prior.basic or 1.0):.0%}")
+        if "metric" in columns:
+            line.append(shown("metric"))
+        gained = number(point.addon - swept.prior.addon, sizes["addon_reward"], plus=True)
+        line += [shown("addon_reward"), "–" if index == 0 else gained]
+        line += [shown(name) for name in [*swept.wishes, *(["total_reward"] if swept.basic_known else [])]]
+        lines.append([*line, number(point.log_prior, _largest(priors)), number(point.kl, _largest(kls))])
+    return lines
+
+
+def _largest(values: Sequence[float]) -> float:
+    return max((abs(value) for value in values if math.isfinite(value)), default=0.0)

@@ -1,0 +1,273 @@
+"""Train and customize with Residual Q-learning: a run in a folder, and a chain of segments, as every other run is.
+
+A segment is a function of the checkpoint before it, which holds networks, optimizers and the replay buffer: the
+environment and every random stream are made anew from (seed, segment). So a run that is stopped and resumed ends in
+the bits that it would have ended in anyway.
+"""
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import torch
+from torch import Tensor
+
+from repolicy.envs.addons import check_env, names
+from repolicy.envs.names import in_gymnasium, maker, observed, observed_by_critic
+from repolicy.envs.trust import env_of
+from repolicy.errors import FileError, UsageError, in_one_sentence
+from repolicy.loading import nearest
+from repolicy.objective import Objective
+from repolicy.plan.cloning import fitted, spec_of
+from repolicy.plan.session import check_objective
+from repolicy.policies.policy import Policy, seeded
+from repolicy.priors.finding import find_policy
+from repolicy.priors.opening import own_bytes, read_policy
+from repolicy.readers.reading import Options
+from repolicy.rql.hyperparameters import TASKS, Settings, customize_defaults, train_defaults
+from repolicy.rql.log import Log, lines
+from repolicy.runs import request as engine
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.machine import polite_interrupt, versions
+from repolicy.runs.ranks import one_thread
+from repolicy.runs.result import Result
+from repolicy.runs.settings import Settings as EngineSettings
+from repolicy.train.training import Watcher, check_given, tell, watchdog
+
+
+@dataclass(frozen=True)
+class Request(engine.Request):
+    """What a run of Residual Q-learning is asked for."""
+
+    settings: Settings  # type: ignore[assignment]
+
+    method = "Residual Q-learning"
+
+
+def train(
+    env: str,
+    objective: Objective,
+    out: str | Path,
+    settings: Settings | None = None,
+    *,
+    addon: str | Sequence[str] = (),
+    resume: bool = False,
+    watchers: Sequence[Watcher] = (),
+    patience: float | None = None,
+) -> Result:
+    """Train a policy from nothing, a prior or a baseline. The folder `out` holds everything of the run.
+
+    `resume` and `patience` are as in `repolicy.train`.
+    """
+    check_given(settings, watchers, Settings)
+    check_objective(objective)
+    if objective.reads_prior:
+        raise UsageError("an objective with omega above 0 needs a prior: use customize")
+    return _run(_request(env, objective, settings or train_defaults(env), addon), out, None, resume, watchers, patience)
+
+
+def customize(
+    prior: str | Path,
+    objective: Objective,
+    out: str | Path,
+    settings: Settings | None = None,
+    *,
+    addon: str | Sequence[str] = (),
+    env: str | None = None,
+    options: Options | None = None,
+    resume: bool = False,
+    watchers: Sequence[Watcher] = (),
+    patience: float | None = None,
+) -> Result:
+    """Give the policy in a file a new requirement, without the reward that trained it.
+
+    The requirement is `addon`, or what the environment itself tells in `info["addon_reward"]`, as the four tasks do.
+    `options` are for another library's file.
+    """
+    check_given(settings, watchers, Settings)
+    path = find_policy(prior)
+    saved = read_policy(path, options)
+    env = env or env_of(saved.card, path)
+    check_objective(objective)
+    if objective.reads_basic:
+        raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
+    content = own_bytes(path, saved, RunFolder(out).prior)
+    request = _request(env, objective, settings or customize_defaults(env), addon, content)
+    return _run(request, out, (saved.policy, content), resume, watchers, patience)
+
+
+def make(env: str) -> gymnasium.Env[Any, Any]:
+    """The environment of a task, of `module:callable`, or of a Gymnasium id."""
+    reference = TASKS[env].env if env in TASKS else env
+    if not in_gymnasium(reference):
+        raise UsageError(f"there is no task or environment {env!r}{nearest(env, {*TASKS, *gymnasium.registry})}")
+    if observed(reference) or observed_by_critic(reference):
+        raise UsageError(
+            f"environment {env!r} names parts of a Dict, which Residual Q-learning does not take: leave them out, and "
+            "wrap the environment in gymnasium's FlattenObservation"
+        )
+    make_one = maker(reference)
+    with in_one_sentence(f"environment {env!r} cannot be made", UsageError):
+        return make_one()
+
+
+def _request(
+    env: str, objective: Objective, settings: Settings, addon: str | Sequence[str], prior: bytes | None = None
+) -> Request:
+    """Without an add-on, an objective that reads one reads what the environment tells."""
+    addons = names(addon)
+    check_env(addons, env)
+    if addons and not objective.reads_addon:
+        raise UsageError("a soft objective is about the environment's own reward; an add-on goes with full or greedy")
+    if objective.reads_addon:
+        addons = addons or ("repolicy.rql.tasks:addon",)
+    checksum = hashlib.sha256(prior).hexdigest() if prior else ""
+    return Request(TASKS[env].env if env in TASKS else env, objective, settings, addons, checksum)
+
+
+def _run(
+    request: Request,
+    out: str | Path,
+    prior: tuple[Policy, bytes] | None,  # the policy, and its file's content, which the run keeps
+    resume: bool,
+    watchers: Sequence[Watcher],
+    patience: float | None,
+) -> Result:
+    folder = RunFolder(out, Request)
+    with watchdog(patience), one_thread():  # layers this small are slower on several threads
+        model = _algorithm(request, prior[0] if prior else None)
+        made_with = versions() | {"stable_baselines3": version("stable_baselines3")}
+        with folder.locked():
+            tell(watchers, folder.begin(request.as_dict(), made_with, resume, prior[1] if prior else None))
+            with polite_interrupt() as interrupted:
+                return _work(model, request, folder, watchers, interrupted, made_with)
+
+
+def _work(
+    model: Any,
+    request: Request,
+    folder: RunFolder,
+    watchers: Sequence[Watcher],
+    interrupted: threading.Event,
+    made_with: dict[str, str],
+) -> Result:
+    """All segments that are still to do."""
+    settings, log = request.settings, Log(request, folder, watchers, interrupted)
+    segment, complaints = _restored(model, folder)
+    log.begin(model.num_timesteps, [*complaints, *([] if segment else _begun_as_prior(model, request))])
+    try:
+        while model.num_timesteps < settings.steps and not interrupted.is_set():
+            if segment:  # the first one begins as the model was made
+                _renew(model, request, segment)
+            end = min((segment + 1) * settings.segment, settings.steps)
+            steps = end - model.num_timesteps
+            model.learn(steps, callback=log.step, log_interval=None, reset_num_timesteps=not segment)
+            if log.stopped:
+                break
+            segment += 1
+            card = {"request": request.as_dict(), "steps": model.num_timesteps, "versions": made_with, "which": "last"}
+            folder.check_there()
+            model.save(folder.policy, card)
+            header = {"iteration": lines(model.num_timesteps, settings), "steps": model.num_timesteps}
+            folder.save(segment, state(model), header)
+    finally:
+        log.close()
+    return Result(folder.path, model.num_timesteps, model.num_timesteps >= settings.steps, log.metrics)
+
+
+def _algorithm(request: Request, prior: Policy | None) -> Any:
+    """ResidualDQN where actions are choices, ResidualSAC where they are numbers."""
+    from repolicy.rql.dqn import ResidualDQN
+    from repolicy.rql.sac import ResidualSAC
+
+    made = _environment(request)
+    if isinstance(made.action_space, gymnasium.spaces.Discrete):
+        return ResidualDQN(made, request.objective, prior, request.settings)
+    actor = None
+    if prior is not None and prior.actions.kind == "continuous" and not prior.family.squashes:
+        actor = seeded(spec_of(prior, request.env, squashes=True), request.settings.seed)
+    return ResidualSAC(made, request.objective, prior, request.settings, actor)
+
+
+def _begun_as_prior(model: Any, request: Request) -> list[str]:
+    """Fit the actor to a prior that it is no copy of. Returns what is to be said of it."""
+    prior = model.prior
+    if prior is None or prior.actions.kind == "discrete" or prior.family.squashes:
+        return []
+    settings = EngineSettings(steps=request.settings.steps, seed=request.settings.seed, backend="gymnasium")
+    policy, steps = fitted(prior, request.env, settings, squashes=True)
+    model.actor.policy.load_state_dict(policy.state_dict())
+    return [f"the prior is {prior.spec.family}: a squashed actor was fitted to it over {steps:,} steps, to begin as it"]
+
+
+def _environment(request: Request) -> gymnasium.Env[Any, Any]:
+    from repolicy.rql.wrapping import WithAddon
+
+    made = make(request.env)
+    return WithAddon(made, *request.addons) if request.addons else made
+
+
+def _renew(model: Any, request: Request, segment: int) -> None:
+    """The environment and every random stream, from (seed, segment)."""
+    from repolicy.rql.wrapping import TaskReward
+
+    model.env.close()
+    if model.ep_info_buffer is not None:
+        model.ep_info_buffer.clear()
+    model.set_env(TaskReward(_environment(request), request.objective))
+    model.set_random_seed(engine.derived_seed(request.settings.seed, segment, 0))
+
+
+# Checkpoints ----------------------------------------------------------------------------------------------------------
+
+BUFFER = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+
+
+def state(model: Any) -> dict[str, Tensor]:
+    """All that the rest of a run depends on, as tensors: networks, optimizers, and what the buffer remembers."""
+    buffer = model.replay_buffer
+    tensors = {f"buffer/{name}": torch.from_numpy(getattr(buffer, name)[: buffer.size()]) for name in BUFFER}
+    tensors["buffer/position"] = torch.tensor(buffer.pos)
+    for part, values in model.get_parameters().items():
+        if part.endswith("optimizer"):
+            tensors |= {
+                f"{part}/{at}/{name}": own for at, each in values["state"].items() for name, own in each.items()
+            }
+        else:
+            tensors |= {f"{part}/{name}": tensor for name, tensor in values.items()}
+    return tensors
+
+
+def restore(model: Any, tensors: dict[str, Tensor]) -> None:
+    """The opposite of `state`."""
+    buffer, parts = model.replay_buffer, model.get_parameters()
+    for name in BUFFER:
+        values = tensors[f"buffer/{name}"].numpy()
+        getattr(buffer, name)[: len(values)] = values
+    buffer.pos, buffer.full = int(tensors["buffer/position"]), len(values) == buffer.buffer_size
+    for name, tensor in tensors.items():
+        part, *keys = name.split("/")
+        if part.endswith("optimizer"):
+            parts[part]["state"].setdefault(int(keys[0]), {})[keys[1]] = tensor
+        elif part != "buffer":
+            parts[part][keys[0]] = tensor
+    model.set_parameters(parts)
+
+
+def _restored(model: Any, folder: RunFolder) -> tuple[int, list[str]]:
+    """Take up the newest whole checkpoint: the segment that is next, and what was wrong with other checkpoints."""
+    checkpoint = folder.latest()
+    if checkpoint is None:
+        return 0, []
+    tensors, header, complaints = checkpoint
+    try:
+        restore(model, tensors)
+        model.num_timesteps = int(header["steps"])
+    except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
+        raise FileError(f"the last checkpoint in {folder.path} is none of this run's: {error}") from None
+    return int(header["segment"]), complaints

@@ -1,0 +1,81 @@
+"""How to train. (Without torch, so that `--help` is quick.)"""
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from repolicy.runs.settings import AnySettings, Within
+
+
+@dataclass(frozen=True)
+class Settings(AnySettings):
+    """How to train, for both algorithms."""
+
+    steps: Annotated[int, Within(1, 1e12)] = 100_000
+    """Environment steps."""
+    seed: Annotated[int, Within(0, 2**31 - 1)] = 0
+    """Seed of everything."""
+    segment: Annotated[int, Within(1, 1e12)] = 25_000
+    """Steps between two checkpoints; each segment starts its environment anew."""
+    gamma: Annotated[float, Within(0, 1)] = 0.99
+    """Discount."""
+    learning_rate: Annotated[float, Within(0, 10)] = 3e-4
+    """Adam's step size."""
+    minibatch: Annotated[int, Within(1, 1e6)] = 256
+    """Transitions in one gradient step."""
+    buffer: Annotated[int, Within(1, 1e8)] = 100_000
+    """Transitions that are remembered."""
+    warmup: Annotated[int, Within(0, 1e12)] = 1_000
+    """Steps before the first gradient step."""
+    train_every: Annotated[int, Within(1, 1e6)] = 1
+    """Environment steps between two rounds of gradient steps."""
+    gradient_steps: Annotated[int, Within(1, 1e6)] = 1
+    """Gradient steps in a round."""
+    tau: Annotated[float, Within(1e-9, 1)] = 0.01
+    """How far the target networks follow in a gradient step."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Sizes of the hidden layers."""
+    noise: Annotated[float, Within(0, 10)] = 0.0
+    """Std of noise that is added to continuous actions while training, correlated in time (Ornstein–Uhlenbeck)."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One of the four tasks: its environment, the temperature of its priors, how to train, how to customize."""
+
+    env: str
+    alpha: float
+    training: Settings
+    customizing: Settings
+
+
+CARTPOLE = Settings(steps=25_000, learning_rate=1e-3, minibatch=128, train_every=8, gradient_steps=4)
+MOUNTAIN_CAR = Settings(steps=16_000, learning_rate=1e-3, noise=0.5, train_every=16, gradient_steps=4)
+# The simulators of these two are slow: the steps are what an afternoon allows for all methods and seeds.
+HIGHWAY = Settings(steps=5_000, gamma=0.8, learning_rate=5e-4, warmup=200)
+PARKING = Settings(steps=10_000, gamma=0.95, learning_rate=1e-3, hidden=(256, 256))
+
+TASKS = {
+    "cartpole": Task("repolicy.rql.tasks:CartPole", 0.5, CARTPOLE, CARTPOLE),
+    "mountain_car": Task(  # a prior knows where to look: less noise
+        "repolicy.rql.tasks:MountainCar", 0.05, MOUNTAIN_CAR, replace(MOUNTAIN_CAR, noise=0.3, gradient_steps=8)
+    ),
+    "highway": Task("repolicy.rql.tasks:Highway", 1.0, HIGHWAY, replace(HIGHWAY, steps=2_000)),
+    "parking": Task("repolicy.rql.tasks:Parking", 0.01, PARKING, PARKING),
+}
+
+
+def task_of(env: str) -> Task | None:
+    """The task that is named, or whose environment is."""
+    return next((task for name, task in TASKS.items() if env in (name, task.env)), None)
+
+
+def train_defaults(env: str) -> Settings:
+    """How to train on a task, named by itself or by its environment; on any other environment, `Settings()`."""
+    task = task_of(env)
+    return Settings() if task is None else task.training
+
+
+def customize_defaults(env: str) -> Settings:
+    """How to customize a policy of that environment."""
+    task = task_of(env)
+    return Settings() if task is None else task.customizing

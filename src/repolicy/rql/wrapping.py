@@ -1,0 +1,213 @@
+"""What both algorithms need: the task's reward, the scale of observations, and a prior that may be used as one."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from repolicy.envs.addons import combined
+from repolicy.envs.evaluation import check_fit
+from repolicy.envs.patience import NOTE
+from repolicy.envs.spaces import action_space, observation_size
+from repolicy.errors import NumericError, UsageError, in_one_sentence
+from repolicy.objective import Objective, plain, task_reward
+from repolicy.policies.actions import ActionSpace
+from repolicy.policies.normalizer import Normalizer
+from repolicy.policies.policy import Policy, Prior, check_scores
+from repolicy.rql.hyperparameters import Settings
+
+try:
+    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+except ImportError:
+    raise UsageError(
+        "residual Q-learning runs on Stable-Baselines3, which is not installed: pip install 'repolicy[sb3]'"
+    ) from None
+
+
+def replay_options(settings: Settings) -> dict[str, Any]:
+    """What both of Stable-Baselines3's algorithms take of the settings."""
+    return {
+        "learning_rate": settings.learning_rate,
+        "buffer_size": settings.buffer,
+        "learning_starts": settings.warmup,
+        "batch_size": settings.minibatch,
+        "tau": settings.tau,
+        "gamma": settings.gamma,
+        "train_freq": settings.train_every,
+        "gradient_steps": settings.gradient_steps,
+        "seed": settings.seed,
+        "device": "cpu",
+    }
+
+
+def network_options(settings: Settings, normalizer: Normalizer) -> dict[str, Any]:
+    """What both take as `policy_kwargs`."""
+    return {
+        "net_arch": list(settings.hidden),
+        "optimizer_kwargs": {"fused": True},
+        "features_extractor_class": Normalized,
+        "features_extractor_kwargs": {"normalizer": normalizer},
+    }
+
+
+class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """The environment, paying what the objective's task pays; the add-on's reward is `info["addon_reward"]`."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], objective: Objective) -> None:
+        super().__init__(env)
+        self.objective, self._name = objective, type(env.unwrapped).__name__
+
+    def reset(self, **options: Any) -> Any:
+        with self._called():
+            observation, info = self.env.reset(**options)
+        self._check("an observation", observation)
+        return observation, info
+
+    def step(self, action: Any) -> Any:
+        with self._called():
+            observation, basic, terminated, truncated, info = self.env.step(action)
+        if self.objective.reads_addon and "addon_reward" not in info:
+            raise UsageError(
+                f"a task of {self.objective.task!r} needs info['addon_reward'], and this environment's info has "
+                f"{', '.join(sorted(info)) or 'nothing'}: wrap it in repolicy.rql.WithAddon(env, NAME)"
+            )
+        reward = float(task_reward(self.objective, basic, info.get("addon_reward")))  # type: ignore[arg-type]
+        self._check("an observation", observation)
+        self._check("a reward", np.array(reward))
+        return observation, reward, terminated, truncated, info
+
+    def _check(self, what: str, value: Any) -> None:
+        """Raise where an array has what is no number: it would stay in the replay buffer."""
+        if isinstance(value, np.ndarray) and not np.isfinite(value).all():
+            raise NumericError(f"environment {self._name} returned {what} that is not finite")
+
+    @contextmanager
+    def _called(self) -> Iterator[None]:
+        """A call into the environment: one that hangs is noticed, and whatever it raises becomes a sentence."""
+        NOTE.begin(self._name)
+        try:
+            with in_one_sentence("the environment failed"):
+                yield
+        finally:
+            NOTE.end()
+
+
+class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """The environment, with the reward of add-ons, named as for `repolicy customize`, in its info."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], *addons: str) -> None:
+        super().__init__(env)
+        self.addon = combined(addons)
+
+    def reset(self, **options: Any) -> Any:
+        observation, info = self.env.reset(**options)
+        self._seen = _row(observation)
+        return observation, info
+
+    def step(self, action: Any) -> Any:
+        before = self._seen
+        observation, basic, terminated, truncated, info = self.env.step(action)
+        self._seen = _row(observation)
+        numbers = {key: np.array([value]) for key, value in info.items() if np.isscalar(value)}
+        info["addon_reward"] = float(self.addon.reward(before, _row(action), self._seen, numbers)[0])
+        return observation, basic, terminated, truncated, info
+
+
+def _row(part: Any) -> np.ndarray:
+    """A copy, as an add-on takes it: an environment may write its next observation into the same array."""
+    return np.array(part, np.float32).reshape(1, -1)
+
+
+def check_loss(what: str, loss: Tensor) -> None:
+    """Raise where a loss stopped being finite, before anything learns from it."""
+    if not loss.isfinite():
+        raise NumericError(
+            f"the loss of {what} is not finite: lower the learning rate, and see that the prior's log_prob is finite"
+        )
+
+
+class Normalized(BaseFeaturesExtractor):  # type: ignore[misc]
+    """Observations `[B, O]` through a policy's own normalizer, for every network of Stable-Baselines3."""
+
+    def __init__(self, observation_space: spaces.Box, normalizer: Normalizer) -> None:
+        super().__init__(observation_space, features_dim=int(np.prod(observation_space.shape)))
+        self.normalizer = normalizer
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return self.normalizer(flat(observations))
+
+
+def flat(observations: Tensor) -> Tensor:
+    """Observations `[B, ...]` of any shape and precision as policies take them, `[B, O]`."""
+    return observations.flatten(1).float()
+
+
+def normalizer_for(space: Any, prior: Prior | None) -> Normalizer:
+    """The prior's own, or one that takes the bounds of an observation to ±1 and leaves alone what has none.
+
+    Neither changes while learning, so a remembered transition looks tomorrow as it looks today.
+    """
+    if isinstance(prior, Policy):
+        return prior.normalizer
+    low, high = (torch.from_numpy(bound.astype(np.float64)).flatten() for bound in (space.low, space.high))
+    bounded = torch.isfinite(low) & torch.isfinite(high)
+    normalizer = Normalizer(len(low))
+    mean, var = torch.where(bounded, (low + high) / 2, 0.0), torch.where(bounded, ((high - low) / 2).square(), 1.0)
+    normalizer.load_state_dict({"mean": mean, "var": var, "count": torch.ones((), dtype=torch.float64)})
+    return normalizer
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """What can be seen and done in an environment of Gymnasium's."""
+
+    name: str
+    observation_size: int
+    actions: ActionSpace
+    groups: dict[str, int] = field(default_factory=dict)
+
+
+def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:
+    """Of an environment that Stable-Baselines3's algorithms take, or one sentence."""
+    name, seen, acts = type(env.unwrapped).__name__, env.observation_space, env.action_space
+    if not isinstance(seen, spaces.Box):
+        space = type(seen).__name__
+        raise UsageError(f"observations are of kind {space}; wrap the environment in gymnasium's FlattenObservation")
+    actions = action_space(acts, name)
+    if not (
+        acts.is_bounded() if isinstance(acts, spaces.Box) else isinstance(acts, spaces.Discrete) and acts.start == 0
+    ):
+        raise UsageError(
+            f"the environment's actions are {acts}; these algorithms take Discrete from 0, or a bounded Box"
+        )
+    return Spaces(name, observation_size(seen, name), actions)
+
+
+def usable(env_spaces: Spaces, objective: Objective, prior: Prior | None) -> Prior | None:
+    """The prior, frozen; refuse what cannot work."""
+    if objective.alpha == 0:
+        raise UsageError("alpha is 0; soft Q-learning needs a temperature above 0")
+    plain(objective, "soft Q-learning")
+    if objective.reads_prior and prior is None:
+        raise UsageError(f"omega is {objective.omega}, which weighs a prior's log-probability, and there is no prior")
+    if prior is None:
+        return None
+    check_scores(prior)
+    if isinstance(prior, Policy):
+        check_fit(prior, env_spaces, "the prior")
+    prior = copy.deepcopy(prior)
+    return prior.requires_grad_(False).eval() if isinstance(prior, nn.Module) else prior
+
+
+def storable(prior: Prior | None) -> Policy | None:
+    """The prior as what a file can hold."""
+    if prior is None or isinstance(prior, Policy):
+        return prior
+    raise UsageError(f"a file can hold a repolicy.Policy as its prior, but no {type(prior).__name__}")

@@ -1,0 +1,305 @@
+"""A run's folder: what was asked for, what was logged, the last checkpoints, the policies."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from repolicy.errors import FileError, UsageError
+from repolicy.loading import file_sum, read_bytes, read_json
+from repolicy.policies.file import read_card
+from repolicy.policies.storage import (
+    FORMAT,
+    check_shape,
+    finite,
+    read,
+    write,
+    write_bytes,
+    write_json,
+)
+from repolicy.runs.request import Request
+
+
+class RunFolder:
+    """What a run leaves behind: enough to resume, plot, render and repeat it.
+
+    run.json               what was asked for, and the versions that ran
+    metrics.jsonl          a line an iteration
+    checkpoints/           the last two segments' ends
+    policy.safetensors     what the run hands out: the last policy, at a run's end perhaps a clearly better earlier one
+    last.safetensors       the last policy, where an earlier one is handed out
+    prior.safetensors      a copy of the prior, where there is one
+    trial.safetensors      some steps, by which a resumed run knows its environment and add-ons again
+    """
+
+    def __init__(self, path: str | Path, *kinds: type[Request]) -> None:
+        self._kinds = {request.method: request for request in kinds or (Request,)}
+        self.path = Path(path)
+        self.metrics = self.path / "metrics.jsonl"
+        self.policy = self.path / "policy.safetensors"
+        self.replaced = self.path / "last.safetensors"
+        self.prior = self.path / "prior.safetensors"
+        self.trial = self.path / "trial.safetensors"
+        self._checkpoints = self.path / "checkpoints"
+        self._begun: dict[str, Any] = {}
+
+    @property
+    def last_policy(self) -> Path:
+        """The policy at the end of the last segment, whichever is handed out."""
+        return self.replaced if self.replaced.exists() else self.policy
+
+    def request(self) -> dict[str, Any] | None:
+        """What the run in this folder was asked for, or None if there is none."""
+        path = self.path / "run.json"
+        if not os.path.lexists(path):
+            return None
+        header = read_json(path)
+        check_shape(header, {"request": REQUEST}, f"{path} cannot be used: its header")
+        return self._completed(header["request"], path)
+
+    def _completed(self, request: dict[str, Any], path: Path) -> dict[str, Any]:
+        """A request out of a file, with the settings that there were not yet when it was written."""
+        method = request.get("method", "")
+        if method not in self._kinds:
+            raise FileError(
+                f"{path} cannot be used here: it is a run of {method or 'Residual PPO'}; name another folder"
+            )
+        try:
+            return dict(json.loads(json.dumps(self._kinds[method].from_dict(request).as_dict())))
+        except (UsageError, TypeError, ValueError) as error:
+            raise FileError(f"{path} cannot be used: {error}") from None
+
+    def begin(
+        self, request: dict[str, Any], versions: dict[str, str], resume: bool, prior: bytes | None = None
+    ) -> list[str]:
+        """Claim the folder for this request, with a copy of its prior; refuse where that would lose or mix anything.
+
+        Returns what a resumed run should know: which versions are others than those of its last checkpoint, and what
+        is missing.
+        """
+        request = json.loads(json.dumps(request))
+        self._begun = {"request": request, "versions": versions}
+        before = self.request()
+        if before is None:
+            self._check_free(prior)
+            if prior is not None:
+                write_bytes(self.prior, prior)
+            write_json(self.path / "run.json", {"format": FORMAT, "request": request, "versions": versions})
+            return []
+        self.check_new(resume)
+        if before["prior"] != request["prior"]:
+            raise UsageError(
+                f"{self.path} began with another prior: name what the first command named, or {self.prior}, the copy "
+                "that it keeps"
+            )
+        changes = list(changed(before, request))
+        if changes:
+            raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}")
+        return self._check_unchanged(before, versions)
+
+    def check_new(self, resume: bool) -> None:
+        """Raise where another run would go into this folder, or nothing can be written there."""
+        if not resume and self.request() is not None:
+            raise UsageError(f"{self.path} holds a run already; add --resume to go on with it, or choose another --out")
+        self.check_writable()
+
+    def check_writable(self) -> None:
+        """Raise where nothing can be written into the folder, or no folder be made."""
+        whole = self.path.absolute()
+        there = next(place for place in (whole, *whole.parents) if os.path.exists(place))
+        if not there.is_dir():
+            raise FileError(f"{self.path} cannot be made: {there} is a file and no folder; choose another --out")
+        if not os.access(there, os.W_OK):
+            raise FileError(f"{self.path} cannot be made: {there} cannot be written")
+
+    def _check_unchanged(self, request: dict[str, Any], versions: dict[str, str]) -> list[str]:
+        """Raise where the folder's files are no longer those that the run began with."""
+        if request["prior"] and file_sum(self.prior) != request["prior"]:
+            raise FileError(f"{self.prior} is not the prior that this run began with; put that one back")
+        latest = self.latest()
+        if latest is None:
+            return []
+        _, header, _ = latest
+        edited = list(changed(self._completed(header.get("request", request), self._checkpoints), request))
+        if edited:
+            raise FileError(
+                f"{self.path / 'run.json'} was edited since the last checkpoint: {'; '.join(edited)}; "
+                "put it back, or begin a run of its own in another --out"
+            )
+        others = list(changed(header.get("versions", versions), versions))
+        notes = [f"the last checkpoint was made with other versions: {'; '.join(others)}"] if others else []
+        if not os.path.lexists(self.metrics):
+            notes.append(f"{self.metrics} is gone: the log begins anew after iteration {header['iteration']}")
+        if not os.path.lexists(self.policy):
+            back = f"a segment writes it at its end; where none is left, delete {self._files()[0]} to repeat one"
+            notes.append(f"{self.policy} is gone: {back}")
+        return notes
+
+    def _check_free(self, prior: bytes | None) -> None:
+        """Raise where a run would write over files that are not its own."""
+        of_a_run = [self.metrics, self.policy, self.replaced, self._checkpoints, self.path / "report.html"]
+        others = [path for path in [*of_a_run, self.path / "sweep.json"] if os.path.lexists(path)]
+        if self.prior.exists() and (prior is None or self.prior.read_bytes() != prior):
+            others.append(self.prior)
+        if others:
+            raise UsageError(f"{others[0]} is there already, and of no run in {self.path}; choose another --out")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One run at a time. The lock goes with the process that holds it, however that ends.
+
+        Where it turns out that the folder belongs to something else, the lock is taken away again.
+        """
+        path, new_lock, new_folder = self.path / ".lock", True, False
+        try:
+            new_folder = not self.path.exists()
+            self.path.mkdir(parents=True, exist_ok=True)
+            new_lock = not os.path.lexists(path)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            if not new_lock and error.errno not in (errno.EROFS, errno.EACCES):
+                raise FileError(f"{path} is there already, and no run's lock; choose another --out") from None
+            raise FileError(f"{self.path} cannot be used as a run's folder: {error.strerror}") from None
+        try:
+            status = os.fstat(lock)
+            if not stat.S_ISREG(status.st_mode) or status.st_size:
+                raise FileError(f"{path} is there already, and no run's lock; choose another --out")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.path.samestat(status, os.lstat(path)):  # its holder has just removed it
+                    raise BlockingIOError
+            except OSError:
+                raise FileError(
+                    f"another run is at work in {self.path}; wait for it, or choose another --out"
+                ) from None
+            yield
+            new_lock = False
+        finally:
+            if new_lock and not any((self.path / name).exists() for name in ("run.json", "sweep.json")):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                    if new_folder:
+                        self.path.rmdir()  # unless something is in it
+            os.close(lock)
+
+    def check_there(self) -> None:
+        """Raise where the folder of a run at work is no longer in its place: whoever writes would make it anew."""
+        if self._begun and not (self.path / "run.json").exists():
+            raise FileError(
+                f"{self.path} was moved or removed while its run was at work; name the folder where it is now, with "
+                "--resume"
+            )
+
+    def save(self, segment: int, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+        """The end of a segment; of older ones, one is kept in case this one is damaged."""
+        self.check_there()
+        header = {"segment": segment} | header | self._begun
+        write(self._checkpoints / f"{segment:06d}.safetensors", "checkpoint", tensors, header)
+        for old in self._files()[2:]:
+            old.unlink(missing_ok=True)
+
+    def unfinished(self, request: dict[str, Any]) -> str:
+        """A sentence where the run has steps before it, whether it is at work or was stopped."""
+        done = read_card(self.last_policy).get("steps", 0) if self.last_policy.exists() else 0
+        wanted = request["settings"]["steps"]
+        if done >= wanted:
+            return ""
+        return f"This run is not finished: {done:,} of {wanted:,} steps are done so far, and this is what there is."
+
+    def latest(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]] | None:
+        """The newest checkpoint that is whole, with a sentence about each that is not; None if there is none."""
+        complaints = []
+        for path in self._files():
+            try:
+                tensors, header = read(path, "checkpoint")
+                check_shape(header, CHECKPOINT, f"{path} is no whole checkpoint: its header")
+            except FileError as error:
+                complaints.append(f"{error}; going on from the one before")
+                continue
+            return tensors, header, complaints
+        if complaints:
+            raise FileError(
+                "; ".join(complaints).replace("; going on from the one before", "") + "; there is no other checkpoint"
+            )
+        return None
+
+    def log(self, metrics: dict[str, float]) -> None:
+        """Add a line to the metrics."""
+        self.check_there()
+        try:
+            with open(self.metrics, "a") as file:
+                file.write(json.dumps(finite(metrics)) + "\n")
+        except OSError as error:
+            raise FileError(f"{self.metrics} cannot be written: {error.strerror}") from None
+
+    def logged(self) -> dict[str, list[Any]]:
+        """The metrics as columns; None where an iteration has no such entry."""
+        rows = [row for _, row in self._logged_lines()]
+        names = {name: None for row in rows for name in row}
+        return {name: [row.get(name) for row in rows] for name in names}
+
+    def forget_after(self, iteration: int) -> None:
+        """Drop the metrics of iterations that are about to be done again."""
+        if os.path.lexists(self.metrics):
+            lines = [line for line, row in self._logged_lines() if row["iteration"] <= iteration]
+            write_bytes(self.metrics, b"".join(line + b"\n" for line in lines))
+
+    def _logged_lines(self) -> list[tuple[bytes, dict[str, Any]]]:
+        """The lines of the metrics that are whole, as they are and as numbers.
+
+        Others are left out: one may have been under way when the run was killed.
+        """
+        lines = read_bytes(self.metrics).splitlines() if os.path.lexists(self.metrics) else []
+        rows = []
+        for line in lines:
+            try:
+                row = json.loads(line)
+                numbers = {name: value for name, value in row.items() if value is not None}
+                check_shape(numbers, {str: float}, "")
+                check_shape(numbers, {"iteration": int}, "")
+                rows.append((line, row))
+            except (ValueError, AttributeError, RecursionError, FileError):
+                continue
+        return rows
+
+    def _files(self) -> list[Path]:
+        """The checkpoints, the newest first: by number, since one of seven digits comes after those of six."""
+        files = [path for path in self._checkpoints.glob("*.safetensors") if path.stem.isdecimal()]
+        return sorted(files, key=lambda path: int(path.stem), reverse=True)
+
+
+REQUEST = {
+    "env": str,
+    "objective": {"task": str, "omega": float, "alpha": float, "bonus": float, "states?": float},
+    "settings": {},
+    "addons": [str],
+    "prior": str,
+    "sparse": bool,
+    "method?": str,
+}
+CHECKPOINT = {
+    "segment": int,
+    "iteration": int,
+    "steps?": int,
+    "candidate?": {"steps": int, "evaluation": {str: float}},
+    "off_budget?": float,
+    "objective?": REQUEST["objective"],
+    "request?": REQUEST,
+    "versions?": {str: str},
+}
+
+
+def changed(before: Any, after: Any, name: str = "") -> Iterator[str]:
+    """`steps was 100 and is now 200`, for each difference between two nested requests."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in before | after:
+            yield from changed(before.get(key), after.get(key), key)
+    elif before != after:
+        yield f"{name} was {before} and is now {after}"

@@ -1,0 +1,141 @@
+"""What a run is asked for, and what else its result depends on."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Self, get_type_hints
+
+import numpy as np
+
+from repolicy.envs import addons
+from repolicy.envs.step import HasSpaces
+from repolicy.errors import UsageError
+from repolicy.objective import RANGES, Objective, name_of
+from repolicy.policies.normalizer import BOUND
+from repolicy.policies.policy import PolicySpec
+from repolicy.ranges import MOST_DIALS, Dial
+from repolicy.runs.settings import AnySettings, Settings, validated
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a run is asked for: all that its result depends on."""
+
+    env: str
+    objective: Objective
+    settings: Settings
+    addons: tuple[str, ...] = ()
+    prior: str = ""  # the checksum of the prior's file, a copy of which lies in the run's folder
+    sparse: bool = False  # whether an add-on may be constant over a trial
+
+    method: ClassVar[str] = ""  # empty for Residual PPO
+
+    @property
+    def dials(self) -> tuple[Dial, ...]:
+        """What the policy takes as inputs: weights of the objective, and those of add-ons."""
+        return (*self.objective.dials, *addons.dials(self.addons))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "env": self.env,
+            "objective": self.objective.as_dict(),
+            "settings": self.settings.as_dict(),
+            "addons": list(self.addons),
+            "prior": self.prior,
+            "sparse": self.sparse,
+        } | ({"method": self.method} if self.method else {})
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        settings_class: type[AnySettings] = get_type_hints(cls)["settings"]
+        return cls(
+            values["env"],
+            Objective(**values["objective"]),
+            settings_class(**validated(values["settings"], "the run", settings_class)),  # type: ignore[arg-type]
+            tuple(values["addons"]),
+            values["prior"],
+            values["sparse"],
+        )
+
+
+def derived_seed(seed: int, segment: int, stream: int) -> int:
+    """An independent seed for each (seed, segment, stream)."""
+    return int(np.random.SeedSequence([seed, segment, stream]).generate_state(1)[0] >> 2)
+
+
+def spec_for(spaces: HasSpaces, settings: Settings) -> PolicySpec:
+    """The shape of a new policy for an environment."""
+    family = "categorical" if spaces.actions.kind == "discrete" else "gaussian"
+    return PolicySpec(
+        observation_size=spaces.observation_size,
+        actions=spaces.actions,
+        family=family if settings.family == "auto" else settings.family,
+        hidden=settings.hidden,
+        activation=settings.activation,
+        initial_std=settings.initial_std,
+        min_std=settings.min_std,
+        observation_bound=BOUND if settings.normalize_observations else None,
+    )
+
+
+TAKEN = (*RANGES.values(), "t", "how", "policy")  # what names something else where a position is named
+
+
+def check_dials(request: Request) -> None:
+    """Raise where there are too many dials, a name that cannot be used, or a budget that would turn one of them."""
+    names = [dial.name for dial in request.dials]
+    if not names:
+        return
+    if request.settings.budget is not None:
+        raise UsageError(
+            f"a run with a dial ({', '.join(names)}) trains for many weights at once, and a budget needs one that it "
+            "can move: name --omega, a number or a range, and leave the budget out"
+        )
+    if taken := [dial.name for dial in addons.dials(request.addons) if dial.name in TAKEN]:
+        raise UsageError(f"the dial of an add-on cannot be called {taken[0]!r}, as others are: rename its function")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"two dials are called {twice[0]!r}: give one of them one weight, or rename its function")
+    if len(names) > MOST_DIALS:
+        raise UsageError(
+            f"{len(names)} dials are more than one run can learn: take {MOST_DIALS} at most, and one weight for others"
+        )
+
+
+def words(request: Request, prior: str | Path = "") -> list[str]:
+    """What follows `repolicy` on the command line that asks for this run; its settings are apart, as `options`.
+
+    Empty where only Python can say what was asked for: not every objective has a name.
+    """
+    named = name_of(request.objective)
+    if named is None:
+        return []
+    objective, coefficients = named
+    if request.settings.budget is not None and request.objective.omega != request.objective.alpha:
+        return []  # --omega auto begins at alpha
+    parts = ["customize", str(prior), "--env", request.env] if prior else ["train", request.env]
+    for name in request.addons:
+        parts += ["--addon", name]
+    if request.settings.budget is None:
+        parts += ["--objective", objective]
+    else:
+        parts += ["--omega", "auto"]
+        coefficients.pop("omega", None)
+    high = {name: coefficients.pop(to) for to, name in RANGES.items() if to in coefficients}
+    coefficients |= {} if "omega" not in high else {"states": request.objective.states}  # 0 is not what a range takes
+    for key, value in coefficients.items():
+        parts += [f"--{key}", f"{value!r}..{high[key]!r}" if key in high else f"{value!r}"]
+    return parts + ["--sparse"] * request.sparse
+
+
+def options(settings: Settings, usual: Settings) -> list[str]:
+    """The options that make these settings from the usual ones."""
+    names = [field.name for field in fields(Settings)]
+    changed = [name for name in names if getattr(settings, name) != getattr(usual, name)]
+    return [word for name in changed for word in option(name, getattr(settings, name))]
+
+
+def option(name: str, value: Any) -> list[str]:
+    """A setting as words of the command line."""
+    word = "--" + name.replace("_", "-")
+    if isinstance(value, bool):
+        return [word if value else f"--no-{word[2:]}"]
+    return [word, *(map(str, value) if isinstance(value, tuple) else [str(value)])]

@@ -1,0 +1,85 @@
+"""What a run ended in, and what can be done with it in Python."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from repolicy.envs.evaluation import Evaluation, evaluate
+from repolicy.errors import UsageError
+from repolicy.policies.policy import Policy
+from repolicy.priors.dials import How, dial
+from repolicy.priors.opening import load_policy
+from repolicy.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# What `plot` draws where nothing else is asked for, as far as the run has it: a metric and its axis.
+CURVES = {
+    "evaluation_objective": "objective of an episode",
+    "basic_return": "basic reward of an episode",
+    "reward_task": "task's reward a step",
+    "prior_kl": "KL to the prior, nats a step",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What a run ended in."""
+
+    folder: Path
+    steps: int
+    finished: bool
+    last: dict[str, float]  # the metrics of the last iteration
+
+    def __repr__(self) -> str:
+        parts = [f"{self.steps:,} steps" + ("" if self.finished else ", stopped early")]
+        if "evaluation_objective" in self.last:
+            parts.append(f"objective {self.last['evaluation_objective']:,.1f} an episode in the end")
+        if "prior_kl" in self.last:
+            parts.append(f"{self.last['prior_kl']:.2f} nats a step from the prior")
+        return f"Result of {self.folder}: {'; '.join(parts)}"
+
+    @property
+    def policy(self) -> Policy:
+        """What the run hands out: the last policy, or a clearly better one (docs/reading-a-report.md)."""
+        return load_policy(RunFolder(self.folder).policy)
+
+    def at(self, t: float | None = None, how: How = "mixture", **values: float) -> Policy:
+        """The policy between the prior (t = 0) and the run's own (t = 1), without training; of a run with a dial, the
+        policy for that weight, and of several, for weights by their names (docs/dials-and-sweeps.md)."""
+        return dial(self.folder, t, how, **values)
+
+    def metrics(self) -> dict[str, np.ndarray]:
+        """What was logged, a value an iteration; nan where there is none (docs/reading-a-report.md)."""
+        return {name: np.array(values, np.float64) for name, values in RunFolder(self.folder).logged().items()}
+
+    def evaluate(self, episodes: int = 100, *, stochastic: bool = False, seed: int = 0) -> Evaluation:
+        """Whole episodes of the policy, in the run's environment, with its add-on."""
+        request = RunFolder(self.folder).request()
+        return evaluate(
+            self.folder, episodes=episodes, stochastic=stochastic, seed=seed, trust=True,
+            backend="auto" if request is None else request["settings"]["backend"],
+        )  # fmt: skip
+
+    def plot(self, *names: str) -> "Figure":
+        """Curves of these metrics over environment steps, or of the few that people look at first."""
+        try:
+            from matplotlib import pyplot
+        except ImportError:
+            raise UsageError("plot needs the package matplotlib: pip install matplotlib") from None
+        columns = self.metrics()
+        missing = [name for name in names if name not in columns]
+        if missing:
+            raise UsageError(f"the run logged no {missing[0]!r}; it has {', '.join(columns)}")
+        wanted = names or [name for name in CURVES if name in columns]
+        figure, axes = pyplot.subplots(1, len(wanted), figsize=(4.5 * len(wanted), 3.2), squeeze=False)
+        for axis, name in zip(axes[0], wanted, strict=True):
+            known = np.isfinite(columns[name])
+            marker = "o" if known.sum() < 20 else ""
+            axis.plot(columns["steps"][known], columns[name][known], marker=marker)
+            axis.set(xlabel="environment steps", ylabel=CURVES.get(name, name.replace("_", " ")))
+        figure.tight_layout()
+        return figure

@@ -1,0 +1,237 @@
+"""Every option of a run. (Without torch, so that `--help` is quick.)"""
+
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from numbers import Real
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+from repolicy.errors import FileError, UsageError
+from repolicy.loading import nearest, read_json
+from repolicy.runs.machine import physical_cores, shares_memory
+
+
+class Within(NamedTuple):
+    """From where to where a setting may go."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class AnySettings:
+    """What the settings of every way to train have: fields of their own types, within ranges."""
+
+    steps: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name, value in validated(self.as_dict(), "settings", type(self)).items():
+            object.__setattr__(self, name, value)  # 3e6 becomes 3000000 where a whole number is wanted
+        for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
+            value = getattr(self, name)
+            for low, high in getattr(hint, "__metadata__", ()):
+                if value is not None and not low <= value <= high:
+                    raise UsageError(f"{name} is {value}; it must lie between {low:.10g} and {high:.10g}")
+        hidden: tuple[int, ...] = vars(self)["hidden"]
+        if not 1 <= len(hidden) <= 64 or not all(1 <= size <= 16_384 for size in hidden):
+            raise UsageError(f"hidden is {hidden}; it must be 1 to 64 layer sizes from 1 to 16,384, such as 64 64")
+
+    @property
+    def iteration_steps(self) -> int:
+        """Environment steps between two lines of the metrics."""
+        return 100
+
+    @property
+    def iterations(self) -> int:
+        return max(1, math.ceil(self.steps / self.iteration_steps))
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Budget(NamedTuple):
+    """Nats a step that a run may spend: what they are counted by, and what moves to hold them."""
+
+    nats: float
+    spent: str  # the metric that must stay below
+    moves: str
+    until: str
+
+    @property
+    def words(self) -> str:
+        """`ω′ and α̂ move to stay 2 nats a step from the prior`."""
+        return f"{self.moves} {self.until.format(self.nats)}"
+
+
+# Of each setting that is a budget: what is spent, what moves, and until when.
+BUDGETS = {
+    "kl_budget": ("prior_kl", "ω′ and α̂ move", "to stay {:g} nats a step from the prior"),
+    "log_prior_budget": ("below_prior", "ω′ moves", "until actions are {:g} nats less likely than the prior's own"),
+}
+
+
+ACTORS = ("family", "initial_std", "min_std")  # settings of a new actor; while customizing it is the prior
+
+
+def budget_of(settings: Mapping[str, Any]) -> Budget | None:
+    """The budget among settings, perhaps those of a file, where there is one."""
+    for name, row in BUDGETS.items():
+        if isinstance(nats := settings.get(name), int | float):
+            return Budget(float(nats), *row)
+    return None
+
+
+@dataclass(frozen=True)
+class Settings(AnySettings):
+    """How to train. On one kind of processor, the same settings, objective and environment end in the same bits."""
+
+    steps: Annotated[int, Within(1, 1e15)] = 1_000_000
+    """Environment steps of the whole run, over all ranks."""
+    seed: Annotated[int, Within(0, 2**31 - 1)] = 0
+    """Seed of everything: environments, networks, sampling, shuffling."""
+    ranks: Annotated[int, Within(0, 4096)] = 0
+    """Processes that share the work, each on one core; 0 means one a physical core (on x86-64; elsewhere one)."""
+    envs: Annotated[int, Within(1, 1e6)] = 64
+    """Environments, over all ranks."""
+    horizon: Annotated[int, Within(1, 1e6)] = 64
+    """Steps of each environment between two updates."""
+    segment: Annotated[int, Within(1, 1e9)] = 100
+    """Iterations between two checkpoints; each segment starts its environments anew."""
+
+    epochs: Annotated[int, Within(1, 1000)] = 5
+    """Passes over a rollout in one update."""
+    minibatch: Annotated[int, Within(1, 1e9)] = 1024
+    """Samples in one gradient step, over all ranks."""
+    learning_rate: Annotated[float, Within(0, 10)] = 3e-4
+    """Adam's step size at the start."""
+    schedule: Literal["linear", "adaptive", "constant"] = "linear"
+    """Learning rate over the run: linearly to 0, adapted to the KL of each update, or constant."""
+    desired_kl: Annotated[float, Within(1e-9, 10)] = 0.01
+    """The KL that the adaptive schedule steers for, in the last pass of an update."""
+    target_kl: Annotated[float | None, Within(1e-9, 10)] = None
+    """End an update early once the policy has moved this far from the one that acted."""
+    gamma: Annotated[float, Within(0, 1)] = 0.99
+    """Discount."""
+    lam: Annotated[float, Within(0, 1)] = 0.95
+    """λ of the generalized advantages."""
+    surrogate: Literal["clipped", "vanilla"] = "clipped"
+    """PPO's clipped ratio; or the plain policy gradient, without ratio and clip, in one pass."""
+    clip: Annotated[float, Within(1e-6, 1e6)] = 0.2
+    """How far from 1 the ratio of probabilities may go before the loss flattens."""
+    value_coefficient: Annotated[float, Within(0, 1e6)] = 0.5
+    """Weight of the critic's loss."""
+    max_gradient_norm: Annotated[float, Within(1e-9, 1e9)] = 0.5
+    """Longer gradients are shortened to this norm."""
+    normalize_advantages: bool = True
+    """Shift and scale the advantages of a rollout to mean 0 and variance 1."""
+    normalize_observations: bool = True
+    """Shift and scale observations by their running mean and variance."""
+
+    family: Literal["auto", "gaussian", "state_gaussian", "squashed", "state_squashed", "categorical"] = "auto"
+    """Distribution over actions; auto: gaussian with one std for all states, or categorical for discrete actions."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Sizes of the hidden layers, of actor and critic; while customizing, of the critic (the actor is the prior)."""
+    activation: Literal["tanh", "relu", "elu", "swish", "gelu", "gelu_tanh", "leaky_relu"] = "tanh"
+    """Activation of the hidden layers."""
+    initial_std: float = 1.0
+    """Std of a new policy's actions."""
+    min_std: float = 1e-3
+    """Lower bound of the std."""
+
+    evaluation_episodes: Annotated[int, Within(1, 1e6)] = 8
+    """Episodes of the short evaluation at the end of every segment, in equal shares for the ranks, of 1 at least."""
+    critic_warmup: Annotated[float, Within(0, 1)] = 0.0
+    """Share of the steps that fit the critic alone, before the actor moves."""
+    critic_explains: Annotated[float | None, Within(-1e6, 1)] = None
+    """Share of the returns that the critic must explain for the actor to move, within 3 times critic_warmup."""
+    kl_budget: Annotated[float | None, Within(1e-9, 1e6)] = None
+    """Adapt omega and alpha together so that the policy stays this far from its prior, in nats a step."""
+    log_prior_budget: Annotated[float | None, Within(1e-9, 1e6)] = None
+    """Adapt omega alone so that actions are, to the prior, this many nats less likely than its own, on average."""
+    backend: Literal["auto", "envpool", "gymnasium"] = "auto"
+    """Whose environments: EnvPool's where it knows the name, or one of the two."""
+
+    @property
+    def iteration_steps(self) -> int:
+        """Environment steps of one iteration, over all ranks."""
+        return self.envs * self.horizon
+
+    @property
+    def budget(self) -> Budget | None:
+        return budget_of(vars(self))
+
+    def resolved(self) -> "Settings":
+        """With `ranks` counted out, and what must fit together checked."""
+        if self.kl_budget is not None and self.log_prior_budget is not None:
+            raise UsageError("kl_budget and log_prior_budget are two ways to find omega: choose one")
+        if self.surrogate == "vanilla" and self.epochs != 1:
+            raise UsageError(
+                f"epochs is {self.epochs}, but the vanilla policy gradient holds for the policy that acted, for one "
+                "pass: add --epochs 1"
+            )
+        if self.iteration_steps < 2:
+            raise UsageError(
+                "envs and horizon are 1: from one step there is nothing to learn, because advantages are compared with "
+                "their mean over a rollout; raise --horizon or --envs"
+            )
+        ranks = self.ranks or (min(physical_cores(), self.envs) if shares_memory() else 1)
+        if self.envs % ranks:
+            if self.ranks:
+                raise UsageError(
+                    f"envs is {self.envs}, which {ranks} ranks cannot share evenly; choose a multiple of {ranks}"
+                )
+            ranks = max(count for count in range(1, ranks + 1) if self.envs % count == 0)
+        return replace(self, ranks=ranks)
+
+
+S = TypeVar("S", bound=AnySettings)
+
+
+def read_settings(path: Path, base: S) -> S:
+    """`base` with the fields of a JSON file in place of its own. An unknown or ill-typed field is refused by name."""
+    try:
+        values = read_json(path)
+    except FileError as error:
+        raise UsageError(f"--settings: {error}") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"settings file {path} must hold an object of fields, not a {type(values).__name__}")
+    return replace(base, **validated(values, f"settings file {path}", type(base)))
+
+
+def validated(values: dict[str, Any], where: str, cls: type[AnySettings] = Settings) -> dict[str, Any]:
+    """The values as the fields' own types, or one sentence that says which does not fit."""
+    hints, names, result = typing.get_type_hints(cls), [field.name for field in fields(cls)], {}
+    for name, value in values.items():
+        if name not in names:
+            raise UsageError(f"{where} has an unknown field {name!r}{nearest(name, names)}")
+        result[name] = _converted(value, hints[name], f"{where}, field {name!r}")
+    return result
+
+
+def _converted(value: Any, hint: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        if not isinstance(value, str) or value not in arguments:
+            raise UsageError(f"{where} is {value!r}; choose from {', '.join(arguments)}")
+        return value
+    if origin is types.UnionType:
+        return None if value is None else _converted(value, arguments[0], where)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise UsageError(f"{where} is {value!r}; it must be a list of whole numbers")
+        return tuple(_converted(item, int, where) for item in value)
+    if hint is bool and isinstance(value, bool):
+        return value
+    if isinstance(value, Real) and hasattr(value, "item"):
+        value = value.item()  # NumPy's
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    if hint in (int, float) and number and hint(value) == value:
+        return hint(value)
+    raise UsageError(f"{where} is {value!r}; it must be {_WORDS[hint]}")
+
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number"}

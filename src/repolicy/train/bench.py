@@ -1,0 +1,164 @@
+"""How near training is to the physics alone, both measured in one run.
+
+The speed of a shared machine drifts, so slices of physics alone and slices of training alternate, on the same ranks,
+and the figures are those of the median slices. A slice of training is a twentieth of a segment, and bears a twentieth
+of what a segment costs besides: its evaluation, its checkpoint and the making of its environments.
+"""
+
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from repolicy.envs.making import make_envs
+from repolicy.errors import UsageError
+from repolicy.objective import soft
+from repolicy.runs import ranks
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.request import Request, derived_seed
+from repolicy.runs.settings import Settings
+from repolicy.train.segments import Segments
+from repolicy.train.training import check
+
+PARTS = 20  # slices in a segment
+
+
+def bench(env: str, settings: Settings, slices: int) -> dict[str, Any]:
+    """Measure, and return the figures."""
+    if slices < 1:
+        raise UsageError(f"slices is {slices}; it must be 1 or more")
+    settings = settings.resolved()
+    ranks.check_count(settings.ranks)
+    rounds = max(1, round(settings.segment / PARTS))
+    steps = max(10 * PARTS, slices) * rounds * settings.iteration_steps
+    settings = replace(settings, segment=PARTS * rounds, steps=steps)
+    request = Request(env, soft(0.01), settings)
+    check(request)
+    with tempfile.TemporaryDirectory() as path:
+        folder = RunFolder(path)
+        folder.begin(request.as_dict(), {}, resume=False)
+        program = ["from repolicy.train.bench import follow; follow()", path, str(slices)]
+        with ranks.launched(settings.ranks, program) as team:
+            figures = measure(request, folder, team, slices)
+    return figures
+
+
+def follow() -> None:
+    """What every rank but the first runs."""
+    folder, (slices, *place) = RunFolder(sys.argv[1]), map(int, sys.argv[2:])
+    values = folder.request()
+    assert values is not None
+    measure(Request.from_dict(values), folder, ranks.joined(*place), slices)
+
+
+@ranks.one_thread()
+def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int) -> dict[str, Any]:
+    """The slices, in lockstep over the ranks."""
+    settings, team = request.settings, Timed(team)
+    segments = Segments(request, folder, team)
+    physics = Physics(request, team)
+    rounds = settings.segment // PARTS
+
+    def timed(work: Any) -> float:
+        team.sum(torch.zeros(1))
+        began = time.perf_counter()
+        work()
+        team.sum(torch.zeros(1))
+        return time.perf_counter() - began
+
+    def train(iterations: int) -> None:
+        for _ in range(iterations):
+            reports.append(segments.worker.iterate(stop=False))
+
+    def finish() -> None:
+        segments.end()
+        segments.save()
+
+    reports: list[dict[str, float]] = []
+    warm_up = timed(lambda: physics.run(settings.horizon))
+    began = timed(segments.begin)
+    alone, training, adding = [], [], 0.0
+    for _ in range(slices):
+        alone.append(timed(lambda: physics.run(rounds * settings.horizon)))
+        before = team.seconds
+        training.append(timed(lambda: train(rounds)))
+        adding += team.seconds - before
+    finished = timed(finish)
+    steps = rounds * settings.iteration_steps
+    physics_slice, training_slice = statistics.median(alone), statistics.median(training)
+    whole_slice = training_slice + (began + finished) / PARTS
+    peak = team.sum(torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024], dtype=torch.float64))
+    where = where_time_goes(reports, adding / sum(training))
+    shares = [one / other for one, other in zip(alone, training, strict=True)]
+    return {
+        "env": request.env,
+        "backend": segments.worker.collector.envs.backend,
+        "ranks": team.count,
+        "envs": settings.envs,
+        "horizon": settings.horizon,
+        "minibatch": settings.minibatch,
+        "epochs": settings.epochs,
+        "hidden": list(settings.hidden),
+        "steps": steps * slices,
+        "physics_steps_per_second": steps / physics_slice,
+        "training_steps_per_second": steps / whole_slice,
+        "share": physics_slice / whole_slice,
+        "share_without_evaluation": physics_slice / training_slice,
+        "training_is": where,
+        "physics_in_training": where["physics"] * sum(training) / sum(alone),
+        "slice_shares": {"min": min(shares), "median": statistics.median(shares), "max": max(shares)},
+        "seconds": {
+            "warm_up": warm_up, "begin": began, "physics": sum(alone), "training": sum(training), "end": finished
+        },
+        "memory_mb_a_rank": float(peak) / team.count,
+    }  # fmt: skip
+
+
+def where_time_goes(reports: list[dict[str, float]], sums: float) -> dict[str, float]:
+    """Shares of the first rank's time in training: the four add up to 1, but for what a report does not time."""
+    physics, acting, update = (
+        statistics.fmean(report[f"share_{part}"] for report in reports) for part in ("physics", "policy", "update")
+    )
+    return {"physics": physics, "acting": acting, "learning": update - sums, "sums over ranks": sums}
+
+
+class Timed:
+    """The ranks, and the seconds that this one spent in their sums: most of it waiting for the others."""
+
+    def __init__(self, team: ranks.Ranks) -> None:
+        self._team, self.index, self.count, self.seconds = team, team.index, team.count, 0.0
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        began = time.perf_counter()
+        try:
+            return self._team.sum(tensor)
+        finally:
+            self.seconds += time.perf_counter() - began
+
+
+class Physics:
+    """The same environments as a rank's, driven by random actions and nothing else."""
+
+    def __init__(self, request: Request, team: ranks.Ranks) -> None:
+        settings = request.settings
+        count = settings.envs // team.count
+        seed = derived_seed(settings.seed, 0, 2000) + team.index * count
+        self._envs = make_envs(request.env, count, seed, settings.backend)
+        self._envs.reset()
+        space, generator = self._envs.actions, np.random.default_rng(seed)
+        shape = (64, count, space.width)
+        self._actions = (
+            generator.standard_normal(shape).astype(np.float32)
+            if space.kind == "continuous"
+            else generator.integers(0, space.sizes, shape)
+        )
+
+    def run(self, steps: int) -> None:
+        for t in range(steps):
+            self._envs.step(self._actions[t % len(self._actions)])

@@ -1,0 +1,259 @@
+"""PPO: advantages, and the clipped update. It knows rewards, not where they come from."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy.errors import NumericError
+from repolicy.policies.network import Mlp, flatten
+from repolicy.policies.policy import Policy
+from repolicy.runs.settings import Settings
+from repolicy.train.scale import ReturnScale
+
+Sum = Callable[[Tensor], Tensor]  # adds a tensor up over all ranks, in place
+BETA_MEAN, BETA_VAR = 0.9, 0.999  # Adam's
+
+
+def advantages(
+    rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, ended: Tensor, gamma: float, lam: float
+) -> Tensor:
+    """Generalized advantages `[T, N]` of rewards `[T, N]` under values V(s_t) and V(s_{t+1}), both `[T, N]`.
+
+    terminated: nothing follows, so the next value does not count: the discount of that step is 0.
+    ended: the episode ended, by termination or by a time limit; the sum over later steps stops there. At a time limit
+    `next_values` must hold the value of the observation that the episode ended in.
+    """
+    shapes = {name: tuple(array.shape) for name, array in locals().items() if isinstance(array, Tensor)}
+    if len(set(shapes.values())) > 1 or rewards.dim() != 2:
+        raise ValueError(f"advantages are of arrays of one shape [T, N], not of {shapes}")
+    discounts = gamma * (~terminated).to(rewards.dtype)  # γ_t: 0 where nothing follows
+    errors = rewards + discounts * next_values - values  # δ_t = r_t + γ_t V(s_{t+1}) − V(s_t)
+    decays = gamma * lam * (~ended).to(rewards.dtype)
+    result = torch.empty_like(errors)
+    following = torch.zeros_like(errors[0])
+    for t in reversed(range(len(errors))):
+        following = torch.addcmul(errors[t], decays[t], following, out=result[t])  # A_t = δ_t + γλ A_{t+1}
+    return result
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the update learns from: B samples of one rank."""
+
+    inputs: Tensor  # [B, O] normalized observations, for the policy
+    actions: Tensor  # [B, A]
+    log_probs: Tensor  # [B] under the policy that acted
+    advantages: Tensor  # [B]
+    returns: Tensor  # [B, H] what the critic is to predict, in its unit
+    own_inputs: Tensor | None = None  # [B, C] the critic's own, where it does not see what the policy sees
+
+    @property
+    def critic_inputs(self) -> Tensor:
+        return self.inputs if self.own_inputs is None else self.own_inputs
+
+    def minibatches(self, size: int, generator: torch.Generator) -> Iterator["Batch"]:
+        """Of about `size` samples each: what is left over is spread, as a step on a few samples is mostly noise."""
+        count = max(1, round(len(self.inputs) / size))
+        for rows in torch.randperm(len(self.inputs), generator=generator).tensor_split(count):
+            parts: list[Any] = [None if each is None else each.index_select(0, rows) for each in vars(self).values()]
+            yield Batch(*parts)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What one minibatch says, and the gradient of `policy + value_coefficient · value` in what it was told."""
+
+    policy: float
+    value: float
+    divergence: float
+    clipped: float
+    log_ratios: np.ndarray  # [B]
+    by_log_prob: np.ndarray  # [B]
+    by_value: np.ndarray  # [B, H]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Means over an update's minibatches and ranks."""
+
+    policy_loss: float
+    value_loss: float
+    kl: float
+    clipped: float
+    gradient_norm: float
+    learning_rate: float
+    epochs: int
+
+
+class Learner:
+    """A policy, a critic with its unit, and one Adam over all their parameters, which live in one flat tensor.
+
+    (Adam is four lines for a flat tensor, while torch's own imports a compiler first, for a second and a half.)
+    """
+
+    def __init__(self, policy: Policy, critic: Mlp, learning_rate: float) -> None:
+        self.policy = policy
+        self.critic = critic
+        self.return_scale = ReturnScale(len(critic.biases[-1]))
+        self.learning_rate = learning_rate
+        self.actor_size = sum(parameter.numel() for parameter in policy.parameters())
+        # Behind the gradient there is room for the losses' report: both are summed over the ranks at once.
+        self.parameters, self._sums = flatten([*policy.parameters(), *critic.parameters()], extra=4)
+        self.gradient, self._report = self._sums.split([len(self.parameters), 4])
+        self._mean, self._var = torch.zeros_like(self.parameters), torch.zeros_like(self.parameters)
+        self._steps = {"actor": 0, "critic": 0}  # of Adam: the critic may be fitted alone for a while
+
+    def values(self, inputs: Tensor) -> Tensor:
+        """V of the critic's inputs `[..., C]` by each of its H heads, `[..., H]`."""
+        return self.return_scale.undo(self.critic(inputs))
+
+    @np.errstate(over="ignore", invalid="ignore")  # `update` checks that the loss is finite, `step` the gradient
+    def differentiate(self, batch: Batch, settings: Settings, bonus: float) -> Losses:
+        """The losses of a minibatch; their gradient, less `bonus` · entropy's, is left in `self.gradient`."""
+        self._sums.zero_()
+        log_probs, backward = self.policy.vjp(batch.inputs, batch.actions)
+        values, backward_critic = self.critic.vjp(batch.critic_inputs)
+        result = losses(log_probs, values.numpy(), batch, settings)
+        backward(result.by_log_prob, bonus)
+        backward_critic(torch.from_numpy(result.by_value))
+        self._report.numpy()[:] = result.policy, result.value, result.divergence, result.clipped
+        return result
+
+    def step(self, max_norm: float, sum_over_ranks: Sum, ranks: int, fit_actor: bool) -> list[float]:
+        """One step of Adam on the gradient averaged over ranks; returns the averaged report and, last, its norm."""
+        if not fit_actor:
+            self.gradient[: self.actor_size].zero_()
+        if ranks > 1:
+            sum_over_ranks(self._sums).div_(ranks)
+        norm = float(self.gradient.norm())
+        if not math.isfinite(norm):
+            raise NumericError("the gradient is not finite")
+        if norm > max_norm:
+            self.gradient.mul_(max_norm / norm)
+        self._adam(fit_actor)
+        return [*self._report.tolist(), norm]
+
+    def _adam(self, fit_actor: bool) -> None:
+        """Each part counts its own steps: with the critic's count, an actor that joins later would leap."""
+        moved = ["actor", "critic"] if fit_actor else ["critic"]
+        for name in moved:
+            self._steps[name] += 1
+        if len(set(self._steps.values())) == 1:
+            self._adam_part(slice(None), self._steps["critic"])
+            return
+        parts = {"actor": slice(0, self.actor_size), "critic": slice(self.actor_size, None)}
+        for name in moved:
+            self._adam_part(parts[name], self._steps[name])
+
+    def _adam_part(self, part: slice, steps: int) -> None:
+        gradient, mean, var = self.gradient[part], self._mean[part], self._var[part]
+        mean.lerp_(gradient, 1.0 - BETA_MEAN)
+        var.mul_(BETA_VAR).addcmul_(gradient, gradient, value=1.0 - BETA_VAR)
+        scale = (var / (1.0 - BETA_VAR**steps)).sqrt_().add_(1e-5)
+        self.parameters[part].addcdiv_(mean, scale, value=-self.learning_rate / (1.0 - BETA_MEAN**steps))
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that the next update depends on."""
+        return {
+            "parameters": self.parameters,
+            "adam_mean": self._mean,
+            "adam_var": self._var,
+            "returns": self.return_scale.statistics,
+            "adam_steps": torch.tensor(list(self._steps.values())),
+            "learning_rate": torch.tensor(self.learning_rate, dtype=torch.float64),
+        }
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        self.parameters.copy_(state["parameters"])
+        self._mean.copy_(state["adam_mean"])
+        self._var.copy_(state["adam_var"])
+        self.return_scale.statistics = state["returns"]
+        self._steps = dict(zip(self._steps, state["adam_steps"].tolist(), strict=True))
+        self.learning_rate = float(state["learning_rate"])
+
+
+def losses(log_probs: np.ndarray, values: np.ndarray, batch: Batch, settings: Settings) -> Losses:
+    """PPO's loss (Eq. 2) without its entropy: the surrogate and the critic's squared error.
+
+    In NumPy, by hand: on a few hundred numbers, that is much quicker than torch and autograd.
+    """
+    advantages, count = batch.advantages.numpy(), len(values)
+    log_ratios = log_probs - batch.log_probs.numpy()
+    ratios = np.exp(log_ratios)
+    clipped_ratios = np.clip(ratios, 1.0 - settings.clip, 1.0 + settings.clip)
+    if settings.surrogate == "vanilla":  # Eq. 6, with the baseline of Eq. 11
+        policy = -(log_probs * advantages).mean()
+        by_log_prob = advantages / -count
+    else:
+        gains, clipped_gains = ratios * advantages, clipped_ratios * advantages
+        policy = -np.minimum(gains, clipped_gains).mean()
+        # dρ/d log ρ = ρ, so the gradient of ρA is ρA itself; where the clipped gain is the smaller one, it is 0
+        by_log_prob = np.where(gains <= clipped_gains, gains, 0.0) / -count
+    errors = values - batch.returns.numpy()
+    return Losses(
+        policy=float(policy),
+        value=float(0.5 * np.square(errors).sum() / count),
+        divergence=float((ratios - 1.0 - log_ratios).mean()),  # KL(old ‖ new), from samples of the old
+        clipped=float((ratios != clipped_ratios).mean()),
+        log_ratios=log_ratios,
+        by_log_prob=by_log_prob,
+        by_value=errors * (settings.value_coefficient / count),
+    )
+
+
+def update(
+    learner: Learner,
+    batch: Batch,
+    settings: Settings,
+    generator: torch.Generator,
+    sum_over_ranks: Sum = lambda tensor: tensor,
+    ranks: int = 1,
+    bonus: float = 0.0,
+    fit_actor: bool = True,
+) -> Report:
+    """Several epochs over the batch, in shuffled minibatches of `settings.minibatch` over all ranks together."""
+    reports: list[list[float]] = []
+    epochs, far = 0, math.inf if settings.target_kl is None else settings.target_kl
+    size = max(1, min(settings.minibatch // ranks, len(batch.inputs)))
+    while epochs < settings.epochs and not (reports and reports[-1][2] > far):
+        epochs += 1
+        epoch: list[float] = []
+        for minibatch in batch.minibatches(size, generator):
+            result = learner.differentiate(minibatch, settings, bonus)
+            if not reports:
+                check_first_minibatch(result, minibatch)
+            reports.append(learner.step(settings.max_gradient_norm, sum_over_ranks, ranks, fit_actor))
+            epoch.append(reports[-1][2])
+            if epoch[-1] > far:
+                break
+    if settings.schedule == "adaptive" and fit_actor:  # a policy that stands still has no KL to steer by
+        learner.learning_rate = adapted(learner.learning_rate, sum(epoch) / len(epoch), settings.desired_kl)
+    policy, value, kl, clipped, norm = torch.tensor(reports, dtype=torch.float64).mean(0).tolist()
+    return Report(policy, value, kl, clipped, norm, learner.learning_rate, epochs)
+
+
+def check_first_minibatch(result: Losses, batch: Batch) -> None:
+    """Before the first step the policy is the one that acted: every ratio is 1, and every number finite."""
+    if not math.isfinite(result.policy + result.value):
+        raise NumericError("the loss is not finite")
+    worst = float((np.abs(result.log_ratios) / (1.0 + np.abs(batch.log_probs.numpy()))).max())
+    if not worst < 1e-3:
+        raise NumericError(
+            "in the first minibatch the policy's log-probabilities differ from those recorded while acting "
+            f"(by {worst:.2g}): the normalizer moved, the log-probabilities are stale, or the policy is not a function "
+            "of the observation"
+        )
+
+
+def adapted(learning_rate: float, kl: float, desired: float) -> float:
+    """The KL-adaptive schedule: slower when an update moved the policy too far, faster when too little."""
+    if kl > 2.0 * desired:
+        return max(learning_rate / 1.5, 1e-5)
+    if 0.0 < kl < 0.5 * desired:
+        return min(learning_rate * 1.5, 1e-2)
+    return learning_rate

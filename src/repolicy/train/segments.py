@@ -1,0 +1,265 @@
+"""A run as a chain of segments, each a pure function of the checkpoint before it.
+
+At a segment's start the environments and every random stream are made anew from (seed, segment, rank), in an
+uninterrupted run as much as in a resumed one. So whenever a run is killed, resuming it ends in the bits it would have
+ended in anyway. At a segment's end there are a short evaluation, a policy, and a checkpoint.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy.envs.dialed import Dialed
+from repolicy.envs.evaluation import check_fit, run_episodes
+from repolicy.envs.making import make_envs
+from repolicy.envs.rollout import Collector, staggered
+from repolicy.envs.step import Envs
+from repolicy.errors import FileError, NumericError
+from repolicy.objective import Objective, reformulated, task_reward
+from repolicy.plan.states import density_of
+from repolicy.policies.density import Density
+from repolicy.policies.file import save_policy
+from repolicy.policies.policy import Policy, frozen
+from repolicy.policies.storage import write
+from repolicy.priors.kinds import Exact, MeanPrior
+from repolicy.priors.opening import read_policy
+from repolicy.runs import ranks
+from repolicy.runs.doubts import Standing
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.machine import keep_freed_memory, versions
+from repolicy.runs.request import Request, derived_seed
+from repolicy.train.candidate import CAREFUL, Candidate, clearly_better
+from repolicy.train.dialed_worker import ConditionedWorker
+from repolicy.train.worker import Worker
+
+ENDED_EARLY = "evaluation_ended_early"
+
+
+class Segments:
+    """One rank's way through the segments of a run."""
+
+    def __init__(self, request: Request, folder: RunFolder, team: ranks.Ranks, exact: Exact | None = None) -> None:
+        keep_freed_memory()
+        self.folder, self.team = folder, team
+        saved = read_policy(folder.prior) if request.prior else None
+        self.clone_of = None if saved is None else saved.card.get("clone_of")
+        if saved is not None and isinstance(exact, MeanPrior):
+            exact = exact.placed(saved.policy.observation_size, saved.policy.actions)
+        worker_class = ConditionedWorker if request.dials else Worker
+        self.worker = worker_class(request, None if saved is None else saved.policy, team, exact)
+        self.segment = 0
+        self.candidate: Candidate | None = None  # to be handed out instead of the last policy
+        self.notes: list[str] = []  # what is to be said of the segment that ended
+
+    def remaining(self, stop: Callable[[], bool]) -> Iterator[dict[str, float]]:
+        """The metrics of every iteration that is still to do; it ends early where `stop()` says so on any rank.
+
+        An iteration that was under way then is lost, unless it ended a segment.
+        """
+        worker, settings, started = self.worker, self.worker.settings, time.perf_counter()
+        if worker.prior is not None and worker.iteration == 0:
+            self.keep(self.evaluated(), start=True)
+        while worker.iteration < settings.iterations:
+            end = min(worker.iteration + settings.segment, settings.iterations)
+            with closing(self.begin()):
+                while worker.iteration < end:
+                    try:
+                        metrics = worker.iterate(stop())
+                    except NumericError as error:
+                        raise NumericError(f"{error}; {self.leave_evidence()}") from None
+                    stopped = metrics.pop("stop")
+                    if stopped and worker.iteration < end:
+                        return
+                    if worker.iteration == end:
+                        metrics |= self.end()
+                    yield metrics | {"seconds": time.perf_counter() - started}
+            self.segment += 1
+            self.save()
+            if stopped:
+                return
+
+    def begin(self) -> Envs:
+        """Environments and random streams, all from (seed, segment, rank)."""
+        worker, settings, index = self.worker, self.worker.settings, self.team.index
+        share = settings.envs // self.team.count
+        stream = torch.Generator().manual_seed(derived_seed(settings.seed, self.segment, 1 + index))
+        seed = derived_seed(settings.seed, self.segment, 0) + index * share
+        envs: Envs = make_envs(worker.request.env, share, seed, settings.backend, critic=True)
+        if worker.prior is not None:
+            check_fit(worker.prior, envs, "the prior")
+        if dials := len(worker.request.dials):
+            envs = Dialed(envs, derived_seed(settings.seed, self.segment, 10**6), index * share, settings.envs, dials)
+        cuts = staggered(envs.limit, index * share, share, settings.envs)
+        worker.begin(Collector(envs, settings.horizon, stream, worker.addon is not None, cuts), stream)
+        return envs
+
+    @property
+    def moves(self) -> bool:
+        """Whether each segment has weights of its own."""
+        return self.worker.settings.budget is not None
+
+    @property
+    def compared(self) -> str:
+        """What an episode of two segments compares by."""
+        return "evaluation_task" if self.moves else "evaluation_objective"
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the policies of two segments have an objective in common: one weight that stays, of each term."""
+        return not self.moves and not self.worker.request.dials
+
+    def end(self) -> dict[str, float]:
+        """A short evaluation, shared out over the ranks, and the policy that is handed out."""
+        self.worker.collector.envs.close()
+        return self.keep(self.evaluated())
+
+    def keep(self, metrics: dict[str, float], start: bool = False) -> dict[str, float]:
+        """The policy as a candidate, where its objective is the highest so far; and, but at the start, as a file."""
+        worker = self.worker
+        last = Candidate(frozen(worker.learner.policy), worker.steps, metrics)
+        highest = -np.inf if self.candidate is None else self.candidate.evaluation["evaluation_objective"]
+        if self.comparable and metrics["evaluation_objective"] > highest:
+            self.candidate = last
+        if start:
+            return metrics
+        handed_out = self.chosen(last) if worker.iteration == worker.settings.iterations else last
+        if handed_out is not last:
+            self.write(self.folder.replaced, last, "last")
+        self.write(self.folder.policy, handed_out, "last" if handed_out is last else "earlier")
+        return metrics
+
+    def chosen(self, last: Candidate) -> Candidate:
+        """The candidate where it is clearly better than the last policy, over new episodes of both; else the last."""
+        found = self.candidate
+        if found is None or not self.standing(found.evaluation).beats(self.standing(last.evaluation)):
+            return last
+        ours, others = (self.played(each.policy, CAREFUL, 2000) for each in (found, last))
+        gains, longer = (ours[name] - others[name] for name in ("evaluation_objective", "evaluation_length"))
+        sums = [float(len(gains)), float(gains.sum()), float(np.square(gains).sum()), float(longer.sum())]
+        count, total, squares, more = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
+        gain = Standing.of(total, squares, count)
+        if not clearly_better(gain, more):
+            return last
+        called = f"the policy after {found.steps:,} steps" if found.steps else "the prior"
+        self.notes.append(
+            f"{called} is handed out: its objective of an episode is above the last policy's by {gain} "
+            f"({count:.0f} episodes each, from the same starts); the last policy is {self.folder.replaced}"
+        )
+        return found
+
+    def write(self, path: Path, which: Candidate, called: str) -> None:
+        worker = self.worker
+        if self.team.index == 0:
+            self.folder.check_there()
+            card = {"request": worker.request.as_dict(), "steps": which.steps, "evaluation": which.evaluation}
+            card |= {"versions": versions(), "which": called} | ({"prior_is": self.clone_of} if self.clone_of else {})
+            save_policy(path, which.policy, card, worker.prior, worker.density)
+
+    def standing(self, metrics: dict[str, float]) -> Standing:
+        return Standing(metrics[self.compared], metrics["evaluation_error"])
+
+    def evaluated(self) -> dict[str, float]:
+        """The run's own objective and its parts, over a few episodes with sampled actions, the same in all segments."""
+        totals = self.played(self.worker.shown[0], 1, 1000)
+        after = totals[self.compared]
+        sums = [float(len(after)), float(np.square(after).sum()), *(float(each.sum()) for each in totals.values())]
+        count, squares, *summed = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
+        found = dict(zip(totals, summed, strict=True))
+        error = Standing.of(found[self.compared], squares, count).error
+        means = {name: total if name == ENDED_EARLY else total / count for name, total in found.items()}
+        return means | {"evaluation_error": error}
+
+    def played(self, policy: Policy, times: int, stream: int) -> dict[str, np.ndarray]:
+        """This rank's share of so many times the episodes of a short evaluation: what each of them came to."""
+        worker, settings, index = self.worker, self.worker.settings, self.team.index
+        objective, episodes = worker.shown[1], times * max(1, settings.evaluation_episodes // self.team.count)
+        seed = derived_seed(settings.seed, 0, stream)
+        with closing(make_envs(worker.request.env, episodes, seed + index * episodes, settings.backend)) as envs:
+            evaluation = run_episodes(
+                policy, envs, episodes,
+                addon=worker.addon, prior=worker.exact, stochastic=True, seed=seed + index,
+                familiarity=worker.familiarity if worker.density is not None else None,
+            )  # fmt: skip
+        task = task_reward(objective, evaluation.basic, evaluation.addon)
+        parts = reformulated(  # of sums over an episode: it is linear
+            objective, task, evaluation.log_prior, evaluation.log_policy, evaluation.familiarity
+        )
+        found = {
+            "evaluation_objective": parts.total,
+            "evaluation_task": parts.task,
+            "evaluation_basic": evaluation.basic,
+            "evaluation_addon": evaluation.addon,
+            "evaluation_metric": evaluation.metric,
+            "evaluation_length": evaluation.lengths,
+            ENDED_EARLY: evaluation.terminated,
+        }
+        return {name: values for name, values in found.items() if values is not None}
+
+    # On disk ----------------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """The end of the segment before this one, from which this one begins."""
+        if self.team.index > 0:
+            return
+        worker = self.worker
+        state = worker.learner.state()
+        for prefix, normalizer in worker.normalizers.items():
+            state |= {f"{prefix}.{name}": value for name, value in normalizer.state_dict().items()}
+        state |= worker.density.tensors() if worker.density is not None else {}
+        header: dict[str, Any] = {"iteration": worker.iteration, "steps": worker.steps}
+        header |= {"off_budget": worker.off_budget, "objective": worker.objective.as_dict()}
+        if self.candidate is not None:
+            state |= {f"candidate.{name}": value for name, value in self.candidate.policy.state_dict().items()}
+            header["candidate"] = {"steps": self.candidate.steps, "evaluation": self.candidate.evaluation}
+        self.folder.save(self.segment, state, header)
+
+    def restore(self) -> list[str]:
+        """Take up the newest whole checkpoint. Returns what was wrong with others."""
+        checkpoint = self.folder.latest()
+        if checkpoint is None:
+            return self.learn_states()
+        state, header, complaints = checkpoint
+        try:
+            self.take_up(state, header)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise FileError(f"the last checkpoint in {self.folder.path} is none of this run's: {error}") from None
+        return complaints
+
+    def take_up(self, state: dict[str, Tensor], header: dict[str, Any]) -> None:
+        """Go on where a checkpoint ended."""
+        if self.worker.prior is not None and self.worker.objective.reads_states:
+            self.worker.density = Density.from_tensors(state)
+            self.worker.density.check_normalizer(self.worker.prior.normalizer)
+        worker = self.worker
+        worker.learner.restore(state)
+        for prefix, normalizer in worker.normalizers.items():
+            normalizer.load_state_dict({name: state[f"{prefix}.{name}"] for name in normalizer.state_dict()})
+        worker.iteration, self.segment = header["iteration"], header["segment"]
+        if "candidate" in header:
+            policy = frozen(worker.learner.policy)
+            policy.load_state_dict({name: state[f"candidate.{name}"] for name in policy.state_dict()})
+            self.candidate = Candidate(policy, **header["candidate"])
+        worker.off_budget, worker.objective = header["off_budget"], Objective(**header["objective"])
+
+    def learn_states(self) -> list[str]:
+        """The density of the prior's states, once, before the first iteration. Returns what is to be said of it."""
+        worker = self.worker
+        if worker.prior is None or not worker.objective.reads_states:
+            return []
+        worker.density = density_of(worker.prior, worker.request, self.team)
+        left_out = worker.density.left_out
+        named = ", ".join(map(str, left_out[:10])) + f" and {len(left_out) - 10:,} more" * (len(left_out) > 10)
+        return [f"observations that never change under the prior, left out of its states: {named}"] * bool(left_out)
+
+    def leave_evidence(self) -> str:
+        """Write what the failure happened on, and say how to see it again."""
+        worker, path = self.worker, self.folder.path / f"failure-rank{self.team.index}.safetensors"
+        header = {"request": worker.request.as_dict(), "iteration": worker.iteration}
+        write(path, "failure", worker.evidence | {"parameters": worker.learner.parameters}, header)
+        return f"the batch is in {path}; to see it fail again, resume the run: segments repeat to the bit"

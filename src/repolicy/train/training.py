@@ -1,0 +1,425 @@
+"""A run, and the two ways into it: `train()` from nothing and `customize()` from a prior."""
+
+import contextlib
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+
+from repolicy.envs import addons
+from repolicy.envs.making import probed, with_roles
+from repolicy.envs.names import EnvLike, env_name, with_observed
+from repolicy.envs.patience import Watchdog
+from repolicy.errors import RepolicyError, UsageError
+from repolicy.objective import Objective
+from repolicy.plan.defaults import train_defaults
+from repolicy.plan.session import (
+    begun,
+    called,
+    called_objective,
+    continued,
+    folder_for,
+    ranks_for,
+    resumed,
+    shown,
+)
+from repolicy.plan.starting import Init, Start, named_as, start_of
+from repolicy.plan.states import check_learnable
+from repolicy.plan.wanted import Wanted, for_customizing, for_training, trial
+from repolicy.plan.worth import measured
+from repolicy.policies.file import add_to_card
+from repolicy.policies.policy import Policy, Prior
+from repolicy.priors.code import from_source
+from repolicy.priors.kinds import Exact, Function
+from repolicy.priors.opening import read_policy
+from repolicy.readers.reading import Options
+from repolicy.runs import ranks
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.machine import polite_interrupt, torchrun_place
+from repolicy.runs.request import Request, check_dials, spec_for
+from repolicy.runs.result import Result as Result
+from repolicy.runs.settings import ACTORS, Settings
+from repolicy.train.dialed_worker import collapsed
+from repolicy.train.segments import Segments
+from repolicy.train.steering import overspent
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """Whoever wants to know how a run is doing."""
+
+    def begin(self, request: "Request", start: int, total: int) -> None: ...
+    def write(self, metrics: dict[str, float]) -> None: ...
+    def say(self, sentence: str) -> None: ...
+    def close(self) -> None: ...
+
+
+def train(
+    env: EnvLike,
+    objective: Objective | Wanted | None = None,
+    out: str | Path | None = None,
+    settings: Settings | None = None,
+    *,
+    addon: addons.Wish = (),
+    resume: bool = False,
+    watchers: Sequence[Watcher] = (),
+    patience: float | None = None,
+    progress: bool | None = None,
+    observe: str = "",
+    observe_critic: str = "",
+) -> Result:
+    """Train a policy from nothing, and return the run's result.
+
+    Args:
+        env: an id, or a function that makes one environment.
+        objective: what the return contains; by default `soft`, with the usual alpha.
+        out: the run's folder, which holds everything of it; by default `runs/ENV-OBJECTIVE-SEED`.
+        settings: how to train; by default `train_defaults(env)`.
+        addon: a wish for `full`: a name, a function, or a list of them.
+        resume: go on with the run in the folder, if there is one.
+        watchers: whoever is told of each iteration.
+        patience: seconds of one environment step that end the process; a minute is reported on stderr in any case.
+        progress: show the live display; by default in a terminal or a notebook.
+        observe: of an observation that is a Dict, the parts that the policy sees, "KEY,KEY"; by default `state` or
+            `policy` where there is a part for a critic too, else all.
+        observe_critic: the parts that the critic sees; by default `privileged_state` beside `state`, `critic` beside
+            `policy`, else what the policy sees.
+    """
+    check_given(settings, watchers)
+    env, wishes, watchers = env_name(env), addons.names(addon), [*watchers, *shown(progress)]
+    name = called_objective(objective, "soft")
+    folder = folder_for(out, env, name, settings.seed if settings else 0, resume)
+    RunFolder(folder).check_new(resume)  # before anything that takes a while
+    last_objective, last_settings = resumed(folder, resume)
+    objective = objective or last_objective or Wanted("soft")
+    settings, notes = ranks_for(settings or last_settings or train_defaults(env), [env, *wishes])
+    settings, named = settings.resolved(), with_observed(env, observe, observe_critic)
+    with watchdog(patience):
+        env = with_roles(named, backend=settings.backend)
+        notes = [f"training in {env}, into {folder}", *notes]
+        if isinstance(objective, Wanted):
+            objective, settings, chosen = for_training(objective, env, wishes, settings)
+            notes += chosen
+        if objective.reads_prior:
+            raise UsageError("an objective with omega above 0 needs a prior: use customize")
+        if objective.reads_states:
+            raise UsageError("an objective with states above 0 needs a prior, whose states they are: use customize")
+        if objective.dials or addons.dials(wishes):
+            raise UsageError("a range of weights needs a prior, which the dial begins as: use customize")
+        request = Request(env, objective, settings, wishes)
+        check(request)
+        return run(request, RunFolder(folder), resume, watchers, notes, patience=patience)
+
+
+def customize(
+    prior: str | Path | Policy | Result | Prior | Function,
+    addon: addons.Wish = (),
+    objective: Objective | Wanted | None = None,
+    out: str | Path | None = None,
+    settings: Settings | None = None,
+    *,
+    env: EnvLike | None = None,
+    sparse: bool = False,
+    resume: bool = False,
+    watchers: Sequence[Watcher] = (),
+    patience: float | None = None,
+    reading: Options | None = None,
+    progress: bool | None = None,
+    std: float | Literal["fit"] | None = None,
+    init: Init = "auto",
+    trust: bool = False,
+    observe: str = "",
+    observe_critic: str = "",
+) -> Result:
+    """Give a trained policy a new requirement, without the reward that trained it.
+
+    The actor starts as the prior, with the prior's observation statistics, frozen; the critic starts fresh and is
+    fitted alone for the first `settings.critic_warmup` of the steps. The run keeps a copy of the policy. A prior that
+    cannot be copied scores as it is, and the actor is fitted to it first; to resume, it has to be given again.
+
+    Args:
+        prior: a policy's file, a run's folder, the name of a policy that ships, a policy, the result of a run; or an
+            object with `log_prob`, a function from observations to mean actions, or `module:name` of one.
+        addon: the wish: a name, a function, or a list of them.
+        objective: what the return contains; by default `residual` with weights that are found.
+        out: the run's folder; by default `runs/PRIOR-OBJECTIVE-SEED`.
+        settings: how to train; by default `customize_defaults(prior)`.
+        env: an id, or a function that makes one environment; by default the one that the prior was trained in.
+        sparse: accept an add-on that is constant over some thousand trial steps.
+        resume: go on with the run in the folder, if there is one.
+        watchers: whoever is told of each iteration.
+        patience: seconds of one environment step that end the process.
+        reading: options for a file of another library.
+        progress: show the live display; by default in a terminal or a notebook.
+        std: of a prior that has none, the std of its actions.
+        init: "copy" starts the actor as the prior, "clone" fits it to the prior first, "auto" clones what cannot be
+            copied.
+        trust: run code: a prior that is TorchScript, or what the prior's file names.
+        observe: of an observation that is a Dict, the parts that the policy sees; by default what fits the prior.
+        observe_critic: the parts that the critic sees, as in `train`.
+    """
+    check_given(settings, watchers)
+    watchers = [*watchers, *shown(progress)]
+    reading = reading if std is None else replace(reading or Options(), std=std)
+    name = called_objective(objective, "residual")
+    folder = folder_for(out, named_as(prior), name, settings.seed if settings else 0, resume)
+    start = start_of(prior, reading, init, trust, RunFolder(folder).prior)
+    env = with_observed(env_name(env) if env is not None else start.env(trust), observe, observe_critic)
+    RunFolder(folder).check_new(resume)  # before anything that takes a while
+    objective, settings, last_settings = continued(objective, settings, folder, resume)
+    wishes = addons.names(addon)
+    if not wishes:
+        raise UsageError(f"customizing {NO_ADDON}")
+    settings, notes = ranks_for(start.settings(settings or last_settings or start.usual(env)), [env, *wishes])
+    settings = settings.resolved()
+    with watchdog(patience):
+        env = start.with_roles(env, settings.backend)
+        addons.combined(addons.at(wishes))  # what is wrong there is said before what takes a while
+        addons.check_env(wishes, env)
+        saying = f"customizing {called(named_as(prior))} in {env} to {' + '.join(wishes)}, into {folder}"
+        notes = [saying, *notes, *start.notes, *unused(settings)]
+
+        def say(note: str) -> None:
+            """Of what takes a while: the notes until then come first."""
+            tell(watchers, [*notes, note])
+            notes.clear()
+
+        start = start.cloned(env, settings, RunFolder(folder).prior, say)
+        start.check_not_fitted_to_another(RunFolder(folder).prior)
+        saved, content = start.saved, start.content
+        assert saved is not None
+        notes += try_addon(saved.policy, env, wishes, settings, sparse)
+        if isinstance(objective, Wanted):
+            objective, settings, chosen = for_customizing(objective, saved, env, wishes, settings, say)
+            notes += chosen
+        if not objective.reads_addon:
+            raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
+        request = Request(env, objective, settings, wishes, hashlib.sha256(content).hexdigest(), sparse)
+        check(request)
+        if objective.reads_states:
+            check_learnable(saved.policy)
+        return run(request, RunFolder(folder), resume, watchers, notes, content, patience, start)
+
+
+NO_ADDON = (
+    "needs an add-on, the new requirement: --addon NAME, or file.py:function for one of your own "
+    "(repolicy addons lists those that ship)"
+)
+
+
+def unused(settings: Settings) -> list[str]:
+    """A note on what customizing has no use for."""
+    usual = Settings()
+    named = [name for name in ACTORS if getattr(settings, name) != getattr(usual, name)]
+    return [f"{' and '.join(named)} changed nothing: the actor begins as its prior"] if named else []
+
+
+def check_given(settings: object, watchers: object = (), kind: type = Settings) -> None:
+    """Raise where these are of another kind, before a folder is made."""
+    if settings is not None and not isinstance(settings, kind):
+        raise UsageError(f"settings is {type(settings).__name__}; give a Settings, such as Settings(steps=100_000)")
+    if not isinstance(watchers, list | tuple):
+        raise UsageError(f"watchers is {type(watchers).__name__}; give a list of watchers")
+    for each in watchers:
+        if not isinstance(each, Watcher):
+            raise UsageError(f"a {type(each).__name__} is no watcher; that has the methods begin, write, say and close")
+
+
+def try_addon(prior: Policy, env: str, wishes: tuple[str, ...], settings: Settings, sparse: bool) -> list[str]:
+    """Drive the prior for some steps and look at each add-on: its shape, whether it is finite, its range."""
+    rollout = trial(prior, env, settings)
+    notes = []
+    for name in addons.at(wishes):
+        addon = addons.combined([name])
+        reward = addon.reward(*rollout.transitions)
+        if addon.reported is not None:
+            addon.metric(*rollout.transitions)
+        if reward.min() == reward.max() and not sparse:
+            why = "if it is meant to be that rare, add --sparse" if any(addon.weights) else "its weight is 0"
+            if any(addon.weights) and not reward.any() and (option := addons.option_of(name)):
+                why = f"{env} counts it with the weight 0, so name it as {env}{'&' if '?' in env else '?'}{option}"
+            raise UsageError(
+                f"add-on {name!r} gave the same reward, {reward.min():g}, in all of {reward.size:,} trial steps; {why}"
+            )
+        notes.append(
+            f"add-on {name}: {reward.min():.3g} to {reward.max():.3g}, mean {reward.mean():.3g} a step under the prior"
+        )
+    return notes
+
+
+def watchdog(patience: float | None) -> Watchdog:
+    """What notices an environment that hangs, in the first rank or, under torchrun, in each."""
+    if patience is not None and not patience > 0:
+        raise UsageError(f"patience is {patience}; it must be a number of seconds above 0")
+    rank, _ = torchrun_place() or (0, 1)
+    return Watchdog(rank, patience)
+
+
+def run(
+    request: Request,
+    folder: RunFolder,
+    resume: bool,
+    watchers: Sequence[Watcher],
+    notes: Sequence[str],
+    prior: bytes | None = None,
+    patience: float | None = None,
+    start: Start | None = None,
+) -> Result:
+    """Everything before and after the work itself: the folder, the ranks, Ctrl-C and SIGTERM.
+
+    `notes` are what the watchers are told as soon as nothing more can be refused.
+    """
+    exact = None if start is None else start.exact
+    if torchrun_place() is not None:
+        return _run_as_one_of_many(request, folder, resume, watchers, notes, prior, exact)
+    ranks.check_count(request.settings.ranks)
+    with folder.locked():
+        tell(watchers, [*notes, *begun(request, folder, resume, prior)])
+        program = ["from repolicy.train.training import follow; follow()", str(folder.path), str(patience or "")]
+        program.append("" if start is None or start.source is None else json.dumps(start.source))
+        with polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
+            return work(request, folder, team, watchers, interrupted, exact)
+
+
+def tell(watchers: Sequence[Watcher], sentences: Sequence[str]) -> None:
+    for watcher in watchers:
+        for sentence in sentences:
+            watcher.say(sentence)
+
+
+def check(request: Request) -> None:
+    """Refuse early what cannot work, before anything is written."""
+    if request.objective.reads_addon and not request.addons:
+        raise UsageError(f"this {NO_ADDON}")
+    if request.addons and not request.objective.reads_addon:
+        raise UsageError("this objective's task is the basic reward alone, so an add-on has no effect: leave it out")
+    check_dials(request)
+    addons.combined(addons.at(request.addons))
+    addons.check_env(request.addons, request.env)
+    spec_for(probed(request.env, request.settings.backend, critic=True), request.settings)
+    settings, objective = request.settings, request.objective
+    if settings.kl_budget is not None and not 0 < objective.omega == objective.alpha:
+        raise UsageError(
+            "a KL budget moves omega and alpha together, from one value on: it goes with customize --omega auto, "
+            "or in Python with kl(alpha)"
+        )
+    if settings.log_prior_budget is not None and not (objective.omega > 0 and objective.alpha > 0):
+        raise UsageError(
+            "a log-prior budget moves omega from a value above 0 on, at a fixed alpha above 0: it goes with customize "
+            "--omega auto, or in Python with residual(omega, alpha)"
+        )
+    if request.prior and request.settings.family != "auto":
+        raise UsageError("a policy keeps the family of its prior while it is customized: leave --family out")
+
+
+def follow() -> None:
+    """What every rank but the first runs: the same work, from the request in the folder."""
+    import sys
+
+    folder, patience, team = RunFolder(sys.argv[1]), sys.argv[2], ranks.joined(*map(int, sys.argv[4:]))
+    values = folder.request()
+    assert values is not None
+    try:
+        with Watchdog(team.index, float(patience) if patience else None):
+            exact = from_source(json.loads(sys.argv[3])) if sys.argv[3] else None
+            work(Request.from_dict(values), folder, team, (), threading.Event(), exact)
+    except RepolicyError as error:
+        sys.exit(str(error))
+    os._exit(0)  # the first rank has written everything; threads of an environment's can hold up an interpreter's end
+
+
+# The work of one rank -------------------------------------------------------------------------------------------------
+
+
+@ranks.one_thread()
+@torch.random.fork_rng(devices=[])
+def work(
+    request: Request,
+    folder: RunFolder,
+    team: ranks.Ranks,
+    watchers: Sequence[Watcher],
+    interrupted: threading.Event,
+    exact: Exact | None = None,
+) -> Result:
+    """All segments that are still to do. Every rank runs this; the first one writes."""
+    segments = Segments(request, folder, team, exact)
+    complaints, worker = segments.restore(), segments.worker
+    if team.index == 0:
+        folder.forget_after(worker.iteration)
+    metrics: dict[str, float] = {}
+    with contextlib.ExitStack() as after:
+        for watcher in watchers:
+            watcher.begin(request, worker.iteration, request.settings.iterations)
+            after.callback(watcher.close)
+        tell(watchers, complaints)
+        for metrics in segments.remaining(interrupted.is_set):
+            if team.index == 0:
+                folder.log(metrics)
+            for watcher in watchers:
+                watcher.write(metrics)
+            tell(watchers, segments.notes)
+            segments.notes.clear()
+        if worker.iteration == request.settings.iterations:
+            tell(watchers, collapsed(metrics))
+            if (budget := request.settings.budget) is not None and metrics:
+                tell(watchers, overspent(worker.off_budget, metrics[budget.spent], budget))
+    finished = worker.iteration == request.settings.iterations
+    if not metrics and worker.iteration:  # nothing was left to do
+        metrics = {name: values[-1] for name, values in folder.logged().items() if values and values[-1] is not None}
+    if finished and team.index == 0 and not request.prior:
+        tell_worth(request, folder)
+    return Result(folder.path, worker.steps, finished, metrics)
+
+
+def tell_worth(request: Request, folder: RunFolder) -> None:
+    """Measure what a nat of the policy that is handed out is worth and write it into its card."""
+    saved = read_policy(folder.policy)
+    if "nat_worth" in saved.card:
+        return
+    episodes = 4 * request.settings.evaluation_episodes
+    worth = measured(
+        saved.policy, request.env, episodes, addons=request.addons, backend=request.settings.backend,
+        addon_alone=not request.objective.reads_basic,
+    )  # fmt: skip
+    if worth is not None:
+        add_to_card(folder.policy, {"nat_worth": asdict(worth)})
+
+
+def _run_as_one_of_many(
+    request: Request,
+    folder: RunFolder,
+    resume: bool,
+    watchers: Sequence[Watcher],
+    notes: Sequence[str],
+    prior: bytes | None,
+    exact: Exact | None,
+) -> Result:
+    """Under torchrun: every process comes here with the same request; the first one claims the folder."""
+    team = ranks.Distributed()
+    try:
+        request = replace(request, settings=replace(request.settings, ranks=team.count).resolved())
+        with polite_interrupt() as interrupted, contextlib.ExitStack() as claim:
+            refusal: RepolicyError | None = None
+            if team.index == 0:
+                try:
+                    claim.enter_context(folder.locked())
+                    tell(watchers, [*notes, *begun(request, folder, resume, prior)])
+                except RepolicyError as error:
+                    refusal = error
+            refused = float(team.sum(torch.tensor([0.0 if refusal is None else 1.0])))
+            if refused:
+                raise refusal or UsageError("the first rank could not begin")
+            try:
+                return work(request, folder, team, watchers if team.index == 0 else (), interrupted, exact)
+            except Exception as error:
+                if not isinstance(error, ranks.LostError):
+                    error.add_note(f"rank {team.index}")
+                raise
+    finally:
+        team.close()

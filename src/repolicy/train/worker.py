@@ -1,0 +1,348 @@
+"""One rank's share of a run: collect, score, reward, update."""
+
+import time
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy.envs import addons
+from repolicy.envs.addons import Addon
+from repolicy.envs.making import critic_size, probed
+from repolicy.envs.rollout import Collector, Rollout
+from repolicy.errors import NumericError
+from repolicy.objective import Objective, Reward, reformulated, task_reward
+from repolicy.plan.states import familiarity
+from repolicy.policies.density import Density
+from repolicy.policies.network import Mlp
+from repolicy.policies.normalizer import BOUND, Normalizer, sums
+from repolicy.policies.policy import Policy, frozen
+from repolicy.priors.kinds import Exact, Scorer
+from repolicy.runs import ranks
+from repolicy.runs.request import Request, spec_for
+from repolicy.train import ppo
+from repolicy.train.steering import FARTHEST, off_budget, steered
+
+LOST = -0.5  # explained variance below which a budget's weights stay as they are, because the critic cannot follow
+ALONE = 1e-3  # least learning rate while only the critic learns, where the KL of the policy steers it later
+SEEN = 256  # of an iteration's inputs, at which the width of the policy is looked at
+QUANTILE = 1 << 24  # numbers of which torch finds a quantile, at most
+WAITS = 3  # the actor waits for its critic at most this many times `critic_warmup`
+
+Seen = TypeVar("Seen", np.ndarray, Tensor)
+
+
+class Worker:
+    """What one rank learns, and where its environments stand."""
+
+    def __init__(self, request: Request, prior: Policy | None, team: ranks.Ranks, exact: Exact | None = None) -> None:
+        """`exact`: what `prior` was fitted to, where it is no copy. Then that scores; the actor starts as `prior`."""
+        self.request, self.prior, self.team = request, prior, team
+        self.settings, self.objective = request.settings, request.objective
+        self.exact = exact or prior
+        self.scorer = None if self.exact is None else Scorer(self.exact)
+        self.addon = None
+        if request.objective.reads_addon:
+            self.addon = addons.combined(addons.at(request.addons))
+        self.density: Density | None = None  # of the prior's states, where the objective weighs them
+        self.iteration = 0
+        self.off_budget = -FARTHEST
+        self.evidence: dict[str, Tensor] = {}  # what the last iteration saw, in case it fails
+        self.critic_size = critic_size(request.env, self.settings.backend)  # 0: the critic sees what the policy sees
+        bound = BOUND if self.settings.normalize_observations else None
+        self.critic_normalizer = Normalizer(self.critic_size, bound)
+        torch.manual_seed(self.settings.seed)  # initial weights: the same on every rank
+        self.learner = ppo.Learner(*self.networks(), self.settings.learning_rate)
+
+    def networks(self) -> tuple[Policy, Mlp]:
+        """The policy and the critic, as they begin."""
+        if self.prior is None:
+            policy = Policy(spec_for(probed(self.request.env, self.settings.backend), self.settings))
+        else:
+            policy = frozen(self.prior).requires_grad_(True)
+        size = self.critic_size or policy.observation_size
+        return policy, Mlp(size, self.settings.hidden, 1, self.settings.activation)
+
+    @property
+    def shown(self) -> tuple[Policy, Objective]:
+        """What the short evaluations evaluate, and by which objective."""
+        return self.learner.policy, self.objective
+
+    @property
+    def steps(self) -> int:
+        return self.iteration * self.settings.iteration_steps
+
+    @property
+    def fits_normalizer(self) -> bool:
+        return self.prior is None and self.settings.normalize_observations
+
+    @property
+    def fits_critic_normalizer(self) -> bool:
+        return self.critic_size > 0 and self.settings.normalize_observations
+
+    @property
+    def normalizers(self) -> dict[str, Normalizer]:
+        """By their names in a checkpoint."""
+        own = {"normalizer": self.learner.policy.normalizer}
+        return own | ({"critic_normalizer": self.critic_normalizer} if self.critic_size else {})
+
+    def begin(self, collector: Collector, stream: torch.Generator) -> None:
+        """Go on with these environments and this random stream."""
+        self.collector, self.stream = collector, stream
+        if self.scorer is not None:
+            self.scorer.begin()
+
+    def iterate(self, stop: bool) -> dict[str, float]:
+        """Collect, score, update. The ranks meet twice, apart from the minibatches."""
+        settings, learner = self.settings, self.learner
+        self.evidence = {}
+        began = time.perf_counter()
+        rollout = self.collector.collect(learner.policy)
+        collected = time.perf_counter()
+        self.iteration += 1
+        # A prior's statistics are there from the start; so are the critic's, from the first rollout of all ranks.
+        begun = self.fits_critic_normalizer and self.prior is not None and self.iteration == 1
+        if begun:
+            raw = rollout.observations[:-1, :, learner.policy.observation_size :]
+            self.critic_normalizer.update(self.team.sum(sums(raw)))
+        batch, summary = self.prepared(rollout, stop)
+        explained = summary.metrics["explained_variance"]
+        if settings.schedule == "linear":
+            learner.learning_rate = settings.learning_rate * (1.0 - (self.iteration - 1) / settings.iterations)
+        rate, fit_actor = learner.learning_rate, self.actor_moves(explained)
+        if settings.schedule == "adaptive" and not fit_actor:
+            learner.learning_rate = max(rate, ALONE)
+        dialed = {dial.name for dial in self.request.dials}  # each episode has its own
+        weights = {name: getattr(self.objective, name) for name in ("omega", "alpha") if name not in dialed}
+        self.steer(summary.metrics, fit_actor and explained > LOST)
+        report = ppo.update(
+            learner, batch, settings, self.stream, self.team.sum, self.team.count, self.objective.bonus, fit_actor
+        )
+        if not fit_actor:
+            learner.learning_rate = rate
+        if self.fits_normalizer:
+            learner.policy.normalizer.update(summary.observations[:, : learner.policy.observation_size])
+        if self.fits_critic_normalizer and not begun:
+            self.critic_normalizer.update(summary.observations[:, learner.policy.observation_size :])
+        now = time.perf_counter()
+        return (
+            summary.metrics
+            | {
+                "iteration": self.iteration,
+                "steps": self.steps,
+                "steps_per_second": settings.iteration_steps / (now - began),
+                "share_physics": rollout.physics_seconds / (now - began),
+                "share_policy": rollout.policy_seconds / (now - began),
+                "share_update": (now - collected) / (now - began),
+            }
+            | asdict(report)
+            | weights
+            | self.width(batch.inputs[torch.linspace(0, len(batch.inputs) - 1, SEEN).long()])
+        )
+
+    def steer(self, metrics: dict[str, float], fit_actor: bool) -> None:
+        """Move the weights towards the budget, where there is one, as soon as the actor moves."""
+        budget, before = self.settings.budget, self.off_budget
+        if budget is None:
+            return
+        alone, spent = self.settings.log_prior_budget is not None, metrics[budget.spent]
+        variance = metrics.pop("below_prior_squares") - spent**2 if alone else None
+        if not fit_actor:
+            return
+        self.off_budget = off_budget(spent, budget.nats, before, self.settings.iteration_steps, variance)
+        self.objective = steered(self.objective, before, self.off_budget, omega_alone=alone)
+
+    def actor_moves(self, explained: float) -> bool:
+        """Whether the critic has had its time alone and explains enough now, or has had three times as much."""
+        alone = self.settings.critic_warmup * self.settings.iterations
+        enough = self.settings.critic_explains is None or explained >= self.settings.critic_explains
+        return self.iteration > alone and (enough or self.iteration > WAITS * alone)
+
+    def prepared(self, rollout: Rollout, stop: bool) -> tuple[ppo.Batch, "Summary"]:
+        """From what happened to what the update learns from: scores, the reformulated reward, advantages."""
+        self.evidence = {
+            "observations": torch.from_numpy(rollout.observations),
+            "actions": rollout.actions,
+            "basic": torch.from_numpy(rollout.basic),
+            "log_policy": rollout.log_probs,
+        }
+        inputs, critic_inputs = self.seen(rollout.observations)
+        log_prior, values, next_values = self.score(rollout, critic_inputs)
+        self.evidence |= {} if log_prior is None else {"log_prior": log_prior}
+        reward = self.reward(rollout, log_prior)
+        self.evidence["rewards"] = reward.total
+        terminated = torch.from_numpy(rollout.terminated)
+        ended = terminated | torch.from_numpy(rollout.truncated)
+        summary = self.exchange(rollout, reward, log_prior, stop)
+
+        gains, targets = self.credit(reward, values, next_values, terminated, ended)
+        normalized, returned, explained = self.normalized(gains, targets)
+        scale = self.learner.return_scale
+        scale.update(returned, self.learner.critic)
+        summary.metrics.update(explained_variance=explained, return_scale=float(scale.std.mean()))
+        batch = ppo.Batch(
+            inputs[:-1].flatten(0, 1),
+            rollout.actions.flatten(0, 1),
+            rollout.log_probs.flatten(),
+            normalized.flatten(),
+            scale.apply(targets).flatten(0, 1),
+            critic_inputs[:-1].flatten(0, 1) if self.critic_size else None,
+        )
+        return batch, summary
+
+    def credit(
+        self, reward: Reward, values: Tensor, next_values: Tensor, terminated: Tensor, ended: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Advantages `[T, N]`, and what each head is to predict, `[T, N, H]`, the shape of the values."""
+        rewards, settings = reward.total.float(), self.settings
+        both = values.squeeze(-1), next_values.squeeze(-1)
+        gains = ppo.advantages(rewards, *both, terminated, ended, settings.gamma, settings.lam)
+        return gains, gains.unsqueeze(-1) + values
+
+    @torch.no_grad()
+    def width(self, inputs: Tensor) -> dict[str, float]:
+        """The entropy of the actions at some inputs and, where they have one, their mean std."""
+        distribution = self.learner.policy.distribution(inputs)
+        log_std = getattr(distribution, "log_std", None)
+        numbers = {"entropy": float(distribution.entropy().mean())}
+        return numbers if log_std is None else numbers | {"std": float(log_std.exp().mean())}
+
+    def seen(self, observations: np.ndarray) -> tuple[Tensor, Tensor]:
+        """What the policy sees of raw observations, and what the critic sees: both normalized."""
+        raw, policy = torch.from_numpy(observations), self.learner.policy
+        inputs = policy.normalizer(raw[..., : policy.observation_size])
+        return inputs, self.critic_normalizer(raw[..., policy.observation_size :]) if self.critic_size else inputs
+
+    @torch.no_grad()
+    def score(self, rollout: Rollout, inputs: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        """log prior `[T, N]`, V(s_t) and V(s_{t+1}) `[T, N, H]`, at once for a rollout; the critic sees `inputs`."""
+        learner, log_prior = self.learner, None
+        if self.scorer is not None:
+            observations, actions, ended = rollout.scored
+            log_prior = self.scorer(self.bare(observations), actions, ended)
+        values = learner.values(inputs)
+        next_values = values[1:].clone()
+        if len(rollout.cut):
+            _, ends = self.seen(rollout.cut_observations)
+            next_values[rollout.cut[:, 0], rollout.cut[:, 1]] = learner.values(ends)
+        return log_prior, values[:-1], next_values
+
+    def reward(self, rollout: Rollout, log_prior: Tensor | None) -> Reward:
+        """The reformulated reward of a rollout, in float64, with every part checked."""
+        parts = reformulated(
+            self.objective,
+            self.task(rollout),
+            None if log_prior is None else log_prior.double(),
+            rollout.log_probs.double(),
+            self.familiarity(rollout.next_observations, rollout.ages),
+            **self.dialed(),
+        )
+        for name, part in (
+            ("reward", parts.task),
+            ("prior's log-probability", parts.prior),
+            ("policy's log-probability", parts.entropy),
+        ):
+            if not bool(torch.isfinite(part).all()):
+                t, n = np.argwhere(~torch.isfinite(part).numpy())[0]
+                raise NumericError(
+                    f"the {name} is not finite (environment {n}, step {t} of iteration {self.iteration})"
+                )
+        return parts
+
+    def bare(self, observations: Seen) -> Seen:
+        """What the environment itself shows to a policy, as the prior and add-ons know it."""
+        return observations[..., : self.learner.policy.spec.observation_size]
+
+    # A worker for many weights at once has other versions of these (`conditioned.py`).
+
+    def task(self, rollout: Rollout) -> Tensor:
+        """The task's reward `[T, N]`."""
+        wished = None if self.addon is None else self.paid(self.addon, rollout)
+        return task_reward(self.objective, torch.from_numpy(rollout.basic), wished)
+
+    def paid(self, addon: Addon, rollout: Rollout) -> Tensor:
+        """What an add-on pays, `[T, N]`."""
+        before, actions, after, info = rollout.transitions
+        return torch.from_numpy(addon.reward(self.bare(before), actions, self.bare(after), info))
+
+    def dialed(self) -> dict[str, Tensor]:
+        """Each step's own omega or alpha `[T, N]`, where it is not the objective's."""
+        return {}
+
+    def familiarity(self, observations: np.ndarray | None, ages: np.ndarray) -> Tensor | None:
+        """Of true next observations, where the objective weighs it."""
+        if self.density is None or self.prior is None or observations is None:
+            return None
+        return familiarity(self.density, self.prior, self.bare(observations), ages)
+
+    @torch.no_grad()
+    def below_prior(self, rollout: Rollout, log_prior: Tensor | None) -> dict[str, Tensor]:
+        """By how many nats actions are less likely, to the prior, than its own in the same states; and the squares."""
+        if self.settings.log_prior_budget is None or self.prior is None or log_prior is None:
+            return {}
+        own = -self.prior(torch.from_numpy(self.bare(rollout.observations[:-1]))).entropy().double()
+        nats = own - log_prior.double()
+        return {"below_prior": nats.sum(), "below_prior_squares": nats.square().sum()}
+
+    def exchange(self, rollout: Rollout, reward: Reward, log_prior: Tensor | None, stop: bool) -> "Summary":
+        """One sum over the ranks of all that they need to know of each other's rollouts."""
+        values = {
+            "reward_task": reward.task.sum(),
+            "reward_prior": reward.prior.sum(),
+            "reward_entropy": reward.entropy.sum(),
+            **({"reward_states": reward.states.sum()} if self.objective.reads_states else {}),
+            "reward_total": reward.total.sum(),
+            "log_policy": rollout.log_probs.double().sum(),
+            "log_prior": log_prior.double().sum() if log_prior is not None else 0.0,
+            "log_prior_low": lowest_tenth(log_prior) * log_prior.numel() if log_prior is not None else 0.0,
+            **self.below_prior(rollout, log_prior),
+            "basic_return": sum(rollout.episodes.returns),
+            "episode_length": sum(rollout.episodes.lengths),
+            "episodes": len(rollout.episodes.lengths),
+            "stop": float(stop),
+        }
+        numbers = torch.tensor([float(value) for value in values.values()], dtype=torch.float64)
+        fits = self.fits_normalizer or self.fits_critic_normalizer
+        observed = sums(rollout.observations[:-1]) if fits else numbers.new_empty(3, 0)
+        self.team.sum(packed := torch.cat([numbers, observed.flatten()]))
+        numbers, observed = packed.split([len(numbers), observed.numel()])
+        totals = dict(zip(values, numbers.tolist(), strict=True))
+        episodes, samples = totals["episodes"], self.settings.iteration_steps
+        metrics = {
+            name: total / (samples if name.startswith(("reward", "log", "below")) else max(episodes, 1.0))
+            for name, total in totals.items()
+        } | {"episodes": episodes, "stop": totals["stop"]}
+        if not episodes:
+            del metrics["basic_return"], metrics["episode_length"]
+        if log_prior is None:
+            del metrics["log_prior"], metrics["log_prior_low"]
+        else:
+            metrics["prior_kl"] = metrics["log_policy"] - metrics["log_prior"]  # KL(policy ‖ prior), from samples
+        return Summary(metrics, observed.reshape(3, -1))
+
+    def normalized(self, gains: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Advantages with mean 0 and variance 1 over all ranks, the targets' `moments.sums`, and the share of their
+        variance that V explains."""
+        both = self.team.sum(sums(torch.cat([gains.unsqueeze(-1), targets], -1)))
+        count, total, squares = both
+        means = total / count
+        gain, target = (squares / count - means.square()).clamp_min(0.0).tolist()  # variances
+        explained = 1.0 - gain / max(target, 1e-12)
+        if self.settings.normalize_advantages:
+            gains = (gains - float(means[0])) / (gain**0.5 + 1e-8)
+        return gains, both[:, 1:], explained
+
+
+def lowest_tenth(values: Tensor) -> Tensor:
+    """Below which a tenth of them lies; of more than torch sorts for a quantile, every second or so is looked at."""
+    return values.flatten()[:: 1 + values.numel() // QUANTILE].quantile(0.1)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What all ranks together saw in an iteration."""
+
+    metrics: dict[str, float]
+    observations: Tensor  # [3, O] sums for the normalizer, [3, 0] where none is fitted

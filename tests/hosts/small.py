@@ -1,0 +1,27 @@
+"""A small policy of ours that has moved from where it began, for either host."""
+
+import torch
+
+from repolicy import Policy
+from repolicy.policies.actions import ActionSpace
+from repolicy.policies.policy import PolicySpec
+
+
+def small_policy(
+    observations: int = 3, actions: int = 2, hidden: tuple[int, ...] = (8, 8), family: str = "gaussian"
+) -> Policy:
+    if family == "categorical":
+        space = ActionSpace("discrete", (3,))
+    else:
+        space = ActionSpace("continuous", (actions,), (-1.0,) * actions, (1.0,) * actions)
+    policy = Policy(PolicySpec(observations, space, family, hidden, initial_std=0.5))  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    numbers = {
+        "mean": torch.full((observations,), 0.3),
+        "var": torch.full((observations,), 2.0),
+        "count": torch.tensor(9.0),
+    }
+    policy.normalizer.load_state_dict({name: tensor.double() for name, tensor in numbers.items()})
+    return policy

@@ -1,0 +1,154 @@
+"""One function for a training loop of one's own."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from repolicy import Policy, load_policy, save_policy
+from repolicy.errors import NumericError, UsageError
+from repolicy.hosts.prior_reward import prior_reward
+from repolicy.objective import reformulated, residual
+from repolicy.policies.actions import ActionSpace
+from repolicy.policies.dialed_policy import Conditioned
+from repolicy.policies.policy import PolicySpec
+from repolicy.ranges import Dial
+from repolicy.readers.reading import as_in_python
+
+
+def policy(discrete: bool = False) -> Policy:
+    space = ActionSpace("discrete", (3,)) if discrete else ActionSpace("continuous", (2,), (-1.0,) * 2, (1.0,) * 2)
+    return Policy(PolicySpec(4, space, "categorical" if discrete else "gaussian", (8,)))
+
+
+def rollout() -> tuple[torch.Tensor, ...]:
+    return torch.randn(5, 6, 4), torch.randn(5, 6, 2), torch.randn(5, 6), torch.randn(5, 6)
+
+
+def test_tensors_and_arrays_give_the_objectives_reward() -> None:
+    prior, parts = policy(), rollout()
+    observations, actions, rewards, log_policy = parts
+    expected = reformulated(residual(0.3, 0.2), rewards, prior.log_prob(observations, actions), log_policy).total
+    reward = prior_reward(prior, 0.3, 0.2)
+    copies = [part.clone() for part in parts]
+    torch.testing.assert_close(reward(*parts), expected, rtol=0, atol=1e-6)
+    assert all(torch.equal(a, b) for a, b in zip(parts, copies, strict=True)), "it changes nothing"
+    arrays = [part.numpy() for part in parts]
+    found = reward(*arrays)
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-6)
+
+
+def test_without_weights_rewards_stay_as_they_are() -> None:
+    *parts, log_policy = rollout()
+    assert prior_reward(policy(), 0.0, 0.0)(*parts, log_policy) is parts[2]
+
+
+def test_the_reward_has_no_gradient() -> None:
+    class Mine:
+        def log_prob(self, observations: Any, actions: Any) -> Any:
+            return actions.sum(-1)
+
+    observations, *parts = rollout()
+    parts = [part.requires_grad_() for part in parts]
+    for prior in (policy(), Mine()):
+        assert not prior_reward(prior, 0.3, 0.2)(observations, *parts).requires_grad
+    assert not prior_reward(policy(), 0.0, 0.0)(observations, *parts).requires_grad
+
+
+@pytest.mark.parametrize("as_arrays", [False, True])
+@pytest.mark.parametrize(
+    ("which", "said"), [(0, "prior's log-probability"), (2, "reward"), (3, "policy's log-probability")]
+)
+def test_what_is_not_finite_is_no_reward(which: int, said: str, as_arrays: bool) -> None:
+    parts = rollout()
+    parts[which].view(-1)[3] = torch.nan
+    with pytest.raises(NumericError, match=f"the {said} is not finite"):
+        prior_reward(policy(), 0.3, 0.2)(*(part.numpy() if as_arrays else part for part in parts))
+
+
+def test_choices_may_come_without_an_axis_of_their_own() -> None:
+    prior = policy(discrete=True)
+    observations, _, rewards, log_policy = rollout()
+    actions = torch.randint(0, 3, (5, 6))
+    found = prior_reward(prior, 1.0, 0.0)(observations, actions, rewards, log_policy)
+    torch.testing.assert_close(found, rewards + prior.log_prob(observations, actions[..., None]))
+
+
+def test_a_prior_of_ones_own_gets_what_is_given() -> None:
+    class Mine:
+        def log_prob(self, observations: Any, actions: Any) -> Any:
+            return -(actions**2).sum(-1)
+
+    _, actions, rewards, log_policy = (part.numpy() for part in rollout())
+    found = prior_reward(Mine(), 2.0, 1.0)("any observations", actions, rewards, log_policy)
+    np.testing.assert_allclose(found, rewards - 2.0 * (actions**2).sum(-1) - log_policy, rtol=1e-6)
+
+
+def test_the_prior_is_frozen_when_it_is_given() -> None:
+    prior, parts = policy(), rollout()
+    reward = prior_reward(prior, 1.0, 0.0)
+    before = reward(*parts)
+    with torch.no_grad():
+        prior.log_std.add_(1.0)
+    assert torch.equal(reward(*parts), before)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({3: torch.zeros(5, 6, 1)}, r"log-probabilities have the shape \(5, 6, 1\) and rewards \(5, 6\)"),
+        ({0: torch.zeros(5, 6, 9)}, "the prior takes observations of 4 numbers, and these have 9"),
+        ({1: torch.zeros(5, 6, 1)}, r"actions have the shape \(5, 6, 1\) .* the prior takes 2 numbers as the action"),
+        ({1: torch.zeros(5, 1, 2)}, r"actions have the shape \(5, 1, 2\)"),
+        (
+            {0: torch.zeros(5, 4), 1: torch.zeros(5, 2)},
+            r"the prior's log-probabilities have the shape \(5,\) and rewards \(5, 6\)",
+        ),
+    ],
+)
+def test_shapes_that_almost_fit_are_refused(change: dict[int, torch.Tensor], sentence: str) -> None:
+    parts = [change.get(index, part) for index, part in enumerate(rollout())]
+    with pytest.raises(UsageError, match=sentence):
+        prior_reward(policy(), 0.3, 0.2)(*parts)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_policy_with_a_dial_is_no_prior(tmp_path: Path, named: bool) -> None:
+    prior = Conditioned(policy().spec, [Dial("omega", 0.1, 1.0)])
+    save_policy(tmp_path / "dialed.safetensors", prior, {})
+    with pytest.raises(UsageError, match="the prior is one for every omega from 0.1 to 1, so it must be told which"):
+        prior_reward(str(tmp_path / "dialed.safetensors") if named else prior, 0.3, 0.2)
+
+
+def test_a_squashed_policy_is_no_prior_of_actions_that_an_environment_gets() -> None:
+    squashed = Policy(replace(policy().spec, family="squashed"))
+    with pytest.raises(UsageError, match="the prior is squashed: it scores actions before tanh"):
+        prior_reward(squashed, 0.3, 0.2)
+
+    class BeforeTanh:
+        log_prob = squashed.log_prob
+
+    *parts, rewards, log_policy = rollout()
+    found = prior_reward(BeforeTanh(), 0.3, 0.2)(*parts, rewards, log_policy)
+    torch.testing.assert_close(found, rewards + 0.3 * squashed.log_prob(*parts) - 0.2 * log_policy)
+
+
+def test_what_another_librarys_file_lacks_is_asked_for_as_python_gives_it(tmp_path: Path) -> None:
+    """`--temperature` would be of the command line; here `load_policy` takes it."""
+    sb3, gymnasium = pytest.importorskip("stable_baselines3"), pytest.importorskip("gymnasium")
+    sb3.DQN("MlpPolicy", gymnasium.make("CartPole-v1"), buffer_size=10, device="cpu").save(tmp_path / "dqn.zip")
+    with pytest.raises(UsageError, match=r"with temperature, .*; give such an option to repolicy.load_policy\(FILE"):
+        prior_reward(tmp_path / "dqn.zip", 0.3, 0.2)
+    with pytest.raises(UsageError, match=r"with temperature, in units of the return$"):
+        load_policy(tmp_path / "dqn.zip")
+    prior_reward(load_policy(tmp_path / "dqn.zip", temperature=0.5), 0.3, 0.2)
+    assert as_in_python("such as --std 0.2, or --vecnormalize none") == "such as std=0.2, or vecnormalize='none'"
+
+
+def test_a_deterministic_policy_is_no_prior() -> None:
+    with pytest.raises(UsageError, match="it has no log_prob"):
+        prior_reward(lambda observations: observations, 0.3, 0.2)  # type: ignore[arg-type]

@@ -1,0 +1,53 @@
+"""Policies of ours as rsl_rl's actors, and the other way round."""
+
+from typing import Any
+
+import pytest
+import torch
+from small import small_policy
+
+pytest.importorskip("rsl_rl")
+from rsl_rl.runners import OnPolicyRunner
+from runner_envs import ACTIONS, SIZE, Drift, settings
+
+from repolicy.errors import UsageError
+from repolicy.hosts.rsl_rl import from_repolicy, to_repolicy
+
+
+def actor_with(distribution: dict[str, Any]) -> Any:
+    config = settings()
+    config["actor"]["distribution_cfg"] |= distribution
+    return OnPolicyRunner(Drift(), config, None, "cpu").alg.actor
+
+
+@pytest.mark.parametrize("std_type", ["scalar", "log"])
+def test_a_policy_of_ours_becomes_an_actor_and_comes_back(std_type: str) -> None:
+    policy = small_policy(hidden=(16, 16))
+    actor = actor_with({"std_type": std_type})
+    from_repolicy(policy, actor)
+    observations, actions = torch.randn(40, SIZE), torch.randn(40, ACTIONS)
+    with torch.no_grad():
+        actor({"policy": observations}, stochastic_output=True)
+        found = actor.get_output_log_prob(actions)
+    torch.testing.assert_close(found, policy.log_prob(observations, actions), rtol=1e-5, atol=1e-5)
+    back, far = to_repolicy(actor), 100.0 * observations
+    torch.testing.assert_close(back.log_prob(observations, actions), found, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(back(far).mode(), actor({"policy": far}), rtol=1e-4, atol=1e-4)  # it bounds none
+
+
+@pytest.mark.parametrize("std_type", ["scalar", "log"])
+def test_an_actor_whose_std_is_cut_comes_as_it_acts(std_type: str) -> None:
+    actor = actor_with({"std_type": std_type, "init_std": 0.5, "std_range": [0.6, 2.0]})
+    observations, actions = torch.randn(40, SIZE), torch.randn(40, ACTIONS)
+    with torch.no_grad():
+        actor({"policy": observations}, stochastic_output=True)
+        found = actor.get_output_log_prob(actions)
+    back = to_repolicy(actor)
+    torch.testing.assert_close(back.log_prob(observations, actions), found, rtol=1e-5, atol=1e-5)
+    from_repolicy(back, actor)  # at the bound, and so not beyond it
+
+
+def test_a_std_that_the_actor_would_cut_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"a std from 0\.\d+ to 0\.\d+, .* std_range is 0.9 to 2: widen std_range"):
+        from_repolicy(small_policy(hidden=(16, 16)), actor_with({"std_range": [0.9, 2.0]}))

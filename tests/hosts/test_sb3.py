@@ -1,0 +1,347 @@
+"""Stable-Baselines3 with our algorithm: nothing but the rewards in the buffer is changed."""
+
+import io
+import json
+import math
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("stable_baselines3")
+from sb3_models import Drift, model, residual, rollout, trained
+from small import small_policy
+from stable_baselines3 import PPO
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from repolicy import save_policy
+from repolicy.errors import NumericError, UsageError
+from repolicy.hosts.sb3 import ResidualPPO, Unclipped, like
+from repolicy.objective import Objective, reformulated
+from repolicy.objective import residual as ours
+from repolicy.policies.dialed_policy import Conditioned
+from repolicy.ranges import Dial
+from repolicy.train.steering import FARTHEST, off_budget, steered
+
+pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
+
+
+def weights(of: Any) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in of.policy.state_dict().values()]
+
+
+def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+# Equal to the host ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("acts", ["numbers", "choice", "choices"])
+def test_without_weights_it_is_their_ppo_to_the_bit(acts: str) -> None:
+    found = []
+    for algorithm, options in ((PPO, {}), (ResidualPPO, {"omega": 0.0, "alpha": 0.0})):
+        each = model(algorithm, DummyVecEnv([lambda: Drift(acts=acts)] * 4), **options)
+        found.append(weights(each.learn(20 * 32)))
+    assert same(*found)
+
+
+def test_a_weight_makes_a_difference() -> None:
+    found = [
+        weights(model(omega=0.0, alpha=alpha, env=DummyVecEnv([lambda: Unclipped(Drift())])).learn(32))
+        for alpha in (0.0, 0.1)
+    ]
+    assert not same(*found)
+
+
+@pytest.mark.parametrize(
+    ("sees", "acts", "policy"),
+    [
+        ("numbers", "numbers", "MlpPolicy"),
+        ("numbers", "choice", "MlpPolicy"),
+        ("numbers", "choices", "MlpPolicy"),
+        ("numbers", "switches", "MlpPolicy"),
+        ("images", "numbers", "CnnPolicy"),
+        ("both", "choice", "MultiInputPolicy"),
+    ],
+)
+def test_the_buffer_holds_the_reformulated_reward(sees: str, acts: str, policy: str) -> None:
+    env = DummyVecEnv([lambda: Drift(sees, acts)] * 4)
+    prior = trained(env, policy)
+    ours = residual(env=env, policy=policy, prior=prior)
+    before, after = rollout(ours)
+    buffer = ours.rollout_buffer
+    log_prior = np.empty_like(before)
+    for t in range(8):
+        part = buffer.observations
+        seen = {key: value[t] for key, value in part.items()} if isinstance(part, dict) else part[t]
+        tensors, _ = prior.policy.obs_to_tensor(seen)
+        actions = torch.as_tensor(buffer.actions[t]).float()
+        with torch.no_grad():
+            _, found, _ = prior.policy.evaluate_actions(tensors, actions.flatten() if acts == "choice" else actions)
+        log_prior[t] = found.numpy()
+    expected = reformulated(ours.steering.objective, before, log_prior, buffer.log_probs)
+    np.testing.assert_allclose(after, expected.total, rtol=0, atol=2e-6)
+    found = ours.logger.name_to_value
+    assert found["residual/prior"] == pytest.approx(expected.prior.mean(), abs=1e-5)
+    assert found["residual/entropy"] == pytest.approx(expected.entropy.mean(), abs=1e-5)
+    assert found["residual/prior_kl"] == pytest.approx((buffer.log_probs - log_prior).mean(), abs=1e-5)
+
+
+def test_advantages_are_of_the_changed_rewards() -> None:
+    ours = residual(prior=trained(), gamma=0.0, gae_lambda=0.0)
+    _, after = rollout(ours)
+    np.testing.assert_allclose(ours.rollout_buffer.advantages, after - ours.rollout_buffer.values, atol=1e-6)
+
+
+def test_actions_are_scored_as_sampled() -> None:
+    prior = small_policy()
+    ours = residual(prior=prior, policy_kwargs=like(prior) | {"log_std_init": 0.0})
+    with torch.no_grad():
+        ours.policy.log_std.fill_(1.0)
+    before, after = rollout(ours)
+    buffer = ours.rollout_buffer
+    assert np.abs(buffer.actions).max() > 1.0, "beyond the bounds to which the environment's are clipped"
+    log_prior = prior.log_prob(torch.as_tensor(buffer.observations).float(), torch.as_tensor(buffer.actions)).numpy()
+    np.testing.assert_allclose(after, before + 0.3 * log_prior - 0.2 * buffer.log_probs, rtol=1e-5, atol=2e-5)
+
+
+def test_noise_that_depends_on_the_state_is_theirs_and_the_priors() -> None:
+    ours = residual(prior=trained(use_sde=True), use_sde=True)
+    rollout(ours)
+    assert ours._prior_kl == pytest.approx(0.0, abs=1e-5)
+    ours.learn(32)
+    rollout(ours)
+    assert ours._prior_kl != pytest.approx(0.0, abs=1e-5)
+
+
+def test_the_first_ratio_is_one() -> None:
+    ours = residual(prior=small_policy()).learn(64)
+    rollout(ours)
+    batch = next(ours.rollout_buffer.get(16))
+    _, log_prob, _ = ours.policy.evaluate_actions(batch.observations, batch.actions)
+    torch.testing.assert_close((log_prob - batch.old_log_prob).exp(), torch.ones(16), rtol=0, atol=1e-5)
+
+
+# Start, warm-up, budget, files ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["theirs", "ours"])
+def test_the_actor_begins_as_its_prior_and_waits_for_the_critic(kind: str) -> None:
+    prior = trained() if kind == "theirs" else small_policy()
+    ours = residual(prior=prior, critic_warmup=2)
+    observations, actions = torch.randn(20, 3), torch.randn(20, 2)
+    with torch.no_grad():
+        start = ours.policy.get_distribution(observations).log_prob(actions)
+        expected = (
+            prior.log_prob(observations, actions)
+            if kind == "ours"
+            else prior.policy.get_distribution(observations).log_prob(actions)
+        )
+    torch.testing.assert_close(start, expected, rtol=1e-5, atol=1e-5)
+    critic = ours.policy.value_net.weight.clone()
+    for iterations, still in ((2, True), (1, False)):
+        ours.learn(32 * iterations, reset_num_timesteps=False)
+        with torch.no_grad():
+            now = ours.policy.get_distribution(observations).log_prob(actions)
+        assert torch.equal(now, start) == still
+    assert not torch.equal(ours.policy.value_net.weight, critic)
+    if kind == "theirs":
+        assert not torch.equal(critic, prior.policy.value_net.weight), "the critic starts fresh"
+
+
+def test_a_budget_turns_both_weights_by_a_mean_over_the_rollouts_steps() -> None:
+    ours = residual(prior=small_policy(), copy_prior=False, kl_budget=0.1).learn(32)
+    expected = steered(Objective("addon", 0.3, 0.2), -FARTHEST, off_budget(ours._prior_kl, 0.1, -FARTHEST, 32))
+    assert ours.steering.objective == expected
+
+
+@pytest.mark.parametrize("where", ["file", "handle"])
+@pytest.mark.parametrize("kind", ["theirs", "ours"])
+def test_a_saved_model_keeps_its_prior_and_its_place(tmp_path: Path, kind: str, where: str) -> None:
+    env = DummyVecEnv([Drift] * 4)
+    prior = trained() if kind == "theirs" else small_policy()
+    ours = residual(env=env, prior=prior, kl_budget=0.5, critic_warmup=1).learn(96)
+    target: Any = tmp_path / "model" if where == "file" else io.BytesIO()
+    ours.save(target)
+    if where == "handle":
+        target.seek(0)
+    again = ResidualPPO.load(target, env)
+    assert same(weights(ours), weights(again))
+    assert again.steering == ours.steering
+    assert again.steering.objective.omega != 0.3, "the budget has moved it"
+    assert same([*ours.prior.state_dict().values()], [*again.prior.state_dict().values()])
+    again.learn(32, reset_num_timesteps=False)
+    if where == "handle":
+        target.seek(0)
+    assert same(weights(PPO.load(target, env)), weights(ours)), "their own PPO reads it as well"
+
+
+def test_a_saved_model_holds_no_pickle_of_ours(tmp_path: Path) -> None:
+    residual(prior=small_policy(), policy_kwargs=None).save(tmp_path / "model.zip")
+    with zipfile.ZipFile(tmp_path / "model.zip") as archive:
+        assert "prior.safetensors" in archive.namelist()
+        data = json.loads(archive.read("data"))
+    ours = {"objective", "omega", "alpha", "critic_warmup", "kl_budget", "position"}
+    assert ours <= data.keys()
+    assert not any(isinstance(data[name], dict) and ":serialized:" in data[name] for name in ours)
+    assert not {"prior", "dial"} & data.keys()
+
+
+def test_a_model_beside_another_prior_is_refused_with_both_names(tmp_path: Path) -> None:
+    for name, policy in (("a", small_policy()), ("b", small_policy())):
+        save_policy(tmp_path / f"{name}.safetensors", policy, {})
+    env = DummyVecEnv([Drift] * 4)
+    residual(env=env, prior=tmp_path / "a.safetensors").save(tmp_path / "model.zip")
+    again = ResidualPPO.load(tmp_path / "model.zip", env, prior=tmp_path / "a.safetensors")
+    assert same(weights(again), weights(ResidualPPO.load(tmp_path / "model.zip", env)))
+    for prior, name in ((tmp_path / "b.safetensors", "b.safetensors"), (trained(env), "a PPO")):
+        with pytest.raises(UsageError, match=f"made beside the prior .*a.safetensors, and .*{name} is another"):
+            ResidualPPO.load(tmp_path / "model.zip", env, prior=prior)
+    of_theirs = trained(env)
+    residual(env=env, prior=of_theirs).save(tmp_path / "model.zip")
+    ResidualPPO.load(tmp_path / "model.zip", env, prior=of_theirs)
+    with pytest.raises(UsageError, match="made beside the prior a PPO, and a Policy is another"):
+        ResidualPPO.load(tmp_path / "model.zip", env, prior=small_policy())
+
+
+def test_a_model_of_theirs_goes_on_with_a_prior(tmp_path: Path) -> None:
+    env = DummyVecEnv([Drift] * 4)
+    before = trained(env)
+    before.save(tmp_path / "theirs.zip")
+    ours = ResidualPPO.load(tmp_path / "theirs.zip", env, prior=before, omega=0.1, alpha=0.1)
+    assert same(weights(ours), weights(before))
+    rollout(ours)
+    assert ours.logger.name_to_value["residual/prior"] != 0.0
+
+
+def test_plain_values_are_enough_as_in_a_yaml_file(tmp_path: Path) -> None:
+    save_policy(tmp_path / "prior.safetensors", small_policy(), {})
+    ours = residual(
+        prior=str(tmp_path / "prior.safetensors"),
+        objective={"task": "addon", "omega": 0.1, "alpha": 0.1},
+        omega=None,
+        alpha=None,
+    )
+    assert ours.learn(32).steering.iterations == 1
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+UNKNOWN = {
+    "bonus": Objective("addon", 0.1, 0.1, bonus=1.0),
+    "states": ours(0.1, 0.1, states=1.0),
+    "omega_to": ours(0.1, 0.1, omega_to=1.0),
+    "alpha_to": ours(0.1, 0.1, alpha_to=1.0),
+}
+WRONG = [
+    ({"omega": None}, "omega and alpha are not both set"),
+    ({"prior": None}, "omega is 0.3, which weighs a prior's log-probability, and there is no prior"),
+    ({"omega": 0.0, "prior": None}, "alpha is 0.2 and omega is 0, and Stable-Baselines3 clips actions"),
+    ({"critic_warmup": 0.05}, "critic_warmup is 0.05; here it counts iterations"),
+    ({"critic_warmup": math.nan}, "critic_warmup is nan; here it counts iterations"),
+    ({"critic_warmup": None}, "critic_warmup is None; here it counts iterations"),
+    ({"kl_budget": "2"}, "kl_budget is '2'; it must be a number of nats"),
+    *(
+        ({"objective": objective, "omega": None, "alpha": None}, f"{name} is 1, and ResidualPPO knows no")
+        for name, objective in UNKNOWN.items()
+    ),
+    ({"kl_budget": math.inf}, "kl_budget is inf; it must be a number of nats"),
+    ({"kl_budget": 1.0, "omega": 0.0}, "kl_budget adapts omega and alpha, so omega must start above 0"),
+    ({"prior": object()}, "a object cannot be a prior: it has no log_prob"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), WRONG)
+def test_wrong_settings_are_one_sentence(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        residual(**{"prior": small_policy()} | change)
+
+
+def test_rewards_on_a_moving_scale_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"VecNormalize\(norm_reward=True\), and omega and alpha weigh"):
+        residual(env=VecNormalize(DummyVecEnv([Drift])), prior=small_policy())
+    with pytest.raises(UsageError, match="wrapped in NormalizeReward"):
+        residual(env=gymnasium.wrappers.NormalizeReward(Drift()), prior=small_policy())
+    with pytest.raises(UsageError, match=r"statistics that move, .* set env.training = False"):
+        residual(env=VecNormalize(DummyVecEnv([Drift]), norm_reward=False), prior=small_policy())
+    with pytest.raises(UsageError, match="wrapped in NormalizeObservation with statistics that move"):
+        residual(env=gymnasium.wrappers.NormalizeObservation(Drift()), prior=small_policy())
+    still = VecNormalize(DummyVecEnv([Drift]), norm_reward=False, training=False)
+    with pytest.raises(UsageError, match="VecNormalize changes what the actor sees"):
+        residual(env=still, prior=small_policy())
+    model(env=VecNormalize(DummyVecEnv([Drift])), omega=0.0, alpha=0.0)  # their own PPO does not mind
+    with pytest.raises(UsageError, match=r"VecNormalize\(norm_reward=True\), and omega and alpha weigh"):
+        residual(prior=small_policy()).set_env(VecNormalize(DummyVecEnv([Drift] * 4)))
+
+
+def test_an_environment_that_is_refused_is_not_taken() -> None:
+    ours = residual(prior=small_policy())
+    before = ours.env
+    with pytest.raises(UsageError, match="norm_reward=True"):
+        ours.set_env(VecNormalize(DummyVecEnv([Drift] * 4)))
+    assert ours.env is before
+    assert ours.get_vec_normalize_env() is None
+    ours.learn(32)
+
+
+def test_statistics_that_begin_to_move_are_noticed() -> None:
+    still = VecNormalize(DummyVecEnv([Drift] * 4), norm_reward=False, training=False)
+    ours = residual(env=still, prior=small_policy(), copy_prior=False).learn(32)
+    before = [tensor.clone() for tensor in weights(ours)]
+    still.training = True
+    with pytest.raises(UsageError, match="statistics that move"):
+        ours.learn(32)
+    assert same(before, weights(ours))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda found: found[:3], r"a tensor of shape \(3,\)"),
+        (lambda found: found.numpy(), "a ndarray; of [0-9]+ actions"),
+    ],
+)
+def test_a_log_prob_of_ones_own_must_give_a_number_for_each_action(wrong: Any, said: str) -> None:
+    policy = small_policy()
+
+    class Mine:
+        def log_prob(self, observations: torch.Tensor, actions: torch.Tensor) -> Any:
+            return wrong(policy.log_prob(observations, actions))
+
+    with pytest.raises(UsageError, match=said):
+        rollout(residual(prior=Mine()))
+
+
+def test_a_prior_of_other_sizes_is_refused_with_both() -> None:
+    with pytest.raises(UsageError, match="takes observations of 4 numbers, but the environment gives 3"):
+        residual(prior=small_policy(observations=4), copy_prior=False)
+    with pytest.raises(UsageError, match="acts with choices of 3, but the environment takes 2 numbers"):
+        residual(prior=small_policy(family="categorical"), copy_prior=False)
+    with pytest.raises(UsageError, match=r"hidden layers \[8, 8\], and the model has \[64, 64\]"):
+        residual(prior=small_policy(), policy_kwargs={})
+    with pytest.raises(UsageError, match=r"mlp_extractor.policy_net.0.weight of \[5, 3\], and the actor of \[64, 3\]"):
+        residual(prior=trained(policy_kwargs={"net_arch": [5]}))
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_prior_with_a_dial_must_be_told_where_it_stands(copied: bool) -> None:
+    dialed = Conditioned.begun(small_policy(), [Dial("omega", 0.1, 1.0)])
+    with pytest.raises(UsageError, match="the prior is one for every omega from 0.1 to 1, so it must be told which"):
+        residual(prior=dialed, copy_prior=copied)
+
+
+def test_a_reward_that_is_not_finite_is_not_learnt_from() -> None:
+    class Broken:
+        def log_prob(self, observations: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+            return actions.sum(-1) * math.nan
+
+    ours = residual(prior=Broken())
+    before = weights(ours)
+    with pytest.raises(NumericError, match="the prior's log-probability is not finite in this iteration"):
+        ours.learn(32)
+    assert same(before, weights(ours))

@@ -1,0 +1,119 @@
+"""Policies of ours and of Stable-Baselines3, turned into each other."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("stable_baselines3")
+from sb3_models import Drift, model, residual, rollout, trained
+from small import small_policy
+from stable_baselines3 import PPO
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from repolicy import Policy
+from repolicy.errors import UsageError
+from repolicy.hosts.sb3 import Unclipped, from_repolicy, like, to_repolicy
+from repolicy.priors.opening import load_policy
+
+pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
+
+
+@pytest.mark.parametrize("family", ["gaussian", "categorical"])
+def test_a_policy_of_ours_becomes_theirs_and_comes_back(family: str) -> None:
+    policy = small_policy(family=family)
+    acts = "numbers" if family == "gaussian" else "choice"
+    theirs = model(PPO, DummyVecEnv([lambda: Drift(acts=acts)]), policy_kwargs=like(policy))
+    from_repolicy(policy, theirs)
+    observations = torch.randn(30, 3)
+    actions = torch.randn(30, 2) if family == "gaussian" else torch.randint(0, 3, (30, 1))
+    with torch.no_grad():
+        found = theirs.policy.get_distribution(observations).log_prob(
+            actions.squeeze(-1) if actions.shape[1] == 1 else actions
+        )
+    torch.testing.assert_close(found, policy.log_prob(observations, actions), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(to_repolicy(theirs).log_prob(observations, actions), found, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bound", [10.0, None])
+def test_a_zip_of_a_model_that_began_as_ours_is_a_policy_s_file(bound: float | None, tmp_path: Path) -> None:
+    """Its observations are normalized by a class of ours, which no other zip may name."""
+    policy = small_policy()
+    prior = Policy(replace(policy.spec, observation_bound=bound))
+    prior.load_state_dict(policy.state_dict())
+    saved = residual(prior=prior)
+    saved.learn(64)
+    saved.save(tmp_path / "model.zip")
+    found, observations, actions = load_policy(tmp_path / "model.zip"), 50.0 * torch.randn(30, 3), torch.randn(30, 2)
+    expected = to_repolicy(saved).log_prob(observations, actions)
+    torch.testing.assert_close(found.log_prob(observations, actions), expected, rtol=1e-5, atol=1e-5)
+    np.savez(tmp_path / "other.npz", mean=np.zeros(3), var=np.ones(3))
+    for given in (str(tmp_path / "other.npz"), "none"):
+        with pytest.raises(UsageError, match=r"model.zip normalizes observations itself, .* leave vecnormalize out"):
+            load_policy(tmp_path / "model.zip", vecnormalize=given)
+
+
+def test_what_their_network_cannot_be_is_refused_or_kept() -> None:
+    """A LayerNorm, means that are cut, and the bound of normalized observations."""
+    policy = small_policy()
+    for changed in ({"norms": ("before", "")}, {"mean_clip": 0.001}):
+        other = Policy(replace(policy.spec, **changed))
+        with pytest.raises(UsageError, match=r"the prior has (LayerNorms 1, and the model has 0|means cut at 0.001)"):
+            from_repolicy(other, model(PPO, DummyVecEnv([Drift]), policy_kwargs=like(other)))
+    free = Policy(replace(policy.spec, observation_bound=None))
+    free.load_state_dict(policy.state_dict())
+    theirs = model(PPO, DummyVecEnv([Drift]), policy_kwargs=like(free))
+    from_repolicy(free, theirs)
+    far = 100.0 * torch.randn(30, 3)
+    with torch.no_grad():
+        found = theirs.policy.get_distribution(far).distribution.mean
+    torch.testing.assert_close(found, free(far).mode(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(to_repolicy(theirs)(far).mode(), found, rtol=1e-5, atol=1e-5)
+    with pytest.raises(UsageError, match="the model clips its observations elsewhere than the prior"):
+        from_repolicy(policy, theirs)
+
+
+def test_a_vec_normalize_goes_along() -> None:
+    env = VecNormalize(DummyVecEnv([Drift] * 4), norm_reward=False, clip_obs=2.0)
+    theirs = trained(env)
+    raw = 5.0 * np.random.default_rng(0).normal(size=(30, 3))
+    actions = torch.randn(30, 2)
+    with torch.no_grad():
+        seen = torch.as_tensor(env.normalize_obs(raw)).float()
+        expected = theirs.policy.get_distribution(seen).log_prob(actions)
+    found = to_repolicy(theirs).log_prob(torch.as_tensor(raw).float(), actions)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_prior_of_ours_sees_raw_observations() -> None:
+    env = VecNormalize(DummyVecEnv([Drift] * 4), norm_reward=False)
+    theirs = trained(env)
+    prior, env.training = to_repolicy(theirs), False
+    ours = residual(env=env, prior=prior, copy_prior=False)
+    with torch.no_grad():
+        ours.policy.load_state_dict(theirs.policy.state_dict())
+    rollout(ours)
+    assert ours._prior_kl == pytest.approx(0.0, abs=1e-3)
+
+
+def test_a_policy_of_theirs_sends_the_actions_that_their_model_sends(tmp_path: Path) -> None:
+    """Clipped to the bounds, as by the policy of its zip; `Unclipped` has bounds that no action reaches."""
+    stored = np.array([[7.0, -0.5]], np.float32)
+    for wrapped, sent in ((Drift, [[1.0, -0.5]]), (lambda: Unclipped(Drift()), [[7.0, -0.5]])):
+        theirs = model(PPO, DummyVecEnv([wrapped]))
+        with torch.no_grad():
+            theirs.policy.action_net.weight.zero_()
+            theirs.policy.action_net.bias.copy_(torch.from_numpy(stored[0]))
+        theirs.save(tmp_path / "model.zip")
+        assert theirs.predict(np.zeros((1, 3)), deterministic=True)[0].tolist() == sent
+        for policy in (to_repolicy(theirs), load_policy(tmp_path / "model.zip")):
+            assert policy.to_environment(stored).tolist() == sent
+
+
+def test_a_model_that_bounds_no_observation_becomes_a_policy_that_bounds_none() -> None:
+    theirs, far = model(PPO, DummyVecEnv([Drift])), 100.0 * torch.randn(30, 3)
+    with torch.no_grad():
+        expected = theirs.policy.get_distribution(far).distribution.mean
+    torch.testing.assert_close(to_repolicy(theirs)(far).mode(), expected, rtol=1e-5, atol=1e-5)

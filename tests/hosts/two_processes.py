@@ -1,0 +1,50 @@
+"""One of two processes that train together over gloo, as rsl_rl's processes do over GPUs."""
+
+import contextlib
+import hashlib
+import io
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from runner_envs import OURS, Drift, settings
+
+
+class Push:
+    """A prior that would rather push than not."""
+
+    def log_prob(self, observations: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        return -(actions - 0.5).square().sum(-1)
+
+
+def main(rank: int) -> str:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    from repolicy.hosts.rsl_rl import ResidualPPO
+
+    config = settings(algorithm={"class_name": OURS, "omega": 0.2, "alpha": 0.1, "kl_budget": 0.5, "prior": Push()})
+    config["multi_gpu"] = {"global_rank": rank, "local_rank": rank, "world_size": 2}
+    env = Drift(seed=rank)
+    torch.manual_seed(rank)
+    algorithm = ResidualPPO.construct_algorithm(env.get_observations(), env, config, "cpu")
+    algorithm.broadcast_parameters()
+    observations = env.get_observations()
+    for _ in range(3):
+        with torch.inference_mode():
+            for _ in range(6):
+                observations, *rest = env.step(algorithm.act(observations))
+                algorithm.process_env_step(observations, *rest)
+            algorithm.compute_returns(observations)
+        algorithm.update()
+    tensors = [parameter.detach().numpy().tobytes() for parameter in algorithm.actor.parameters()]
+    torch.distributed.destroy_process_group()
+    return f"{hashlib.sha256(b''.join(tensors)).hexdigest()} {algorithm.steering}"
+
+
+with contextlib.redirect_stdout(io.StringIO()):
+    said = main(int(sys.argv[1]))
+print(said)

@@ -1,0 +1,54 @@
+"""What the tests of formats share: copies of policies against the host library's own numbers."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy.readers.copying import policy_from
+from repolicy.readers.described import Described, Std
+
+COUNT = 256
+TOLERANCE = 1e-5
+
+
+def observations(size: int, spread: float = 1.0) -> Tensor:
+    """As many as every comparison is made on, in single precision, as the libraries take them."""
+    return spread * torch.randn(COUNT, size, generator=torch.Generator().manual_seed(1))
+
+
+def stirred(module: torch.nn.Module) -> torch.nn.Module:
+    """With random numbers added to all parameters, as fresh policies have zeros where a mistake would not be seen."""
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+    return module
+
+
+def log_prob(described: Described, obs: Tensor, actions: Any) -> np.ndarray:
+    """Of our copy of the policy, in double precision."""
+    return policy_from(described).double().log_prob(obs.double(), torch.as_tensor(actions).double()).numpy()
+
+
+def mean(described: Described, obs: Tensor) -> np.ndarray:
+    """The mode of our copy in double precision; as it acts, in NumPy and single precision, it must be near."""
+    if described.std is None and described.actions.kind == "continuous":
+        described = replace(described, std=Std("vector", np.ones(described.actions.width, np.float32)))
+    policy = policy_from(described).requires_grad_(False)
+    acted = policy.to_environment(policy.actor(1, len(obs))(obs.float().numpy()))
+    found = policy.to_environment(policy.double()(obs.double()).mode().numpy())
+    assert float((np.abs(acted - found) / np.maximum(1.0, np.abs(found))).max()) < 1e-4
+    return found
+
+
+def assert_equal(found: Any, wanted: Any) -> None:
+    """Everywhere equal to 1e-5 (relative, where the numbers are above 1), and no trivial constant."""
+    found, wanted = (np.asarray(torch.as_tensor(x).detach()).squeeze() for x in (found, wanted))
+    assert found.shape == wanted.shape
+    assert len(wanted) == COUNT
+    assert np.all(np.std(wanted, axis=0) > 1e-4)
+    worst = float((np.abs(found - wanted) / np.maximum(1.0, np.abs(wanted))).max())
+    assert worst <= TOLERANCE, f"off by {worst:.3g}"

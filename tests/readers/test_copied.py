@@ -1,0 +1,256 @@
+"""Other libraries' policies as priors: copied, run with, kept in a run's folder, and what is said about them."""
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_envs import tiny
+from torch import nn
+
+import repolicy
+from repolicy.cli.main import main
+from repolicy.envs.making import make_envs, observing
+from repolicy.errors import FileError, UsageError
+from repolicy.objective import residual
+from repolicy.policies.actions import ActionSpace
+from repolicy.priors.opening import load_policy, read_policy
+from repolicy.readers.copying import policy_from
+from repolicy.readers.described import (
+    Described,
+    Hidden,
+    LayerNorm,
+    Linear,
+    Normalizer,
+    Perceptron,
+    Std,
+)
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.settings import Settings
+from repolicy.train.training import customize
+
+SETTINGS = Settings(steps=64, ranks=1, envs=4, horizon=8, minibatch=32, evaluation_episodes=1, hidden=(8,))
+
+
+def rsl_rl(path: Path, size: int = 1, actions: int = 1, std: float = 0.3) -> tuple[Path, nn.Sequential]:
+    """A checkpoint as rsl_rl 2 writes it, and its actor."""
+    torch.manual_seed(0)
+    actor = nn.Sequential(nn.Linear(size, 8), nn.ELU(), nn.Linear(8, actions))
+    tensors = {f"actor.{name}": values for name, values in actor.state_dict().items()}
+    torch.save({"model_state_dict": tensors | {"std": torch.full((actions,), std)}, "iter": 1}, path)
+    return path, actor
+
+
+def effort(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
+    return -np.square(actions).sum(-1)
+
+
+def run(prior: Any, out: Path, **options: Any) -> Any:
+    addon, env = f"{Path(__file__)}:effort", tiny("WithoutReward")
+    return customize(prior, addon, residual(0.1, 0.1), out, SETTINGS, env=env, **options)
+
+
+class Listener:
+    """A watcher that keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def begin(self, *_: Any) -> None: ...
+    def write(self, *_: Any) -> None: ...
+    def close(self) -> None: ...
+    def say(self, sentence: str) -> None:
+        self.said.append(sentence)
+
+
+def test_a_run_from_another_librarys_file_keeps_all_that_it_needs(tmp_path: Path) -> None:
+    path, actor = rsl_rl(tmp_path / "model_7.pt")
+    listener = Listener()
+    run(path, tmp_path / "run", watchers=[listener])
+    assert any("elu, is assumed" in sentence for sentence in listener.said)
+    assert listener.said[-1].startswith("add-on")
+    kept = read_policy(tmp_path / "run" / "prior.safetensors")
+    obs = torch.randn(16, 1)
+    torch.testing.assert_close(kept.policy(obs).mode(), actor(obs).detach(), rtol=1e-5, atol=1e-6)
+    origin = kept.card["origin"]
+    assert (origin["library"], origin["file"]) == ("rsl_rl", "model_7.pt")
+    assert origin["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    request = RunFolder(tmp_path / "run").request()
+    assert request is not None
+    assert request["prior"] == hashlib.sha256((tmp_path / "run" / "prior.safetensors").read_bytes()).hexdigest()
+    assert run(path, tmp_path / "run", resume=True).finished
+    path.unlink()
+    assert run(tmp_path / "run" / "prior.safetensors", tmp_path / "run", resume=True).finished
+
+
+def test_a_resumed_run_takes_the_copy_that_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = rsl_rl(tmp_path / "model_7.pt")
+    run(path, tmp_path / "run")
+    monkeypatch.setattr("repolicy.policies.file.policy_bytes", lambda *_: b"rounded otherwise on another machine")
+    assert run(path, tmp_path / "run", resume=True).finished
+    rsl_rl(path, std=0.4)
+    monkeypatch.undo()
+    with pytest.raises(
+        UsageError, match="began with another prior: name what the first command named, or .*prior.safetensors"
+    ):
+        run(path, tmp_path / "run", resume=True)
+
+
+def test_a_policy_in_memory_is_a_prior(tmp_path: Path) -> None:
+    path, _ = rsl_rl(tmp_path / "model_7.pt")
+    policy = load_policy(path)
+    run(policy, tmp_path / "run")
+    kept = read_policy(tmp_path / "run" / "prior.safetensors").policy
+    assert all(torch.equal(value, policy.state_dict()[name]) for name, value in kept.state_dict().items())
+
+
+def test_options_are_for_files_of_others(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Repolicy's own file .* leave out std,"):
+        repolicy.load_policy("halfcheetah", std=0.1)
+    path, actor = rsl_rl(tmp_path / "model_7.pt")
+    relu = repolicy.load_policy(path, activation="relu")
+    obs = torch.randn(9, 1)
+    wanted = nn.Sequential(actor[0], nn.ReLU(), actor[2])(obs)
+    torch.testing.assert_close(relu(obs).mode(), wanted.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_std_that_a_file_does_not_hold_is_given(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    weight = onnx.numpy_helper.from_array(np.ones((2, 3), np.float32), "w")
+    node = onnx.helper.make_node("MatMul", ["obs", "w"], ["actions"])
+    sides = [onnx.helper.make_tensor_value_info(name, 1, ["n", size]) for name, size in (("obs", 2), ("actions", 3))]
+    onnx.save(
+        onnx.helper.make_model(onnx.helper.make_graph([node], "g", sides[:1], sides[1:], [weight])), tmp_path / "a"
+    )
+    with pytest.raises(UsageError, match=r"has no std, .* give one with std, such as std=0.2"):
+        load_policy(tmp_path / "a")
+    policy = load_policy(tmp_path / "a", std=0.2)
+    dist = torch.distributions.Normal(torch.full((1, 3), 3.0), 0.2)
+    actions = torch.tensor([[2.9, 3.0, 3.3]])
+    found = policy.log_prob(torch.tensor([[1.0, 2.0]]), actions)
+    torch.testing.assert_close(found, dist.log_prob(actions).sum(-1))
+
+
+def test_scales_and_stds_of_any_size_are_copied() -> None:
+    """A normalizer may turn a number around, or divide by next to nothing; a std may come from a layer of its own."""
+    generator = np.random.default_rng(0)
+    mean, raw = (Linear(generator.normal(size=(2, 3)).astype(np.float32), np.ones(2, np.float32)) for _ in range(2))
+    shift, scale = np.array([1.0, 0.0, -2.0]), np.array([-2.0, 1e6, 0.5])
+    described = Described(
+        "a library", "", "policy", Perceptron((), mean, "tanh"), ActionSpace("continuous", (2,)),
+        std=Std("head", raw, "softplus", floor=0.01), normalizer=Normalizer(shift, scale, 3.0),
+    )  # fmt: skip
+    obs = np.array([[0.5, 1e-6, 4.0], [3.0, -9.0, -2.5]])
+    inputs = torch.from_numpy(np.clip((obs - shift) * scale, -3.0, 3.0))
+    wanted = inputs @ torch.from_numpy(mean.weight).double().T + 1.0
+    std = nn.functional.softplus(inputs @ torch.from_numpy(raw.weight).double().T + 1.0) + 0.01
+    policy = policy_from(described).double()
+    actions = wanted + 0.7 * std
+    expected = torch.distributions.Normal(wanted, std).log_prob(actions).sum(-1)
+    torch.testing.assert_close(policy.log_prob(torch.from_numpy(obs), actions), expected, rtol=1e-5, atol=1e-5)
+
+
+def parts(**changes: Any) -> Described:
+    """A policy of 3 observations and 2 actions with LayerNorms, whose std is a layer, and what is put in its place."""
+    ones = {"std": np.ones((2, 4)), "norm": np.ones(4), "shift": np.ones(3), "bias": np.ones(4)} | changes
+    norm = LayerNorm(ones["norm"], np.ones(4), 1e-5, "before")
+    hidden = Hidden(Linear(np.ones((4, 3)), ones["bias"]), norm)
+    head = ones["std"] if ones["std"].ndim == 1 else Linear(ones["std"], np.ones(len(ones["std"])))
+    return Described(
+        "a library", "", "policy", Perceptron((hidden,), Linear(np.ones((2, 4)), np.ones(2)), "tanh"),
+        ActionSpace("continuous", (2,)), std=Std("vector" if ones["std"].ndim == 1 else "head", head),
+        normalizer=Normalizer(ones["shift"], np.ones(3)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"std": np.ones((3, 4))}, r"network.weights.1 has the shape \[5, 4\], and \[4, 4\]"),
+        ({"std": np.ones((2, 5))}, r"the layer of its stds has the shape \[2, 5\], and \[2, 4\]"),
+        ({"std": np.ones(3)}, r"log_std has the shape \[3\], and \[2\]"),
+        ({"std": np.ones(1)}, r"log_std has the shape \[1\], and \[2\]"),
+        ({"norm": np.ones(1)}, r"network.norms.0.weight has the shape \[1\], and \[4\]"),
+        ({"shift": np.ones(1)}, r"normalizer.mean has the shape \[1\], and \[3\]"),
+        ({"bias": np.ones(1)}, r"network.biases.0 has the shape \[1\], and \[4\]"),
+    ],
+)
+def test_parts_that_do_not_fit_are_one_sentence(changes: dict[str, Any], what: str) -> None:
+    """A size of 1 is not stretched either."""
+    assert policy_from(parts()).spec.hidden == (4,)
+    with pytest.raises(FileError, match=f"this policy of a library is damaged: {what} would fit"):
+        policy_from(parts(**changes))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.load` is:DeprecationWarning")
+def test_the_commands_take_another_librarys_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, actor = rsl_rl(tmp_path / "model_7.pt", 3)
+    main(["inspect", str(path)])
+    said = "".join(capsys.readouterr())
+    assert "PPO of rsl_rl" in said
+    assert "the environment (--env)" in said
+    main(["evaluate", str(path), "--env", "Pendulum-v1", "--episodes", "1", "--backend", "gymnasium"])
+    assert "elu, is assumed" in capsys.readouterr().err
+    main(["export", str(path), "--format", "torchscript", "--out", str(tmp_path / "out.pt")])
+    obs = torch.randn(5, 3)
+    torch.testing.assert_close(torch.jit.load(tmp_path / "out.pt")(obs), actor(obs).detach(), rtol=1e-5, atol=1e-6)
+    with pytest.raises(SystemExit):
+        main(["customize", str(path), "--addon", "height", "--omega", "1", "--alpha", "1"])
+    assert "does not say which environment it is for; name one with --env" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["customize", str(path), "--addon", "height", "--omega", "1", "--env", "Hopper-v4"])
+    assert "takes observations of 3 numbers, but 'Hopper-v4' gives 11" in capsys.readouterr().err
+
+
+def test_a_file_is_known_by_its_first_bytes(tmp_path: Path) -> None:
+    path, _ = rsl_rl(tmp_path / "model_7.pt")
+    shutil.copy(path, tmp_path / "odd.name")
+    assert load_policy(tmp_path / "odd.name").observation_size == 1
+    own = Path(repolicy.__file__).parent / "policies" / "shipped" / "halfcheetah.safetensors"
+    shutil.copy(own, tmp_path / "cheetah.zip")
+    assert load_policy(tmp_path / "cheetah.zip").observation_size == 17
+    (tmp_path / "text.pt").write_text("nothing of the kind")
+    with pytest.raises(FileError, match="no policy of a known layout; known are Stable-Baselines3"):
+        load_policy(tmp_path / "text.pt")
+
+
+# Parts of an observation ----------------------------------------------------------------------------------------------
+
+
+def test_the_part_of_a_dict_that_fits_is_observed() -> None:
+    name = tiny("Groups")
+    assert observing(name, 5) == name  # all of it
+    assert observing(name, 2) == f"{name}?observe=state"
+    assert observing(name, 3) == f"{name}?observe=privileged"
+    assert observing(name, 7) == name  # nothing fits: whoever checks says so
+    for wanted, size in (("state", 2), ("state,privileged", 5)):
+        envs = make_envs(f"{name}?observe={wanted}", 2, 0)
+        first, second = envs.reset(), envs.step(np.zeros((2, 1), np.float32)).observations
+        envs.close()
+        assert envs.observation_size == first.shape[1] == second.shape[1] == size
+        expected = [1.0, 1.0] if wanted == "state" else [1.0, 1.0, 2.0, 2.0, 2.0]
+        assert first[0].tolist() == second[1].tolist() == expected
+    with pytest.raises(UsageError, match="has no observation 'stat'; did you mean state"):
+        make_envs(f"{name}?observe=stat", 1, 0)
+    with pytest.raises(UsageError, match="its observation is no Dict"):
+        make_envs("Pendulum-v1?observe=state", 1, 0)
+
+
+def test_envpools_playground_tasks_give_the_part_that_fits() -> None:
+    pytest.importorskip("envpool")
+    envs = make_envs("Go1JoystickFlatTerrain-v1", 1, 0)
+    assert envs.groups == {"state": 48, "privileged_state": 123}
+    assert observing("Go1JoystickFlatTerrain-v1", 48).endswith("?observe=state")
+
+
+def test_playgrounds_go1_walks(real: Any) -> None:
+    path = real("mujoco_playground/go1_policy.onnx")
+    pytest.importorskip("onnx")
+    found = repolicy.evaluate(path, "Go1JoystickFlatTerrain-v1", 2, addon="energy")
+    assert found.lengths.tolist() == [1000, 1000]
+    assert 25.0 < found.basic.mean() < 33.0
+    assert found.addon is not None
+    assert found.addon.max() < 0.0

@@ -1,0 +1,390 @@
+"""Checkpoints of rsl_rl, skrl, CleanRL and Brax, against the libraries or their published formulas in PyTorch."""
+
+import itertools
+import pickle
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from comparing import COUNT, assert_equal, log_prob, mean, observations, stirred
+from torch import nn
+
+from repolicy.errors import FileError, UsageError
+from repolicy.readers.described import CannotCopyError
+from repolicy.readers.reading import Options
+from repolicy.readers.recognize import describe, recognized
+
+
+def mlp(sizes: tuple[int, ...], activation: type[nn.Module]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for a, b in itertools.pairwise(sizes):
+        layers += [nn.Linear(a, b), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+def named(prefix: str, module: nn.Module) -> dict[str, torch.Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in module.state_dict().items()}
+
+
+def saved(path: Path, kept: Any) -> Path:
+    torch.save(kept, path)
+    return path
+
+
+# rsl_rl ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("std_type", ["scalar", "log"])
+@pytest.mark.parametrize("kind", ["GaussianDistribution", "HeteroscedasticGaussianDistribution"])
+def test_rsl_rl_5(std_type: str, kind: str, tmp_path: Path) -> None:
+    models = pytest.importorskip("rsl_rl.models")
+    tensordict = pytest.importorskip("tensordict")
+    obs = observations(5, 3.0)
+    groups = tensordict.TensorDict({"policy": obs}, batch_size=[COUNT])
+    settings = {"class_name": kind, "std_type": std_type, "init_std": 0.7}
+    actor = models.MLPModel(
+        groups, {"s": ["policy"]}, "s", 2, [8, 7], "elu", obs_normalization=True, distribution_cfg=settings
+    )
+    critic = models.MLPModel(groups, {"s": ["policy"]}, "s", 1, [9], "elu", obs_normalization=True)
+    stirred(actor).train()
+    actor.update_normalization(groups)
+    actor.eval()
+    kept = {"actor_state_dict": actor.state_dict(), "critic_state_dict": critic.state_dict(), "iter": 3}
+    path = saved(tmp_path / "model_3.pt", kept)
+    agent(tmp_path, f"  activation: elu\n  std_type: {std_type}\n")
+    assert recognized(path) == "rsl_rl"
+    described = describe(path)
+    assert described.family == ("gaussian" if kind == "GaussianDistribution" else "state_gaussian")
+    assert described.normalizer is not None
+    assert described.normalizer.count == COUNT
+    with torch.no_grad():
+        actions = actor(groups, stochastic_output=True)
+        assert_equal(log_prob(described, obs, actions), actor.get_output_log_prob(actions))
+        assert_equal(mean(described, obs), actor(groups))
+
+
+def agent(folder: Path, text: str) -> None:
+    (folder / "params").mkdir(exist_ok=True)
+    (folder / "params" / "agent.yaml").write_text(f"seed: 42\npolicy:\n{text}")
+
+
+def normalization() -> nn.Module:
+    """The normalizer that all versions share, after it has seen something."""
+    module = pytest.importorskip("rsl_rl.modules").EmpiricalNormalization(5)
+    module.train()
+    module.update(observations(5, 3.0) + 1.0)
+    return module.eval()
+
+
+@pytest.mark.parametrize("layout", ["1.0", "2.0", "2.3 with log_std", "3.0", "3.0 student"])
+def test_rsl_rl_before_4(layout: str, tmp_path: Path) -> None:
+    """The layouts that rsl_rl's own releases wrote: the same actor, under other names."""
+    actor, critic, std = mlp((5, 8, 7, 2), nn.ELU), mlp((5, 9, 1), nn.ELU), torch.tensor([0.3, 0.8])
+    prefix = "student" if "student" in layout else "actor"
+    model = named(prefix, actor) | named("critic", critic)
+    model |= {"log_std": std.log()} if "log_std" in layout else {"std": std}
+    kept: dict[str, Any] = {"model_state_dict": model, "optimizer_state_dict": {}, "iter": 7, "infos": None}
+    normalizer = nn.Identity() if layout == "1.0" else normalization()
+    if layout.startswith("2"):
+        kept |= {name: normalizer.state_dict() for name in ("obs_norm_state_dict", "critic_obs_norm_state_dict")}
+    if layout.startswith("3"):
+        model |= named(f"{prefix}_obs_normalizer", normalizer) | named("critic_obs_normalizer", normalizer)
+    described = describe(saved(tmp_path / "model_7.pt", kept))
+    obs = observations(5, 2.0)
+    with torch.no_grad():
+        inputs = normalizer(obs)
+        dist = torch.distributions.Normal(actor(inputs), std)
+        actions = dist.sample()
+        assert_equal(log_prob(described, obs, actions), dist.log_prob(actions).sum(-1))
+    assert any("elu, is assumed" in note for note in described.notes)
+
+
+def test_an_activation_comes_from_the_user_or_from_the_runs_settings(tmp_path: Path) -> None:
+    actor = mlp((5, 8, 2), nn.Tanh)
+    model = named("actor", actor) | {"std": torch.ones(2)}
+    path = saved(tmp_path / "model_0.pt", {"model_state_dict": model})
+    obs = observations(5)
+    with torch.no_grad():
+        wanted = actor(obs)
+    assert_equal(mean(describe(path, Options(file_activation="tanh")), obs), wanted)
+    agent(tmp_path, "  class_name: ActorCritic\n  activation: 'tanh'\n")
+    described = describe(path)
+    assert_equal(mean(described, obs), wanted)
+    assert not any("assumed" in note for note in described.notes)
+    with pytest.raises(UsageError, match="no activation 'sine'"):
+        describe(path, Options(file_activation="sine"))
+
+
+CRITICS: dict[str, Callable[[], nn.Module]] = {  # another input than the actor, or a layer that cannot be copied
+    "asymmetric": lambda: mlp((9, 8, 1), nn.ELU),
+    "BatchNorm": lambda: nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ELU(), nn.Linear(8, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", CRITICS)
+@pytest.mark.parametrize("layout", ["rsl_rl 1 to 3", "rsl_rl 4 or later", "CleanRL"])
+def test_an_actor_is_copied_whatever_its_critic_is(layout: str, kind: str, tmp_path: Path) -> None:
+    actor, critic, std = mlp((5, 8, 2), nn.Tanh), CRITICS[kind](), torch.tensor([0.3, 0.8])
+    kept: dict[str, Any] = {
+        "rsl_rl 1 to 3": {"model_state_dict": named("actor", actor) | named("critic", critic) | {"std": std}},
+        "rsl_rl 4 or later": {
+            "actor_state_dict": named("mlp", actor) | {"distribution.std_param": std},
+            "critic_state_dict": named("mlp", critic),
+        },
+        "CleanRL": named("actor_mean", actor) | named("critic", critic) | {"actor_logstd": std.log()},
+    }
+    described = describe(saved(tmp_path / "model.pt", kept[layout]), Options(file_activation="tanh"))
+    obs = observations(5)
+    with torch.no_grad():
+        dist = torch.distributions.Normal(actor(obs), std)
+        actions = dist.sample()
+        assert_equal(log_prob(described, obs, actions), dist.log_prob(actions).sum(-1))
+        assert_equal(mean(described, obs), dist.mean)
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "sentence"),
+    [
+        ({"memory_a.rnn.weight_ih_l0": torch.ones(4, 5), "std": torch.ones(2)}, CannotCopyError, "has a memory"),
+        ({"backbone.0.weight": torch.ones(4, 5)}, FileError, r"holds no actor: backbone.0.weight; known are actor"),
+        ({"actor.0.weight": torch.ones(4, 5), "std": torch.ones(3)}, FileError, "3 stds do not fit 4 actions"),
+        (
+            {"actor.0.weight": torch.ones(4, 5), "actor.2.weight": torch.ones(2, 3), "std": torch.ones(2)},
+            FileError,
+            "a layer of 4 units goes into one that takes 3",
+        ),
+        (
+            {"actor.0.weight": torch.ones(4, 5), "actor.3.weight": torch.ones(2, 4), "std": torch.ones(2)},
+            CannotCopyError,
+            "there is not one activation",
+        ),
+        ({"actor.0.weight": torch.full((2, 5), torch.nan), "std": torch.ones(2)}, FileError, "is not finite"),
+    ],
+)
+def test_other_checkpoints_are_one_sentence(model: Any, kind: Any, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(kind, match=sentence) as caught:
+        describe(saved(tmp_path / "model.pt", {"model_state_dict": model}))
+    assert "\n" not in str(caught.value)
+
+
+# skrl -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_skrl(version: int, tmp_path: Path) -> None:
+    """The names of skrl's model builder; its scaler and its clipping of the log-std as it documents them."""
+    hidden, last = mlp((5, 8, 7), nn.ELU), nn.Linear(7, 2)
+    raw, mu, var = torch.tensor([-0.5, 3.0]), torch.linspace(-1, 1, 5), torch.linspace(0.5, 4, 5)
+    scaler = {"running_mean": mu.double(), "running_variance": var.double(), "current_count": torch.tensor(99.0)}
+    kept = {
+        "policy": {"log_std_parameter": raw} | named("net_container", hidden) | named("output_layer", last),
+        "value": named("net_container", mlp((5, 8, 1), nn.ELU)),
+        "optimizer": {},
+        "state_preprocessor" if version == 1 else "observation_preprocessor": scaler,
+    }
+    path = saved(tmp_path / "agent_100.pt", kept)
+    assert recognized(path) == "skrl"
+    described = describe(path)
+    obs = observations(5, 6.0)
+    with torch.no_grad():
+        inputs = ((obs - mu) / (var.sqrt() + 1e-8)).clamp(-5.0, 5.0)
+        dist = torch.distributions.Normal(last(nn.functional.elu(hidden(inputs))), raw.clamp(-20.0, 2.0).exp())
+        actions = dist.sample()
+        assert_equal(log_prob(described, obs, actions), dist.log_prob(actions).sum(-1))
+
+
+def test_skrls_own_modules(tmp_path: Path) -> None:
+    skrl = pytest.importorskip("skrl.utils.model_instantiators.torch")
+    scaler = pytest.importorskip("skrl.resources.preprocessors.torch").RunningStandardScaler(5)
+    spaces = pytest.importorskip("gymnasium").spaces
+    network = [{"name": "net", "input": "OBSERVATIONS", "layers": [8, 7], "activations": "elu"}]
+    model = skrl.gaussian_model(
+        observation_space=spaces.Box(-1, 1, (5,)),
+        action_space=spaces.Box(-1, 1, (2,)),
+        network=network,
+        output="ACTIONS",
+    )
+    obs = observations(5, 6.0)
+    model.act({"observations": obs}, role="policy")  # only now its layers have sizes
+    stirred(model)
+    scaler(obs + 1.0, train=True)
+    kept = {"policy": model.state_dict(), "value": {}, "observation_preprocessor": scaler.state_dict()}
+    described = describe(saved(tmp_path / "agent.pt", kept))
+    with torch.no_grad():
+        inputs = {"observations": scaler(obs)}
+        actions, outputs = model.act(inputs, role="policy")
+        assert_equal(log_prob(described, obs, actions), outputs["log_prob"])
+        assert_equal(mean(described, obs), outputs["mean_actions"])
+
+
+# CleanRL --------------------------------------------------------------------------------------------------------------
+
+
+class Agent(nn.Module):
+    """The model of CleanRL's script for PPO with continuous actions, as it is published there."""
+
+    def __init__(self, size: int, actions: int) -> None:
+        super().__init__()
+        self.critic = mlp((size, 64, 64, 1), nn.Tanh)
+        self.actor_mean = mlp((size, 64, 64, actions), nn.Tanh)
+        self.actor_logstd = nn.Parameter(torch.zeros(1, actions))
+
+    def log_prob(self, x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        mean = self.actor_mean(x)
+        return torch.distributions.Normal(mean, self.actor_logstd.expand_as(mean).exp()).log_prob(action).sum(1)
+
+
+def test_cleanrls_halfcheetah(real: Callable[[str], Path], tmp_path: Path) -> None:
+    path = real("cleanrl/halfcheetah.cleanrl_model")
+    model = Agent(17, 6)
+    model.load_state_dict(torch.load(path, weights_only=True))
+    described = describe(path)
+    assert any("hold no statistics" in note for note in described.notes)
+    obs = observations(17, 2.0)
+    with torch.no_grad():
+        actions = model.actor_mean(obs) + 0.3 * torch.randn(COUNT, 6)
+        assert_equal(log_prob(described, obs, actions), model.log_prob(obs, actions))
+        np.savez(tmp_path / "seen.npz", mean=np.arange(17.0), var=np.full(17, 4.0))
+        described = describe(path, Options(vecnormalize=str(tmp_path / "seen.npz")))
+        assert not any("hold no statistics" in note for note in described.notes)
+        inputs = ((obs - torch.arange(17.0)) / (4.0 + 1e-8) ** 0.5).clamp(-10.0, 10.0)
+        assert_equal(log_prob(described, obs, actions), model.log_prob(inputs, actions))
+
+
+def test_cleanrls_clipping_is_told_with_and_without_statistics(tmp_path: Path) -> None:
+    path = saved(tmp_path / "model", Agent(5, 3).state_dict())
+    np.savez(tmp_path / "seen.npz", mean=np.zeros(5), var=np.ones(5))
+    for options in (Options(), Options(vecnormalize=str(tmp_path / "seen.npz"))):
+        assert any("clips actions to the environment's bounds" in note for note in describe(path, options).notes)
+
+
+def test_cleanrls_other_scripts(tmp_path: Path) -> None:
+    obs = observations(5)
+    actor, critic = mlp((5, 8, 8, 3), nn.Tanh), mlp((5, 8, 8, 1), nn.Tanh)
+    described = describe(saved(tmp_path / "ppo", named("actor", actor) | named("critic", critic)))
+    with torch.no_grad():
+        dist = torch.distributions.Categorical(logits=actor(obs))
+        actions = dist.sample()
+        assert_equal(log_prob(described, obs, actions[:, None]), dist.log_prob(actions))
+        network = mlp((5, 8, 8, 3), nn.ReLU)
+        described = describe(saved(tmp_path / "dqn", named("network", network)), Options(temperature=0.1))
+        dist = torch.distributions.Categorical(logits=network(obs) / 0.1)
+        assert_equal(log_prob(described, obs, actions[:, None]), dist.log_prob(actions))
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_cleanrls_squashed_policies(soft: bool, tmp_path: Path) -> None:
+    fc1, fc2, fc_mean, fc_logstd = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 2), nn.Linear(8, 2)
+    scale, bias = torch.tensor([[1.5, 2.0]]), torch.tensor([[0.5, -1.0]])
+    state = named("fc1", fc1) | named("fc2", fc2) | named("fc_mean" if soft else "fc_mu", fc_mean)
+    state |= {"action_scale": scale, "action_bias": bias} | (named("fc_logstd", fc_logstd) if soft else {})
+    described = describe(saved(tmp_path / "model", state if soft else (state, {}, {})))
+    obs = observations(5)
+    with torch.no_grad():
+        hidden = torch.relu(fc2(torch.relu(fc1(obs))))
+        assert_equal(mean(described, obs), torch.tanh(fc_mean(hidden)) * scale + bias)
+        if soft:
+            log_std = -5 + 0.5 * (2 - -5) * (torch.tanh(fc_logstd(hidden)) + 1)
+            dist = torch.distributions.Normal(fc_mean(hidden), log_std.exp())
+            before = dist.sample().clamp(-3.0, 3.0)
+            jacobian = torch.log(1.0 - torch.tanh(before.double()) ** 2).sum(-1)
+            assert_equal(log_prob(described, obs, before), dist.log_prob(before).sum(-1) - jacobian)
+
+
+# Brax -----------------------------------------------------------------------------------------------------------------
+
+
+def brax_class(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
+    """A class that pickles under the name of one of Brax's."""
+    module, _, last = name.rpartition(".")
+    kind = type(last, (), {"__module__": module})
+    for parent in itertools.accumulate(module.split("."), "{}.{}".format):
+        monkeypatch.setitem(sys.modules, parent, types.ModuleType(parent))
+    setattr(sys.modules[module], last, kind)
+    return kind
+
+
+def state(kind: Any, **attributes: Any) -> Any:
+    made = kind()
+    made.__dict__.update(attributes)
+    return made
+
+
+@pytest.mark.parametrize("dict_observations", [False, True])
+@pytest.mark.parametrize("norm", [False, True])
+def test_brax_parameters(dict_observations: bool, norm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `brax.io.model.save_params` pickles them; evaluated by Brax's formulas, in PyTorch."""
+    generator = np.random.default_rng(0)
+    sizes, layers = (5, 9, 8, 6), {}
+    for i, (a, b) in enumerate(itertools.pairwise(sizes)):
+        layers[f"hidden_{i}"] = {
+            "kernel": generator.normal(size=(a, b)).astype("f4") / 2,
+            "bias": generator.normal(size=b),
+        }
+        if norm and i < 2:
+            layers[f"LayerNorm_{i}"] = {"scale": generator.normal(size=b), "bias": generator.normal(size=b)}
+    mu, std = generator.normal(size=5).astype("f4"), generator.uniform(0.5, 2.0, 5).astype("f4")
+    statistics = brax_class(monkeypatch, "brax.training.acme.running_statistics.RunningStatisticsState")
+    other = np.zeros(7, "f4")
+    seen = {"state": mu, "privileged_state": other} if dict_observations else mu
+    deviation = {"state": std, "privileged_state": other + 1} if dict_observations else std
+    kept = (
+        state(statistics, mean=seen, std=deviation, count=np.float32(1e4), summed_variance=seen),
+        {"params": layers},
+        {"params": {"hidden_0": layers["hidden_0"], "BatchNorm_0": {}}},  # a critic that could not be copied
+    )
+    path = tmp_path / "params"
+    path.write_bytes(pickle.dumps(kept))
+    assert recognized(path) == "brax"
+    described = describe(path)
+    assert described.groups == ((("state", 5),) if dict_observations else ())
+    assert described.normalizer is not None
+    assert described.normalizer.count == 1e4
+    obs = observations(5)
+    hidden = (obs.double() - torch.as_tensor(mu)) / torch.as_tensor(std)
+    for i in range(3):
+        layer = {key: torch.as_tensor(x).double() for key, x in layers[f"hidden_{i}"].items()}
+        hidden = hidden @ layer["kernel"] + layer["bias"]
+        if i < 2:
+            hidden = hidden * torch.sigmoid(hidden)
+            if norm:
+                weight, bias = (torch.as_tensor(layers[f"LayerNorm_{i}"][key]).double() for key in ("scale", "bias"))
+                hidden = nn.functional.layer_norm(hidden, hidden.shape[1:], weight, bias, 1e-6)
+    loc, raw = hidden.chunk(2, -1)
+    dist = torch.distributions.Normal(loc, nn.functional.softplus(raw) + 0.001)
+    before = dist.sample().clamp(-8.0, 8.0)
+    slope = 2.0 * (np.log(2.0) - before - nn.functional.softplus(-2.0 * before))
+    assert_equal(log_prob(described, obs, before), dist.log_prob(before).sum(-1) - slope.sum(-1))
+    assert_equal(mean(described, obs), torch.tanh(loc))
+
+
+def test_braxs_own_saver(tmp_path: Path) -> None:
+    """Brax's networks, initialized and saved by Brax, where it is installed."""
+    jax = pytest.importorskip("jax")
+    networks = pytest.importorskip("brax.training.agents.ppo.networks")
+    running, model = (pytest.importorskip(f"brax.{name}") for name in ("training.acme.running_statistics", "io.model"))
+    made = networks.make_ppo_networks(5, 2, running.normalize, policy_hidden_layer_sizes=(9, 8))
+    obs = observations(5)
+    seen = running.update(running.init_state(jax.numpy.zeros(5)), jax.numpy.asarray(obs.numpy()) * 3.0 + 1.0)
+    key = jax.random.PRNGKey(0)
+    params = (seen, made.policy_network.init(key), made.value_network.init(key))
+    model.save_params(str(tmp_path / "params"), params)
+    described = describe(tmp_path / "params")
+    logits = made.policy_network.apply(*params[:2], jax.numpy.asarray(obs.numpy()))
+    before = made.parametric_action_distribution.sample_no_postprocessing(logits, key)
+    wanted = made.parametric_action_distribution.log_prob(logits, before)
+    assert_equal(log_prob(described, obs, np.array(before)), np.array(wanted))
+
+
+@pytest.mark.parametrize("kept", [{"weights": [1, 2]}, (1, 2), ({}, {"params": {"Conv_0": {}}})])
+def test_other_pickles_are_one_sentence(kept: Any, tmp_path: Path) -> None:
+    path = tmp_path / "params"
+    path.write_bytes(pickle.dumps(kept))
+    assert recognized(path) is None
+    with pytest.raises(FileError, match=r"no policy of a known layout; known are Stable-Baselines3's"):
+        describe(path)

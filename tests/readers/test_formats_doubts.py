@@ -1,0 +1,386 @@
+"""Files that look like a known policy and are another one: each is refused in one sentence, never read wrongly."""
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from comparing import COUNT, assert_equal, log_prob, mean, observations, stirred
+from gymnasium import spaces
+from test_formats_checkpoints import Agent, mlp, named, saved
+from test_formats_graphs import graph, node, random, script, stacked
+from test_formats_sb3 import Still, contrib, made, sb3
+from torch import nn
+
+from repolicy.cli.inspection import inspect
+from repolicy.errors import FileError, RepolicyError
+from repolicy.policies.actions import ActionSpace
+from repolicy.priors.code import exact_of
+from repolicy.readers import brax, vecnormalize
+from repolicy.readers.described import CannotCopyError
+from repolicy.readers.reading import Options
+from repolicy.readers.recognize import describe
+
+onnx = pytest.importorskip("onnx")
+
+# Stable-Baselines3: code of the user's own ----------------------------------------------------------------------------
+
+
+class Squares(sb3.common.torch_layers.BaseFeaturesExtractor):
+    """No tensors of its own, so that only its name tells that it is there."""
+
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__(space, space.shape[0])
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return obs**2
+
+
+class Bounded(sb3.ppo.MlpPolicy):
+    """The same tensors as the library's policy, and another mean."""
+
+    def _get_action_dist_from_latent(self, latent: torch.Tensor, *_: Any) -> Any:
+        return self.action_dist.proba_distribution(torch.tanh(self.action_net(latent)), self.log_std)
+
+
+class ReLU(nn.ELU):
+    """Called as another."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"policy": Bounded}, "its policy is .*Bounded, and what that computes is not in the file"),
+        ({"policy_kwargs": {"features_extractor_class": Squares}}, "its features extractor is .*Squares"),
+        ({"policy_kwargs": {"activation_fn": ReLU}}, "its activation is .*ReLU; tanh"),
+        ({"seen": spaces.Box(0, 255, (3, 8, 8), np.uint8)}, "its observations are images"),
+    ],
+)
+def test_a_zip_whose_code_or_images_change_the_numbers(settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    _, path = made(sb3.PPO, tmp_path, n_steps=8, batch_size=8, **settings)
+    with pytest.raises(CannotCopyError, match=f"{reason}.*; export it to ONNX or TorchScript") as caught:
+        describe(path)
+    for asked in (lambda: inspect(path), lambda: exact_of(path)):  # it is no TorchScript, and cannot run as it is
+        with pytest.raises(CannotCopyError) as again:
+            asked()
+        assert str(again.value) == str(caught.value)
+
+
+def test_a_class_of_a_script_is_told_as_such(tmp_path: Path) -> None:
+    class Here(Bounded):
+        pass
+
+    _, path = made(sb3.PPO, tmp_path, policy=Here)
+    with pytest.raises(CannotCopyError, match="its policy is a class or function of the script that trained it"):
+        describe(path)
+
+
+def test_a_librarys_own_classes_are_known(tmp_path: Path) -> None:
+    flat = sb3.common.torch_layers.FlattenExtractor
+    _, path = made(contrib("TRPO"), tmp_path, policy_kwargs={"features_extractor_class": flat})
+    assert describe(path).kind == "TRPO"
+    assert Still().observation_space.shape == (describe(path).observation_size,)
+
+
+def test_masks_that_a_copy_does_not_apply_are_told(tmp_path: Path) -> None:
+    said = "it was trained with action masks, which this copy does not apply"
+    _, path = made(contrib("MaskablePPO"), tmp_path, "choice")
+    assert said in inspect(path)["notes"]
+    _, path = made(sb3.PPO, tmp_path, "choice")
+    assert said not in inspect(path)["notes"]
+
+
+def test_statistics_are_found_from_within_their_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "Hopper-v4_1"
+    (folder / "Hopper-v4").mkdir(parents=True)
+    (folder / "Hopper-v4" / "vecnormalize.pkl").touch()
+    for here, name in ((tmp_path, "Hopper-v4_1/best_model.zip"), (folder, "best_model.zip")):
+        monkeypatch.chdir(here)
+        assert vecnormalize.beside(Path(name)) == folder / "Hopper-v4" / "vecnormalize.pkl"
+
+
+# ONNX -----------------------------------------------------------------------------------------------------------------
+
+LAYERS = {"w": random(5, 7), "v": random(7, 3), "one": random(7, 1), "four": random(7, 4)}
+BODY = [node("Gemm", "obs w", "a"), node("Tanh", "a", "b")]
+
+
+def through(kind: int) -> list[Any]:
+    """Observations that go through another type of numbers."""
+    return [node("Cast", "obs", "coarse", to=kind), node("Cast", "coarse", "x", to=onnx.TensorProto.FLOAT)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "constants", "reason"),
+    [
+        ([*through(onnx.TensorProto.INT64), node("Gemm", "x w", "a")], {}, "it holds Cast"),
+        ([*through(onnx.TensorProto.FLOAT16), node("Gemm", "x w", "a")], {}, "it holds Cast"),
+        ([*BODY, node("Gemm", "b four", "c"), node("Reshape", "c s", "out")], {"s": [-1, 2]}, "it holds Reshape"),
+        ([*BODY, node("Gemm", "b v m", "out")], {"m": random(4, 3)}, "it holds Gemm"),
+        ([*BODY, node("Gemm", "b u obs", "out")], {"u": random(7, 5)}, "it holds Gemm"),  # a way around the layers
+        ([node("LayerNormalization", "obs k obs", "x"), node("Gemm", "x w", "out")], {"k": random(5)}, "LayerNormal"),
+        ([node("Gemm", "obs w", "a"), node("Relu", "a", "b", domain="mine"), node("Gemm", "b v", "out")], {}, "Relu"),
+        ([*BODY, node("Gemm", "b w", "out")], {}, "7 numbers go into a layer that takes 5"),
+        ([node("Sub", "obs m", "x"), node("Gemm", "x w", "out")], {"m": random(4)}, "the sizes of its layers"),
+        ([*BODY, node("Gemm", "b nan", "out")], {"nan": random(7, 3) * np.nan}, "weights are not finite"),
+        ([*BODY, node("Gemm", "b v inf", "out")], {"inf": random(3) + np.inf}, "weights are not finite"),
+    ],
+)
+def test_graphs_that_compute_something_else(nodes: list[Any], constants: Any, reason: str, tmp_path: Path) -> None:
+    arrays = LAYERS | {name: np.array(values) for name, values in constants.items()}
+    nodes = nodes if nodes[-1].output[0] == "out" else [*nodes, node("Identity", nodes[-1].output[0], "out")]
+    with pytest.raises(FileError, match=reason) as caught:
+        describe(graph(tmp_path / "policy.onnx", nodes, arrays))
+    assert "\n" not in str(caught.value)
+
+
+def two_outputs(path: Path, nodes: list[Any], names: list[str]) -> Path:
+    model = onnx.load(graph(path, [*nodes, node("Identity", names[0], "out")], LAYERS))
+    del model.graph.output[:]
+    model.graph.output.extend(onnx.helper.make_tensor_value_info(name, 1, None) for name in names)
+    onnx.save(model, path)
+    return path
+
+
+def test_a_critic_is_never_taken_for_an_actor_that_cannot_be_copied(tmp_path: Path) -> None:
+    actor = [node("Softsign", "a", "s"), node("Gemm", "s v", "moves")]
+    path = two_outputs(tmp_path / "policy.onnx", [*BODY, *actor, node("Gemm", "b one", "worth")], ["moves", "worth"])
+    with pytest.raises(CannotCopyError, match="it holds Softsign"):
+        describe(path)
+
+
+def test_a_value_is_no_action_wherever_it_stands(tmp_path: Path) -> None:
+    heads = [node("Gemm", "b v", "moves"), node("Gemm", "b one", "value_estimate")]
+    described = describe(two_outputs(tmp_path / "policy.onnx", [*BODY, *heads], ["value_estimate", "moves"]))
+    assert described.actions.width == 3
+    assert "of the graph's outputs moves is taken, and not value_estimate" in described.notes
+
+
+def test_a_graph_that_runs_gives_its_action_and_not_its_std(tmp_path: Path) -> None:
+    heads = [node("Softsign", "b", "s"), node("Gemm", "s v", "moves"), node("Softplus", "moves", "the_std")]
+    path = two_outputs(tmp_path / "policy.onnx", [*BODY, *heads], ["the_std", "moves"])
+    prior, obs = exact_of(path, Options(std=0.2)), observations(5)
+    assert prior is not None
+    assert prior.notes[-1] == "of the graph's outputs moves is taken, and not the_std"
+    session = pytest.importorskip("onnxruntime").InferenceSession(path)
+    [wanted] = session.run(["moves"], {"obs": obs.numpy()})
+    assert_equal(prior.placed(5, ActionSpace("continuous", (3,))).distribution(obs).mode(), wanted)
+
+
+def test_a_clip_with_an_upper_bound_alone_has_no_lower_one(tmp_path: Path) -> None:
+    clip = onnx.helper.make_node("Clip", ["obs", "", "top"], ["x"])
+    nodes = [clip, node("Gemm", "x w", "a"), node("Tanh", "a", "b"), node("Gemm", "b v", "out")]
+    path = graph(tmp_path / "one.onnx", nodes, LAYERS | {"top": np.array(0.5)})
+    with pytest.raises(CannotCopyError, match="clip stands where"):
+        describe(path)
+    path = graph(tmp_path / "none.onnx", nodes, LAYERS | {"top": np.array(np.inf)})
+    assert describe(path).observation_size == 5
+
+
+def test_numbers_of_a_type_that_is_not_read(tmp_path: Path) -> None:
+    model = onnx.load(graph(tmp_path / "policy.onnx", [*BODY, node("Gemm", "b v", "out")], LAYERS))
+    weight = next(tensor for tensor in model.graph.initializer if tensor.name == "v")
+    weight.data_type, weight.raw_data = onnx.TensorProto.BFLOAT16, b"\0" * (7 * 3 * 2)
+    onnx.save(model, tmp_path / "policy.onnx")
+    with pytest.raises(CannotCopyError, match="it holds Gemm"):
+        describe(tmp_path / "policy.onnx")
+
+
+# TorchScript ----------------------------------------------------------------------------------------------------------
+
+
+class Whole(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = stacked(nn.Tanh())
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.body(obs.to(torch.int32).to(torch.float32))
+
+
+class Floored(Whole):
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.body(torch.div(obs, 0.3, rounding_mode="floor"))
+
+
+class Double(Whole):
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.body(obs.to(torch.float64).to(torch.float32))
+
+
+@pytest.mark.parametrize(("kind", "reason"), [(Whole, "torch.to"), (Floored, "torch.div")])
+@pytest.mark.parametrize("traced", [False, True])
+def test_scripts_that_round(kind: Any, reason: str, traced: bool, tmp_path: Path) -> None:
+    with pytest.raises(CannotCopyError, match=reason):
+        describe(script(tmp_path / "policy.pt", kind(), 5, traced))
+    assert describe(script(tmp_path / "double.pt", Double(), 5, traced)).observation_size == 5
+
+
+def test_a_script_with_a_number_that_is_none(tmp_path: Path) -> None:
+    module = stacked(nn.Tanh())
+    torch.nn.init.constant_(module[2].weight, float("nan"))
+    with pytest.raises(FileError, match="its weights are not finite"):
+        describe(script(tmp_path / "policy.pt", module, 5))
+
+
+# State dicts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "_orig_mod.module."])
+@pytest.mark.parametrize("holder", [None, "model_weights", "state_dict"])
+def test_what_torch_puts_around_a_state_dict(wrapper: str, holder: str | None, tmp_path: Path) -> None:
+    model = stirred(Agent(5, 3))
+    kept: Any = {f"{wrapper}{name}": values for name, values in model.state_dict().items()}
+    path = saved(tmp_path / "model.pt", kept if holder is None else {holder: kept, "args": {}})
+    obs, actions = observations(5), torch.randn(COUNT, 3)
+    with torch.no_grad():
+        assert_equal(log_prob(describe(path), obs, actions), model.log_prob(obs, actions))
+
+
+def test_one_std_for_all_numbers_of_an_action(tmp_path: Path) -> None:
+    state = stirred(Agent(5, 3)).state_dict()
+    described = describe(saved(tmp_path / "one.pt", state | {"actor_logstd": torch.tensor([[-0.7]])}))
+    assert described.actions.width == 3
+    assert described.std is not None
+    assert np.allclose(described.std.raw, -0.7)
+    with pytest.raises(FileError, match="4 stds do not fit 3 actions"):
+        describe(saved(tmp_path / "four.pt", state | {"actor_logstd": torch.zeros(1, 4)}))
+
+
+@pytest.mark.parametrize("extra", ["log_std", "std", "obs_rms.mean"])
+def test_an_actor_and_a_critic_with_more_beside_them_are_no_choice(extra: str, tmp_path: Path) -> None:
+    """The models of rsl_rl and of many a tutorial, whose actions are continuous."""
+    kept = named("actor", mlp((5, 8, 3), nn.ELU)) | named("critic", mlp((5, 8, 1), nn.ELU))
+    assert describe(saved(tmp_path / "choice.pt", kept)).notes == (
+        "the file holds no std, so its outputs are taken as the logits of one choice",
+    )
+    with pytest.raises(FileError, match="no policy of a known layout.*export it to ONNX or TorchScript"):
+        describe(saved(tmp_path / "model.pt", kept | {extra: torch.ones(3)}))
+
+
+def test_a_distribution_of_returns_is_no_row_of_values(tmp_path: Path) -> None:
+    kept = named("network", mlp((5, 8, 6), nn.ReLU)) | {"atoms": torch.linspace(-1.0, 1.0, 3)}
+    with pytest.raises(FileError, match="PyTorch's network.0.weight.*no policy of a known layout"):
+        describe(saved(tmp_path / "c51.pt", kept), Options(temperature=1.0))
+
+
+def test_a_whole_module_is_told_as_such(tmp_path: Path) -> None:
+    with pytest.raises(RepolicyError, match="a whole module of PyTorch, <Sequential>, whose code is not in it"):
+        describe(saved(tmp_path / "module.pt", mlp((5, 8, 3), nn.Tanh)))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_skrls_off_policy_agents(deterministic: bool, tmp_path: Path) -> None:
+    network = stirred(mlp((5, 8, 2), nn.ELU))
+    kept: dict[str, Any] = {"policy": named("net", network), "critic_1": {}, "policy_optimizer": {}}
+    if deterministic:
+        kept["target_policy"] = kept["policy"]
+    else:
+        kept["policy"]["log_std_parameter"] = torch.full((2,), -0.5)
+    described = describe(saved(tmp_path / "agent.pt", kept), Options(std=0.2 if deterministic else None))
+    assert described.kind == ("TD3 or DDPG" if deterministic else "Gaussian policy")
+    obs, actions = observations(5), torch.randn(COUNT, 2)
+    with torch.no_grad():
+        dist = torch.distributions.Normal(network(obs), 0.2 if deterministic else float(np.exp(-0.5)))
+        assert_equal(log_prob(described, obs, actions), dist.log_prob(actions).sum(-1))
+
+
+YAML = "  class_name: MLPModel\n  activation: relu\n  distribution_cfg:\n    class_name: rsl_rl.modules.distribution:"
+
+
+@pytest.mark.parametrize("kind", ["BetaDistribution", "HeteroscedasticGaussianDistribution"])
+def test_a_beta_policy_is_no_gaussian(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """rsl_rl 5's have the same tensors; Isaac Lab writes the kind beside them."""
+    models, tensordict = pytest.importorskip("rsl_rl.models"), pytest.importorskip("tensordict")
+    groups = tensordict.TensorDict({"policy": torch.randn(3, 5)}, batch_size=[3])
+    model = models.MLPModel(groups, {"s": ["policy"]}, "s", 2, [8], "relu", distribution_cfg={"class_name": kind})
+    for name in ("params", "checkpoints"):
+        (tmp_path / name).mkdir()
+    whole = tmp_path / "checkpoints" / "model_1.pt"
+    saved(whole, {"actor_state_dict": model.state_dict(), "critic_state_dict": {}, "iter": 1})
+    said = "without params/agent.yaml a Beta policy looks the same, and its copy would be wrong"
+    assert said in describe(whole).notes
+    (tmp_path / "params" / "agent.yaml").write_text(f"actor:\n{YAML}{kind}\n")
+    monkeypatch.chdir(tmp_path / "checkpoints")
+    for path in (whole, Path("model_1.pt")):
+        if kind == "BetaDistribution":
+            with pytest.raises(CannotCopyError, match="its distribution is no Gaussian"):
+                describe(path)
+        else:
+            described = describe(path)
+            assert described.actor.activation == "relu"
+            assert said not in described.notes
+
+
+# Brax -----------------------------------------------------------------------------------------------------------------
+
+
+class Statistics:
+    """As Brax keeps them, whether they were used or not."""
+
+    def __init__(self) -> None:
+        self.mean, self.std, self.count = np.full(5, 0.3), np.full(5, 2.0), 9.0
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_what_braxs_files_do_not_tell(parts: int, tmp_path: Path) -> None:
+    """Three parts are PPO's. Two may be SAC's, whose default is another activation."""
+    path = brax_file(tmp_path / "params")
+    _, layers = pickle.loads(path.read_bytes())
+    path.write_bytes(pickle.dumps((Statistics(), layers, layers)[:parts]))
+    first, second = (layers["params"][f"hidden_{n}"] for n in (0, 1))
+
+    def policy(inputs: np.ndarray) -> np.ndarray:
+        hidden = np.maximum(inputs @ first["kernel"] + first["bias"], 0.0)
+        return np.tanh((hidden @ second["kernel"] + second["bias"])[:, :3])
+
+    described, obs, relu = describe(path), observations(5), Options(file_activation="relu")
+    assert described.kind == ("PPO" if parts == 3 else "PPO or SAC")
+    assert "Brax PPO's default, swish, is assumed" in described.notes[0]
+    assert described.notes[1:] == ((brax.OR_RAW,) if parts == 3 else (brax.OR_SAC, brax.OR_RAW))
+    assert describe(path, relu).notes == (brax.OR_RAW,)
+    assert_equal(mean(describe(path, relu), obs), policy((obs.numpy() - 0.3) / 2.0))
+    plain = describe(path, replace(relu, vecnormalize="none"))
+    assert plain.notes == ("observations are not normalized, as you asked for",)
+    assert_equal(mean(plain, obs), policy(obs.numpy()))
+
+
+# Damage ---------------------------------------------------------------------------------------------------------------
+
+
+def endless(depth: int) -> bytes:
+    """A pickle of some bytes whose value, written out, would be 2^depth long: ((((), ()), ((), ())), ...)."""
+    return b"\x80\x02]" + b"2\x86" * depth + b"."
+
+
+@pytest.mark.parametrize("read", [describe, vecnormalize.read])
+def test_a_pickle_is_not_written_out_to_say_what_it_is(read: Any, tmp_path: Path) -> None:
+    (tmp_path / "params").write_bytes(endless(200))
+    with pytest.raises(FileError, match="params") as caught:
+        read(tmp_path / "params")
+    assert len(str(caught.value)) < 600
+
+
+def brax_file(path: Path, **more: Any) -> Path:
+    layers = {"hidden_0": {"kernel": random(5, 4), "bias": random(4)}}
+    layers |= {"hidden_1": {"kernel": random(4, 6), "bias": random(6)}} | more
+    path.write_bytes(pickle.dumps((0, {"params": layers})))
+    return path
+
+
+def test_what_is_missing_in_a_known_layout_is_said(tmp_path: Path) -> None:
+    path = brax_file(tmp_path / "params", LayerNorm_0={"scale": random(4)})
+    with pytest.raises(FileError, match="params is damaged, or of another layout: 'bias' is missing"):
+        describe(path)
+    layer = {"kernel": random(5, 4), "bias": random(3)}
+    with pytest.raises(FileError, match=r"hidden_0 has 4 outputs and \(3,\) biases"):
+        describe(brax_file(tmp_path / "params", hidden_0=layer))
+
+
+def test_statistics_of_another_size_are_refused_for_brax_too(tmp_path: Path) -> None:
+    np.savez(tmp_path / "other.npz", mean=np.zeros(3), var=np.ones(3))
+    with pytest.raises(FileError, match="its statistics are of 3 numbers, the policy takes 5"):
+        describe(brax_file(tmp_path / "params"), Options(vecnormalize=str(tmp_path / "other.npz")))

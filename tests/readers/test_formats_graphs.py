@@ -1,0 +1,370 @@
+"""ONNX and TorchScript: perceptrons are copied from graphs and code, and agree with onnxruntime and PyTorch."""
+
+import shutil
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from comparing import COUNT, assert_equal, log_prob, mean, observations, stirred
+from torch import nn
+
+from repolicy.errors import FileError, UsageError
+from repolicy.policies.actions import ActionSpace
+from repolicy.policies.export import export
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.readers.copying import policy_from
+from repolicy.readers.described import CannotCopyError
+from repolicy.readers.onnx_files import TYPES, array_of
+from repolicy.readers.reading import Options
+from repolicy.readers.recognize import describe, recognized
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+
+def run(path: Path, obs: torch.Tensor, output: int = 0) -> np.ndarray:
+    """onnxruntime's own outputs, row by row where the batch is fixed at one."""
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (entry,) = session.get_inputs()
+    fixed = entry.shape[0] == 1
+    batches = [obs[i : i + 1].numpy() for i in range(len(obs))] if fixed else [obs.numpy()]
+    return np.concatenate([session.run(None, {entry.name: batch})[output] for batch in batches])
+
+
+def script(path: Path, module: nn.Module, size: int, traced: bool = False) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.trace(module, torch.zeros(2, size)) if traced else torch.jit.script(module)
+        torch.jit.save(scripted, str(path))
+    return path
+
+
+# Real robots ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "size", "actions"), [("go1", 48, 12), ("bh", 52, 12)])
+def test_playgrounds_policies(name: str, size: int, actions: int, real: Callable[[str], Path], tmp_path: Path) -> None:
+    path = real(f"mujoco_playground/{name}_policy.onnx")
+    described = describe(path)
+    assert described.family == "state_squashed"
+    assert described.actor.activation == "swish"
+    assert described.actions == ActionSpace("continuous", (actions,), (-1.0,) * actions, (1.0,) * actions)
+    obs = observations(size, 2.0)
+    assert_equal(mean(described, obs), run(path, obs))
+    # The scale: the graph with its last layer as an output, by onnxruntime, and Brax's formula by torch.distributions.
+    model = onnx.load(path)
+    gemm = next(node for node in reversed(model.graph.node) if node.op_type == "Gemm")
+    model.graph.output.append(helper.make_tensor_value_info(gemm.output[0], TensorProto.FLOAT, [1, 2 * actions]))
+    onnx.save(model, tmp_path / "wide.onnx")
+    loc, raw = torch.as_tensor(run(tmp_path / "wide.onnx", obs, 1)).double().chunk(2, -1)
+    dist = torch.distributions.Normal(loc, nn.functional.softplus(raw) + 0.001)
+    before = loc + dist.stddev * torch.randn(loc.shape, generator=torch.Generator().manual_seed(3)).clamp(-2.0, 2.0)
+    squashed = torch.distributions.TransformedDistribution(
+        dist, torch.distributions.TanhTransform(cache_size=1), validate_args=False
+    )
+    jacobian = squashed.transforms[0].log_abs_det_jacobian(before, None).sum(-1)
+    assert_equal(log_prob(described, obs, before), dist.log_prob(before).sum(-1) - jacobian)
+
+
+def test_unitrees_policy_with_its_weights_beside(real: Callable[[str], Path], tmp_path: Path) -> None:
+    path = real("unitree_rl_mjlab/policy.onnx")
+    described = describe(path)
+    obs = observations(96, 2.0)
+    assert described.normalizer is not None
+    assert described.std is None
+    assert_equal(mean(described, obs), run(path, obs))
+    shutil.copy(path, tmp_path)
+    with pytest.raises(FileError, match=r"keeps its weights in policy.onnx.data, which is not beside it"):
+        describe(tmp_path / "policy.onnx")
+    (tmp_path / "policy.onnx.data").write_bytes(b"short")
+    with pytest.raises(FileError, match="past that file's end"):
+        describe(tmp_path / "policy.onnx")
+
+
+def test_boosters_policy(real: Callable[[str], Path]) -> None:
+    path = real("booster_gym/T1.pt")
+    described = describe(path)
+    obs = observations(47, 2.0)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        wanted = torch.jit.load(str(path))(obs).numpy()
+    assert_equal(mean(described, obs), wanted)
+
+
+def test_unitrees_policy_with_a_memory_cannot_be_copied(real: Callable[[str], Path]) -> None:
+    with pytest.raises(CannotCopyError, match=r"has a memory \(LSTM\)"):
+        describe(real("unitree_rl_gym/g1_motion.pt"))
+
+
+# Graphs made here -----------------------------------------------------------------------------------------------------
+
+
+def stacked(activation: nn.Module, norm: bool = False) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for a, b in ((5, 9), (9, 8)):
+        layers += [nn.Linear(a, b), *([nn.LayerNorm(b, eps=1e-4)] if norm else []), activation]
+    return nn.Sequential(*layers, nn.Linear(8, 3))
+
+
+class Exported(nn.Module):
+    """A policy as people export it: a normalizer in front, and a tanh with its scale behind."""
+
+    def __init__(self, network: nn.Module, squashed: bool) -> None:
+        super().__init__()
+        self.network, self.squashed = network, squashed
+        self.register_buffer("mean", torch.linspace(-1.0, 1.0, 5))
+        self.register_buffer("std", torch.linspace(0.5, 2.0, 5))
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        out = self.network(torch.clamp((obs - self.mean) / (self.std + 1e-2), -5.0, 5.0))
+        return torch.tanh(out) * 1.5 + 0.25 if self.squashed else out
+
+
+ACTIVATIONS = [nn.Tanh(), nn.ReLU(), nn.ELU(), nn.SiLU(), nn.GELU(), nn.GELU(approximate="tanh"), nn.LeakyReLU(0.2)]
+
+
+def to_onnx(path: Path, module: nn.Module, size: int = 5, old: bool = False) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module, (torch.zeros(1, size),), str(path), dynamo=not old, opset_version=17 if old else 20)
+    return path
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("traced", [False, True])
+def test_torchscript_perceptrons(activation: nn.Module, traced: bool, tmp_path: Path) -> None:
+    module = stirred(Exported(stacked(activation, norm=True), squashed=traced)).eval()
+    path = script(tmp_path / "policy.pt", module, 5, traced)
+    assert recognized(path) == "torchscript"
+    described = describe(path)
+    assert described.squashed == traced
+    assert described.normalizer is not None
+    assert described.normalizer.clip == 5.0
+    obs = observations(5, 3.0)
+    with torch.no_grad():
+        assert_equal(mean(described, obs), module(obs))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+def test_onnx_perceptrons_by_the_older_exporter(activation: nn.Module, tmp_path: Path) -> None:
+    if str(activation) == "GELU(approximate='tanh')":
+        pytest.skip("this exporter writes it as a dozen nodes, which are refused")
+    module = stirred(Exported(stacked(activation, norm=True), squashed=True)).eval()
+    path = to_onnx(tmp_path / "policy.onnx", module, old=True)
+    assert recognized(path) == "onnx"
+    described = describe(path)
+    obs = observations(5, 3.0)
+    assert_equal(mean(described, obs), run(path, obs))
+
+
+@pytest.mark.parametrize(
+    ("family", "format"),
+    [
+        ("gaussian", "torchscript"),
+        ("state_squashed", "torchscript"),
+        ("state_squashed", "onnx"),
+    ],
+)
+def test_repolicys_own_exports(family: Any, format: Any, tmp_path: Path) -> None:
+    space = ActionSpace("continuous", (2,), (-1, -2), (1, 3))
+    policy = Policy(PolicySpec(4, space, family))
+    stirred(policy)
+    policy.normalizer.mean += 0.5
+    policy.normalizer._refresh()
+    export(policy, path := tmp_path / "file", format)
+    described = describe(path)
+    obs = observations(4, 20.0)
+    with torch.no_grad():
+        wanted = policy.to_environment(policy(obs).mode().numpy())
+    assert_equal(mean(described, obs), wanted)
+
+
+@pytest.mark.parametrize("hetero", [False, True])
+def test_rsl_rls_exports(hetero: bool, tmp_path: Path) -> None:
+    model = pytest.importorskip("rsl_rl.models")
+    kind = "HeteroscedasticGaussianDistribution" if hetero else "GaussianDistribution"
+    tensordict = pytest.importorskip("tensordict")
+    obs = observations(5, 3.0)
+    groups = tensordict.TensorDict({"policy": obs}, batch_size=[COUNT])
+    actor = model.MLPModel(
+        groups, {"actor": ["policy"]}, "actor", 2, [8, 7], obs_normalization=True, distribution_cfg={"class_name": kind}
+    )
+    stirred(actor)
+    actor.train()
+    actor.update_normalization(groups)
+    actor.eval()
+    path = script(tmp_path / "policy.pt", actor.as_jit(), 5)
+    with torch.no_grad():
+        wanted = actor(groups).numpy()
+    assert_equal(mean(describe(path), obs), wanted)
+
+
+# By hand: what exporters write in other ways --------------------------------------------------------------------------
+
+
+def graph(
+    path: Path,
+    nodes: list[Any],
+    constants: dict[str, np.ndarray],
+    inputs: tuple[Any, ...] = ("obs",),
+    opset: int = 18,
+    kind: int = TensorProto.FLOAT,
+) -> Path:
+    """A graph from five observations to `out`."""
+    made = helper.make_graph(
+        nodes,
+        "policy",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 5]) for name in inputs],
+        [helper.make_tensor_value_info("out", kind, None)],
+        [
+            numpy_helper.from_array(values if values.dtype in (np.int64, np.bool_) else values.astype("f4"), name)
+            for name, values in constants.items()
+        ],
+    )
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=9), path)
+    return path
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).normal(size=shape)
+
+
+def node(kind: str, inputs: str, output: str, **attributes: Any) -> Any:
+    return helper.make_node(kind, inputs.split(), [output], **attributes)
+
+
+@pytest.mark.parametrize("number", sorted(TYPES))
+def test_a_constant_of_every_type_is_what_onnx_reads(number: int, tmp_path: Path) -> None:
+    """Kept as bytes, and kept number by number, which is another way for each type."""
+    values = np.array([[1.0, -0.5], [0.0, 3.0]]).astype(TYPES[number])
+    for tensor in (numpy_helper.from_array(values), helper.make_tensor("w", number, (2, 2), values.flatten())):
+        np.testing.assert_array_equal(array_of(tensor, tmp_path), values)
+
+
+def test_a_split_into_two_of_five_is_three_and_two(tmp_path: Path) -> None:
+    split = helper.make_node("Split", ["c"], ["out", "rest"], axis=-1, num_outputs=2)
+    path = graph(tmp_path / "policy.onnx", [node("Gemm", "obs w", "c"), split], {"w": random(5, 5)})
+    obs = observations(5)
+    assert_equal(mean(describe(path), obs), run(path, obs))
+
+
+def test_matmul_add_and_factors_between_layers(tmp_path: Path) -> None:
+    nodes = [
+        node("Sub", "m obs", "a"),  # turned around: a negative scale
+        node("Div", "a s", "b"),
+        node("MatMul", "b w", "c"),
+        node("Add", "c k", "d"),
+        node("Relu", "d", "e"),
+        node("Mul", "e f", "g"),
+        node("Gemm", "g v k2", "h", alpha=0.5, beta=2.0, transB=1),
+        node("Mul", "h s2", "out"),
+    ]
+    constants = {"m": random(5), "s": abs(random(5)) + 1, "w": random(5, 7), "k": random(7), "f": random(7)}
+    constants |= {"v": random(3, 7), "k2": random(3), "s2": np.array(3.0)}
+    path = graph(tmp_path / "policy.onnx", nodes, constants)
+    obs = observations(5)
+    assert_equal(mean(describe(path), obs), run(path, obs))
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_as_one_node(approximate: str, tmp_path: Path) -> None:
+    nodes = [
+        node("Gemm", "obs w", "a"),
+        node("Gelu", "a", "b", approximate=approximate),
+        node("LayerNormalization", "b s k", "c", epsilon=1e-3),
+        node("Gemm", "c v", "out"),
+    ]
+    constants = {"w": random(5, 7), "s": random(7), "k": random(7), "v": random(7, 3)}
+    path = graph(tmp_path / "policy.onnx", nodes, constants, opset=20)
+    obs = observations(5)
+    assert_equal(mean(describe(path), obs), run(path, obs))
+
+
+def test_the_largest_output_is_a_choice(tmp_path: Path) -> None:
+    nodes = [node("Gemm", "obs w", "a"), node("Tanh", "a", "b"), node("Gemm", "b v", "logits")]
+    choice = [node("ArgMax", "logits", "c", axis=-1, keepdims=1), node("Squeeze", "c axis", "out")]
+    constants = {"w": random(5, 7), "v": random(7, 3), "axis": np.array([-1], np.int64)}
+    path = graph(tmp_path / "policy.onnx", nodes + choice, constants, kind=TensorProto.INT64)
+    described = describe(path)
+    obs = observations(5)
+    assert described.family == "categorical"
+    chosen = policy_from(described)(obs).mode()
+    assert np.array_equal(chosen[:, 0], run(path, obs))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        ([node("Gemm", "obs w", "a"), node("Softsign", "a", "b"), node("Gemm", "b v", "out")], "it holds Softsign"),
+        ([node("Gemm", "obs w", "a"), node("Gemm", "a v", "out")], "linear follows its last layer"),
+        (
+            [node("Gemm", "obs w", "a"), node("Relu", "a", "b"), node("Add", "b a", "c"), node("Gemm", "c v", "out")],
+            "it holds Add",
+        ),
+        ([node("Gemm", "obs w", "a"), node("Elu", "a", "b", alpha=0.5), node("Gemm", "b v", "out")], "another alpha"),
+        ([node("Relu", "obs", "a"), node("Gemm", "a w", "out")], "relu stands where a linear layer belongs"),
+    ],
+)
+def test_other_graphs_cannot_be_copied_and_say_why(nodes: list[Any], reason: str, tmp_path: Path) -> None:
+    path = graph(tmp_path / "policy.onnx", nodes, {"w": random(5, 7), "v": random(7, 3)})
+    with pytest.raises(CannotCopyError, match=reason):
+        describe(path)
+
+
+def test_several_inputs_cannot_be_copied(tmp_path: Path) -> None:
+    path = graph(tmp_path / "policy.onnx", [node("Add", "a b", "out")], {}, ("a", "b"))
+    with pytest.raises(CannotCopyError, match=r"takes 2 inputs \(a, b\)"):
+        describe(path)
+
+
+@pytest.mark.parametrize("place", ["../secret", "/etc/passwd", "link"])
+def test_weights_come_from_the_graphs_own_folder_only(place: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "secret").write_bytes(random(5, 3).astype(np.float32).tobytes())
+    (folder / "link").symlink_to(tmp_path / "secret")
+    path = graph(folder / "policy.onnx", [node("Gemm", "obs w", "out")], {"w": random(5, 3)})
+    model = onnx.load(path)
+    (tensor,) = model.graph.initializer
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=place)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(FileError, match="outside of its folder"):
+        describe(path)
+
+
+def test_a_graph_that_normalizes_takes_no_other_statistics(tmp_path: Path) -> None:
+    path = graph(
+        tmp_path / "p.onnx",
+        [node("Sub", "obs m", "a"), node("Gemm", "a w", "out")],
+        {"m": random(5), "w": random(5, 2)},
+    )
+    np.savez(tmp_path / "n.npz", mean=np.zeros(5), var=np.ones(5))
+    for given in (str(tmp_path / "n.npz"), "none"):
+        with pytest.raises(UsageError, match="normalizes observations itself, .* leave --vecnormalize out"):
+            describe(path, Options(vecnormalize=given))
+    path = graph(tmp_path / "plain.onnx", [node("Gemm", "obs w", "out")], {"w": random(5, 2)})
+    assert describe(path, Options(vecnormalize="none")).normalizer is None
+
+
+def test_without_the_package_one_sentence_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = graph(tmp_path / "policy.onnx", [node("Gemm", "obs w", "out")], {"w": random(5, 3)})
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(UsageError, match=r"pip install 'repolicy\[onnx\]'"):
+        describe(path)
+
+
+def test_a_constant_larger_than_its_bytes_is_refused(tmp_path: Path) -> None:
+    path = graph(tmp_path / "policy.onnx", [node("Gemm", "obs w", "out")], {"w": random(5, 3)})
+    model = onnx.load(path)
+    model.graph.initializer[0].dims[0] = 2**40
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(FileError, match="has the shape"):
+        describe(path)

@@ -1,0 +1,223 @@
+"""Checkpoints by a mapping from parts to names: rl_games, tianshou, and layouts that a user names."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from comparing import assert_equal, log_prob, mean, observations
+from test_formats_checkpoints import mlp, named, saved
+from torch import nn
+
+from repolicy.cli.inspection import inspect
+from repolicy.errors import FileError, UsageError
+from repolicy.priors.opening import load_policy
+from repolicy.readers.described import CannotCopyError
+from repolicy.readers.mapped import tensors_in
+from repolicy.readers.reading import Options
+from repolicy.readers.recognize import describe, recognized
+
+MEAN, VAR = torch.arange(5.0).double() - 2.0, torch.tensor([0.5, 2.0, 9.0, 1.0, 0.3]).double()
+STD = torch.tensor([0.3, 0.8])
+
+
+def normalized(obs: torch.Tensor, epsilon: float, clip: float) -> torch.Tensor:
+    return ((obs - MEAN.float()) / torch.sqrt(VAR.float() + epsilon)).clamp(-clip, clip)
+
+
+def trunk(activation: type[nn.Module], norm: bool = False) -> nn.Sequential:
+    """The hidden layers alone: the last one with its activation, as both libraries build them."""
+    layers: list[nn.Module] = []
+    for size, units in ((5, 8), (8, 7)):
+        layers += [nn.Linear(size, units), activation(), *([nn.LayerNorm(units)] if norm else [])]
+    return nn.Sequential(*layers)
+
+
+def compared(path: Path, dist: Any, obs: torch.Tensor, **options: Any) -> Any:
+    described = describe(path, Options(**options))
+    with torch.no_grad():
+        actions = dist.sample()
+        wanted = dist.log_prob(actions)
+        assert_equal(log_prob(described, obs, actions), wanted.sum(-1) if wanted.dim() > 1 else wanted)
+    return described
+
+
+# rl_games -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["fixed sigma", "sigma of the state", "LayerNorm", "compiled", "old", "choice"])
+def test_rl_games(kind: str, tmp_path: Path) -> None:
+    body, head, sigma = trunk(nn.ELU, kind == "LayerNorm"), nn.Linear(7, 3 if kind == "choice" else 2), nn.Linear(7, 2)
+    network = named("actor_mlp", body) | named("logits" if kind == "choice" else "mu", head)
+    network |= named("value", nn.Linear(7, 1))
+    if kind == "sigma of the state":
+        network |= named("sigma", sigma)
+    elif kind != "choice":
+        network |= {"sigma": STD.log()}
+    statistics = {"running_mean": MEAN, "running_var": VAR, "count": torch.tensor(77.0).double()}
+    model = {f"a2c_network.{name}": each for name, each in network.items()}
+    if kind != "old":
+        model |= {f"running_mean_std.{name}": each for name, each in statistics.items()}
+    model |= {"value_mean_std.running_mean": torch.zeros(1), "value_mean_std.running_var": torch.ones(1)}
+    if kind == "compiled":
+        model = {f"_orig_mod.{name}": each for name, each in model.items()}
+    kept = {"model": model, "epoch": 3, "frame": 9, "optimizer": {"state": {0: {"exp_avg": torch.zeros(8, 5)}}}}
+    path = saved(tmp_path / "Ant.pth", kept | ({"running_mean_std": statistics} if kind == "old" else {}))
+    assert recognized(path) == "mapped"
+    obs = observations(5, 4.0)
+    with torch.no_grad():
+        values = body(normalized(obs, 1e-5, 5.0))
+        dist: Any = torch.distributions.Categorical(logits=head(values))
+        if kind != "choice":
+            std = sigma(values).exp() if kind == "sigma of the state" else STD
+            dist = torch.distributions.Normal(head(values), std)
+    if kind == "choice":
+        actions = dist.sample()
+        described = describe(path)
+        assert_equal(log_prob(described, obs, actions[:, None]), dist.log_prob(actions))
+    else:
+        described = compared(path, dist, obs)
+    assert (described.library, described.normalizer.count) == ("rl_games", 77.0)
+    assert any("elu, is assumed" in note for note in described.notes)
+
+
+def test_a_memory_of_rl_games_is_refused(tmp_path: Path) -> None:
+    network = named("actor_mlp", trunk(nn.ELU)) | named("mu", nn.Linear(7, 2)) | {"sigma": STD}
+    network |= named("rnn.rnn", nn.LSTM(5, 5))
+    path = saved(tmp_path / "a.pth", {"model": {f"a2c_network.{name}": each for name, each in network.items()}})
+    with pytest.raises(CannotCopyError, match=r"has a memory \(model.a2c_network.rnn"):
+        describe(path)
+
+
+# tianshou -------------------------------------------------------------------------------------------------------------
+
+
+class RunningMeanStd:
+    """As tianshou keeps statistics: an object, of which only what it remembers is read."""
+
+    def __init__(self) -> None:
+        self.mean, self.var, self.count, self.clip_max, self.eps = MEAN.numpy(), VAR.numpy(), 77.0, 10.0, 1e-7
+
+
+@pytest.mark.parametrize("kind", ["PPO 1", "PPO 2", "SAC", "conditioned", "TD3 or DDPG", "choice"])
+def test_tianshou(kind: str, tmp_path: Path) -> None:
+    tanh = kind in ("PPO 1", "PPO 2", "conditioned")
+    body, head, sigma = trunk(nn.Tanh if tanh else nn.ReLU), nn.Linear(7, 3 if kind == "choice" else 2), nn.Linear(7, 2)
+    last = "last" if kind in ("TD3 or DDPG", "choice") else "mu"
+    actor = named("preprocess.model.model", body) | named(f"{last}.model", nn.Sequential(head))
+    if kind.startswith("PPO"):
+        actor |= {"sigma_param": STD.log()[:, None]}
+    elif last == "mu":
+        actor |= named("sigma.model", nn.Sequential(sigma))
+    roots = {"PPO 1": ("actor.", "_actor_critic.actor."), "TD3 or DDPG": ("actor.", "actor_old.")}
+    model = {f"{root}{name}": each for root in roots.get(kind, ("policy.actor.",)) for name, each in actor.items()}
+    model |= named("critic_old" if kind == "SAC" else "critic", mlp((5, 8, 1), nn.Tanh))
+    kept = model if kind in ("SAC", "TD3 or DDPG") else {"model": model, "obs_rms": RunningMeanStd()}
+    path, obs = saved(tmp_path / "policy.pth", kept), observations(5, 4.0)
+    with torch.no_grad():
+        inputs = obs if kind in ("SAC", "TD3 or DDPG") else normalized(obs, 1.1920928955078125e-07, 10.0)
+        values = body(inputs)
+        if kind == "choice":
+            choices = torch.distributions.Categorical(logits=head(values))
+            actions = choices.sample()
+            assert_equal(log_prob(describe(path), obs, actions[:, None]), choices.log_prob(actions))
+            return
+        if kind == "TD3 or DDPG":
+            described = describe(path)
+            assert_equal(mean(described, obs), torch.tanh(head(values)))
+            assert "give one with --std" in " ".join(described.notes)
+            return
+        std = STD if kind.startswith("PPO") else sigma(values).clamp(-20, 2).exp()
+        normal = torch.distributions.Normal(head(values), std)
+        raw = normal.sample()
+    described = describe(path)
+    assert (described.squashed, described.kind) == (kind == "SAC", "SAC" if kind == "SAC" else "PPO")
+    slopes = torch.log1p(-(torch.tanh(raw.double()) ** 2)).sum(-1) if kind == "SAC" else 0.0
+    assert_equal(log_prob(described, obs, raw), normal.log_prob(raw).sum(-1) - slopes)
+
+
+# A user's layout ------------------------------------------------------------------------------------------------------
+
+BOOSTER = "actor=model.actor, log_std=model.logstd, activation=elu"
+
+
+def booster(folder: Path, **more: Any) -> tuple[Path, nn.Sequential]:
+    """As booster_gym's training leaves it."""
+    actor = mlp((5, 8, 7, 2), nn.ELU)
+    model = named("critic", mlp((9, 8, 1), nn.ELU)) | named("actor", actor) | {"logstd": STD.log()[None]}
+    return saved(folder / "model_10.pth", {"model": model, "optimizer": {"state": {}}, "curriculum": 0.5} | more), actor
+
+
+def test_a_file_of_an_unknown_layout_says_which_line_to_try_and_that_line_opens_it(tmp_path: Path) -> None:
+    path, actor = booster(tmp_path)
+    with pytest.raises(FileError, match=f'such as --layout "{BOOSTER}"'):
+        inspect(path)
+    obs = observations(5)
+    with torch.no_grad():
+        dist = torch.distributions.Normal(actor(obs), STD)
+    described = compared(path, dist, obs, layout=BOOSTER)
+    assert described.normalizer is None
+    assert inspect(path, Options(layout=BOOSTER))["std"] == "0.3, 0.8"
+    assert load_policy(path, layout=BOOSTER).spec.activation == "elu"
+
+
+def test_a_normalizer_of_a_users_layout(tmp_path: Path) -> None:
+    path, actor = booster(tmp_path, obs_rms=RunningMeanStd())
+    with pytest.raises(FileError, match=f'"{BOOSTER}, normalizer=obs_rms"'):
+        describe(path)
+    obs = observations(5, 4.0)
+    with torch.no_grad():
+        dist = torch.distributions.Normal(actor(normalized(obs, 1e-8, 3.0)), STD)
+    compared(path, dist, obs, layout=f"{BOOSTER}, normalizer=obs_rms, epsilon=1e-8, clip=3")
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_layers_below_actor_layers(whole: bool, tmp_path: Path) -> None:
+    actor = mlp((5, 8, 2), nn.ELU)
+    model = nn.Module()
+    model.actor = nn.Module()
+    model.actor.layers = actor  # type: ignore[assignment]
+    model.std = nn.Parameter(STD)
+    path = saved(tmp_path / "model.pt", model if whole else {"model_state_dict": model.state_dict()})
+    root = "" if whole else "model_state_dict."
+    line = f"actor={root}actor.layers, std={root}std, activation=elu"
+    with pytest.raises(FileError, match=f'--layout "{line}"'):
+        describe(path)
+    obs = observations(5)
+    with torch.no_grad():
+        compared(path, torch.distributions.Normal(actor(obs), STD), obs, layout=line)
+
+
+@pytest.mark.parametrize(
+    ("layout", "sentence"),
+    [
+        ("actor=model.actor", "--layout names no activation"),
+        ("log_std=model.logstd, activation=elu", "--layout needs actor=NAME"),
+        ("actor=model.actor, std=a, log_std=b, activation=elu", "not both"),
+        ("actor=model.actor, hidden=3", "it must be"),
+        ("actor=model.actor, library=x", "it must be"),
+        ("actor=model.actor, clip=wide", "it takes a number"),
+        ("actor=model.actor, squashed=1", "it takes yes or no"),
+        ("actor=model.actor, activation=sine", "there is no activation 'sine'"),
+        ("actor=model.pi, activation=elu", r"has no layers model.pi.\*"),
+        ("actor=model.actor, log_std=model.pi, activation=elu", r"has no layers model.pi.\*"),
+        ("actor=model.actor, normalizer=rms, activation=elu", "has no rms"),
+        ("actor=model.actor, log_std=curriculum, normalizer=model.actor, activation=elu", "has no mean and var"),
+        ("actor=model.actor, log_std=model.actor.0.bias, activation=elu", "is of 8 stds, and an action has 2"),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_one_sentence(layout: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises((UsageError, FileError), match=sentence):
+        describe(booster(tmp_path)[0], Options(layout=layout))
+
+
+def test_a_layout_is_for_what_pytorch_or_pickle_wrote(tmp_path: Path) -> None:
+    (tmp_path / "policy.onnx").write_bytes(b"\x08\x07")
+    with pytest.raises(FileError, match="policy.onnx is damaged, or no pickle"):
+        describe(tmp_path / "policy.onnx", Options(layout=BOOSTER))
+
+
+def test_a_file_that_holds_itself_ends() -> None:
+    around: dict[str, Any] = {"a": torch.zeros(2).numpy()}
+    around["self"] = around
+    assert len(tensors_in(around)) < 100

@@ -1,0 +1,399 @@
+"""Stable-Baselines3's and sb3-contrib's zips: made here by the libraries, and found in their zoo."""
+
+import base64
+import contextlib
+import io
+import json
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from comparing import COUNT, assert_equal, log_prob, mean, observations, stirred
+from gymnasium import spaces
+
+from repolicy.cli.inspection import inspect
+from repolicy.errors import FileError, UsageError
+from repolicy.priors.opening import read_policy
+from repolicy.readers.described import CannotCopyError, Described
+from repolicy.readers.reading import Options
+from repolicy.readers.recognize import describe, recognized
+
+sb3 = pytest.importorskip("stable_baselines3")
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize  # noqa: E402
+
+LOW, HIGH = np.array([-2.0, -1.0, 0.5], np.float32), np.array([1.0, 3.0, 2.5], np.float32)
+SPACES = {
+    "box": spaces.Box(LOW, HIGH),
+    "choice": spaces.Discrete(4),
+    "choices": spaces.MultiDiscrete([2, 3, 4]),
+    "switches": spaces.MultiBinary(3),
+}
+SMALL: dict[str, Any] = {"learning_starts": 1, "buffer_size": 10}
+
+
+class Still(gymnasium.Env[Any, Any]):
+    """Nothing ever happens; only its spaces matter."""
+
+    def __init__(self, actions: str = "box", seen: spaces.Space[Any] | None = None) -> None:
+        self.observation_space: Any = seen or spaces.Box(-np.inf, np.inf, (5,), np.float64)
+        self.action_space = SPACES[actions]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+def made(kind: Any, path: Path, actions: str = "box", seen: Any = None, **settings: Any) -> tuple[Any, Path]:
+    """A model with random parameters, and its zip."""
+    model = kind(settings.pop("policy", "MlpPolicy"), Still(actions, seen), device="cpu", seed=0, **settings)
+    stirred(model.policy)
+    model.save(path / "model.zip")
+    model.policy.set_training_mode(False)
+    return model, path / "model.zip"
+
+
+def contrib(name: str) -> Any:
+    return getattr(pytest.importorskip("sb3_contrib"), name)
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "PPO": lambda: sb3.PPO,
+    "A2C": lambda: sb3.A2C,
+    "TRPO": lambda: contrib("TRPO"),
+    "SAC": lambda: sb3.SAC,
+    "TQC": lambda: contrib("TQC"),
+}
+
+
+# On-policy ------------------------------------------------------------------------------------------------------------
+
+
+def check_log_probs(model: Any, described: Described, size: int = 5) -> None:
+    """Log-probabilities of actions that the model sampled."""
+    obs = observations(size)
+    with torch.no_grad():
+        dist = model.policy.get_distribution(obs)
+        actions = dist.sample()
+        wanted = dist.log_prob(actions)
+        assert_equal(log_prob(described, obs, actions.reshape(COUNT, -1)), wanted)
+
+
+@pytest.mark.parametrize("kind", ["PPO", "A2C", "TRPO"])
+@pytest.mark.parametrize("actions", ["box", "choice", "choices", "switches"])
+def test_on_policy_log_probabilities_are_the_librarys_own(kind: str, actions: str, tmp_path: Path) -> None:
+    if kind == "TRPO" and actions != "box":
+        actions = "choice"
+    model, path = made(KINDS[kind](), tmp_path, actions)
+    described = describe(path)
+    assert recognized(path) == "sb3"
+    assert described.kind == kind
+    assert described.version == sb3.__version__
+    assert described.family == ("gaussian" if actions == "box" else "categorical")
+    check_log_probs(model, described)
+
+
+@pytest.mark.parametrize("activation", ["ReLU", "ELU", "SiLU", "GELU", "LeakyReLU", "Tanh"])
+def test_activations_and_unequal_networks(activation: str, tmp_path: Path) -> None:
+    layers = {"activation_fn": getattr(torch.nn, activation), "net_arch": {"pi": [7], "vf": [9, 8, 6]}}
+    model, path = made(sb3.PPO, tmp_path, policy_kwargs=layers)
+    described = describe(path)
+    assert [layer.linear.weight.shape for layer in described.actor.hidden] == [(7, 5)]
+    check_log_probs(model, described)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"full_std": False}, {"use_expln": True, "log_std_init": 0.3}, {"squash_output": True, "log_std_init": -2.0}],
+)
+def test_generalized_state_dependent_exploration(settings: dict[str, Any], tmp_path: Path) -> None:
+    model, path = made(sb3.PPO, tmp_path, use_sde=True, policy_kwargs=settings)
+    described = describe(path)
+    assert described.std is not None
+    assert described.std.source == "features"
+    obs = observations(5)
+    with torch.no_grad():
+        dist = model.policy.get_distribution(obs)
+        before = dist.distribution.sample()  # the noise matrix of gSDE is of a batch; this is its marginal
+        squashed = settings.get("squash_output", False)
+        if squashed:
+            dist.bijector.epsilon = 0.0
+        wanted = dist.log_prob(torch.tanh(before) if squashed else before)
+    assert described.family == ("features_squashed" if squashed else "features_gaussian")
+    assert_equal(log_prob(described, obs, before), wanted)
+
+
+def test_a_dict_of_observations_is_its_groups_side_by_side(tmp_path: Path) -> None:
+    seen = spaces.Dict({"b": spaces.Box(-1, 1, (2,)), "a": spaces.Box(-1, 1, (3,))})
+    model, path = made(sb3.PPO, tmp_path, seen=seen, policy="MultiInputPolicy")
+    described = describe(path)
+    assert described.groups == (("a", 3), ("b", 2))
+    obs = observations(5)
+    with torch.no_grad():
+        dist = model.policy.get_distribution({"a": obs[:, :3], "b": obs[:, 3:]})
+        actions = dist.sample()
+        assert_equal(log_prob(described, obs, actions), dist.log_prob(actions))
+
+
+# Off-policy -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["SAC", "TQC"])
+@pytest.mark.parametrize("sde", [False, True])
+def test_squashed_policies(kind: str, sde: bool, tmp_path: Path) -> None:
+    model, path = made(KINDS[kind](), tmp_path, use_sde=sde, **SMALL)
+    described = describe(path)
+    assert described.kind == kind
+    assert described.family == ("features_squashed" if sde else "state_squashed")
+    assert_equal(mean(described, obs := observations(5)), predicted(model, obs))
+    check_soft(model.policy, described, obs, sde)
+
+
+def check_soft(policy: Any, described: Described, obs: torch.Tensor, sde: bool = False) -> None:
+    """Stable-Baselines3 adds 1e-6 inside of the Jacobian's logarithm, which is no probability: it is taken out here.
+
+    Its stds go down to e⁻²⁰, where single precision has no digits left, so its actor computes in double precision.
+    """
+    actor = policy.actor.double()
+    actor.extract_features = lambda obs, _: obs
+    with torch.no_grad():
+        mu, log_std, extra = actor.get_action_dist_params(obs.double())
+        dist = actor.action_dist.proba_distribution(mu, log_std, **extra)
+        before = dist.distribution.sample().clamp(-5.0, 5.0)  # beyond, 1 − tanh² of theirs has no digits left
+        if sde:
+            dist.bijector.epsilon = 0.0
+            wanted = dist.log_prob(torch.tanh(before))
+        else:
+            dist.epsilon = 0.0
+            wanted = dist.log_prob(torch.tanh(before), before)
+    assert_equal(log_prob(described, obs, before), wanted)
+
+
+def predicted(model: Any, obs: torch.Tensor) -> np.ndarray:
+    """The library's own mean action, scaled to the environment's bounds."""
+    with torch.no_grad():
+        return model.policy.unscale_action(model.policy._predict(obs, deterministic=True).numpy())
+
+
+@pytest.mark.parametrize("kind", ["TD3", "DDPG"])
+def test_deterministic_policies_take_the_users_std(kind: str, tmp_path: Path) -> None:
+    model, path = made(getattr(sb3, kind), tmp_path, **SMALL)
+    described = describe(path)
+    assert described.std is None
+    assert described.family == "squashed"
+    assert "--std" in " ".join(described.notes)
+    assert_equal(mean(described, obs := observations(5)), predicted(model, obs))
+    given = describe(path, Options(std=0.2)).std
+    assert given is not None
+    assert given.link == "identity"
+    assert np.allclose(given.raw, 0.2)
+
+
+def test_an_option_that_a_file_has_no_use_for_is_refused(tmp_path: Path) -> None:
+    _, path = made(sb3.PPO, tmp_path, n_steps=8, batch_size=8)
+    for options, word in (
+        (Options(std=0.2), "--std"),
+        (Options(temperature=0.1), "--temperature"),
+        (Options(file_activation="tanh"), "--file-activation"),
+    ):
+        with pytest.raises(UsageError, match=f"has no use for {word}, as it has its own or needs none: leave it out"):
+            read_policy(path, options)
+
+
+def test_an_activation_that_is_another_than_was_recorded_is_used(tmp_path: Path) -> None:
+    """The settings beside a checkpoint may be of another run: what the user says counts."""
+    tensors = {f"actor.{i}.{part}": torch.randn(*shape) for i, part, shape in (
+        (0, "weight", (6, 4)), (0, "bias", (6,)), (2, "weight", (2, 6)), (2, "bias", (2,)))}  # fmt: skip
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params" / "agent.yaml").write_text("policy:\n  activation: elu\n")
+    torch.save({"model_state_dict": tensors | {"std": torch.ones(2)}}, tmp_path / "model_1.pt")
+    for name in ("elu", "relu"):
+        asked = Options() if name == "elu" else Options(file_activation=name)
+        assert read_policy(tmp_path / "model_1.pt", asked).policy.spec.activation == name
+
+
+def test_a_file_that_lacks_a_temperature_can_be_looked_at(tmp_path: Path) -> None:
+    _, path = made(sb3.DQN, tmp_path, "choice", **SMALL)
+    assert inspect(path)["missing"] == "the environment (--env), a temperature (--temperature)"
+    assert inspect(path, Options(temperature=0.1))["missing"] == "the environment (--env)"
+
+
+@pytest.mark.parametrize("kind", ["DQN", "QRDQN"])
+def test_values_become_a_boltzmann_policy(kind: str, tmp_path: Path) -> None:
+    model, path = made(sb3.DQN if kind == "DQN" else contrib("QRDQN"), tmp_path, "choice", **SMALL)
+    with pytest.raises(UsageError, match="--temperature"):
+        describe(path)
+    described = describe(path, Options(temperature=0.05))
+    obs = observations(5)
+    with torch.no_grad():
+        q = model.q_net(obs) if kind == "DQN" else model.quantile_net(obs).mean(1)
+        boltzmann = torch.distributions.Categorical(logits=q / 0.05)
+        actions = boltzmann.sample()
+        assert_equal(log_prob(described, obs, actions[:, None]), boltzmann.log_prob(actions))
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", "LinearPolicy"])
+def test_searched_policies_have_no_std(policy: str, tmp_path: Path) -> None:
+    model, path = made(contrib("ARS"), tmp_path, policy=policy)
+    described = describe(path)
+    assert described.kind == "ARS"
+    assert described.std is None
+    assert described.squashed == (policy == "MlpPolicy")
+    assert bool(described.actor.hidden) == (policy == "MlpPolicy")
+    obs = observations(5)
+    wanted, _ = model.predict(obs.numpy())  # unscaled where the policy squashes, else cut to the bounds
+    assert_equal(mean(described, obs), wanted)
+
+
+# VecNormalize ---------------------------------------------------------------------------------------------------------
+
+
+def with_statistics(folder: Path, file: str, seen: Any = None, **settings: Any) -> tuple[Any, Path, VecNormalize]:
+    """A PPO that learned a little under VecNormalize, whose statistics lie in `file`."""
+    inner = DummyVecEnv([lambda: Still(seen=seen)])
+    envs = VecNormalize(inner, clip_obs=2.5, **settings)
+    policy = "MultiInputPolicy" if isinstance(seen, spaces.Dict) else "MlpPolicy"
+    model = sb3.PPO(policy, envs, n_steps=8, batch_size=8, n_epochs=1, device="cpu", seed=0)
+    model.learn(8)
+    model.save(folder / "model.zip")
+    (folder / file).parent.mkdir(exist_ok=True)
+    envs.save(str(folder / file))
+    return model, folder / "model.zip", envs
+
+
+@pytest.mark.parametrize(
+    "file", ["model.vecnormalize.pkl", "vec_normalize.pkl", "model/vecnormalize.pkl", "elsewhere/statistics.pkl"]
+)
+def test_vecnormalize_is_found_beside_the_zip_or_named(file: str, tmp_path: Path) -> None:
+    model, path, envs = with_statistics(tmp_path, file)
+    elsewhere = file.startswith("elsewhere")
+    if elsewhere:
+        with pytest.raises(UsageError, match=r"trained with VecNormalize.*--vecnormalize"):
+            describe(path)
+        assert describe(path, Options(vecnormalize="none")).normalizer is None
+    described = describe(path, Options(vecnormalize=str(tmp_path / file)) if elsewhere else Options())
+    obs = observations(5, 4.0)
+    with torch.no_grad():
+        normalized = torch.as_tensor(envs.normalize_obs(obs.numpy()))
+        assert float(normalized.abs().max()) == 2.5
+        dist = model.policy.get_distribution(normalized)
+        actions = dist.sample()
+        assert_equal(log_prob(described, obs, actions), dist.log_prob(actions))
+
+
+def test_vecnormalize_of_a_dict(tmp_path: Path) -> None:
+    seen = spaces.Dict({"a": spaces.Box(-1, 1, (3,)), "b": spaces.Box(-9, 9, (2,))})
+    model, path, envs = with_statistics(tmp_path, "vecnormalize.pkl", seen)
+    described = describe(path)
+    obs = observations(5, 4.0)
+    with torch.no_grad():
+        groups = {key: torch.as_tensor(x) for key, x in envs.normalize_obs(split(obs)).items()}
+        dist = model.policy.get_distribution(groups)
+        actions = dist.sample()
+        assert_equal(log_prob(described, obs, actions), dist.log_prob(actions))
+
+
+def split(obs: torch.Tensor) -> dict[str, np.ndarray]:
+    return {"a": obs[:, :3].numpy(), "b": obs[:, 3:].numpy()}
+
+
+def test_rewards_alone_may_be_normalized(tmp_path: Path) -> None:
+    _, path, _ = with_statistics(tmp_path, "vecnormalize.pkl", norm_obs=False)
+    assert describe(path).normalizer is None
+    assert describe(path).notes == ("observations are not normalized, as it says in vecnormalize.pkl",)
+
+
+def test_statistics_of_another_size_do_not_fit(tmp_path: Path) -> None:
+    _, path, _ = with_statistics(tmp_path, "vecnormalize.pkl")
+    np.savez(tmp_path / "other.npz", mean=np.zeros(4), var=np.ones(4))
+    with pytest.raises(FileError, match="statistics are of 4 numbers, the policy takes 5"):
+        describe(path, Options(vecnormalize=str(tmp_path / "other.npz")))
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+
+def rewritten(path: Path, to: Path, **entries: bytes) -> Path:
+    """The same zip with some of its entries replaced."""
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(to, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, entries.get(name.split(".")[0], old.read(name)))
+    return to
+
+
+class Touches:
+    """A pickle of this makes a file when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_nothing_in_a_zip_runs(tmp_path: Path) -> None:
+    _, path = made(sb3.PPO, tmp_path)
+    trap = tmp_path / "trap"
+    harmful = pickle.dumps(Touches(trap))
+    data = json.loads(zipfile.ZipFile(path).read("data"))
+    for name in ("policy_class", "policy_kwargs", "action_space", "observation_space"):
+        changed = data | {name: {":serialized:": base64.b64encode(harmful).decode()}}
+        evil = rewritten(path, tmp_path / f"{name}.zip", data=json.dumps(changed).encode())
+        with contextlib.suppress(FileError):  # what is missing then may be needed, or not
+            describe(evil)
+        assert not trap.exists()
+    buffer = io.BytesIO()
+    torch.save({"action_net.weight": Touches(trap)}, buffer)
+    with pytest.raises(FileError):
+        describe(rewritten(path, tmp_path / "weights.zip", policy=buffer.getvalue()))
+    assert not trap.exists()
+    pickle.loads(harmful)
+    assert trap.exists()  # it would have
+
+
+@pytest.mark.parametrize("name", ["data", "policy"])
+def test_damaged_entries_are_one_sentence(name: str, tmp_path: Path) -> None:
+    _, path = made(sb3.PPO, tmp_path)
+    with pytest.raises(FileError, match="damaged|no file that PyTorch wrote"):
+        describe(rewritten(path, tmp_path / "bad.zip", **{name: b"\x80\x04nonsense"}))
+
+
+def test_quantiles_of_no_action_are_one_sentence(tmp_path: Path) -> None:
+    _, path = made(contrib("QRDQN"), tmp_path, "choice", **SMALL)
+    data, none = json.loads(zipfile.ZipFile(path).read("data")), spaces.Discrete(1)
+    none.n = np.int64(0)
+    data["action_space"] = {":serialized:": base64.b64encode(pickle.dumps(none)).decode()}
+    with pytest.raises(FileError, match="is damaged, or of another layout"):
+        describe(rewritten(path, tmp_path / "none.zip", data=json.dumps(data).encode()), Options(temperature=1.0))
+
+
+def test_a_cut_zip_is_one_sentence(tmp_path: Path) -> None:
+    _, path = made(sb3.PPO, tmp_path)
+    path.write_bytes(path.read_bytes()[:-300])
+    with pytest.raises(FileError, match="no whole zip"):
+        describe(path)
+
+
+def test_what_cannot_be_copied_says_why(tmp_path: Path) -> None:
+    recurrent = contrib("RecurrentPPO")
+    _, path = made(recurrent, tmp_path, policy="MlpLstmPolicy")
+    with pytest.raises(CannotCopyError, match="has a memory"):
+        describe(path)
+    pictures = spaces.Box(0, 255, (3, 36, 36), np.uint8)
+    _, path = made(sb3.PPO, tmp_path, seen=pictures, policy="CnnPolicy", n_steps=8, batch_size=8)
+    with pytest.raises(CannotCopyError, match="its observations are images"):
+        describe(path)
+    _, path = made(sb3.PPO, tmp_path, policy_kwargs={"activation_fn": torch.nn.Mish})
+    with pytest.raises(CannotCopyError, match="its activation is Mish"):
+        describe(path)
+    _, path = made(sb3.PPO, tmp_path, seen=spaces.Discrete(3))
+    with pytest.raises(CannotCopyError, match="observations are a Discrete"):
+        describe(path)

@@ -1,0 +1,224 @@
+"""The reader of pickles: what it puts together, and that it runs nothing and allocates nothing that is not there."""
+
+import collections
+import contextlib
+import io
+import os
+import pickle
+import pickletools
+import random
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from repolicy.errors import FileError
+from repolicy.readers.pickles import Name, Shell, read_pickle
+from repolicy.readers.recognize import describe, recognized
+from repolicy.readers.torch_files import load
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=40)
+@given(PLAIN, st.integers(0, pickle.HIGHEST_PROTOCOL))
+def test_plain_values_come_back(kept: Any, protocol: int) -> None:
+    assert read_pickle(pickle.dumps(kept, protocol), "a file") == kept
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("kind", ["f4", ">f8", "i8", "u1", "?", "f2"])
+def test_arrays_come_back(kind: str, protocol: int) -> None:
+    array = np.arange(12).reshape(3, 4).astype(kind)
+    for kept in (array, array.T, array[1:, ::2], np.zeros((0, 3), kind), array[0, 1]):
+        found = read_pickle(pickle.dumps(kept, protocol), "a file")
+        assert found.dtype.newbyteorder("=") == kept.dtype.newbyteorder("=")  # NumPy turns it around
+        assert np.array_equal(found, kept)
+        assert found.shape == kept.shape
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.bool, torch.bfloat16]
+)
+def test_tensors_come_back(dtype: torch.dtype, legacy: bool) -> None:
+    base = torch.arange(24).reshape(4, 6).to(dtype)
+    kept = {"whole": base, "turned": base.t(), "part": base[1:3, 2:5], "one": base[2, 3], "none": base[:0]}
+    kept["parameter"] = torch.nn.Parameter(base.float()).data
+    buffer = io.BytesIO()
+    torch.save(collections.OrderedDict(kept), buffer, _use_new_zipfile_serialization=not legacy)
+    found = load(buffer.getvalue(), "a file")
+    assert found.keys() == kept.keys()
+    for name, tensor in kept.items():
+        wanted = tensor.float().numpy() if dtype == torch.bfloat16 else tensor.numpy()
+        assert found[name].shape == wanted.shape
+        assert np.array_equal(found[name], wanted)
+
+
+def test_all_else_is_a_shell() -> None:
+    kept = read_pickle(
+        pickle.dumps({"seen": collections.Counter("aab"), "who": random.Random(0), "what": Path}), "a file"
+    )
+    assert isinstance(kept["who"], Shell)
+    assert kept["who"].name == Name("random.Random")
+    assert kept["what"] == Name("pathlib.Path") or kept["what"].last == "Path"
+    assert isinstance(kept["seen"], Shell)
+
+
+class Calls:
+    """A pickle of this calls a function when it is loaded."""
+
+    def __init__(self, function: Any, *args: Any) -> None:
+        self.call = function, args
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_nothing_is_called(protocol: int, tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    harmful = [
+        Calls(os.mkdir, str(trap)),
+        Calls(eval, f"__import__('os').mkdir({str(trap)!r})"),
+        Calls(getattr, trap, "touch"),
+        Calls(trap.touch),
+    ]
+    for kept in harmful:
+        content = pickle.dumps({"weights": kept}, protocol)
+        read_pickle(content, "a file")
+        (tmp_path / "policy.pt").write_bytes(content)
+        assert recognized(tmp_path / "policy.pt") is None
+        assert not trap.exists()
+    pickle.loads(pickle.dumps(harmful[0]))
+    assert trap.exists()  # it would have
+
+
+def test_nothing_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "unheard_of.py").write_text(f"open({str(tmp_path / 'trap')!r}, 'w')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = read_pickle(b"\x80\x04\x8c\x0aunheard_of\x8c\x05Thing\x93.", "a file")
+    assert found == Name("unheard_of.Thing")
+    assert not (tmp_path / "trap").exists()
+
+
+def array_state(shape: tuple[int, ...], content: bytes) -> bytes:
+    """A pickle of an array with any shape and any bytes."""
+    plain = pickletools.optimize(pickle.dumps(np.zeros(1, "f8"), 2))
+    assert plain.count(b"K\x01\x85") == 1
+    return plain.replace(b"K\x01\x85", b"(" + b"".join(b"\x8a\x08" + struct.pack("<q", n) for n in shape) + b"t", 1)
+
+
+@pytest.mark.parametrize("shape", [(2**40,), (2**31, 2**31), (-1,), (3,)])
+def test_an_array_is_never_larger_than_its_bytes(shape: tuple[int, ...]) -> None:
+    with pytest.raises(FileError, match="a file is damaged"):
+        read_pickle(array_state(shape, b""), "a file")
+
+
+def saved_tensor() -> zipfile.ZipFile:
+    buffer = io.BytesIO()
+    torch.save({"w": torch.arange(6.0).reshape(2, 3)}, buffer)
+    return zipfile.ZipFile(buffer)
+
+
+def with_entry(archive: zipfile.ZipFile, ending: str, change: Any, compress: int = zipfile.ZIP_STORED) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compress) as new:
+        for name in archive.namelist():
+            content = archive.read(name)
+            new.writestr(name, change(content) if name.endswith(ending) else content)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("ending", "change", "sentence"),
+    [
+        ("data/0", lambda content: content[:-4], "does not fit into the 5 numbers"),
+        ("data.pkl", lambda content: content.replace(b"K\x02K\x03\x86", b"K\xffK\xff\x86"), "does not fit into"),
+        (
+            "data.pkl",
+            lambda content: content.replace(b"K\x02K\x03\x86", b"J\xff\xff\xff\x7fK\x03\x86"),
+            "does not fit into",
+        ),
+        (
+            "data.pkl",
+            lambda content: content.replace(b"K\x02K\x03\x86", b"K\xffK\xff\x86").replace(
+                b"K\x03K\x01\x86", b"K\x00K\x00\x86"
+            ),
+            r"shape \(255, 255\) does not fit into the 6 numbers",
+        ),
+        ("data.pkl", lambda content: content[:40], "damaged"),
+        ("data.pkl", lambda content: content.replace(b"FloatStorage", b"CloudStorage"), "unknown kind"),
+        ("data.pkl", lambda content: content.replace(b"X\x01\x00\x00\x000", b"X\x01\x00\x00\x009"), "9 is missing"),
+    ],
+)
+def test_a_damaged_file_of_tensors_is_one_sentence(ending: str, change: Any, sentence: str) -> None:
+    archive = saved_tensor()
+    with pytest.raises(FileError, match=sentence) as caught:
+        load(with_entry(archive, ending, change), "a file")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_byte_of_the_table_of_contents_that_is_damaged_is_one_sentence() -> None:
+    """Among them the version of zips that it asks for, which Python does not have."""
+    content = with_entry(saved_tensor(), "data/0", lambda content: content)
+    start = content.index(b"PK\x01\x02")
+    for place in range(start, len(content)):
+        damaged = content[:place] + b"\xff" + content[place + 1 :]
+        with contextlib.suppress(FileError):
+            load(damaged, "a file")
+    damaged = content[: start + 6] + b"\xff" + content[start + 7 :]
+    with pytest.raises(FileError, match=r"a file is no whole zip: zip file version"):
+        load(damaged, "a file")
+
+
+def test_an_entry_that_unpacks_out_of_proportion_is_refused() -> None:
+    bomb = with_entry(saved_tensor(), "data/0", lambda _: bytes(50_000_000), zipfile.ZIP_DEFLATED)
+    assert len(bomb) < 100_000
+    with pytest.raises(FileError, match="out of all proportion"):
+        load(bomb, "a file")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"PK\x03\x04", b"\x80\x02", b"\x80\x02}q\x00.", b"\x08\x07", b"hello there", bytes(64)]
+)
+def test_files_that_hold_no_policy_are_one_sentence(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "policy.zip"
+    path.write_bytes(content)
+    with pytest.raises(FileError) as caught:
+        describe(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="there is no file"):
+        describe(tmp_path / "policy.zip")
+    with pytest.raises(FileError, match="cannot be read"):
+        describe(tmp_path)
+
+
+@settings(max_examples=60)
+@given(st.randoms(use_true_random=False), st.integers(1, 4))
+def test_random_damage_is_one_sentence_or_another_value(chance: random.Random, count: int) -> None:
+    """Bytes of pickles are changed at random: no error but a FileError comes out."""
+    archive = saved_tensor()
+
+    def damage(content: bytes) -> bytes:
+        changed = bytearray(content)
+        for _ in range(count):
+            changed[chance.randrange(len(changed))] = chance.randrange(256)
+        return bytes(changed)
+
+    with contextlib.suppress(FileError):
+        load(with_entry(archive, "data.pkl", damage), "a file")
