@@ -126,14 +126,14 @@ def reaching(reached: list[Any]) -> Iterator[None]:
         yield Alone()
 
     replaced = {
-        "cli.nets._surprise": surprise, "engine.segments.Segments.remaining": remaining,
-        "engine.training.try_addon": lambda *_: [],
-        "engine.ranks.launched": alone, "engine.bench.bench": note("a benchmark"),
-        "envs.evaluation.run_episodes": note("episodes"), "report.film._in_its_own_process": note("films"),
+        "cli.failures._surprise": surprise, "train.segments.Segments.remaining": remaining,
+        "train.training.try_addon": lambda *_: [],
+        "runs.ranks.launched": alone, "train.bench.bench": note("a benchmark"),
+        "envs.evaluation.run_episodes": note("episodes"), "report.movie._in_its_own_process": note("films"),
         "many.sweep._train": note("a sweep's points"), "many.sweep.try_addon": lambda *_: [],
         "many.ray.on_ray": note("Ray"), "cli.doctor._renders": lambda *_: True,
-        "rql.training._algorithm": note("Q-learning"), "report.publish.library": mock.MagicMock,
-        "engine.diagnosis.diagnose": note("a diagnosis"), "engine.imitation.fit": note("an imitation"),
+        "rql.customizing._algorithm": note("Q-learning"), "report.publish.library": mock.MagicMock,
+        "plan.diagnosis.diagnose": note("a diagnosis"), "engine.imitation.fit": note("an imitation"),
         "engine.starting.clone": note("a clone"),
     }  # fmt: skip
     with contextlib.ExitStack() as stack:

@@ -1,7 +1,7 @@
 """Break the mathematics and the checks on purpose, one place at a time: every break must turn a test red.
 
     python benchmarks/mutate.py
-    python benchmarks/mutate.py engine/worker sign      # those whose file or description holds one of these
+    python benchmarks/mutate.py train/worker sign      # those whose file or description holds one of these
 
 Each mutant is a copy of the package with one piece of text replaced; the tests named beside it run against that copy.
 """

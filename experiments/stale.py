@@ -17,9 +17,10 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-POLICY = ("src/repolicy/objective.py", "src/repolicy/policies", "src/repolicy/envs")
-TRAINING = (*POLICY, "src/repolicy/engine")
-HOSTS = ("src/repolicy/adapters", "experiments/batches.py")
+ROOMS = ("policies", "readers", "priors", "envs")
+POLICY = ("src/repolicy/objective.py", *(f"src/repolicy/{room}" for room in ROOMS))
+TRAINING = (*POLICY, *(f"src/repolicy/{room}" for room in ("runs", "plan", "train")))
+HOSTS = ("src/repolicy/hosts", "experiments/batches.py")
 # By the file's name, the first that fits: what the rows of that kind depend on.
 KINDS: dict[str, tuple[str, ...]] = {
     "llm/*": ("src/repolicy/llm", "experiments/llm"),

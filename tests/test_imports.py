@@ -39,7 +39,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports(path: Path) -> set[str]:
-    """What a file imports of repolicy, wherever in the file, types alone excepted: `engine.ppo`, `objective`."""
+    """What a file imports of repolicy, wherever in the file, types alone excepted: `train.ppo`, `objective`."""
     known, found = modules(), set()
     tree = ast.parse(path.read_text())
     for_types = {

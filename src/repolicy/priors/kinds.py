@@ -1,6 +1,6 @@
 """Priors that are none of our networks: a function that gives a mean, a program with a memory, any log_prob.
 
-There are three depths of prior. *Copied*: its network is one of ours, and the actor starts as it (`formats/`).
+There are three depths of prior. *Copied*: its network is one of ours, and the actor starts as it (`readers/`).
 *Cloned*: its log-probability goes into the return, and the actor is a policy of ours that is fitted to it
 (`plan/cloning.py`). *With a memory*: the same, and its state runs along with each episode.
 """
