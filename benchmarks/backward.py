@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.envs.making import make_envs
+from repolicy.learning.ppo import Batch, Learner, update
 from repolicy.plan.defaults import train_defaults
 from repolicy.policies.network import Mlp
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.runs.machine import command, commit, keep_freed_memory
 from repolicy.runs.settings import Settings
-from repolicy.train.ppo import Batch, Learner, update
 
 ENVS = ["HalfCheetah-v4", "Hopper-v4", "Ant-v4"]
 HIDDEN = [(64, 64), (512, 256, 128)]

@@ -126,15 +126,15 @@ def reaching(reached: list[Any]) -> Iterator[None]:
         yield Alone()
 
     replaced = {
-        "cli.failures._surprise": surprise, "train.segments.Segments.remaining": remaining,
-        "train.training.try_addon": lambda *_: [],
-        "runs.ranks.launched": alone, "train.bench.bench": note("a benchmark"),
+        "cli.failures._surprise": surprise, "learning.segments.Segments.remaining": remaining,
+        "learning.training.try_addon": lambda *_: [],
+        "runs.ranks.launched": alone, "learning.bench.bench": note("a benchmark"),
         "envs.evaluation.run_episodes": note("episodes"), "report.movie._in_its_own_process": note("films"),
         "many.sweep._train": note("a sweep's points"), "many.sweep.try_addon": lambda *_: [],
         "many.ray.on_ray": note("Ray"), "cli.doctor._renders": lambda *_: True,
         "rql.customizing._algorithm": note("Q-learning"), "report.publish.library": mock.MagicMock,
-        "plan.diagnosis.diagnose": note("a diagnosis"), "engine.imitation.fit": note("an imitation"),
-        "engine.starting.clone": note("a clone"),
+        "plan.diagnosis.diagnose": note("a diagnosis"), "plan.imitation.fit": note("an imitation"),
+        "plan.starting.clone": note("a clone"),
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         for place in replaced:  # a module that is imported later would keep another's replacement

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from repolicy.envs.making import make_envs
+from repolicy.learning.segments import Segments
 from repolicy.objective import residual
 from repolicy.plan.defaults import customize_defaults
 from repolicy.policies.file import policy_bytes
@@ -31,7 +32,6 @@ from repolicy.runs.machine import command, commit
 from repolicy.runs.ranks import Alone, one_thread
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
-from repolicy.train.segments import Segments
 
 HIDDEN = (512, 256, 128)
 TASKS = {"HalfCheetah-v4": "hind_leg", "Ant-v4": "sideways"}

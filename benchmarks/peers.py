@@ -52,9 +52,9 @@ class Turns:
 
 def ours(turns: Turns, envs: int, minibatch: int) -> None:
     """Repolicy with one rank a core; evaluations and checkpoints count."""
+    from repolicy.learning.training import train
     from repolicy.objective import soft
     from repolicy.plan.defaults import train_defaults
-    from repolicy.train.training import train
 
     settings = replace(train_defaults(ENV), steps=10**10, envs=envs, minibatch=minibatch)
 

@@ -32,6 +32,7 @@ from repolicy.envs.dialed import placed
 from repolicy.envs.evaluation import EVALUATION_SEED, run_episodes
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Rollout
+from repolicy.learning.dialed_worker import ConditionedWorker
 from repolicy.many.ledger import Ledger, Row
 from repolicy.objective import Objective, reformulated
 from repolicy.plan.states import familiarity
@@ -44,7 +45,6 @@ from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import commit, versions
 from repolicy.runs.ranks import one_thread
-from repolicy.train.dialed_worker import ConditionedWorker
 
 EPISODES, MANY = 20, 20
 STEPS = {"trained": "2.5e6", "longer": "5e6", "shuffled": "2.5e6"}

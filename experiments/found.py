@@ -22,6 +22,7 @@ from experiments.statistics import mean_and_error
 from repolicy.envs.addons import Addon, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, run_episodes
 from repolicy.envs.making import make_envs, observing
+from repolicy.learning.training import customize
 from repolicy.many.ledger import Ledger, Row
 from repolicy.objective import Objective, reformulated
 from repolicy.plan.defaults import customize_defaults
@@ -33,7 +34,6 @@ from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.ranks import one_thread
-from repolicy.train.training import customize
 
 STEPS, EPISODES = 500_000, 100
 ENVS = 25  # that are evaluated at once: a robot's can hold 140 MB each

@@ -23,6 +23,7 @@ from experiments.statistics import mean_and_error
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, run_episodes
 from repolicy.envs.making import make_envs
+from repolicy.learning.training import customize, train
 from repolicy.many.ledger import Ledger, Row
 from repolicy.objective import Objective, greedy, no_entropy, reformulated, residual, task_reward
 from repolicy.plan.defaults import customize_defaults, train_defaults
@@ -33,7 +34,6 @@ from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.ranks import one_thread
-from repolicy.train.training import customize, train
 
 STEPS, SEGMENTS, EPISODES, ENVS = 131_072, 8, 60, 30
 PARTS = ("objective", "total_sampled", "total_mean")

@@ -18,14 +18,14 @@ from typing import Any
 
 from experiments.paper.runs import TASKS, Task
 from experiments.settings import settings_of
+from repolicy.learning.segments import Segments
+from repolicy.learning.worker import Worker
 from repolicy.objective import Objective, greedy, residual
 from repolicy.priors.finding import find_policy
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import commit
 from repolicy.runs.ranks import Alone, one_thread
 from repolicy.runs.request import Request
-from repolicy.train.segments import Segments
-from repolicy.train.worker import Worker
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ROOMS = ("policies", "readers", "priors", "envs")
 POLICY = ("src/repolicy/objective.py", *(f"src/repolicy/{room}" for room in ROOMS))
-TRAINING = (*POLICY, *(f"src/repolicy/{room}" for room in ("runs", "plan", "train")))
+TRAINING = (*POLICY, *(f"src/repolicy/{room}" for room in ("runs", "plan", "learning")))
 HOSTS = ("src/repolicy/hosts", "experiments/batches.py")
 # By the file's name, the first that fits: what the rows of that kind depend on.
 KINDS: dict[str, tuple[str, ...]] = {
@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "through_hosts.jsonl": (*HOSTS, "experiments/through_hosts.py", *TRAINING),  # some rows are the engine's
     "fine_tuning.jsonl": (*HOSTS, "experiments/fine_tuning.py", *POLICY),
     "nat_worth.json": (*POLICY, "src/repolicy/plan/worth.py"),
-    "backward.jsonl": ("src/repolicy/policies/network.py", "src/repolicy/train/ppo.py", "benchmarks/backward.py"),
+    "backward.jsonl": ("src/repolicy/policies/network.py", "src/repolicy/learning/ppo.py", "benchmarks/backward.py"),
     "peers.jsonl": (*TRAINING, "benchmarks/peers.py"),
     "kill.jsonl": (*TRAINING, "benchmarks/kill.py"),
     "*": TRAINING,

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from repolicy.envs.rollout import Episodes, Rollout
+from repolicy.learning import ppo
+from repolicy.learning.worker import Worker
 from repolicy.objective import residual
 from repolicy.plan import states
 from repolicy.policies.actions import ActionSpace
@@ -20,8 +22,6 @@ from repolicy.priors.kinds import Scorer
 from repolicy.runs import ranks
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
-from repolicy.train import ppo
-from repolicy.train.worker import Worker
 
 TIME, ENVS, SIZE = 8, 32, 4
 

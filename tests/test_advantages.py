@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from repolicy.train.ppo import advantages
+from repolicy.learning.ppo import advantages
 
 
 @st.composite

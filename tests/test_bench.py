@@ -3,9 +3,9 @@
 import pytest
 from tiny_envs import tiny
 
+from repolicy.learning.bench import PARTS, bench
 from repolicy.runs.machine import shares_memory
 from repolicy.runs.settings import Settings
-from repolicy.train.bench import PARTS, bench
 
 SMALL = Settings(envs=8, horizon=8, minibatch=32, segment=2 * PARTS, evaluation_episodes=2, hidden=(8,))
 

@@ -9,14 +9,14 @@ import torch
 from test_worker import segments
 
 from repolicy.envs.evaluation import Evaluation
+from repolicy.learning.candidate import clearly_better
+from repolicy.learning.segments import Segments
 from repolicy.objective import no_entropy, residual
 from repolicy.policies.policy import Policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.display import SHORT
 from repolicy.runs.doubts import Standing
 from repolicy.runs.ranks import Alone
-from repolicy.train.candidate import clearly_better
-from repolicy.train.segments import Segments
 
 LIMIT = 100
 
@@ -48,7 +48,7 @@ class Run:
             found = self.does[which]
             return told(found.basic[:episodes], found.lengths[:episodes])
 
-        monkeypatch.setattr("repolicy.train.segments.run_episodes", played)
+        monkeypatch.setattr("repolicy.learning.segments.run_episodes", played)
 
     def ends(self, which: float, objective: np.ndarray, lengths: np.ndarray, last: bool = False) -> dict[str, float]:
         """A segment ends with this policy."""

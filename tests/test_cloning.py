@@ -13,6 +13,7 @@ from tiny_envs import CONTROL_COST, STATE_COST, tiny
 from torch import Tensor
 
 from repolicy.errors import UsageError
+from repolicy.learning.training import Result, customize
 from repolicy.objective import Objective, residual
 from repolicy.plan import cloning
 from repolicy.plan.cloning import fitted, score_loss
@@ -24,7 +25,6 @@ from repolicy.priors.opening import read_policy
 from repolicy.report.run_page import repeat
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
-from repolicy.train.training import Result, customize
 
 EXACT = optimum(STATE_COST, CONTROL_COST, ALPHA)
 GAIN, STD = float(EXACT.gain), math.sqrt(float(EXACT.covariance))
@@ -241,7 +241,7 @@ def test_ranks_import_the_prior(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("std", ["wide", None, True, [True], ["0.1"], [[0.1], [0.1, 0.2]], 1j, 0.0, math.nan])
 def test_a_std_that_is_no_number_above_0_is_refused(std: Any) -> None:
-    with pytest.raises(UsageError, match=r"^the std of steer is .*; it must be above 0$"):
+    with pytest.raises(UsageError, match=r"^the std of steer is .*; it must be above 0, 1e-05 or more$"):
         MeanPrior(steer, std)
 
 

@@ -14,6 +14,7 @@ from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, WithoutReward
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
 from repolicy.exact import LinearGaussian, LinearQuadratic, linear_quadratic_optimal, quadratic_cost
+from repolicy.learning.training import Result, customize
 from repolicy.objective import Objective, greedy, kl, residual
 from repolicy.policies.actions import ActionSpace
 from repolicy.policies.file import save_policy
@@ -22,7 +23,6 @@ from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request, words
 from repolicy.runs.settings import Settings
-from repolicy.train.training import Result, customize
 
 DISCOUNT = 0.9
 ALPHA = 0.2  # the prior's temperature

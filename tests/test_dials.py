@@ -13,6 +13,7 @@ import repolicy
 from repolicy.cli import main as cli
 from repolicy.errors import UsageError
 from repolicy.exact import linear_quadratic as lq
+from repolicy.learning.training import Result
 from repolicy.policies.actions import ActionSpace
 from repolicy.policies.export import export
 from repolicy.policies.file import SavedPolicy, save_policy
@@ -21,7 +22,6 @@ from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.dials import HOWS, dial, turned
 from repolicy.priors.opening import read_policy
 from repolicy.report import run_page as report
-from repolicy.train.training import Result
 
 BOX = ActionSpace("continuous", (1,), (-3.0,), (3.0,))
 CHOICES = ActionSpace("discrete", (3, 2), (), ())
@@ -209,7 +209,7 @@ def test_the_report_has_every_position_and_needs_nothing_else(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(report, "FILM_SECONDS", 0.1)
-    monkeypatch.setattr("repolicy.report.dial_page.filmed", lambda shots: ([None] * len(shots), ""))
+    monkeypatch.setattr("repolicy.report.dial_page.filmed", lambda shots, say: ([None] * len(shots), ""))
     with pytest.raises(SystemExit):
         cli.main(["dial", str(file)])  # its add-on is code
     cli.main(["dial", str(file), "--trust", "--episodes", "2", "--out", str(tmp_path / "dial"), "--json"])

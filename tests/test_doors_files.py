@@ -17,6 +17,7 @@ from tiny_envs import tiny
 import repolicy
 from benchmarks import fuzz
 from repolicy.errors import FileError, RepolicyError, UsageError
+from repolicy.learning.training import run
 from repolicy.loading import printable
 from repolicy.objective import residual, soft
 from repolicy.policies.file import save_policy
@@ -26,7 +27,6 @@ from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings, read_settings
 from repolicy.runs.terminal import Terminal
-from repolicy.train.training import run
 
 SMALL = Settings(steps=256, envs=4, horizon=16, minibatch=32, segment=2, ranks=1, evaluation_episodes=1, hidden=(8,))
 SHORT = ["--steps", "64", "--envs", "4", "--horizon", "16", "--minibatch", "32", "--ranks", "1", "--no-report"]

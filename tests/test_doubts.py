@@ -10,12 +10,12 @@ from test_worker import SETTINGS, segments
 from tiny_envs import tiny
 
 from repolicy.envs.evaluation import Evaluation
+from repolicy.learning.training import customize
 from repolicy.objective import kl, residual
 from repolicy.policies.file import save_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.doubts import Standing
 from repolicy.runs.folder import RunFolder
-from repolicy.train.training import customize
 
 
 def test_a_standing_is_a_mean_and_its_error() -> None:
@@ -43,7 +43,7 @@ def test_under_a_budget_the_task_compares_and_else_the_objective(
     )  # fmt: skip
     settings = replace(SETTINGS, kl_budget=budget)
     made = segments(tmp_path, "LinearQuadratic", residual(0.2, 0.1), prior=True, settings=settings)
-    monkeypatch.setattr("repolicy.train.segments.run_episodes", lambda *_, **__: told)
+    monkeypatch.setattr("repolicy.learning.segments.run_episodes", lambda *_, **__: told)
     metrics = made.evaluated()
     assert (metrics["evaluation_task"], metrics["evaluation_objective"]) == pytest.approx((3.0, 8.0))
     assert metrics["evaluation_error"] == pytest.approx(error / 3**0.5)

@@ -16,6 +16,8 @@ from torch import Tensor
 from repolicy import objective as objectives
 from repolicy.envs.rollout import Episodes, Rollout
 from repolicy.exact import MDP, estimator_gradient
+from repolicy.learning.ppo import Learner
+from repolicy.learning.worker import Worker
 from repolicy.objective import Objective
 from repolicy.policies.actions import ActionSpace
 from repolicy.policies.network import Mlp
@@ -23,8 +25,6 @@ from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.kinds import Scorer
 from repolicy.runs.ranks import Alone
 from repolicy.runs.settings import Settings
-from repolicy.train.ppo import Learner
-from repolicy.train.worker import Worker
 
 STEPS, GAMMA = 3, 0.8
 PROBABILITIES = torch.tensor([[1, 3], [2, 2]]).double() / 4  # π(a|s)

@@ -58,7 +58,7 @@ def test_a_machine_that_cannot_render_says_what_to_install(policy: str, monkeypa
 def test_the_other_library_is_tried_after_a_driver_that_crashes(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def crash(folder: str, library: str) -> tuple[int, str]:
+    def crash(folder: str, library: str, say: object) -> tuple[int, str]:
         tried.append(library)
         if library == "egl":
             return -11, ""

@@ -15,16 +15,16 @@ from repolicy.cli.main import GROUPS
 SOURCE = Path(repolicy.__file__).parent
 
 ROW = [
-    *("errors", "loading", "ranges", "objective", "policies", "readers", "priors", "envs", "runs", "plan", "train"),
+    *("errors", "loading", "ranges", "objective", "policies", "readers", "priors", "envs", "runs", "plan", "learning"),
     *("many", "report", "cli", "__main__"),
 ]
 # Wings: folders beside the row, and what they may know of it. Their visitors come through the command line alone.
-BEFORE_TRAIN = ROW[: ROW.index("train") + 1]
+BEFORE_MANY = ROW[: ROW.index("learning") + 1]
 WINGS = {
-    "hosts": BEFORE_TRAIN,
+    "hosts": BEFORE_MANY,
     "exact": ["errors", "objective"],
     "llm": ["errors", "loading", "objective", "report"],
-    "rql": BEFORE_TRAIN,
+    "rql": BEFORE_MANY,
 }
 MOST_NAMES = 14  # behind one door
 
@@ -116,12 +116,12 @@ def test_no_circle() -> None:
 
 def test_the_parser_sees_imports(tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text(
-        "import repolicy.train.ppo\nfrom repolicy.runs import ranks\nfrom repolicy.exact.mdp import MDP\n"
+        "import repolicy.learning.ppo\nfrom repolicy.runs import ranks\nfrom repolicy.exact.mdp import MDP\n"
         "from repolicy import __version__, write_report\n"
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from repolicy.train.training import Result\n"
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from repolicy.learning.training import Result\n"
         "def f():\n    from repolicy.cli.main import main\n"
     )
-    assert imports(tmp_path / "x.py") == {"train.ppo", "runs.ranks", "exact.mdp", "report.run_page", "cli.main"}
+    assert imports(tmp_path / "x.py") == {"learning.ppo", "runs.ranks", "exact.mdp", "report.run_page", "cli.main"}
 
 
 LIGHT = [

@@ -13,8 +13,8 @@ from tiny_envs import tiny
 from repolicy.envs.envpool import EnvPoolEnvs
 from repolicy.envs.patience import NOTE, Watchdog
 from repolicy.errors import RepolicyError, UsageError
+from repolicy.learning.training import watchdog
 from repolicy.runs.machine import shares_memory
-from repolicy.train.training import watchdog
 
 SMALL = ["--alpha", "0.1", "--steps", "4096", "--envs", "8", "--horizon", "16", "--minibatch", "64"]
 

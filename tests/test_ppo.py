@@ -10,12 +10,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import NumericError, UsageError
-from repolicy.policies.actions import ActionSpace
-from repolicy.policies.network import Mlp
-from repolicy.policies.normalizer import sums
-from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.runs.settings import Settings
-from repolicy.train.ppo import (
+from repolicy.learning.ppo import (
     Batch,
     Learner,
     Losses,
@@ -25,6 +20,11 @@ from repolicy.train.ppo import (
     losses,
     update,
 )
+from repolicy.policies.actions import ActionSpace
+from repolicy.policies.network import Mlp
+from repolicy.policies.normalizer import sums
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.runs.settings import Settings
 
 # Losses ---------------------------------------------------------------------------------------------------------------
 

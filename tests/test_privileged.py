@@ -18,6 +18,9 @@ from repolicy.cli import main as cli
 from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import critic_size, make_envs, with_roles
 from repolicy.errors import UsageError
+from repolicy.learning.dialed_worker import ConditionedWorker
+from repolicy.learning.segments import Segments
+from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, greedy, no_entropy, residual, soft
 from repolicy.policies.file import save_policy
 from repolicy.policies.normalizer import Normalizer
@@ -29,9 +32,6 @@ from repolicy.runs.machine import shares_memory
 from repolicy.runs.ranks import Alone
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
-from repolicy.train.dialed_worker import ConditionedWorker
-from repolicy.train.segments import Segments
-from repolicy.train.training import customize, train
 
 LIMIT, GAMMA = 8, 0.9
 SMALL = Settings(

@@ -191,7 +191,7 @@ def test_no_rank_outlives_the_first_one(tmp_path: Path, waits: str) -> None:
     }
     waiting = "\n".join(["import os, time; from rank_programs import *", *order[waits]])
     code = (
-        f"import time; from repolicy.train import ranks\nwith ranks.launched(2, {program(waiting)!r}): time.sleep(600)"
+        f"import time; from repolicy.runs import ranks\nwith ranks.launched(2, {program(waiting)!r}): time.sleep(600)"
     )
     first = subprocess.Popen([sys.executable, "-c", code])
     try:

@@ -16,6 +16,7 @@ from repolicy.cli import main as cli
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Column, Evaluation, evaluate
 from repolicy.errors import FileError, RepolicyError
+from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, residual, soft
 from repolicy.plan.wanted import for_customizing
 from repolicy.policies.file import save_policy
@@ -28,7 +29,6 @@ from repolicy.report.run_page import write_report
 from repolicy.report.verdict import verdict
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
-from repolicy.train.training import customize, train
 
 ENV = "InvertedPendulum-v4"
 SETTINGS = Settings(steps=1024, ranks=1, envs=8, horizon=32, minibatch=256, segment=2, evaluation_episodes=4)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from repolicy.cli import main as cli
+from repolicy.learning.training import customize
 from repolicy.objective import residual
 from repolicy.policies.actions import ActionSpace
 from repolicy.policies.file import save_policy
@@ -15,7 +16,6 @@ from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.report import run_page as report
 from repolicy.report.run_page import write_report
 from repolicy.runs.settings import Settings
-from repolicy.train.training import customize
 
 SETTINGS = {"steps": 512, "envs": 8, "horizon": 32, "minibatch": 256, "segment": 2, "evaluation_episodes": 2}
 

@@ -191,13 +191,6 @@ def test_a_result_has_its_metrics_and_draws_them(chain: tuple[repolicy.Result, r
         result.plot("entrophy")
 
 
-def test_a_result_writes_its_report(
-    chain: tuple[repolicy.Result, repolicy.Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("repolicy.report.run_page.write_report", lambda folder, trust: (folder, trust))
-    assert chain[1].report() == (chain[1].folder, True)
-
-
 def test_a_run_that_is_evaluated_knows_its_add_on() -> None:
     env, wish = tiny("LinearQuadratic"), tiny("stay_near")
     prior = Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(8,)))

@@ -11,6 +11,7 @@ import torch
 from tiny_envs import tiny
 
 from repolicy.errors import FileError, UsageError
+from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, residual
 from repolicy.plan.states import check_learnable, density_of, visited
 from repolicy.policies.actions import ActionSpace
@@ -24,7 +25,6 @@ from repolicy.runs.folder import RunFolder
 from repolicy.runs.ranks import Alone
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
-from repolicy.train.training import customize, train
 
 SETTINGS = Settings(ranks=1, envs=4, horizon=16, minibatch=32, segment=2, steps=256, hidden=(8,), evaluation_episodes=2)
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from repolicy.learning.steering import off_budget, overspent, steered
+from repolicy.learning.worker import Worker
 from repolicy.objective import residual
 from repolicy.policies.actions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.runs.settings import Settings
-from repolicy.train.steering import off_budget, overspent, steered
-from repolicy.train.worker import Worker
 
 
 def test_a_small_budget_does_not_make_the_steering_jump() -> None:

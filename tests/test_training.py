@@ -23,6 +23,8 @@ from repolicy.cli.inspection import inspect
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
 from repolicy.exact import LinearQuadratic, linear_quadratic_optimal, quadratic_cost
+from repolicy.learning.segments import Segments
+from repolicy.learning.training import Result, customize, train
 from repolicy.many.sweep import sweep
 from repolicy.objective import Objective, greedy, kl, no_entropy, soft
 from repolicy.plan.defaults import train_defaults
@@ -33,8 +35,6 @@ from repolicy.runs.machine import shares_memory
 from repolicy.runs.ranks import Alone
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
-from repolicy.train.segments import Segments
-from repolicy.train.training import Result, customize, train
 
 SMALL = Settings(
     steps=4_096, ranks=1, envs=8, horizon=16, minibatch=64, segment=4, hidden=(16,), evaluation_episodes=2, gamma=0.9
@@ -348,7 +348,7 @@ def test_environments_are_closed_whatever_fails(tmp_path: Path, monkeypatch: pyt
         raise ZeroDivisionError
 
     if where == "while evaluating":
-        monkeypatch.setattr("repolicy.train.segments.run_episodes", fail)
+        monkeypatch.setattr("repolicy.learning.segments.run_episodes", fail)
     watcher = AtIteration(2 if where == "while learning" else 0, fail)
     with pytest.raises(ZeroDivisionError) as _failed:
         train(Counted, soft(0.1), tmp_path / "run", SMALL, watchers=[watcher])

@@ -14,6 +14,11 @@ from torch import Tensor
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Rollout
 from repolicy.errors import NumericError
+from repolicy.learning import ppo
+from repolicy.learning.scale import ReturnScale
+from repolicy.learning.segments import Segments, derived_seed
+from repolicy.learning.steering import off_budget, steered
+from repolicy.learning.worker import Worker, lowest_tenth
 from repolicy.objective import Objective, full, kl, reformulated, residual, soft
 from repolicy.policies.file import save_policy
 from repolicy.policies.modulated import FilmMlp
@@ -24,11 +29,6 @@ from repolicy.runs.folder import RunFolder
 from repolicy.runs.ranks import Alone
 from repolicy.runs.request import Request, spec_for
 from repolicy.runs.settings import Settings
-from repolicy.train import ppo
-from repolicy.train.scale import ReturnScale
-from repolicy.train.segments import Segments, derived_seed
-from repolicy.train.steering import off_budget, steered
-from repolicy.train.worker import Worker, lowest_tenth
 
 SETTINGS = Settings(ranks=1, envs=4, horizon=13, minibatch=16, epochs=2, hidden=(8,), gamma=0.9, steps=10_000)
 

@@ -15,6 +15,7 @@ import torch
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, LinearQuadratic, Tiny, tiny
 
 from repolicy import exact
+from repolicy.learning.training import train
 from repolicy.objective import greedy, soft
 from repolicy.plan.states import MOST_NUMBERS
 from repolicy.plan.weights import weights_found, weights_of
@@ -35,7 +36,6 @@ from repolicy.priors.finding import find_policy, shipped
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
-from repolicy.train.training import train
 
 ALPHA = 0.3
 LOW, HIGH = (-1.0, -1.0), (1.0, 1.0)

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from repolicy.envs.evaluation import Evaluation as Evaluation
     from repolicy.envs.evaluation import evaluate as evaluate
     from repolicy.errors import RepolicyError as RepolicyError
+    from repolicy.learning.training import customize as customize
+    from repolicy.learning.training import train as train
     from repolicy.many.sweep import sweep as sweep
     from repolicy.objective import Objective as Objective
     from repolicy.objective import end_entropy as end_entropy
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     from repolicy.runs.display import Display as Display
     from repolicy.runs.result import Result as Result
     from repolicy.runs.settings import Settings as Settings
-    from repolicy.train.training import customize as customize
-    from repolicy.train.training import train as train
 
 __version__ = "0.1.0"
 
@@ -52,7 +52,7 @@ _HOMES = {
     "Result": "runs.result",
     "Settings": "runs.settings",
     "Wanted": "plan.wanted",
-    "customize": "train.training",
+    "customize": "learning.training",
     "customize_defaults": "plan.defaults",
     "dial": "priors.dials",
     "end_entropy": "objective",
@@ -68,7 +68,7 @@ _HOMES = {
     "save_policy": "policies.file",
     "soft": "objective",
     "sweep": "many.sweep",
-    "train": "train.training",
+    "train": "learning.training",
     "train_defaults": "plan.defaults",
     "write_report": "report.run_page",
 }

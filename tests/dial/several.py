@@ -13,14 +13,14 @@ import test_customize
 from test_customize import SETTINGS, as_policy, optimum
 from tiny_envs import CONTROL_COST, STATE_COST, tiny
 
+from repolicy.learning.dialed_worker import ConditionedWorker
+from repolicy.learning.segments import Segments
 from repolicy.objective import Objective
 from repolicy.policies.file import save_policy
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.ranks import Alone
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
-from repolicy.train.dialed_worker import ConditionedWorker
-from repolicy.train.segments import Segments
 
 ALPHA = 0.2
 WISH = f"{Path(test_customize.__file__)}:wish"

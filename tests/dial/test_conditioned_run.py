@@ -21,6 +21,7 @@ from repolicy.envs.dialed import ENDS, Dialed
 from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import make_envs
 from repolicy.errors import FileError, UsageError
+from repolicy.learning import ppo
 from repolicy.objective import kl, residual
 from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.distributions import Gaussian
@@ -30,7 +31,6 @@ from repolicy.priors.opening import load_policy, read_policy
 from repolicy.ranges import Dial
 from repolicy.runs.request import Request, words
 from repolicy.runs.settings import Settings
-from repolicy.train import ppo
 
 FEW = Settings(**SETTINGS.as_dict() | {"steps": 1_024, "envs": 16, "segment": 1, "minibatch": 128, "hidden": (8,)})
 

@@ -27,7 +27,7 @@ def reported(
     made = Conditioned.begun(prior, dials)
     made.network.film.data.normal_(0.0, 0.5)
     save_policy(folder / "policy.safetensors", made, {"request": {"env": "InvertedPendulum-v4"} | request}, prior)
-    patch.setattr(pages, "filmed", lambda shots: ([b"a film"] * len(shots), ""))
+    patch.setattr(pages, "filmed", lambda shots, say: ([b"a film"] * len(shots), ""))
     asked = [str(folder / "policy.safetensors"), "--episodes", "2", "--out", str(folder / "dial"), "--trust", *words]
     cli.main(["dial", *asked])
     html = (folder / "dial" / "report.html").read_text()

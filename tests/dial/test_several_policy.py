@@ -17,6 +17,7 @@ from repolicy.cli.inspection import inspect
 from repolicy.envs.addons import at, dials
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import FileError, UsageError
+from repolicy.learning.training import customize
 from repolicy.objective import Objective, residual
 from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.export import _onnx_reader, _torchscript_reader, export
@@ -25,7 +26,6 @@ from repolicy.policies.modulated import DEGREE, exponents, polynomials
 from repolicy.policies.storage import packed, read
 from repolicy.priors.opening import read_policy
 from repolicy.ranges import Dial
-from repolicy.train.training import customize
 
 OMEGA, QUIETLY, FASTER = Dial("omega", 0.03, 3.0), Dial("quiet", 0.0, 2.0, "linear"), Dial("fast", 0.5, 1.0, "linear")
 THREE = (OMEGA, QUIETLY, FASTER)

@@ -16,6 +16,9 @@ from repolicy.cli import main as cli
 from repolicy.envs.dialed import ENDS, Dialed
 from repolicy.envs.making import make_envs
 from repolicy.errors import UsageError
+from repolicy.learning import ppo
+from repolicy.learning.dialed_worker import collapsed
+from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, kl, residual, soft
 from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.modulated import exponents
@@ -25,9 +28,6 @@ from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request, words
 from repolicy.runs.result import Result
 from repolicy.runs.settings import Settings
-from repolicy.train import ppo
-from repolicy.train.dialed_worker import collapsed
-from repolicy.train.training import customize, train
 
 
 @pytest.fixture

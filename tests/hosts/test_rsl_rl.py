@@ -19,8 +19,8 @@ from repolicy import save_policy
 from repolicy.errors import FileError, NumericError, UsageError
 from repolicy.hosts import kept_prior as common
 from repolicy.hosts.rsl_rl import ResidualPPO, RunnersPrior
+from repolicy.learning.steering import FARTHEST, off_budget, steered
 from repolicy.objective import Objective, reformulated
-from repolicy.train.steering import FARTHEST, off_budget, steered
 
 Algorithm = dict[str, Any]
 

@@ -21,11 +21,11 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from repolicy import save_policy
 from repolicy.errors import NumericError, UsageError
 from repolicy.hosts.sb3 import ResidualPPO, Unclipped, like
+from repolicy.learning.steering import FARTHEST, off_budget, steered
 from repolicy.objective import Objective, reformulated
 from repolicy.objective import residual as ours
 from repolicy.policies.dialed_policy import Conditioned
 from repolicy.ranges import Dial
-from repolicy.train.steering import FARTHEST, off_budget, steered
 
 pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
 

@@ -15,6 +15,7 @@ import repolicy
 from repolicy.cli.main import main
 from repolicy.envs.making import make_envs, observing
 from repolicy.errors import FileError, UsageError
+from repolicy.learning.training import customize
 from repolicy.objective import residual
 from repolicy.policies.actions import ActionSpace
 from repolicy.priors.opening import load_policy, read_policy
@@ -30,7 +31,6 @@ from repolicy.readers.described import (
 )
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
-from repolicy.train.training import customize
 
 SETTINGS = Settings(steps=64, ranks=1, envs=4, horizon=8, minibatch=32, evaluation_episodes=1, hidden=(8,))
 
@@ -209,7 +209,7 @@ def test_a_file_is_known_by_its_first_bytes(tmp_path: Path) -> None:
     path, _ = rsl_rl(tmp_path / "model_7.pt")
     shutil.copy(path, tmp_path / "odd.name")
     assert load_policy(tmp_path / "odd.name").observation_size == 1
-    own = Path(repolicy.__file__).parent / "policies" / "shipped" / "halfcheetah.safetensors"
+    own = Path(repolicy.__file__).parent / "priors" / "shipped" / "halfcheetah.safetensors"
     shutil.copy(own, tmp_path / "cheetah.zip")
     assert load_policy(tmp_path / "cheetah.zip").observation_size == 17
     (tmp_path / "text.pt").write_text("nothing of the kind")

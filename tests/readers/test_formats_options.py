@@ -39,7 +39,7 @@ def test_a_number_that_is_none_is_refused(name: str, least: str, value: Any, td3
 
 def test_the_smallest_std_makes_a_policy_that_its_file_gives_back(td3: Path, tmp_path: Path) -> None:
     """With a smaller one, its log-probabilities were those of rounding errors, and its file was refused."""
-    with pytest.raises(UsageError, match="--std is 1e-12; it must be"):
+    with pytest.raises(UsageError, match="^std is 1e-12; it must be"):
         load_policy(td3, std=1e-12)
     policy = load_policy(td3, std=LEAST_STD)
     save_policy(tmp_path / "p.safetensors", policy, {})

@@ -64,7 +64,7 @@ class Bench:
         return Bench(self.env, settings=train_defaults(self.env))
 
     def run(self) -> dict[str, Any]:
-        from repolicy.train.bench import bench
+        from repolicy.learning.bench import bench
 
         if self.settings.steps != train_defaults(self.env).steps:
             raise UsageError("a bench has no --steps: how long it takes is --slices")

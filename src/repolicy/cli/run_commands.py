@@ -26,9 +26,9 @@ from repolicy.runs.settings import (
 )
 
 if TYPE_CHECKING:
+    from repolicy.learning.training import Result
     from repolicy.plan.wanted import Wanted
     from repolicy.runs.request import Request
-    from repolicy.train.training import Result
 
 
 ObjectiveName = Literal["no_entropy", "end_entropy", "repeat_entropy", "soft", "full"]
@@ -104,8 +104,8 @@ class Train(Run):
         )  # fmt: skip
 
     def run(self) -> dict[str, Any]:
+        from repolicy.learning.training import train
         from repolicy.plan.wanted import Wanted
-        from repolicy.train.training import train
 
         result = train(
             self.env, Wanted(self.objective, alpha=self.alpha), self.folder, self.settings,
@@ -196,7 +196,7 @@ class Customize(Run):
         )  # fmt: skip
 
     def run(self) -> dict[str, Any]:
-        from repolicy.train.training import customize
+        from repolicy.learning.training import customize
 
         warn_of_unfinished(self.prior)
         result = customize(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from repolicy.envs.evaluation import untold
 from repolicy.errors import NumericError, UsageError
+from repolicy.learning.steering import FARTHEST, off_budget, steered
 from repolicy.loading import printable
 from repolicy.objective import Objective, plain
 from repolicy.policies.dialed_policy import Conditioned
@@ -23,7 +24,6 @@ from repolicy.policies.policy import Policy, PolicySpec, Prior, check_scores, fr
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 from repolicy.readers.reading import as_in_python, told_in_python
-from repolicy.train.steering import FARTHEST, off_budget, steered
 
 
 def check_version(package: str, start: tuple[int, int], stop: tuple[int, int], extra: str) -> None:

@@ -18,6 +18,7 @@ from repolicy.envs.making import with_roles
 from repolicy.envs.names import EnvLike, env_name
 from repolicy.envs.trust import env_of
 from repolicy.errors import FileError, RepolicyError, UsageError
+from repolicy.learning.training import check, check_given, try_addon
 from repolicy.loading import PYTHON, as_file_name, lives_here_alone, read_json, stem_of
 from repolicy.many import ray
 from repolicy.many.pool import Here, Job, Start, work
@@ -38,7 +39,6 @@ from repolicy.runs.machine import physical_cores
 from repolicy.runs.request import Request
 from repolicy.runs.result import Result
 from repolicy.runs.settings import Settings, validated
-from repolicy.train.training import check, check_given, try_addon
 
 
 def sweep(

@@ -175,7 +175,7 @@ class FilmMlp(Mlp):
         return torch.cat([values, bases @ film[:, self._spare]], 1), bases
 
     def _room(self, count: int) -> list[Layer]:
-        return [Layer(*(torch.empty(count, len(bias)) for _ in range(3))) for bias in self.biases]
+        return [Layer(*(bias.new_empty(count, len(bias)) for _ in range(3))) for bias in self.biases]
 
     @torch.no_grad()
     def vjp(self, inputs: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:

@@ -49,7 +49,7 @@ class Normalizer(nn.Module):
         return normalize
 
     def update(self, added: Tensor) -> None:
-        """Take in the `moments.sums` of observations, `[3, O]`."""
+        """Take in the `sums` of observations, `[3, O]`."""
         count = self.count.expand_as(self.mean)
         statistics = merged(torch.stack([count, self.mean, self.var]), added.to(self.mean.device))
         self.count, self.mean, self.var = statistics[0, 0].clone(), statistics[1].clone(), statistics[2].clone()

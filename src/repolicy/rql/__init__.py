@@ -10,10 +10,10 @@ from typing import Any
 HOMES = {
     "ResidualDQN": "dqn",
     "ResidualSAC": "sac",
-    "Settings": "settings",
-    "WithAddon": "common",
-    "customize": "training",
-    "train": "training",
+    "Settings": "hyperparameters",
+    "WithAddon": "wrapping",
+    "customize": "customizing",
+    "train": "customizing",
 }
 
 __all__ = list(HOMES)

@@ -21,6 +21,7 @@ from repolicy.envs.addons import check_env, names
 from repolicy.envs.names import in_gymnasium, maker, observed, observed_by_critic
 from repolicy.envs.trust import env_of
 from repolicy.errors import FileError, UsageError, in_one_sentence
+from repolicy.learning.training import Watcher, check_given, tell, watchdog
 from repolicy.loading import nearest
 from repolicy.objective import Objective
 from repolicy.plan.cloning import fitted, spec_of
@@ -37,7 +38,6 @@ from repolicy.runs.machine import polite_interrupt, versions
 from repolicy.runs.ranks import one_thread
 from repolicy.runs.result import Result
 from repolicy.runs.settings import Settings as EngineSettings
-from repolicy.train.training import Watcher, check_given, tell, watchdog
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from repolicy.learning.training import Watcher
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.settings import AnySettings
-from repolicy.train.training import Watcher
 
 EPISODES = 20  # how many of the latest are averaged
 

@@ -187,7 +187,7 @@ def check_count(count: int) -> None:
 
 
 # What another rank does before anything else, and before it imports what takes seconds.
-_FIRST = "from repolicy.train import machine as m; m.die_with({parent}); m.leave_signals_to_the_parent()\n"
+_FIRST = "from repolicy.runs import machine as m; m.die_with({parent}); m.leave_signals_to_the_parent()\n"
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from repolicy.envs import addons
 from repolicy.envs.rollout import Rollout
+from repolicy.learning import ppo
+from repolicy.learning.worker import Worker
 from repolicy.objective import Objective, Reward, task_reward
 from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.distributions import Distribution
@@ -22,8 +24,6 @@ from repolicy.policies.policy import Policy
 from repolicy.priors.kinds import Exact
 from repolicy.runs import ranks
 from repolicy.runs.request import Request
-from repolicy.train import ppo
-from repolicy.train.worker import Worker
 
 # Parts of one dial, in each of which advantages have mean 0 and variance 1. Of several dials there are about as many
 # cells in all, 3 × 3 or 2 × 2 × 2: each must hold episodes enough to have a mean and a variance.

@@ -21,6 +21,9 @@ from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector, staggered
 from repolicy.envs.step import Envs
 from repolicy.errors import FileError, NumericError
+from repolicy.learning.candidate import CAREFUL, Candidate, clearly_better
+from repolicy.learning.dialed_worker import ConditionedWorker
+from repolicy.learning.worker import Worker
 from repolicy.objective import Objective, reformulated, task_reward
 from repolicy.plan.states import density_of
 from repolicy.policies.density import Density
@@ -34,9 +37,6 @@ from repolicy.runs.doubts import Standing
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import keep_freed_memory, versions
 from repolicy.runs.request import Request, derived_seed
-from repolicy.train.candidate import CAREFUL, Candidate, clearly_better
-from repolicy.train.dialed_worker import ConditionedWorker
-from repolicy.train.worker import Worker
 
 ENDED_EARLY = "evaluation_ended_early"
 

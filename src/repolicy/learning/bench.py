@@ -18,13 +18,13 @@ import torch
 
 from repolicy.envs.making import make_envs
 from repolicy.errors import UsageError
+from repolicy.learning.segments import Segments
+from repolicy.learning.training import check
 from repolicy.objective import soft
 from repolicy.runs import ranks
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request, derived_seed
 from repolicy.runs.settings import Settings
-from repolicy.train.segments import Segments
-from repolicy.train.training import check
 
 PARTS = 20  # slices in a segment
 
@@ -43,7 +43,7 @@ def bench(env: str, settings: Settings, slices: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as path:
         folder = RunFolder(path)
         folder.begin(request.as_dict(), {}, resume=False)
-        program = ["from repolicy.train.bench import follow; follow()", path, str(slices)]
+        program = ["from repolicy.learning.bench import follow; follow()", path, str(slices)]
         with ranks.launched(settings.ranks, program) as team:
             figures = measure(request, folder, team, slices)
     return figures

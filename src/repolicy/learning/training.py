@@ -17,6 +17,9 @@ from repolicy.envs.making import probed, with_roles
 from repolicy.envs.names import EnvLike, env_name, with_observed
 from repolicy.envs.patience import Watchdog
 from repolicy.errors import RepolicyError, UsageError
+from repolicy.learning.dialed_worker import collapsed
+from repolicy.learning.segments import Segments
+from repolicy.learning.steering import overspent
 from repolicy.objective import Objective
 from repolicy.plan.defaults import train_defaults
 from repolicy.plan.session import (
@@ -45,9 +48,6 @@ from repolicy.runs.machine import polite_interrupt, torchrun_place
 from repolicy.runs.request import Request, check_dials, spec_for
 from repolicy.runs.result import Result as Result
 from repolicy.runs.settings import ACTORS, Settings
-from repolicy.train.dialed_worker import collapsed
-from repolicy.train.segments import Segments
-from repolicy.train.steering import overspent
 
 
 @runtime_checkable
@@ -281,7 +281,7 @@ def run(
     ranks.check_count(request.settings.ranks)
     with folder.locked():
         tell(watchers, [*notes, *begun(request, folder, resume, prior)])
-        program = ["from repolicy.train.training import follow; follow()", str(folder.path), str(patience or "")]
+        program = ["from repolicy.learning.training import follow; follow()", str(folder.path), str(patience or "")]
         program.append("" if start is None or start.source is None else json.dumps(start.source))
         with polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
             return work(request, folder, team, watchers, interrupted, exact)

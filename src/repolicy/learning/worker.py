@@ -13,6 +13,8 @@ from repolicy.envs.addons import Addon
 from repolicy.envs.making import critic_size, probed
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.errors import NumericError
+from repolicy.learning import ppo
+from repolicy.learning.steering import FARTHEST, off_budget, steered
 from repolicy.objective import Objective, Reward, reformulated, task_reward
 from repolicy.plan.states import familiarity
 from repolicy.policies.density import Density
@@ -22,8 +24,6 @@ from repolicy.policies.policy import Policy, frozen
 from repolicy.priors.kinds import Exact, Scorer
 from repolicy.runs import ranks
 from repolicy.runs.request import Request, spec_for
-from repolicy.train import ppo
-from repolicy.train.steering import FARTHEST, off_budget, steered
 
 LOST = -0.5  # explained variance below which a budget's weights stay as they are, because the critic cannot follow
 ALONE = 1e-3  # least learning rate while only the critic learns, where the KL of the policy steers it later

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import NumericError
+from repolicy.learning.scale import ReturnScale
 from repolicy.policies.network import Mlp, flatten
 from repolicy.policies.policy import Policy
 from repolicy.runs.settings import Settings
-from repolicy.train.scale import ReturnScale
 
 Sum = Callable[[Tensor], Tensor]  # adds a tensor up over all ranks, in place
 BETA_MEAN, BETA_VAR = 0.9, 0.999  # Adam's
