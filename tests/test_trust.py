@@ -123,7 +123,7 @@ def test_other_processes_take_no_file_of_this_folder_for_a_library(
     with ranks.launched(2, ["import json, numpy"]):
         pass
     doctor._renders("egl")
-    film._in_its_own_process("nowhere", "egl")
+    film._in_its_own_process("nowhere", "egl", lambda _: None)
     assert not Path("owned").exists()
     request = {"env": "Hopper-v4", "addons": ["height"], "alpha": 0.1, "states": 0.0, "settings": {}, "sparse": False}
     assert _program(Point(0.1, Path("a")), Path("b"), request)[:2] == PYTHON

@@ -400,7 +400,7 @@ def test_an_rsl_rl_that_lacks_what_is_imported_is_named_by_its_version(monkeypat
     ("module", "host", "extra"), [("rsl_rl", "rsl_rl", "rsl-rl"), ("sb3", "stable_baselines3", "sb3")]
 )
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, module: str, host: str, extra: str) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == host or ".adapters.sb3" in name]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == host or ".hosts.sb3" in name]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, host, None)
     monkeypatch.delitem(sys.modules, f"repolicy.hosts.{module}", raising=False)

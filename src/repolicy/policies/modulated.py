@@ -52,6 +52,9 @@ class FilmMlp(Mlp):
     The spare outputs are polynomials in them, which read nothing else.
     """
 
+    _ones: Tensor
+    _inner: Tensor
+
     def __init__(
         self,
         inputs: int,
@@ -70,13 +73,15 @@ class FilmMlp(Mlp):
         slices = [slice(*pair) for pair in pairwise([*ends, ends[-1] + spare])]
         self._scales, self._shifts, self._spare = slices[:-1:2], slices[1:-1:2], slices[-1]
         self.film = nn.Parameter(torch.zeros(len(exponents(dials)), ends[-1] + spare))
-        self._ones = torch.zeros(ends[-1] + spare)  # what the polynomials are added to
+        ones = torch.zeros(ends[-1] + spare)  # what the polynomials are added to
         # A layer computed by hand wants `inner` times the activation's argument, and gets it from here.
-        self._inner = torch.ones(ends[-1] + spare)
+        inner = torch.ones(ends[-1] + spare)
         for scale, shift in zip(self._scales, self._shifts, strict=True):
-            self._ones[scale] = 1.0
+            ones[scale] = 1.0
             if self.by_hand and shift is not self._shifts[-1]:
-                self._inner[scale] = self._inner[shift] = BY_HAND[self.activation].inner
+                inner[scale] = inner[shift] = BY_HAND[self.activation].inner
+        self.register_buffer("_ones", ones, persistent=False)
+        self.register_buffer("_inner", inner, persistent=False)
 
         self._kept = self._room(0)  # for `vjp`: to allocate memory anew would take as long as the computation
 
