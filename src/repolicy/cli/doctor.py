@@ -63,7 +63,7 @@ def idle_cuda() -> str:
         for path in found.files or ()
     )
     size = sum(Path(path).stat().st_size for path in files if Path(path).is_file())
-    return f", CUDA build, {size / 1e9:.1f} GB: no GPU here needs it, and the install page has the smaller build"
+    return f", CUDA build, {size / 1e9:.1f} GB: no GPU here needs it, and the quickstart page has the smaller build"
 
 
 def renderer() -> str:
