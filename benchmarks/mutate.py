@@ -53,8 +53,6 @@ MUTANTS = [
     Mutant("policies/density.py", "self.whitening) - self.edge)", "self.whitening))", STATES, "no hinge"),
     Mutant("policies/density.py", "missing = 0.5 *", "missing = 1.0 *", STATES, "twice the nats"),
     Mutant("policies/density.py", "away.T @ away / len(inputs)", "away.T @ away", STATES, "covariance not a mean"),
-    Mutant("policies/density.py", "ROUNDS = 10", "ROUNDS = 0", STATES, "episodes that tumble widen the prior's states"),
-    Mutant("policies/density.py", "* math.sqrt(width)", "", STATES, "narrow by what was left out"),
     Mutant("policies/density.py", "= inverse.T", "= inverse", STATES, "whitened the wrong way round"),
     Mutant("plan/states.py", "if team.index == 0:", "if True:", "tests/test_ranks.py", "a density of every rank's own"),
     Mutant("plan/worth.py", "for each in both)\n    if not", "for each in both[:1])\n    if not", "tests/exact/test_nat.py", "what a nat is worth without the entropy"),

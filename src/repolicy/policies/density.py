@@ -4,7 +4,6 @@ log prior judges actions. In a state where the prior is helpless any action is l
 itself is one that the prior would never be in. This can.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +15,6 @@ from repolicy.policies.normalizer import Normalizer
 QUANTILE = 0.25  # the least likely quarter of the prior's own states costs something
 MOST = 60.0  # nats, the most that one state can cost
 RIDGE = 1e-4  # added to the covariance, as a share of its diagonal
-KEPT = 0.9  # share of the prior's states that tell how wide they are: up to a tenth may be of episodes that tumble
-ROUNDS = 10  # in which those are found
 CONSTANT = 1e-10  # with less variance than this, an observation counts as one that the prior never changes
 
 
@@ -74,34 +71,14 @@ PARTS = ("mean", "whitening", "edge", "shift", "scale")
 
 
 def fitted(inputs: Tensor, normalizer: Normalizer) -> Density:
-    """The density of normalized observations `[M, O]` of the prior's own, in which some may be unlike the others.
-
-    Where a few episodes tumble, the covariance of all states is theirs. So the Gaussian is that of the likeliest 90 %,
-    found by turns: which are they under it, and which Gaussian have those. It is then as wide as if nothing had been
-    left out of a Gaussian. Nothing is left out where an observation changes in too few states for that.
-    """
+    """The density of normalized observations `[M, O]` of the prior's own."""
     inputs = inputs.double()
-    mean, whitening, varies = _gaussian(inputs)
-    if not bool(varies.any()):
-        raise UsageError("no observation changes under the prior, so it has no states to learn: --states 0 goes on")
-    kept, width = max(1, int(KEPT * len(inputs))), 1.0
-    for _ in range(ROUNDS):
-        away = distances(inputs, mean, whitening)
-        found = _gaussian(inputs[away <= away.kthvalue(kept).values])
-        if not torch.equal(found[2], varies):
-            break
-        mean, whitening, width = *found[:2], _width(int(varies.sum()))
-    whitening = whitening * math.sqrt(width)
-    edge = torch.quantile(distances(inputs, mean, whitening)[:: max(1, len(inputs) // 100_000)], 1.0 - QUANTILE)
-    return Density(mean, whitening, edge, normalizer.shift.double(), normalizer.scale.double())
-
-
-def _gaussian(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean `[O]` and the whitening `[O, O]` of the inputs, and which of their numbers vary `[O]`."""
     mean = inputs.mean(0)
     away = inputs - mean
     covariance = away.T @ away / len(inputs)
     varies = covariance.diagonal() > CONSTANT
+    if not bool(varies.any()):
+        raise UsageError("no observation changes under the prior, so it has no states to learn: --states 0 goes on")
     some = torch.nonzero(varies).flatten()
     inner = covariance[some][:, some]
     lower = torch.linalg.cholesky(inner + RIDGE * inner.diagonal().diag())
@@ -109,21 +86,8 @@ def _gaussian(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # C = L·Lᵀ, so |L⁻¹·x|² = xᵀ·C⁻¹·x, and a row vector x is whitened by L⁻ᵀ
     inverse = torch.linalg.solve_triangular(lower, torch.eye(len(some), dtype=torch.float64), upper=False)
     whitening[some[:, None], some] = inverse.T
-    return mean, whitening, varies
-
-
-def _width(numbers: int) -> float:
-    """The variance of the likeliest 90 % of a Gaussian of so many numbers, as a share of that of all."""
-
-    def below(distance: float, degrees: int) -> float:  # of squares of normal numbers
-        halves = torch.tensor([degrees / 2, distance / 2], dtype=torch.float64)
-        return float(torch.special.gammainc(halves[0], halves[1]))
-
-    low, high = 0.0, 10.0 * numbers + 50.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if below(middle, numbers) < KEPT else (low, middle)
-    return below(low, numbers + 2) / KEPT
+    edge = torch.quantile(distances(inputs, mean, whitening)[:: max(1, len(inputs) // 100_000)], 1.0 - QUANTILE)
+    return Density(mean, whitening, edge, normalizer.shift.double(), normalizer.scale.double())
 
 
 def distances(inputs: Tensor, mean: Tensor, whitening: Tensor) -> Tensor:
