@@ -74,7 +74,7 @@ def test_the_verdict_stands_on_top_and_the_films_run_in_step(reported: Path, bro
     browser.get(f"file://{reported}")
     verdict = browser.find_element(By.CLASS_NAME, "verdict")
     assert verdict.is_displayed()
-    assert "beside its prior" in verdict.text
+    assert "its prior" in verdict.text
     assert "with the mean action" in verdict.text
     assert verdict.location["y"] < browser.find_element(By.CLASS_NAME, "tiles").location["y"] < 600
     videos = browser.find_elements(By.TAG_NAME, "video")

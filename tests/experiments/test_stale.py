@@ -61,7 +61,7 @@ def test_a_row_is_stale_once_what_it_depends_on_has_changed(clone: Path) -> None
 
 def test_what_a_kind_depends_on() -> None:
     assert "src/repolicy/llm" in stale.depends_on("llm/rate-0.002/frontier.jsonl")
-    assert "src/repolicy/engine" in stale.depends_on("anything.jsonl")
+    assert "src/repolicy/learning" in stale.depends_on("anything.jsonl")
     assert "src/repolicy/learning" not in stale.depends_on("adapters.jsonl")
     root = Path(stale.__file__).parents[1]
     assert all((root / path).exists() for paths in stale.KINDS.values() for path in paths)
