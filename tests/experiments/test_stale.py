@@ -37,8 +37,8 @@ def rows(*commits: str) -> str:
 
 
 def test_a_row_is_stale_once_what_it_depends_on_has_changed(clone: Path) -> None:
-    first = committed(clone, src__repolicy__engine="1", src__repolicy__llm="1")
-    second = committed(clone, src__repolicy__engine="2")
+    first = committed(clone, src__repolicy__learning="1", src__repolicy__llm="1")
+    second = committed(clone, src__repolicy__learning="2")
     third = committed(clone, src__repolicy__llm="2", docs="1")
     (clone / "results").mkdir()
     (clone / "results" / "runs.jsonl").write_text(rows(first, f"{first}+", second, third, "f" * 40))
@@ -50,7 +50,7 @@ def test_a_row_is_stale_once_what_it_depends_on_has_changed(clone: Path) -> None
     ]
     assert stale.stale(clone / "results") == expected
     assert "a commit that this clone does not have" in stale.said(expected[-1])
-    committed(clone, src__repolicy__engine="3")
+    committed(clone, src__repolicy__learning="3")
     (clone / "results" / "new.jsonl").write_text(rows(first))  # git does not know it yet
     stale.changed_since.cache_clear()
     found = stale.stale(clone / "results")
