@@ -147,6 +147,7 @@ MUTANTS = [
     Mutant("policies/families.py", "low + 0.5 * (high - low)", "low + (high - low)", "tests/readers/test_formats_checkpoints.py", "bounds of a log-std through tanh"),
     Mutant("policies/policy.py", "return actions.clip(low, high)", "return actions", POLICY, "actions cut to their bounds"),
     Mutant("readers/pickles.py", "if self.left < 0:", "if False:", "tests/readers/test_formats_limits.py", "a short pickle fills the memory"),
+    Mutant("readers/pickles.py", "> MOST:", "> 10 * MOST:", "tests/readers/test_formats_limits.py", "a short pickle makes many small things"),
     Mutant("readers/pickles.py", "isinstance(key, tuple | frozenset)", "False", "tests/readers/test_formats_limits.py", "a short pickle hashes without end"),
     Mutant("readers/copying.py", "if state[name].shape != wanted.shape:", "if False:", "tests/readers/test_copied.py", "a copied part that does not fit"),
     Mutant("envs/trust.py", "wishes.imported(name) not in", 'wishes.imported(name.partition("?")[0]) not in', "tests/test_trust.py", "code that looks like an option"),
