@@ -11,7 +11,7 @@ network is shown, which then say nothing.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -24,18 +24,16 @@ import torch
 from torch import Tensor
 
 from experiments import campaign, sweeps
+from experiments.episodes import played
 from experiments.one import Run as Training
-from experiments.one import machine, trained
+from experiments.one import trained
 from experiments.pages import markdown
 from repolicy.envs.addons import combined
 from repolicy.envs.dialed import placed
-from repolicy.envs.evaluation import EVALUATION_SEED, run_episodes
-from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Rollout
 from repolicy.learning.dialed_worker import ConditionedWorker
 from repolicy.many.ledger import Ledger, Row
 from repolicy.objective import Objective, reformulated
-from repolicy.plan.states import familiarity
 from repolicy.policies.density import Density
 from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.policy import Policy
@@ -43,8 +41,7 @@ from repolicy.priors.dials import turned
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.machine import commit, versions
-from repolicy.runs.ranks import one_thread
+from repolicy.runs.machine import versions
 
 EPISODES, MANY = 20, 20
 STEPS = {"trained": "2.5e6", "longer": "5e6", "shuffled": "2.5e6"}
@@ -80,21 +77,15 @@ def main() -> None:
     parser.add_argument("--longer", action="store_true", help="with twice the steps")
     options = parser.parse_args()
     how = "shuffled" if options.shuffled else "longer" if options.longer else "trained"
-    ledger = Ledger(options.ledger)
-    with ledger.claimed():
-        known = {row["key"] for row in ledger.rows()}
-        for name in options.tasks:
-            swept = sweeps.made(name, options.runs.parent / "sweeps", options.jobs)
-            if f"{name}/alone" not in known:
-                ledger.add(alone(name, swept))
-            for free in ("mixture", "weights"):
-                if f"{name}/{free}" not in known:
-                    ledger.add(free_dial(name, free, swept))
-            for seed in options.seeds:
-                if f"{name}/{how}/{seed}" not in known:
-                    ledger.add(trained_dial(name, seed, options.runs, how))
-    print(summary(ledger.rows()))
-    draw(ledger.rows(), options.picture)
+    for name in options.tasks:
+        swept = sweeps.made(name, options.runs.parent / "sweeps", options.jobs)
+        wanted = {f"{name}/alone": partial(alone, name, swept)}
+        wanted |= {f"{name}/{free}": partial(free_dial, name, free, swept) for free in ("mixture", "weights")}
+        dials = {f"{name}/{how}/{seed}": partial(trained_dial, name, seed, options.runs, how) for seed in options.seeds}
+        campaign.measure(options.ledger, wanted | dials)
+    rows = Ledger(options.ledger).rows()
+    print(summary(rows))
+    draw(rows, options.picture)
 
 
 def point(swept: Path, omega: float) -> Path:
@@ -106,7 +97,7 @@ def alone(name: str, swept: Path) -> Row:
     """The prior, and the points that were trained alone."""
     task = TASKS[name]
     first = read_policy(point(swept, task.low))
-    row: Row = {"key": f"{name}/alone", "task": name, "how": "alone", "episodes": EPISODES}
+    row: Row = {"task": name, "how": "alone", "episodes": EPISODES}
     row["objective"] = objective_of(swept / f"omega-{task.low:.12g}")
     assert first.prior is not None
     row["prior"] = position(name, first.prior, first.prior, first.density)
@@ -114,7 +105,7 @@ def alone(name: str, swept: Path) -> Row:
     for omega in task.omegas:
         saved = read_policy(point(swept, omega))
         row["positions"].append({"at": omega} | position(name, saved.policy, saved.prior, saved.density))
-    return row | {"versions": versions(), "machine": machine(), "commit": commit()}
+    return row | {"versions": versions()}
 
 
 def free_dial(name: str, how: str, swept: Path) -> Row:
@@ -122,11 +113,11 @@ def free_dial(name: str, how: str, swept: Path) -> Row:
     task = TASKS[name]
     end = read_policy(point(swept, task.low))
     assert end.prior is not None
-    row: Row = {"key": f"{name}/{how}", "task": name, "how": how, "episodes": EPISODES, "positions": []}
+    row: Row = {"task": name, "how": how, "episodes": EPISODES, "positions": []}
     for t in np.linspace(0.0, 1.0, len(task.omegas)):
         policy = turned(end.prior, end.policy, float(t), "mixture" if how == "mixture" else "weights")
         row["positions"].append({"at": float(f"{t:.4g}")} | position(name, policy, end.prior, end.density))
-    return row | {"commit": commit()}
+    return row
 
 
 def trained_dial(name: str, seed: int, runs: Path, how: str) -> Row:
@@ -140,7 +131,7 @@ def trained_dial(name: str, seed: int, runs: Path, how: str) -> Row:
     policy = saved.policy
     assert isinstance(policy, Conditioned)
     (dial,) = policy.dials
-    row: Row = {"key": key, "task": name, "how": how, "seed": seed}
+    row: Row = {"task": name, "how": how, "seed": seed}
     row |= {part: story[part] for part in ("command", "request", "steps", "seconds", "steps_per_cpu_second", "curve")}
     row |= {"ends_apart": round(RunFolder(folder).logged()["dial_kl"][-1], 3), "episodes": EPISODES}
     row["positions"] = [
@@ -149,7 +140,7 @@ def trained_dial(name: str, seed: int, runs: Path, how: str) -> Row:
     row["many"] = [
         {"at": omega} | position(name, policy.at(omega), saved.prior, None, ("mean",)) for omega in dial.spread(MANY)
     ]
-    return row | {"versions": versions(), "machine": machine(), "commit": commit()}
+    return row | {"versions": versions()}
 
 
 @contextmanager
@@ -197,14 +188,9 @@ def position(
 ) -> Row:
     """What a position is worth, an episode: with the mean action, and with sampled ones the parts of the objective."""
     task, found = TASKS[name], Row()
-    assert prior is not None
-    of_states = None if density is None else partial(familiarity, density, prior)
+    beside: dict[str, Any] = {"addon": combined([task.addon]), "prior": prior, "density": density}
     for action in actions:
-        with one_thread(), closing(make_envs(task.env, EPISODES, EVALUATION_SEED)) as envs:
-            seen = run_episodes(
-                policy, envs, EPISODES, addon=combined([task.addon]), prior=prior, deterministic=action == "mean",
-                seed=EVALUATION_SEED, familiarity=of_states,
-            )  # fmt: skip
+        seen = played(policy, task.env, EPISODES, sampled=action == "sampled", **beside)
         parts = ("basic", "addon", "lengths", "log_prior", "log_policy", "familiarity")
         known = {part: values for part in parts if (values := getattr(seen, part)) is not None}
         found[action] = {part: float(f"{values.mean():.6g}") for part, values in known.items()}

@@ -1,6 +1,6 @@
 """What fine-tuning does to a policy: eight ways from the same prior and wish, iteration by iteration.
 
-    python -m experiments.fine_tuning --out results/fine_tuning.jsonl
+    python -m experiments.fine_tuning
     python -m experiments.fine_tuning --picture docs/images/fine-tuning.png     # of what is in the file
 
 Every way is a row of WAYS, and all are Stable-Baselines3's PPO on the same batch of environments, so nothing differs
@@ -9,11 +9,11 @@ reward, which nobody learns from, and the wish's, both a step, at each iteration
 end. Go1 is the robot's published policy, from the folder --priors. A run that is in the file is not repeated.
 """
 
-import argparse
 import copy
 import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -47,9 +47,7 @@ class Task:
     omega: float
     alpha: float
     budget: float
-    curve: (
-        str  # the one to look at: HalfCheetah's episodes never end early, Hopper's falls show in the episodes' return
-    )
+    curve: str  # to look at: HalfCheetah's episodes never end early, Hopper's falls show in the episodes' return
 
 
 @dataclass(frozen=True)
@@ -64,18 +62,11 @@ class Way:
     frozen_std: bool = False
 
 
+GO1 = "Go1JoystickFlatTerrain-v1?observe=state"
 TASKS = {
     "halfcheetah": Task("halfcheetah", "HalfCheetah-v4", "hind_leg=10", 0.6, 0.13472, 2.0, "basic"),
     "hopper": Task("hopper", "Hopper-v4", "height", 0.3, 0.001, 1.0, "basic_return"),
-    "go1": Task(
-        "mujoco_playground/go1_policy.onnx",
-        "Go1JoystickFlatTerrain-v1?observe=state",
-        "energy",
-        0.015,
-        0.005,
-        2.0,
-        "basic",
-    ),
+    "go1": Task("mujoco_playground/go1_policy.onnx", GO1, "energy", 0.015, 0.005, 2.0, "basic"),
 }
 WAYS = {
     "ppo": Way(),
@@ -199,6 +190,9 @@ def measure(task: str, way: str, seed: int, steps: int, priors: Path) -> Row:
     model.learn(steps, callback=curves)
     names = sorted({name for each in curves.found for name in each})
     return {
+        "task": task,
+        "way": way,
+        "seed": seed,
         "curve": setup.curve,
         "iteration_steps": settings.iteration_steps,
         "curves": {name: [each.get(name) for each in curves.found] for name in names},
@@ -232,26 +226,25 @@ def picture(rows: list[Row], path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
+def alone(*run: Any) -> Row:
+    """The same in a process of its own: 128 robots take 3 GB until their process ends."""
+    with ProcessPoolExecutor(1, get_context("spawn"), die_with, (os.getpid(),)) as process:
+        return process.submit(measure, *run).result()
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=Path("results/fine_tuning.jsonl"))
+    parser = campaign.parser("fine_tuning", __doc__, ())
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--priors", type=Path, default=Path("../shared/priors"), help="the folder of other people's")
-    parser.add_argument("--picture", type=Path, help="draw the file's curves, and run nothing")
+    parser.add_argument("--picture", type=Path, help="draw the ledger's curves, and run nothing")
     options = parser.parse_args()
     if options.picture:
-        return picture(list(Ledger(options.out).by_key().values()), options.picture)
-    ledger = Ledger(options.out)
-    with ledger.claimed():
-        for seed, task, way in product(options.seeds, options.tasks, WAYS):
-            key = f"{task}/{way}/{seed}/{options.steps}"
-            if key not in ledger.by_key():
-                # A process for each run: 128 robots take 3 GB until their process ends.
-                with ProcessPoolExecutor(1, get_context("spawn"), die_with, (os.getpid(),)) as alone:
-                    row = alone.submit(measure, task, way, seed, options.steps, options.priors).result()
-                ledger.add({"key": key, "task": task, "way": way, "seed": seed} | row)
+        return picture(list(Ledger(options.ledger).by_key().values()), options.picture)
+    runs = [(task, way, seed, options.steps) for seed, task, way in product(options.seeds, options.tasks, WAYS)]
+    wanted = {"/".join(map(str, run)): partial(alone, *run, options.priors) for run in runs}
+    campaign.measure(options.ledger, wanted)
 
 
 if __name__ == "__main__":

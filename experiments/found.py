@@ -7,7 +7,6 @@ held by a KL budget instead. The objective is measured at the start and at the e
 the same seeds. A run that is in the ledger is not repeated; one that was interrupted goes on.
 """
 
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,24 +15,21 @@ from typing import Any
 import numpy as np
 
 from experiments import campaign
-from experiments.one import machine
+from experiments.episodes import objective_of, played
 from experiments.pages import markdown
 from experiments.statistics import mean_and_error
 from repolicy.envs.addons import Addon, combined
-from repolicy.envs.evaluation import EVALUATION_SEED, run_episodes
-from repolicy.envs.making import make_envs, observing
+from repolicy.envs.making import observing
 from repolicy.learning.training import customize
-from repolicy.many.ledger import Ledger, Row
-from repolicy.objective import Objective, reformulated
+from repolicy.many.ledger import Row
+from repolicy.objective import Objective
 from repolicy.plan.defaults import customize_defaults
-from repolicy.plan.states import familiarity
 from repolicy.plan.wanted import Wanted
 from repolicy.policies.density import Density
 from repolicy.policies.policy import Policy
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.ranks import one_thread
 
 STEPS, EPISODES = 500_000, 100
 ENVS = 25  # that are evaluated at once: a robot's can hold 140 MB each
@@ -74,11 +70,10 @@ def measure(task: Task, path: Path, folder: Path, seed: int, steps: int, budget:
     held = request["settings"]["kl_budget"] is not None
     objective = None if held else Objective(**request["objective"])
     for which, policy in (("start", saved.policy), ("last", last.policy)):
-        with one_thread():
-            row[which] = measured(policy, saved.policy, env, addon, objective, last.density)
+        row[which] = measured(policy, saved.policy, env, addon, objective, last.density)
     before, after = (np.array(row[which].pop("each")) for which in ("start", "last"))
     row["gained"] = mean_and_error(after - before)  # the seeds are the same, so differences count
-    return row | {"addon_metric": addon.metric_name, "machine": machine()}
+    return row | {"addon_metric": addon.metric_name}
 
 
 def measured(
@@ -86,20 +81,15 @@ def measured(
 ) -> dict[str, Any]:
     """The objective of an episode and its parts, (mean, standard error); without one, the wish alone."""
     found: dict[str, Any] = {}
-    of_states = None if density is None else partial(familiarity, density, prior)
     for action in ("sampled", "mean"):
-        with closing(make_envs(env, ENVS, EVALUATION_SEED)) as envs:
-            seen = run_episodes(
-                policy, envs, EPISODES, addon=wish, prior=prior, deterministic=action == "mean",
-                seed=EVALUATION_SEED, familiarity=of_states,
-            )  # fmt: skip
+        sampled = action == "sampled"
+        seen = played(
+            policy, env, EPISODES, sampled=sampled, addon=wish, prior=prior, density=density, envs=ENVS
+        )  # fmt: skip
         assert seen.addon is not None
-        if action == "sampled":
-            each = seen.addon
-            if objective is not None:
-                each = reformulated(objective, each, seen.log_prior, seen.log_policy, seen.familiarity).total
-            found["each"] = [float(value) for value in each]
-            found["objective"] = mean_and_error(np.array(found["each"]))
+        if sampled:
+            each = seen.addon if objective is None else objective_of(objective, seen)
+            found |= {"each": [float(value) for value in each], "objective": mean_and_error(each)}
         parts = {"basic": seen.basic, "addon": seen.addon, "length": seen.lengths}
         found[action] = {name: mean_and_error(values) for name, values in parts.items()}
     return found
@@ -107,30 +97,17 @@ def measured(
 
 def table(rows: list[Row]) -> str:
     """A row a run: what it was after, and where that stood at the start and at the end."""
-    headings = [
-        "prior, wish",
-        "seed",
-        "weights",
-        "objective, start",
-        "end",
-        "gained",
-        "wish",
-        "old return",
-        "both",
-        "both, sampled",
-    ]
+    headings = ["prior, wish", "seed", "weights", "objective, start", "end", "gained", "wish", "old return", "both",
+                "both, sampled"]  # fmt: skip
     lines = []
     for row in sorted(rows, key=lambda row: row["key"]):
         start, last, budget = row["start"], row["last"], row["settings"]["kl_budget"]
         omega, states = row["objective"]["omega"], row["objective"].get("states", 0.0)
         held = f"{budget:g} nats" if budget is not None else f"ω′ {omega:.2g}, states {states:.2g}"
         name = row["key"].partition("/")[0].replace("_", " ")
-        parts = [
-            f"{_number(start['mean'][part][0])} to {_number(last['mean'][part][0])}" for part in ("addon", "basic")
-        ]
-        parts += [
-            f"{_number(_both(start[action]))} to {_number(_both(last[action]))}" for action in ("mean", "sampled")
-        ]
+        pairs = [[each["mean"][part][0] for each in (start, last)] for part in ("addon", "basic")]
+        pairs += [[_both(each[action]) for each in (start, last)] for action in ("mean", "sampled")]
+        parts = [" to ".join(map(_number, pair)) for pair in pairs]
         ends = [_number(found["objective"][0]) for found in (start, last)]
         gained = f"**{' ± '.join(map(_number, row['gained']))}**"
         lines.append([f"{name}, {row['addon']}", str(row["seed"]), held, *ends, gained, *parts])
@@ -153,19 +130,15 @@ def main() -> None:
     parser.add_argument("--steps", type=float, default=STEPS)
     parser.add_argument("--budget", action="store_true", help="hold each run by a KL budget")
     options = parser.parse_args()
-    ledger = Ledger(options.ledger)
+    wanted = {}
     for seed in range(options.seeds):
         for name in options.tasks:
             key, task = f"{name}/budget/{seed}" if options.budget else f"{name}/{seed}", TASKS[name]
-            if key in ledger.by_key():
-                continue
             there = options.priors / task.prior
             path = there if there.exists() else find_policy(task.prior)
             folder = options.runs / key.replace("/", "-")
-            row = measure(task, path, folder, seed, int(options.steps), options.budget)
-            with ledger.claimed():
-                ledger.add({"key": key} | row)
-            print(f"{key}: gained {row['gained']}", flush=True)
+            wanted[key] = partial(measure, task, path, folder, seed, int(options.steps), options.budget)
+    campaign.measure(options.ledger, wanted)
 
 
 if __name__ == "__main__":

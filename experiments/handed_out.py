@@ -7,8 +7,6 @@ is handed out stands the one with the highest sum in the short evaluations. Both
 episodes with the same starts. A run that is in the ledger is not repeated; one that was interrupted goes on.
 """
 
-import time
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,23 +15,19 @@ from typing import Any
 import numpy as np
 
 from experiments import campaign
-from experiments.one import machine
+from experiments.episodes import objective_of, played
 from experiments.pages import markdown
 from experiments.statistics import mean_and_error
 from repolicy.envs.addons import combined
-from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, run_episodes
-from repolicy.envs.making import make_envs
 from repolicy.learning.training import customize, train
 from repolicy.many.ledger import Ledger, Row
-from repolicy.objective import Objective, greedy, no_entropy, reformulated, residual, task_reward
+from repolicy.objective import Objective, greedy, no_entropy, residual
 from repolicy.plan.defaults import customize_defaults, train_defaults
-from repolicy.plan.states import familiarity
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Policy, frozen
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.ranks import one_thread
 
 STEPS, SEGMENTS, EPISODES, ENVS = 131_072, 8, 60, 30
 PARTS = ("objective", "total_sampled", "total_mean")
@@ -113,26 +107,16 @@ def highest(folder: RunFolder, last: SavedPolicy) -> tuple[int, Policy]:
     return header["candidate"]["steps"], policy
 
 
-def played(policy: Policy, saved: SavedPolicy, task: Task, sampled: bool) -> Evaluation:
-    addon = combined([task.addon]) if task.addon else None
-    of_states = None
-    if saved.density is not None and saved.prior is not None:
-        of_states = partial(familiarity, saved.density, saved.prior)
-    with one_thread(), closing(make_envs(task.env, ENVS, EVALUATION_SEED)) as envs:
-        return run_episodes(
-            policy, envs, EPISODES, addon=addon, prior=saved.prior, deterministic=not sampled, seed=EVALUATION_SEED,
-            familiarity=of_states,
-        )  # fmt: skip
-
-
 def returns(policy: Policy, saved: SavedPolicy, task: Task) -> dict[str, np.ndarray]:
     """Of each episode: the run's own objective, and all rewards, by sampled actions and by the mean action."""
-    sampled, by_mean = (played(policy, saved, task, each) for each in (True, False))
-    wanted = task_reward(task.objective, sampled.basic, sampled.addon)
-    parts = reformulated(task.objective, wanted, sampled.log_prior, sampled.log_policy, sampled.familiarity)
+    addon = combined([task.addon]) if task.addon else None
+    beside: dict[str, Any] = {"addon": addon, "prior": saved.prior, "density": saved.density, "envs": ENVS}
+    sampled, by_mean = (played(policy, task.env, EPISODES, sampled=each, **beside) for each in (True, False))
     assert sampled.terminated is not None
-    found = {"objective": parts.total, "total_sampled": sampled.total, "total_mean": by_mean.total}
-    return found | {"length": sampled.lengths, "ended_early": sampled.terminated.astype(float)}
+    ended_early, own = sampled.terminated.astype(float), objective_of(task.objective, sampled)
+    return {
+        "objective": own, "total_sampled": sampled.total, "total_mean": by_mean.total, "ended_early": ended_early
+    }  # fmt: skip
 
 
 def measured(name: str, seed: int, runs: Path) -> Row:
@@ -185,19 +169,9 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--seeds", type=int, default=1)
     options = parser.parse_args()
-    ledger = Ledger(options.ledger)
-    for name in options.tasks:
-        for seed in range(options.seeds):
-            key = f"{name}/{seed}"
-            if key in ledger.by_key():
-                continue
-            began = time.process_time()
-            row: Row = {"key": key} | measured(name, seed, options.runs)
-            row |= {"cpu_seconds": round(time.process_time() - began), "machine": machine()}
-            with ledger.claimed():
-                ledger.add(row)
-            print(f"{key}: {row['handed_out']}", flush=True)
-    print(table(ledger.rows()))
+    tasks = {f"{name}/{seed}": (name, seed) for name in options.tasks for seed in range(options.seeds)}
+    campaign.measure(options.ledger, {key: partial(measured, *task, options.runs) for key, task in tasks.items()})
+    print(table(Ledger(options.ledger).rows()))
 
 
 if __name__ == "__main__":

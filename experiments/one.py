@@ -61,14 +61,8 @@ class Run:
         """What a user would type: to make the policies, or of one that is there, to evaluate it."""
         if self.words:
             return shlex.join(["repolicy", *self.words])
-        words = [
-            "repolicy",
-            "evaluate",
-            self.policy,
-            "--env",
-            self.env,
-            *(["--addon", self.addon] if self.addon else []),
-        ]
+        addon = ["--addon", self.addon] if self.addon else []
+        words = ["repolicy", "evaluate", self.policy, "--env", self.env, *addon]
         return shlex.join([*words, "--episodes", str(self.episodes), "--seed", str(self.evaluation_seed)])
 
     @property

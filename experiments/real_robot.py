@@ -6,13 +6,14 @@ A line of the ledger a policy and way of acting. The tracking error is that of t
 the task's own terms, exp(−error² / 0.25), which `info` tells; it serves this table, and no run has read it.
 """
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from experiments import campaign
-from experiments.one import machine
 from experiments.pages import markdown
 from experiments.statistics import mean_and_error
 from repolicy.envs.evaluation import EVALUATION_SEED, LONGEST, EpisodeSums, check_fit
@@ -20,8 +21,7 @@ from repolicy.envs.making import make_envs, observing
 from repolicy.envs.rollout import Collector
 from repolicy.errors import UsageError
 from repolicy.loading import file_sum
-from repolicy.many.ledger import Ledger, Row
-from repolicy.policies.policy import Policy
+from repolicy.many.ledger import Row
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.ranks import one_thread
@@ -32,8 +32,10 @@ TRACKED = {"speed_error": "reward_tracking_lin_vel", "turning_error": "reward_tr
 
 
 @torch.no_grad()
-def measured(policy: Policy, env: str, episodes: int, deterministic: bool) -> Row:
+def measured(path: Path, env: str, episodes: int, deterministic: bool) -> Row:
     """The first episode of each environment: return, length, falls, the terms' sums, and errors of the velocities."""
+    policy = read_policy(path).policy
+    env = observing(env, policy.observation_size)
     envs = make_envs(env, episodes, EVALUATION_SEED, "auto")
     check_fit(policy, envs)
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
@@ -41,7 +43,8 @@ def measured(policy: Policy, env: str, episodes: int, deterministic: bool) -> Ro
     sums = EpisodeSums(episodes, episodes)
     scales = {name: _largest(envs.name, key) for name, key in TRACKED.items()}
     while sums.missing:
-        rollout = collector.collect(policy, deterministic)
+        with one_thread():
+            rollout = collector.collect(policy, deterministic)
         steps = {"basic": rollout.basic, "length": np.ones_like(rollout.basic)}
         steps |= {name: rollout.info[key] for name, key in TERMS.items()}
         steps |= {name: error(rollout.info[key] / scales[name]) for name, key in TRACKED.items()}
@@ -50,7 +53,8 @@ def measured(policy: Policy, env: str, episodes: int, deterministic: bool) -> Ro
     each = sums.each()
     lengths, falls = each.pop("length"), int(each.pop("terminated").sum())
     row: Row = {name: mean_and_error(values if name == "basic" else values / lengths) for name, values in each.items()}
-    return row | {"length": mean_and_error(lengths), "falls": falls, "episodes": episodes}
+    row |= {"length": mean_and_error(lengths), "falls": falls, "episodes": episodes}
+    return row | {"policy": file_sum(path), "env": env}
 
 
 def error(kept: np.ndarray) -> np.ndarray:
@@ -77,19 +81,10 @@ def table(rows: list[Row]) -> str:
     for key, row in found.items():
         name, action = key.split("/")
         prior = found[f"prior/{action}"]
-        lines.append(
-            [
-                name,
-                action,
-                f"{row['basic'][0]:.2f} ± {row['basic'][1]:.2f} ({row['basic'][0] / prior['basic'][0]:.0%})",
-                *(
-                    f"{-row[part][0]:.4f} ({row[part][0] / prior[part][0] - 1:+.0%})"
-                    for part in ("energy", "clearance")
-                ),
-                *(f"{row[part][0]:.3f}" for part in TRACKED),
-                f"{row['falls']} of {row['episodes']}",
-            ]
-        )
+        kept = f"{row['basic'][0]:.2f} ± {row['basic'][1]:.2f} ({row['basic'][0] / prior['basic'][0]:.0%})"
+        costs = [f"{-row[part][0]:.4f} ({row[part][0] / prior[part][0] - 1:+.0%})" for part in ("energy", "clearance")]
+        errors = [f"{row[part][0]:.3f}" for part in TRACKED]
+        lines.append([name, action, kept, *costs, *errors, f"{row['falls']} of {row['episodes']}"])
     return markdown(headings, lines) if lines else "Not measured yet."
 
 
@@ -100,24 +95,15 @@ def main() -> None:
     parser.add_argument("--env", default=ENV)
     parser.add_argument("--actions", nargs="+", default=["mean", "sampled"], choices=["mean", "sampled"])
     options = parser.parse_args()
-    ledger = Ledger(options.ledger)
+    wanted = {}
     for given in options.policy:
         name, equals, file = given.partition("=")
         if not equals:
             raise UsageError(f"--policy is {given!r}; write NAME=FILE")
-        path = find_policy(file)
-        policy = read_policy(path).policy
-        env = observing(options.env, policy.observation_size)
         for action in options.actions:
-            key = f"{name}/{action}"
-            if key in ledger.by_key():
-                continue
-            with one_thread():
-                row = measured(policy, env, options.episodes, action == "mean")
-            row |= {"policy": file_sum(path), "env": env, "machine": machine()}
-            with ledger.claimed():
-                ledger.add({"key": key} | row)
-            print(key, row["basic"], row["energy"], row["falls"], row["speed_error"], flush=True)
+            way = (find_policy(file), options.env, options.episodes, action == "mean")
+            wanted[f"{name}/{action}"] = partial(measured, *way)
+    campaign.measure(options.ledger, wanted)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from experiments import campaign
 from repolicy.cli.main import main as command_line
 from repolicy.many.ledger import Ledger, Row
 from repolicy.many.sweep import claimed
-from repolicy.runs.machine import commit, versions
+from repolicy.runs.machine import versions
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ def main() -> None:
     ledger = Ledger(options.ledger)
     with ledger.claimed():
         known = {row["task"] for row in ledger.rows()}
-        for name in options.tasks:
-            for row in [] if name in known else rows(name, made(name, options.runs, options.jobs)):
+        for name in [name for name in options.tasks if name not in known]:
+            for row in rows(name, made(name, options.runs, options.jobs)):
                 ledger.add(row)
     draw(ledger.rows(), options.picture)
 
@@ -70,7 +70,7 @@ def rows(name: str, folder: Path) -> list[Row]:
     for point in [found["prior"], *found["points"]]:
         key = "prior" if point["omega"] is None else f"{point['omega']:g}"
         row: Row = {"key": f"{name}/{key}", "task": name, "addon": SWEEPS[name].addon}
-        row |= {"command": shlex.join(["repolicy", *words(name)]), "commit": commit(), "versions": versions()}
+        row |= {"command": shlex.join(["repolicy", *words(name)]), "versions": versions()}
         row |= {"omega": point["omega"], "kl": point["kl"], "states": found["request"]["states"]}
         for action in ("mean", "sampled"):
             summary = point[f"{action}_action"]["summary"]

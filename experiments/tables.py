@@ -19,6 +19,7 @@ from experiments import dial, handed_out, heavy, real_robot, rql_report
 from experiments import found as found_settings
 from experiments.campaign import finished
 from experiments.curves import smooth
+from experiments.llm.__main__ import PROGRAMS
 from experiments.pages import Tables, each_and_mean, fill, markdown
 from experiments.paper.runs import TASKS as PAPERS
 from repolicy.many.ledger import Ledger, Row
@@ -80,36 +81,23 @@ def average(runs: list[Row], action: str, part: str, which: str = "last") -> flo
 
 def scores(runs: list[Row]) -> list[str]:
     """Of the last policies, by the mean action; and the total with sampled ones."""
-    basic, addon, metric, total = (
-        average(runs, "mean", part) for part in ("basic_reward", "addon_reward", "metric", "total_reward")
-    )
+    parts = ("basic_reward", "addon_reward", "metric", "total_reward")
+    basic, addon, metric, total = (average(runs, "mean", part) for part in parts)
     sampled = average(runs, "sampled", "total_reward")
     return [f"{basic:,.0f}", f"{addon:,.0f}", f"{metric:.3f}", f"**{total:,.0f}**", f"{sampled:,.0f}"]
 
 
 def by_default() -> str:
     """Three rows a prior: itself, with the paper's weights, and with those that the command line finds."""
-    headings = [
-        "prior, wish",
-        "policy",
-        "steps",
-        "old reward",
-        "wish",
-        "metric",
-        "**total**",
-        "total, sampled",
-        "seeds",
-    ]
+    headings = ["prior, wish", "policy", "steps", "old reward", "wish", "metric", "**total**", "total, sampled",
+                "seeds"]  # fmt: skip
     found, lines = ledger("heavy.jsonl"), []
     for name in ("halfcheetah_10", "hopper", "ant"):
         task = heavy.TASKS[name]
         usual = by_default_runs(found, name)
         papers = [row for key, row in found.items() if key.startswith(f"{name}/paper/")]
-        for what, runs in (
-            ("prior", [found[f"{name}/prior/0"]]),
-            (f"the paper's ω′ {PAPERS[task.prior].omega}", papers),
-            ("**by default**", usual),
-        ):
+        ours, theirs = "**by default**", f"the paper's ω′ {PAPERS[task.prior].omega}"
+        for what, runs in {"prior": [found[f"{name}/prior/0"]], theirs: papers, ours: usual}.items():
             if not runs:
                 continue
             steps, seeds = (f"{runs[0]['steps'] / 1e6:.0f}M", f"{len(runs)}") if runs[0].get("steps") else ("", "")
@@ -143,26 +131,26 @@ def sweeps() -> str:
     lines, before = [], ""
     for row in ledger("sweeps.jsonl").values():
         first, before = row["task"] != before, row["task"]
-        totals = [row["mean"]["basic_reward"], row["mean"]["addon_reward"], row["mean"]["total_reward"]]
-        lines.append(
-            [
-                f"{row['task'].removesuffix('_plain')}, {row['addon']}" if first else "",
-                f"{row['states']:.3g}" if first else "",
-                "prior" if row["omega"] is None else f"{row['omega']:g}",
-                *(f"{part[0]:,.0f}" for part in [*totals, row["sampled"]["total_reward"]]),
-                f"{round(row['kl'], 2) + 0.0:.2f}",  # no -0.00
-                "knee" if row["knee"] else "",
-            ]
-        )
+        parts = [
+            *(row["mean"][f"{part}_reward"] for part in ("basic", "addon", "total")),
+            row["sampled"]["total_reward"],
+        ]
+        task, omega = f"{row['task'].removesuffix('_plain')}, {row['addon']}", row["omega"]
+        cells = [
+            task if first else "",
+            f"{row['states']:.3g}" if first else "",
+            "prior" if omega is None else f"{omega:g}",
+        ]
+        cells += [f"{part[0]:,.0f}" for part in parts]
+        lines.append([*cells, f"{round(row['kl'], 2) + 0.0:.2f}", "knee" if row["knee"] else ""])  # no -0.00
     return markdown(headings, lines)
 
 
 def nat_worth() -> str:
     found = json.loads((RESULTS / "nat_worth.json").read_text())
-    lines = [
-        [name, f"{row['alpha']:g}", f"**{row['value']:.3f}** ± {row['error']:.3f}", str(row["episodes"])]
-        for name, row in found.items()
-    ]
+    lines = []
+    for name, row in found.items():
+        lines.append([name, f"{row['alpha']:g}", f"**{row['value']:.3f}** ± {row['error']:.3f}", str(row["episodes"])])
     return markdown(["prior", "trained at α", "a nat is worth", "episodes"], lines)
 
 
@@ -200,7 +188,7 @@ def prior() -> str:
 
 def llm_programs() -> str:
     lines = []
-    for name in ("frontier", "sharp", "dial", "budget", "labels", "spelling", "gradients", "overhead"):
+    for name in PROGRAMS:
         runs = rows(f"llm/{name}.jsonl")
         minutes = sum(row.get("cpu_seconds", 0.0) for row in runs) / 60
         lines.append([f"`python -m experiments.llm {name}`", str(len(runs)), f"{minutes:.1f}" if minutes else ""])
@@ -369,8 +357,7 @@ TABLES: Tables = {
     "llm_optimum": llm_optimum,
     "llm_distance": llm_distance,
     "llm_controls": llm_controls,
-    **{f"llm_{name}": written(name) for name in ("labels", "spelling", "gradients", "overhead")},
-    **{f"llm_{name}": written(name) for name in ("sharp", "dial", "budget")},
+    **{f"llm_{name}": written(name) for name in PROGRAMS if name != "frontier"},
 }
 PICTURES = ("frontier", "labels")  # of results/llm, which pages show
 

@@ -1,18 +1,19 @@
 """One customization through three trainers: Repolicy's engine, Stable-Baselines3 and rsl_rl. A JSON line a run.
 
-    python -m experiments.through_hosts --out results/through_hosts.jsonl
+    python -m experiments.through_hosts
 
 HalfCheetah with `hind_leg=10`, from the shipped prior, with the same weights and, as far as the hosts have them, the
 same settings. Every policy is evaluated by `repolicy.evaluate`, 100 episodes with the mean action and with samples. A
 run that is in the file is not repeated.
 """
 
-import argparse
 import contextlib
 import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from experiments import campaign
 from experiments.batches import ForRslRl, ForSb3, Paid
 from experiments.settings import settings_of
 from repolicy import Policy, customize, evaluate, load_policy
-from repolicy.many.ledger import Ledger, Row
+from repolicy.many.ledger import Row
 from repolicy.objective import residual
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
@@ -114,8 +115,9 @@ HOSTS: dict[str, Callable[[Settings], Policy]] = {
 
 
 def measure(host: str, seed: int, steps: int) -> Row:
+    torch.set_num_threads(1)
     policy = HOSTS[host](replace(settings_of(ENV), seed=seed, ranks=1, steps=steps))
-    return summary(policy, ENV, ADDON)
+    return {"host": host, "seed": seed} | summary(policy, ENV, ADDON)
 
 
 def summary(policy: Policy, env: str, addon: str, episodes: int = 100) -> Row:
@@ -128,19 +130,12 @@ def summary(policy: Policy, env: str, addon: str, episodes: int = 100) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=Path("results/through_hosts.jsonl"))
+    parser = campaign.parser("through_hosts", __doc__, ())
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=1_000_000)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    ledger = Ledger(options.out)
-    with ledger.claimed():
-        for seed in options.seeds:
-            for host in HOSTS:
-                key = f"{host}/{seed}/{options.steps}"
-                if key not in ledger.by_key():
-                    ledger.add({"key": key, "host": host, "seed": seed} | measure(host, seed, options.steps))
+    runs = [(host, seed, options.steps) for seed, host in product(options.seeds, HOSTS)]
+    campaign.measure(options.ledger, {"/".join(map(str, run)): partial(measure, *run) for run in runs})
 
 
 if __name__ == "__main__":

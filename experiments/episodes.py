@@ -1,0 +1,42 @@
+"""Episodes of a policy with the same starts for all, and what a run's own objective was worth in each."""
+
+from contextlib import closing
+from functools import partial
+
+import numpy as np
+
+from repolicy.envs.addons import Addon
+from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, run_episodes
+from repolicy.envs.making import make_envs
+from repolicy.objective import Objective, reformulated, task_reward
+from repolicy.plan.states import familiarity
+from repolicy.policies.density import Density
+from repolicy.policies.policy import Policy
+from repolicy.runs.ranks import one_thread
+
+
+def played(
+    policy: Policy,
+    env: str,
+    episodes: int,
+    *,
+    sampled: bool,
+    addon: Addon | None = None,
+    prior: Policy | None = None,
+    density: Density | None = None,
+    envs: int | None = None,
+) -> Evaluation:
+    """So many episodes, `envs` at once (by default all); beside a prior, and its states where there is a density."""
+    of_states = None if density is None or prior is None else partial(familiarity, density, prior)
+    with one_thread(), closing(make_envs(env, envs or episodes, EVALUATION_SEED)) as made:
+        return run_episodes(
+            policy, made, episodes, addon=addon, prior=prior, deterministic=not sampled, seed=EVALUATION_SEED,
+            familiarity=of_states,
+        )  # fmt: skip
+
+
+def objective_of(objective: Objective, seen: Evaluation) -> np.ndarray:
+    """What the objective was worth in each of the episodes, which had sampled actions."""
+    reward = task_reward(objective, seen.basic, seen.addon)
+    total: np.ndarray = reformulated(objective, reward, seen.log_prior, seen.log_policy, seen.familiarity).total
+    return total
