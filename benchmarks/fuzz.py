@@ -1,7 +1,7 @@
 """Damaged files and odd command lines: no traceback, no hang, no code that a file names, no silently other policy.
 
-    python -m benchmarks.fuzz                           # 1,000 files and 2,000 command lines, always the same ones
-    python -m benchmarks.fuzz --files 100 --lines 200 --seed 1
+    python -m benchmarks.fuzz      # 1,000 files, 2,000 command lines, 200 answers of a hub, always the same; bombs
+    python -m benchmarks.fuzz --files 100 --lines 200 --answers 20 --seed 1
 
 Everything runs in this process and in a folder that is deleted afterwards. What takes long, and comes after all that is
 read and checked, is left out: training itself, episodes, films, the processes of a sweep. So is --wandb, which would go
@@ -10,18 +10,19 @@ to the network.
 
 import argparse
 import contextlib
-import dataclasses
 import io
 import json
 import os
 import pkgutil
 import random
+import resource
 import shutil
 import signal
 import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,10 @@ import torch
 from torch import Tensor
 
 import repolicy
+from benchmarks.bombs import laid, odd_answer
 from benchmarks.damage import a_name, forge, lay, rename, replace_by_something_else, spoil
+from benchmarks.odd_lines import odd_line
+from benchmarks.pretended_hub import Hub, serving
 from repolicy.cli import main as cli
 from repolicy.errors import RepolicyError
 from repolicy.objective import soft
@@ -45,6 +49,7 @@ from repolicy.runs.folder import RunFolder
 from repolicy.runs.ranks import Alone
 
 SECONDS = 20  # after which a case counts as hanging
+MOST_MB = 500  # that a file may add to the memory
 ENV = "Hopper-v4"
 TINY = repolicy.Settings(
     steps=64,
@@ -142,7 +147,7 @@ def reaching(reached: list[Any]) -> Iterator[None]:
         "many.ray.on_ray": note("Ray"), "cli.doctor._renders": lambda *_: True,
         "rql.customizing._algorithm": note("Q-learning"), "report.publish.library": mock.MagicMock,
         "plan.diagnosis.diagnose": note("a diagnosis"), "plan.imitation.fit": note("an imitation"),
-        "plan.starting.clone": note("a clone"),
+        "plan.starting.clone": note("a clone"), "priors.running.PATIENCE": 1.0,
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         for place in replaced:  # a module that is imported later would keep another's replacement
@@ -295,57 +300,7 @@ def _other_run(whole: Path, request: Any, parameters: Tensor) -> str:
     return "" if any(torch.equal(parameters, each) for each in known) else "goes on silently with other weights"
 
 
-# Odd command lines ----------------------------------------------------------------------------------------------------
-
-WORDS = [
-    "", "-", "--", "-1", "0", "1", "3", "0.1", "1e400", "nan", "inf", "-inf", "1e9", "99999999999999999999", "x", "=",
-    ":", "?", "a:b", "os:system", "math:pi", "math:hypot", "height", "height=", "height=nan", "height(", "height(x=1)",
-    "hind_leg(joint=bshin)=2", "Hopper-v4", "Hopper-v4?x=1", "Hopper-v4?", "CartPole-v1", ENV, "halfcheetah", "hopper",
-    "run", "policy.safetensors", "settings.json", "sweep", "nowhere", "nowhere/x", ".", "..", "/dev/full", "/dev/null",
-    "/proc/nowhere/x", "auto", "soft", "full", "greedy", "kl", "residual", "gymnasium", "envpool", "é", "\x1b[2J",
-    "\u202e", "a" * 5000, "a/" * 3000, "x.mp4", "x.gif", "onnx", "64 64", "None", "True", "[]", "{}", "'", '"', "\n",
-    "--help", "--json", "--resume", "--trust", "--no-report", "--sparse",
-]  # fmt: skip
-LINES = [
-    "train Pendulum-v1 --alpha 0.1 --steps 64 --envs 2 --n-steps 16 --ranks 1 --out new",
-    "train CartPole-v1 --objective full --addon math:hypot --alpha 0.1 --hidden 8 8 --out new",
-    "train Pendulum-v1 --out run --resume",
-    "customize hopper --addon height --omega 0.1 --steps 64 --no-report --out new",
-    "customize halfcheetah --addon hind_leg=10 --omega auto --kl-budget 2 --out new",
-    "customize policy.safetensors --addon height --env Hopper-v4 --objective kl --alpha 0.1",
-    "sweep hopper --addon height --omega 0 0.1 0.3 --jobs 1 --episodes 1 --out new",
-    "evaluate hopper --episodes 1 --addon height --stochastic --seed 3 --out e.json",
-    "evaluate run --env Pendulum-v1 --backend gymnasium",
-    "render hopper --seconds 1 --width 64 --out x.gif",
-    "export policy.safetensors --format torchscript --out x.pt",
-    "inspect run", "inspect policy.safetensors --json", "addons --json", "bench Pendulum-v1 --slices 1", "doctor",
-    "rql train cartpole --steps 10 --out new",
-    "rql customize policy.safetensors --omega 1 --alpha 1 --addon height --out new",
-]  # fmt: skip
-
-
-def odd_line(random_: random.Random) -> list[str]:
-    """A line that makes sense, with some words replaced, dropped, doubled or added."""
-    words = random_.choice(LINES).split()
-    options = [*_options(words[0]), *_options(words[1] if words[0] == "rql" else words[0])]
-    for _ in range(random_.choice([1, 1, 2, 3, 8])):
-        index = random_.randrange(len(words)) if random_.random() < 0.1 else random_.randrange(1, len(words) + 1)
-        added = [random_.choice(WORDS)] if random_.random() < 0.5 or not options else [random_.choice(options)]
-        if added[0] in options and random_.random() < 0.8:
-            added.append(random_.choice(WORDS))
-        words[index : index + random_.choice([0, 0, 1, 1, 2])] = added if random_.random() < 0.85 else []
-        words = words or ["train"]
-    return words
-
-
-def _options(command: str) -> list[str]:
-    if command not in cli.COMMANDS:
-        return []
-    names = [
-        field.name for field in dataclasses.fields(cli.COMMANDS[command]) if field.name not in ("wandb", "settings")
-    ]
-    names += [field.name for field in dataclasses.fields(repolicy.Settings)]
-    return [f"--{name.replace('_', '-')}" for name in names]
+# Odd command lines, odd answers ---------------------------------------------------------------------------------------
 
 
 def odd(random_: random.Random, whole: Path, folder: Path) -> tuple[Case, str]:
@@ -353,28 +308,54 @@ def odd(random_: random.Random, whole: Path, folder: Path) -> tuple[Case, str]:
     return Case(odd_line(random_)), "command line"
 
 
+def answered(random_: random.Random, whole: Path, folder: Path) -> tuple[Case, str]:
+    """A hub's answer makes no sense."""
+    afresh(whole, folder)
+    before = {*folder.parent.rglob("*")}
+    case = Case(odd_answer(random_, (whole / "policy.safetensors").read_bytes()))
+    others = {path for path in folder.parent.rglob("*") if folder / "cache" not in (path, *path.parents)} - before
+    case.fault = case.fault or (f"writes {others.pop()} as the hub says" if others else "")
+    return case, f"{Hub.status} {Hub.headers_of_files}"
+
+
+def bombs(whole: Path, folder: Path) -> Iterator[tuple[Case, str]]:
+    afresh(whole, folder)
+    for path, commands in laid():
+        for words in commands:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            case = Case(words)
+            grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
+            case.fault = case.fault or (f"takes {grown:,} MB" if grown > MOST_MB else "")
+            case.fault = case.fault or ("" if case.code or words[0] == "inspect" else "takes it for whole")
+            yield case, f"{path} (bomb)"
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def fuzz(files: int, lines: int, seed: int = 0) -> tuple[list[str], dict[str, int]]:
+def fuzz(files: int, lines: int, answers: int, seed: int = 0) -> tuple[list[str], dict[str, int]]:
     """Every fault that was found, and how often the cases ended with which exit code."""
     random_, here = random.Random(seed), Path.cwd()
-    faults, codes = [], dict[str, int]()
+    codes = Counter[str]()
     sys.addaudithook(note_opened)
     before = signal.signal(signal.SIGALRM, _hang)
     with tempfile.TemporaryDirectory(prefix="repolicy-fuzz-") as place:
         whole, folder = Path(place, "whole"), Path(place, "now")
         whole.mkdir()
         prepared(whole)
+
+        def cases() -> Iterator[tuple[Case, str]]:
+            for kind in [damaged] * files + [odd] * lines + [answered] * answers:
+                yield kind(random_, whole, folder)
+            yield from bombs(whole, folder)
+
         try:
-            faults += undamaged(whole, folder)
-            for index, kind in enumerate([damaged] * files + [odd] * lines):
-                case, what = kind(random_, whole, folder)
-                codes[f"{kind.__name__}, exit code {case.code}"] = (
-                    codes.get(f"{kind.__name__}, exit code {case.code}", 0) + 1
-                )
-                if case.fault:
-                    faults.append(f"case {index}, {what}: repolicy {' '.join(case.words)[:300]}\n{case.fault}\n")
+            faults = undamaged(whole, folder)
+            with serving(folder / "cache"):
+                for index, (case, what) in enumerate(cases()):
+                    codes[f"exit code {case.code}"] += 1
+                    if case.fault:
+                        faults.append(f"case {index}, {what}: repolicy {' '.join(case.words)[:300]}\n{case.fault}\n")
         finally:
             os.chdir(here)
             signal.signal(signal.SIGALRM, before)
@@ -389,17 +370,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--files", type=int, default=1000)
     parser.add_argument("--lines", type=int, default=2000)
+    parser.add_argument("--answers", type=int, default=200, help="of a hub")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     began = time.perf_counter()
-    faults, codes = fuzz(options.files, options.lines, options.seed)
+    faults, codes = fuzz(options.files, options.lines, options.answers, options.seed)
     for fault in faults:
         print(fault)
     for name, count in sorted(codes.items()):
         print(f"{count:6,}  {name}")
     print(
-        f"{len(faults)} faults in {options.files:,} files and {options.lines:,} lines, "
-        f"{time.perf_counter() - began:.0f} s"
+        f"{len(faults)} faults in {options.files:,} files, {options.lines:,} lines, {options.answers:,} answers of a "
+        f"hub and the bombs, {time.perf_counter() - began:.0f} s"
     )
     sys.exit(bool(faults))
 

@@ -257,7 +257,7 @@ MUTANTS = [
     Mutant("plan/weights.py", "states = worths.basic.value if", "states = max(worth.value for worth in worths.known) if", WORTH, "states priced by the add-on"),
     Mutant("policies/density.py", "1.0 - QUANTILE)", "QUANTILE)", STATES, "three quarters of the prior's own states cost something"),
     Mutant("policies/density.py", "missing.clamp_(0.0, MOST)", "missing.clamp_(0.0)", STATES, "a state that costs without a limit"),
-    Mutant("plan/states.py", "ages <= SKIPPED", "ages < 0", STATES, "how an episode begins has a price"),
+    Mutant("plan/states.py", "ages <= SKIPPED", "ages < 0", WORKER, "how an episode begins has a price"),
     Mutant("plan/states.py", "rollout.ages > SKIPPED", "rollout.ages > 0", STATES, "how an episode begins is learned"),
     Mutant("ranges.py", "2.0 * math.log(value / self.low) / math.log(self.high / self.low) - 1.0", "2.0 * (value - self.low) / (self.high - self.low) - 1.0", DIAL, "a logarithmic dial without its logarithm"),
     Mutant("ranges.py", "self.low + (self.high - self.low) * ((place + 1.0) / 2.0)", "self.low + (self.high - self.low) * place", DIAL, "a linear dial begins in its middle"),

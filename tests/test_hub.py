@@ -1,11 +1,8 @@
 """Policies travel by a hub: a fake one on this machine, which speaks as much of its language as is needed."""
 
-import base64
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,93 +20,17 @@ from repolicy.priors import hub
 from repolicy.report import publish
 
 pytest.importorskip("huggingface_hub")
-huggingface_hub = hub.library()
+from benchmarks.pretended_hub import Hub, endpoint, serving
+
 ENV = tiny("LinearQuadratic")
-TOKEN = "hf_of_nobody"
-
-
-class Hub(BaseHTTPRequestHandler):
-    """Repositories as dictionaries of files; who writes must say the token."""
-
-    files: dict[str, dict[str, bytes]]
-    status, headers_of_files = 200, dict[str, str]()  # of answers about files
-
-    def log_message(self, *_: object) -> None: ...
-
-    def answer(self, status: int, body: bytes = b"{}", **headers: str) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        parts = self.path.partition("?")[0].strip("/").split("/")
-        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-            return self.answer(401)
-        if parts == ["api", "repos", "create"]:
-            asked = json.loads(body)
-            name = f"{asked.get('organization') or 'somebody'}/{asked['name']}"
-            self.files.setdefault(name, {})
-            return self.answer(200, json.dumps({"url": f"http://{self.headers['Host']}/{name}"}).encode())
-        if parts == ["api", "validate-yaml"]:
-            return self.answer(200, json.dumps({"errors": [], "warnings": []}).encode())
-        name = "/".join(parts[2:4])
-        if parts[4] == "preupload":
-            files = [
-                {"path": each["path"], "uploadMode": "regular", "shouldIgnore": False, "oid": None}
-                for each in json.loads(body)["files"]
-            ]
-            return self.answer(200, json.dumps({"files": files}).encode())
-        for line in map(json.loads, body.splitlines()):
-            if line["key"] == "file":
-                self.files[name][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-        url = f"http://{self.headers['Host']}/{name}/commit/{'c' * 40}"
-        self.answer(200, json.dumps({"success": True, "commitOid": "c" * 40, "commitUrl": url}).encode())
-        return None
-
-    def do_GET(self) -> None:
-        parts = self.path.partition("?")[0].strip("/").split("/")
-        if len(parts) < 5 or parts[2] != "resolve" or "/".join(parts[:2]) not in self.files:
-            return self.answer(404, X_Error_Code="RepoNotFound")
-        if parts[3] not in ("main", "c" * 40, "v1"):
-            return self.answer(404, X_Error_Code="RevisionNotFound")
-        found = self.files["/".join(parts[:2])].get("/".join(parts[4:]))
-        if found is None:
-            return self.answer(404, X_Error_Code="EntryNotFound")
-        told = {"ETag": f'"{hashlib.sha256(found).hexdigest()}"', "X-Repo-Commit": "c" * 40} | self.headers_of_files
-        return self.answer(self.status, found, **told)
-
-    do_HEAD = do_GET  # noqa: N815
 
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, dict[str, bytes]]]:
     """The repositories of a hub that runs while the test does."""
     monkeypatch.chdir(tmp_path)
-    Hub.files = {}
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    constants = huggingface_hub.constants
-    at(monkeypatch, f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)  # between its retries
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # as tests of language models have it
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    yield Hub.files
-    server.shutdown()
-    server.server_close()
-
-
-def at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
-    """As if HF_ENDPOINT had been this when the library was imported."""
-    constants = huggingface_hub.constants
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+    with serving(tmp_path / "cache") as repositories:
+        yield repositories
 
 
 def a_policy(name: str = "mine.safetensors", **card: Any) -> Policy:
@@ -232,7 +153,8 @@ def test_what_can_go_wrong_is_a_sentence(
     assert (code, said.count("\n"), "names code that would be run" in said) == (2, 1, True), said
     code, said = typed(capsys, *push)
     assert (code, "log in where it is private (hf auth login)" in said or "needs a login" in said) == (1, True), said
-    at(monkeypatch, "http://127.0.0.1:9")  # nobody listens there
+    for name, value in endpoint("http://127.0.0.1:9").items():  # nobody listens there
+        monkeypatch.setattr(hub.library().constants, name, value)
     for words in (push, ["evaluate", "hf://somebody/mine"]):
         code, said = typed(capsys, *words)
         assert (code, "hf://somebody/mine cannot be reached: no network, or no hub" in said) == (1, True), said
@@ -251,16 +173,26 @@ def test_an_answer_of_the_hub_is_not_called_no_network(
         repolicy.load_policy("hf://somebody/mine")
 
 
-@pytest.mark.parametrize("odd", [{"X-Repo-Commit": "../../x"}, {"Content-Length": "1000000000000000"}])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"X-Repo-Commit": "../../x"},
+        {"Content-Length": "1000000000000000"},
+        {"ETag": ".."},
+        {"ETag": "../../../another.txt"},
+    ],
+)
 def test_an_answer_that_makes_no_sense_is_a_sentence(
     odd: dict[str, str], files: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_policy()
     files["somebody/mine"] = {"policy.safetensors": Path("mine.safetensors").read_bytes()}
     monkeypatch.setattr(Hub, "headers_of_files", odd)
+    Path("another.txt").write_text("mine")
     with pytest.raises(FileError, match="^hf://somebody/mine"):
         repolicy.load_policy("hf://somebody/mine")
     assert not Path("x").exists()
+    assert Path("another.txt").read_text() == "mine"
 
 
 def test_a_damaged_download_does_not_stay(files: dict[str, dict[str, bytes]]) -> None:

@@ -218,6 +218,14 @@ def test_a_signal_ends_a_loop_that_has_no_end(ending: signal.Signals, tmp_path: 
     assert time.perf_counter() - began < 3.0
 
 
+def test_a_loop_that_has_no_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("repolicy.priors.running.PATIENCE", 0.3)
+    prior = exact_of(looping(tmp_path / "policy.onnx", 10_000_000), STD)
+    assert isinstance(prior, MeanPrior)
+    with pytest.raises(UsageError, match="for a step"):
+        prior.placed(5, ActionSpace("continuous", (3,)))
+
+
 def test_a_loop_that_ends_runs(tmp_path: Path) -> None:
     path, obs = looping(tmp_path / "policy.onnx", 3), observations(5)
     assert_equal(placed(path, 5, 3).distribution(obs).mode(), run(path, obs))

@@ -45,10 +45,14 @@ def downloaded(reference: str | Path) -> Path:
     hub = library()
     with in_sentences(at):
         path = Path(hub.hf_hub_download(at.repository, FILE, revision=at.revision, endpoint=hub.constants.ENDPOINT))
+    kept = path.resolve()  # the path is a link, by a name that the hub chose
+    if not (kept.is_file() and kept.is_relative_to(Path(hub.constants.HF_HUB_CACHE).resolve())):
+        path.unlink(missing_ok=True)
+        raise FileError(f"{at}: the hub's answer cannot be used: it leads out of the cache")
     try:
         read(path, "policy")
     except FileError as error:
-        for each in (path.resolve(), path):  # the cache's own copy, and the link to it
+        for each in (kept, path):
             each.unlink(missing_ok=True)
         raise FileError(f"{at}: what came is no policy, and is removed from the cache: {error}") from None
     DOWNLOADED.add(path)

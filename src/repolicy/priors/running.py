@@ -23,6 +23,7 @@ from repolicy.readers.onnx_files import load_model
 from repolicy.readers.onnx_graphs import left_out, unlike_an_action
 from repolicy.readers.recognize import recognized
 
+PATIENCE = 60.0  # seconds that a graph may take for a step
 TRIED = 3  # rows with which it is tested whether a file keeps rows apart
 
 
@@ -152,14 +153,15 @@ class Graph:
         return {name: torch.zeros(count, *shape) for name, shape in self._shapes.items()}
 
     def step(self, observations: np.ndarray, state: State) -> tuple[np.ndarray, State]:
-        """In a thread, for which this one waits: so Ctrl-C ends it, also where the graph has a loop without an end."""
+        """In a thread, for which this one waits: so Ctrl-C ends it, and so does a loop without an end."""
         options = self._options()
         running = self._thread.submit(self._step, observations, state, options)
         try:
-            return running.result()
-        except BaseException:
+            return running.result(PATIENCE)
+        except TimeoutError:
+            raise UsageError(f"{self._path} takes longer than {PATIENCE:.0f} seconds for a step") from None
+        finally:
             options.terminate = True
-            raise
 
     def _step(self, observations: np.ndarray, state: State, options: Any) -> tuple[np.ndarray, State]:
         if not self._one_by_one and not self._memory:
