@@ -31,6 +31,14 @@ MOST_ENVS = 50  # that run side by side
 LONGEST = 10_000  # steps, after which an episode that does not end is counted as it stands
 
 
+@dataclass(frozen=True)
+class Steps:
+    """What N environments did until each had ended its first episode."""
+
+    rewards: np.ndarray  # [T, N] basic reward and add-on, as far as they are known
+    sent: np.ndarray  # [T, N, A] the actions as the environment got them
+
+
 @dataclass(frozen=True, repr=False)
 class Evaluation:
     """Sums over each of E episodes, in arrays `[E]`."""
@@ -49,6 +57,7 @@ class Evaluation:
     familiarity: np.ndarray | None = None  # of the states to the prior
     terminated: np.ndarray | None = None  # whether the environment ended it, and no time limit
     wishes: dict[str, np.ndarray] = field(default_factory=dict)  # what each of several add-ons paid
+    steps: Steps | None = None  # by which the first episode of each environment can be shown again
 
     @property
     def total(self) -> np.ndarray:
@@ -240,10 +249,15 @@ def run_episodes(
     keeps, longest = bool(addon or familiarity), longest or LONGEST
     collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keeps, longest=longest)
     scorer = None if prior is None else Scorer(prior)
-    sums = EpisodeSums(envs.count, episodes)
+    sums, rewards, sent = EpisodeSums(envs.count, episodes), list[np.ndarray](), list[np.ndarray]()
     while sums.missing:
         rollout = collector.collect(agent, deterministic)
-        sums.add(quantities(rollout, addon, scorer, familiarity), rollout, progress)
+        found = quantities(rollout, addon, scorer, familiarity)
+        if sums.first:
+            extra = found.get("addon", 0.0)
+            rewards.append(np.where(np.isfinite(rollout.basic), rollout.basic + extra, extra))
+            sent.append(rollout.sent)
+        sums.add(found, rollout, progress)
     each = sums.each()
     return Evaluation(
         env=envs.name,
@@ -260,6 +274,7 @@ def run_episodes(
         familiarity=each.get("familiarity"),
         terminated=each["terminated"].astype(bool),
         wishes={name.removeprefix(OF): values for name, values in each.items() if name.startswith(OF)},
+        steps=Steps(np.concatenate(rewards), np.concatenate(sent)),
     )
 
 
@@ -297,6 +312,11 @@ class EpisodeSums:
         self._begun = np.zeros(environments, int)
         self._running: dict[str, np.ndarray] = {}
         self._done: list[dict[str, float]] = []
+
+    @property
+    def first(self) -> bool:
+        """Whether an environment is still in its first episode."""
+        return bool((self._begun == 0).any())
 
     def add(
         self, steps: dict[str, np.ndarray], rollout: Rollout, progress: Callable[[int], None] | None = None

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from repolicy.envs.making import observing
 from repolicy.envs.names import envpool_names, in_gymnasium, maker, parsed
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import PYTHON
+from repolicy.policies.actions import ActionSpace
 from repolicy.policies.policy import Policy
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
@@ -60,8 +61,10 @@ class Shot:
     format: str = "mp4"
     fine: bool = False
     """With shadows and smooth edges, at ten times the work."""
+    actions: list[list[float]] = field(default_factory=list)
+    """What is done in each step, to the end of the episode; else the policy acts, and another episode may follow."""
     around: int = 0
-    """The step to show what is before and after it, to the end of its episode; 0: from the beginning."""
+    """The step to show what is before and after it; 0: from the beginning."""
     most_bytes: int = 0
     """How large the film may be; it is made coarser until it fits. 0: as large as it gets."""
 
@@ -178,28 +181,32 @@ def frames(shot: Shot, seen: Callable[[], None] = lambda: None) -> tuple[list[np
     check_fit(policy, batch)
     stride = max(1, round(native / FRAMES_A_SECOND))
     rate = native / stride
-    act, observations, ended = policy.actor(1, 1), batch.reset(), False
+    act, observations, given = policy.actor(1, 1), batch.reset(), choices(shot, policy.actions)
 
     def go(steps: int) -> None:
-        nonlocal observations, ended
+        nonlocal observations, given
         for _ in range(steps):
-            step = batch.step(policy.to_environment(act(observations)))
-            observations = step.observations
-            ended |= bool(step.terminated[0] | step.truncated[0])
+            now, given = given[:1], given[1:]
+            observations = batch.step(now if len(now) else policy.to_environment(act(observations))).observations
 
     go(max(0, shot.around - round(shot.seconds * native / 2)))
-    ended = False
     pictures = [_picture(env, shot)]
     while len(pictures) < max(2, round(shot.seconds * rate)):
-        go(stride)
-        if shot.around and ended:
+        if shot.actions and len(given) <= stride:  # with the last step the environment begins anew
             break
+        go(stride)
         pictures.append(_picture(env, shot))
         seen()
     batch.close()
     if all(picture.min() == picture.max() for picture in pictures):
         raise _NoRendererError
     return pictures, rate
+
+
+def choices(shot: Shot, space: ActionSpace) -> np.ndarray:
+    """The given actions `[T, A]`; of discrete ones, counted from 0 as policies count them."""
+    given = np.array(shot.actions)
+    return given - np.array(space.low, int) if space.kind == "discrete" and space.low else given
 
 
 class Stage(NamedTuple):

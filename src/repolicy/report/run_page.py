@@ -101,8 +101,7 @@ def write_report(
     if pairs and (sentence := hint(folder, request, pairs)):
         say(sentence)
     say("report: films")
-    with ranks.one_thread():
-        chosen = scenes(saved, folder.policy, addon, [*mean.values()][-1])
+    chosen = scenes(folder.policy, mean)
     pictures, complaint = filmed([scene.shot for scene in chosen], say)
     if complaint:
         say(f"report: no films, {complaint}")
@@ -115,10 +114,7 @@ def write_report(
 def evaluations(
     saved: SavedPolicy, request: dict[str, Any], addon: Addon | None, episodes: int, deterministic: bool
 ) -> dict[str, Evaluation]:
-    """The same seeds for all: prior and customized, or the policy alone; in Gymnasium where it has the environment.
-
-    There a film can show any of the episodes.
-    """
+    """The same seeds for all: prior and customized, or the policy alone."""
     who = {"policy": saved.policy} if saved.prior is None else {"prior": saved.prior, "customized": saved.policy}
     return {
         name: evaluate(
@@ -131,7 +127,7 @@ def evaluations(
 
 
 def backend_of(request: dict[str, Any]) -> Backend:
-    """Gymnasium where it can make the environment, else the run's own."""
+    """Where films are drawn: Gymnasium where it can make the environment, else the run's own."""
     if in_gymnasium(request["env"]):
         with contextlib.suppress(RepolicyError):
             probed(request["env"], "gymnasium")

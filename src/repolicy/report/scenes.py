@@ -1,34 +1,29 @@
 """Which episodes are worth a film: a typical one, and the worst with the step at which it went wrong.
 
-Films are made in Gymnasium, where the same seed and the mean action give the same episode again.
+A film does again what was done in an episode of the evaluation, from the same seed. To let the policy act again would
+not do: alone it rounds otherwise than beside others, and after some hundred steps that is another episode.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from repolicy.envs.addons import Addon
-from repolicy.envs.evaluation import LONGEST, MOST_ENVS, Evaluation
-from repolicy.envs.making import make_envs
-from repolicy.envs.rollout import Collector
-from repolicy.policies.file import SavedPolicy
-from repolicy.policies.policy import Agent
+from repolicy.envs.evaluation import MOST_ENVS, Evaluation
 from repolicy.report.movie import Shot
 from repolicy.report.numbers import number
 
-AT_A_TIME = 20  # steps between looks at whether the episode has ended
 BEHIND = 0.1  # an episode with this share less reward than the typical one has gone wrong
 
 
 @dataclass(frozen=True)
 class Episode:
-    """One whole episode with the mean action."""
+    """One whole episode of an evaluation."""
 
     seed: int
     rewards: np.ndarray  # [T] basic reward and add-on as far as they are known
     terminated: bool
+    sent: np.ndarray  # [T, A] the actions as the environment got them
 
     def __str__(self) -> str:
         return number(self.total)
@@ -47,23 +42,34 @@ class Scene:
     kind: str = "customized"
 
 
-def scenes(saved: SavedPolicy, file: Path, addon: Addon | None, evaluation: Evaluation) -> list[Scene]:
-    """The prior, where there is one, a typical episode from the same start, and the worst one of the evaluation."""
-    who, env = "policy" if saved.prior is None else "customized", evaluation.env
-    usual, last, count = None, None, 0
-    if evaluation.backend == "gymnasium":
-        places, count = typical_and_worst(evaluation)
-        usual, last = (played(saved.policy, env, addon, evaluation.seed + place) for place in places)
-    seed = usual.seed if usual else 0
-    typically = f"a typical episode of {count}, which earns {usual}"
-    caption = f"{who}, {'mean action' if usual is None else typically}"
-    chosen = [Scene(Shot(str(file), env, seed=seed), caption)]
-    if saved.prior is not None:
-        chosen.insert(0, Scene(Shot(str(file), env, "prior", seed=seed), "prior, from the same start", "prior"))
-    if usual and last and last.seed != usual.seed:
-        shot = Shot(str(file), env, seed=last.seed, around=wrong_at(last, usual) or 0)
-        chosen.append(Scene(shot, f"{who}, {story(last, usual, count)}"))
+def scenes(file: Path, mean: dict[str, Evaluation]) -> list[Scene]:
+    """The prior, where there is one, a typical episode from the same start, and the worst one, of the mean action.
+
+    `file` is the policy's, and `mean` its evaluation, the last, behind the prior's.
+    """
+    *_, (who, evaluation) = mean.items()
+    (typical, worst), count = typical_and_worst(evaluation)
+    usual, last = episode(evaluation, typical), episode(evaluation, worst)
+
+    def shot(one: Episode, which: str = "policy", around: int = 0) -> Shot:
+        return Shot(str(file), evaluation.env, which, seed=one.seed, around=around, actions=one.sent.tolist())
+
+    chosen = [Scene(shot(usual), f"{who}, a typical episode of {count}, which earns {usual}")]
+    if "prior" in mean:
+        before = episode(mean["prior"], typical)
+        chosen.insert(0, Scene(shot(before, "prior"), f"prior, from the same start, which earns {before}", "prior"))
+    if last.seed != usual.seed:
+        chosen.append(Scene(shot(last, around=wrong_at(last, usual) or 0), f"{who}, {story(last, usual, count)}"))
     return chosen
+
+
+def episode(evaluation: Evaluation, place: int) -> Episode:
+    """The first one of the environment at this place."""
+    length, steps = int(evaluation.lengths[place]), evaluation.steps
+    assert steps is not None
+    assert evaluation.terminated is not None
+    rewards, sent = steps.rewards[:length, place], steps.sent[:length, place]
+    return Episode(evaluation.seed + place, rewards, bool(evaluation.terminated[place]), sent)
 
 
 def typical_and_worst(evaluation: Evaluation) -> tuple[tuple[int, int], int]:
@@ -76,25 +82,6 @@ def typical_and_worst(evaluation: Evaluation) -> tuple[tuple[int, int], int]:
     rewards = columns[name].values[:MOST_ENVS]
     typical = int(np.argmin(np.abs(rewards - np.median(rewards))))
     return (typical, int(np.argmin(rewards))), len(rewards)
-
-
-def played(agent: Agent, env: str, addon: Addon | None, seed: int) -> Episode:
-    """An episode in Gymnasium with the mean action, again."""
-    envs = make_envs(env, 1, seed, "gymnasium")
-    collector = Collector(envs, AT_A_TIME, torch.Generator(), keep_transitions=addon is not None)
-    rewards: list[float] = []
-    while True:
-        rollout = collector.collect(agent, deterministic=True)
-        reward = rollout.basic[:, 0]
-        if addon is not None:
-            extra = addon.reward(*rollout.transitions)[:, 0]
-            reward = np.where(np.isfinite(reward), reward + extra, extra)
-        ended = np.flatnonzero(rollout.terminated[:, 0] | rollout.truncated[:, 0])
-        last = int(ended[0]) if len(ended) else AT_A_TIME - 1
-        rewards += reward[: last + 1].tolist()
-        if len(ended) or len(rewards) >= LONGEST:
-            envs.close()
-            return Episode(seed, np.array(rewards), bool(rollout.terminated[last, 0]))
 
 
 def wrong_at(episode: Episode, usual: Episode) -> int | None:
