@@ -263,7 +263,7 @@ MUTANTS = [
     Mutant("ranges.py", "self.low + (self.high - self.low) * ((place + 1.0) / 2.0)", "self.low + (self.high - self.low) * place", DIAL, "a linear dial begins in its middle"),
     Mutant("priors/fitting.py", "- 0.5 * (self.spread", "+ 0.5 * (self.spread", "tests/test_cloning.py tests/test_imitation.py", "the spread of actions makes them likelier"),
     Mutant("priors/fitting.py", "likelihood > highest:", "likelihood < highest:", "tests/test_cloning.py tests/test_imitation.py", "the worst epoch's numbers are kept"),
-    Mutant("priors/fitted_std.py", ".square().mean(0).sqrt()", ".square().mean(0)", "tests/readers/test_formats_options.py", "the fitted std is a variance"),
+    Mutant("priors/fitted_std.py", ".square().mean(0).sqrt()", ".square().mean(0)", "tests/test_imitation.py", "the fitted std is a variance"),
     Mutant("readers/vecnormalize.py", "np.sqrt(var + epsilon)", "np.sqrt(var)", "tests/readers/test_formats_sb3.py", "VecNormalize without its epsilon"),
     Mutant("exact/value.py", "(policy[t] * (total[t] + mdp.discount *", "(policy[t] * (total[t] +", "tests/exact/test_value.py", "a finite value without its discount"),
     Mutant("exact/estimators.py", "q - objective.alpha * log_policy - v[..., None]", "q - v[..., None]", "tests/exact/test_estimators.py", "an estimator without the entropy"),

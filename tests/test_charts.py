@@ -74,6 +74,12 @@ def test_a_screen_reader_hears_the_numbers() -> None:
     assert said == "reward: prior 2.00 on average"
 
 
+def test_the_tallest_bar_of_each_row_is_of_full_height() -> None:
+    drawn = histogram({"prior": np.array([1.0, 1.0, 1.0, 3.0]), "customized": np.array([2.0])}, "reward")
+    tall = [float(each) for each in re.findall(r'<rect[^>]* height="([\d.]+)"', drawn)]
+    assert tall == pytest.approx([40.0, 40.0 / 3, 40.0], abs=0.1)
+
+
 def prior(basic: float = 3.0) -> Evaluation:
     """Two episodes of 10 steps."""
     lengths = np.full(2, 10.0)

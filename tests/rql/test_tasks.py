@@ -26,9 +26,10 @@ class Scripted(gymnasium.Env[Any, Any]):
         return self.observation, 1.0, False, False, {}
 
 
-def test_cartpole_pays_for_an_upright_pole_and_for_the_middle() -> None:
+@pytest.mark.parametrize("angle", [0.02095, -0.02095])
+def test_cartpole_pays_for_an_upright_pole_and_for_the_middle(angle: float) -> None:
     task = tasks.CartPole()
-    task.env = Scripted([-1.2, 0.0, 0.02095, 0.0])
+    task.env = Scripted([-1.2, 0.0, angle, 0.0])
     _, basic, *_, info = task.step(0)
     assert basic == pytest.approx(0.0, abs=1e-6)
     assert info["addon_reward"] == pytest.approx(-0.5)
@@ -144,7 +145,8 @@ def test_the_faster_parking_is_highway_envs_own_to_the_bit() -> None:
 )
 def test_a_car_touches_a_line(x: float, y: float, heading: float, touching: bool) -> None:
     line = np.array([[[0.0, 10.0], [0.0, 18.0]]])
-    assert tasks.touches(np.array([x, y]), heading, np.array([5.0, 2.0]), line) == touching
+    for either in (line, line[:, ::-1]):
+        assert tasks.touches(np.array([x, y]), heading, np.array([5.0, 2.0]), either) == touching
 
 
 def test_the_lines_are_those_of_the_parking_lot() -> None:
