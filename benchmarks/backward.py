@@ -73,7 +73,7 @@ def measure(env: str, hidden: tuple[int, ...], rounds: int) -> dict[str, object]
             run()
             times[name].append(time.perf_counter() - began)
         began = time.perf_counter()
-        for _ in range(settings.horizon):
+        for _ in range(settings.n_steps):
             envs.step(actions)
         physics.append(time.perf_counter() - began)
         if turn == 0:  # warm-up, and compilation

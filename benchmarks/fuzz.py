@@ -47,7 +47,15 @@ from repolicy.runs.ranks import Alone
 SECONDS = 20  # after which a case counts as hanging
 ENV = "Hopper-v4"
 TINY = repolicy.Settings(
-    steps=64, envs=2, horizon=16, minibatch=16, segment=1, ranks=1, evaluation_episodes=1, hidden=(4,), epochs=1
+    steps=64,
+    envs=2,
+    n_steps=16,
+    minibatch=16,
+    checkpoint_every=1,
+    ranks=1,
+    evaluation_episodes=1,
+    hidden=(4,),
+    epochs=1,
 )
 
 
@@ -299,7 +307,7 @@ WORDS = [
     "--help", "--json", "--resume", "--trust", "--no-report", "--sparse",
 ]  # fmt: skip
 LINES = [
-    "train Pendulum-v1 --alpha 0.1 --steps 64 --envs 2 --horizon 16 --ranks 1 --out new",
+    "train Pendulum-v1 --alpha 0.1 --steps 64 --envs 2 --n-steps 16 --ranks 1 --out new",
     "train CartPole-v1 --objective full --addon math:hypot --alpha 0.1 --hidden 8 8 --out new",
     "train Pendulum-v1 --out run --resume",
     "customize hopper --addon height --omega 0.1 --steps 64 --no-report --out new",

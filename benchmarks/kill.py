@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the instants")
     parser.add_argument("--out", type=Path, default=Path("results/kill.jsonl"))
     options = parser.parse_args()
-    words = ["train", options.env, "--alpha", "0.001", "--ranks", str(options.ranks), "--segment", "2"]
+    words = ["train", options.env, "--alpha", "0.001", "--ranks", str(options.ranks), "--checkpoint-every", "2"]
     words += ["--steps", str(options.steps), "--resume", "--evaluation-episodes", "2"]
     with tempfile.TemporaryDirectory() as folder:
         whole, killed = Path(folder) / "whole", Path(folder) / "killed"

@@ -86,7 +86,7 @@ def alone(env: str, prior: Policy, settings: Settings) -> dict[str, Callable[[],
     envs = make_envs(env, settings.envs, 1)
     envs.reset()
     inputs, width = prior.observation_size, prior.actions.width
-    actions = np.random.default_rng(0).standard_normal((settings.horizon, settings.envs, width)).astype(np.float32)
+    actions = np.random.default_rng(0).standard_normal((settings.n_steps, settings.envs, width)).astype(np.float32)
     actor, critic = plain(inputs, HIDDEN, width), plain(inputs, settings.hidden, 1)
     rollout = torch.randn(settings.iteration_steps, inputs)
 

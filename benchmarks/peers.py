@@ -58,7 +58,7 @@ def ours(turns: Turns, envs: int, minibatch: int) -> None:
 
     settings = replace(train_defaults(ENV), steps=10**10, envs=envs, minibatch=minibatch)
 
-    class Watcher:
+    class Callback:
         def begin(self, *_: Any) -> None: ...
         def write(self, metrics: dict[str, float]) -> None:
             turns.did(settings.iteration_steps)
@@ -67,7 +67,7 @@ def ours(turns: Turns, envs: int, minibatch: int) -> None:
         def close(self) -> None: ...
 
     with tempfile.TemporaryDirectory() as folder:
-        train(ENV, soft(0.13472), Path(folder) / "run", settings, watchers=[Watcher()])
+        train(ENV, soft(0.13472), Path(folder) / "run", settings, callbacks=[Callback()])
 
 
 def sb3(turns: Turns, n_envs: int = 1, **settings: Any) -> None:

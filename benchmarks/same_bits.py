@@ -21,7 +21,18 @@ import safetensors.numpy
 from repolicy.runs.machine import command, commit
 
 TABLE = Path("results/same_bits.jsonl")
-SHORT = ["--steps", "12000", "--segment", "2", "--evaluation-episodes", "2", "--envs", "16", "--minibatch", "256"]
+SHORT = [
+    "--steps",
+    "12000",
+    "--checkpoint-every",
+    "2",
+    "--evaluation-episodes",
+    "2",
+    "--envs",
+    "16",
+    "--minibatch",
+    "256",
+]
 RUNS = {
     "gaussian, 1 rank": ["train", "HalfCheetah-v4", "--alpha", "0.13472", "--ranks", "1"],
     "gaussian, 2 ranks": ["train", "Hopper-v4", "--alpha", "0.001", "--ranks", "2", "--activation", "elu"],

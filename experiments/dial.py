@@ -202,7 +202,7 @@ def position(
     for action in actions:
         with one_thread(), closing(make_envs(task.env, EPISODES, EVALUATION_SEED)) as envs:
             seen = run_episodes(
-                policy, envs, EPISODES, addon=combined([task.addon]), prior=prior, stochastic=action == "sampled",
+                policy, envs, EPISODES, addon=combined([task.addon]), prior=prior, deterministic=action == "mean",
                 seed=EVALUATION_SEED, familiarity=of_states,
             )  # fmt: skip
         parts = ("basic", "addon", "lengths", "log_prior", "log_policy", "familiarity")

@@ -182,11 +182,11 @@ def measure(task: str, way: str, seed: int, steps: int, priors: Path) -> Row:
         policy_kwargs=built,
         ent_coef=how.kl_loss,
         learning_rate=settings.learning_rate * how.rate,
-        n_steps=settings.horizon,
+        n_steps=settings.n_steps,
         batch_size=settings.minibatch,
         n_epochs=settings.epochs,
         gamma=settings.gamma,
-        gae_lambda=settings.lam,
+        gae_lambda=settings.gae_lambda,
         seed=seed,
         device="cpu",
     )

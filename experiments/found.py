@@ -90,7 +90,7 @@ def measured(
     for action in ("sampled", "mean"):
         with closing(make_envs(env, ENVS, EVALUATION_SEED)) as envs:
             seen = run_episodes(
-                policy, envs, EPISODES, addon=wish, prior=prior, stochastic=action == "sampled",
+                policy, envs, EPISODES, addon=wish, prior=prior, deterministic=action == "mean",
                 seed=EVALUATION_SEED, familiarity=of_states,
             )  # fmt: skip
         assert seen.addon is not None

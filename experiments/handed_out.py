@@ -93,7 +93,7 @@ def made(name: str, seed: int, runs: Path) -> RunFolder:
     if task.env == "InvertedPendulum-v4" and not task.prior:
         settings = train_defaults("CartPole-v1")
     segment = max(1, task.steps // settings.iteration_steps // SEGMENTS)
-    settings = replace(settings, steps=task.steps, segment=segment, seed=seed, ranks=1)
+    settings = replace(settings, steps=task.steps, checkpoint_every=segment, seed=seed, ranks=1)
     if task.rough:
         settings = replace(settings, learning_rate=0.01, schedule="constant", target_kl=None)
     if task.prior:
@@ -120,7 +120,7 @@ def played(policy: Policy, saved: SavedPolicy, task: Task, sampled: bool) -> Eva
         of_states = partial(familiarity, saved.density, saved.prior)
     with one_thread(), closing(make_envs(task.env, ENVS, EVALUATION_SEED)) as envs:
         return run_episodes(
-            policy, envs, EPISODES, addon=addon, prior=saved.prior, stochastic=sampled, seed=EVALUATION_SEED,
+            policy, envs, EPISODES, addon=addon, prior=saved.prior, deterministic=not sampled, seed=EVALUATION_SEED,
             familiarity=of_states,
         )  # fmt: skip
 

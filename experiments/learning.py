@@ -11,9 +11,9 @@ from experiments.one import Run
 VARIED = "HalfCheetah-v4?reset_noise_scale=0.3"  # from varied starts, for a prior that knows how to get up
 WALKER = "--objective soft --alpha 0.001 --steps 3e6"
 SWIMMER = "--objective soft --alpha 0.0001 --steps 1e6"
-USUAL = "--learning-rate 3e-4 --envs 64 --horizon 64 --minibatch 1024"
-AS_HOPPER = "--learning-rate 5e-4 --envs 32 --horizon 128 --minibatch 512"
-LONG = "--gamma 0.9999 --lam 0.98 --learning-rate 6e-4 --envs 8 --horizon 512 --minibatch 256"
+USUAL = "--learning-rate 3e-4 --envs 64 --n-steps 64 --minibatch 1024"
+AS_HOPPER = "--learning-rate 5e-4 --envs 32 --n-steps 128 --minibatch 512"
+LONG = "--gamma 0.9999 --gae-lambda 0.98 --learning-rate 6e-4 --envs 8 --n-steps 512 --minibatch 256"
 RUNS = {  # an environment, and where several settings are tried, a name for them
     "HalfCheetah-v4": "--objective soft --alpha 0.13472 --steps 3e6",
     VARIED: "--objective soft --alpha 0.13472 --steps 3e6",
@@ -25,9 +25,9 @@ RUNS = {  # an environment, and where several settings are tried, a name for the
     "Walker2d-v4/usual": f"{WALKER} {USUAL}",
     "Walker2d-v4/as_hopper": f"{WALKER} {AS_HOPPER}",
     "Walker2d-v4/narrow": f"{WALKER} {AS_HOPPER} --initial-std 0.35",
-    "Swimmer-v4/gamma_0.99": f"{SWIMMER} {USUAL} --lam 0.95 --gamma 0.99",
-    "Swimmer-v4/gamma_0.999": f"{SWIMMER} {USUAL} --lam 0.95 --gamma 0.999",
-    "Swimmer-v4/gamma_0.9999": f"{SWIMMER} {USUAL} --lam 0.95 --gamma 0.9999",
+    "Swimmer-v4/gamma_0.99": f"{SWIMMER} {USUAL} --gae-lambda 0.95 --gamma 0.99",
+    "Swimmer-v4/gamma_0.999": f"{SWIMMER} {USUAL} --gae-lambda 0.95 --gamma 0.999",
+    "Swimmer-v4/gamma_0.9999": f"{SWIMMER} {USUAL} --gae-lambda 0.95 --gamma 0.9999",
     "Swimmer-v4/long": f"{SWIMMER} {LONG}",
 }
 

@@ -174,7 +174,7 @@ def evaluated(run: Run, path: Path) -> dict[str, dict[str, list[float]]]:
             result = evaluate(
                 saved.policy, run.env, run.episodes,
                 addon=combined([run.addon]) if run.addon else None, prior=saved.prior,
-                stochastic=action == "sampled", seed=run.evaluation_seed,
+                deterministic=action == "mean", seed=run.evaluation_seed,
             )  # fmt: skip
         found[action] = {name: [float(f"{part:.6g}") for part in parts] for name, *parts in result.rows()}
     return found

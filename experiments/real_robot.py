@@ -32,7 +32,7 @@ TRACKED = {"speed_error": "reward_tracking_lin_vel", "turning_error": "reward_tr
 
 
 @torch.no_grad()
-def measured(policy: Policy, env: str, episodes: int, stochastic: bool) -> Row:
+def measured(policy: Policy, env: str, episodes: int, deterministic: bool) -> Row:
     """The first episode of each environment: return, length, falls, the terms' sums, and errors of the velocities."""
     envs = make_envs(env, episodes, EVALUATION_SEED, "auto")
     check_fit(policy, envs)
@@ -41,7 +41,7 @@ def measured(policy: Policy, env: str, episodes: int, stochastic: bool) -> Row:
     sums = EpisodeSums(episodes, episodes)
     scales = {name: _largest(envs.name, key) for name, key in TRACKED.items()}
     while sums.missing:
-        rollout = collector.collect(policy, stochastic)
+        rollout = collector.collect(policy, deterministic)
         steps = {"basic": rollout.basic, "length": np.ones_like(rollout.basic)}
         steps |= {name: rollout.info[key] for name, key in TERMS.items()}
         steps |= {name: error(rollout.info[key] / scales[name]) for name, key in TRACKED.items()}
@@ -113,7 +113,7 @@ def main() -> None:
             if key in ledger.by_key():
                 continue
             with one_thread():
-                row = measured(policy, env, options.episodes, action == "sampled")
+                row = measured(policy, env, options.episodes, action == "mean")
             row |= {"policy": file_sum(path), "env": env, "machine": machine()}
             with ledger.claimed():
                 ledger.add({"key": key} | row)

@@ -6,12 +6,12 @@ from repolicy.plan.defaults import train_defaults
 from repolicy.runs.request import option
 from repolicy.runs.settings import Settings
 
-PINNED = ("envs", "horizon", "segment", "epochs", "minibatch", "learning_rate", "schedule", "target_kl", "gamma",
-          "critic_warmup", "critic_explains", "hidden", "initial_std")  # fmt: skip
+PINNED = ("envs", "n_steps", "checkpoint_every", "epochs", "minibatch", "learning_rate", "schedule", "target_kl",
+          "gamma", "critic_warmup", "critic_explains", "hidden", "initial_std")  # fmt: skip
 
 
 def settings_of(env: str) -> Settings:
-    """The environment's own for training, but for the horizon of HalfCheetah, which never ends an episode, so that with
+    """The environment's own for training, but for the n_steps of HalfCheetah, which never ends an episode, so that with
     a long one it pays to fall once and to spare the leg for ever after."""
     gamma = 0.9 if env.startswith("HalfCheetah") else 0.99
     return replace(train_defaults(env), steps=1_000_000, critic_warmup=0.05, gamma=gamma)

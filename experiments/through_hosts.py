@@ -48,11 +48,11 @@ def through_sb3(settings: Settings) -> Policy:
         alpha=ALPHA,
         critic_warmup=warmup(settings),
         learning_rate=lambda left: settings.learning_rate * left,
-        n_steps=settings.horizon,
+        n_steps=settings.n_steps,
         batch_size=settings.minibatch,
         n_epochs=settings.epochs,
         gamma=settings.gamma,
-        gae_lambda=settings.lam,
+        gae_lambda=settings.gae_lambda,
         seed=settings.seed,
         device="cpu",
     )
@@ -77,7 +77,7 @@ def through_rsl_rl(settings: Settings) -> Policy:
         "num_learning_epochs": settings.epochs,
         "num_mini_batches": settings.iteration_steps // settings.minibatch,
         "gamma": settings.gamma,
-        "lam": settings.lam,
+        "gae_lambda": settings.gae_lambda,
         "schedule": "fixed",
         "entropy_coef": 0.0,
         "value_loss_coef": settings.value_coefficient,
@@ -85,7 +85,7 @@ def through_rsl_rl(settings: Settings) -> Policy:
         "max_grad_norm": settings.max_gradient_norm,
     }
     config = {
-        "num_steps_per_env": settings.horizon,
+        "num_steps_per_env": settings.n_steps,
         "save_interval": 10**9,
         "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
         "actor": network | {"distribution_cfg": {"class_name": "GaussianDistribution"}},
@@ -121,8 +121,8 @@ def measure(host: str, seed: int, steps: int) -> Row:
 def summary(policy: Policy, env: str, addon: str, episodes: int = 100) -> Row:
     """Mean and std of each part of the return."""
     row: Row = {}
-    for which, stochastic in (("mean", False), ("sampled", True)):
-        found = evaluate(policy, env, episodes, addon=addon, stochastic=stochastic, seed=12345)
+    for which, deterministic in (("mean", True), ("sampled", False)):
+        found = evaluate(policy, env, episodes, addon=addon, deterministic=deterministic, seed=12345)
         row[which] = {name: [round(mean, 2), round(std, 2)] for name, mean, std in found.rows()}
     return row
 

@@ -132,7 +132,7 @@ def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
     states.visited = lambda prior, request: torch.randn(500, SIZE, generator=generator)
     made: Any = Worker.__new__(Worker)
     made.critic_size = 0  # it sees what the policy sees
-    made.settings = Settings(ranks=1, envs=ENVS, horizon=TIME, minibatch=ENVS * TIME)
+    made.settings = Settings(ranks=1, envs=ENVS, n_steps=TIME, minibatch=ENVS * TIME)
     made.objective, made.team, made.iteration = residual(0.3, 0.1, states=0.4), team, 1
     made.request = Request("any", made.objective, made.settings)
     made.prior = frozen(policy)

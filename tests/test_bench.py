@@ -7,7 +7,7 @@ from repolicy.learning.bench import PARTS, bench
 from repolicy.runs.machine import shares_memory
 from repolicy.runs.settings import Settings
 
-SMALL = Settings(envs=8, horizon=8, minibatch=32, segment=2 * PARTS, evaluation_episodes=2, hidden=(8,))
+SMALL = Settings(envs=8, n_steps=8, minibatch=32, checkpoint_every=2 * PARTS, evaluation_episodes=2, hidden=(8,))
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.skipif(not shares_memory(), reason="-"))])

@@ -23,7 +23,7 @@ LIMIT = 100
 
 def told(objective: np.ndarray, lengths: np.ndarray) -> Evaluation:
     return Evaluation(
-        env="", backend="", stochastic=True, seed=0, basic=objective, addon=objective, metric=None, lengths=lengths,
+        env="", backend="", deterministic=False, seed=0, basic=objective, addon=objective, metric=None, lengths=lengths,
         log_policy=np.zeros_like(objective), log_prior=np.zeros_like(objective), terminated=lengths < LIMIT,
     )  # fmt: skip
 

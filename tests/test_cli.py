@@ -22,7 +22,20 @@ from repolicy.policies.file import save_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.terminal import Terminal
 
-SMALL = ["--steps", "512", "--envs", "8", "--horizon", "16", "--minibatch", "64", "--segment", "2", "--ranks", "1"]
+SMALL = [
+    "--steps",
+    "512",
+    "--envs",
+    "8",
+    "--n-steps",
+    "16",
+    "--minibatch",
+    "64",
+    "--checkpoint-every",
+    "2",
+    "--ranks",
+    "1",
+]
 
 
 @pytest.fixture(autouse=True)

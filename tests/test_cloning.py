@@ -29,7 +29,7 @@ from repolicy.runs.settings import Settings
 EXACT = optimum(STATE_COST, CONTROL_COST, ALPHA)
 GAIN, STD = float(EXACT.gain), math.sqrt(float(EXACT.covariance))
 WISH = f"{Path(__file__).with_name('test_customize.py')}:{wish.__name__}"
-FEW = replace(SETTINGS, steps=2_048, segment=2)
+FEW = replace(SETTINGS, steps=2_048, checkpoint_every=2)
 
 
 def steer(observations: np.ndarray) -> np.ndarray:
@@ -55,7 +55,7 @@ class Said(Log):
 
 def customized(prior: Any, out: Path, settings: Settings = FEW, **options: Any) -> tuple[Result, Said]:
     said, asked = Said(), {"env": tiny("LinearQuadratic")} | options
-    return customize(prior, WISH, residual(2.0 * ALPHA, 0.15), out, settings, watchers=[said], **asked), said
+    return customize(prior, WISH, residual(2.0 * ALPHA, 0.15), out, settings, callbacks=[said], **asked), said
 
 
 @pytest.mark.parametrize(("prior", "std"), [(steer, STD), (Steering(), None)], ids=["a mean", "log_prob alone"])
@@ -102,7 +102,7 @@ def test_customizing_finds_the_optimum_of_the_summed_cost(tmp_path: Path, monkey
 
 
 def test_a_run_is_resumed_to_the_bit_with_the_same_prior_and_refused_with_another(tmp_path: Path) -> None:
-    four = replace(FEW, steps=4 * FEW.iteration_steps, segment=1)
+    four = replace(FEW, steps=4 * FEW.iteration_steps, checkpoint_every=1)
     whole, _ = customized(steer, tmp_path / "run", four, std=STD)
     before = whole.policy.state_dict()
     max((tmp_path / "run" / "checkpoints").iterdir()).unlink()
@@ -136,7 +136,7 @@ class Remembering:
     ],
 )
 def test_a_dial_goes_with_a_prior_that_is_fitted(weight: str, objective: Objective, dial: str, tmp_path: Path) -> None:
-    settings = replace(FEW, steps=512, segment=1)
+    settings = replace(FEW, steps=512, checkpoint_every=1)
     wish, env = f"{tiny('stay_near')}{weight}", tiny("LinearQuadratic")
     result = customize(steer, wish, objective, tmp_path / "run", settings, env=env, std=STD)
     assert [str(each) for each in read_policy(RunFolder(result.folder).last_policy).policy.dials] == [dial]

@@ -28,8 +28,8 @@ DISCOUNT = 0.9
 ALPHA = 0.2  # the prior's temperature
 WISH_STATE_COST, WISH_CONTROL_COST = 0.3, 2.0
 SETTINGS = Settings(
-    steps=250_000, ranks=1, envs=64, horizon=16, minibatch=512, segment=150, learning_rate=3e-3, gamma=DISCOUNT,
-    normalize_observations=False, critic_warmup=0.1, hidden=(32,), evaluation_episodes=4,
+    steps=250_000, ranks=1, envs=64, n_steps=16, minibatch=512, checkpoint_every=150, learning_rate=3e-3,
+    gamma=DISCOUNT, normalize_observations=False, critic_warmup=0.1, hidden=(32,), evaluation_episodes=4,
 )  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def test_greedy_forgets_the_first_task(prior: Path, tmp_path: Path) -> None:
 
 
 def test_the_basic_reward_is_never_read(prior: Path, tmp_path: Path) -> None:
-    few = Settings(**SETTINGS.as_dict() | {"steps": 5_000, "segment": 2})
+    few = Settings(**SETTINGS.as_dict() | {"steps": 5_000, "checkpoint_every": 2})
     with_reward = customized(prior, residual(0.2, 0.1), tmp_path / "with", few, env="LinearQuadratic")
     without = customized(prior, residual(0.2, 0.1), tmp_path / "without", few, env="WithoutReward")
     ours, theirs = with_reward.policy.state_dict(), without.policy.state_dict()
@@ -111,14 +111,14 @@ def test_the_basic_reward_is_never_read(prior: Path, tmp_path: Path) -> None:
 
 
 def test_the_actor_stays_the_prior_while_the_critic_warms_up(prior: Path, tmp_path: Path) -> None:
-    warm = Settings(**SETTINGS.as_dict() | {"steps": 4_096, "critic_warmup": 1.0, "segment": 2})
+    warm = Settings(**SETTINGS.as_dict() | {"steps": 4_096, "critic_warmup": 1.0, "checkpoint_every": 2})
     found = customized(prior, residual(0.2, 0.1), tmp_path / "run", warm)
     kept, start = found.policy.state_dict(), read_policy(prior).policy.state_dict()
     assert all(torch.equal(kept[name], start[name]) for name in kept)
 
 
 def test_the_result_carries_its_prior(prior: Path, tmp_path: Path) -> None:
-    few = Settings(**SETTINGS.as_dict() | {"steps": 2_048, "segment": 1})
+    few = Settings(**SETTINGS.as_dict() | {"steps": 2_048, "checkpoint_every": 1})
     found = customized(prior, residual(0.2, 0.1), tmp_path / "run", few)
     saved = read_policy(RunFolder(found.folder).last_policy)
     assert saved.prior is not None
@@ -130,7 +130,7 @@ def test_the_result_carries_its_prior(prior: Path, tmp_path: Path) -> None:
 def test_omega_holds_a_budget_of_drift(prior: Path, tmp_path: Path) -> None:
     """Where the drift settles at the budget, the policy is the optimum that the multiplier found stands for."""
     found = customized(prior, kl(ALPHA), tmp_path / "run", Settings(**SETTINGS.as_dict() | {"kl_budget": 0.1}))
-    drift = evaluate(found.policy, tiny("WithoutReward"), 200, prior=read_policy(prior).policy, stochastic=True)
+    drift = evaluate(found.policy, tiny("WithoutReward"), 200, prior=read_policy(prior).policy, deterministic=False)
     assert drift.log_prior is not None
     assert (drift.log_policy - drift.log_prior).sum() / drift.lengths.sum() == pytest.approx(0.1, rel=0.15)
     multiplier = found.last["omega"]
@@ -148,7 +148,7 @@ def test_omega_alone_holds_a_budget_of_likelihood(prior: Path, tmp_path: Path) -
     share = omega / ALPHA
     known = optimum(share * STATE_COST + WISH_STATE_COST, share * CONTROL_COST + WISH_CONTROL_COST, alpha)
     held = read_policy(prior).policy
-    acted = evaluate(as_policy(known), tiny("WithoutReward"), 2_000, prior=held, stochastic=True)
+    acted = evaluate(as_policy(known), tiny("WithoutReward"), 2_000, prior=held, deterministic=False)
     assert acted.log_prior is not None
     own = -held(torch.zeros(1, 1)).entropy().item()
     budget = own - acted.log_prior.sum() / acted.lengths.sum()
@@ -156,7 +156,7 @@ def test_omega_alone_holds_a_budget_of_likelihood(prior: Path, tmp_path: Path) -
     settings = replace(SETTINGS, log_prior_budget=float(budget), steps=200_000)
     log = Log()
     wish_for = [f"{Path(__file__)}:wish", residual(omega / 3, alpha)]
-    customize(prior, *wish_for, tmp_path / "run", settings, env=tiny("WithoutReward"), watchers=[log])
+    customize(prior, *wish_for, tmp_path / "run", settings, env=tiny("WithoutReward"), callbacks=[log])
     last = log.metrics[-50:]
     assert np.mean([metrics["below_prior"] for metrics in last]) == pytest.approx(budget, rel=0.05)
     assert np.mean([metrics["omega"] for metrics in last]) == pytest.approx(omega, rel=0.05)
@@ -164,7 +164,7 @@ def test_omega_alone_holds_a_budget_of_likelihood(prior: Path, tmp_path: Path) -
 
 
 class Log:
-    """A watcher that keeps what it is told."""
+    """A callback that keeps what it is told."""
 
     def __init__(self) -> None:
         self.metrics: list[dict[str, float]] = []
@@ -182,10 +182,10 @@ class Log:
 
 def test_the_drift_is_held_on_its_way_to_the_budget_and_after_a_resumption(prior: Path, tmp_path: Path) -> None:
     """From weights a hundred times too small, and stopped in the middle."""
-    settings = replace(SETTINGS, kl_budget=0.02, segment=120, steps=240 * SETTINGS.iteration_steps)
+    settings = replace(SETTINGS, kl_budget=0.02, checkpoint_every=120, steps=240 * SETTINGS.iteration_steps)
     wish_for = [f"{Path(__file__)}:wish", kl(ALPHA / 10)]
     whole, stopped = Log(), Log()
-    customize(prior, *wish_for, tmp_path / "whole", settings, env=tiny("WithoutReward"), watchers=[whole])
+    customize(prior, *wish_for, tmp_path / "whole", settings, env=tiny("WithoutReward"), callbacks=[whole])
     drift = [metrics["prior_kl"] for metrics in whole.metrics]
     assert 0.02 < max(drift) < 0.2
     assert np.mean(drift[-20:]) == pytest.approx(0.02, rel=0.1)
@@ -193,11 +193,11 @@ def test_the_drift_is_held_on_its_way_to_the_budget_and_after_a_resumption(prior
 
     shutil.copytree(tmp_path / "whole", tmp_path / "run")
     max((tmp_path / "run" / "checkpoints").iterdir()).unlink()  # as if it had stopped in its second segment
-    customize(prior, *wish_for, tmp_path / "run", settings, env=tiny("WithoutReward"), resume=True, watchers=[stopped])
+    customize(prior, *wish_for, tmp_path / "run", settings, env=tiny("WithoutReward"), resume=True, callbacks=[stopped])
     assert [metrics["omega"] for metrics in stopped.metrics] == [metrics["omega"] for metrics in whole.metrics[120:]]
 
-    short, brief = Log(), replace(settings, segment=20, steps=20 * SETTINGS.iteration_steps, min_std=0.3)
-    customize(prior, *wish_for, tmp_path / "short", brief, env=tiny("WithoutReward"), watchers=[short])
+    short, brief = Log(), replace(settings, checkpoint_every=20, steps=20 * SETTINGS.iteration_steps, min_std=0.3)
+    customize(prior, *wish_for, tmp_path / "short", brief, env=tiny("WithoutReward"), callbacks=[short])
     said = "min_std changed nothing: the actor begins as its prior"
     assert (said in whole.said, said in short.said) == (False, True)
     spent = short.metrics[-1]["prior_kl"]
@@ -267,7 +267,7 @@ def test_a_reward_of_0_is_refused_before_anything_is_measured(
 
 
 def test_a_rare_reward_is_accepted_where_it_is_announced(prior: Path, tmp_path: Path) -> None:
-    few = replace(SETTINGS, steps=2_048, segment=2)
+    few = replace(SETTINGS, steps=2_048, checkpoint_every=2)
     wanted = (tiny("constant"), residual(0.2, 0.1), tmp_path / "run", few)
     assert customize(prior, *wanted, env=tiny("WithoutReward"), sparse=True).finished
 
@@ -283,6 +283,8 @@ def test_the_command_of_a_log_prior_budget_names_omega_once() -> None:
 
 def test_what_an_addon_reports_for_people_is_logged(tmp_path: Path) -> None:
     """Hopper's mean height, of the short evaluation at each segment's end."""
-    few = Settings(steps=128, ranks=1, envs=4, horizon=16, minibatch=32, segment=1, hidden=(4,), evaluation_episodes=1)
+    few = Settings(
+        steps=128, ranks=1, envs=4, n_steps=16, minibatch=32, checkpoint_every=1, hidden=(4,), evaluation_episodes=1
+    )
     result = customize("hopper", "height", residual(0.3, 0.1), tmp_path / "run", few)
     assert 1.0 < result.last["evaluation_metric"] < 1.7

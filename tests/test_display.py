@@ -14,11 +14,11 @@ from rich.console import Console
 import repolicy
 from repolicy.errors import UsageError
 from repolicy.objective import full, kl, repeat_entropy, residual, soft
+from repolicy.runs.callbacks import Wandb
 from repolicy.runs.display import ROWS, SHORT, Display, recipe
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
-from repolicy.runs.watch import Wandb
 
 SETTINGS = repolicy.Settings(steps=100_000, ranks=2)
 METRICS = {
@@ -115,9 +115,9 @@ def test_the_display_is_closed_where_wandb_refuses(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(login=lambda: None, init=init, Error=ValueError))
     display, closed = Display(), list[str]()
     monkeypatch.setattr(display, "close", lambda: closed.append("the display"))
-    watchers, alone = [display, Wandb(RunFolder(tmp_path / "run"), "mine")], replace(SETTINGS, ranks=1)
+    callbacks, alone = [display, Wandb(RunFolder(tmp_path / "run"), "mine")], replace(SETTINGS, ranks=1)
     with pytest.raises(UsageError, match="--wandb: no such project"):
-        repolicy.train("CartPole-v1", soft(0.1), tmp_path / "run", alone, watchers=watchers)
+        repolicy.train("CartPole-v1", soft(0.1), tmp_path / "run", alone, callbacks=callbacks)
     assert closed == ["the display"]
 
 

@@ -28,8 +28,10 @@ from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings, read_settings
 from repolicy.runs.terminal import Terminal
 
-SMALL = Settings(steps=256, envs=4, horizon=16, minibatch=32, segment=2, ranks=1, evaluation_episodes=1, hidden=(8,))
-SHORT = ["--steps", "64", "--envs", "4", "--horizon", "16", "--minibatch", "32", "--ranks", "1", "--no-report"]
+SMALL = Settings(
+    steps=256, envs=4, n_steps=16, minibatch=32, checkpoint_every=2, ranks=1, evaluation_episodes=1, hidden=(8,)
+)
+SHORT = ["--steps", "64", "--envs", "4", "--n-steps", "16", "--minibatch", "32", "--ranks", "1", "--no-report"]
 
 
 @pytest.fixture(autouse=True)

@@ -31,10 +31,10 @@ from repolicy.policies.actions import ActionSpace
 from repolicy.policies.export import export
 from repolicy.policies.file import read_card, save_policy
 from repolicy.priors.finding import beside, find_policy
+from repolicy.runs.callbacks import TensorBoard
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.terminal import Terminal
-from repolicy.runs.watch import TensorBoard
 
 SPACE = ActionSpace("continuous", (3,), (-1.0,) * 3, (1.0,) * 3)
 
@@ -273,16 +273,16 @@ def test_a_card_may_tell_more_of_what_a_nat_is_worth(
 def test_a_full_disk_under_tensorboard_does_not_end_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    watcher = TensorBoard(RunFolder(tmp_path))
-    watcher.begin(Request("Hopper-v4", soft(0.1), SMALL), 0, 4)
+    callback = TensorBoard(RunFolder(tmp_path))
+    callback.begin(Request("Hopper-v4", soft(0.1), SMALL), 0, 4)
     [file] = tmp_path.glob("events.*")
-    watcher._writer.flush()
-    real = watcher._writer.file_writer.event_writer._async_writer._writer._writer
+    callback._writer.flush()
+    real = callback._writer.file_writer.event_writer._async_writer._writer._writer
     with open("/dev/full", "wb", buffering=0) as full:
         monkeypatch.setattr(real, "write", full.write)
         for step in range(3):
-            watcher.write({"steps": step, "kl": 0.5})
+            callback.write({"steps": step, "kl": 0.5})
             time.sleep(0.1)
-        watcher.close()
+        callback.close()
     assert capsys.readouterr().err.count("TensorBoard's files cannot be written: No space left on device") == 1
     assert file.exists()

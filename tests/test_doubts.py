@@ -38,8 +38,9 @@ def test_under_a_budget_the_task_compares_and_else_the_objective(
 ) -> None:
     """Three episodes, whose tasks pay 1, 3, 5; with 0.2 · log prior - 0.1 · log policy they are worth 4, 8, 12."""
     told = Evaluation(
-        env="", backend="", stochastic=True, seed=0, basic=np.zeros(3), addon=np.array([1.0, 3.0, 5.0]), metric=None,
-        lengths=np.full(3, 8.0), log_policy=np.full(3, -10.0), log_prior=np.array([10.0, 20.0, 30.0]),
+        env="", backend="", deterministic=False, seed=0, basic=np.zeros(3),
+        addon=np.array([1.0, 3.0, 5.0]), metric=None, lengths=np.full(3, 8.0),
+        log_policy=np.full(3, -10.0), log_prior=np.array([10.0, 20.0, 30.0]),
     )  # fmt: skip
     settings = replace(SETTINGS, kl_budget=budget)
     made = segments(tmp_path, "LinearQuadratic", residual(0.2, 0.1), prior=True, settings=settings)
@@ -57,9 +58,9 @@ def test_a_run_that_gains_nothing_hands_back_its_prior(tmp_path: Path) -> None:
     save_policy(prior, linear.as_policy(linear.optimum(linear.STATE_COST, linear.CONTROL_COST, linear.ALPHA)), {})
     said: list[str] = []
     log.say = said.append  # type: ignore[method-assign]
-    rough = replace(linear.SETTINGS, steps=4_096, segment=4, horizon=4, learning_rate=0.3, schedule="constant")
+    rough = replace(linear.SETTINGS, steps=4_096, checkpoint_every=4, n_steps=4, learning_rate=0.3, schedule="constant")
     wish, objective = f"{linear.__file__}:wish", kl(30.0)
-    customize(prior, wish, objective, tmp_path / "run", rough, env=tiny("WithoutReward"), watchers=[log])
+    customize(prior, wish, objective, tmp_path / "run", rough, env=tiny("WithoutReward"), callbacks=[log])
     assert not any("--omega" in sentence or "--addon" in sentence for sentence in said)  # hints follow the verdict
     folder = RunFolder(tmp_path / "run")
     handed_out, last = read_policy(folder.policy), read_policy(folder.last_policy)

@@ -37,7 +37,7 @@ MDP_ = MDP(
     reward=torch.tensor([[1.0, -2.0], [0.5, 3.0]]),
     start=torch.tensor([0.5, 0.5]),
     discount=GAMMA,
-    horizon=STEPS,
+    n_steps=STEPS,
     addon=torch.tensor([[-1.0, 0.7], [2.0, -0.3]]),
     familiarity=torch.tensor([-0.4, -1.7]),
 )
@@ -129,7 +129,7 @@ def engine_gradient(objective: Objective, surrogate: Any) -> tuple[Policy, Tenso
     torch.nn.init.normal_(critic.biases[-1])
     made: Any = Worker.__new__(Worker)
     made.critic_size = 0  # it sees what the policy sees
-    made.settings = Settings(gamma=GAMMA, lam=1.0, normalize_advantages=False, surrogate=surrogate, epochs=1)
+    made.settings = Settings(gamma=GAMMA, gae_lambda=1.0, normalize_advantages=False, surrogate=surrogate, epochs=1)
     made.objective, made.team, made.iteration = objective, Alone(), 1
     made.learner = Learner(policy, critic, 0.0)
     made.prior = tabular(PRIOR.log()) if objective.reads_prior or objective.reads_states else None

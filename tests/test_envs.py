@@ -286,7 +286,7 @@ def test_a_class_with_gymnasiums_interface_that_is_none_of_its_children_is_train
         def step(self, action: Any) -> Any:
             return np.zeros(1, np.float32), 1.0, False, True, {}
 
-    settings = repolicy.Settings(steps=64, ranks=1, envs=2, horizon=16, minibatch=16, hidden=(4,))
+    settings = repolicy.Settings(steps=64, ranks=1, envs=2, n_steps=16, minibatch=16, hidden=(4,))
     assert repolicy.train(Other, repolicy.soft(0.1), tmp_path / "run", settings).finished  # type: ignore[arg-type]
 
 

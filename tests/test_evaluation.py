@@ -61,17 +61,17 @@ def test_returns_are_those_of_a_loop_by_hand() -> None:
 
 
 def test_the_mean_action_is_the_same_whatever_the_seed_and_the_sampled_is_not() -> None:
-    def distance(stochastic: bool, sampling: int) -> float:
+    def distance(deterministic: bool, sampling: int) -> float:
         envs = make_envs(tiny("LinearQuadratic"), 2, 0)
-        return float(run_episodes(policy(1), envs, 2, stochastic=stochastic, seed=sampling).basic.sum())
+        return float(run_episodes(policy(1), envs, 2, deterministic=deterministic, seed=sampling).basic.sum())
 
-    assert distance(False, 0) == distance(False, 1)
-    assert distance(True, 0) != distance(True, 1)
-    assert distance(True, 3) == distance(True, 3)
+    assert distance(True, 0) == distance(True, 1)
+    assert distance(False, 0) != distance(False, 1)
+    assert distance(False, 3) == distance(False, 3)
 
 
 def test_log_probabilities_are_summed_over_each_episode() -> None:
-    found = run_episodes(policy(1), make_envs(tiny("LinearQuadratic"), 3, 0), 6, prior=policy(1), stochastic=True)
+    found = run_episodes(policy(1), make_envs(tiny("LinearQuadratic"), 3, 0), 6, prior=policy(1), deterministic=False)
     assert found.log_prior is not None
     np.testing.assert_allclose(found.log_prior, found.log_policy, rtol=1e-5)
     mode = run_episodes(policy(1), make_envs(tiny("LinearQuadratic"), 3, 0), 6)

@@ -155,7 +155,7 @@ def test_what_is_pushed_comes_back_as_a_prior(
 def test_the_card_has_table_license_and_how_to_repeat(
     files: dict[str, dict[str, bytes]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = repolicy.Settings(steps=256, envs=8, horizon=16, minibatch=64, segment=1, hidden=(4,), ranks=1)
+    settings = repolicy.Settings(steps=256, envs=8, n_steps=16, minibatch=64, checkpoint_every=1, hidden=(4,), ranks=1)
     Path("this|that.py").write_text("def stay_near(*transitions): return 0.1 * transitions[2][:, 0]\n")
     prior, wishes = a_policy(request={"env": ENV}), [tiny("stay_near"), f"{Path('this|that.py').resolve()}:stay_near"]
     result = repolicy.customize(prior, wishes, repolicy.residual(0.3, 0.1), "runs/near", settings, env=ENV)

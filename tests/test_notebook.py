@@ -10,7 +10,7 @@ import repolicy
 
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "first_hour.ipynb"
 FEWER = {"STEPS": "256", "EPISODES": "1"}
-SMALL = "steps=STEPS, envs=8, horizon=32, minibatch=64, evaluation_episodes=1"
+SMALL = "steps=STEPS, envs=8, n_steps=32, minibatch=64, evaluation_episodes=1"
 
 
 def cells() -> list[str]:

@@ -11,12 +11,12 @@ import pytest
 from tiny_envs import tiny
 
 from repolicy.envs.envpool import EnvPoolEnvs
-from repolicy.envs.patience import NOTE, Watchdog
+from repolicy.envs.watchdog import NOTE, Watchdog
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.learning.training import watchdog
 from repolicy.runs.machine import shares_memory
 
-SMALL = ["--alpha", "0.1", "--steps", "4096", "--envs", "8", "--horizon", "16", "--minibatch", "64"]
+SMALL = ["--alpha", "0.1", "--steps", "4096", "--envs", "8", "--n-steps", "16", "--minibatch", "64"]
 
 
 def ended(tmp_path: Path, *words: str) -> tuple[int, str]:
@@ -27,11 +27,11 @@ def ended(tmp_path: Path, *words: str) -> tuple[int, str]:
 
 
 def test_patience_ends_a_run_that_hangs_and_says_where(tmp_path: Path) -> None:
-    code, said = ended(tmp_path, tiny("HangsInRank?anywhere=true"), "--ranks", "1", "--patience", "0.5")
+    code, said = ended(tmp_path, tiny("HangsInRank?anywhere=true"), "--ranks", "1", "--env-timeout", "0.5")
     assert code == 1
     assert re.search(
         r"repolicy: environment 0 of '.*HangsInRank.anywhere=true' in rank 0 has not come back for 1 seconds "
-        r"\(at .*tiny_envs.py:\d+\), which is beyond --patience",
+        r"\(at .*tiny_envs.py:\d+\), which is beyond --env-timeout",
         said,
     ), said
     assert "Traceback" not in said
@@ -39,7 +39,7 @@ def test_patience_ends_a_run_that_hangs_and_says_where(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not shares_memory(), reason="ranks of this machine need torchrun")
 def test_another_rank_that_hangs_is_reported_by_the_first(tmp_path: Path) -> None:
-    code, said = ended(tmp_path, tiny("HangsInRank"), "--ranks", "2", "--patience", "1")
+    code, said = ended(tmp_path, tiny("HangsInRank"), "--ranks", "2", "--env-timeout", "1")
     assert code == 1
     assert re.search(
         r"repolicy: rank 1 ended \(exit code 1\): environment 0 of '.*HangsInRank' in rank 1 has not", said
@@ -70,7 +70,7 @@ def test_a_call_into_envpool_that_fails_is_one_sentence() -> None:
     assert NOTE.began == 0.0
 
 
-@pytest.mark.parametrize("patience", [0.0, -1.0, float("nan")])
-def test_patience_is_a_number_of_seconds(patience: float) -> None:
-    with pytest.raises(UsageError, match="patience is .*; it must be a number of seconds above 0"):
-        watchdog(patience)
+@pytest.mark.parametrize("env_timeout", [0.0, -1.0, float("nan")])
+def test_patience_is_a_number_of_seconds(env_timeout: float) -> None:
+    with pytest.raises(UsageError, match="env_timeout is .*; it must be a number of seconds above 0"):
+        watchdog(env_timeout)

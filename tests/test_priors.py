@@ -185,7 +185,7 @@ def test_what_remembers_acts_by_its_memory(counting: MeanPrior) -> None:
     envs = make_envs(tiny("Counter"), 3, 0)
     collector = Collector(envs, 4, torch.Generator().manual_seed(0))
     for _ in range(5):
-        rollout = collector.collect(counting, stochastic=False)
+        rollout = collector.collect(counting, deterministic=True)
         observations, actions, _ = rollout.scored
         torch.testing.assert_close(actions, 0.1 * (observations[..., 1:] + 1.0))
     sampled = collector.collect(counting)
@@ -195,7 +195,7 @@ def test_what_remembers_acts_by_its_memory(counting: MeanPrior) -> None:
 def test_an_evaluation_scores_whole_episodes_with_their_memory(counting: MeanPrior) -> None:
     """Its own actions, scored while acting and again afterwards: the same."""
     envs = make_envs(tiny("Counter"), 2, 0)
-    found = run_episodes(counting, envs, 12, prior=counting, stochastic=True)
+    found = run_episodes(counting, envs, 12, prior=counting, deterministic=False)
     assert found.log_prior is not None
     np.testing.assert_allclose(found.log_prior, found.log_policy, rtol=1e-5)
     assert len(set(found.lengths)) > 3

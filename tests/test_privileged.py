@@ -35,10 +35,10 @@ from repolicy.runs.settings import Settings
 
 LIMIT, GAMMA = 8, 0.9
 SMALL = Settings(
-    steps=3_072, ranks=1, envs=8, horizon=32, minibatch=64, segment=8, hidden=(16,), evaluation_episodes=2,
+    steps=3_072, ranks=1, envs=8, n_steps=32, minibatch=64, checkpoint_every=8, hidden=(16,), evaluation_episodes=2,
     gamma=GAMMA, learning_rate=1e-2, schedule="constant",
 )  # fmt: skip
-FEW = replace(SMALL, steps=1_024, segment=2, hidden=(4,))
+FEW = replace(SMALL, steps=1_024, checkpoint_every=2, hidden=(4,))
 
 
 class Hidden(gymnasium.Env[Any, Any]):
@@ -307,7 +307,7 @@ def test_playgrounds_go1_is_trained_with_a_privileged_critic() -> None:
 
 
 def test_the_command_line_names_the_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few = ["--steps", "256", "--envs", "8", "--horizon", "32", "--ranks", "1", "--hidden", "4"]
+    few = ["--steps", "256", "--envs", "8", "--n-steps", "32", "--ranks", "1", "--hidden", "4"]
     words = ["train", PLAIN, "--observe", "seen", "--observe-critic", "hidden", "--alpha", "0.1", *few]
     out = ["--evaluation-episodes", "1", "--out", str(tmp_path / "run")]
     cli.main([*words, *out])

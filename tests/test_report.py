@@ -31,7 +31,7 @@ from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
 
 ENV = "InvertedPendulum-v4"
-SETTINGS = Settings(steps=1024, ranks=1, envs=8, horizon=32, minibatch=256, segment=2, evaluation_episodes=4)
+SETTINGS = Settings(steps=1024, ranks=1, envs=8, n_steps=32, minibatch=256, checkpoint_every=2, evaluation_episodes=4)
 
 
 def calm(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: object) -> np.ndarray:
@@ -81,7 +81,7 @@ def test_the_page_holds_the_numbers_of_the_evaluation_and_asks_nobody(runs: tupl
     assert "mean distance" in text
     pairs = [
         tuple(
-            evaluate(who, ENV, 4, addon=addon, stochastic=how, seed=EVALUATION_SEED, backend="gymnasium")
+            evaluate(who, ENV, 4, addon=addon, deterministic=not how, seed=EVALUATION_SEED, backend="gymnasium")
             for who in (saved.prior, saved.policy)
         )
         for how in (False, True)

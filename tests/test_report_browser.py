@@ -17,7 +17,7 @@ from repolicy.report import run_page as report
 from repolicy.report.run_page import write_report
 from repolicy.runs.settings import Settings
 
-SETTINGS = {"steps": 512, "envs": 8, "horizon": 32, "minibatch": 256, "segment": 2, "evaluation_episodes": 2}
+SETTINGS = {"steps": 512, "envs": 8, "n_steps": 32, "minibatch": 256, "checkpoint_every": 2, "evaluation_episodes": 2}
 
 
 def calm(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: object) -> np.ndarray:

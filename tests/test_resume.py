@@ -12,7 +12,7 @@ from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
-SMALL = Settings(steps=64, envs=4, horizon=4, minibatch=16, segment=1)
+SMALL = Settings(steps=64, envs=4, n_steps=4, minibatch=16, checkpoint_every=1)
 ADDON = "def f(obs, action, after, info): return 1.0 * after[..., 0]\n"
 ENV = "from tiny_envs import Endless\nclass Mine(Endless):\n    own = 1\n"
 

@@ -18,15 +18,15 @@ from repolicy.runs.request import spec_for
 from repolicy.runs.settings import Settings
 
 
-def collector(name: str, horizon: int, count: int = 2, keep: bool = False) -> tuple[Collector, Policy]:
+def collector(name: str, n_steps: int, count: int = 2, keep: bool = False) -> tuple[Collector, Policy]:
     batch = make_envs(tiny(name), count, seed=0)
     policy = Policy(spec_for(batch, Settings(hidden=(4,))))
-    return Collector(batch, horizon, torch.Generator().manual_seed(0), keep_transitions=keep), policy
+    return Collector(batch, n_steps, torch.Generator().manual_seed(0), keep_transitions=keep), policy
 
 
 def test_episodes_follow_each_other_without_a_gap() -> None:
     """Episode 1 has 3 steps and terminates, episode 2 has 4 and is cut, episode 3 has 5 and terminates."""
-    collect, policy = collector("Counter", horizon=13, keep=True)
+    collect, policy = collector("Counter", n_steps=13, keep=True)
     rollout = collect.collect(policy)
     episode = [1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4]
     before = [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 4, 0]
@@ -45,7 +45,7 @@ def test_episodes_follow_each_other_without_a_gap() -> None:
 
 
 def test_the_next_rollout_goes_on_where_this_one_stopped() -> None:
-    collect, policy = collector("Counter", horizon=2)
+    collect, policy = collector("Counter", n_steps=2)
     rollouts = [collect.collect(policy) for _ in range(4)]
     seen = np.concatenate([rollout.observations[:-1, 0] for rollout in rollouts])
     assert seen.tolist() == [[1, 0], [1, 1], [1, 2], [2, 0], [2, 1], [2, 2], [2, 3], [3, 0]]
@@ -57,7 +57,7 @@ def test_the_next_rollout_goes_on_where_this_one_stopped() -> None:
 
 def test_actions_reach_the_environment_as_they_were_sampled() -> None:
     """Far outside of the box, too."""
-    collect, policy = collector("Counter", horizon=10, keep=True)
+    collect, policy = collector("Counter", n_steps=10, keep=True)
     with torch.no_grad():
         policy.network.biases[-1].fill_(5.0)
     rollout = collect.collect(policy)
@@ -69,7 +69,7 @@ def test_actions_reach_the_environment_as_they_were_sampled() -> None:
 
 def test_infos_are_numbers_in_every_step_and_no_environment_decides_their_kind() -> None:
     """Gymnasium gives all environments the kind of number that the first one tells: 0.5 beside a whole 0 would be 0."""
-    collect, policy = collector("Rare", horizon=5, keep=True)
+    collect, policy = collector("Rare", n_steps=5, keep=True)
     told = collect.collect(policy).info
     costs = {tuple(column) for column in told["cost"].T}
     assert costs == {(0.5, 0.0, 0.5, 0.5, 0.0), (0.0, 0.5, 0.0, 0.0, 0.5)}  # in episodes of 3 and 4 steps
@@ -78,7 +78,7 @@ def test_infos_are_numbers_in_every_step_and_no_environment_decides_their_kind()
 
 
 def test_actions_are_the_policys_at_normalized_observations() -> None:
-    collect, policy = collector("LinearQuadratic", horizon=50, count=8)
+    collect, policy = collector("LinearQuadratic", n_steps=50, count=8)
     policy.normalizer.update(sums(np.random.default_rng(0).normal(1.0, 3.0, (100, 1)).astype(np.float32)))
     rollout = collect.collect(policy)
     expected = policy.log_prob(torch.from_numpy(rollout.observations[:-1]), rollout.actions)
@@ -87,7 +87,7 @@ def test_actions_are_the_policys_at_normalized_observations() -> None:
         noise = rollout.actions - policy(torch.from_numpy(rollout.observations[:-1])).mode()
     assert abs(float(noise.mean())) < 0.15
     assert float(noise.std()) == pytest.approx(1.0, abs=0.15)
-    again, _ = collector("LinearQuadratic", horizon=50, count=8)
+    again, _ = collector("LinearQuadratic", n_steps=50, count=8)
     assert torch.equal(again.collect(policy).actions, rollout.actions)
 
 
@@ -143,9 +143,9 @@ def test_environments_that_tell_no_limit_are_not_cut() -> None:
     assert staggered(None, 0, 3, 3).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("horizon", [11, 20], ids=["at the rollout's end", "within the rollout"])
-def test_an_observation_that_is_not_finite_is_named(horizon: int) -> None:
-    collect, policy = collector("NanObservation", horizon)
+@pytest.mark.parametrize("n_steps", [11, 20], ids=["at the rollout's end", "within the rollout"])
+def test_an_observation_that_is_not_finite_is_named(n_steps: int) -> None:
+    collect, policy = collector("NanObservation", n_steps)
     wrong = "environment 0 of .*NanObservation' returned an observation that is not finite .rollout step 11, after 11"
     with pytest.raises(NumericError, match=wrong):
         collect.collect(policy)

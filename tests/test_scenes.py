@@ -39,7 +39,7 @@ def test_the_typical_one_is_in_the_middle_and_the_worst_at_the_end() -> None:
     """Of all that were evaluated, however many they are; only a further episode of an environment is not seen again."""
     totals = np.array([5.0, -1.0, 3.0, 100.0, 2.0] + [3.5] * 44 + [-9.0, -99.0])
     found = Evaluation(
-        env="", backend="gymnasium", stochastic=False, seed=0, basic=totals, addon=None, metric=None, lengths=totals,
+        env="", backend="gymnasium", deterministic=True, seed=0, basic=totals, addon=None, metric=None, lengths=totals,
         log_policy=totals, log_prior=None,
     )  # fmt: skip
     (typical, worst), count = typical_and_worst(found)

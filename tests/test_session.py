@@ -22,7 +22,9 @@ from repolicy.runs import ranks
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 
-SMALL = repolicy.Settings(steps=512, envs=8, horizon=16, minibatch=64, segment=2, hidden=(8,), evaluation_episodes=2)
+SMALL = repolicy.Settings(
+    steps=512, envs=8, n_steps=16, minibatch=64, checkpoint_every=2, hidden=(8,), evaluation_episodes=2
+)
 
 
 @pytest.fixture(autouse=True)
@@ -222,7 +224,7 @@ def test_progress_is_shown_where_it_is_asked_for(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("env", [lambda: gymnasium.make("CartPole-v1"), gymnasium.make("CartPole-v1"), 3])
 def test_an_environment_is_a_name_or_a_function_and_no_thing(env: Any) -> None:
     if callable(env):
-        settings = replace(SMALL, ranks=1, steps=128, segment=1)
+        settings = replace(SMALL, ranks=1, steps=128, checkpoint_every=1)
         assert repolicy.train(env, repolicy.soft(0.1), "run", settings).finished
         return
     with pytest.raises(UsageError, match="give its id, or a function that makes one"):
@@ -243,7 +245,7 @@ def test_predict_is_what_stable_baselines3_predicts(tmp_path: Path) -> None:
         np.testing.assert_allclose(action, theirs.predict(observation, deterministic=True)[0], atol=1e-5)
         assert state is None
     torch.manual_seed(0)
-    sampled = np.stack([ours.predict(seen[0])[0] for _ in range(400)])
+    sampled = np.stack([ours.predict(seen[0], deterministic=False)[0] for _ in range(400)])
     assert sampled.std() > 0.3
     mean, _ = evaluate_policy(ours, env, n_eval_episodes=1, warn=False)  # type: ignore[arg-type]
     assert -2000 < mean < 0

@@ -23,7 +23,7 @@ from repolicy.runs.settings import Settings, read_settings, validated
         ("seed", -1),
         ("envs", 0),
         ("gamma", 1.01),
-        ("lam", -0.1),
+        ("gae_lambda", -0.1),
         ("clip", 0.0),
         ("learning_rate", -1e-4),
         ("target_kl", 0.0),
@@ -51,7 +51,7 @@ def test_values_are_taken_as_what_they_must_be_or_refused() -> None:
 
 
 def test_iterations() -> None:
-    settings = Settings(envs=8, horizon=16, steps=1000)
+    settings = Settings(envs=8, n_steps=16, steps=1000)
     assert settings.iteration_steps == 128
     assert settings.iterations == 8  # the last one is whole
     assert Settings(steps=1).iterations == 1

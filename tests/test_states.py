@@ -27,7 +27,9 @@ from repolicy.runs.ranks import Alone
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
-SETTINGS = Settings(ranks=1, envs=4, horizon=16, minibatch=32, segment=2, steps=256, hidden=(8,), evaluation_episodes=2)
+SETTINGS = Settings(
+    ranks=1, envs=4, n_steps=16, minibatch=32, checkpoint_every=2, steps=256, hidden=(8,), evaluation_episodes=2
+)
 
 
 def observations(count: int = 50_000) -> torch.Tensor:

@@ -89,7 +89,7 @@ def test_a_sweep_that_knows_no_basic_reward_is_bent_by_the_kl() -> None:
     points = []
     for omega, kl, addon in ((np.inf, 0.0, 0.0), (1.0, 0.1, 8.0), (0.1, 1.0, 10.0)):
         mean, sampled = (evaluation(unknown, np.full(50, addon)) for _ in range(2))
-        sampled = dataclasses.replace(sampled, stochastic=True, lengths=lengths, log_prior=-kl * lengths)
+        sampled = dataclasses.replace(sampled, deterministic=False, lengths=lengths, log_prior=-kl * lengths)
         points.append(
             Point(omega, Path("nowhere"), mean=mean, sampled=dataclasses.replace(sampled, log_policy=0 * lengths))
         )

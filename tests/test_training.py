@@ -37,7 +37,15 @@ from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
 SMALL = Settings(
-    steps=4_096, ranks=1, envs=8, horizon=16, minibatch=64, segment=4, hidden=(16,), evaluation_episodes=2, gamma=0.9
+    steps=4_096,
+    ranks=1,
+    envs=8,
+    n_steps=16,
+    minibatch=64,
+    checkpoint_every=4,
+    hidden=(16,),
+    evaluation_episodes=2,
+    gamma=0.9,
 )
 
 
@@ -103,7 +111,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
 
 
 class AtIteration:
-    """A watcher that does something once, when an iteration is over."""
+    """A callback that does something once, when an iteration is over."""
 
     def __init__(self, iteration: int, action: Callable[[], object]) -> None:
         self._iteration, self._action = iteration, action
@@ -124,7 +132,7 @@ def test_a_signal_stops_after_the_iteration_and_the_run_goes_on_to_the_same_bits
     small(tmp_path / "whole")
     before = signal.getsignal(sent)  # a shell's background jobs ignore Ctrl-C
     stop = AtIteration(10, lambda: os.kill(os.getpid(), sent))
-    stopped = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SMALL, watchers=[stop])
+    stopped = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SMALL, callbacks=[stop])
     assert (stopped.finished, stopped.steps) == (False, 11 * SMALL.iteration_steps)
     assert signal.getsignal(sent) is before
     assert small(tmp_path / "run", resume=True).finished
@@ -135,7 +143,7 @@ def test_a_signal_stops_after_the_iteration_and_the_run_goes_on_to_the_same_bits
 def test_a_signal_at_the_end_of_a_segment_loses_nothing(tmp_path: Path, iteration: int, finished: bool) -> None:
     small(tmp_path / "whole")
     asked = AtIteration(iteration - 1, lambda: os.kill(os.getpid(), signal.SIGINT))
-    stopped = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SMALL, watchers=[asked])
+    stopped = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SMALL, callbacks=[asked])
     assert (stopped.finished, stopped.steps) == (finished, iteration * SMALL.iteration_steps)
     latest = RunFolder(tmp_path / "run").latest()
     assert latest is not None
@@ -154,7 +162,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path: Path, monkeypatch
 
     fills_up = AtIteration(10, lambda: monkeypatch.setattr(os, "fsync", full))
     with pytest.raises(FileError, match="cannot be written: No space left on device; what was there before is untouch"):
-        train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SMALL, watchers=[fills_up])
+        train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SMALL, callbacks=[fills_up])
     monkeypatch.undo()
     latest = RunFolder(tmp_path / "run").latest()
     assert latest is not None
@@ -168,7 +176,7 @@ def test_two_ranks_end_in_the_same_bits_however_often_they_stop(tmp_path: Path) 
     settings = replace(SMALL, ranks=2, steps=1_536)
     assert small(tmp_path / "whole", settings).finished
     ctrl_c = AtIteration(6, lambda: os.kill(os.getpid(), signal.SIGINT))
-    stopped = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", settings, watchers=[ctrl_c])
+    stopped = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", settings, callbacks=[ctrl_c])
     assert not stopped.finished
     assert small(tmp_path / "run", settings, resume=True).finished
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
@@ -178,7 +186,7 @@ def test_two_ranks_end_in_the_same_bits_however_often_they_stop(tmp_path: Path) 
 def test_two_ranks_hand_out_the_same_earlier_policy(tmp_path: Path) -> None:
     prior = small(tmp_path / "prior", replace(SMALL, steps=8_192))
     (tmp_path / "wish.py").write_text("def small(obs, action, next_obs, info):\n    return -(action**2).sum(-1)\n")
-    wrecked = replace(SMALL, ranks=2, steps=1_024, segment=4, learning_rate=0.5, schedule="constant")
+    wrecked = replace(SMALL, ranks=2, steps=1_024, checkpoint_every=4, learning_rate=0.5, schedule="constant")
     wrecked = replace(wrecked, evaluation_episodes=8)
 
     def run(name: str, **more: Any) -> RunFolder:
@@ -188,14 +196,14 @@ def test_two_ranks_hand_out_the_same_earlier_policy(tmp_path: Path) -> None:
     whole = run("whole")
     assert whole.replaced.exists()  # steps this large leave no policy as good as the prior
     ctrl_c = AtIteration(6, lambda: os.kill(os.getpid(), signal.SIGINT))
-    assert not run("run", watchers=[ctrl_c]).replaced.exists()
+    assert not run("run", callbacks=[ctrl_c]).replaced.exists()
     assert run("run", resume=True).policy.read_bytes() == whole.policy.read_bytes()
 
 
 def test_torchrun_ends_in_the_bits_of_two_ranks_and_speaks_once(tmp_path: Path) -> None:
     """Two numbers added by gloo or in shared memory are the same sum."""
     words = ["-m", "repolicy", "train", tiny("LinearQuadratic"), "--alpha", "0.1", "--steps", "1024", "--json"]
-    words += ["--envs", "16", "--horizon", "16", "--minibatch", "64", "--segment", "2"]
+    words += ["--envs", "16", "--n-steps", "16", "--minibatch", "64", "--checkpoint-every", "2"]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
 
@@ -260,7 +268,7 @@ def test_metrics_of_repeated_iterations_are_written_once(tmp_path: Path) -> None
     [("Endless", 1 / (1 - 0.9)), ("endless_with_time_limit", 1 / (1 - 0.9)), ("Mortal", 1 / (1 - 0.8 * 0.9))],
 )
 def test_the_critic_finds_the_value_of_one_a_step(tmp_path: Path, env: str, value: float) -> None:
-    settings = replace(SMALL, steps=40_000, learning_rate=3e-3, normalize_observations=False, segment=400)
+    settings = replace(SMALL, steps=40_000, learning_rate=3e-3, normalize_observations=False, checkpoint_every=400)
     train(tiny(env), no_entropy(), tmp_path / "run", settings)
     segments = Segments(Request(tiny(env), no_entropy(), settings), RunFolder(tmp_path / "run"), Alone())
     segments.restore()
@@ -269,7 +277,7 @@ def test_the_critic_finds_the_value_of_one_a_step(tmp_path: Path, env: str, valu
 
 def test_soft_ppo_finds_the_optimum_of_linear_quadratic_control(tmp_path: Path) -> None:
     settings = Settings(
-        steps=150_000, ranks=1, envs=64, horizon=16, minibatch=512, segment=150, learning_rate=3e-3, gamma=0.9,
+        steps=150_000, ranks=1, envs=64, n_steps=16, minibatch=512, checkpoint_every=150, learning_rate=3e-3, gamma=0.9,
         normalize_observations=False, hidden=(32,), evaluation_episodes=4, initial_std=0.5,
     )  # fmt: skip
     found = train(tiny("LinearQuadratic"), soft(0.2), tmp_path / "run", settings).policy
@@ -319,8 +327,8 @@ def test_requests_that_make_no_sense_write_nothing(
     ("given", "sentence"),
     [
         ({"settings": {"steps": 64}}, "settings is dict; give a "),
-        ({"watchers": print}, "watchers is builtin_function_or_method; give a list"),
-        ({"watchers": [print]}, "a builtin_function_or_method is no watcher; that has the methods begin, write"),
+        ({"callbacks": print}, "callbacks is builtin_function_or_method; give a list"),
+        ({"callbacks": [print]}, "a builtin_function_or_method is no callback; that has the methods begin, write"),
     ],
 )
 def test_what_is_of_another_kind_is_refused_before_a_folder_is_made(given: Any, sentence: str, tmp_path: Path) -> None:
@@ -349,9 +357,9 @@ def test_environments_are_closed_whatever_fails(tmp_path: Path, monkeypatch: pyt
 
     if where == "while evaluating":
         monkeypatch.setattr("repolicy.learning.segments.run_episodes", fail)
-    watcher = AtIteration(2 if where == "while learning" else 0, fail)
+    callback = AtIteration(2 if where == "while learning" else 0, fail)
     with pytest.raises(ZeroDivisionError) as _failed:
-        train(Counted, soft(0.1), tmp_path / "run", SMALL, watchers=[watcher])
+        train(Counted, soft(0.1), tmp_path / "run", SMALL, callbacks=[callback])
     assert opened == []
 
 

@@ -149,7 +149,9 @@ def both(by_mean: float, by_samples: float) -> list[tuple[Evaluation, Evaluation
     pairs = []
     for change, sampled in ((by_mean, False), (by_samples, True)):
         prior, now = evaluated(100.0 + HALF, 0.0 * HALF), evaluated(100.0 + change + HALF, 0.0 * HALF)
-        pairs.append((dataclasses.replace(prior, stochastic=sampled), dataclasses.replace(now, stochastic=sampled)))
+        pairs.append(
+            (dataclasses.replace(prior, deterministic=not sampled), dataclasses.replace(now, deterministic=not sampled))
+        )
     return pairs
 
 

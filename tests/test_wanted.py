@@ -28,7 +28,7 @@ from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.runs.settings import Settings
 
-FEW = Settings(envs=4, horizon=4, minibatch=8, ranks=1, hidden=(4,))
+FEW = Settings(envs=4, n_steps=4, minibatch=8, ranks=1, hidden=(4,))
 ENV = tiny("LinearQuadratic")
 HERE, LONG = f"{Path(__file__)}:", f"{Path(__file__).parent / 'test_worth.py'}:Long"
 
@@ -247,7 +247,20 @@ def test_the_shortest_command_runs(
     again: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    small = ["--steps", "64", "--envs", "4", "--horizon", "4", "--minibatch", "8", "--segment", "2", "--ranks", "1"]
+    small = [
+        "--steps",
+        "64",
+        "--envs",
+        "4",
+        "--n-steps",
+        "4",
+        "--minibatch",
+        "8",
+        "--checkpoint-every",
+        "2",
+        "--ranks",
+        "1",
+    ]
     main(["train", "CartPole-v1", *small])
     assert "alpha is 0.01, scaled from the reward in trial steps" in capsys.readouterr().err
     objective = json.loads(Path("runs/CartPole-v1-soft-0/run.json").read_text())["request"]["objective"]

@@ -30,7 +30,7 @@ from repolicy.runs.ranks import Alone
 from repolicy.runs.request import Request, spec_for
 from repolicy.runs.settings import Settings
 
-SETTINGS = Settings(ranks=1, envs=4, horizon=13, minibatch=16, epochs=2, hidden=(8,), gamma=0.9, steps=10_000)
+SETTINGS = Settings(ranks=1, envs=4, n_steps=13, minibatch=16, epochs=2, hidden=(8,), gamma=0.9, steps=10_000)
 
 
 def worker(

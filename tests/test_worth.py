@@ -124,7 +124,7 @@ def test_a_nat_of_what_is_soft_optimal_is_worth_its_temperature(family: str) -> 
 
 def test_training_ends_with_what_a_nat_is_worth(tmp_path: Path) -> None:
     """Measured on the policy that is handed out, once, and nothing but its card is touched."""
-    settings = Settings(ranks=1, envs=4, horizon=16, minibatch=32, steps=128, hidden=(4,), evaluation_episodes=2)
+    settings = Settings(ranks=1, envs=4, n_steps=16, minibatch=32, steps=128, hidden=(4,), evaluation_episodes=2)
     result = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", settings)
     best = RunFolder(result.folder).policy
     known = read_policy(best)
@@ -137,7 +137,7 @@ def test_training_ends_with_what_a_nat_is_worth(tmp_path: Path) -> None:
 
 
 def test_who_learned_from_an_add_on_alone_is_measured_in_it(tmp_path: Path) -> None:
-    settings = Settings(ranks=1, envs=4, horizon=16, minibatch=32, steps=128, hidden=(4,), evaluation_episodes=2)
+    settings = Settings(ranks=1, envs=4, n_steps=16, minibatch=32, steps=128, hidden=(4,), evaluation_episodes=2)
     env, wishes = tiny("WithoutReward"), (tiny("stay_near"),)
     best = RunFolder(train(env, greedy(0.1), tmp_path / "run", settings, addon=wishes).folder).policy
     known = read_policy(best)
@@ -320,12 +320,12 @@ def test_what_may_well_be_chance_is_sought_no_longer(monkeypatch: pytest.MonkeyP
     """Half the episodes bring 2 more, which is an error of 0.25 in a round's difference and of 0.18 in that of two."""
     each = np.tile([0.0, 2.0], EPISODES // 2)
 
-    def told(*_: Any, stochastic: bool, **__: Any) -> SimpleNamespace:
+    def told(*_: Any, deterministic: bool, **__: Any) -> SimpleNamespace:
         return SimpleNamespace(
-            basic=each - cost * stochastic,
+            basic=each - cost * (not deterministic),
             addon=None,
             lengths=np.full(EPISODES, 10.0),
-            stochastic=stochastic,
+            deterministic=deterministic,
             log_policy=np.full(EPISODES, 4.0),
             log_prior=np.full(EPISODES, 1.0),
         )

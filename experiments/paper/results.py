@@ -12,8 +12,8 @@ from experiments.paper.runs import EVERY, OWN, TASKS, planned
 from repolicy.many.ledger import Row
 
 SETTINGS: tuple[str, ...] = (
-    "envs", "horizon", "minibatch", "epochs", "learning_rate", "schedule", "gamma", "lam", "clip", "hidden",
-    "activation", "initial_std", "segment",
+    "envs", "n_steps", "minibatch", "epochs", "learning_rate", "schedule", "gamma", "gae_lambda", "clip", "hidden",
+    "activation", "initial_std", "checkpoint_every",
 )  # fmt: skip
 
 

@@ -137,7 +137,9 @@ def as_in_the_paper(words: list[str], env: str) -> list[str]:
     """Customizing keeps the settings of training, its discount too, and fits the critic alone for the first 5 %."""
     own = train_defaults(env)
     words = [*words, "--gamma", f"{own.gamma:g}", "--critic-warmup", "0.05"]
-    return pinned(words if own.lam == Settings().lam else [*words, "--lam", f"{own.lam:g}"], env)
+    return pinned(
+        words if own.gae_lambda == Settings().gae_lambda else [*words, "--gae-lambda", f"{own.gae_lambda:g}"], env
+    )
 
 
 def planned(only: tuple[str, ...] = (), seeds: int = 5) -> list[Planned]:

@@ -25,7 +25,9 @@ from repolicy.runs.settings import Settings
 ALPHA = 0.2
 WISH = f"{Path(test_customize.__file__)}:wish"
 FAST, QUIET = (f"{__file__}:{name}" for name in ("fast", "quiet"))
-FEW = Settings(**SETTINGS.as_dict() | {"steps": 512, "envs": 16, "segment": 1, "minibatch": 128, "hidden": (8,)})
+FEW = Settings(
+    **SETTINGS.as_dict() | {"steps": 512, "envs": 16, "checkpoint_every": 1, "minibatch": 128, "hidden": (8,)}
+)
 
 
 def fast(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:

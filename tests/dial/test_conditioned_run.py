@@ -32,7 +32,9 @@ from repolicy.ranges import Dial
 from repolicy.runs.request import Request, words
 from repolicy.runs.settings import Settings
 
-FEW = Settings(**SETTINGS.as_dict() | {"steps": 1_024, "envs": 16, "segment": 1, "minibatch": 128, "hidden": (8,)})
+FEW = Settings(
+    **SETTINGS.as_dict() | {"steps": 1_024, "envs": 16, "checkpoint_every": 1, "minibatch": 128, "hidden": (8,)}
+)
 
 
 @pytest.fixture

@@ -21,7 +21,9 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.runs.folder import RunFolder
 
-SMALL = "--steps 256 --envs 2 --horizon 64 --minibatch 64 --segment 1 --evaluation-episodes 1 --ranks 1 --seed 0"
+SMALL = (
+    "--steps 256 --envs 2 --n-steps 64 --minibatch 64 --checkpoint-every 1 --evaluation-episodes 1 --ranks 1 --seed 0"
+)
 TRAIN = Run("pendulum/soft/0", ("train", "Pendulum-v1", "--alpha", "0.01", *SMALL.split()), "Pendulum-v1", episodes=2)
 
 

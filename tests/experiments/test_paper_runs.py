@@ -59,7 +59,7 @@ def test_every_run_has_its_environment_and_its_add_on() -> None:
         named = plan.variant in ("residual", "kl", "greedy", "full")
         assert (f"--addon {run.addon} " in words) == named, plan
     swimmer = planned(("swimmer", "residual"), 1)[-1].run(Path("prior"))
-    assert "--gamma 0.9999 --critic-warmup 0.05 --lam 0.98 " in " ".join(swimmer.words), "as in training"
+    assert "--gamma 0.9999 --critic-warmup 0.05 --gae-lambda 0.98 " in " ".join(swimmer.words), "as in training"
 
 
 def test_customizing_waits_for_all_seeds_of_the_prior(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

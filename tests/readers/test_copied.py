@@ -32,7 +32,7 @@ from repolicy.readers.described import (
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
 
-SETTINGS = Settings(steps=64, ranks=1, envs=4, horizon=8, minibatch=32, evaluation_episodes=1, hidden=(8,))
+SETTINGS = Settings(steps=64, ranks=1, envs=4, n_steps=8, minibatch=32, evaluation_episodes=1, hidden=(8,))
 
 
 def rsl_rl(path: Path, size: int = 1, actions: int = 1, std: float = 0.3) -> tuple[Path, nn.Sequential]:
@@ -54,7 +54,7 @@ def run(prior: Any, out: Path, **options: Any) -> Any:
 
 
 class Listener:
-    """A watcher that keeps what is said."""
+    """A callback that keeps what is said."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -69,7 +69,7 @@ class Listener:
 def test_a_run_from_another_librarys_file_keeps_all_that_it_needs(tmp_path: Path) -> None:
     path, actor = rsl_rl(tmp_path / "model_7.pt")
     listener = Listener()
-    run(path, tmp_path / "run", watchers=[listener])
+    run(path, tmp_path / "run", callbacks=[listener])
     assert any("elu, is assumed" in sentence for sentence in listener.said)
     assert listener.said[-1].startswith("add-on")
     kept = read_policy(tmp_path / "run" / "prior.safetensors")

@@ -84,10 +84,10 @@ def equal(one: Policy, other: Policy) -> bool:
 @pytest.mark.parametrize("env", [WALK, BOUNDED])
 def test_a_run_that_was_stopped_ends_in_the_bits_of_one_that_was_not(env: str, tmp_path: Path) -> None:
     """Stopped within a segment, with a buffer that is full by then, steps that no interval divides, and noise."""
-    settings = replace(QUICK, steps=390, segment=150, buffer=120, train_every=7, noise=0.3)
+    settings = replace(QUICK, steps=390, checkpoint_every=150, buffer=120, train_every=7, noise=0.3)
     whole = train(env, full(0.2), tmp_path / "whole", settings)
     for stop in (200, 300):
-        stopped = train(env, full(0.2), tmp_path / "stopped", settings, resume=True, watchers=[Interrupts(stop)])
+        stopped = train(env, full(0.2), tmp_path / "stopped", settings, resume=True, callbacks=[Interrupts(stop)])
         assert (stopped.finished, stop <= stopped.steps < 390) == (False, True)
     for _ in range(2):  # a run that is done is left as it is
         resumed = train(env, full(0.2), tmp_path / "stopped", settings, resume=True)
@@ -101,7 +101,7 @@ def test_a_run_that_was_stopped_ends_in_the_bits_of_one_that_was_not(env: str, t
 
 
 class Interrupts:
-    """A watcher that presses Ctrl-C."""
+    """A callback that presses Ctrl-C."""
 
     def __init__(self, at: int) -> None:
         self.at = at

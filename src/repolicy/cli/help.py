@@ -22,8 +22,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "first": ("addon", "omega", "kl-budget", "alpha", "env", "steps", "out", "resume", "ranks", "trust"),
     "what to ask for": ("objective", "states", "log-prior-budget", "sparse"),
     "how long": (
-        *("seed", "envs", "horizon", "segment", "epochs", "critic-warmup", "critic-explains"),
-        *("jobs", "episodes", "patience"),
+        *("seed", "envs", "n-steps", "checkpoint-every", "epochs", "critic-warmup", "critic-explains"),
+        *("jobs", "episodes", "env-timeout"),
     ),
     "learning": (),
     "networks": ("family", "hidden", "activation", "initial-std", "min-std"),

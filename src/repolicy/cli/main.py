@@ -184,7 +184,7 @@ def _words(arguments: list[str]) -> list[str]:
 
 def _whole(word: str, option: str) -> str:
     """`3e6` is a whole number where one is wanted."""
-    if option in ("--steps", "--segment", "--minibatch", "--episodes") and "e" in word.lower():
+    if option in ("--steps", "--checkpoint-every", "--minibatch", "--episodes") and "e" in word.lower():
         try:
             number = float(word)
             return str(int(number)) if number.is_integer() else word

@@ -82,7 +82,7 @@ class Evaluate:
         with one_thread(), terminal.status(f"{env}: running {episodes}") as status:
             evaluation = evaluate(
                 agent, env, self.episodes,
-                addon=addon, prior=prior, stochastic=self.stochastic, seed=self.seed, backend=self.backend,
+                addon=addon, prior=prior, deterministic=not self.stochastic, seed=self.seed, backend=self.backend,
                 progress=lambda done: status.update(f"{env}: {done} of {episodes}"),
             )  # fmt: skip
         action = "sampled" if self.stochastic else "mean"

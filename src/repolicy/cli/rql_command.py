@@ -8,7 +8,7 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from repolicy.cli import run_commands as runs
 from repolicy.cli.policy_commands import policy_and_env
-from repolicy.cli.run_commands import alpha_of, ended, run_before, settings_of, watchers_of
+from repolicy.cli.run_commands import alpha_of, callbacks_of, ended, run_before, settings_of
 from repolicy.errors import UsageError
 from repolicy.loading import as_file_name, nearest, stem_of
 from repolicy.objective import Objective, name_of, named
@@ -77,7 +77,7 @@ class Train(Run):
         return ended(
             train(
                 self.env, named(self.objective, alpha=alpha), self.folder, self.settings, addon=self.addon,
-                resume=self.resume, watchers=watchers_of(self.folder, self.wandb), patience=self.patience,
+                resume=self.resume, callbacks=callbacks_of(self.folder, self.wandb), env_timeout=self.env_timeout,
             )
         )  # fmt: skip
 
@@ -130,8 +130,8 @@ class Customize(Run):
         return ended(
             customize(
                 self.prior, objective, self.folder, self.settings, addon=self.addon, env=self._env(),
-                options=self.reading, resume=self.resume, watchers=watchers_of(self.folder, self.wandb),
-                patience=self.patience,
+                options=self.reading, resume=self.resume, callbacks=callbacks_of(self.folder, self.wandb),
+                env_timeout=self.env_timeout,
             )
         )  # fmt: skip
 

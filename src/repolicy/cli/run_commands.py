@@ -42,7 +42,7 @@ class Run:
     """Go on with the run in the folder, if there is one."""
     settings_file: Annotated[Path | None, arg(name="settings")] = None
     """A JSON file of settings; options on the command line override it."""
-    patience: float | None = None
+    env_timeout: float | None = None
     """End the run when one step of an environment takes longer than these seconds; a minute is reported in any case."""
     wandb: str | None = None
     """Log to this Weights & Biases project too."""
@@ -109,8 +109,8 @@ class Train(Run):
 
         result = train(
             self.env, Wanted(self.objective, alpha=self.alpha), self.folder, self.settings,
-            addon=self.addon, resume=self.resume, watchers=watchers_of(self.folder, self.wandb),
-            patience=self.patience, progress=False,
+            addon=self.addon, resume=self.resume, callbacks=callbacks_of(self.folder, self.wandb),
+            env_timeout=self.env_timeout, progress=False,
             observe=self.observe or "", observe_critic=self.observe_critic or "",
         )  # fmt: skip
         values = ended(result)
@@ -202,8 +202,9 @@ class Customize(Run):
         result = customize(
             self.prior, self.addon, self.wanted(), self.folder, self.settings,
             env=policy_and_env(self.prior, self.env, self.trust)[1], sparse=self.sparse, resume=self.resume,
-            watchers=watchers_of(self.folder, self.wandb), patience=self.patience, reading=self.reading, progress=False,
-            init=self.init, trust=self.trust, observe=self.observe or "", observe_critic=self.observe_critic or "",
+            callbacks=callbacks_of(self.folder, self.wandb), env_timeout=self.env_timeout, reading=self.reading,
+            progress=False, init=self.init, trust=self.trust, observe=self.observe or "",
+            observe_critic=self.observe_critic or "",
         )  # fmt: skip
         return ended(result) | (_reported(result) if self.report else {})
 
@@ -299,11 +300,11 @@ def speaks() -> bool:
     return place is None or place[0] == 0
 
 
-def watchers_of(out: Path, wandb: str | None) -> list[Any]:
+def callbacks_of(out: Path, wandb: str | None) -> list[Any]:
     """Who watches a run that the command line started; under torchrun, only the first process has any."""
+    from repolicy.runs.callbacks import TensorBoard, Wandb
     from repolicy.runs.display import Display
     from repolicy.runs.folder import RunFolder
-    from repolicy.runs.watch import TensorBoard, Wandb
 
     if not speaks():
         return []

@@ -9,10 +9,10 @@ __all__ = [
     "gymnasium",
     "making",
     "names",
-    "patience",
     "registered",
     "rollout",
     "spaces",
     "step",
     "trust",
+    "watchdog",
 ]

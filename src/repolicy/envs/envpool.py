@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from repolicy.envs.names import parsed
-from repolicy.envs.patience import NOTE
 from repolicy.envs.spaces import (
     action_space,
     flat,
@@ -17,6 +16,7 @@ from repolicy.envs.spaces import (
     shown,
 )
 from repolicy.envs.step import Step, check_last
+from repolicy.envs.watchdog import NOTE
 from repolicy.errors import RepolicyError, UsageError, described, in_one_sentence
 from repolicy.loading import nearest
 

@@ -37,7 +37,7 @@ class Evaluation:
 
     env: str
     backend: str
-    stochastic: bool
+    deterministic: bool
     seed: int
     basic: np.ndarray
     addon: np.ndarray | None
@@ -69,13 +69,13 @@ class Evaluation:
         known = {name: Column(title, values) for name, (title, values) in wide.items() if values is not None}
         if self.log_prior is not None:
             known["log_prior_a_step"] = Column("log prior a step", self.log_prior / self.lengths, self.lengths)
-            if self.stochastic:  # samples of KL(policy ‖ prior), at the states that the policy itself visits
+            if not self.deterministic:  # samples of KL(policy ‖ prior), at the states that the policy itself visits
                 apart = (self.log_policy - self.log_prior) / self.lengths
                 known["kl_a_step"] = Column("KL a step", apart, self.lengths)
         return known
 
     def __repr__(self) -> str:
-        action = "sampled actions" if self.stochastic else "the mean action"
+        action = "the mean action" if self.deterministic else "sampled actions"
         lines = [f"{len(self.basic)} episodes in {self.env} with {action}, mean ± std"]
         return "\n".join([*lines, *(f"  {c.title:20s} {c.mean:12,.3f} ± {c.std:,.3f}" for c in self.columns.values())])
 
@@ -87,7 +87,7 @@ class Evaluation:
         return {
             "env": self.env,
             "backend": self.backend,
-            "action": "sampled" if self.stochastic else "mean",
+            "action": "mean" if self.deterministic else "sampled",
             "seed": self.seed,
             "episodes": len(self.basic),
             "ended_early": None if self.terminated is None else int(self.terminated.sum()),
@@ -133,7 +133,7 @@ def evaluate(
     *,
     addon: Addon | Wish | None = None,
     prior: Prior | None = None,
-    stochastic: bool = False,
+    deterministic: bool = True,
     seed: int = 0,
     backend: Backend = "auto",
     progress: Callable[[int], None] | None = None,
@@ -149,7 +149,7 @@ def evaluate(
         episodes: how many.
         addon: the wish that is reported: a name, a function, or a list of them; () is none.
         prior: whose log-probabilities are reported.
-        stochastic: sample the actions instead of taking the mean.
+        deterministic: take the mean action; else sample.
         seed: of environments and sampling.
         backend: whose environments: "envpool", "gymnasium", or "auto".
         progress: is given the number of episodes that are done.
@@ -181,7 +181,7 @@ def evaluate(
     with closing(make_envs(env, min(episodes, MOST_ENVS), seed, backend)) as envs:
         check_fit(agent, envs)
         return run_episodes(
-            agent, envs, episodes, addon=addon, prior=prior, stochastic=stochastic, seed=seed, progress=progress,
+            agent, envs, episodes, addon=addon, prior=prior, deterministic=deterministic, seed=seed, progress=progress,
             longest=longest,
         )  # fmt: skip
 
@@ -226,7 +226,7 @@ def run_episodes(
     *,
     addon: Addon | None = None,
     prior: Prior | None = None,
-    stochastic: bool = False,
+    deterministic: bool = True,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
     familiarity: Callable[[np.ndarray | None, np.ndarray], Tensor | None] | None = None,
@@ -242,13 +242,13 @@ def run_episodes(
     scorer = None if prior is None else Scorer(prior)
     sums = EpisodeSums(envs.count, episodes)
     while sums.missing:
-        rollout = collector.collect(agent, stochastic)
+        rollout = collector.collect(agent, deterministic)
         sums.add(quantities(rollout, addon, scorer, familiarity), rollout, progress)
     each = sums.each()
     return Evaluation(
         env=envs.name,
         backend=envs.backend,
-        stochastic=stochastic,
+        deterministic=deterministic,
         seed=seed,
         basic=each["basic"],
         addon=each.get("addon"),

@@ -12,7 +12,6 @@ import numpy as np
 from gymnasium import spaces
 
 from repolicy.envs.names import maker
-from repolicy.envs.patience import NOTE
 from repolicy.envs.spaces import (
     action_space,
     flat,
@@ -24,6 +23,7 @@ from repolicy.envs.spaces import (
     space_shapes,
 )
 from repolicy.envs.step import Step, check_last
+from repolicy.envs.watchdog import NOTE
 from repolicy.errors import RepolicyError, UsageError, in_one_sentence
 
 

@@ -76,14 +76,14 @@ class Collector:
     def __init__(
         self,
         envs: Envs,
-        horizon: int,
+        n_steps: int,
         generator: torch.Generator,
         keep_transitions: bool = False,
         cuts: np.ndarray | None = None,
         longest: int = 0,
     ) -> None:
         self.envs = envs
-        self.horizon = horizon
+        self.n_steps = n_steps
         self.generator = generator
         self.keep_transitions = keep_transitions
         self._current = envs.reset()
@@ -94,9 +94,9 @@ class Collector:
         self._longest = longest
 
     @torch.no_grad()
-    def collect(self, agent: Agent, stochastic: bool = True) -> Rollout:
+    def collect(self, agent: Agent, deterministic: bool = False) -> Rollout:
         """T steps with sampled actions, or with the mode of each distribution."""
-        act = agent.actor(self.horizon, self.envs.count, self.generator if stochastic else None)
+        act = agent.actor(self.n_steps, self.envs.count, None if deterministic else self.generator)
         recalling = act if isinstance(act, Recalling) else None
         if recalling is not None and self._memory is not None:
             recalling.memory = self._memory
@@ -106,7 +106,7 @@ class Collector:
         ages: list[np.ndarray] = []
         steps: list[Step] = []
         physics_seconds, started = 0.0, perf_counter()
-        for t in range(self.horizon):
+        for t in range(self.n_steps):
             self._check(seen[t], t)
             actions.append(act(seen[t][:, :own]))
             sent.append(agent.to_environment(actions[t]))
@@ -124,7 +124,7 @@ class Collector:
                     recalling.begin_anew(ended)
             steps.append(step)
             seen.append(step.observations)
-        self._check(seen[-1], self.horizon)
+        self._check(seen[-1], self.n_steps)
         self._current, self._memory = seen[-1], None if recalling is None else recalling.memory
 
         observations, truncated = np.stack(seen), np.stack([step.truncated for step in steps])

@@ -35,9 +35,9 @@ def bench(env: str, settings: Settings, slices: int) -> dict[str, Any]:
         raise UsageError(f"slices is {slices}; it must be 1 or more")
     settings = settings.resolved()
     ranks.check_count(settings.ranks)
-    rounds = max(1, round(settings.segment / PARTS))
+    rounds = max(1, round(settings.checkpoint_every / PARTS))
     steps = max(10 * PARTS, slices) * rounds * settings.iteration_steps
-    settings = replace(settings, segment=PARTS * rounds, steps=steps)
+    settings = replace(settings, checkpoint_every=PARTS * rounds, steps=steps)
     request = Request(env, soft(0.01), settings)
     check(request)
     with tempfile.TemporaryDirectory() as path:
@@ -63,7 +63,7 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
     settings, team = request.settings, Timed(team)
     segments = Segments(request, folder, team)
     physics = Physics(request, team)
-    rounds = settings.segment // PARTS
+    rounds = settings.checkpoint_every // PARTS
 
     def timed(work: Any) -> float:
         team.sum(torch.zeros(1))
@@ -81,11 +81,11 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
         segments.save()
 
     reports: list[dict[str, float]] = []
-    warm_up = timed(lambda: physics.run(settings.horizon))
+    warm_up = timed(lambda: physics.run(settings.n_steps))
     began = timed(segments.begin)
     alone, training, adding = [], [], 0.0
     for _ in range(slices):
-        alone.append(timed(lambda: physics.run(rounds * settings.horizon)))
+        alone.append(timed(lambda: physics.run(rounds * settings.n_steps)))
         before = team.seconds
         training.append(timed(lambda: train(rounds)))
         adding += team.seconds - before
@@ -101,7 +101,7 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
         "backend": segments.worker.collector.envs.backend,
         "ranks": team.count,
         "envs": settings.envs,
-        "horizon": settings.horizon,
+        "n_steps": settings.n_steps,
         "minibatch": settings.minibatch,
         "epochs": settings.epochs,
         "hidden": list(settings.hidden),

@@ -131,7 +131,7 @@ class ConditionedWorker(Worker):
         rewards = self.parts(reward).to(values.dtype)
         gains = torch.stack(
             [
-                ppo.advantages(*each, terminated, ended, settings.gamma, settings.lam)
+                ppo.advantages(*each, terminated, ended, settings.gamma, settings.gae_lambda)
                 for each in zip(rewards.unbind(-1), values.unbind(-1), next_values.unbind(-1), strict=True)
             ],
             -1,

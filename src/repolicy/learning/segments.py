@@ -66,7 +66,7 @@ class Segments:
         if worker.prior is not None and worker.iteration == 0:
             self.keep(self.evaluated(), start=True)
         while worker.iteration < settings.iterations:
-            end = min(worker.iteration + settings.segment, settings.iterations)
+            end = min(worker.iteration + settings.checkpoint_every, settings.iterations)
             with closing(self.begin()):
                 while worker.iteration < end:
                     try:
@@ -96,7 +96,7 @@ class Segments:
         if dials := len(worker.request.dials):
             envs = Dialed(envs, derived_seed(settings.seed, self.segment, 10**6), index * share, settings.envs, dials)
         cuts = staggered(envs.limit, index * share, share, settings.envs)
-        worker.begin(Collector(envs, settings.horizon, stream, worker.addon is not None, cuts), stream)
+        worker.begin(Collector(envs, settings.n_steps, stream, worker.addon is not None, cuts), stream)
         return envs
 
     @property
@@ -183,7 +183,7 @@ class Segments:
         with closing(make_envs(worker.request.env, episodes, seed + index * episodes, settings.backend)) as envs:
             evaluation = run_episodes(
                 policy, envs, episodes,
-                addon=worker.addon, prior=worker.exact, stochastic=True, seed=seed + index,
+                addon=worker.addon, prior=worker.exact, deterministic=False, seed=seed + index,
                 familiarity=worker.familiarity if worker.density is not None else None,
             )  # fmt: skip
         task = task_reward(objective, evaluation.basic, evaluation.addon)

@@ -15,7 +15,7 @@ import torch
 from repolicy.envs import addons
 from repolicy.envs.making import probed, with_roles
 from repolicy.envs.names import EnvLike, env_name, with_observed
-from repolicy.envs.patience import Watchdog
+from repolicy.envs.watchdog import Watchdog
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.learning.dialed_worker import collapsed
 from repolicy.learning.segments import Segments
@@ -51,7 +51,7 @@ from repolicy.runs.settings import ACTORS, Settings
 
 
 @runtime_checkable
-class Watcher(Protocol):
+class Callback(Protocol):
     """Whoever wants to know how a run is doing."""
 
     def begin(self, request: "Request", start: int, total: int) -> None: ...
@@ -68,8 +68,8 @@ def train(
     *,
     addon: addons.Wish = (),
     resume: bool = False,
-    watchers: Sequence[Watcher] = (),
-    patience: float | None = None,
+    callbacks: Sequence[Callback] = (),
+    env_timeout: float | None = None,
     progress: bool | None = None,
     observe: str = "",
     observe_critic: str = "",
@@ -83,16 +83,16 @@ def train(
         settings: how to train; by default `train_defaults(env)`.
         addon: a wish for `full`: a name, a function, or a list of them.
         resume: go on with the run in the folder, if there is one.
-        watchers: whoever is told of each iteration.
-        patience: seconds of one environment step that end the process; a minute is reported on stderr in any case.
+        callbacks: whoever is told of each iteration.
+        env_timeout: seconds of one environment step that end the process; a minute is reported on stderr in any case.
         progress: show the live display; by default in a terminal or a notebook.
         observe: of an observation that is a Dict, the parts that the policy sees, "KEY,KEY"; by default `state` or
             `policy` where there is a part for a critic too, else all.
         observe_critic: the parts that the critic sees; by default `privileged_state` beside `state`, `critic` beside
             `policy`, else what the policy sees.
     """
-    check_given(settings, watchers)
-    env, wishes, watchers = env_name(env), addons.names(addon), [*watchers, *shown(progress)]
+    check_given(settings, callbacks)
+    env, wishes, callbacks = env_name(env), addons.names(addon), [*callbacks, *shown(progress)]
     name = called_objective(objective, "soft")
     folder = folder_for(out, env, name, settings.seed if settings else 0, resume)
     RunFolder(folder).check_new(resume)  # before anything that takes a while
@@ -100,7 +100,7 @@ def train(
     objective = objective or last_objective or Wanted("soft")
     settings, notes = ranks_for(settings or last_settings or train_defaults(env), [env, *wishes])
     settings, named = settings.resolved(), with_observed(env, observe, observe_critic)
-    with watchdog(patience):
+    with watchdog(env_timeout):
         env = with_roles(named, backend=settings.backend)
         notes = [f"training in {env}, into {folder}", *notes]
         if isinstance(objective, Wanted):
@@ -114,7 +114,7 @@ def train(
             raise UsageError("a range of weights needs a prior, which the dial begins as: use customize")
         request = Request(env, objective, settings, wishes)
         check(request)
-        return run(request, RunFolder(folder), resume, watchers, notes, patience=patience)
+        return run(request, RunFolder(folder), resume, callbacks, notes, env_timeout=env_timeout)
 
 
 def customize(
@@ -127,8 +127,8 @@ def customize(
     env: EnvLike | None = None,
     sparse: bool = False,
     resume: bool = False,
-    watchers: Sequence[Watcher] = (),
-    patience: float | None = None,
+    callbacks: Sequence[Callback] = (),
+    env_timeout: float | None = None,
     reading: Options | None = None,
     progress: bool | None = None,
     std: float | Literal["fit"] | None = None,
@@ -153,8 +153,8 @@ def customize(
         env: an id, or a function that makes one environment; by default the one that the prior was trained in.
         sparse: accept an add-on that is constant over some thousand trial steps.
         resume: go on with the run in the folder, if there is one.
-        watchers: whoever is told of each iteration.
-        patience: seconds of one environment step that end the process.
+        callbacks: whoever is told of each iteration.
+        env_timeout: seconds of one environment step that end the process.
         reading: options for a file of another library.
         progress: show the live display; by default in a terminal or a notebook.
         std: of a prior that has none, the std of its actions.
@@ -164,8 +164,8 @@ def customize(
         observe: of an observation that is a Dict, the parts that the policy sees; by default what fits the prior.
         observe_critic: the parts that the critic sees, as in `train`.
     """
-    check_given(settings, watchers)
-    watchers = [*watchers, *shown(progress)]
+    check_given(settings, callbacks)
+    callbacks = [*callbacks, *shown(progress)]
     reading = reading if std is None else replace(reading or Options(), std=std)
     name = called_objective(objective, "residual")
     folder = folder_for(out, named_as(prior), name, settings.seed if settings else 0, resume)
@@ -178,7 +178,7 @@ def customize(
         raise UsageError(f"customizing {NO_ADDON}")
     settings, notes = ranks_for(start.settings(settings or last_settings or start.usual(env)), [env, *wishes])
     settings = settings.resolved()
-    with watchdog(patience):
+    with watchdog(env_timeout):
         env = start.with_roles(env, settings.backend)
         addons.combined(addons.at(wishes))  # what is wrong there is said before what takes a while
         addons.check_env(wishes, env)
@@ -187,7 +187,7 @@ def customize(
 
         def say(note: str) -> None:
             """Of what takes a while: the notes until then come first."""
-            tell(watchers, [*notes, note])
+            tell(callbacks, [*notes, note])
             notes.clear()
 
         start = start.cloned(env, settings, RunFolder(folder).prior, say)
@@ -204,7 +204,7 @@ def customize(
         check(request)
         if objective.reads_states:
             check_learnable(saved.policy)
-        return run(request, RunFolder(folder), resume, watchers, notes, content, patience, start)
+        return run(request, RunFolder(folder), resume, callbacks, notes, content, env_timeout, start)
 
 
 NO_ADDON = (
@@ -220,15 +220,17 @@ def unused(settings: Settings) -> list[str]:
     return [f"{' and '.join(named)} changed nothing: the actor begins as its prior"] if named else []
 
 
-def check_given(settings: object, watchers: object = (), kind: type = Settings) -> None:
+def check_given(settings: object, callbacks: object = (), kind: type = Settings) -> None:
     """Raise where these are of another kind, before a folder is made."""
     if settings is not None and not isinstance(settings, kind):
         raise UsageError(f"settings is {type(settings).__name__}; give a Settings, such as Settings(steps=100_000)")
-    if not isinstance(watchers, list | tuple):
-        raise UsageError(f"watchers is {type(watchers).__name__}; give a list of watchers")
-    for each in watchers:
-        if not isinstance(each, Watcher):
-            raise UsageError(f"a {type(each).__name__} is no watcher; that has the methods begin, write, say and close")
+    if not isinstance(callbacks, list | tuple):
+        raise UsageError(f"callbacks is {type(callbacks).__name__}; give a list of callbacks")
+    for each in callbacks:
+        if not isinstance(each, Callback):
+            raise UsageError(
+                f"a {type(each).__name__} is no callback; that has the methods begin, write, say and close"
+            )
 
 
 def try_addon(prior: Policy, env: str, wishes: tuple[str, ...], settings: Settings, sparse: bool) -> list[str]:
@@ -253,44 +255,44 @@ def try_addon(prior: Policy, env: str, wishes: tuple[str, ...], settings: Settin
     return notes
 
 
-def watchdog(patience: float | None) -> Watchdog:
+def watchdog(env_timeout: float | None) -> Watchdog:
     """What notices an environment that hangs, in the first rank or, under torchrun, in each."""
-    if patience is not None and not patience > 0:
-        raise UsageError(f"patience is {patience}; it must be a number of seconds above 0")
+    if env_timeout is not None and not env_timeout > 0:
+        raise UsageError(f"env_timeout is {env_timeout}; it must be a number of seconds above 0")
     rank, _ = torchrun_place() or (0, 1)
-    return Watchdog(rank, patience)
+    return Watchdog(rank, env_timeout)
 
 
 def run(
     request: Request,
     folder: RunFolder,
     resume: bool,
-    watchers: Sequence[Watcher],
+    callbacks: Sequence[Callback],
     notes: Sequence[str],
     prior: bytes | None = None,
-    patience: float | None = None,
+    env_timeout: float | None = None,
     start: Start | None = None,
 ) -> Result:
     """Everything before and after the work itself: the folder, the ranks, Ctrl-C and SIGTERM.
 
-    `notes` are what the watchers are told as soon as nothing more can be refused.
+    `notes` are what the callbacks are told as soon as nothing more can be refused.
     """
     exact = None if start is None else start.exact
     if torchrun_place() is not None:
-        return _run_as_one_of_many(request, folder, resume, watchers, notes, prior, exact)
+        return _run_as_one_of_many(request, folder, resume, callbacks, notes, prior, exact)
     ranks.check_count(request.settings.ranks)
     with folder.locked():
-        tell(watchers, [*notes, *begun(request, folder, resume, prior)])
-        program = ["from repolicy.learning.training import follow; follow()", str(folder.path), str(patience or "")]
+        tell(callbacks, [*notes, *begun(request, folder, resume, prior)])
+        program = ["from repolicy.learning.training import follow; follow()", str(folder.path), str(env_timeout or "")]
         program.append("" if start is None or start.source is None else json.dumps(start.source))
         with polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
-            return work(request, folder, team, watchers, interrupted, exact)
+            return work(request, folder, team, callbacks, interrupted, exact)
 
 
-def tell(watchers: Sequence[Watcher], sentences: Sequence[str]) -> None:
-    for watcher in watchers:
+def tell(callbacks: Sequence[Callback], sentences: Sequence[str]) -> None:
+    for callback in callbacks:
         for sentence in sentences:
-            watcher.say(sentence)
+            callback.say(sentence)
 
 
 def check(request: Request) -> None:
@@ -322,11 +324,11 @@ def follow() -> None:
     """What every rank but the first runs: the same work, from the request in the folder."""
     import sys
 
-    folder, patience, team = RunFolder(sys.argv[1]), sys.argv[2], ranks.joined(*map(int, sys.argv[4:]))
+    folder, env_timeout, team = RunFolder(sys.argv[1]), sys.argv[2], ranks.joined(*map(int, sys.argv[4:]))
     values = folder.request()
     assert values is not None
     try:
-        with Watchdog(team.index, float(patience) if patience else None):
+        with Watchdog(team.index, float(env_timeout) if env_timeout else None):
             exact = from_source(json.loads(sys.argv[3])) if sys.argv[3] else None
             work(Request.from_dict(values), folder, team, (), threading.Event(), exact)
     except RepolicyError as error:
@@ -343,7 +345,7 @@ def work(
     request: Request,
     folder: RunFolder,
     team: ranks.Ranks,
-    watchers: Sequence[Watcher],
+    callbacks: Sequence[Callback],
     interrupted: threading.Event,
     exact: Exact | None = None,
 ) -> Result:
@@ -354,21 +356,21 @@ def work(
         folder.forget_after(worker.iteration)
     metrics: dict[str, float] = {}
     with contextlib.ExitStack() as after:
-        for watcher in watchers:
-            watcher.begin(request, worker.iteration, request.settings.iterations)
-            after.callback(watcher.close)
-        tell(watchers, complaints)
+        for callback in callbacks:
+            callback.begin(request, worker.iteration, request.settings.iterations)
+            after.callback(callback.close)
+        tell(callbacks, complaints)
         for metrics in segments.remaining(interrupted.is_set):
             if team.index == 0:
                 folder.log(metrics)
-            for watcher in watchers:
-                watcher.write(metrics)
-            tell(watchers, segments.notes)
+            for callback in callbacks:
+                callback.write(metrics)
+            tell(callbacks, segments.notes)
             segments.notes.clear()
         if worker.iteration == request.settings.iterations:
-            tell(watchers, collapsed(metrics))
+            tell(callbacks, collapsed(metrics))
             if (budget := request.settings.budget) is not None and metrics:
-                tell(watchers, overspent(worker.off_budget, metrics[budget.spent], budget))
+                tell(callbacks, overspent(worker.off_budget, metrics[budget.spent], budget))
     finished = worker.iteration == request.settings.iterations
     if not metrics and worker.iteration:  # nothing was left to do
         metrics = {name: values[-1] for name, values in folder.logged().items() if values and values[-1] is not None}
@@ -395,7 +397,7 @@ def _run_as_one_of_many(
     request: Request,
     folder: RunFolder,
     resume: bool,
-    watchers: Sequence[Watcher],
+    callbacks: Sequence[Callback],
     notes: Sequence[str],
     prior: bytes | None,
     exact: Exact | None,
@@ -409,14 +411,14 @@ def _run_as_one_of_many(
             if team.index == 0:
                 try:
                     claim.enter_context(folder.locked())
-                    tell(watchers, [*notes, *begun(request, folder, resume, prior)])
+                    tell(callbacks, [*notes, *begun(request, folder, resume, prior)])
                 except RepolicyError as error:
                     refusal = error
             refused = float(team.sum(torch.tensor([0.0 if refusal is None else 1.0])))
             if refused:
                 raise refusal or UsageError("the first rank could not begin")
             try:
-                return work(request, folder, team, watchers if team.index == 0 else (), interrupted, exact)
+                return work(request, folder, team, callbacks if team.index == 0 else (), interrupted, exact)
             except Exception as error:
                 if not isinstance(error, ranks.LostError):
                     error.add_note(f"rank {team.index}")

@@ -198,7 +198,7 @@ class Worker:
         """Advantages `[T, N]`, and what each head is to predict, `[T, N, H]`, the shape of the values."""
         rewards, settings = reward.total.float(), self.settings
         both = values.squeeze(-1), next_values.squeeze(-1)
-        gains = ppo.advantages(rewards, *both, terminated, ended, settings.gamma, settings.lam)
+        gains = ppo.advantages(rewards, *both, terminated, ended, settings.gamma, settings.gae_lambda)
         return gains, gains.unsqueeze(-1) + values
 
     @torch.no_grad()

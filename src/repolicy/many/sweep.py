@@ -298,15 +298,16 @@ def _evaluated(
         say(f"evaluating {name}: {episodes} episodes with the mean action, {episodes} sampled")
         policy = prior if math.isinf(point.omega) else read_policy(point.policy).policy
         with ranks.one_thread():
-            mean, sampled = (_episodes(policy, prior, addon, request, episodes, which) for which in (False, True))
+            mean, sampled = (_episodes(policy, prior, addon, request, episodes, which) for which in (True, False))
         points.append(replace(point, mean=mean, sampled=sampled))
     return Found(request, folder, points[0], points[1:], failed, addon.metric_name)
 
 
 def _episodes(
-    policy: Policy, prior: Policy, addon: Addon, request: dict[str, Any], episodes: int, stochastic: bool
+    policy: Policy, prior: Policy, addon: Addon, request: dict[str, Any], episodes: int, deterministic: bool
 ) -> Evaluation:
     return evaluate(
         policy, request["env"], episodes,
-        addon=addon, prior=prior, stochastic=stochastic, seed=EVALUATION_SEED, backend=request["settings"]["backend"],
+        addon=addon, prior=prior, deterministic=deterministic, seed=EVALUATION_SEED,
+        backend=request["settings"]["backend"],
     )  # fmt: skip

@@ -258,7 +258,7 @@ def compared(prior: Exact, policy: Policy, env: str, settings: Settings) -> Comp
     episodes, seed = settings.evaluation_episodes, settings.seed
 
     def run(agent: Any) -> Evaluation:
-        return run_episodes(agent, envs, episodes, prior=prior, stochastic=True, seed=seed, longest=LONGEST)
+        return run_episodes(agent, envs, episodes, prior=prior, deterministic=False, seed=seed, longest=LONGEST)
 
     with closing(make_envs(env, episodes, seed, settings.backend)) as envs:
         ours = run(policy)

@@ -130,8 +130,8 @@ def diagnose(
         replace(spec_for(spaces, settings), clips=policy.spec.clips or policy.family.squashes), EVALUATION_SEED
     )
     sampled, by_mean, untrained = (
-        drive(who, env, addon, stochastic, backend)
-        for who, stochastic in ((policy, True), (policy, False), (ignorant, True))
+        drive(who, env, addon, deterministic, backend)
+        for who, deterministic in ((policy, False), (policy, True), (ignorant, False))
     )
 
     def worth_in(reward: str) -> Worth | None:
@@ -149,13 +149,13 @@ def diagnose(
     )  # fmt: skip
 
 
-def drive(policy: Policy, env: str, addon: Addon, stochastic: bool, backend: Backend) -> Drive:
+def drive(policy: Policy, env: str, addon: Addon, deterministic: bool, backend: Backend) -> Drive:
     """An episode in each environment, cut after a thousand steps; more of them where a thousand steps hold more."""
 
     def run(episodes: int) -> tuple[Evaluation, _Look]:
         look = _Look(policy)
         return evaluate(
-            policy, env, episodes, addon=addon, prior=look, stochastic=stochastic, seed=EVALUATION_SEED,
+            policy, env, episodes, addon=addon, prior=look, deterministic=deterministic, seed=EVALUATION_SEED,
             backend=backend, longest=STEPS,
         ), look  # fmt: skip
 
@@ -237,7 +237,7 @@ def reasons(policy: Policy, settings: Settings) -> dict[str, str]:
     return {
         "learning_rate": f"the first step, smaller for wider layers (here {hidden}); then an update's KL steers it",
         "minibatch": f"128 samples for each number of an action (here {numbers}), as a power of two",
-        "envs": f"with {settings.horizon} steps each, {settings.iteration_steps:,} samples for an update",
+        "envs": f"with {settings.n_steps} steps each, {settings.iteration_steps:,} samples for an update",
         "hidden": "the critic, as wide as the prior within 64 to 256",
         "gamma": "log prior has looked ahead already; this is for the add-on, some 30 steps",
         "critic_warmup": "the critic alone, and up to three times that wherever it explains less than "

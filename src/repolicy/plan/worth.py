@@ -58,7 +58,7 @@ class Sums(NamedTuple):
 
 def nats_of(found: Evaluation) -> np.ndarray:
     """The nats `[E]` of episodes by the mean action, or of sampled ones that `Entropy` has scored."""
-    if not found.stochastic:
+    if found.deterministic:
         return found.log_policy
     assert found.log_prior is not None
     return found.log_prior
@@ -157,10 +157,10 @@ def _episodes(
 ) -> tuple[Evaluation, Evaluation]:
     """By the mean action and sampled."""
 
-    def run(stochastic: bool) -> Evaluation:
+    def run(deterministic: bool) -> Evaluation:
         return evaluate(
-            policy, env, episodes, addon=addons, prior=Entropy(policy) if stochastic else None,
-            stochastic=stochastic, seed=seed, backend=backend, longest=LONGEST,
+            policy, env, episodes, addon=addons, prior=None if deterministic else Entropy(policy),
+            deterministic=deterministic, seed=seed, backend=backend, longest=LONGEST,
         )  # fmt: skip
 
-    return run(stochastic=False), run(stochastic=True)
+    return run(deterministic=True), run(deterministic=False)

@@ -200,7 +200,7 @@ class Policy(nn.Module):
         return self(observations).log_prob(actions)
 
     def predict(
-        self, observation: Any, state: None = None, episode_start: Any = None, deterministic: bool = False
+        self, observation: Any, state: None = None, episode_start: Any = None, deterministic: bool = True
     ) -> tuple[np.ndarray, None]:
         """(action, None) of one observation `[O]` or several `[N, O]`, with the words of Stable-Baselines3.
 

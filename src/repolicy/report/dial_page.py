@@ -180,21 +180,21 @@ def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lam
     addon, prior = addons.combined(once), prior_of(dial.saved, dial.path)
     points = []
 
-    def run(policy: Policy, stochastic: bool) -> Evaluation:
+    def run(policy: Policy, deterministic: bool) -> Evaluation:
         return evaluate(
-            policy, dial.env, episodes, addon=addon, prior=prior, stochastic=stochastic, seed=EVALUATION_SEED
+            policy, dial.env, episodes, addon=addon, prior=prior, deterministic=deterministic, seed=EVALUATION_SEED
         )
 
     with ranks.one_thread():
         if dial.trained:
-            points.append(Point(math.inf, dial.path, mean=run(prior, False), sampled=run(prior, True)))
+            points.append(Point(math.inf, dial.path, mean=run(prior, True), sampled=run(prior, False)))
         for done, position in enumerate(dial.positions):
             progress(done)
             policy, value, label = dial.at(position), position[0], ""
             if len(position) > 1:
                 named = zip(dial.trained, position, strict=True)
                 value, label = math.nan, ", ".join(f"{meaning(each).letter} {exactly(value)}" for each, value in named)
-            points.append(Point(value, dial.path, mean=run(policy, False), sampled=run(policy, True), label=label))
+            points.append(Point(value, dial.path, mean=run(policy, True), sampled=run(policy, False), label=label))
     letter = "t"
     if dial.trained:
         letter = meaning(dial.trained[0]).letter if len(dial.trained) == 1 else "position"

@@ -93,7 +93,7 @@ def write_report(
     addon = combined(at(request["addons"])) if request["addons"] else None
     say(f"report: {episodes} episodes each with the mean action and sampled ones")
     with ranks.one_thread():
-        mean, sampled = (evaluations(saved, request, addon, episodes, how) for how in (False, True))
+        mean, sampled = (evaluations(saved, request, addon, episodes, how) for how in (True, False))
     pairs = pairs_of(mean, sampled)
     if pairs:
         say(f"{verdict(pairs, name_of_prior(saved.card))} ({basis([after for _, after in pairs])})")
@@ -113,7 +113,7 @@ def write_report(
 
 
 def evaluations(
-    saved: SavedPolicy, request: dict[str, Any], addon: Addon | None, episodes: int, stochastic: bool
+    saved: SavedPolicy, request: dict[str, Any], addon: Addon | None, episodes: int, deterministic: bool
 ) -> dict[str, Evaluation]:
     """The same seeds for all: prior and customized, or the policy alone; in Gymnasium where it has the environment.
 
@@ -123,7 +123,7 @@ def evaluations(
     return {
         name: evaluate(
             policy, request["env"], episodes,
-            addon=addon, prior=saved.prior, stochastic=stochastic, seed=EVALUATION_SEED,
+            addon=addon, prior=saved.prior, deterministic=deterministic, seed=EVALUATION_SEED,
             backend=backend_of(request),
         )
         for name, policy in who.items()
@@ -225,7 +225,7 @@ def tiles(evaluations: dict[str, Evaluation]) -> list[page.Tile]:
     return [
         page.Tile(
             column.title, number(column.mean), *_change(name, changes.get(name)),
-            f"{UNITS.get(name, 'an episode')}, {'sampled' if after.stochastic else 'mean action'}",
+            f"{UNITS.get(name, 'an episode')}, {'mean action' if after.deterministic else 'sampled'}",
         )
         for name, column in after.columns.items() if name in wanted
     ]  # fmt: skip

@@ -84,7 +84,7 @@ def played(agent: Agent, env: str, addon: Addon | None, seed: int) -> Episode:
     collector = Collector(envs, AT_A_TIME, torch.Generator(), keep_transitions=addon is not None)
     rewards: list[float] = []
     while True:
-        rollout = collector.collect(agent, stochastic=False)
+        rollout = collector.collect(agent, deterministic=True)
         reward = rollout.basic[:, 0]
         if addon is not None:
             extra = addon.reward(*rollout.transitions)[:, 0]

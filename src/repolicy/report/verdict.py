@@ -135,7 +135,7 @@ def basis(evaluations: Sequence[Evaluation]) -> str:
 
 
 def action(evaluation: Evaluation) -> str:
-    return "sampled actions" if evaluation.stochastic else "the mean action"
+    return "the mean action" if evaluation.deterministic else "sampled actions"
 
 
 def early(evaluation: Evaluation, prior: Evaluation | None = None) -> list[str]:

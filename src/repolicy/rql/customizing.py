@@ -21,7 +21,7 @@ from repolicy.envs.addons import check_env, names
 from repolicy.envs.names import in_gymnasium, maker, observed, observed_by_critic
 from repolicy.envs.trust import env_of
 from repolicy.errors import FileError, UsageError, in_one_sentence
-from repolicy.learning.training import Watcher, check_given, tell, watchdog
+from repolicy.learning.training import Callback, check_given, tell, watchdog
 from repolicy.loading import nearest
 from repolicy.objective import Objective
 from repolicy.plan.cloning import fitted, spec_of
@@ -57,18 +57,20 @@ def train(
     *,
     addon: str | Sequence[str] = (),
     resume: bool = False,
-    watchers: Sequence[Watcher] = (),
-    patience: float | None = None,
+    callbacks: Sequence[Callback] = (),
+    env_timeout: float | None = None,
 ) -> Result:
     """Train a policy from nothing, a prior or a baseline. The folder `out` holds everything of the run.
 
-    `resume` and `patience` are as in `repolicy.train`.
+    `resume` and `env_timeout` are as in `repolicy.train`.
     """
-    check_given(settings, watchers, Settings)
+    check_given(settings, callbacks, Settings)
     check_objective(objective)
     if objective.reads_prior:
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
-    return _run(_request(env, objective, settings or train_defaults(env), addon), out, None, resume, watchers, patience)
+    return _run(
+        _request(env, objective, settings or train_defaults(env), addon), out, None, resume, callbacks, env_timeout
+    )
 
 
 def customize(
@@ -81,15 +83,15 @@ def customize(
     env: str | None = None,
     options: Options | None = None,
     resume: bool = False,
-    watchers: Sequence[Watcher] = (),
-    patience: float | None = None,
+    callbacks: Sequence[Callback] = (),
+    env_timeout: float | None = None,
 ) -> Result:
     """Give the policy in a file a new requirement, without the reward that trained it.
 
     The requirement is `addon`, or what the environment itself tells in `info["addon_reward"]`, as the four tasks do.
     `options` are for another library's file.
     """
-    check_given(settings, watchers, Settings)
+    check_given(settings, callbacks, Settings)
     path = find_policy(prior)
     saved = read_policy(path, options)
     env = env or env_of(saved.card, path)
@@ -98,7 +100,7 @@ def customize(
         raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
     content = own_bytes(path, saved, RunFolder(out).prior)
     request = _request(env, objective, settings or customize_defaults(env), addon, content)
-    return _run(request, out, (saved.policy, content), resume, watchers, patience)
+    return _run(request, out, (saved.policy, content), resume, callbacks, env_timeout)
 
 
 def make(env: str) -> gymnasium.Env[Any, Any]:
@@ -135,36 +137,36 @@ def _run(
     out: str | Path,
     prior: tuple[Policy, bytes] | None,  # the policy, and its file's content, which the run keeps
     resume: bool,
-    watchers: Sequence[Watcher],
-    patience: float | None,
+    callbacks: Sequence[Callback],
+    env_timeout: float | None,
 ) -> Result:
     folder = RunFolder(out, Request)
-    with watchdog(patience), one_thread():  # layers this small are slower on several threads
+    with watchdog(env_timeout), one_thread():  # layers this small are slower on several threads
         model = _algorithm(request, prior[0] if prior else None)
         made_with = versions() | {"stable_baselines3": version("stable_baselines3")}
         with folder.locked():
-            tell(watchers, folder.begin(request.as_dict(), made_with, resume, prior[1] if prior else None))
+            tell(callbacks, folder.begin(request.as_dict(), made_with, resume, prior[1] if prior else None))
             with polite_interrupt() as interrupted:
-                return _work(model, request, folder, watchers, interrupted, made_with)
+                return _work(model, request, folder, callbacks, interrupted, made_with)
 
 
 def _work(
     model: Any,
     request: Request,
     folder: RunFolder,
-    watchers: Sequence[Watcher],
+    callbacks: Sequence[Callback],
     interrupted: threading.Event,
     made_with: dict[str, str],
 ) -> Result:
     """All segments that are still to do."""
-    settings, log = request.settings, Log(request, folder, watchers, interrupted)
+    settings, log = request.settings, Log(request, folder, callbacks, interrupted)
     segment, complaints = _restored(model, folder)
     log.begin(model.num_timesteps, [*complaints, *([] if segment else _begun_as_prior(model, request))])
     try:
         while model.num_timesteps < settings.steps and not interrupted.is_set():
             if segment:  # the first one begins as the model was made
                 _renew(model, request, segment)
-            end = min((segment + 1) * settings.segment, settings.steps)
+            end = min((segment + 1) * settings.checkpoint_every, settings.steps)
             steps = end - model.num_timesteps
             model.learn(steps, callback=log.step, log_interval=None, reset_num_timesteps=not segment)
             if log.stopped:

@@ -14,7 +14,7 @@ class Settings(AnySettings):
     """Environment steps."""
     seed: Annotated[int, Within(0, 2**31 - 1)] = 0
     """Seed of everything."""
-    segment: Annotated[int, Within(1, 1e12)] = 25_000
+    checkpoint_every: Annotated[int, Within(1, 1e12)] = 25_000
     """Steps between two checkpoints; each segment starts its environment anew."""
     gamma: Annotated[float, Within(0, 1)] = 0.99
     """Discount."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from repolicy.learning.training import Watcher
+from repolicy.learning.training import Callback
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.settings import AnySettings
@@ -20,12 +20,12 @@ def lines(steps: int, settings: AnySettings) -> int:
 
 
 class Log:
-    """The metrics, for the folder and for the watchers; its `step` is Stable-Baselines3's kind of callback."""
+    """The metrics, for the folder and for the callbacks; its `step` is Stable-Baselines3's kind of callback."""
 
     def __init__(
-        self, request: Request, folder: RunFolder, watchers: Sequence[Watcher], interrupted: threading.Event
+        self, request: Request, folder: RunFolder, callbacks: Sequence[Callback], interrupted: threading.Event
     ) -> None:
-        self._request, self._folder, self._watchers, self._interrupted = request, folder, watchers, interrupted
+        self._request, self._folder, self._watchers, self._interrupted = request, folder, callbacks, interrupted
         self.metrics: dict[str, float] = {}
         self.stopped = False
 
@@ -34,10 +34,10 @@ class Log:
         done = lines(steps, settings)
         self._first, self._began = steps, time.perf_counter()
         self._folder.forget_after(done)
-        for watcher in self._watchers:
-            watcher.begin(self._request, done, settings.iterations)
+        for callback in self._watchers:
+            callback.begin(self._request, done, settings.iterations)
             for complaint in complaints:
-                watcher.say(complaint)
+                callback.say(complaint)
 
     def step(self, local: dict[str, Any], _: dict[str, Any]) -> bool:
         """After every step of the environment. Returns whether to go on."""
@@ -54,11 +54,11 @@ class Log:
         seconds = time.perf_counter() - self._began
         self.metrics |= {"seconds": seconds, "steps_per_second": (steps - self._first) / seconds}
         self._folder.log(self.metrics)
-        for watcher in self._watchers:
-            watcher.write(self.metrics)
+        for callback in self._watchers:
+            callback.write(self.metrics)
         self.stopped = steps < settings.steps and self._interrupted.is_set()
         return not self.stopped
 
     def close(self) -> None:
-        for watcher in self._watchers:
-            watcher.close()
+        for callback in self._watchers:
+            callback.close()

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import check_fit
-from repolicy.envs.patience import NOTE
 from repolicy.envs.spaces import action_space, observation_size
+from repolicy.envs.watchdog import NOTE
 from repolicy.errors import NumericError, UsageError, in_one_sentence
 from repolicy.objective import Objective, plain, task_reward
 from repolicy.policies.actions import ActionSpace

@@ -56,11 +56,11 @@ class Result:
         """What was logged, a value an iteration; nan where there is none (docs/reading-a-report.md)."""
         return {name: np.array(values, np.float64) for name, values in RunFolder(self.folder).logged().items()}
 
-    def evaluate(self, episodes: int = 100, *, stochastic: bool = False, seed: int = 0) -> Evaluation:
+    def evaluate(self, episodes: int = 100, *, deterministic: bool = True, seed: int = 0) -> Evaluation:
         """Whole episodes of the policy, in the run's environment, with its add-on."""
         request = RunFolder(self.folder).request()
         return evaluate(
-            self.folder, episodes=episodes, stochastic=stochastic, seed=seed, trust=True,
+            self.folder, episodes=episodes, deterministic=deterministic, seed=seed, trust=True,
             backend="auto" if request is None else request["settings"]["backend"],
         )  # fmt: skip
 

@@ -97,9 +97,9 @@ class Settings(AnySettings):
     """Processes that share the work, each on one core; 0 means one a physical core (on x86-64; elsewhere one)."""
     envs: Annotated[int, Within(1, 1e6)] = 64
     """Environments, over all ranks."""
-    horizon: Annotated[int, Within(1, 1e6)] = 64
+    n_steps: Annotated[int, Within(1, 1e6)] = 64
     """Steps of each environment between two updates."""
-    segment: Annotated[int, Within(1, 1e9)] = 100
+    checkpoint_every: Annotated[int, Within(1, 1e9)] = 100
     """Iterations between two checkpoints; each segment starts its environments anew."""
 
     epochs: Annotated[int, Within(1, 1000)] = 5
@@ -116,7 +116,7 @@ class Settings(AnySettings):
     """End an update early once the policy has moved this far from the one that acted."""
     gamma: Annotated[float, Within(0, 1)] = 0.99
     """Discount."""
-    lam: Annotated[float, Within(0, 1)] = 0.95
+    gae_lambda: Annotated[float, Within(0, 1)] = 0.95
     """λ of the generalized advantages."""
     surrogate: Literal["clipped", "vanilla"] = "clipped"
     """PPO's clipped ratio; or the plain policy gradient, without ratio and clip, in one pass."""
@@ -158,7 +158,7 @@ class Settings(AnySettings):
     @property
     def iteration_steps(self) -> int:
         """Environment steps of one iteration, over all ranks."""
-        return self.envs * self.horizon
+        return self.envs * self.n_steps
 
     @property
     def budget(self) -> Budget | None:
@@ -175,8 +175,8 @@ class Settings(AnySettings):
             )
         if self.iteration_steps < 2:
             raise UsageError(
-                "envs and horizon are 1: from one step there is nothing to learn, because advantages are compared with "
-                "their mean over a rollout; raise --horizon or --envs"
+                "envs and n_steps are 1: from one step there is nothing to learn, because advantages are compared with "
+                "their mean over a rollout; raise --n-steps or --envs"
             )
         ranks = self.ranks or (min(physical_cores(), self.envs) if shares_memory() else 1)
         if self.envs % ranks:

@@ -31,10 +31,10 @@ NOTE = Note()
 
 
 class Watchdog:
-    """A context in which calls that take long are reported on stderr, and those beyond `patience` end the process."""
+    """A context in which calls that take long are told on stderr, and those beyond `env_timeout` end the process."""
 
-    def __init__(self, rank: int, patience: float | None = None, long: float = LONG) -> None:
-        self._rank, self._patience, self._long = rank, patience, long
+    def __init__(self, rank: int, env_timeout: float | None = None, long: float = LONG) -> None:
+        self._rank, self._timeout, self._long = rank, env_timeout, long
         self._caller = threading.get_ident()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="repolicy-watchdog")
@@ -48,21 +48,21 @@ class Watchdog:
 
     def _watch(self) -> None:
         announced = 0.0
-        while not self._over.wait(min(1.0, self._long / 5, (self._patience or self._long) / 5)):
+        while not self._over.wait(min(1.0, self._long / 5, (self._timeout or self._long) / 5)):
             began = NOTE.began
             seconds = time.monotonic() - began
             if not began:
                 continue
-            if self._patience is not None and seconds > self._patience:
+            if self._timeout is not None and seconds > self._timeout:
                 self._give_up(seconds)
             if seconds > self._long and announced != began:
                 announced = began
-                _print(f"repolicy: {self._sentence(seconds)}; --patience SECONDS would end the run then")
+                _print(f"repolicy: {self._sentence(seconds)}; --env-timeout SECONDS would end the run then")
 
     def _give_up(self, seconds: float) -> None:
         """Nothing else ends a call that hangs, which may be deep in a program that is not Python."""
         sign = "repolicy: " if self._rank == 0 else ""  # the first rank reports the last words of the others
-        _print(f"{sign}{self._sentence(seconds)}, which is beyond --patience: ended; --resume goes on")
+        _print(f"{sign}{self._sentence(seconds)}, which is beyond --env-timeout: ended; --resume goes on")
         if sys.stderr.isatty():
             _print("\x1b[?25h")  # the live display hides the cursor
         os._exit(1)

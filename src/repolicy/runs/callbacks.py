@@ -1,6 +1,6 @@
 """Who watches a run: TensorBoard, Weights & Biases. (The live display is `display.py`.)
 
-A watcher is any object with `begin`, `write`, `say` and `close`.
+A callback is any object with `begin`, `write`, `say` and `close`.
 """
 
 import contextlib
