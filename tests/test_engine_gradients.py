@@ -37,7 +37,7 @@ MDP_ = MDP(
     reward=torch.tensor([[1.0, -2.0], [0.5, 3.0]]),
     start=torch.tensor([0.5, 0.5]),
     discount=GAMMA,
-    n_steps=STEPS,
+    horizon=STEPS,
     addon=torch.tensor([[-1.0, 0.7], [2.0, -0.3]]),
     familiarity=torch.tensor([-0.4, -1.7]),
 )

@@ -27,6 +27,7 @@ from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.storage import read
 from repolicy.priors.opening import load_policy
+from repolicy.ranges import Range
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import shares_memory
 from repolicy.runs.ranks import Alone
@@ -360,7 +361,9 @@ def test_residual_q_learning_takes_no_parts() -> None:
 # With a dial ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("objective", [residual(0.05, 0.1, omega_to=1.6), residual(0.05, 0.1, 0.0, 1.6, 0.4)])
+@pytest.mark.parametrize(
+    "objective", [residual(Range(0.05, 1.6), 0.1, 0.0), residual(Range(0.05, 1.6), Range(0.1, 0.4), 0.0)]
+)
 def test_with_dials_both_see_the_positions_last(tmp_path: Path, objective: Objective) -> None:
     """And the prior and the add-on still see the policy's part alone."""
     made = segments(tmp_path, ENV, objective).worker

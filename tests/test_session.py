@@ -14,12 +14,11 @@ from tiny_envs import LinearQuadratic, Manifold, stay_near, tiny
 import repolicy
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import lives_here_alone, load_object, reference_to
+from repolicy.objective import residual
 from repolicy.plan.session import continued, ranks_for
-from repolicy.plan.wanted import Wanted
 from repolicy.policies.actions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.runs import ranks
-from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 
 SMALL = repolicy.Settings(
@@ -119,11 +118,11 @@ def test_what_is_left_out_is_as_in_the_run_that_is_resumed(tmp_path: Path) -> No
     first = again(None, one, resume=False)
     assert {"prior_kl", "evaluation_objective"} <= set(first.last)
     told = {name: value for name, value in first.last.items() if np.isfinite(value)}
-    for objective in (None, Wanted("residual"), Wanted("residual", "auto")):
+    for objective in (None, residual(), residual("auto")):
         for settings in (one, None):
             assert again(objective, settings).last == told  # and nothing was left to do
     with pytest.raises(UsageError, match="and now omega is to be 0.3"):
-        again(Wanted("residual", 0.3), one)
+        again(residual(0.3), one)
 
 
 def test_a_name_that_is_too_long_for_a_folder_is_said_where_the_folder_is_made() -> None:
@@ -139,22 +138,16 @@ def test_a_name_that_is_too_long_for_a_folder_is_said_where_the_folder_is_made()
 def test_a_budget_goes_on_from_where_it_began(tmp_path: Path) -> None:
     """The run that chose it knew from its measurement how much a nat can be worth, and began there."""
     begun = Request("CartPole-v1", repolicy.kl(0.7), replace(SMALL, ranks=1, kl_budget=2.0), ("a.py:wish",), "0" * 64)
-    RunFolder(tmp_path).begin(begun.as_dict(), {}, False, b"")
-    for asked in (Wanted("residual"), Wanted("residual", "auto")):
-        objective, settings, _ = continued(asked, SMALL, tmp_path, True)
-        assert isinstance(objective, Wanted)
-        assert settings is not None
-        assert (objective.alpha, settings.kl_budget) == (0.7, 2.0)
-    assert continued(None, None, tmp_path, True)[0] == repolicy.kl(0.7)
+    for asked in (residual(), residual("auto")):
+        assert continued(asked, SMALL, begun, tmp_path) == (repolicy.kl(0.7), replace(SMALL, kl_budget=2.0))
     with pytest.raises(UsageError, match="stay 2 nats a step from the prior, and now omega is to be 0.3"):
-        continued(Wanted("residual", 0.3), None, tmp_path, True)
+        continued(residual(0.3), SMALL, begun, tmp_path)
 
 
 def test_a_run_at_a_weight_does_not_go_on_with_a_budget(tmp_path: Path) -> None:
     begun = Request("CartPole-v1", repolicy.residual(0.3, 0.7), replace(SMALL, ranks=1), ("a.py:wish",), "0" * 64)
-    RunFolder(tmp_path).begin(begun.as_dict(), {}, False, b"")
     with pytest.raises(UsageError, match="it has no budget, and now ω′ and α̂ move to stay 1 nats"):
-        continued(Wanted("residual"), replace(SMALL, kl_budget=1.0), tmp_path, True)
+        continued(residual(), replace(SMALL, kl_budget=1.0), begun, tmp_path)
 
 
 def test_a_result_is_evaluated_where_it_was_trained() -> None:

@@ -23,7 +23,7 @@ from repolicy.objective import Objective, kl, residual, soft
 from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.modulated import exponents
 from repolicy.priors.opening import load_policy, read_policy
-from repolicy.ranges import Dial
+from repolicy.ranges import Dial, Range
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request, words
 from repolicy.runs.result import Result
@@ -59,10 +59,10 @@ def test_on_each_dial_every_environment_has_a_stratum_of_its_own() -> None:
 
 
 CASES = {
-    "omega and an add-on": ((f"{FAST}=0.5", f"{QUIET}=0..2"), residual(0.05, 0.15, omega_to=1.6), 4),
+    "omega and an add-on": ((f"{FAST}=0.5", f"{QUIET}=0..2"), residual(Range(0.05, 1.6), 0.15, 0.0), 4),
     "two add-ons, one of them thrice": ((f"{FAST}=0..1", f"{QUIET}=0.5..3", f"{FAST}=2"), kl(0.2), 5),
-    "alpha and an add-on": ((f"{QUIET}=0..2",), Objective("addon", alpha=0.1, alpha_to=0.4), 2),
-    "all of them": ((f"{FAST}=0..1", f"{QUIET}=0..2"), residual(0.05, 0.1, omega_to=1.0, alpha_to=0.4), 4),
+    "alpha and an add-on": ((f"{QUIET}=0..2",), Objective("addon", alpha=Range(0.1, 0.4)), 2),
+    "all of them": ((f"{FAST}=0..1", f"{QUIET}=0..2"), residual(Range(0.05, 1.0), Range(0.1, 0.4), 0.0), 4),
 }
 
 
@@ -87,8 +87,11 @@ def test_the_heads_times_their_weights_are_the_advantage_of_the_scalar_reward(
     for request in addons:  # the scalar reward, from what was asked for
         name, weight = request.rpartition(":")[2].split("=")
         wanted = wanted + (chosen[name] if ".." in weight else float(weight)) * pay[name]
-    wanted = wanted + (chosen["omega"] if objective.omega_to else objective.omega) * log_prior.double()
-    wanted = wanted - (chosen["alpha"] if objective.alpha_to else objective.alpha) * rollout.log_probs.double()
+    wanted = wanted + (chosen["omega"] if isinstance(objective.omega, Range) else objective.omega) * log_prior.double()
+    wanted = (
+        wanted
+        - (chosen["alpha"] if isinstance(objective.alpha, Range) else objective.alpha) * rollout.log_probs.double()
+    )
     assert bare.shape == rollout.sent.shape
     torch.testing.assert_close(reward.total, wanted, atol=1e-6, rtol=1e-6)
 
@@ -104,7 +107,7 @@ def test_the_heads_times_their_weights_are_the_advantage_of_the_scalar_reward(
 
 
 def test_advantages_are_of_one_size_in_every_cell_of_two_dials(prior: Path, tmp_path: Path) -> None:
-    made = worker(prior, tmp_path, residual(0.05, 0.15, omega_to=1.6), wishes=(f"{QUIET}=0..2",))
+    made = worker(prior, tmp_path, residual(Range(0.05, 1.6), 0.15, 0.0), wishes=(f"{QUIET}=0..2",))
     shape = (64, 64)
     made.places = torch.rand(*shape, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
     size = torch.exp(3.0 * made.places[..., 0] - 2.0 * made.places[..., 1])
@@ -118,7 +121,7 @@ def test_advantages_are_of_one_size_in_every_cell_of_two_dials(prior: Path, tmp_
 
 
 def test_a_dial_that_turns_nothing_is_named(prior: Path, tmp_path: Path) -> None:
-    made = worker(prior, tmp_path, residual(0.05, 0.15, omega_to=1.6), wishes=(f"{QUIET}=0..2",))
+    made = worker(prior, tmp_path, residual(Range(0.05, 1.6), 0.15, 0.0), wishes=(f"{QUIET}=0..2",))
     film = made.learner.policy.network.film.data
     film[:] = torch.tensor([[1.0 if quiet == 0 else 0.0] for _, quiet in exponents(2)])  # nothing but omega's own
     found = made.width(torch.randn(300, 3))
@@ -140,7 +143,7 @@ def test_one_run_finds_the_optimum_for_weights_of_an_addon_that_it_was_not_told_
 
 # The run --------------------------------------------------------------------------------------------------------------
 
-TWO = ([f"{FAST}=1", f"{QUIET}=0..2"], residual(0.05, 0.15, omega_to=1.6))
+TWO = ([f"{FAST}=1", f"{QUIET}=0..2"], residual(Range(0.05, 1.6), 0.15, 0.0))
 
 
 def test_before_its_first_step_it_is_the_prior_at_all_positions(prior: Path, tmp_path: Path) -> None:
@@ -155,7 +158,7 @@ def test_before_its_first_step_it_is_the_prior_at_all_positions(prior: Path, tmp
 
 
 def test_it_goes_on_to_the_same_bits(prior: Path, tmp_path: Path) -> None:
-    objective = residual(0.05, 0.1, omega_to=1.6, alpha_to=0.3)
+    objective = residual(Range(0.05, 1.6), Range(0.1, 0.3), 0.0)
     for name in ("whole", "cut"):
         found = customized(prior, TWO[0], objective, tmp_path / name)
         assert {name for name in found.last if "dial" in name} == {
@@ -236,7 +239,7 @@ def test_bad_ranges_are_refused_in_a_sentence(
 
 
 def test_training_from_nothing_takes_no_range(tmp_path: Path) -> None:
-    for objective, addon in ((replace(soft(0.1), alpha_to=0.3), ()), (Objective("both", alpha=0.1), f"{QUIET}=0..2")):
+    for objective, addon in ((soft(Range(0.1, 0.3)), ()), (Objective("both", alpha=0.1), f"{QUIET}=0..2")):
         with pytest.raises(UsageError, match="a range of weights needs a prior"):
             train(tiny("LinearQuadratic"), objective, tmp_path / "run", FEW, addon=addon)
 

@@ -1,6 +1,7 @@
 """The paper's runs as data, and what they wait for."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from repolicy.cli.main import _parsed
 from repolicy.envs.evaluation import EVALUATION_SEED
 from repolicy.errors import UsageError
 from repolicy.many.ledger import Ledger, checksum
-from repolicy.plan.wanted import Wanted
+from repolicy.objective import named
+from repolicy.plan.defaults import customize_defaults, train_defaults
 from tests.experiments.rows import row
 
 
@@ -36,9 +38,9 @@ def test_every_run_is_the_papers() -> None:
         options = {"omega": omegas[plan.task]} if plan.variant == "residual" else {}
         options |= {} if plan.variant == "no_entropy" else {"alpha": alpha}
         name = "soft" if plan.variant == "soft_state_std" else plan.variant
-        wanted = command.wanted() if words[0] == "customize" else Wanted(command.objective, alpha=command.alpha)
-        assert wanted == Wanted(name, **options), plan
-        settings = command.settings.as_dict()
+        assert command.wanted() == named(name, **options), plan
+        usual_ones = train_defaults(plan.env) if words[0] == "train" else customize_defaults("halfcheetah")
+        settings = replace(usual_ones, **command.settings).as_dict()
         assert (settings["steps"], settings["seed"], settings["ranks"]) == (5_000_000, 3, 1)
         assert settings.pop("family") == ("state_gaussian" if plan.variant == "soft_state_std" else "auto")
         assert settings.pop("critic_warmup") == (0.05 if words[0] == "customize" else 0.0)
