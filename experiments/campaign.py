@@ -4,11 +4,11 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.one import Run
+from experiments.one import Run, machine
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import read_json
 from repolicy.many.ledger import Ledger, Row
@@ -51,6 +51,19 @@ def run_main(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("stopped; the same command goes on", file=sys.stderr)
         sys.exit(130)
+
+
+def measure(path: Path, wanted: Mapping[str, Callable[[], Row]]) -> None:
+    """Add a row to the ledger for each key that it lacks, one after the other, as soon as it is measured."""
+    ledger = Ledger(path)
+    with ledger.claimed():
+        known = ledger.by_key()
+        missing = {key: measured for key, measured in wanted.items() if key not in known}
+        for number, (key, measured) in enumerate(missing.items(), 1):
+            began = time.process_time()
+            row = {"key": key} | measured()
+            ledger.add({"machine": machine()} | row | {"cpu_seconds": round(time.process_time() - began, 1)})
+            print(f"{number}/{len(missing)}  {key}", flush=True)
 
 
 def fill(

@@ -78,7 +78,7 @@ def prior(basic: float = 3.0) -> Evaluation:
     """Two episodes of 10 steps."""
     lengths = np.full(2, 10.0)
     return Evaluation(
-        "env", "gymnasium", True, 0, np.full(2, basic), np.full(2, -5.0), np.full(2, 0.25), lengths,
+        "env", "gymnasium", False, 0, np.full(2, basic), np.full(2, -5.0), np.full(2, 0.25), lengths,
         -2.0 * lengths, -2.0 * lengths, "mean |θ|",
     )  # fmt: skip
 

@@ -70,7 +70,7 @@ def test_settings_stand_in_groups_with_ten_first() -> None:
     assert re.findall(r"^  --([a-z-]+)", found["First"], re.MULTILINE) == list(pages.GROUPS["first"])
     assert len(pages.GROUPS["first"]) == 10
     assert all(f"--{name} " in found["Networks"] for name in ("hidden", "activation"))
-    assert all(f"--{name} " in found["Learning"] for name in ("gamma", "gae_lambda", "clip"))
+    assert all(f"--{name} " in found["Learning"] for name in ("gamma", "gae-lambda", "clip"))
 
 
 def test_no_row_names_an_option_that_no_command_has() -> None:

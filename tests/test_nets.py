@@ -25,7 +25,7 @@ from repolicy.errors import RepolicyError
         (
             "train Pendulum-v1 --step 3",
             2,
-            "Unrecognized options: --step, 3; did you mean --steps?; repolicy train --help",
+            "Unrecognized options: --step, 3; did you mean --n-steps or --steps?; repolicy train --help",
         ),
         ("train Pendulum-v1 --steps x", 2, "repolicy: --steps is 'x'; it must be a whole number; repolicy train"),
         ("train Pendulum-v1 --steps 2.5e0", 2, "--steps is '2.5e0'; it must be a whole number"),

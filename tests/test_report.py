@@ -261,7 +261,7 @@ def test_a_tile_says_what_changed_and_whether_that_is_good() -> None:
         return Evaluation(
             "env",
             "gymnasium",
-            False,
+            True,
             next(seeds),
             wave + basic,
             0 * wave + addon,

@@ -56,7 +56,7 @@ def found(*points: tuple[float, float, float], spread: float = 0.0, episodes: in
 
 def evaluation(basic: np.ndarray, addon: np.ndarray) -> Evaluation:
     one = np.ones(len(basic))
-    return Evaluation("env", "gymnasium", False, 0, basic, addon, None, one, one, one)
+    return Evaluation("env", "gymnasium", True, 0, basic, addon, None, one, one, one)
 
 
 # HalfCheetah's hind leg, as docs/results-customizing.md has it

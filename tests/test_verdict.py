@@ -27,7 +27,7 @@ def evaluated(
     lengths[: len(ended)] = ended
     seed = next(SEEDS) if seed is None else seed
     return Evaluation(
-        "env", "gymnasium", False, seed, basic, addon, None, lengths, lengths, None, terminated=lengths < 1000
+        "env", "gymnasium", True, seed, basic, addon, None, lengths, lengths, None, terminated=lengths < 1000
     )
 
 

@@ -1,41 +1,25 @@
-"""python -m experiments.llm COMMAND: one command for each measurement of the trainers, and one for a tiny model."""
+"""What the trainers are worth: `python -m experiments.llm PROGRAM`, or a tiny model to try commands with (`tiny`)."""
 
-import json
-import sys
-from typing import Any
+import argparse
+from importlib import import_module
 
-import tyro
+from experiments.campaign import run_main
 
-from experiments.llm.budgets import Budget
-from experiments.llm.frontier import Frontier
-from experiments.llm.gradients import Gradients
-from experiments.llm.labels import Labels
-from experiments.llm.overhead import Overhead
-from experiments.llm.sharp import Sharp
-from experiments.llm.spelling import Spelling
-from experiments.llm.tiny import Tiny
-from experiments.llm.turning import Dial
-from repolicy.errors import RepolicyError
-
-COMMANDS: dict[str, Any] = {
-    command.__name__.lower(): command
-    for command in (Frontier, Sharp, Dial, Budget, Labels, Spelling, Gradients, Overhead, Tiny)
-}
+PROGRAMS = ("frontier", "sharp", "dial", "budget", "labels", "spelling", "gradients", "overhead")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run one command; exit with 0, 1 for a failure or 2 for a request that cannot be met."""
-    try:
-        command = tyro.extras.subcommand_cli_from_dict(
-            COMMANDS, args=arguments, prog="python -m experiments.llm", description=__doc__
-        )
-        found = command.run()
-    except RepolicyError as error:
-        print(f"experiments.llm: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    if command.json:
-        print(json.dumps(found))
+def main(words: list[str] | None = None) -> None:
+    """Run one program; its settings are its own."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.llm", description=__doc__)
+    parser.add_argument("program", choices=[*PROGRAMS, "tiny"])
+    parser.add_argument("settings", nargs=argparse.REMAINDER, help="PROGRAM --help names them")
+    options = parser.parse_args(words)
+    module = import_module(f"experiments.llm.{options.program}")
+    if options.program == "tiny":
+        module.make()
+    else:
+        module.PROGRAM.main(options.program, module.__doc__, options.settings)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

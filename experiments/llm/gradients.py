@@ -1,83 +1,45 @@
-"""GRPO's KL and entropy against the exact gradient, by listing every response: `python -m experiments.llm gradients`.
+"""GRPO's KL and entropy against the exact gradient, by listing every response: python -m experiments.llm gradients.
 
 The paper's reward makes log policy and log prior part of the return, so a token answers for what comes after it. GRPO
 puts them into the loss, where a token answers for itself alone (the δ(t′, t) of Eq. 8). What that changes is a number:
-the expected gradient of each, compared with the gradient of the objective, for random policies and references.
+the expected gradient of each, compared with the gradient of the objective, for random policies and references. Rows of
+before are dropped.
 """
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from experiments.llm.records import command_line, done, make_folder
-from repolicy.errors import UsageError
+from experiments.llm.program import Job, Program, page
 from repolicy.llm.losses import returns_to_go, token_rewards, whole_returns
+from repolicy.many.ledger import Row
 from repolicy.objective import greedy, kl
-from repolicy.runs.machine import commit
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+USUAL = {"vocabulary": 4, "length": 4, "draws": 20}  # of the tokens, the first ends a response
 
 
-@dataclass(frozen=True)
-class Gradients:
-    """Direction and length of GRPO's KL and entropy terms beside the exact gradient, every response listed.
-
-    Example: python -m experiments.llm gradients --draws 50
-    """
-
-    vocabulary: int = 4
-    """Tokens, of which the first ends a response."""
-    length: int = 4
-    """The most tokens in a response."""
-    draws: int = 20
-    """Random pairs of a policy and a reference."""
-    output: Path = Path("results/llm")
-    """Folder of gradients.jsonl and its table."""
-    json: bool = False
-    """Print one JSON object on stdout at the end."""
-
-    def __post_init__(self) -> None:
-        if self.vocabulary < 2 or self.length < 1 or self.draws < 1:
-            raise UsageError("vocabulary must be 2 or more, length and draws 1 or more")
-        if self.vocabulary**self.length > 10**6:
-            raise UsageError(f"{self.vocabulary} tokens at length {self.length} make too many responses to list")
-
-    def run(self) -> dict[str, Any]:
-        make_folder(self.output)
-        return done([gradients(self)], self.output / "gradients.md")
+def jobs(settings: Any) -> list[Job]:
+    return [{name: getattr(settings, name) for name in USUAL}]
 
 
-def gradients(options: Gradients) -> dict[str, Any]:
+def run(job: Job, priors: Path) -> Row:
     """Cosine and relative length of each expected gradient, beside the exact one; means over the draws."""
-    rows = list_responses(options.vocabulary, options.length)
+    rows = list_responses(job["vocabulary"], job["length"])
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in (*KL_TERMS, *ENTROPY_TERMS)}
-    for draw in range(options.draws):
+    for draw in range(job["draws"]):
         generator = torch.Generator().manual_seed(draw)
-        shape = (2, options.length, options.vocabulary, options.vocabulary)  # by step and last token
+        shape = (2, job["length"], job["vocabulary"], job["vocabulary"])  # by step and last token
         policy, reference = torch.randn(shape, generator=generator, dtype=torch.float64)
         for terms, exact in ((KL_TERMS, _kl), (ENTROPY_TERMS, _entropy)):
             target = _gradient(exact, policy, reference, rows)
             for name, term in terms.items():
                 found[name].append(_compare(_gradient(term, policy, reference, rows), target))
     means = {name: torch.tensor(pairs, dtype=torch.float64).mean(0).tolist() for name, pairs in found.items()}
-    record = {
-        "vocabulary": options.vocabulary,
-        "length": options.length,
-        "draws": options.draws,
-        "cosine": {name: pair[0] for name, pair in means.items()},
-        "relative_norm": {name: pair[1] for name, pair in means.items()},
-        "command": command_line(options),
-        "commit": commit(),
-    }
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "gradients.jsonl").write_text(json.dumps(record) + "\n")
-    (options.output / "gradients.md").write_text(table(record))
-    return record
+    return {what: {name: pair[i] for name, pair in means.items()} for i, what in enumerate(("cosine", "relative_norm"))}
 
 
 def list_responses(vocabulary: int, length: int) -> list[list[int]]:
@@ -175,12 +137,16 @@ def _compare(found: Tensor, exact: Tensor) -> tuple[float, float]:
     return float(found @ exact / (lengths[0] * lengths[1])), float(lengths[0] / lengths[1])
 
 
-def table(record: dict[str, Any]) -> str:
-    lines = [
-        f"Made by `{record['command']}`: means over {record['draws']} random policies and references, "
-        f"{record['vocabulary']} tokens, up to {record['length']} a response, every response listed.\n",
-        "| expected gradient of | cosine with the exact one | relative length |",
-        "|---|---|---|",
-    ]
-    lines += [f"| {n} | {record['cosine'][n]:.4f} | {record['relative_norm'][n]:.3f} |" for n in record["cosine"]]
-    return "\n".join(lines) + "\n"
+def table(rows: list[Row]) -> str:
+    """A row for each expected gradient."""
+    [row] = rows
+    job, cosine, length = row["job"], row["cosine"], row["relative_norm"]
+    lead = (
+        f"`python -m experiments.llm gradients`: means over {job['draws']} random policies and references, "
+        f"{job['vocabulary']} tokens, up to {job['length']} a response, every response listed."
+    )
+    lines = [[name, f"{cosine[name]:.4f}", f"{length[name]:.3f}"] for name in cosine]
+    return page(lead, ["expected gradient of", "cosine with the exact one", "relative length"], lines)
+
+
+PROGRAM = Program(USUAL, jobs, run, table, anew=True)

@@ -1,11 +1,10 @@
-"""The dial, to be seen: a model of people's names is asked for doubled letters: `python -m experiments.llm spelling`.
+"""The dial, to be seen: a model of people's names is asked for doubled letters: python -m experiments.llm spelling.
 
 The names are those of the census, which the package `names` carries. The prior is a small transformer over letters. The
 add-on reward counts doubled letters, up to two. At a small omega the model pays for them with what makes a name a
 name; at a large one it finds names that have them; larger still, it says the commonest names and little else.
 """
 
-from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -14,13 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.llm.records import Job, command_line, done, prepare, run_missing
-from experiments.llm.toy import END, new_model, new_tokenizer
+from experiments.llm.program import Job, Program, page
+from experiments.llm.toy import new_model, new_tokenizer, taught
+from experiments.llm.toy_training import load, online
 from repolicy.errors import UsageError
 from repolicy.llm.rloo import response_log_probs
-from repolicy.objective import Objective, residual
+from repolicy.many.ledger import Row
+from repolicy.objective import residual
 
+USUAL = {
+    **{"omegas": (0.02, 0.1, 0.2), "alpha": 0.1, "seed": 0, "steps": 150, "samples": 64, "rate": 1e-3},
+    **{"pretraining": 1000},
+}
 LETTERS, LONGEST = "abcdefghijklmnopqrstuvwxyz", 11
+MEASURED = {"addon": "add-on", "log_prior": "log prior", "length": "letters", "entropy": "entropy"}
 
 
 def doubled(name: str) -> float:
@@ -29,6 +35,7 @@ def doubled(name: str) -> float:
 
 
 def doubled_reward(completions: list[str], **_: Any) -> list[float]:
+    """The same as TRL calls reward functions."""
     return [doubled(name) for name in completions]
 
 
@@ -43,24 +50,20 @@ def read_names() -> list[str]:
     return sorted(name for name in names if len(name) <= LONGEST and name.isalpha())
 
 
-def pretrain_names(folder: Path, steps: int, batch: int = 128, seed: int = 0) -> None:
+def pretrain_names(folder: Path, steps: int, batch: int = 128) -> None:
     """Teach a small transformer the names, and save it, where it is not there yet."""
     if (folder / "config.json").exists():
         return
-    model = new_model(LETTERS, LONGEST, hidden=96, layers=3, seed=seed)
+    model = new_model(LETTERS, LONGEST, hidden=96, layers=3)
     tokens = torch.tensor([_tokens(name) for name in read_names()])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, pct_start=0.1)
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
+    generator = torch.Generator().manual_seed(0)
+
+    def loss() -> Tensor:
         rows = tokens[torch.randint(len(tokens), (batch,), generator=generator)]
-        inputs, targets = rows[:, :-1].clamp(min=0), rows[:, 1:]
-        logits = model(input_ids=inputs).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        optimizer.step()
-        schedule.step()
+        logits = model(input_ids=rows[:, :-1].clamp(min=0)).logits.flatten(0, 1)
+        return torch.nn.functional.cross_entropy(logits, rows[:, 1:].flatten(), ignore_index=-1)
+
+    taught(model, loss, steps, weight_decay=0.01)
     new_tokenizer(LETTERS).save_pretrained(folder)
     model.save_pretrained(folder)
 
@@ -70,73 +73,22 @@ def _tokens(name: str) -> list[int]:
     return [0, *(LETTERS.index(letter) + 1 for letter in name), 0] + [-1] * (LONGEST - len(name))
 
 
-@dataclass(frozen=True)
-class Spelling:
-    """Sampled names before and after a model of them is asked for doubled letters, at three omegas.
-
-    Example: python -m experiments.llm spelling --omegas 0.02 0.1 0.2
-    """
-
-    omegas: tuple[float, ...] = (0.02, 0.1, 0.2)
-    """Weights of the prior's log-probability."""
-    alpha: float = 0.1
-    """Weight of the policy's entropy."""
-    seed: int = 0
-    """Seed of the training."""
-    steps: int = 150
-    """Online steps."""
-    samples: int = 64
-    """Responses in an online step."""
-    rate: float = 1e-3
-    """Learning rate; it falls to 0 in a line."""
-    pretraining: int = 1000
-    """Steps in which the prior learns names."""
-    train: bool = True
-    """Run what is missing. Without it, only the samples are made anew."""
-    output: Path = Path("results/llm")
-    """Folder of spelling.jsonl and the samples. Runs that have a line there are not run again."""
-    prior: Path = Path("runs/llm-names")
-    """Folder of the prior, which is made where it is missing."""
-    json: bool = False
-    """Print one JSON object on stdout at the end."""
-
-    def __post_init__(self) -> None:
-        if self.alpha <= 0:
-            raise UsageError(f"alpha is {self.alpha}; the optimum divides by it, so it must be greater than 0")
-        if not self.omegas or min(self.omegas) < 0:
-            raise UsageError("omegas must name one or more numbers, each 0 or greater")
-        if min(self.steps, self.samples - 1, self.pretraining) < 1 or self.rate <= 0:
-            raise UsageError("steps and pretraining must be 1 or more, samples 2 or more, rate greater than 0")
-
-    def run(self) -> dict[str, Any]:
-        prepare(self.output)
-        read_names()  # better found missing before the work
-        return done(spelling(self), self.output / "spelling.md")
+def jobs(settings: Any) -> list[Job]:
+    """The prior alone, and what it becomes at each omega."""
+    common = {name: getattr(settings, name) for name in ("alpha", "seed", "pretraining")}
+    size = {name: getattr(settings, name) for name in ("steps", "samples", "rate")}
+    return [{"omega": None, **common}, *({"omega": omega, **common, **size} for omega in settings.omegas)]
 
 
-def spelling(options: Spelling) -> list[dict[str, Any]]:
-    """Run what is missing, write the samples, and return the records."""
-    torch.set_num_threads(1)
-    common = {"alpha": options.alpha, "seed": options.seed, "pretraining": options.pretraining}
-    size = {"steps": options.steps, "samples": options.samples, "rate": options.rate}
-    jobs: list[Job] = [{"omega": None, **common}]
-    jobs += [{"omega": omega, **common, **size} for omega in options.omegas]
-    records = run_missing(
-        jobs, options.output / "spelling.jsonl", command_line(options), lambda job: run_job(job, options), options.train
-    )
-    (options.output / "spelling.md").write_text(table(records))
-    return records
-
-
-def run_job(job: Job, options: Spelling) -> dict[str, Any]:
+def run(job: Job, priors: Path) -> Row:
     """The prior itself, or what became of it at one omega: 500 sampled names, and what they are worth."""
-    from experiments.llm import toy_training
-
-    pretrain_names(options.prior, options.pretraining)
-    prior, tokenizer = toy_training.load(options.prior)
-    model = prior
+    folder = priors / "names"
+    pretrain_names(folder, job["pretraining"])
+    model = prior = load(folder)[0]
     if job["omega"] is not None:
-        model = train(options, residual(job["omega"], job["alpha"]), tokenizer)
+        how = {name: job[name] for name in ("steps", "samples", "seed", "rate")}
+        objective = residual(job["omega"], job["alpha"])
+        model, _ = online(folder, objective, length=LONGEST, addon=doubled_reward, **how)
     names = sample(model, 500, seed=1)
     known, text = set(read_names()), [decode(row) for row in names]
     rows = [([0], row) for row in names]
@@ -149,31 +101,6 @@ def run_job(job: Job, options: Spelling) -> dict[str, Any]:
         "real": sum(name in known for name in text) / len(text),
         "names": text[:24],
     }
-
-
-def train(options: Spelling, objective: Objective, tokenizer: Any) -> Any:
-    from datasets import Dataset
-
-    from experiments.llm import toy_training
-    from repolicy.llm.grpo import ResidualGRPOConfig, ResidualGRPOTrainer
-
-    model, _ = toy_training.load(options.prior)
-    with toy_training.scratch() as shared:
-        settings = ResidualGRPOConfig(
-            **shared,
-            per_device_train_batch_size=options.samples,
-            num_generations=options.samples,
-            max_completion_length=LONGEST + 1,
-            max_steps=options.steps,
-            learning_rate=options.rate,
-            seed=options.seed,
-        )
-        data = Dataset.from_list([{"prompt": END}] * 8)
-        trainer = ResidualGRPOTrainer(
-            model, doubled_reward, settings, data, objective=objective, processing_class=tokenizer
-        )
-        toy_training.run_quietly(trainer)
-    return trainer.model
 
 
 @torch.no_grad()
@@ -190,24 +117,20 @@ def sample(model: Any, count: int, seed: int) -> list[list[int]]:
 
 
 def decode(row: list[int]) -> str:
+    """The letters of a response."""
     return "".join(LETTERS[token - 1] for token in row if token)
 
 
-def table(records: list[dict[str, Any]]) -> str:
+def table(rows: list[Row]) -> str:
     """The measures, and 24 names as they came, at each omega."""
-    lines = [
-        "Made by `python -m experiments.llm spelling`. 500 sampled names a row; `real`: the share of census names.\n",
-        "| omega | add-on | log prior | letters | entropy | different | real |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    order = sorted(records, key=lambda record: -1 if record["job"]["omega"] is None else record["job"]["omega"])
-    for r in order:
-        numbers = [f"{r[name]:.2f}" for name in ("addon", "log_prior", "length", "entropy")]
-        lines.append("| " + " | ".join([_title(r), *numbers, str(r["different"]), f"{r['real']:.2f}"]) + " |")
-    for r in order:
-        lines += ["", f"**{_title(r)}**: {', '.join(name.capitalize() or '(empty)' for name in r['names'])}"]
-    return "\n".join(lines) + "\n"
+    order, lines, shown = sorted(rows, key=lambda row: row["job"]["omega"] or -1), list[list[str]](), ""
+    for row in order:
+        title = "the prior" if row["job"]["omega"] is None else f"{row['job']['omega']:g}"
+        numbers = [f"{row[name]:.2f}" for name in MEASURED]
+        lines.append([title, *numbers, str(row["different"]), f"{row['real']:.2f}"])
+        shown += f"\n**{title}**: {', '.join(name.capitalize() or '(empty)' for name in row['names'])}\n"
+    lead = "`python -m experiments.llm spelling`. 500 sampled names a row; `real`: the share of census names."
+    return page(lead, ["omega", *MEASURED.values(), "different", "real"], lines) + shown
 
 
-def _title(record: dict[str, Any]) -> str:
-    return "the prior" if record["job"]["omega"] is None else f"{record['job']['omega']:g}"
+PROGRAM = Program(USUAL, jobs, run, table)

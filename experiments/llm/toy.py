@@ -6,6 +6,7 @@ With every response in one list, the optimum of the decoupled objective is one s
 trained model is from it is a sum (`measure`): no sampling error anywhere.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repolicy.errors import UsageError
 from repolicy.llm.requirements import require_trl
 from repolicy.objective import Objective
 
@@ -28,12 +28,6 @@ class Toy:
     letters: str = "abcde"
     length: int = 5
     fixed: bool = False
-
-    def __post_init__(self) -> None:
-        if "e" not in self.letters or len(set(self.letters)) != len(self.letters) or not self.letters.isalpha():
-            raise UsageError(f"letters is {self.letters!r}; they must be different letters, with an e among them")
-        if self.length < 1 or len(self.letters) ** (self.length + 1) > 10**6:
-            raise UsageError(f"{len(self.letters)} letters at length {self.length} make too many responses to list")
 
     @property
     def size(self) -> int:
@@ -53,7 +47,6 @@ class Toy:
         for _ in range(self.length + 1):
             words = [word + letter for word in words for letter in self.letters]
             every += words
-        assert len(every) == sum(len(self.letters) ** k for k in range(self.length + 2))
         return every
 
     @cached_property
@@ -199,43 +192,46 @@ def new_tokenizer(letters: str) -> Any:
     )
 
 
-def pretrain(toy: Toy, model: Any, steps: int = 500, batch: int = 128, rate: float = 3e-3, seed: int = 0) -> float:
-    """Teach a model the human distribution; returns KL(human ‖ model) of whole responses.
+def taught(model: Any, loss: Callable[[], Tensor], steps: int, rate: float = 3e-3, weight_decay: float = 0.0) -> None:
+    """Take that many steps down a loss of the model."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=weight_decay)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        torch.autograd.backward(loss())
+        optimizer.step()
+        schedule.step()
+
+
+def pretrain(toy: Toy, model: Any, steps: int, batch: int = 128) -> None:
+    """Teach a model the human distribution.
 
     The targets are the known next-token probabilities, not sampled tokens, so few steps are enough.
     """
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
+    generator = torch.Generator().manual_seed(0)
     human = toy.human.exp().float()
     # Sentences are drawn as if text never stopped; a prefix then counts by the chance that text still goes on.
     going = 1 - human[..., 0]
     alive = torch.cat([torch.ones(len(going), 1), going.cumprod(1)[:, :-1]], dim=1)
     letters = (human[..., 1:] / going.unsqueeze(-1).clamp(min=1e-9)).clamp(min=1e-12).log()
     drawn = sum(letters[:, k].gather(1, toy.sentences[:, k : k + 1] - 1).squeeze(1) for k in range(toy.length))
-    for _ in range(steps):
+
+    def loss() -> Tensor:
         rows = torch.multinomial(torch.as_tensor(drawn).exp(), batch, replacement=True, generator=generator)
         ids = torch.cat([torch.zeros(batch, 1, dtype=torch.long), toy.sentences[rows]], dim=1)
         log_probs = model(input_ids=ids).logits.log_softmax(-1)
-        loss = -(alive[rows].unsqueeze(-1) * human[rows] * log_probs).sum((1, 2)).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    log_human = toy.response_log_probs(toy.human)
-    return float((log_human.exp() * (log_human - policy_log_probs(toy, model))).sum())
+        return -(alive[rows].unsqueeze(-1) * human[rows] * log_probs).sum((1, 2)).mean()
+
+    taught(model, loss, steps)
 
 
-def make_prior(toy: Toy, folder: Path, steps: int = 500, hidden: int = 64, layers: int = 2, seed: int = 0) -> float:
-    """Train a prior and save it with its tokenizer, where it is not there yet; returns KL(human ‖ prior)."""
-    marker = folder / "kl.txt"
-    if not marker.exists():
-        model = new_model(toy.letters, toy.length, hidden, layers, seed)
-        distance = pretrain(toy, model, steps, seed=seed)
+def make_prior(toy: Toy, folder: Path, steps: int = 500, hidden: int = 64, layers: int = 2) -> None:
+    """Train a prior and save it with its tokenizer, where it is not there yet."""
+    if not (folder / "tokenizer_config.json").exists():
+        model = new_model(toy.letters, toy.length, hidden, layers)
+        pretrain(toy, model, steps)
         model.save_pretrained(folder)
         new_tokenizer(toy.letters).save_pretrained(folder)
-        marker.write_text(f"{distance}\n")
-    return float(marker.read_text())
 
 
 # Data -----------------------------------------------------------------------------------------------------------------
@@ -264,11 +260,6 @@ def labelled_responses(responses: list[str], seed: int, threshold: float = 0.5) 
     """Good or bad, response by response, by the same judge: p(good) = σ(add-on − threshold)."""
     generator = torch.Generator().manual_seed(seed)
     draws = torch.rand(len(responses), generator=generator).tolist()
-    return [
-        {
-            "prompt": END,
-            "completion": text,
-            "label": draw < torch.sigmoid(torch.tensor(reward(text) - threshold)).item(),
-        }
-        for text, draw in zip(responses, draws, strict=True)
-    ]
+    chances = [torch.sigmoid(torch.tensor(reward(text) - threshold)).item() for text in responses]
+    judged = zip(responses, draws, chances, strict=True)
+    return [{"prompt": END, "completion": text, "label": draw < chance} for text, draw, chance in judged]

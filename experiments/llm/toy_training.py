@@ -1,31 +1,28 @@
-"""Train the toy's prior online and offline, by this package's trainers and by TRL's own; returns the trained policies.
+"""Train the toy's prior online and offline, by this package's trainers and by TRL's own.
 
-Each function takes the prior's folder and gives log p(response) `[N]` of what it trained.
+Each function takes the prior's folder and gives the model that came out.
 """
 
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from experiments.llm.toy import END, Toy, policy_log_probs, reward
+from experiments.llm.toy import END, Toy, make_prior, measure, optimum, policy_log_probs, reward
 from repolicy.llm.requirements import require_trl
-from repolicy.objective import Objective, residual
+from repolicy.many.ledger import Row
+from repolicy.objective import Objective
 
 require_trl()
 
-from datasets import (  # noqa: E402
-    Dataset,
-    are_progress_bars_disabled,
-    disable_progress_bars,
-    enable_progress_bars,
-)
+from datasets import Dataset, disable_progress_bars  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback  # noqa: E402
-from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled  # noqa: E402
+from transformers.utils.logging import disable_progress_bar  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer  # noqa: E402
 
 from repolicy.llm.budget import PriorBudget  # noqa: E402
@@ -35,6 +32,20 @@ from repolicy.llm.grpo import ResidualGRPOConfig, ResidualGRPOTrainer  # noqa: E
 from repolicy.llm.rloo import prior_reward, rloo_settings  # noqa: E402
 
 ONLINE_RATE, OFFLINE_RATE = 1e-3, 3e-4
+WORLDS = {"standard": (Toy(), 500), "early": (Toy(), 40), "fixed": (Toy(fixed=True), 500)}  # and steps of pretraining
+
+
+def opened(world: str, priors: Path) -> tuple[Toy, Path, Tensor]:
+    """A toy, the folder of its prior, which is made where it is missing, and log prior of every response `[N]`."""
+    toy, pretraining = WORLDS[world]
+    make_prior(toy, priors / world, pretraining)
+    return toy, priors / world, policy_log_probs(toy, load(priors / world)[0])
+
+
+def worth(toy: Toy, objective: Objective, log_prior: Tensor, trained: Tensor) -> Row:
+    """What was trained is worth (after), and what the exact optimum is (best)."""
+    found = {"after": trained, "best": optimum(objective, log_prior, toy.rewards)}
+    return {name: asdict(measure(toy, objective, policy, log_prior)) for name, policy in found.items()}
 
 
 def addon_reward(completions: list[str], **_: Any) -> list[float]:
@@ -43,160 +54,94 @@ def addon_reward(completions: list[str], **_: Any) -> list[float]:
 
 
 def load(folder: Path) -> tuple[Any, Any]:
-    with _without_bars():
-        return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    """A model and its tokenizer."""
+    disable_progress_bar()  # a bar for each of a hundred short runs would hide the one line that each has to say
+    return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 
 
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """A bar for each of a hundred short runs would hide the one line that each has to say."""
-    shown = is_progress_bar_enabled(), are_progress_bars_disabled()
-    disable_progress_bar()
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown[0]:
-            enable_progress_bar()
-        if not shown[1]:
-            enable_progress_bars()
-
-
-def run_quietly(trainer: Any) -> None:
-    """Train without the line that transformers prints at the end."""
+def trained(trainer: Any) -> Any:
+    """Train without the line that transformers prints at the end; returns the model."""
     trainer.remove_callback(PrinterCallback)
     trainer.train()
+    return trainer.model
 
 
 @contextmanager
-def scratch() -> Iterator[dict[str, Any]]:
-    """Settings that every run here shares: nothing is saved, shown or reported; one thread, one process."""
-    with tempfile.TemporaryDirectory(prefix="repolicy-toy-") as folder, _without_bars(), warnings.catch_warnings():
+def scratch(**settings: Any) -> Iterator[dict[str, Any]]:
+    """These settings, and those that every run here shares: nothing is saved, shown or reported; one process."""
+    disable_progress_bars()
+    with tempfile.TemporaryDirectory(prefix="repolicy-toy-") as folder, warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)
-        yield {
-            "output_dir": folder,
-            "bf16": False,
-            "use_cpu": True,
-            "report_to": "none",
-            "save_strategy": "no",
-            "logging_strategy": "no",
-            "disable_tqdm": True,
-            "gradient_checkpointing": False,
-            "dataloader_pin_memory": False,
-        }
+        shared = {"output_dir": folder, "report_to": "none", "save_strategy": "no", "logging_strategy": "no"}
+        off = ("bf16", "gradient_checkpointing", "dataloader_pin_memory")
+        yield {**shared, "use_cpu": True, "disable_tqdm": True, **dict.fromkeys(off, False), **settings}
 
 
-def online(toy: Toy, prior: Path, objective: Objective, *arguments: Any, **settings: Any) -> Tensor:
-    """log p(response) `[N]` of what `online_model` trains."""
-    return policy_log_probs(toy, online_model(toy, prior, objective, *arguments, **settings))
-
-
-def online_model(
-    toy: Toy,
+def online(
     prior: Path,
     objective: Objective,
     method: str = "whole",
+    *,
+    length: int,
+    addon: Any = addon_reward,
     steps: int = 300,
     samples: int = 64,
     seed: int = 0,
     rate: float = ONLINE_RATE,
+    budget: tuple[float, float, int] | None = None,
     **mends: Any,
-) -> Any:
-    """Online, by one of four methods; `mends` are `omega_schedule` and `prior_share`.
+) -> tuple[Any, dict[str, float]]:
+    """The model that was trained for words of that length, and with a `budget` what it ended with (omega, own).
 
     method: `whole` (returns of the whole response), `onward` (from each token on), `rloo` (the recipe on TRL's RLOO)
-    or `grpo` (stock, beta = alpha).
+    or `grpo` (stock, beta = alpha). budget: nats, rate, and responses that are drawn. mends: `omega_schedule` and
+    `prior_share`.
     """
     model, tokenizer = load(prior)
-    with scratch() as shared:
-        shared |= {
-            "per_device_train_batch_size": samples,
-            "num_generations": samples,
-            "max_completion_length": toy.length + 1,
-            "max_steps": steps,
-            "learning_rate": rate,
-            "lr_scheduler_type": "linear",
-            "seed": seed,
-        }
-        data = {"train_dataset": Dataset.from_list([{"prompt": END}] * 8), "processing_class": tokenizer}
-        trainer: Any
+    data = {"train_dataset": Dataset.from_list([{"prompt": END}] * 8), "processing_class": tokenizer}
+    with scratch(
+        per_device_train_batch_size=samples, num_generations=samples, max_completion_length=length + 1,
+        max_steps=steps, learning_rate=rate, lr_scheduler_type="linear", seed=seed,
+    ) as shared:  # fmt: skip
         if method in ("whole", "onward"):
+            mends |= zip(("budget", "budget_rate", "budget_samples"), budget or (), strict=False)
             settings = ResidualGRPOConfig(**shared, returns=method, **mends)
-            trainer = ResidualGRPOTrainer(model, addon_reward, settings, objective=objective, **data)
-        elif method == "rloo":
-            second = prior_reward(load(prior)[0].eval(), tokenizer)
-            trainer = RLOOTrainer(
-                model, [addon_reward, second], RLOOConfig(**shared, **rloo_settings(objective)), **data
-            )
-        else:
+            trainer = ResidualGRPOTrainer(model, addon, settings, objective=objective, **data)
+            return trained(trainer), trainer.memory.values
+        if method == "grpo":
             settings = GRPOConfig(**shared, beta=objective.alpha, scale_rewards="none", loss_type="dr_grpo")
-            trainer = GRPOTrainer(model, addon_reward, settings, **data)
-        run_quietly(trainer)
-    return trainer.model
-
-
-def budgeted(toy: Toy, prior: Path, job: Mapping[str, Any]) -> tuple[Tensor, dict[str, float]]:
-    """Online with omega from a budget: log p(response) `[N]`, and what the budget ended with."""
-    model, tokenizer = load(prior)
-    objective = residual(job["start"], job["alpha"])
-    with scratch() as shared:
-        shared |= {
-            "per_device_train_batch_size": job["samples"],
-            "num_generations": job["samples"],
-            "max_completion_length": toy.length + 1,
-            "max_steps": job["steps"],
-            "learning_rate": ONLINE_RATE,
-            "lr_scheduler_type": "linear",
-            "seed": job["seed"],
-        }
-        data = {"train_dataset": Dataset.from_list([{"prompt": END}] * 8), "processing_class": tokenizer}
-        trainer: Any
-        if job["method"] == "rloo":
-            held = PriorBudget(load(prior)[0].eval(), tokenizer, objective, job["nats"], job["rate"], job["drawn"])
-            settings = RLOOConfig(**shared, **rloo_settings(objective, budget=True))
-            trainer = RLOOTrainer(model, [addon_reward, held], settings, callbacks=held.callbacks, **data)
-            memory = held.memory
-        else:
-            own = {"budget": job["nats"], "budget_rate": job["rate"], "budget_samples": job["drawn"]}
-            trainer = ResidualGRPOTrainer(
-                model, addon_reward, ResidualGRPOConfig(**shared, **own), objective=objective, **data
-            )
-            memory = trainer.memory
-        run_quietly(trainer)
-    return policy_log_probs(toy, trainer.model), dict(memory.values)
+            return trained(GRPOTrainer(model, addon, settings, **data)), {}
+        kept = load(prior)[0].eval()
+        second = PriorBudget(kept, tokenizer, objective, *budget) if budget else prior_reward(kept, tokenizer)
+        settings = RLOOConfig(**shared, **rloo_settings(objective, budget=bool(budget)))
+        callbacks = second.callbacks if isinstance(second, PriorBudget) else None
+        trainer = RLOOTrainer(model, [addon, second], settings, callbacks=callbacks, **data)
+        return trained(trainer), second.memory.values if isinstance(second, PriorBudget) else {}
 
 
 def offline(
-    toy: Toy,
     prior: Path,
     objective: Objective,
     rows: list[dict[str, Any]],
     method: str = "decomposed",
     batch: int = 64,
-    epochs: float = 1,
     steps: int = -1,
     seed: int = 0,
     rate: float = OFFLINE_RATE,
-    offset: bool = True,
-) -> Tensor:
-    """method: `decomposed` (pairs) or `cross_entropy` (labelled responses)."""
-    model, tokenizer = load(prior)
-    reference, _ = load(prior)
-    with scratch() as shared:
-        shared |= {
-            "per_device_train_batch_size": batch,
-            "num_train_epochs": epochs,
-            "max_steps": steps,
-            "learning_rate": rate,
-            "lr_scheduler_type": "linear",
-            "seed": seed,
-        }
+    **settings: Any,
+) -> Any:
+    """The model that was trained by `decomposed` (on pairs) or `cross_entropy` (on labels), once through the rows.
+
+    settings: those of the trainer, such as `offset`.
+    """
+    (model, tokenizer), (reference, _) = load(prior), load(prior)
+    trainer, config = {
+        "decomposed": (DecomposedDPOTrainer, DecomposedDPOConfig),
+        "cross_entropy": (CrossEntropyDPOTrainer, CrossEntropyDPOConfig),
+    }[method]
+    with scratch(
+        per_device_train_batch_size=batch, num_train_epochs=1, max_steps=steps, learning_rate=rate,
+        lr_scheduler_type="linear", seed=seed, **settings,
+    ) as shared:  # fmt: skip
         data = {"train_dataset": Dataset.from_list(rows), "processing_class": tokenizer}
-        trainer: Any
-        if method == "decomposed":
-            trainer = DecomposedDPOTrainer(model, reference, DecomposedDPOConfig(**shared), objective=objective, **data)
-        else:
-            settings = CrossEntropyDPOConfig(**shared, offset=offset)
-            trainer = CrossEntropyDPOTrainer(model, reference, settings, objective=objective, **data)
-        run_quietly(trainer)
-    return policy_log_probs(toy, trainer.model)
+        return trained(trainer(model, reference, config(**shared), objective=objective, **data))

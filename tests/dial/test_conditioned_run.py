@@ -121,7 +121,7 @@ def test_the_parts_advantages_add_up_to_that_of_the_whole(prior: Path, tmp_path:
     gains, targets = made.credit(reward, values, next_values, terminated, ended)
     weights = made.weights()
     value, next_value = ((weights * each).sum(-1) for each in (values, next_values))
-    wanted = ppo.advantages(reward.total, value, next_value, terminated, ended, FEW.gamma, FEW.lam)
+    wanted = ppo.advantages(reward.total, value, next_value, terminated, ended, FEW.gamma, FEW.gae_lambda)
     torch.testing.assert_close(gains.double(), wanted, atol=1e-4, rtol=1e-4)
     assert targets.shape == (*gains.shape, len(made.learner.return_scale.std))
 

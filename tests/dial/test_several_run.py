@@ -102,7 +102,7 @@ def test_the_heads_times_their_weights_are_the_advantage_of_the_scalar_reward(
     gains, targets = made.credit(reward, value, next_value, terminated, ended)
     assert targets.shape == (*gains.shape, heads)
     whole, next_whole = ((made.weights() * each).sum(-1) for each in (value, next_value))
-    alone = ppo.advantages(wanted, whole, next_whole, terminated, ended, FEW.gamma, FEW.lam)
+    alone = ppo.advantages(wanted, whole, next_whole, terminated, ended, FEW.gamma, FEW.gae_lambda)
     torch.testing.assert_close(gains, alone, atol=1e-6, rtol=1e-6)
 
 

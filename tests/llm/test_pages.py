@@ -15,7 +15,7 @@ import tyro
 pytest.importorskip("trl", reason="the extra `llm` is not installed")
 
 from experiments.llm import toy
-from experiments.llm.__main__ import COMMANDS as EXPERIMENTS
+from experiments.llm.__main__ import PROGRAMS
 from experiments.llm.__main__ import main as experiment
 from repolicy.cli import main as cli
 from repolicy.cli.llm_command import COMMANDS
@@ -62,7 +62,7 @@ def test_the_commands_run_with_the_tiny_model(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])  # where Python puts a script's own folder
     pretrain = toy.pretrain
-    monkeypatch.setattr(toy, "pretrain", lambda *given, seed: pretrain(*given[:2], steps=20, seed=seed))
+    monkeypatch.setattr(toy, "pretrain", lambda *given: pretrain(*given[:2], steps=20))
     lines = [line for line in (ROOT / "docs/llm.md").read_text().splitlines() if line.startswith("    ")]
     lines = [line.strip() for line in lines if "my-model" in line or line.endswith("experiments.llm tiny")]
     for line in [line for line in lines if line.startswith(("python", "repolicy"))]:
@@ -95,7 +95,7 @@ def test_commands_are_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> 
         command = tyro.cli(COMMANDS[words[2]], args=words[3:])
         assert command.prior
     elif words[:3] == ["python", "-m", "experiments.llm"]:
-        assert tyro.cli(EXPERIMENTS[words[3]], args=words[4:]) == EXPERIMENTS[words[3]]()
+        assert words[3:] in ([name] for name in (*PROGRAMS, "tiny"))
     else:
         assert words[1].startswith("examples/")
         monkeypatch.syspath_prepend(str(ROOT / "examples"))

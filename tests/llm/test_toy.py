@@ -9,7 +9,6 @@ from pathlib import Path
 
 from experiments.llm import toy as toys
 from experiments.llm.toy import Toy
-from repolicy.errors import UsageError
 from repolicy.objective import kl, residual
 
 
@@ -84,9 +83,3 @@ def test_judge_prefers_what_is_rewarded(toy: Toy) -> None:
     assert share == pytest.approx(1 / (1 + 2.718281828**-1), abs=0.03)
     good = sum(row["label"] for row in toys.labelled_responses(["ee"] * 2000, seed=0)) / 2000
     assert good == pytest.approx(1 / (1 + 2.718281828**-0.5), abs=0.03)
-
-
-@pytest.mark.parametrize("bad", [{"letters": "abc"}, {"letters": "aee"}, {"length": 0}, {"length": 12}])
-def test_bad_toys_are_refused(bad: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match="letters"):
-        Toy(**bad)  # type: ignore[arg-type]

@@ -1,0 +1,55 @@
+"""Omega from a budget on the expected log prior, from two starts, by two trainers: python -m experiments.llm budget."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from experiments.llm.program import Job, Program, page
+from experiments.llm.toy import measure, policy_log_probs
+from experiments.llm.toy_training import online, opened
+from repolicy.many.ledger import Row
+from repolicy.objective import residual
+
+USUAL = {
+    **{"nats": 2.0, "methods": ("whole", "rloo"), "starts": (0.1, 0.4), "alpha": 0.2, "seeds": 1, "steps": 400},
+    **{"samples": 64, "drawn": 8192, "rate": 0.05},
+}
+
+
+def jobs(settings: Any) -> list[Job]:
+    names = ("nats", "alpha", "steps", "samples", "drawn", "rate")
+    return [
+        {"method": method, "start": start, "seed": seed, **{name: getattr(settings, name) for name in names}}
+        for seed in range(settings.seeds)
+        for method in settings.methods
+        for start in settings.starts
+    ]
+
+
+def run(job: Job, priors: Path) -> Row:
+    """Train once: the omega that was found, and what the policy spends, over all responses."""
+    toy, folder, log_prior = opened("standard", priors)
+    model, values = online(
+        folder, residual(job["start"], job["alpha"]), job["method"], length=toy.length, steps=job["steps"],
+        samples=job["samples"], seed=job["seed"], budget=(job["nats"], job["rate"], job["drawn"]),
+    )  # fmt: skip
+    own = float((log_prior.exp() * log_prior).sum())
+    after = measure(toy, residual(values["omega"], job["alpha"]), policy_log_probs(toy, model), log_prior)
+    return {**values, "own_exact": own, "spent": own - after.log_prior, "after": asdict(after)}
+
+
+def table(rows: list[Row]) -> str:
+    """A row a run: what it spent of its budget, and by which omega."""
+    lead = (
+        "`python -m experiments.llm budget`. `spent` is exact: the prior's own expected log-probability minus "
+        "the policy's. `KL` is to the optimum at the omega that was found."
+    )
+    lines = []
+    for row in rows:
+        job, after = row["job"], row["after"]
+        cells = [job["method"], f"{job['start']:g}", str(job["seed"]), f"{job['nats']:g}", f"{row['spent']:.3f}"]
+        lines.append([*cells, f"{row['omega']:.4f}", f"{after['kl']:.3f}", f"{after['addon']:.3f}"])
+    return page(lead, ["trainer", "from omega", "seed", "budget", "spent", "omega", "KL", "add-on"], lines)
+
+
+PROGRAM = Program(USUAL, jobs, run, table)

@@ -1,0 +1,87 @@
+"""What every measurement of the trainers is: settings, the runs that they ask for, and a page of their rows."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.campaign import measure
+from experiments.pages import markdown
+from repolicy.errors import UsageError
+from repolicy.many.ledger import Ledger, Row
+from repolicy.policies.storage import write_bytes
+
+Job = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A measurement: `python -m experiments.llm NAME`, whose rows are kept by what their job says."""
+
+    usual: Job  # the settings; each is an option of the command line
+    jobs: Callable[[Any], list[Job]]  # from the settings
+    run: Callable[[Job, Path], Row]  # of one job, and the folder of the priors
+    table: Callable[[list[Row]], str]
+    draw: Callable[[list[Row], Path, Path], None] | None = None  # of the rows and the priors, into a file
+    anew: bool = False  # whether rows of before are dropped
+
+    def main(self, name: str, description: str | None, words: list[str]) -> None:
+        """Run what is missing, and write the page of all that was asked for, with its picture if it has one."""
+        parser = argparse.ArgumentParser(
+            prog=f"python -m experiments.llm {name}",
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        for setting, value in self.usual.items():
+            several = isinstance(value, tuple)
+            kind: Any = {"type": type(value[0] if several else value), "nargs": "+" if several else None}
+            kind = {"action": argparse.BooleanOptionalAction} if isinstance(value, bool) else kind
+            parser.add_argument(f"--{setting.replace('_', '-')}", default=value, help=f"by default {value}", **kind)
+        parser.add_argument("--output", type=Path, default=Path("results/llm"), help="the folder of rows and page")
+        parser.add_argument("--priors", type=Path, default=Path("runs/llm-toy"), help="the folder of the priors")
+        parser.add_argument("--no-train", action="store_true", help="make only the page, of what is there")
+        options = parser.parse_args(words)
+        rows = self.rows(options, options.output / f"{name}.jsonl")
+        write_bytes(options.output / f"{name}.md", self.table(rows).encode())
+        if self.draw:
+            self.draw(rows, options.priors, options.output / f"{name}.png")
+        print(f"table: {options.output / name}.md")
+
+    def rows(self, options: argparse.Namespace, file: Path) -> list[Row]:
+        """The rows of the jobs that the options ask for; those that are missing are measured first."""
+        torch.set_num_threads(1)
+        jobs = {" ".join(f"{name}={value}" for name, value in sorted(job.items())): job for job in self.jobs(options)}
+        if not options.no_train:
+            if self.anew:
+                file.unlink(missing_ok=True)
+            measure(file, {key: partial(self.row, job, options.priors) for key, job in jobs.items()})
+        found = [row for key, row in Ledger(file).by_key().items() if key in jobs]
+        if not found:
+            raise UsageError(f"{file} has no run with these settings; without --no-train they are made")
+        return found
+
+    def row(self, job: Job, priors: Path) -> Row:
+        versions = {name: version(name) for name in ("torch", "transformers", "trl")}
+        return {"job": dict(job), **self.run(job, priors), "versions": versions, "threads": torch.get_num_threads()}
+
+
+def page(lead: str, headings: list[str], rows: list[list[str]]) -> str:
+    """A table under the sentence that says how it was made."""
+    return f"Made by {lead}\n\n{markdown(headings, rows)}\n"
+
+
+def of_seeds(rows: list[Row]) -> str:
+    """KL to the optimum of each of these rows, in the order of their seeds."""
+    return ", ".join(f"{row['after']['kl']:.3f}" for row in sorted(rows, key=lambda row: row["job"]["seed"]))
+
+
+def mean_and_spread(values: list[float]) -> str:
+    """`mean ± standard deviation over runs`, or the number alone of a single run."""
+    tensor = torch.tensor(values, dtype=torch.float64)
+    spread = f" ± {tensor.std():.3f}" if len(values) > 1 else ""
+    return f"{tensor.mean():.3f}{spread}"
