@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import repolicy
-
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "first_hour.ipynb"
 FEWER = {"STEPS": "256", "EPISODES": "1"}
 SMALL = "steps=STEPS, envs=8, n_steps=32, minibatch=64, evaluation_episodes=1"
@@ -30,7 +28,7 @@ def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
         exec(compile(cell, "first_hour.ipynb", "exec"), names)
     assert names["STEPS"] == 256
     higher = names["higher"]
-    assert isinstance(higher, repolicy.Result)
+    assert isinstance(higher, Result)
     assert higher.finished
     said = capsys.readouterr().out
     assert "mean loudness" in said  # the add-on's metric, by its name

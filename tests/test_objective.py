@@ -259,7 +259,7 @@ def test_a_weight_that_is_left_out_is_not_set() -> None:
     assert not objective.residual(Range(0.1, 3.0), ALPHA).is_set  # its states
     assert replace(objective.kl(), alpha=ALPHA) == objective.kl(ALPHA) == Objective("addon", omega=ALPHA, alpha=ALPHA)
     assert replace(objective.repeat_entropy(), alpha=ALPHA) == Objective(alpha=ALPHA, bonus=ALPHA)
-    with pytest.raises(UsageError, match="one weight here, so alpha can have no range"):
+    with pytest.raises(UsageError, match="one weight for both terms"):
         objective.kl(Range(0.1, 3.0))
 
 

@@ -20,6 +20,7 @@ from repolicy.policies.actions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.runs import ranks
 from repolicy.runs.request import Request
+from repolicy.runs.result import Result
 
 SMALL = repolicy.Settings(
     steps=512, envs=8, n_steps=16, minibatch=64, checkpoint_every=2, hidden=(8,), evaluation_episodes=2
@@ -32,7 +33,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[repolicy.Result, repolicy.Result]:
+def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Result]:
     """A policy that was trained in an environment of this session, and customized to a wish of this session."""
     folder = tmp_path_factory.mktemp("chain")
 
@@ -73,7 +74,7 @@ def test_what_lives_here_alone_takes_one_rank(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_sweep_takes_names_and_results_but_nothing_that_lives_here_alone(
-    chain: tuple[repolicy.Result, repolicy.Result],
+    chain: tuple[Result, Result],
 ) -> None:
     settings = replace(SMALL, ranks=1)
     with pytest.raises(UsageError, match=r"each point of a sweep is a process of its own.*file.py:lambda"):
@@ -92,7 +93,7 @@ def test_other_ranks_import_what_this_process_can(tmp_path: Path, monkeypatch: p
         pass  # ends with an error where the other could not
 
 
-def test_a_policy_is_customized_from_a_result_to_a_function(chain: tuple[repolicy.Result, repolicy.Result]) -> None:
+def test_a_policy_is_customized_from_a_result_to_a_function(chain: tuple[Result, Result]) -> None:
     prior, wish = chain
     assert (prior.finished, wish.finished) == (True, True)
     scored = wish.evaluate(4)
@@ -108,7 +109,7 @@ def test_what_is_left_out_is_as_in_the_run_that_is_resumed(tmp_path: Path) -> No
     """Nobody can tell what a nat is worth here, so the run takes a budget, which the same call finds again."""
     prior = Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(4,)))
 
-    def again(objective: Any, settings: repolicy.Settings | None, resume: bool = True) -> repolicy.Result:
+    def again(objective: Any, settings: repolicy.Settings | None, resume: bool = True) -> Result:
         return repolicy.customize(
             prior, tiny("constant"), objective, tmp_path / "run", settings, env=tiny("WithoutReward"), sparse=True,
             resume=resume,
@@ -161,7 +162,7 @@ def test_a_policy_of_ours_has_its_std() -> None:
         repolicy.customize(policy, stay_near, std=0.1, env=LinearQuadratic)
 
 
-def test_a_result_tells_of_itself_in_one_line(chain: tuple[repolicy.Result, repolicy.Result]) -> None:
+def test_a_result_tells_of_itself_in_one_line(chain: tuple[Result, Result]) -> None:
     prior, wish = chain
     for result in chain:
         assert repr(result).startswith(f"Result of {result.folder}: 512 steps; objective ")
@@ -171,7 +172,7 @@ def test_a_result_tells_of_itself_in_one_line(chain: tuple[repolicy.Result, repo
     assert "stopped early" in repr(replace(wish, finished=False))
 
 
-def test_a_result_has_its_metrics_and_draws_them(chain: tuple[repolicy.Result, repolicy.Result]) -> None:
+def test_a_result_has_its_metrics_and_draws_them(chain: tuple[Result, Result]) -> None:
     pytest.importorskip("matplotlib").use("agg")
     result = chain[1]
     found = result.metrics()
@@ -259,4 +260,5 @@ def test_predict_gives_choices_as_the_environment_counts_them() -> None:
 
 def test_the_names_of_the_first_hour_are_at_the_top() -> None:
     assert repolicy.residual(0.3, 0.1) == repolicy.Objective("addon", omega=0.3, alpha=0.1)
-    assert {"kl", "soft", "greedy", "full", "sweep", "PolicySpec", "Display"} <= set(dir(repolicy))
+    assert {"customize", "train", "sweep", "evaluate", "dial", "load_policy", "Range"} <= set(dir(repolicy))
+    assert len(repolicy.__all__) == 1 + 18

@@ -154,7 +154,8 @@ def test_a_folder_in_use_is_left_as_it_is(prior: Path, tmp_path: Path, monkeypat
     (tmp_path / "file").touch()
     with pytest.raises(FileError, match="out cannot be made: .*file is a file and no folder"):
         refused(prior, tmp_path / "file" / "out")
-    write_json(out / "sweep.json", {"request": {"alpha": 1.0}, "omegas": [0.2]})
+    kept = {"env": "Hopper-v4", "addons": [], "alpha": 1.0, "states": 0.0, "settings": {}, "sparse": False}
+    write_json(out / "sweep.json", {"request": kept, "omegas": [0.2]})
     before = (out / "sweep.json").read_bytes()
     (out / "prior.safetensors").write_bytes(b"another")
     with pytest.raises(UsageError, match="holds a sweep already"):

@@ -59,7 +59,7 @@ class Objective:
         for name in ("omega", "bonus"):
             if getattr(self, name) == "alpha" and self.alpha is not None:
                 if isinstance(self.alpha, Range):
-                    raise UsageError(f"alpha and {name} are one weight here, so alpha can have no range")
+                    raise UsageError("alpha is one weight for both terms here, so it can have no range: take residual")
                 object.__setattr__(self, name, self.alpha)
 
     @property
@@ -231,8 +231,8 @@ def name_of(objective: Objective) -> tuple[str, dict[str, Weight]] | None:
     plain = replace(objective, states=0.0)
     for name, function in OBJECTIVES.items():
         values = {key: given[key] for key in coefficients(name)}
-        if name in ("kl", "repeat_entropy") and isinstance(values["alpha"], Range):
-            continue  # one weight for two terms has no range
+        if name in ("kl", "repeat_entropy", "end_entropy") and isinstance(values["alpha"], Range):
+            continue  # their one weight has no range
         if replace(function(**values), states=0.0) == plain:
             return name, values | ({"states": objective.states} if objective.states else {})
     return None

@@ -39,7 +39,7 @@ def test_every_run_is_the_papers() -> None:
         options |= {} if plan.variant == "no_entropy" else {"alpha": alpha}
         name = "soft" if plan.variant == "soft_state_std" else plan.variant
         assert command.wanted() == named(name, **options), plan
-        usual_ones = train_defaults(plan.env) if words[0] == "train" else customize_defaults("halfcheetah")
+        usual_ones = train_defaults(words[1]) if words[0] == "train" else customize_defaults("halfcheetah")
         settings = replace(usual_ones, **command.settings).as_dict()
         assert (settings["steps"], settings["seed"], settings["ranks"]) == (5_000_000, 3, 1)
         assert settings.pop("family") == ("state_gaussian" if plan.variant == "soft_state_std" else "auto")
@@ -124,7 +124,7 @@ def test_what_is_beyond_the_paper_is_made_only_where_it_is_named() -> None:
     assert " ".join(words).endswith("--omega 0.01 --alpha 0.003 --addon height --steps 5e6 --ranks 1 --seed 0")
     for plan in [plan for plan in planned(("recommended", "swimmer", "full", "ant"), 1) if plan.variant != "shipped"]:
         words = plan.run(Path("halfcheetah")).words
-        assert _parsed(words[0], list(words[1:])).settings.ranks == 1
+        assert _parsed(words[0], list(words[1:])).settings["ranks"] == 1
     assert {plan.task for plan in planned(("walker2d",), 1)} == {"walker2d"}
 
 

@@ -20,7 +20,6 @@ from test_sac import constant
 
 import repolicy
 from repolicy.cli.main import main
-from repolicy.cli.rql_command import _alpha_of_task
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.objective import full, repeat_entropy, residual, soft
 from repolicy.policies.actions import ActionSpace
@@ -29,7 +28,7 @@ from repolicy.policies.policy import Policy
 from repolicy.priors.opening import read_policy
 from repolicy.ranges import Range
 from repolicy.rql import ResidualDQN, ResidualSAC, Settings, customize, train
-from repolicy.rql.customizing import Request
+from repolicy.rql.customizing import Request, _alpha_of_task
 from repolicy.rql.hyperparameters import TASKS, customize_defaults, train_defaults
 from repolicy.runs.folder import RunFolder
 

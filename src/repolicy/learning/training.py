@@ -179,13 +179,13 @@ def customize(
     check_objective(wanted)
     folder = RunFolder(folder_for(out, named_as(prior), called_objective(wanted), settings, resume))
     reading = reading if std is None else replace(reading or Options(), std=std)
-    start = open_prior(prior, reading, init, trust, folder.prior)
     folder.check_new(resume)  # before anything that takes a while
     wishes, name = addons.names(addon), None if env is None else env_name(env)
     before = earlier(folder, resume, trust, env=name, addon=wishes, customizes=True)
     if before is not None:
         wishes, name, sparse = wishes or before.addons, name or before.env, sparse or before.sparse
         wanted = before.objective if objective is None else wanted
+    start = open_prior(prior, reading, init, trust, folder.prior)
     if not wishes:
         raise UsageError(f"customizing {NO_ADDON}")
     name = with_observed(name or start.env(trust), observe, observe_critic)

@@ -104,7 +104,7 @@ def sweep(
     if start.exact is not None or start.saved is None:
         raise UsageError(f"{start.name} cannot be copied, which a sweep needs: customize at each --omega instead")
     saved = start.saved
-    _check_new(folder, claimed(folder), resume)  # before anything that takes a while
+    _check_new(folder, resume)  # before anything that takes a while
     wishes, name = names(addon), None if env is None else env_name(env)
     kept = before["request"] if before else {}
     if before:
@@ -192,8 +192,8 @@ def _written(omega: float) -> str:
 
 def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: bytes, resume: bool) -> list[float]:
     """The folder is this sweep's: a new one, or the same one as before, perhaps with more values of ω′. Returns all."""
+    _check_new(folder, resume)
     file, before = folder / "sweep.json", claimed(folder)
-    _check_new(folder, before, resume)
     if before is not None:
         omegas = in_order({*before["omegas"], *omegas})
         try:
@@ -216,10 +216,11 @@ def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: by
     return omegas
 
 
-def _check_new(folder: Path, before: dict[str, Any] | None, resume: bool) -> None:
-    if before is not None and not resume:
+def _check_new(folder: Path, resume: bool) -> None:
+    is_sweep = os.path.lexists(folder / "sweep.json")
+    if is_sweep and not resume:
         raise UsageError(f"{folder} holds a sweep already; add --resume to go on with it, or choose another --out")
-    if before is None and RunFolder(folder).request() is not None:
+    if not is_sweep and RunFolder(folder).request() is not None:
         raise UsageError(f"{folder} holds a run, not a sweep; choose another --out")
     RunFolder(folder).check_writable()
 

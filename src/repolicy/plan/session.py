@@ -116,10 +116,11 @@ def continued(
     if before is None:
         return objective, settings
     kept, budget = before.settings, before.settings.budget
-    if budget is not None and settings.budget is None and not isinstance(objective.omega, float):
+    by_itself = objective == before.objective or not isinstance(objective.omega, float)
+    if budget is not None and settings.budget is None and by_itself:
         settings = replace(settings, kl_budget=kept.kl_budget, log_prior_budget=kept.log_prior_budget)
     other = ""
-    if budget is not None and isinstance(objective.omega, float) and objective != before.objective:
+    if budget is not None and not by_itself:
         other = f"{budget.words}, and now omega is to be {objective.omega:g}"
     elif budget is None and settings.budget is not None:
         other = f"it has no budget, and now {settings.budget.words}"
