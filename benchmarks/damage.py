@@ -6,7 +6,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,37 +57,46 @@ def lay(name: str, content: str) -> set[str]:
 
 
 def rename(random_: random.Random, path: Path, name: str) -> None:
-    """A file that is whole but for one text, which becomes this name."""
+    """A file that is whole but for one text, which becomes this name; more often where a name is meant to be."""
     if path.suffix in BINARY:
-        BINARY[path.suffix](random_, path, name)
-    elif path.suffix == ".safetensors":
+        return BINARY[path.suffix](random_, path, name)
+    with edited(path, random_) as story:
+        texts = [(way, value) for way, value in fields(story) if isinstance(value, str)]
+        names = [(way, value) for way, value in texts if way[-1] == "env" or "addons" in way]
+        if places := random_.choice([names, names, texts]) or texts:
+            put(story, random_.choice(places)[0], name)
+
+
+@contextlib.contextmanager
+def edited(path: Path, random_: random.Random) -> Iterator[Any]:
+    """What a file tells in JSON, or one of its lines; whatever is changed in it is written back."""
+    if path.suffix == ".safetensors":
         tensors, story = read(path)
-        renamed(random_, story, name)
+        yield story
         write(path, story.pop("kind"), tensors, story)
-    else:
-        lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
-        index = random_.randrange(len(lines))
-        story = json.loads(lines[index])
-        renamed(random_, story, name)
-        lines[index] = json.dumps(story)
-        path.write_text("\n".join(lines) + "\n")
+        return
+    lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+    index = random_.randrange(len(lines))
+    story = json.loads(lines[index])
+    yield story
+    lines[index] = json.dumps(story)
+    path.write_text("\n".join(lines) + "\n")
 
 
-def renamed(random_: random.Random, story: Any, name: str) -> None:
-    """Put the name in the place of one of the texts, at any depth, and more often where a name is meant to be."""
-    texts: list[tuple[Any, Any]] = []
-    names: list[tuple[Any, Any]] = []
-    waiting = [("", story)]
-    while waiting:
-        called, holder = waiting.pop()
-        for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
-            if isinstance(value, dict | list):
-                waiting.append((key, value))
-            elif isinstance(value, str):
-                (names if key == "env" or called == "addons" else texts).append((holder, key))
-    if places := random_.choice([names, names, texts]) or texts:
-        holder, key = random_.choice(places)
-        holder[key] = name
+Way = tuple[Any, ...]  # the keys that lead to a field
+
+
+def fields(story: Any, way: Way = ()) -> list[tuple[Way, Any]]:
+    """Every field, at any depth; an object or a list counts as one where nothing is in it."""
+    inside = story.items() if isinstance(story, dict) else enumerate(story if isinstance(story, list) else [])
+    return [field for key, value in inside for field in fields(value, (*way, key))] or [(way, story)]
+
+
+def put(story: Any, way: Way, value: Any) -> None:
+    """Another value in a field; into an empty list as its only entry."""
+    for key in way[:-1]:
+        story = story[key]
+    story[way[-1]] = [value] if isinstance(story[way[-1]], list) else value
 
 
 def spoil(random_: random.Random, path: Path) -> None:
@@ -116,7 +125,7 @@ def forge(random_: random.Random, path: Path) -> None:
         index = random_.randrange(len(lines))
         lines[index] = json.dumps(changed(random_, json.loads(lines[index])))
         path.write_text("\n".join(lines) + "\n")
-        return
+        return None
     tensors, story = read(path)
     if random_.random() < 0.3:
         tensors = changed_tensors(random_, tensors)

@@ -1,5 +1,6 @@
 """Files on disk: what is read is what was written, and what is damaged, foreign or full is said in a sentence."""
 
+import ast
 import errno
 import math
 import os
@@ -18,6 +19,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import repolicy
 from repolicy.errors import FileError
 from repolicy.policies import storage
 from repolicy.policies.actions import ActionSpace
@@ -178,6 +180,26 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(FileError, match=r"file/x cannot be written: (Not a directory|File exists)"):
         write_bytes(tmp_path / "file" / "x", b"")
+
+
+BY_PARTS = {  # a folder of its own, or a text that grows
+    *("report/movie.py", "llm/identity.py", "many/pool.py", "many/ray.py", "many/ledger.py", "runs/folder.py: log"),
+    "policies/storage.py: write_bytes",
+}
+
+
+def test_whatever_else_writes_a_file_writes_it_whole() -> None:
+    """Else whoever reads it, or is killed, could find a half."""
+    source, found = Path(repolicy.__file__).parent, set()
+    for path in source.rglob("*.py"):
+        for function in [each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.FunctionDef)]:
+            for call in [each for each in ast.walk(function) if isinstance(each, ast.Call)]:
+                named = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+                words = [each.value for each in call.args if isinstance(each, ast.Constant)]
+                opens = named == "open" and any(set("wax+") & set(str(word)) for word in words)
+                if opens or (isinstance(call.func, ast.Attribute) and named in ("write_bytes", "write_text")):
+                    found.add(f"{path.relative_to(source)}: {function.name}")
+    assert not {each for each in found if each not in BY_PARTS and each.partition(":")[0] not in BY_PARTS}
 
 
 # Policies -------------------------------------------------------------------------------------------------------------

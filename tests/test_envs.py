@@ -176,6 +176,18 @@ def test_terminated_goes_before_truncated() -> None:
     assert step.truncated.tolist() == [False]
 
 
+def test_terminated_goes_before_truncated_in_envpool_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tells only one of both today: the second environment here is made to tell the first one's end as well."""
+    batch: Any = make_envs("CartPole-v1", 3, 0, "envpool")
+    batch.reset()
+    told, ends = batch._pool.step, np.array([[True, True, False], [False, True, True]])
+    monkeypatch.setattr(batch._pool, "step", lambda actions: (*told(actions)[:2], *ends, told(actions)[-1]))
+    step = batch.step(np.zeros((3, 1), int))
+    assert step.terminated.tolist() == [True, True, False]
+    assert step.truncated.tolist() == [False, False, True]
+    batch.close()
+
+
 def test_gymnasium_resets_only_what_ended() -> None:
     """Two environments, of which one is an episode ahead of the other."""
     batch: Any = make_envs(tiny("Counter"), 2, 0)

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from tiny_envs import tiny
 
-from repolicy.envs.evaluation import Evaluation
+from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.many.pool import Job
 from repolicy.many.sweep import in_order, sweep
@@ -224,6 +226,44 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
     monkeypatch.setattr("repolicy.many.sweep.work", work)
     return found
+
+
+def chosen(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: object) -> np.ndarray:
+    """Pays the action itself."""
+    return np.asarray(actions[..., 0], dtype=float)
+
+
+def constant(action: float) -> Policy:
+    """Its mean action is always this one."""
+    policy = Policy(PolicySpec(2, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(2,)))
+    with torch.no_grad():
+        policy.network.weights[-1].zero_()
+        policy.network.biases[-1].fill_(action)
+    return policy
+
+
+def test_each_point_is_evaluated_with_its_own_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each policy's action is ω′, and a step pays the action; the prior's log-probabilities stand beside it."""
+
+    def work(jobs: list[Job], start: object, at_once: int, ended: Callable[[Job, str], None], watch: object) -> None:
+        for job in jobs:
+            save_policy(Path(told(job.program, "--out"), "policy.safetensors"), constant(omega_of(job.program)), {})
+            ended(job, "")
+
+    monkeypatch.setattr("repolicy.many.sweep.work", work)
+    path, wish = tmp_path / "prior.safetensors", [f"{__file__}:chosen"]
+    save_policy(path, constant(-1.0), {})
+    given: dict[str, Any] = {"env": tiny("Counter"), "episodes": 3}
+    swept = sweep(path, wish, [0.0, 0.25, 0.5], 0.1, tmp_path / "out", Settings(), states=0.0, **given)
+    assert [point.omega for point in swept.points] == [0.0, 0.25, 0.5]
+    given |= {"addon": wish, "prior": constant(-1.0), "seed": EVALUATION_SEED}
+    for point, action in [(swept.prior, -1.0), *((point, point.omega) for point in swept.points)]:
+        assert (point.by_mean.addon / point.by_mean.lengths).tolist() == [action] * 3
+        assert point.by_samples.rows() == evaluate(constant(action), **given, stochastic=True).rows()
+
+
+def omega_of(program: tuple[str, ...]) -> float:
+    return float(told(program, "--omega") or 0.0)
 
 
 def told(program: tuple[str, ...], option: str) -> str:

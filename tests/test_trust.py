@@ -4,6 +4,7 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -87,18 +88,35 @@ def _signals() -> Iterator[None]:
 TAKEN = ["theirs/x?observe=y.py:f", "x?observe_critic=y.py:f=2", "a#b.py:f", "a=b.py:f", "height=y.py:f", "y.py:f"]
 
 
+WHOLE = ["policy.safetensors", "run/run.json", "customized/run.json", "run/checkpoints/*", "sweep/sweep.json"]
+
+
 @pytest.mark.usefixtures("_signals")
-def test_no_command_follows_a_name_of_a_file(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("target", fuzz.TARGETS)
+def test_no_command_follows_a_name_of_a_file(
+    target: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a card, a run, a sweep and a checkpoint every field in turn is a name; files lie wherever it could point."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
-    commands = [(target, words) for target, several in fuzz.TARGETS.items() for words in several]
-    for seed, (target, words) in enumerate(commands):
+    random_, commands = random.Random(0), fuzz.TARGETS[target]
+    fuzz.afresh(whole, tmp_path / "now")
+    path = sorted(Path().glob(target))[0]
+    ways: list[Any] = [None] * len(commands)  # some text for each command
+    if target in WHOLE:
+        with damage.edited(path, random_) as story:
+            ways = [way for way, _ in damage.fields(story)]
+    for index, way in enumerate(ways):
         fuzz.afresh(whole, tmp_path / "now")
-        path, name = sorted(Path().glob(target))[0], TAKEN[seed % len(TAKEN)]
+        name = TAKEN[index % len(TAKEN)]
         fuzz.LAID.update(damage.lay(name, fuzz.MARK))
-        damage.rename(random.Random(seed), path, name)
-        case = fuzz.Case(fuzz.with_checkpoint(words, str(path)))
-        assert not case.fault, f"{name} in {path}: {words}\n{case.fault}"
+        if way is None:
+            damage.rename(random_, path, name)
+        else:
+            with damage.edited(path, random_) as story:
+                damage.put(story, way, name)
+        case = fuzz.Case(fuzz.with_checkpoint(commands[index % len(commands)], str(path)))
+        assert not case.fault, f"{name} in {path}, {way}: {case.words}\n{case.fault}"
 
 
 def test_an_add_on_that_looks_like_an_option_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,6 +206,11 @@ def test_the_weights_of_a_prior_that_tells_nothing(
     assert weights_found(Worths(basic, addon, length), 4) == expected
 
 
+def test_the_most_that_a_nat_can_be_worth_is_two_errors_above() -> None:
+    assert Worths(KNOWN, CHANCE, 1.0).most == pytest.approx(0.3 + 2 * 0.2)
+    assert Worths(None, None, 1.0).most == 0.0
+
+
 def test_states_of_too_many_numbers_have_no_price() -> None:
     """A pixel is a number: a Gaussian over all of them would fill the memory."""
     for numbers, states in ((MOST_NUMBERS, 0.3), (MOST_NUMBERS + 1, 0.0)):
@@ -260,10 +265,11 @@ class Calms(Tiny):
 def test_it_does_not_matter_where_an_episode_is_cut(monkeypatch: pytest.MonkeyPatch, longest: int) -> None:
     """Neither by the longest that counts nor by a time limit: nats are summed over the steps of the return."""
     monkeypatch.setattr("repolicy.plan.worth.LONGEST", longest)
-    for env in (f"{Path(__file__)}:Calms", f"{Path(__file__)}:calms_within_a_limit"):
-        found = measured(optimum(), env, 4)
-        assert found is not None
-        assert found.value == pytest.approx(1 / sum(nats_of_optimum()), rel=1e-5)
+    for env, limit in ((f"{Path(__file__)}:Calms", math.inf), (f"{Path(__file__)}:calms_within_a_limit", 50)):
+        found = sought(optimum(), env, (), 1)
+        assert found.basic is not None
+        assert found.basic.value == pytest.approx(1 / sum(nats_of_optimum()), rel=1e-5)
+        assert found.length == min(longest, limit)
 
 
 def calms_within_a_limit() -> Any:

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,7 +12,7 @@ from repolicy.cli import main as cli
 from repolicy.errors import FileError, UsageError
 from repolicy.policies.actions import ActionSpace
 from repolicy.policies.dialed_policy import Conditioned
-from repolicy.policies.export import _onnx_reader, _torchscript_reader, export
+from repolicy.policies.export import export
 from repolicy.policies.file import read_card, save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.opening import read_policy
@@ -126,14 +125,3 @@ def test_a_damaged_sweep_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text(json.dumps(other))
     with pytest.raises(UsageError, match="is a sweep of height in Hopper-v4, and the dial is of height=2 in Hopper-v4"):
         points_of(tmp_path, "Hopper-v4", ["height=2"])
-
-
-@pytest.mark.parametrize("format", ["torchscript", "onnx"])
-def test_for_other_programs_omega_is_a_second_input(file: Path, tmp_path: Path, format: Any) -> None:
-    policy, path = read_policy(file).policy, tmp_path / "exported"
-    assert export(policy, path, format) < 1e-5
-    observations = torch.randn(5, 4)
-    reader = {"onnx": _onnx_reader, "torchscript": _torchscript_reader}[format](path.read_bytes())
-    found = reader(observations.numpy(), np.full((5, 1), 0.3, np.float32))
-    wanted = repolicy.dial(file, 0.3)(observations).mode().numpy()
-    np.testing.assert_allclose(found, wanted, atol=1e-5)

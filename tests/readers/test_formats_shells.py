@@ -19,9 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repolicy.errors import FileError
-from repolicy.readers.pickles import Name, Shell, read_pickle
+from repolicy.readers.pickles import Name, Shell, load, read_pickle
 from repolicy.readers.recognize import describe, recognized
-from repolicy.readers.torch_files import load
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),

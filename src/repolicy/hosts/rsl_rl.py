@@ -41,8 +41,7 @@ from repolicy.objective import Objective, given_objective, reformulated, task_re
 from repolicy.policies.actions import ActionSpace
 from repolicy.policies.layers import MODULES
 from repolicy.policies.policy import Policy, PolicySpec, Prior
-from repolicy.readers import torch_files
-from repolicy.readers.pickles import shortened
+from repolicy.readers.pickles import load, shortened
 
 check_version("rsl-rl-lib", (5, 4), (6, 0), "rsl-rl")  # first: others lack what is imported here
 
@@ -252,7 +251,7 @@ def _prior_for(prior: str | Path | Prior, actor: Any, storage: Any, copied: bool
 
 def _read_checkpoint(path: Path) -> dict[str, Tensor] | None:
     """The actor in one of the runner's checkpoints, read without running anything; None where it is no such file."""
-    loaded = torch_files.load(read_bytes(path), str(path))
+    loaded = load(read_bytes(path), str(path))
     actor = loaded.get("actor_state_dict") if isinstance(loaded, dict) else None
     if not isinstance(actor, dict):
         return None

@@ -11,5 +11,4 @@ __all__ = [
     "pickles",
     "reading",
     "recognize",
-    "torch_files",
 ]

@@ -1,29 +1,44 @@
-"""Reading a pickle without running it.
+"""Pickles, and what PyTorch writes with them, read without running them.
 
-A pickle is a program that may call whatever it names. Here it is interpreted and nothing is ever called: a name stays
-a `Name`, and what would have been an object is an empty `Shell` that remembers its arguments and its state. Plain
-containers, NumPy's arrays and PyTorch's tensors (as arrays) are the exception: they are put together here, from the
-bytes that are in the file, and all of them together are not much larger than the file.
+A pickle is a program that may call whatever it names. Here nothing is called: a name stays a `Name`, and what would
+have been an object is an empty `Shell` that remembers its arguments and its state. Plain containers, NumPy's arrays and
+PyTorch's tensors (as arrays) are the exception: they are made here of the bytes that are in the file, and all of them
+together are not much larger than the file.
 """
 
+import io
+import pickle
 import pickletools
 import reprlib
 import struct
 import sys
+import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from repolicy.errors import FileError, first_line
 
-Storages = Callable[[Any], Any]  # from a key to a flat array, or to something that stays a shell
+Storages = Callable[[Any], np.ndarray]  # from the key of a tensor's storage to its numbers
 PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 PLAIN = "biuf"  # kinds of NumPy's types: booleans, integers, and real numbers
-DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, struct.error, RecursionError)
-PLACE = 100  # bytes that an entry of a dict takes, such as of that which remembers what was made
-ROOM, FACTOR = 2**24, 8  # so many bytes, and so many times those of the file and its tensors, may be made of a pickle
+DAMAGE = (
+    *(ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError),
+    *(EOFError, struct.error, pickle.UnpicklingError),
+)
+MOST = 500_000  # steps of a pickle, of which the costliest makes some hundred bytes; a policy's has a few thousand
+ROOM, FACTOR = 2**24, 8  # so many bytes, and so many times those of the file, may be made by calls
+ZIP = b"PK\x03\x04"  # how a zip begins
+TOO_MUCH = "it would unpack to far more than it holds"
+BLOAT, SMALL = 200, 2**20  # how many times larger a zip may become, and bytes that any may unpack to
+LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+LEGACY_START = bytes.fromhex("6cfc9c46f9206aa85019")  # the same, as it stands in a file
+STORAGES = {  # BFloat16 is the upper half of a float
+    "Double": "f8", "Float": "f4", "Half": "f2", "BFloat16": "u2", "Long": "i8", "Int": "i4", "Short": "i2",
+    "Char": "i1", "Byte": "u1", "Bool": "b1",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,7 +59,6 @@ class Shell:
     name: Any
     args: tuple[Any, ...] = ()
     state: dict[str, Any] = field(default_factory=dict)
-    items: list[Any] = field(default_factory=list)
 
     @property
     def last(self) -> str:
@@ -54,234 +68,237 @@ class Shell:
     def __repr__(self) -> str:
         return f"<{self.last}>"
 
+    def extend(self, *entries: Any) -> None:
+        """Take entries, as a list's or a dict's own class would; nobody reads them."""
 
-def read_pickle(content: bytes, where: str, storages: Storages | None = None) -> Any:
-    """What a pickle holds, or one sentence about what is wrong with it. `storages` gives the bytes of tensors."""
-    return read_pickles(content, where, storages)[0]
+    append = add = __setitem__ = extend
 
 
-def read_pickles(content: bytes, where: str, storages: Storages | None = None) -> tuple[Any, int]:
-    """The same of a pickle that other bytes may follow, and where they begin."""
-    try:
-        return _Reader(len(content), storages).run(content)
-    except FileError:
-        raise
-    except DAMAGE as error:
-        raise FileError(f"{where} is damaged, or no pickle of a policy: {first_line(error)}") from None
+def read_pickle(content: bytes, where: str) -> Any:
+    """Return what a pickle holds; FileError says in one sentence what is wrong with it."""
+    return _unpickled(io.BytesIO(content), where, len(content))
+
+
+def load(content: bytes, where: str) -> Any:
+    """Return what `torch.save` or pickle wrote: arrays for tensors, and shells for what is neither plain nor one."""
+    if content[:4] == ZIP:
+        return read_entry(open_zip(content, where), "data", where)
+    return _load_legacy(content, where) if LEGACY_START in content[:32] else read_pickle(content, where)
 
 
 def shortened(found: Any) -> str:
-    """What was in a pickle, for a sentence. (Its whole text can be as long as a short pickle wishes.)"""
+    """Return what was in a pickle, for a sentence. (Its whole text can be as long as a short pickle wishes.)"""
     return reprlib.repr(found)[:80]
 
 
 def array(found: Any) -> np.ndarray:
-    """An array or a number of a pickle. (Nested tuples can be as many numbers as a short pickle wishes.)"""
+    """Return an array or a number of a pickle. (Nested tuples can be as many numbers as a short pickle wishes.)"""
     if not isinstance(found, np.ndarray | np.generic | int | float):
         raise TypeError(f"{shortened(found)} stands where an array is expected")
     return np.asarray(found)
 
 
-_MARK = object()
+# Zips -----------------------------------------------------------------------------------------------------------------
 
 
-class _Reader:
-    """A pickle's stack machine, with nothing in it that could call out."""
+def open_zip(content: bytes, where: str) -> zipfile.ZipFile:
+    """Open a zip that begins where the file does: the end of one that was cut may be that of a zip inside of it."""
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(content))
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError) as error:
+        raise FileError(f"{where} is no whole zip: {error}") from None
+    if not archive.infolist() or min(info.header_offset for info in archive.infolist()):
+        raise FileError(f"{where} is no whole zip: its table of contents does not begin where the file does")
+    check_unpacked(archive, len(content), where)
+    return archive
 
-    def __init__(self, size: int, storages: Storages | None) -> None:
-        self.stack: list[Any] = []
-        self.memo: dict[int, Any] = {}
-        self.storages = storages
-        self.left = ROOM + FACTOR * size  # bytes that may still be made
-        self.counted: set[int] = set()  # the storages whose sizes are in it
 
-    def run(self, content: bytes) -> tuple[Any, int]:
-        for code, argument, position in pickletools.genops(content):
-            if code.name == "STOP":
-                return self.stack.pop(), (position or 0) + 1
-            if code.name in _VALUES:
-                self.stack.append(argument)
-            elif code.name in _SINGLE:
-                self.stack.append(_SINGLE[code.name])
-            elif code.name in _EMPTY:
-                self.push(_EMPTY[code.name]())
-            elif code.name in _STEPS:
-                _STEPS[code.name](self, argument)
-            elif code.name not in ("PROTO", "FRAME"):
-                raise ValueError(f"it uses {code.name}, which no library's file needs")
-        raise ValueError("it ends too early")
+def check_unpacked(archive: zipfile.ZipFile, size: int, where: str) -> None:
+    """Raise where a zip of this size says that its entries unpack to bytes out of all proportion."""
+    unpacked = _unpacked(archive)
+    if unpacked > BLOAT * size + SMALL:
+        raise FileError(f"{where} is refused: its {size:,} bytes would unpack to {unpacked:,}, out of all proportion")
 
-    def above(self) -> list[Any]:
-        """Everything above the last mark, which goes too."""
-        for index in range(len(self.stack) - 1, -1, -1):
-            if self.stack[index] is _MARK:
-                above = self.stack[index + 1 :]
-                del self.stack[index:]
-                return above
-        raise ValueError("a mark is missing")
 
-    def push(self, made: Any) -> None:
-        """Put what was made on the stack, and count it."""
-        self.stack.append(made)
-        self.spend(made)
+def entry(archive: zipfile.ZipFile, name: str, where: str) -> bytes:
+    """Return an entry's bytes, unless the entry is missing or damaged."""
+    if name not in archive.NameToInfo:
+        raise FileError(f"{where} is not whole: {name} is missing in it")
+    try:
+        return archive.read(name)
+    except Exception as error:  # zipfile's, zlib's, lzma's and bz2's, of many classes
+        raise FileError(f"{where} is damaged: {name} cannot be unpacked ({error})") from None
 
-    def put(self, index: int | None) -> None:
-        self.memo[len(self.memo) if index is None else index] = self.stack[-1]
-        self.take(PLACE)
 
-    def extend(self, entries: list[Any]) -> None:
-        target = self.stack[-1]
-        if isinstance(target, Shell):
-            target.items.extend(entries)
-        elif isinstance(target, list):
-            target.extend(entries)
-        elif isinstance(target, set):
-            self.take(PLACE * len(entries))
-            target.update(_keys(entries))
+def find_root(archive: zipfile.ZipFile, where: str) -> str:
+    """Return the folder in the zip in which PyTorch's `data.pkl` is."""
+    roots = [name.removesuffix("data.pkl") for name in archive.namelist() if name.endswith("data.pkl")]
+    if not roots:
+        raise FileError(f"{where} is a zip, but none that PyTorch wrote: it holds {', '.join(archive.namelist()[:6])}")
+    return min(roots, key=len)
 
-    def assign(self, entries: list[Any]) -> None:
-        target, pairs = self.stack[-1], [*zip(entries[::2], entries[1::2], strict=True)]
-        if isinstance(target, Shell):
-            target.items.extend(pairs)
-        elif isinstance(target, dict):
-            self.take(PLACE * len(pairs))
-            target.update(_dict(pairs))
 
-    def spend(self, *made: Any) -> None:
-        """Count what was made: a short pickle could make the same large thing again and again."""
-        self.take(sum(max(sys.getsizeof(each), getattr(each, "nbytes", 0)) for each in made))
+def read_entry(archive: zipfile.ZipFile, name: str, where: str) -> Any:
+    """Return what the pickle `name`.pkl in PyTorch's zip holds; the bytes of its tensors are in the folder `name`."""
+    root = find_root(archive, where)
+    big = f"{root}byteorder" in archive.namelist() and entry(archive, f"{root}byteorder", where) == b"big"
+    known: dict[str, np.ndarray] = {}
 
-    def take(self, size: int) -> None:
-        self.left -= size
+    def storage(key: Any) -> np.ndarray:
+        _, kind, number, *_ = key
+        if _text(number) not in known:
+            known[number] = _numbers(entry(archive, f"{root}{name}/{number}", where), kind, big)
+        return known[number]
+
+    return _unpickled(io.BytesIO(entry(archive, f"{root}{name}.pkl", where)), where, _unpacked(archive), storage)
+
+
+def _unpacked(archive: zipfile.ZipFile) -> int:
+    return sum(info.file_size for info in archive.infolist())
+
+
+def _load_legacy(content: bytes, where: str) -> Any:
+    """Return what PyTorch wrote before 1.6: five pickles in a row, of which the fourth is the object and the fifth the
+    names of its storages; then the bytes of these. Tensors show their storages, which are filled last."""
+    stream, kinds, made = io.BytesIO(content), dict[str, Any](), dict[str, np.ndarray]()
+
+    def storage(key: Any) -> np.ndarray:
+        _, kind, name, _, count, *_ = key
+        if _text(name) not in made:
+            kinds[name], made[name] = kind, np.zeros(count, _numbers(b"", kind).dtype)
+            if sum(each.nbytes for each in made.values()) > 2 * len(content):  # twice: half a float becomes a whole one
+                raise ValueError("its tensors are cut short")
+        return made[name]
+
+    if _unpickled(stream, where, len(content)) != LEGACY_MAGIC:
+        raise FileError(f"{where} is no file that PyTorch wrote")
+    _, _, found, names = (_unpickled(stream, where, len(content), storage) for _ in range(4))
+    try:
+        for name in names:
+            (count,) = struct.unpack("<q", stream.read(8))
+            made[name][:] = _numbers(stream.read(count * _dtype_of(kinds[name]).itemsize), kinds[name])
+    except DAMAGE as error:
+        raise FileError(f"{where} is damaged: its tensors are cut short ({first_line(error)})") from None
+    return found
+
+
+def _text(name: Any) -> str:
+    if not isinstance(name, str):
+        raise ValueError("a storage in it has no name")
+    return name
+
+
+def _dtype_of(kind: Any) -> np.dtype:
+    last = kind.last if isinstance(kind, Name) else shortened(kind)
+    if last.removesuffix("Storage") not in STORAGES:
+        raise ValueError(f"its tensors have numbers of an unknown kind, {last}")
+    return np.dtype(STORAGES[last.removesuffix("Storage")])
+
+
+def _numbers(content: bytes, kind: Any, big: bool = False) -> np.ndarray:
+    numbers = np.frombuffer(content, _dtype_of(kind).newbyteorder(">" if big else "<"))
+    if kind.last == "BFloat16Storage":
+        return (numbers.astype(np.uint32) << 16).view(np.float32)
+    return numbers.astype(numbers.dtype.newbyteorder("="))
+
+
+# Pickles --------------------------------------------------------------------------------------------------------------
+
+
+def _unpickled(stream: io.BytesIO, where: str, size: int, storages: Storages | None = None) -> Any:
+    """Return what the next pickle of a stream holds; `size` is how many bytes the file has, unpacked."""
+    start = stream.tell()
+    try:
+        if sum(1 for _ in pickletools.genops(stream)) > MOST:
+            raise ValueError(TOO_MUCH)
+        stream.seek(start)
+        return _Reader(stream, size, storages).load()
+    except DAMAGE as error:
+        raise FileError(f"{where} is damaged, or no pickle of a policy: {first_line(error)}") from None
+
+
+class _Reader(pickle._Unpickler):
+    """Python's own unpickler, the one that is written in Python, as each of its steps can be given another meaning.
+
+    All that it would call goes through `_instantiate`, and what it would tell objects through `load_build`.
+    """
+
+    dispatch: ClassVar[dict[int, Any]] = pickle._Unpickler.dispatch.copy()
+    stack: list[Any]  # since the last mark
+    append: Callable[[Any], None]
+
+    def __init__(self, stream: io.BytesIO, size: int, storages: Storages | None) -> None:
+        super().__init__(stream, encoding="latin1")
+        self.storages, self.left = storages, ROOM + FACTOR * size
+
+    def find_class(self, module: str, name: str) -> Name:
+        self.take(len(module) + len(name))
+        return Name(f"{PYTHON_2.get(module, module)}.{name}")
+
+    def persistent_load(self, key: Any) -> np.ndarray:
+        if self.storages is None:
+            raise ValueError("it points to something outside of itself")
+        return self.storages(key)
+
+    def take(self, *made: Any) -> None:
+        """Count bytes, or things: a short pickle could make the same large one again and again."""
+        for each in made:
+            self.left -= each if isinstance(each, int) else max(sys.getsizeof(each), getattr(each, "nbytes", 0))
         if self.left < 0:
-            raise ValueError("it would unpack to far more than it holds")
+            raise ValueError(TOO_MUCH)
 
-    def call(self, function: Any, args: Any) -> None:
-        self.push(make(function, tuple(args)))
-        self.spend(args)
+    def _instantiate(self, function: Any, args: Any) -> None:
+        made = make(function, tuple(args))
+        self.take(made, args)
+        self.append(made)
 
-    def build(self, state: Any) -> None:
-        target = self.stack[-1]
+    def load_reduce(self) -> None:
+        args, function = self.stack.pop(), self.stack.pop()
+        self._instantiate(function, args)
+
+    def load_newobj_ex(self) -> None:
+        keywords, args, function = (self.stack.pop() for _ in range(3))
+        self._instantiate(function, (*args, *keywords.values()))
+
+    def load_build(self) -> None:
+        state, target = self.stack.pop(), self.stack[-1]
         if isinstance(target, Shell):
             for part in state if isinstance(state, tuple) else (state,):
-                self.spend(part)
                 if isinstance(part, dict):
+                    self.take(part)
                     target.state.update(part)
-                elif part is not None:
-                    target.state.setdefault("", []).append(part)
         elif isinstance(target, np.dtype):
             if state[1] not in "<>|=":
                 raise ValueError("an array's type is damaged")
             target.__setstate__((3, state[1], None, None, None, -1, -1, 0))  # type: ignore[attr-defined]
         elif isinstance(target, np.ndarray):
-            _fill(target, state)
-            self.spend(target)
-
-    def persistent(self, key: Any) -> None:
-        if self.storages is None:
-            raise ValueError("it points to something outside of itself")
-        self.stack.append(storage := self.storages(key))
-        if isinstance(storage, np.ndarray) and id(storage) not in self.counted:
-            self.counted.add(id(storage))
-            self.left += FACTOR * storage.nbytes
+            self.take(_filled(target, state))
 
 
-def _named(argument: str) -> Name:
-    """A name as it is today: older protocols write that of Python 2."""
-    module, _, name = argument.partition(" ")
-    return Name(f"{PYTHON_2.get(module, module)}.{name}")
+def _with_checked_keys(step: Callable[[Any], None], keys: slice) -> Callable[[Any], None]:
+    """Return a step before which the keys of a dict or a set, which are at that place of the stack, are checked."""
+
+    def checked(reader: _Reader) -> None:
+        _keys(reader.stack[keys])
+        step(reader)
+
+    return checked
 
 
-def _instance(reader: _Reader, argument: str) -> None:
-    reader.call(_named(argument), reader.above())
-
-
-def _object(reader: _Reader, _: Any) -> None:
-    function, *args = reader.above()
-    reader.call(function, args)
-
-
-def _reduce(reader: _Reader, _: Any) -> None:
-    args, function = reader.stack.pop(), reader.stack.pop()
-    reader.call(function, args)
-
-
-def _new_with_keywords(reader: _Reader, _: Any) -> None:
-    keywords, args, function = (reader.stack.pop() for _ in range(3))
-    reader.call(function, (*args, *keywords.values()))
-
-
-def _stack_global(reader: _Reader, _: Any) -> None:
-    name, module = reader.stack.pop(), reader.stack.pop()
-    if not isinstance(name, str) or not isinstance(module, str):
-        raise ValueError("a name in it is no text")
-    reader.stack.append(named := _named(f"{module} {name}"))
-    reader.spend(named.text)
-
-
-def _tuple(count: int) -> Callable[[_Reader, Any], None]:
-    def step(reader: _Reader, _: Any) -> None:
-        if len(reader.stack) < count:
-            raise ValueError("a tuple is cut short")
-        made = tuple(reader.stack[-count:])
-        del reader.stack[-count:]
-        reader.push(made)
-
-    return step
-
-
-def _gathered(make: Callable[[list[Any]], Any]) -> Callable[[_Reader, Any], None]:
-    return lambda reader, _: reader.push(make(reader.above()))
-
-
-_SINGLE = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_EMPTY: dict[str, Callable[[], Any]] = {
-    "EMPTY_LIST": list,
-    "EMPTY_TUPLE": tuple,
-    "EMPTY_DICT": dict,
-    "EMPTY_SET": set,
-}
-_VALUES = {
-    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
-    *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
-    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
-}
-
-_STEPS: dict[str, Callable[[_Reader, Any], Any]] = {
-    "MARK": lambda reader, _: reader.stack.append(_MARK),
-    "POP": lambda reader, _: reader.stack.pop(),
-    "POP_MARK": lambda reader, _: reader.above(),
-    "DUP": lambda reader, _: reader.stack.append(reader.stack[-1]),
-    "TUPLE": _gathered(tuple),
-    "TUPLE1": _tuple(1),
-    "TUPLE2": _tuple(2),
-    "TUPLE3": _tuple(3),
-    "LIST": _gathered(list),
-    "FROZENSET": _gathered(lambda entries: frozenset(_keys(entries))),
-    "DICT": _gathered(lambda entries: _dict(zip(entries[::2], entries[1::2], strict=True))),
-    "APPEND": lambda reader, _: reader.extend([reader.stack.pop()]),
-    "APPENDS": lambda reader, _: reader.extend(reader.above()),
-    "ADDITEMS": lambda reader, _: reader.extend(reader.above()),
-    "SETITEM": lambda reader, _: reader.assign([reader.stack.pop(-2), reader.stack.pop()]),
-    "SETITEMS": lambda reader, _: reader.assign(reader.above()),
-    "GLOBAL": lambda reader, argument: reader.stack.append(_named(argument)),
-    "STACK_GLOBAL": _stack_global,
-    "INST": _instance,
-    "OBJ": _object,
-    "REDUCE": _reduce,
-    "NEWOBJ": _reduce,
-    "NEWOBJ_EX": _new_with_keywords,
-    "BUILD": lambda reader, _: reader.build(reader.stack.pop()),
-    "PERSID": lambda reader, argument: reader.persistent(argument),
-    "BINPERSID": lambda reader, _: reader.persistent(reader.stack.pop()),
-    "MEMOIZE": lambda reader, _: reader.put(None),
+_Reader.dispatch |= {
+    pickle.REDUCE[0]: _Reader.load_reduce,
+    pickle.NEWOBJ[0]: _Reader.load_reduce,
+    pickle.NEWOBJ_EX[0]: _Reader.load_newobj_ex,
+    pickle.BUILD[0]: _Reader.load_build,
 } | {
-    f"{prefix}{name}": step
-    for name, step in (
-        ("PUT", lambda reader, index: reader.put(index)),
-        ("GET", lambda reader, index: reader.stack.append(reader.memo[index])),
+    code[0]: _with_checked_keys(_Reader.dispatch[code[0]], keys)
+    for code, keys in (
+        (pickle.SETITEM, slice(-2, -1)),
+        (pickle.SETITEMS, slice(None, None, 2)),
+        (pickle.DICT, slice(None, None, 2)),
+        (pickle.ADDITEMS, slice(None)),
+        (pickle.FROZENSET, slice(None)),
     )
-    for prefix in ("", "BIN", "LONG_BIN")
 }
 
 
@@ -289,14 +306,14 @@ _STEPS: dict[str, Callable[[_Reader, Any], Any]] = {
 
 
 def make(function: Any, args: tuple[Any, ...]) -> Any:
-    """An array or a plain container where the name is one of those below; else a shell."""
+    """Return an array or a plain container where the name is one of those below; else a shell."""
     maker = MAKERS.get(function.text) if isinstance(function, Name) else None
     made = NotImplemented if maker is None else maker(*args)
     return Shell(function, args) if made is NotImplemented else made
 
 
 def _keys(entries: Iterable[Any]) -> list[Any]:
-    """What a dict or a set may be made of. (To hash nested tuples can take as long as a short pickle wishes.)"""
+    """Return what a dict or a set may be made of. (To hash nested tuples can take as long as a short pickle wishes.)"""
     entries = list(entries)
     if any(isinstance(key, tuple | frozenset) for key in entries):
         raise ValueError("a key in it is neither text nor a number")
@@ -304,9 +321,8 @@ def _keys(entries: Iterable[Any]) -> list[Any]:
 
 
 def _dict(entries: Any = (), *_: Any) -> dict[Any, Any]:
-    if not isinstance(entries, dict):
-        entries = list(entries)
-        _keys(key for key, _ in entries)
+    entries = [*entries.items()] if isinstance(entries, dict) else list(entries)
+    _keys(key for key, _ in entries)
     return dict(entries)
 
 
@@ -321,38 +337,32 @@ def _bytes(text: Any, encoding: str = "latin1", *_: Any) -> Any:
     return text.encode("latin1") if isinstance(text, str) and encoding in ("latin1", "latin-1") else NotImplemented
 
 
-def _fill(array: np.ndarray, state: Any) -> None:
-    """An array's own shape, type and bytes, after `_reconstruct` made an empty one."""
+def _filled(array: np.ndarray, state: Any) -> np.ndarray:
+    """Give an array its own shape, type and bytes, after `_reconstruct` made an empty one, and return it."""
     _, shape, dtype, fortran, content = state
     if not isinstance(dtype, np.dtype):
-        return  # an array of objects stays empty
+        return array  # one of objects stays empty
     content = content.encode("latin1") if isinstance(content, str) else content
     if int(np.prod([int(size) for size in shape], dtype=object)) * dtype.itemsize != len(content):
         raise ValueError(f"an array of shape {shape} has {len(content)} bytes")
     whole: Any = (1, tuple(shape), dtype, bool(fortran), bytes(content))
     array.__setstate__(whole)
+    return array
 
 
-def _from_buffer(content: Any, dtype: Any, shape: Any, order: Any = "C") -> Any:
+def _from_buffer(content: Any, dtype: Any, shape: Any = -1, order: Any = "C") -> Any:
     if not isinstance(dtype, np.dtype) or not isinstance(content, bytes | bytearray):
         return NotImplemented
     return np.frombuffer(content, dtype).reshape(shape, order=order)
 
 
 def _scalar(dtype: Any, content: Any = b"") -> Any:
-    if not isinstance(dtype, np.dtype):
-        return NotImplemented
-    return np.frombuffer(_bytes(content) if isinstance(content, str) else content, dtype, 1)[0]
-
-
-def _from_jax(_: Any, __: Any, state: Any, *___: Any) -> np.ndarray:
-    array = np.empty(0)
-    _fill(array, state)
-    return array
+    made = _from_buffer(content.encode("latin1") if isinstance(content, str) else content, dtype)
+    return made if made is NotImplemented else made[0]
 
 
 def _tensor(storage: Any, offset: int, size: Any, stride: Any, *_: Any) -> Any:
-    """A tensor as an array of its own; never larger than the storage that it shows."""
+    """Return a tensor as an array that shows a part of its storage, and is never larger."""
     if not isinstance(storage, np.ndarray):
         return NotImplemented
     size, stride = [int(number) for number in size], [int(number) for number in stride]
@@ -360,12 +370,8 @@ def _tensor(storage: Any, offset: int, size: Any, stride: Any, *_: Any) -> Any:
     last = offset + sum((number - 1) * step for number, step in zip(size, stride, strict=True)) if count else offset
     if min([offset, *size, *stride]) < 0 or count > len(storage) or (count and last >= len(storage)):
         raise ValueError(f"a tensor of shape {tuple(size)} does not fit into the {len(storage)} numbers that it shows")
-    if not count:
-        return np.empty(size, storage.dtype)
-    view = np.lib.stride_tricks.as_strided(
-        storage[offset:], size, [step * storage.itemsize for step in stride], writeable=False
-    )
-    return np.array(view)
+    steps = [step * storage.itemsize for step in stride]
+    return np.lib.stride_tricks.as_strided(storage[offset:], size, steps, writeable=False)
 
 
 MAKERS: dict[str, Callable[..., Any]] = {
@@ -385,8 +391,8 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_parameter_with_state": lambda tensor, *_: tensor,
     "torch._tensor._rebuild_from_type_v2": lambda function, _, args, *__: make(function, tuple(args)),
     "numpy.dtype": _dtype,
-    "jax._src.array._reconstruct_array": _from_jax,
-    "jax._src.device_array.reconstruct_device_array": _from_jax,
+    "jax._src.array._reconstruct_array": lambda _, __, state, *___: _filled(np.empty(0), state),
+    "jax._src.device_array.reconstruct_device_array": lambda _, __, state, *___: _filled(np.empty(0), state),
 }
 for _core in ("numpy.core", "numpy._core"):
     MAKERS[f"{_core}.multiarray._reconstruct"] = lambda *_: np.empty(0)

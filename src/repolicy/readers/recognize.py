@@ -25,9 +25,8 @@ from repolicy.readers import (
 )
 from repolicy.readers.described import CannotCopyError, Described
 from repolicy.readers.perceptrons import some
-from repolicy.readers.pickles import DAMAGE, Shell, read_pickle, shortened
+from repolicy.readers.pickles import DAMAGE, LEGACY_START, Shell, load, open_zip, read_pickle, shortened
 from repolicy.readers.reading import Options
-from repolicy.readers.torch_files import LEGACY_START, load, open_zip
 
 KNOWN = (
     "Stable-Baselines3's and sb3-contrib's zips, checkpoints of rsl_rl, skrl, CleanRL, rl_games and tianshou, Brax's "
@@ -78,9 +77,7 @@ def describe(path: str | Path, options: Options | None = None) -> Described:
 def _saved(path: Path) -> Any:
     """What PyTorch or pickle wrote."""
     content = read_bytes(path)
-    if content[:4] == b"PK\x03\x04" or (content[:1] == b"\x80" and LEGACY_START in content[:32]):
-        return load(content, str(path))
-    return read_pickle(content, str(path))
+    return load(content, str(path))
 
 
 def _to_try(path: Path) -> str:

@@ -43,9 +43,8 @@ from repolicy.readers.perceptrons import (
     tensors_of,
 )
 from repolicy.readers.pickled_spaces import actions_of, observations_of
-from repolicy.readers.pickles import Name, read_pickle
+from repolicy.readers.pickles import Name, entry, load, open_zip, read_pickle
 from repolicy.readers.reading import Options
-from repolicy.readers.torch_files import entry, load, open_zip
 
 LIBRARY = "Stable-Baselines3"
 HOSTS = ("stable_baselines3.", "sb3_contrib.")  # whose code is known

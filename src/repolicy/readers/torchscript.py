@@ -18,9 +18,8 @@ from repolicy.readers.chain import Chain, recognize
 from repolicy.readers.described import CannotCopyError, Described
 from repolicy.readers.given_by_user import given_std, statistics, without_std
 from repolicy.readers.operations import OPERATIONS, Moving, is_part
-from repolicy.readers.pickles import Name, Shell, read_pickle
+from repolicy.readers.pickles import Name, Shell, entry, find_root, open_zip, read_entry
 from repolicy.readers.reading import Options
-from repolicy.readers.torch_files import entry, find_root, open_zip, zip_storages
 
 MEMORIES = ("LSTM", "GRU", "RNN")
 HOOKS = ("__forward_hooks__", "__forward_pre_hooks__")
@@ -36,14 +35,12 @@ def read(path: Path, options: Options) -> Described:
     """The perceptron in a TorchScript file; CannotCopyError where it is something else."""
     where = str(path)
     archive = open_zip(read_bytes(path), where)
-    root = find_root(archive, where)
-    module = read_pickle(entry(archive, f"{root}data.pkl", where), where, zip_storages(archive, f"{root}data/", where))
+    module = read_entry(archive, "data", where)
     memory = _memory(module)
     if memory:
         raise CannotCopyError(f"{where} cannot be copied: the policy has a memory ({memory})")
-    constants = entry(archive, f"{root}constants.pkl", where)
-    values = read_pickle(constants, where, zip_storages(archive, f"{root}constants/", where))
-    result = _followed(_Code(archive, root, where, values), module, where)
+    code = _Code(archive, find_root(archive, where), where, read_entry(archive, "constants", where))
+    result = _followed(code, module, where)
     recognized = recognize(result.chain, _width(result.chain, where), where)
     normalizer = statistics(recognized.normalizer, recognized.network.width, options, where)
     notes = ["the file does not normalize observations"] * (normalizer is None)

@@ -17,10 +17,11 @@ from repolicy.readers.pickles import (
     PLAIN,
     Shell,
     array,
+    entry,
+    open_zip,
     read_pickle,
     shortened,
 )
-from repolicy.readers.torch_files import entry, open_zip
 
 
 def read(path: Path, keys: tuple[str, ...] = ()) -> Normalizer | None:
