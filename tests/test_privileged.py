@@ -18,7 +18,7 @@ from repolicy.cli import main as cli
 from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import critic_size, make_envs, with_roles
 from repolicy.errors import UsageError
-from repolicy.learning.dialed_worker import ConditionedWorker
+from repolicy.learning.range_of_weights import RangeOfWeights
 from repolicy.learning.segments import Segments
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, greedy, no_entropy, residual, soft
@@ -367,7 +367,7 @@ def test_residual_q_learning_takes_no_parts() -> None:
 def test_with_dials_both_see_the_positions_last(tmp_path: Path, objective: Objective) -> None:
     """And the prior and the add-on still see the policy's part alone."""
     made = segments(tmp_path, ENV, objective).worker
-    assert isinstance(made, ConditionedWorker)
+    assert isinstance(made.terms, RangeOfWeights)
     rollout = made.collector.collect(made.learner.policy)
     own, place, hidden = torch.from_numpy(rollout.observations).split([2, len(objective.dials), 3], -1)
     assert float(place.min()) == -1.0
@@ -378,7 +378,7 @@ def test_with_dials_both_see_the_positions_last(tmp_path: Path, objective: Objec
     log_prior, *_ = made.score(rollout, critic_inputs)
     assert log_prior is not None
     torch.testing.assert_close(log_prior, rollout.log_probs, atol=1e-5, rtol=1e-5)
-    assert torch.equal(made.asked(rollout), place[:-1])
+    assert torch.equal(made.terms.asked(rollout), place[:-1])
     before = made.learner.parameters.clone()
     made.iterate(stop=False)
     assert not torch.equal(made.learner.parameters, before)

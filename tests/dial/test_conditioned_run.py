@@ -57,8 +57,8 @@ def test_a_dial_over_one_wish_alone_has_one_head(prior: Path, tmp_path: Path) ->
     _, values, after = made.score(rollout, critic_inputs)
     assert values.shape == (*rollout.basic.shape, 1)
     reward, ended = made.reward(rollout, None), torch.from_numpy(rollout.terminated | rollout.truncated)
-    gains, targets = made.credit(reward, values, after, torch.from_numpy(rollout.terminated), ended)
-    torch.testing.assert_close(gains, ((targets - values) * made.weights()).sum(-1).float())
+    gains, targets = made.terms.credit(reward, values, after, torch.from_numpy(rollout.terminated), ended)
+    torch.testing.assert_close(gains, ((targets - values) * made.terms.weights()).sum(-1).float())
 
 
 def test_every_environment_has_a_stratum_of_its_own_whatever_rank_it_is_of() -> None:
@@ -114,12 +114,12 @@ def test_the_parts_advantages_add_up_to_that_of_the_whole(prior: Path, tmp_path:
     terminated = torch.from_numpy(rollout.terminated)
     ended = terminated | torch.from_numpy(rollout.truncated)
     assert bool(ended.any())
-    omegas = made.values["omega"]
+    omegas = made.terms.values["omega"]
     assert float(omegas.min()) == pytest.approx(0.05)
     assert float(omegas.max()) == pytest.approx(1.6)
     torch.testing.assert_close(reward.prior, omegas * log_prior.double())
-    gains, targets = made.credit(reward, values, next_values, terminated, ended)
-    weights = made.weights()
+    gains, targets = made.terms.credit(reward, values, next_values, terminated, ended)
+    weights = made.terms.weights()
     value, next_value = ((weights * each).sum(-1) for each in (values, next_values))
     wanted = ppo.advantages(reward.total, value, next_value, terminated, ended, FEW.gamma, FEW.gae_lambda)
     torch.testing.assert_close(gains.double(), wanted, atol=1e-4, rtol=1e-4)
@@ -128,13 +128,14 @@ def test_the_parts_advantages_add_up_to_that_of_the_whole(prior: Path, tmp_path:
 
 def test_advantages_are_of_one_size_in_every_part_of_the_dial(prior: Path, tmp_path: Path) -> None:
     made = worker(prior, tmp_path, residual(Range(0.05, 1.6), 0.15, 0.0))
-    made.places = made.asked(made.collector.collect(made.learner.policy))
-    gains, *_ = made.normalized(
-        torch.exp(3.0 * made.places[..., 0]) * torch.randn(made.places.shape[:2]),
-        torch.randn(*made.places.shape[:2], 3),
+    made.terms.places = made.terms.asked(made.collector.collect(made.learner.policy))
+    gains, *_ = made.terms.normalized(
+        torch.exp(3.0 * made.terms.places[..., 0]) * torch.randn(made.terms.places.shape[:2]),
+        torch.randn(*made.terms.places.shape[:2], 3),
+        made.team,
     )
     for low, high in ((-1.0, -0.75), (-0.25, 0.0), (0.75, 1.1)):
-        part = gains[(made.places[..., 0] >= low) & (made.places[..., 0] < high)]
+        part = gains[(made.terms.places[..., 0] >= low) & (made.terms.places[..., 0] < high)]
         assert float(part.mean()) == pytest.approx(0.0, abs=1e-5)
         assert float(part.std(correction=0)) == pytest.approx(1.0, abs=1e-4)
 
@@ -142,9 +143,9 @@ def test_advantages_are_of_one_size_in_every_part_of_the_dial(prior: Path, tmp_p
 def test_what_the_critic_explains_is_of_the_returns_with_their_weights(prior: Path, tmp_path: Path) -> None:
     """Of ±2 weighed 0.5 and 1.5 in two parts of the dial, where their means do not count: variances of 1 and of 9."""
     made = worker(prior, tmp_path, residual(0.0, 0.0), wishes=(f"{QUIET}=0..2",))
-    made.places = torch.tensor([[-0.5, 0.5], [-0.5, 0.5]]).unsqueeze(-1)
+    made.terms.places = torch.tensor([[-0.5, 0.5], [-0.5, 0.5]]).unsqueeze(-1)
     targets = torch.tensor([[12.0, 2.0], [8.0, -2.0]]).unsqueeze(-1)
-    *_, explained = made.normalized(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), targets)
+    *_, explained = made.terms.normalized(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), targets, made.team)
     assert explained == pytest.approx(1.0 - 2.0 / 10.0)
 
 
@@ -161,7 +162,7 @@ def test_how_far_apart_the_ends_are_is_the_smaller_of_both_ways(
 def test_the_wish_and_the_prior_see_what_the_environment_shows(prior: Path, tmp_path: Path) -> None:
     """Not the position behind it: at the start the policy is the prior, so no step brings it nearer or farther."""
     made = worker(prior, tmp_path, residual(Range(0.05, 1.6), 0.15, 0.0))
-    made.learner.policy.load_state_dict(Conditioned.begun(read_policy(prior).policy, made.dials).state_dict())
+    made.learner.policy.load_state_dict(Conditioned.begun(read_policy(prior).policy, made.terms.dials).state_dict())
     rollout = made.collector.collect(made.learner.policy)
     log_prior, *_ = made.score(rollout, made.learner.policy.normalizer(torch.from_numpy(rollout.observations)))
     assert log_prior is not None

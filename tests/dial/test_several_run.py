@@ -17,7 +17,7 @@ from repolicy.envs.dialed import ENDS, Dialed
 from repolicy.envs.making import make_envs
 from repolicy.errors import UsageError
 from repolicy.learning import ppo
-from repolicy.learning.dialed_worker import collapsed
+from repolicy.learning.range_of_weights import collapsed
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, kl, residual, soft
 from repolicy.policies.dialed_policy import Conditioned
@@ -76,9 +76,9 @@ def test_the_heads_times_their_weights_are_the_advantage_of_the_scalar_reward(
     log_prior, *values = made.score(rollout, made.learner.policy.normalizer(torch.from_numpy(rollout.observations)))
     reward = made.reward(rollout, log_prior)
     assert log_prior is not None
-    chosen, bare = made.values, rollout.observations[:-1, :, :1]
-    assert [*chosen] == [dial.name for dial in made.dials]
-    for dial in made.dials:
+    chosen, bare = made.terms.values, rollout.observations[:-1, :, :1]
+    assert [*chosen] == [dial.name for dial in made.terms.dials]
+    for dial in made.terms.dials:
         assert float(chosen[dial.name].min()) == pytest.approx(dial.low)
         assert float(chosen[dial.name].max()) == pytest.approx(dial.high)
     after = torch.from_numpy(np.asarray(rollout.next_observations)[..., 0]).double()
@@ -99,9 +99,9 @@ def test_the_heads_times_their_weights_are_the_advantage_of_the_scalar_reward(
     ended = terminated | torch.from_numpy(rollout.truncated)
     assert bool(ended.any())
     value, next_value = (each.double() for each in values)
-    gains, targets = made.credit(reward, value, next_value, terminated, ended)
+    gains, targets = made.terms.credit(reward, value, next_value, terminated, ended)
     assert targets.shape == (*gains.shape, heads)
-    whole, next_whole = ((made.weights() * each).sum(-1) for each in (value, next_value))
+    whole, next_whole = ((made.terms.weights() * each).sum(-1) for each in (value, next_value))
     alone = ppo.advantages(wanted, whole, next_whole, terminated, ended, FEW.gamma, FEW.gae_lambda)
     torch.testing.assert_close(gains, alone, atol=1e-6, rtol=1e-6)
 
@@ -109,10 +109,10 @@ def test_the_heads_times_their_weights_are_the_advantage_of_the_scalar_reward(
 def test_advantages_are_of_one_size_in_every_cell_of_two_dials(prior: Path, tmp_path: Path) -> None:
     made = worker(prior, tmp_path, residual(Range(0.05, 1.6), 0.15, 0.0), wishes=(f"{QUIET}=0..2",))
     shape = (64, 64)
-    made.places = torch.rand(*shape, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    size = torch.exp(3.0 * made.places[..., 0] - 2.0 * made.places[..., 1])
-    gains, *_ = made.normalized(size * torch.randn(shape), torch.randn(*shape, 3))
-    thirds = ((made.places + 1.0) * 1.5).long()
+    made.terms.places = torch.rand(*shape, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    size = torch.exp(3.0 * made.terms.places[..., 0] - 2.0 * made.terms.places[..., 1])
+    gains, *_ = made.terms.normalized(size * torch.randn(shape), torch.randn(*shape, 3), made.team)
+    thirds = ((made.terms.places + 1.0) * 1.5).long()
     for first in range(3):
         for second in range(3):
             part = gains[(thirds[..., 0] == first) & (thirds[..., 1] == second)]
@@ -250,10 +250,10 @@ def test_training_from_nothing_takes_no_range(tmp_path: Path) -> None:
 def test_shuffled_positions_pay_for_others_than_those_that_are_shown(prior: Path, tmp_path: Path) -> None:
     made = worker(prior, tmp_path, TWO[1], wishes=TWO[0])  # type: ignore[arg-type]
     rollouts = [made.collector.collect(made.learner.policy) for _ in range(40)]
-    shown = np.concatenate([made.asked(rollout).numpy() for rollout in rollouts])
+    shown = np.concatenate([made.terms.asked(rollout).numpy() for rollout in rollouts])
     with shuffled():
-        paid = np.concatenate([made.asked(rollout).numpy() for rollout in rollouts])
-    assert np.array_equal(made.asked(rollouts[0]).numpy(), shown[: len(rollouts[0].observations) - 1])
+        paid = np.concatenate([made.terms.asked(rollout).numpy() for rollout in rollouts])
+    assert np.array_equal(made.terms.asked(rollouts[0]).numpy(), shown[: len(rollouts[0].observations) - 1])
     steady = (shown[1:] == shown[:-1]).all(-1)
     assert np.array_equal(paid[1:][steady], paid[:-1][steady])  # within an episode
     for dial in range(2):

@@ -17,7 +17,7 @@ from repolicy.envs.making import probed, with_roles
 from repolicy.envs.names import EnvLike, env_name, with_observed, with_observed_of
 from repolicy.envs.watchdog import Watchdog
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.learning.dialed_worker import collapsed
+from repolicy.learning.range_of_weights import collapsed
 from repolicy.learning.segments import Segments
 from repolicy.learning.steering import overspent
 from repolicy.objective import Objective, residual, soft
