@@ -84,8 +84,8 @@ def one_step(team: ranks.Ranks) -> dict[str, Any]:
     share = ENVS // team.count
     mine = slice(team.index * share, (team.index + 1) * share)
     settings = Settings(max_gradient_norm=1e9)
-    me: Any = SimpleNamespace(settings=settings, team=team)
-    normalized, returned, _ = Worker.normalized(me, gains[:, mine], returns[:, mine])
+    me: Any = SimpleNamespace(settings=settings)
+    normalized, returned, _ = OneWeight.normalized(me, gains[:, mine], returns[:, mine], team)
     learner.return_scale.update(returned, learner.critic)
     batch = ppo.Batch(
         observations[:, mine].flatten(0, 1),
