@@ -31,7 +31,7 @@ from experiments.pages import markdown
 from repolicy.envs.addons import combined
 from repolicy.envs.dialed import placed
 from repolicy.envs.rollout import Rollout
-from repolicy.learning.dialed_worker import ConditionedWorker
+from repolicy.learning.range_of_weights import RangeOfWeights
 from repolicy.many.ledger import Ledger, Row
 from repolicy.objective import Objective, reformulated
 from repolicy.policies.density import Density
@@ -146,16 +146,16 @@ def trained_dial(name: str, seed: int, runs: Path, how: str) -> Row:
 @contextmanager
 def shuffled() -> Iterator[None]:
     """Meanwhile episodes are paid by other positions than those that the network is shown."""
-    shown = ConditionedWorker.asked
+    shown = RangeOfWeights.asked
 
-    def asked(self: ConditionedWorker, rollout: Rollout) -> Tensor:
+    def asked(self: RangeOfWeights, rollout: Rollout) -> Tensor:
         return torch.from_numpy(others(shown(self, rollout).numpy()))
 
-    ConditionedWorker.asked = asked  # type: ignore[method-assign]
+    RangeOfWeights.asked = asked  # type: ignore[method-assign]
     try:
         yield
     finally:
-        ConditionedWorker.asked = shown  # type: ignore[method-assign]
+        RangeOfWeights.asked = shown  # type: ignore[method-assign]
 
 
 def others(places: np.ndarray) -> np.ndarray:

@@ -22,9 +22,8 @@ from repolicy.envs.addons import Addon, combined
 from repolicy.envs.making import observing
 from repolicy.learning.training import customize
 from repolicy.many.ledger import Row
-from repolicy.objective import Objective
+from repolicy.objective import Objective, residual
 from repolicy.plan.defaults import customize_defaults
-from repolicy.plan.wanted import Wanted
 from repolicy.policies.density import Density
 from repolicy.policies.policy import Policy
 from repolicy.priors.finding import find_policy
@@ -61,7 +60,7 @@ def measure(task: Task, path: Path, folder: Path, seed: int, steps: int, budget:
     saved = read_policy(path)
     env, addon = observing(task.env, saved.policy.observation_size), combined([task.addon])
     settings = replace(customize_defaults(saved.policy), steps=steps, seed=seed, ranks=1)
-    wanted = Wanted("residual", "auto" if budget else None)
+    wanted = residual("auto" if budget else None)
     result = customize(path, task.addon, wanted, folder, settings, env=env, resume=True)
     request, last = RunFolder(folder).request(), read_policy(RunFolder(folder).last_policy)
     assert request is not None

@@ -22,6 +22,7 @@ from repolicy.learning.segments import Segments
 from repolicy.learning.worker import Worker
 from repolicy.objective import Objective, greedy, residual
 from repolicy.priors.finding import find_policy
+from repolicy.ranges import Range
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import commit
 from repolicy.runs.ranks import Alone, one_thread
@@ -48,7 +49,7 @@ def measure(prior: str, rounds: int) -> dict[str, Any]:
     alpha, omega = float(task.alpha), float(task.omega)
     with tempfile.TemporaryDirectory() as path:
         workers = {
-            "dial": worker(prior, task, residual(omega, alpha, omega_to=10 * omega), Path(path) / "dial"),
+            "dial": worker(prior, task, residual(Range(omega, 10 * omega), alpha, states=0.0), Path(path) / "dial"),
             "states": worker(prior, task, residual(omega, alpha, states=omega), Path(path) / "states"),
             "residual": worker(prior, task, residual(omega, alpha), Path(path) / "residual"),
             "greedy": worker(prior, task, greedy(alpha), Path(path) / "greedy"),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from repolicy.envs.rollout import Episodes, Rollout
 from repolicy.learning import ppo
+from repolicy.learning.one_weight import OneWeight
 from repolicy.learning.worker import Worker
 from repolicy.objective import residual
 from repolicy.plan import states
@@ -83,8 +84,8 @@ def one_step(team: ranks.Ranks) -> dict[str, Any]:
     share = ENVS // team.count
     mine = slice(team.index * share, (team.index + 1) * share)
     settings = Settings(max_gradient_norm=1e9)
-    me: Any = SimpleNamespace(settings=settings, team=team)
-    normalized, returned, _ = Worker.normalized(me, gains[:, mine], returns[:, mine])
+    me: Any = SimpleNamespace(settings=settings)
+    normalized, returned, _ = OneWeight.normalized(me, gains[:, mine], returns[:, mine], team)
     learner.return_scale.update(returned, learner.critic)
     batch = ppo.Batch(
         observations[:, mine].flatten(0, 1),
@@ -139,7 +140,9 @@ def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
     made.exact, made.scorer = made.prior, Scorer(made.prior)
     made.density = states.density_of(made.prior, made.request, team)
     made.learner = ppo.Learner(policy, Mlp(SIZE, (16,), 1), 1e-3)
-    made.addon = SimpleNamespace(reward=lambda before, actions, after, info: -np.abs(after[..., 0]))
+    made.terms = OneWeight.__new__(OneWeight)
+    made.terms.settings, made.terms.size = made.settings, SIZE
+    made.terms.addon = SimpleNamespace(reward=lambda before, actions, after, info: -np.abs(after[..., 0]))
     share = ENVS // team.count
     batch, summary = made.prepared(shared_rollout(policy, slice(team.index * share, (team.index + 1) * share)), False)
     made.learner.differentiate(batch, made.settings, bonus=0.0)

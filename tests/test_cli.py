@@ -17,7 +17,7 @@ from tiny_envs import tiny
 from repolicy.cli import doctor
 from repolicy.cli import main as cli
 from repolicy.cli.main import _words
-from repolicy.plan.wanted import Wanted
+from repolicy.cli.run_commands import overrides
 from repolicy.policies.file import save_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.terminal import Terminal
@@ -111,12 +111,13 @@ def test_a_home_folder_is_what_the_shell_makes_of_it(monkeypatch: pytest.MonkeyP
 
 
 def test_words_come_in_any_order_and_spelling() -> None:
-    """What an option is by default hangs on the prior, wherever on the line it is named."""
+    """Of the settings, only those that are named are handed on; an option goes before the file."""
     usual = cli._parsed("customize", ["halfcheetah", "--addon", "hind_leg", "--omega", "0.17", "--gamma", "0.7"])
-    assert (usual.settings.critic_warmup, usual.settings.gamma, usual.settings.minibatch) == (0.05, 0.7, 1024)
+    assert usual.settings == {"gamma": 0.7}
     assert cli._parsed("customize", ["--addon=hind_leg", "--omega=0.17", "--gamma=0.7", "halfcheetah"]) == usual
-    Path("mine.json").write_text('{"learning_rate": 0.5}')
-    assert cli._parsed("train", ["--settings=mine.json", "Ant-v4", "--steps=2e6"]).settings.learning_rate == 0.5
+    Path("mine.json").write_text('{"learning_rate": 0.5, "steps": 3}')
+    found = cli._parsed("train", ["--settings=mine.json", "Ant-v4", "--steps=2e6", "--no-normalize-advantages"])
+    assert overrides(found) == {"learning_rate": 0.5, "steps": 2_000_000, "normalize_advantages": False}
 
 
 def test_a_run_is_resumed_by_its_folder_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,8 +126,6 @@ def test_a_run_is_resumed_by_its_folder_alone(capsys: pytest.CaptureFixture[str]
     answered(capsys, "train", env, "--alpha", "0.1", *SMALL, "--out", "prior")
     customized = ["--omega", "0.3", "--alpha", "0.2", "--addon", f"{wish}=2", "--sparse", "--no-report", *SMALL]
     answered(capsys, "customize", "prior", *customized, "--env", env, "--out", "run")
-    again = cli._parsed("customize", ["prior", "--out", "run", "--resume", "--trust"])
-    assert (again.wanted(), again.addon, again.sparse) == (Wanted("residual", 0.3, 0.2, 0.0), (f"{wish}=2",), True)
     assert answered(capsys, "customize", "prior", "--out", "run", "--resume", "--trust", "--no-report")["finished"]
     for words, folder, whose in ((["train", env], "run", "customize"), (["customize", "x"], "prior", "train")):
         said = refused(capsys, 2, *words, "--out", folder, "--resume")
@@ -278,11 +277,11 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
         ("customize hopper --addon hind_leg --omega 0.1", "reads the numbers of HalfCheetah"),
         ("evaluate hopper --addon hind_leg", "reads the numbers of HalfCheetah"),
         ("rql train Pendulum-v1 --alpha 0.1 --addon hind_leg --objective greedy", "reads the numbers of HalfCheetah"),
-        ("customize halfcheetah --addon hind_leg --omega auto --objective kl", "auto goes with --objective residual"),
+        ("customize halfcheetah --addon hind_leg --omega auto --objective kl", "objective kl has no omega"),
         ("customize halfcheetah --addon hind_leg --omega much", "--omega is 'much'; it must be a number, a range"),
         (
             "customize halfcheetah --addon hind_leg --omega auto --kl-budget 1 --objective greedy",
-            "--kl-budget goes with --omega auto",
+            "objective greedy has no omega",
         ),
         (
             "customize halfcheetah --addon height --omega 0.1 --env Hopper-v4",
@@ -358,7 +357,7 @@ def test_a_prior_whose_nat_is_worth_something_gives_omega(
     for name, error in (("known", 0.01), ("unknown", 0.4)):
         worth = {"value": 0.25, "error": error, "episodes": 32}
         save_policy(f"{name}.safetensors", saved.policy, saved.card | {"nat_worth": worth})
-    monkeypatch.setattr("repolicy.plan.wanted.weights_found", lambda *_: None)
+    monkeypatch.setattr("repolicy.plan.weights.weights_found", lambda *_: None)
     code, _, said = typed(capsys, "customize", "unknown.safetensors", *wish, "--out", "held")
     assert (code, "the policy drifts 2 nats a step from its prior" in said) == (0, True)
     assert json.loads(Path("held/run.json").read_text())["request"]["settings"]["kl_budget"] == 2.0

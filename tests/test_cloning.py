@@ -22,6 +22,7 @@ from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.fitting import Samples
 from repolicy.priors.kinds import Exact, MeanPrior, ScoredPrior, State, prior_of
 from repolicy.priors.opening import read_policy
+from repolicy.ranges import Range
 from repolicy.report.run_page import repeat
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
@@ -132,7 +133,7 @@ class Remembering:
     ("weight", "objective", "dial"),
     [
         ("=0..2", residual(0.3, 0.1), "stay_near from 0 to 2"),
-        ("", residual(0.3, 0.1, omega_to=3.0), "omega from 0.3 to 3"),
+        ("", residual(Range(0.3, 3.0), 0.1, 0.0), "omega from 0.3 to 3"),
     ],
 )
 def test_a_dial_goes_with_a_prior_that_is_fitted(weight: str, objective: Objective, dial: str, tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def test_a_request_of_wrong_types_is_refused(change: dict[str, Any], capsys: pyt
 def test_settings_that_are_none_are_refused(content: str) -> None:
     Path("settings.json").write_text(content)
     with pytest.raises(UsageError):
-        read_settings(Path("settings.json"), Settings())
+        Settings(**read_settings(Path("settings.json"), Settings))
 
 
 def test_names_as_long_as_a_page(capsys: pytest.CaptureFixture[str]) -> None:

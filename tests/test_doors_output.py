@@ -30,6 +30,7 @@ from repolicy.policies import storage
 from repolicy.policies.actions import ActionSpace
 from repolicy.policies.export import export
 from repolicy.policies.file import read_card, save_policy
+from repolicy.policies.policy import PolicySpec
 from repolicy.priors.finding import beside, find_policy
 from repolicy.runs.callbacks import TensorBoard
 from repolicy.runs.folder import RunFolder
@@ -113,7 +114,7 @@ def test_imitating_leaves_files_of_others_alone(monkeypatch: pytest.MonkeyPatch)
     Path("notes.txt").write_text("my own notes")
     np.savez("d.npz", observations=np.random.rand(100, 1), actions=np.random.rand(100, 1))
     monkeypatch.setattr(imitation, "fit", lambda *_: pytest.fail("fitted"))
-    save_policy(Path("mine"), repolicy.Policy(repolicy.PolicySpec(1, SPACE)), {"which": "copy"})
+    save_policy(Path("mine"), repolicy.Policy(PolicySpec(1, SPACE)), {"which": "copy"})
     safetensors.torch.save_file({"a": torch.ones(1)}, "theirs.safetensors")
     before = {name: Path(name).read_bytes() for name in ("notes.txt", "mine", "theirs.safetensors")}
     for name in before:
@@ -136,7 +137,7 @@ def test_what_is_made_of_a_policy_is_not_written_over_a_policy(
     words: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Theirs are files of another library: ONNX by its name, or under a name of its own."""
-    policy = repolicy.Policy(repolicy.PolicySpec(11, SPACE))
+    policy = repolicy.Policy(PolicySpec(11, SPACE))
     save_policy(Path("ours.safetensors"), policy, {"request": {"env": "Hopper-v4"}})
     export(policy, Path("theirs.onnx"), "onnx")
     shutil.copy("theirs.onnx", "theirs")
@@ -153,7 +154,7 @@ def test_a_run_that_was_stopped_is_told_from_one_that_is_done(capsys: pytest.Cap
     folder = RunFolder(Path("run"))
     with folder.locked():
         folder.begin(request.as_dict(), {}, False, None)
-    save_policy(folder.policy, repolicy.Policy(repolicy.PolicySpec(11, SPACE)), {"request": {"env": "Hopper-v4"}})
+    save_policy(folder.policy, repolicy.Policy(PolicySpec(11, SPACE)), {"request": {"env": "Hopper-v4"}})
     assert "std" in inspect(Path("run"))
     said = "run: this run is not finished: 0 of 2,000 steps are done so far"
     for words in ("evaluate run --episodes 1", "export run --out run.onnx"):
@@ -167,7 +168,7 @@ def test_what_is_made_of_the_policies_of_others_is_put_here(tmp_path: Path) -> N
     ours, theirs = tmp_path / "a" / "ours.safetensors", tmp_path / "b" / "theirs.onnx"
     for path in (ours, theirs):
         path.parent.mkdir()
-    policy = repolicy.Policy(repolicy.PolicySpec(11, SPACE))
+    policy = repolicy.Policy(PolicySpec(11, SPACE))
     save_policy(ours, policy, {})
     export(policy, theirs, "onnx")
     assert [beside(path) for path in (ours, theirs, find_policy("hopper"))] == [tmp_path / "a", Path(), Path()]
@@ -220,7 +221,7 @@ def test_options_of_reading_are_refused_for_files_of_ours(
     option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("repolicy.report.movie.films", lambda *_: pytest.fail("filmed"))
-    save_policy("mine", repolicy.Policy(repolicy.PolicySpec(11, SPACE)), {"request": {"env": "Hopper-v4"}})
+    save_policy("mine", repolicy.Policy(PolicySpec(11, SPACE)), {"request": {"env": "Hopper-v4"}})
     storage.write(Path("batch"), "checkpoint", {"a": torch.ones(1)}, {})
     RunFolder(Path("run")).begin(Request("Hopper-v4", soft(0.1), SMALL).as_dict(), {}, False)
     for words in ("inspect mine", "inspect batch", "inspect run", "render mine --out film.gif", "evaluate mine"):
@@ -228,7 +229,7 @@ def test_options_of_reading_are_refused_for_files_of_ours(
 
 
 def test_one_position_of_a_dial_takes_no_episodes(capsys: pytest.CaptureFixture[str]) -> None:
-    policy = repolicy.Policy(repolicy.PolicySpec(11, SPACE))
+    policy = repolicy.Policy(PolicySpec(11, SPACE))
     save_policy("mine", policy, {"request": {"env": "Hopper-v4"}}, prior=policy)
     said = refused(capsys, 2, "dial", "mine", "--at", "0.5", "--episodes", "10", "--out", "half")
     assert "--env, --addon and --episodes are for the report" in said
@@ -238,7 +239,7 @@ def test_one_position_of_a_dial_takes_no_episodes(capsys: pytest.CaptureFixture[
 def test_a_position_of_a_policy_in_a_cache_is_put_here(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    policy, cached = repolicy.Policy(repolicy.PolicySpec(11, SPACE)), Path("cache", "far.safetensors").absolute()
+    policy, cached = repolicy.Policy(PolicySpec(11, SPACE)), Path("cache", "far.safetensors").absolute()
     save_policy(cached, policy, {"request": {"env": "Hopper-v4"}}, prior=policy)
     monkeypatch.setattr("repolicy.priors.finding.DOWNLOADED", {cached})
     code, _, said = typed(capsys, "dial", str(cached), "--at", "0.5", "--how", "weights")
@@ -248,7 +249,7 @@ def test_a_position_of_a_policy_in_a_cache_is_put_here(
 
 
 def test_a_page_of_a_dial_takes_the_place_of_no_other(capsys: pytest.CaptureFixture[str]) -> None:
-    policy = repolicy.Policy(repolicy.PolicySpec(11, SPACE))
+    policy = repolicy.Policy(PolicySpec(11, SPACE))
     save_policy("mine", policy, {"request": {"env": "Hopper-v4", "addons": ["height"]}}, prior=policy)
     Path("run").mkdir()
     Path("run", "report.html").write_text("of a run")
@@ -265,7 +266,7 @@ def test_a_card_may_tell_more_of_what_a_nat_is_worth(
     monkeypatch.setattr("repolicy.plan.diagnosis.diagnose", told)
     worth = {"value": 0.5, "error": 0.125, "episodes": 9, "measured": "by a version to come"}
     card = {"request": {"env": "Hopper-v4"}, "nat_worth": worth}
-    save_policy("mine", repolicy.Policy(repolicy.PolicySpec(11, SPACE)), card)
+    save_policy("mine", repolicy.Policy(PolicySpec(11, SPACE)), card)
     assert weights_of(read_card(Path("mine")), 11) == (0.5, 0.0)
     assert "it is worth 0.5 ± 0.125 by 9 episodes" in refused(capsys, 2, "diagnose", "mine", "--addon", "height")
 

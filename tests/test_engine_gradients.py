@@ -16,6 +16,7 @@ from torch import Tensor
 from repolicy import objective as objectives
 from repolicy.envs.rollout import Episodes, Rollout
 from repolicy.exact import MDP, estimator_gradient
+from repolicy.learning.one_weight import OneWeight
 from repolicy.learning.ppo import Learner
 from repolicy.learning.worker import Worker
 from repolicy.objective import Objective
@@ -135,7 +136,9 @@ def engine_gradient(objective: Objective, surrogate: Any) -> tuple[Policy, Tenso
     made.prior = tabular(PRIOR.log()) if objective.reads_prior or objective.reads_states else None
     made.exact, made.scorer = made.prior, None if made.prior is None else Scorer(made.prior)
     made.density = Known() if objective.reads_states else None
-    made.addon = Table() if objective.reads_addon else None
+    made.terms = OneWeight.__new__(OneWeight)
+    made.terms.settings, made.terms.size = made.settings, 2
+    made.terms.addon = Table() if objective.reads_addon else None
     seen = rollout(policy)
     batch, _ = made.prepared(seen, stop=False)
     made.learner.differentiate(batch, made.settings, objective.bonus)

@@ -41,21 +41,6 @@ def test_the_help_has_the_options_that_are_read(name: str) -> None:
     assert {option.replace("[no-]", "") for option in shown} == read - unused
 
 
-def test_help_without_a_prior_is_the_help_with_one_but_for_what_depends_on_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")  # so that no line is broken in two
-    monkeypatch.setattr(pages, "WIDEST", 200)
-    alone = printed(capsys, "customize", "--help").splitlines()
-    named = printed(capsys, "customize", "halfcheetah", "--help").splitlines()
-    assert alone[0] == named[0] == "usage: repolicy customize PRIOR [options]"
-    different = [(ours, theirs) for ours, theirs in zip(alone, named, strict=True) if ours != theirs]
-    assert all(ours.endswith("(default: depends on the prior)") for ours, _ in different)
-    assert any(theirs.endswith("Adam's step size at the start. (default: 0.0003)") for _, theirs in different)
-    assert len(different) == " ".join(alone).count("depends on the prior") < 12
-    assert named == printed(capsys, "customize", "--help", "halfcheetah").splitlines()
-
-
 @pytest.mark.parametrize("words", ["customize nowhere", "train --no-such-option", "sweep", "train Nope-v0 --envs x"])
 def test_help_is_given_to_those_who_are_wrong(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, *words.split(), "--help").startswith(f"usage: repolicy {words.split()[0]} ")

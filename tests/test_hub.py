@@ -18,6 +18,7 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors import hub
 from repolicy.report import publish
+from repolicy.report.publish import push
 
 pytest.importorskip("huggingface_hub")
 from benchmarks.pretended_hub import Hub, endpoint, serving
@@ -81,7 +82,7 @@ def test_the_card_has_table_license_and_how_to_repeat(
     prior, wishes = a_policy(request={"env": ENV}), [tiny("stay_near"), f"{Path('this|that.py').resolve()}:stay_near"]
     result = repolicy.customize(prior, wishes, repolicy.residual(0.3, 0.1), "runs/near", settings, env=ENV)
     Path("runs/near/policy.mp4").write_bytes(b"film")
-    done = repolicy.push(result.folder, "hf://somebody/near", episodes=3, trust=True)
+    done = push(result.folder, "hf://somebody/near", episodes=3, trust=True)
     assert done.files == ("policy.safetensors", "README.md", "policy.mp4")
     card = files["somebody/near"]["README.md"].decode()
     header, _, text = card.removeprefix("---\n").partition("\n---\n")
@@ -94,17 +95,17 @@ def test_the_card_has_table_license_and_how_to_repeat(
     assert "repolicy customize hf://somebody/near --env ENV --addon NAME" in text
     assert "--omega 0.3 --alpha 0.1" in text.partition("## Make it again")[2]
     monkeypatch.chdir("runs/near")
-    repolicy.push(".", "hf://somebody/near", episodes=1, trust=True)
+    push(".", "hf://somebody/near", episodes=1, trust=True)
     again = files["somebody/near"]["README.md"].decode().partition("## Make it again")[2].partition("Made with")[0]
     assert again == text.partition("## Make it again")[2].partition("Made with")[0]
     monkeypatch.chdir("../..")
     assert hashlib.sha256(files["somebody/near"]["policy.safetensors"]).hexdigest() in text
     assert typed(capsys, "dial", "runs/near", "--at", "0.5", "--how", "weights", "--trust")[0] == 0
     for beside in ("prior", "policy-weights-0.5"):  # no run of that command ends with these
-        repolicy.push(f"runs/near/{beside}.safetensors", "hf://somebody/beside", episodes=1, env=ENV, trust=True)
+        push(f"runs/near/{beside}.safetensors", "hf://somebody/beside", episodes=1, env=ENV, trust=True)
         assert "Make it again" not in files["somebody/beside"]["README.md"].decode()
     Path("moved.safetensors").write_bytes((result.folder / "policy.safetensors").read_bytes())  # out of its run
-    repolicy.push("moved.safetensors", "hf://somebody/moved", episodes=1, trust=True)
+    push("moved.safetensors", "hf://somebody/moved", episodes=1, trust=True)
     assert "--steps 256 " in files["somebody/moved"]["README.md"].decode().partition("## Make it again")[2]
     assert typed(capsys, "push", "runs/near", "hf://somebody/near", "--episodes", "1")[0] == 2  # it names code
 
@@ -112,7 +113,7 @@ def test_the_card_has_table_license_and_how_to_repeat(
 def test_what_a_file_says_does_not_leave_its_place_on_the_card(files: dict[str, dict[str, bytes]]) -> None:
     card = {"command": "repolicy train x\n```\n<img src=x>`", "versions": {"torch": "`<b>`"}}
     save_policy("theirs.safetensors", a_policy(), card)
-    repolicy.push("theirs.safetensors", "hf://somebody/theirs", episodes=1, env=ENV)
+    push("theirs.safetensors", "hf://somebody/theirs", episodes=1, env=ENV)
     text = files["somebody/theirs"]["README.md"].decode()
     assert text.count("```") == 4  # two blocks, each with a beginning and an end
     assert "Made with `torch '<b>'`." in text
@@ -122,7 +123,7 @@ def test_a_card_of_residual_q_learning_repeats_its_command(files: dict[str, dict
     command, request = "repolicy rql train Walk-v0 --alpha 0.5", {"env": ENV, "method": "dqn"}
     save_policy("q/policy.safetensors", a_policy(), {"request": request, "command": command})
     Path("q/run.json").write_text(json.dumps({"request": request}))
-    repolicy.push("q", "hf://somebody/q", episodes=1, trust=True)
+    push("q", "hf://somebody/q", episodes=1, trust=True)
     assert command in files["somebody/q"]["README.md"].decode().partition("## Make it again")[2]
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import repolicy
+from repolicy.runs.result import Result
 
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "first_hour.ipynb"
 FEWER = {"STEPS": "256", "EPISODES": "1"}
-SMALL = "steps=STEPS, envs=8, n_steps=32, minibatch=64, evaluation_episodes=1"
+SMALL = '"steps": STEPS, "envs": 8, "n_steps": 32, "minibatch": 64, "evaluation_episodes": 1'
 
 
 def cells() -> list[str]:
@@ -26,11 +26,11 @@ def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     for cell in cells():
         for name, value in FEWER.items():
             cell = re.sub(rf"^{name} = .*$", f"{name} = {value}", cell, flags=re.MULTILINE)
-        cell = cell.replace("steps=STEPS", SMALL)
+        cell = cell.replace('"steps": STEPS', SMALL)
         exec(compile(cell, "first_hour.ipynb", "exec"), names)
     assert names["STEPS"] == 256
     higher = names["higher"]
-    assert isinstance(higher, repolicy.Result)
+    assert isinstance(higher, Result)
     assert higher.finished
     said = capsys.readouterr().out
     assert "mean loudness" in said  # the add-on's metric, by its name

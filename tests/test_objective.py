@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from repolicy import objective
 from repolicy.errors import UsageError
 from repolicy.objective import Objective, reformulated, task_reward
-from repolicy.ranges import Dial, ends_of
+from repolicy.ranges import Dial, Range
 
 ALPHA, OMEGA = 0.13472, 0.17
 
@@ -185,7 +186,7 @@ def test_what_is_read() -> None:
     }
 
 
-@pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf, True, "0.1", None])
+@pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf, True, "0.1", [0.1]])
 @pytest.mark.parametrize("name", ["omega", "alpha", "bonus"])
 def test_coefficients_are_checked(name: str, bad: Any) -> None:
     with pytest.raises(UsageError, match=f"{name} is .*; it must be a finite number, 0 or greater"):
@@ -207,12 +208,14 @@ def test_a_dials_values_are_apart_and_where_they_should_be(scale: Any, low: floa
 
 
 def test_the_ends_of_a_range() -> None:
-    assert [ends_of(text) for text in ("0.03..3", "1e-3..2", ".1..3", "0.3")] == [
-        (0.03, 3.0), (0.001, 2.0), (0.1, 3.0), None
+    assert [Range.of(text) for text in ("0.03..3", "1e-3..2", ".1..3", "0.3")] == [
+        Range(0.03, 3.0), Range(0.001, 2.0), Range(0.1, 3.0), 0.3
     ]  # fmt: skip
+    assert f"{Range(0.1, 1 / 3)}" == "0.1..0.3333333333333333"
+    assert f"{Range(0.1, 1 / 3):.2g}" == "0.1..0.33"
     for none in ("0.1...3", "..3", "1..", "a..b", "1..2..3"):
         with pytest.raises(ValueError, match=r"could end|could not convert"):
-            ends_of(none)
+            Range.of(none)
 
 
 def test_every_named_objective_knows_its_name() -> None:
@@ -240,15 +243,24 @@ def test_named() -> None:
     ("name", "given", "message"),
     [
         ("softer", {}, "no objective 'softer'; choose from no_entropy, "),
-        ("soft", {}, "soft needs alpha; name one with --alpha"),
-        ("residual", {"alpha": 0.1}, "residual needs omega; name one with --omega"),
         ("kl", {"alpha": 0.1, "omega": 0.1}, "kl has no omega; it takes alpha"),
         ("no_entropy", {"alpha": 0.1}, "no_entropy has no alpha; it takes no coefficient"),
     ],
 )
-def test_named_takes_exactly_its_coefficients(name: str, given: dict[str, float], message: str) -> None:
+def test_named_takes_no_other_coefficients(name: str, given: dict[str, float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         objective.named(name, **given)
+
+
+def test_a_weight_that_is_left_out_is_not_set() -> None:
+    for name in objective.OBJECTIVES:
+        assert objective.named(name).is_set == (name == "no_entropy")
+    assert objective.residual(OMEGA, ALPHA).is_set
+    assert not objective.residual(Range(0.1, 3.0), ALPHA).is_set  # its states
+    assert replace(objective.kl(), alpha=ALPHA) == objective.kl(ALPHA) == Objective("addon", omega=ALPHA, alpha=ALPHA)
+    assert replace(objective.repeat_entropy(), alpha=ALPHA) == Objective(alpha=ALPHA, bonus=ALPHA)
+    with pytest.raises(UsageError, match="one weight for both terms"):
+        objective.kl(Range(0.1, 3.0))
 
 
 def test_an_objective_survives_json() -> None:

@@ -15,7 +15,7 @@ from repolicy.envs.evaluation import run_episodes
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
 from repolicy.errors import NumericError, UsageError
-from repolicy.plan.starting import start_of
+from repolicy.plan.starting import open_prior
 from repolicy.policies.actions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.code import exact_of, from_source, is_code, source_of
@@ -142,7 +142,7 @@ def test_a_std_that_was_given_is_the_same_in_another_process(
     layers = {"fc1": nn.Linear(3, 8), "fc2": nn.Linear(8, 8), "fc_mu": nn.Linear(8, 2)}
     state = {f"{name}.{part}": each for name, layer in layers.items() for part, each in layer.state_dict().items()}
     torch.save(state | {"action_scale": torch.ones(2), "action_bias": torch.zeros(2)}, "td3.pth")
-    start = start_of("td3.pth", options, "clone", False, Path("kept"))
+    start = open_prior("td3.pth", options, "clone", False, Path("kept"))
     again = from_source(json.loads(json.dumps(start.source)))
     observations, actions = torch.randn(5, 3), torch.randn(5, 2)
     assert isinstance(start.exact, Policy)
@@ -165,7 +165,7 @@ def test_code_that_leads_to_a_policy_of_ours_is_copied(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import repolicy\npolicy = repolicy.load_policy('hopper')\n")
     reference, kept = f"{tmp_path / 'mine.py'}:policy", tmp_path / "prior.safetensors"
     for init in ("auto", "copy"):
-        start = start_of(reference, None, init, True, kept)
+        start = open_prior(reference, None, init, True, kept)
         assert start.exact is None
         assert start.saved is not None
         observations = torch.randn(5, start.saved.policy.observation_size)

@@ -18,7 +18,7 @@ from repolicy.cli import main as cli
 from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import critic_size, make_envs, with_roles
 from repolicy.errors import UsageError
-from repolicy.learning.dialed_worker import ConditionedWorker
+from repolicy.learning.range_of_weights import RangeOfWeights
 from repolicy.learning.segments import Segments
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, greedy, no_entropy, residual, soft
@@ -27,6 +27,7 @@ from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.storage import read
 from repolicy.priors.opening import load_policy
+from repolicy.ranges import Range
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import shares_memory
 from repolicy.runs.ranks import Alone
@@ -360,11 +361,13 @@ def test_residual_q_learning_takes_no_parts() -> None:
 # With a dial ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("objective", [residual(0.05, 0.1, omega_to=1.6), residual(0.05, 0.1, 0.0, 1.6, 0.4)])
+@pytest.mark.parametrize(
+    "objective", [residual(Range(0.05, 1.6), 0.1, 0.0), residual(Range(0.05, 1.6), Range(0.1, 0.4), 0.0)]
+)
 def test_with_dials_both_see_the_positions_last(tmp_path: Path, objective: Objective) -> None:
     """And the prior and the add-on still see the policy's part alone."""
     made = segments(tmp_path, ENV, objective).worker
-    assert isinstance(made, ConditionedWorker)
+    assert isinstance(made.terms, RangeOfWeights)
     rollout = made.collector.collect(made.learner.policy)
     own, place, hidden = torch.from_numpy(rollout.observations).split([2, len(objective.dials), 3], -1)
     assert float(place.min()) == -1.0
@@ -375,7 +378,7 @@ def test_with_dials_both_see_the_positions_last(tmp_path: Path, objective: Objec
     log_prior, *_ = made.score(rollout, critic_inputs)
     assert log_prior is not None
     torch.testing.assert_close(log_prior, rollout.log_probs, atol=1e-5, rtol=1e-5)
-    assert torch.equal(made.asked(rollout), place[:-1])
+    assert torch.equal(made.terms.asked(rollout), place[:-1])
     before = made.learner.parameters.clone()
     made.iterate(stop=False)
     assert not torch.equal(made.learner.parameters, before)

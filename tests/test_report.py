@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from html import escape, unescape
 from itertools import count
 from pathlib import Path
@@ -18,7 +19,8 @@ from repolicy.envs.evaluation import EVALUATION_SEED, Column, Evaluation, evalua
 from repolicy.errors import FileError, RepolicyError
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, residual, soft
-from repolicy.plan.wanted import for_customizing
+from repolicy.plan.defaults import customize_defaults, train_defaults
+from repolicy.plan.weights import plan
 from repolicy.policies.file import save_policy
 from repolicy.priors.opening import read_policy
 from repolicy.report import run_page as report
@@ -155,10 +157,12 @@ def test_the_command_on_the_page_asks_for_the_same_run(runs: tuple[RunFolder, Ru
     assert request is not None
     words = shlex.split(report.repeat(runs[which], request))
     command = cli._parsed(words[1], words[2:])
-    assert json.loads(json.dumps(command.settings.as_dict())) == request["settings"]
+    usual = customize_defaults(read_policy(command.prior).policy) if which else train_defaults(ENV)
+    settings = replace(usual, **command.settings)
+    assert json.loads(json.dumps(settings.as_dict())) == request["settings"]
     assert command.addon == tuple(request["addons"])
     if which:
-        chosen = for_customizing(command.wanted(), read_policy(command.prior), ENV, command.addon, command.settings)
+        chosen = plan(command.wanted(), read_policy(command.prior), ENV, command.addon, settings)
         assert chosen.objective == Objective(**request["objective"])
         assert read_policy(command.prior).card == read_policy(runs[which].prior).card
     else:

@@ -14,13 +14,13 @@ from tiny_envs import LinearQuadratic, Manifold, stay_near, tiny
 import repolicy
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import lives_here_alone, load_object, reference_to
+from repolicy.objective import residual
 from repolicy.plan.session import continued, ranks_for
-from repolicy.plan.wanted import Wanted
 from repolicy.policies.actions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.runs import ranks
-from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
+from repolicy.runs.result import Result
 
 SMALL = repolicy.Settings(
     steps=512, envs=8, n_steps=16, minibatch=64, checkpoint_every=2, hidden=(8,), evaluation_episodes=2
@@ -33,7 +33,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[repolicy.Result, repolicy.Result]:
+def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Result]:
     """A policy that was trained in an environment of this session, and customized to a wish of this session."""
     folder = tmp_path_factory.mktemp("chain")
 
@@ -74,7 +74,7 @@ def test_what_lives_here_alone_takes_one_rank(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_sweep_takes_names_and_results_but_nothing_that_lives_here_alone(
-    chain: tuple[repolicy.Result, repolicy.Result],
+    chain: tuple[Result, Result],
 ) -> None:
     settings = replace(SMALL, ranks=1)
     with pytest.raises(UsageError, match=r"each point of a sweep is a process of its own.*file.py:lambda"):
@@ -93,7 +93,7 @@ def test_other_ranks_import_what_this_process_can(tmp_path: Path, monkeypatch: p
         pass  # ends with an error where the other could not
 
 
-def test_a_policy_is_customized_from_a_result_to_a_function(chain: tuple[repolicy.Result, repolicy.Result]) -> None:
+def test_a_policy_is_customized_from_a_result_to_a_function(chain: tuple[Result, Result]) -> None:
     prior, wish = chain
     assert (prior.finished, wish.finished) == (True, True)
     scored = wish.evaluate(4)
@@ -109,7 +109,7 @@ def test_what_is_left_out_is_as_in_the_run_that_is_resumed(tmp_path: Path) -> No
     """Nobody can tell what a nat is worth here, so the run takes a budget, which the same call finds again."""
     prior = Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(4,)))
 
-    def again(objective: Any, settings: repolicy.Settings | None, resume: bool = True) -> repolicy.Result:
+    def again(objective: Any, settings: repolicy.Settings | None, resume: bool = True) -> Result:
         return repolicy.customize(
             prior, tiny("constant"), objective, tmp_path / "run", settings, env=tiny("WithoutReward"), sparse=True,
             resume=resume,
@@ -119,11 +119,11 @@ def test_what_is_left_out_is_as_in_the_run_that_is_resumed(tmp_path: Path) -> No
     first = again(None, one, resume=False)
     assert {"prior_kl", "evaluation_objective"} <= set(first.last)
     told = {name: value for name, value in first.last.items() if np.isfinite(value)}
-    for objective in (None, Wanted("residual"), Wanted("residual", "auto")):
+    for objective in (None, residual(), residual("auto")):
         for settings in (one, None):
             assert again(objective, settings).last == told  # and nothing was left to do
     with pytest.raises(UsageError, match="and now omega is to be 0.3"):
-        again(Wanted("residual", 0.3), one)
+        again(residual(0.3), one)
 
 
 def test_a_name_that_is_too_long_for_a_folder_is_said_where_the_folder_is_made() -> None:
@@ -139,22 +139,16 @@ def test_a_name_that_is_too_long_for_a_folder_is_said_where_the_folder_is_made()
 def test_a_budget_goes_on_from_where_it_began(tmp_path: Path) -> None:
     """The run that chose it knew from its measurement how much a nat can be worth, and began there."""
     begun = Request("CartPole-v1", repolicy.kl(0.7), replace(SMALL, ranks=1, kl_budget=2.0), ("a.py:wish",), "0" * 64)
-    RunFolder(tmp_path).begin(begun.as_dict(), {}, False, b"")
-    for asked in (Wanted("residual"), Wanted("residual", "auto")):
-        objective, settings, _ = continued(asked, SMALL, tmp_path, True)
-        assert isinstance(objective, Wanted)
-        assert settings is not None
-        assert (objective.alpha, settings.kl_budget) == (0.7, 2.0)
-    assert continued(None, None, tmp_path, True)[0] == repolicy.kl(0.7)
+    for asked in (residual(), residual("auto")):
+        assert continued(asked, SMALL, begun, tmp_path) == (repolicy.kl(0.7), replace(SMALL, kl_budget=2.0))
     with pytest.raises(UsageError, match="stay 2 nats a step from the prior, and now omega is to be 0.3"):
-        continued(Wanted("residual", 0.3), None, tmp_path, True)
+        continued(residual(0.3), SMALL, begun, tmp_path)
 
 
 def test_a_run_at_a_weight_does_not_go_on_with_a_budget(tmp_path: Path) -> None:
     begun = Request("CartPole-v1", repolicy.residual(0.3, 0.7), replace(SMALL, ranks=1), ("a.py:wish",), "0" * 64)
-    RunFolder(tmp_path).begin(begun.as_dict(), {}, False, b"")
     with pytest.raises(UsageError, match="it has no budget, and now ω′ and α̂ move to stay 1 nats"):
-        continued(Wanted("residual"), replace(SMALL, kl_budget=1.0), tmp_path, True)
+        continued(residual(), replace(SMALL, kl_budget=1.0), begun, tmp_path)
 
 
 def test_a_result_is_evaluated_where_it_was_trained() -> None:
@@ -168,7 +162,7 @@ def test_a_policy_of_ours_has_its_std() -> None:
         repolicy.customize(policy, stay_near, std=0.1, env=LinearQuadratic)
 
 
-def test_a_result_tells_of_itself_in_one_line(chain: tuple[repolicy.Result, repolicy.Result]) -> None:
+def test_a_result_tells_of_itself_in_one_line(chain: tuple[Result, Result]) -> None:
     prior, wish = chain
     for result in chain:
         assert repr(result).startswith(f"Result of {result.folder}: 512 steps; objective ")
@@ -178,7 +172,7 @@ def test_a_result_tells_of_itself_in_one_line(chain: tuple[repolicy.Result, repo
     assert "stopped early" in repr(replace(wish, finished=False))
 
 
-def test_a_result_has_its_metrics_and_draws_them(chain: tuple[repolicy.Result, repolicy.Result]) -> None:
+def test_a_result_has_its_metrics_and_draws_them(chain: tuple[Result, Result]) -> None:
     pytest.importorskip("matplotlib").use("agg")
     result = chain[1]
     found = result.metrics()
@@ -266,4 +260,5 @@ def test_predict_gives_choices_as_the_environment_counts_them() -> None:
 
 def test_the_names_of_the_first_hour_are_at_the_top() -> None:
     assert repolicy.residual(0.3, 0.1) == repolicy.Objective("addon", omega=0.3, alpha=0.1)
-    assert {"kl", "soft", "greedy", "full", "sweep", "PolicySpec", "Display"} <= set(dir(repolicy))
+    assert {"customize", "train", "sweep", "evaluate", "dial", "load_policy", "Range"} <= set(dir(repolicy))
+    assert len(repolicy.__all__) == 1 + 18

@@ -125,7 +125,7 @@ def test_a_file_replaces_what_it_names(tmp_path: Path) -> None:
         "normalize_advantages": False,
     }
     base = Settings(seed=3, target_kl=0.1)
-    found = read_settings(written(tmp_path, values), base)
+    found = replace(base, **read_settings(written(tmp_path, values), Settings))
     expected = replace(
         base,
         steps=3_000_000,
@@ -142,7 +142,7 @@ def test_a_file_replaces_what_it_names(tmp_path: Path) -> None:
 
 def test_settings_survive_their_own_file(tmp_path: Path) -> None:
     settings = replace(train_defaults("CartPole-v1"), target_kl=0.02, hidden=(8, 9))
-    assert read_settings(written(tmp_path, settings.as_dict()), Settings()) == settings
+    assert Settings(**read_settings(written(tmp_path, settings.as_dict()), Settings)) == settings
 
 
 @pytest.mark.parametrize(
@@ -169,18 +169,18 @@ def test_settings_survive_their_own_file(tmp_path: Path) -> None:
 )
 def test_a_bad_file_is_one_clear_sentence(tmp_path: Path, content: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        read_settings(written(tmp_path, content), Settings())
+        Settings(**read_settings(written(tmp_path, content), Settings))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"there is no file .*nowhere.json"):
-        read_settings(tmp_path / "nowhere.json", Settings())
+        read_settings(tmp_path / "nowhere.json", Settings)
 
 
 def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(UsageError, match="is not JSON"):
-        read_settings(tmp_path / "settings.json", Settings())
+        read_settings(tmp_path / "settings.json", Settings)
 
 
 def test_checked_says_where() -> None:

@@ -151,12 +151,13 @@ def still(observations: np.ndarray, actions: np.ndarray, next_observations: np.n
 
 def test_a_folder_in_use_is_left_as_it_is(prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And that is said before anything is measured."""
-    monkeypatch.setattr("repolicy.many.sweep.states_of_range", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("repolicy.many.sweep.plan", lambda *_: pytest.fail("measured"))
     out = tmp_path / "out"
     (tmp_path / "file").touch()
     with pytest.raises(FileError, match="out cannot be made: .*file is a file and no folder"):
         refused(prior, tmp_path / "file" / "out")
-    write_json(out / "sweep.json", {"request": {"alpha": 1.0}, "omegas": [0.2]})
+    kept = {"env": "Hopper-v4", "addons": [], "alpha": 1.0, "states": 0.0, "settings": {}, "sparse": False}
+    write_json(out / "sweep.json", {"request": kept, "omegas": [0.2]})
     before = (out / "sweep.json").read_bytes()
     (out / "prior.safetensors").write_bytes(b"another")
     with pytest.raises(UsageError, match="holds a sweep already"):

@@ -368,7 +368,7 @@ def test_what_the_critic_explains(tmp_path: Path) -> None:
     gains, targets = torch.tensor([[1.0, -1.0], [3.0, -3.0]]), torch.tensor([[10.0, -10.0], [0.0, 0.0]])
     for wanted in (True, False):
         made = worker(tmp_path, "Counter", soft(0.1), settings=replace(SETTINGS, normalize_advantages=wanted))
-        normalized, returned, explained = made.normalized(gains, targets.unsqueeze(-1))
+        normalized, returned, explained = made.terms.normalized(gains, targets.unsqueeze(-1), made.team)
         assert returned.tolist() == [[4.0], [0.0], [200.0]]
         assert explained == pytest.approx(1.0 - float(gains.var() / targets.var()))
         assert float(normalized.std(correction=0)) == pytest.approx(1.0 if wanted else 5.0**0.5)

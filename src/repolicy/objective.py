@@ -14,62 +14,69 @@ The functions below use only `*`, `+` and `-`, so they work alike on NumPy array
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from repolicy.errors import UsageError
-from repolicy.ranges import Dial
+from repolicy.ranges import Dial, Range
 
 Task = Literal["basic", "addon", "both"]
 Array = TypeVar("Array", bound=Any)
+Weight = Any  # a number; a Range, for a policy with a dial over it; or one that `plan` sets: None, "auto"
 
-RANGES = {"omega_to": "omega", "alpha_to": "alpha"}  # where the range of a weight ends, and which weight begins it
+WEIGHTS = ("omega", "alpha", "bonus", "states")
+DIALED = ("omega", "alpha")  # those that can be a range
 
 
 @dataclass(frozen=True)
 class Objective:
     """What the return contains.
 
+    A weight of None is not set yet: `plan.weights.plan` sets it to the usual one, and customize and train call that.
+
     Args:
         task: whose reward: the environment's own (`basic`), the add-on's (`addon`), or their sum (`both`).
-        omega: the reward that a nat of log prior(a|s) is worth; ω′ in the paper, ω·α for a prior trained at α.
+        omega: the reward that a nat of log prior(a|s) is worth; ω′ in the paper, ω·α for a prior trained at α. "auto"
+            is moved to hold a budget; "alpha" is the same number as alpha.
         alpha: the reward that a nat of −log policy(a|s), of entropy, is worth; α, or α̂ while customizing.
-        bonus: weight of the policy's entropy in the *loss*, which pays for the present step's entropy alone.
+        bonus: weight of the policy's entropy in the *loss*, which pays for the present step's entropy alone. "alpha" is
+            the same number as alpha.
         states: weight of the next state's familiarity to the prior in the reward; not in the paper, where it is 0.
-        omega_to: of a policy with a dial over ω′, the largest, `omega` being the smallest; 0 where there is one omega.
-        alpha_to: the same of α̂.
     """
 
     task: Task = "basic"
-    omega: float = 0.0
-    alpha: float = 0.0
-    bonus: float = 0.0
-    states: float = 0.0
-    omega_to: float = 0.0
-    alpha_to: float = 0.0
+    omega: Weight = 0.0
+    alpha: Weight = 0.0
+    bonus: Weight = 0.0
+    states: Weight = 0.0
 
     def __post_init__(self) -> None:
         if self.task not in ("basic", "addon", "both"):
             raise UsageError(f"task is {self.task!r}; it must be 'basic', 'addon' or 'both'")
-        for name in ("omega", "alpha", "bonus", "states", *RANGES):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value < 0:
-                raise UsageError(f"{name} is {value!r}; it must be a finite number, 0 or greater")
-            object.__setattr__(self, name, float(value))
-        for dial in self.dials:
-            dial.checked()
+        for name in WEIGHTS:
+            object.__setattr__(self, name, _weight(name, getattr(self, name)))
+        for name in ("omega", "bonus"):
+            if getattr(self, name) == "alpha" and self.alpha is not None:
+                if isinstance(self.alpha, Range):
+                    raise UsageError("alpha is one weight for both terms here, so it can have no range: take residual")
+                object.__setattr__(self, name, self.alpha)
+
+    @property
+    def is_set(self) -> bool:
+        """Whether each weight is a number or a range."""
+        return not any(getattr(self, name) in (None, "auto", "alpha") for name in WEIGHTS)
 
     @property
     def dials(self) -> tuple[Dial, ...]:
         """Over its own weights, for a policy that takes them as inputs; those over add-ons stand with the add-ons."""
-        ends = ((name, getattr(self, name), getattr(self, to)) for to, name in RANGES.items())
-        return tuple(Dial(name, low, high) for name, low, high in ends if high)
+        each = ((name, getattr(self, name)) for name in DIALED)
+        return tuple(Dial(name, *weight) for name, weight in each if isinstance(weight, Range))
 
     def at(self, values: Mapping[str, float]) -> "Objective":
-        """The same with one value for each of its dials."""
-        chosen = {dial.name: values[dial.name] for dial in self.dials} | dict.fromkeys(RANGES, 0.0)
-        return Objective(**asdict(self) | chosen)
+        """Return the same objective with one value for each of its dials."""
+        chosen: dict[str, Any] = {dial.name: values[dial.name] for dial in self.dials}
+        return replace(self, **chosen)
 
     @property
     def reads_basic(self) -> bool:
@@ -88,11 +95,25 @@ class Objective:
         return self.states != 0
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON; without later fields where they are 0, as it was written before there were such."""
-        return {name: value for name, value in asdict(self).items() if name not in ("states", *RANGES) or value}
+        """Return it as JSON has it: a range as a list of its ends, and `states` only where it is not 0."""
+        values = {name: getattr(self, name) for name in ("task", *WEIGHTS) if name != "states" or self.states}
+        return {name: list(value) if isinstance(value, Range) else value for name, value in values.items()}
 
 
-# The eight objectives of the paper, a row each ------------------------------------------------------------------------
+def _weight(name: str, value: Weight) -> Weight:
+    """Return a weight as `Objective` keeps it."""
+    if value is None or (value, name) in (("auto", "omega"), ("alpha", "omega"), ("alpha", "bonus")):
+        return value
+    if name in DIALED and isinstance(value, list | tuple) and len(value) == 2:
+        ends = Range(*map(float, value))
+        Dial(name, *ends).checked()
+        return ends
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value < 0:
+        raise UsageError(f"{name} is {value!r}; it must be a finite number, 0 or greater")
+    return float(value)
+
+
+# The eight objectives of the paper, a row each. `plan` sets a weight that is left out ---------------------------------
 
 
 def no_entropy() -> Objective:
@@ -100,43 +121,42 @@ def no_entropy() -> Objective:
     return Objective("basic")
 
 
-def end_entropy(alpha: float) -> Objective:
+def end_entropy(alpha: Weight = None) -> Objective:
     """Entropy of the present step only, through the loss (Eq. 7)."""
     return Objective("basic", bonus=alpha)
 
 
-def repeat_entropy(alpha: float) -> Objective:
+def repeat_entropy(alpha: Weight = None) -> Objective:
     """Entropy of every step through the reward, and of the present step once more through the loss (Eq. 9)."""
-    return Objective("basic", alpha=alpha, bonus=alpha)
+    return Objective("basic", alpha=alpha, bonus="alpha")
 
 
-def soft(alpha: float) -> Objective:
+def soft(alpha: Weight = None) -> Objective:
     """Soft PPO: the entropy of every step, once, through the reward (Eq. 6)."""
     return Objective("basic", alpha=alpha)
 
 
-def greedy(alpha: float) -> Objective:
+def greedy(alpha: Weight = None) -> Objective:
     """The add-on reward alone, started from the prior: what happens when nothing holds the old behavior."""
     return Objective("addon", alpha=alpha)
 
 
-def kl(alpha: float) -> Objective:
+def kl(alpha: Weight = None) -> Objective:
     """The add-on reward minus alpha · KL(policy ‖ prior) (Eq. 18); alpha is β in the paper."""
-    return Objective("addon", omega=alpha, alpha=alpha)
+    return Objective("addon", omega="alpha", alpha=alpha)
 
 
-def residual(
-    omega: float, alpha: float, states: float = 0.0, omega_to: float = 0.0, alpha_to: float = 0.0
-) -> Objective:
+def residual(omega: Weight = None, alpha: Weight = None, states: Weight = None) -> Objective:
     """Residual PPO: the prior's log-probability and the entropy with weights of their own (Eq. 16).
 
-    With `states` above 0 it is no longer Eq. 16, but that plus an occupancy term. With `omega_to` the policy takes
-    omega as an input, and is trained for all from `omega` to `omega_to` at once; with `alpha_to` the same of alpha.
+    `states` is a price beyond the paper: beside an omega that is one number it is 0 unless it is named.
     """
-    return Objective("addon", omega=omega, alpha=alpha, states=states, omega_to=omega_to, alpha_to=alpha_to)
+    if states is None and isinstance(omega, Real):
+        states = 0.0
+    return Objective("addon", omega=omega, alpha=alpha, states=states)
 
 
-def full(alpha: float) -> Objective:
+def full(alpha: Weight = None) -> Objective:
     """Soft PPO on basic + add-on reward: the policy that one would train if the basic reward were known."""
     return Objective("both", alpha=alpha)
 
@@ -161,10 +181,13 @@ def given_objective(
 
 def plain(objective: Objective, host: str) -> Objective:
     """Refuse the parts that only Repolicy's own PPO has: the host would leave them out without a word."""
-    for name, what in (("bonus", "entropy in the loss"), ("states", "price on unfamiliar states"),
-                       ("omega_to", "range of omega"), ("alpha_to", "range of alpha")):  # fmt: skip
+    if not objective.is_set:
+        raise UsageError(f"{host} sets no weight by itself: name omega and alpha")
+    for name, what in (("bonus", "entropy in the loss"), ("states", "price on unfamiliar states")):
         if value := getattr(objective, name):
             raise UsageError(f"{name} is {value:g}, and {host} knows no {what}: leave it at 0")
+    for dial in objective.dials:
+        raise UsageError(f"{dial.name} is a range, and {host} knows no dials: name one number")
     return objective
 
 
@@ -174,16 +197,8 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {
 }
 
 
-def named(
-    name: str,
-    *,
-    omega: float | None = None,
-    alpha: float | None = None,
-    states: float = 0.0,
-    omega_to: float = 0.0,
-    alpha_to: float = 0.0,
-) -> Objective:
-    """The objective called `name`, from exactly the coefficients that it has.
+def named(name: str, *, omega: Weight = None, alpha: Weight = None, states: Weight = None) -> Objective:
+    """Return the objective called `name`; what is None is not set, or is 0 where the objective does without.
 
     >>> named("kl", alpha=0.1) == Objective("addon", omega=0.1, alpha=0.1)
     True
@@ -195,38 +210,31 @@ def named(
     for key in given:
         if key not in wanted:
             raise UsageError(f"objective {name} has no {key}; {_takes(wanted)}")
-    for key in wanted:
-        if key not in given:
-            raise UsageError(f"objective {name} needs {key}; name one with --{key}")
     made = OBJECTIVES[name](**given)
     if states and made.task != "addon":
         raise UsageError(f"objective {name} has no states; they are a prior's, so they go with residual, kl or greedy")
-    if alpha_to and made.omega and "omega" not in wanted:
-        raise UsageError(f"objective {name} has one weight for both terms, so alpha can have no range: take residual")
-    return replace(made, states=states, omega_to=omega_to, alpha_to=alpha_to)
+    return made if states is None else replace(made, states=states)
 
 
 def coefficients(name: str) -> list[str]:
-    """The names of those that an objective cannot do without."""
-    parameters = inspect.signature(OBJECTIVES[name]).parameters.values()
-    return [each.name for each in parameters if each.default is each.empty]
+    """Return which of omega and alpha an objective has."""
+    return [each for each in inspect.signature(OBJECTIVES[name]).parameters if each in DIALED]
 
 
-def name_of(objective: Objective) -> tuple[str, dict[str, float]] | None:
-    """What `named` makes it from, or None: not every objective has a name.
+def name_of(objective: Objective) -> tuple[str, dict[str, Weight]] | None:
+    """Return what `named` makes it from, or None: not every objective has a name.
 
     >>> name_of(Objective("addon", omega=0.1, alpha=0.1))
     ('kl', {'alpha': 0.1})
     """
-    given = {"omega": objective.omega, "alpha": objective.alpha or objective.bonus}
-    beyond = {name: getattr(objective, name) for name in ("states", *RANGES)}
-    plain = Objective(**asdict(objective) | dict.fromkeys(beyond, 0.0))
+    given = {"omega": objective.omega, "alpha": objective.alpha if objective.alpha != 0 else objective.bonus}
+    plain = replace(objective, states=0.0)
     for name, function in OBJECTIVES.items():
         values = {key: given[key] for key in coefficients(name)}
-        made = function(**values)
-        free = "omega" in values or not made.omega  # each weight has a range of its own, or none
-        if made == plain and (free or not objective.dials):
-            return name, values | {key: value for key, value in beyond.items() if value}
+        if name in ("kl", "repeat_entropy", "end_entropy") and isinstance(values["alpha"], Range):
+            continue  # their one weight has no range
+        if replace(function(**values), states=0.0) == plain:
+            return name, values | ({"states": objective.states} if objective.states else {})
     return None
 
 

@@ -11,6 +11,25 @@ from repolicy.errors import UsageError
 MOST_DIALS = 4  # one network has 69 polynomials for them; and the more there are, the fewer episodes each place sees
 
 
+class Range(NamedTuple):
+    """All values of a weight from one to the other, which one policy learns at once and takes as an input."""
+
+    low: float
+    high: float
+
+    def __format__(self, spec: str) -> str:
+        """Return `0.03..3`, each end by its own format."""
+        return f"{self.low:{spec}}..{self.high:{spec}}"
+
+    @classmethod
+    def of(cls, text: str) -> "float | Range":
+        """Return the number that a text such as `0.3` is, or the range that `0.03..3` is."""
+        low, dots, high = text.partition("..")
+        if high.startswith("."):
+            raise ValueError(f"{text} could end at {high} or at {high[1:]}")
+        return cls(float(low), float(high)) if dots else float(text)
+
+
 class Dial(NamedTuple):
     """A weight that a policy takes as an input. Its positions go from −1 at the low end to 1 at the high one."""
 
@@ -73,14 +92,6 @@ class Dial(NamedTuple):
 
     def nearest(self, value: float) -> float:
         return min(max(value, self.low), self.high)
-
-
-def ends_of(text: str) -> tuple[float, float] | None:
-    """The ends of a range such as 0.03..3; None where the text is no range, ValueError where they are no numbers."""
-    low, dots, high = text.partition("..")
-    if high.startswith("."):
-        raise ValueError(f"{text} could end at {high} or at {high[1:]}")
-    return (float(low), float(high)) if dots else None
 
 
 def enough_digits(values: Sequence[float]) -> int:

@@ -13,8 +13,9 @@ import test_customize
 from test_customize import SETTINGS, as_policy, optimum
 from tiny_envs import CONTROL_COST, STATE_COST, tiny
 
-from repolicy.learning.dialed_worker import ConditionedWorker
+from repolicy.learning.range_of_weights import RangeOfWeights
 from repolicy.learning.segments import Segments
+from repolicy.learning.worker import Worker
 from repolicy.objective import Objective
 from repolicy.policies.file import save_policy
 from repolicy.runs.folder import RunFolder
@@ -55,7 +56,7 @@ def prior_file(folder: Path) -> Path:
 
 def worker(
     prior: Path, tmp_path: Path, objective: Objective, settings: Settings = FEW, wishes: tuple[str, ...] = (WISH,)
-) -> ConditionedWorker:
+) -> Worker:
     """After its first segment has begun; its critic believes something, and its policy is the prior no more."""
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
@@ -63,7 +64,7 @@ def worker(
     segments = Segments(Request(tiny("WithoutReward"), objective, settings, wishes, "a checksum"), folder, Alone())
     segments.begin()
     made = segments.worker
-    assert isinstance(made, ConditionedWorker)
+    assert isinstance(made.terms, RangeOfWeights)
     with torch.no_grad():
         made.learner.parameters.add_(0.2 * torch.randn(len(made.learner.parameters)))
     return made

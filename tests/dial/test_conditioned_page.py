@@ -30,7 +30,7 @@ def file(tmp_path: Path) -> Path:
     made = Conditioned.begun(prior, [Dial("omega", 0.01, 1.0)])
     made.network.film.data.normal_(0.0, 0.5, generator=torch.Generator().manual_seed(0))
     request = {"env": "InvertedPendulum-v4", "addons": [f"{__file__}:pushing"]}
-    request["objective"] = {"task": "addon", "omega": 0.01, "omega_to": 1.0, "alpha": 0.1}
+    request["objective"] = {"task": "addon", "omega": [0.01, 1.0], "alpha": 0.1}
     path = tmp_path / "policy.safetensors"
     save_policy(path, made, {"request": request, "evaluation": {"task": 1.0}}, prior)
     return path

@@ -28,7 +28,7 @@ from repolicy.policies.distributions import Gaussian
 from repolicy.policies.file import save_policy
 from repolicy.policies.storage import packed, read
 from repolicy.priors.opening import load_policy, read_policy
-from repolicy.ranges import Dial
+from repolicy.ranges import Dial, Range
 from repolicy.runs.request import Request, words
 from repolicy.runs.settings import Settings
 
@@ -57,8 +57,8 @@ def test_a_dial_over_one_wish_alone_has_one_head(prior: Path, tmp_path: Path) ->
     _, values, after = made.score(rollout, critic_inputs)
     assert values.shape == (*rollout.basic.shape, 1)
     reward, ended = made.reward(rollout, None), torch.from_numpy(rollout.terminated | rollout.truncated)
-    gains, targets = made.credit(reward, values, after, torch.from_numpy(rollout.terminated), ended)
-    torch.testing.assert_close(gains, ((targets - values) * made.weights()).sum(-1).float())
+    gains, targets = made.terms.credit(reward, values, after, torch.from_numpy(rollout.terminated), ended)
+    torch.testing.assert_close(gains, ((targets - values) * made.terms.weights()).sum(-1).float())
 
 
 def test_every_environment_has_a_stratum_of_its_own_whatever_rank_it_is_of() -> None:
@@ -104,7 +104,7 @@ def test_an_environment_that_is_begun_anew_gets_a_new_position_and_the_others_ke
 @pytest.mark.parametrize("alpha", [0.15, 0.0])
 def test_the_parts_advantages_add_up_to_that_of_the_whole(prior: Path, tmp_path: Path, alpha: float) -> None:
     """As of a critic whose value is the weighted sum of its heads', with each episode's own omega in the reward."""
-    made = worker(prior, tmp_path, residual(0.05, alpha, omega_to=1.6))
+    made = worker(prior, tmp_path, residual(Range(0.05, 1.6), alpha, 0.0))
     made.learner.return_scale.statistics[2] = torch.tensor([4.0, 9.0, 0.25])[: 2 + (alpha > 0)].double()
     rollout = made.collector.collect(made.learner.policy)
     inputs = made.learner.policy.normalizer(torch.from_numpy(rollout.observations))
@@ -114,12 +114,12 @@ def test_the_parts_advantages_add_up_to_that_of_the_whole(prior: Path, tmp_path:
     terminated = torch.from_numpy(rollout.terminated)
     ended = terminated | torch.from_numpy(rollout.truncated)
     assert bool(ended.any())
-    omegas = made.values["omega"]
+    omegas = made.terms.values["omega"]
     assert float(omegas.min()) == pytest.approx(0.05)
     assert float(omegas.max()) == pytest.approx(1.6)
     torch.testing.assert_close(reward.prior, omegas * log_prior.double())
-    gains, targets = made.credit(reward, values, next_values, terminated, ended)
-    weights = made.weights()
+    gains, targets = made.terms.credit(reward, values, next_values, terminated, ended)
+    weights = made.terms.weights()
     value, next_value = ((weights * each).sum(-1) for each in (values, next_values))
     wanted = ppo.advantages(reward.total, value, next_value, terminated, ended, FEW.gamma, FEW.gae_lambda)
     torch.testing.assert_close(gains.double(), wanted, atol=1e-4, rtol=1e-4)
@@ -127,14 +127,15 @@ def test_the_parts_advantages_add_up_to_that_of_the_whole(prior: Path, tmp_path:
 
 
 def test_advantages_are_of_one_size_in_every_part_of_the_dial(prior: Path, tmp_path: Path) -> None:
-    made = worker(prior, tmp_path, residual(0.05, 0.15, omega_to=1.6))
-    made.places = made.asked(made.collector.collect(made.learner.policy))
-    gains, *_ = made.normalized(
-        torch.exp(3.0 * made.places[..., 0]) * torch.randn(made.places.shape[:2]),
-        torch.randn(*made.places.shape[:2], 3),
+    made = worker(prior, tmp_path, residual(Range(0.05, 1.6), 0.15, 0.0))
+    made.terms.places = made.terms.asked(made.collector.collect(made.learner.policy))
+    gains, *_ = made.terms.normalized(
+        torch.exp(3.0 * made.terms.places[..., 0]) * torch.randn(made.terms.places.shape[:2]),
+        torch.randn(*made.terms.places.shape[:2], 3),
+        made.team,
     )
     for low, high in ((-1.0, -0.75), (-0.25, 0.0), (0.75, 1.1)):
-        part = gains[(made.places[..., 0] >= low) & (made.places[..., 0] < high)]
+        part = gains[(made.terms.places[..., 0] >= low) & (made.terms.places[..., 0] < high)]
         assert float(part.mean()) == pytest.approx(0.0, abs=1e-5)
         assert float(part.std(correction=0)) == pytest.approx(1.0, abs=1e-4)
 
@@ -142,9 +143,9 @@ def test_advantages_are_of_one_size_in_every_part_of_the_dial(prior: Path, tmp_p
 def test_what_the_critic_explains_is_of_the_returns_with_their_weights(prior: Path, tmp_path: Path) -> None:
     """Of ±2 weighed 0.5 and 1.5 in two parts of the dial, where their means do not count: variances of 1 and of 9."""
     made = worker(prior, tmp_path, residual(0.0, 0.0), wishes=(f"{QUIET}=0..2",))
-    made.places = torch.tensor([[-0.5, 0.5], [-0.5, 0.5]]).unsqueeze(-1)
+    made.terms.places = torch.tensor([[-0.5, 0.5], [-0.5, 0.5]]).unsqueeze(-1)
     targets = torch.tensor([[12.0, 2.0], [8.0, -2.0]]).unsqueeze(-1)
-    *_, explained = made.normalized(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), targets)
+    *_, explained = made.terms.normalized(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), targets, made.team)
     assert explained == pytest.approx(1.0 - 2.0 / 10.0)
 
 
@@ -152,7 +153,7 @@ def test_how_far_apart_the_ends_are_is_the_smaller_of_both_ways(
     prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a std to one e times as large it is 1 nat and (e⁻² - 1) / 2, and the other way it is more."""
-    made = worker(prior, tmp_path, residual(0.05, 0.15, omega_to=1.6))
+    made = worker(prior, tmp_path, residual(Range(0.05, 1.6), 0.15, 0.0))
     by_place = staticmethod(lambda inputs: Gaussian(torch.zeros(len(inputs), 1), inputs[:, -1:] / 2))
     monkeypatch.setattr(Conditioned, "distribution", by_place)
     assert made.width(torch.zeros(3, 2))["dial_kl"] == pytest.approx(1.0 + 0.5 * (math.exp(-2.0) - 1.0))
@@ -160,8 +161,8 @@ def test_how_far_apart_the_ends_are_is_the_smaller_of_both_ways(
 
 def test_the_wish_and_the_prior_see_what_the_environment_shows(prior: Path, tmp_path: Path) -> None:
     """Not the position behind it: at the start the policy is the prior, so no step brings it nearer or farther."""
-    made = worker(prior, tmp_path, residual(0.05, 0.15, omega_to=1.6))
-    made.learner.policy.load_state_dict(Conditioned.begun(read_policy(prior).policy, made.dials).state_dict())
+    made = worker(prior, tmp_path, residual(Range(0.05, 1.6), 0.15, 0.0))
+    made.learner.policy.load_state_dict(Conditioned.begun(read_policy(prior).policy, made.terms.dials).state_dict())
     rollout = made.collector.collect(made.learner.policy)
     log_prior, *_ = made.score(rollout, made.learner.policy.normalizer(torch.from_numpy(rollout.observations)))
     assert log_prior is not None
@@ -173,7 +174,7 @@ def test_the_wish_and_the_prior_see_what_the_environment_shows(prior: Path, tmp_
 
 def test_one_run_finds_the_optimum_for_omegas_that_it_was_not_told_of(prior: Path, tmp_path: Path) -> None:
     settings = replace(SETTINGS, steps=100_000, learning_rate=8e-3)
-    found = customized(prior, residual(0.25 * ALPHA, 0.15, omega_to=8.0 * ALPHA), tmp_path / "run", settings)
+    found = customized(prior, residual(Range(0.25 * ALPHA, 8.0 * ALPHA), 0.15, 0.0), tmp_path / "run", settings)
     assert found.last["dial_kl"] > 0.5  # nats, at states all along the episodes, which are near 0 at their ends
     for omega in (0.37, 0.6, 1.0, 1.9, 3.0, 5.0):
         wanted = optimum(omega * STATE_COST + WISH_STATE_COST, omega * CONTROL_COST + WISH_CONTROL_COST, 0.15)
@@ -184,7 +185,7 @@ def test_one_run_finds_the_optimum_for_omegas_that_it_was_not_told_of(prior: Pat
 
 def test_it_goes_on_to_the_same_bits(prior: Path, tmp_path: Path) -> None:
     for name in ("whole", "cut"):
-        customized(prior, residual(0.05, 0.15, omega_to=1.6), tmp_path / name, FEW)
+        customized(prior, residual(Range(0.05, 1.6), 0.15, 0.0), tmp_path / name, FEW)
     for path in (tmp_path / "cut").glob("checkpoints/*"):
         if int(path.stem) > 1:
             path.unlink()
@@ -255,13 +256,13 @@ def test_no_range_is_refused_in_a_sentence(
 def test_a_range_goes_with_no_budget_and_no_other_objective(prior: Path, tmp_path: Path) -> None:
     held = Settings(**FEW.as_dict() | {"log_prior_budget": 1.0})
     with pytest.raises(UsageError, match="a budget needs one that it can move"):
-        customized(prior, residual(0.05, 0.15, omega_to=1.6), tmp_path / "run", held)
+        customized(prior, residual(Range(0.05, 1.6), 0.15, 0.0), tmp_path / "run", held)
     with pytest.raises(UsageError, match="no range: it must begin above 0"):
-        residual(0.0, 0.15, omega_to=1.0)
+        residual(Range(0.0, 1.0), 0.15, 0.0)
 
 
 def test_the_command_line_says_the_range_again() -> None:
-    asked = Request("Hopper-v4", residual(0.003, 0.001, omega_to=3.0), Settings(ranks=1), ("height",))
+    asked = Request("Hopper-v4", residual(Range(0.003, 3.0), 0.001, 0.0), Settings(ranks=1), ("height",))
     said = " ".join(words(asked, "hopper"))
     assert "--omega 0.003..3.0" in said
     assert "--states 0.0" in said  # for a range has a price by default

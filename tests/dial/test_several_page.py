@@ -13,7 +13,7 @@ from repolicy.policies.actions import ActionSpace
 from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.file import SavedPolicy, save_policy
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.ranges import Dial
+from repolicy.ranges import Dial, Range
 from repolicy.report import dial_page as pages
 
 OMEGA, QUIETLY = Dial("omega", 0.03, 3.0), Dial("quiet", 0.0, 2.0, "linear")
@@ -37,7 +37,7 @@ def reported(
 @pytest.fixture
 def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], str]:
     monkeypatch.setattr(pages, "STOPS", (11, 3, 3, 2))
-    objective = residual(0.03, 0.1, omega_to=3.0).as_dict()
+    objective = residual(Range(0.03, 3.0), 0.1, 0.0).as_dict()
     request = {"addons": [f"{FAST}=0.5", f"{QUIET}=0..2"], "objective": objective}
     return reported(tmp_path, [OMEGA, QUIETLY], request, monkeypatch)
 

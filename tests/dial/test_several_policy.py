@@ -25,7 +25,7 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.modulated import DEGREE, exponents, polynomials
 from repolicy.policies.storage import packed, read
 from repolicy.priors.opening import read_policy
-from repolicy.ranges import Dial
+from repolicy.ranges import Dial, Range
 
 OMEGA, QUIETLY, FASTER = Dial("omega", 0.03, 3.0), Dial("quiet", 0.0, 2.0, "linear"), Dial("fast", 0.5, 1.0, "linear")
 THREE = (OMEGA, QUIETLY, FASTER)
@@ -125,11 +125,11 @@ def test_the_range_of_an_addon_goes_by_its_name_alone() -> None:
 
 
 def test_an_objective_tells_its_dials_and_is_itself_at_a_value() -> None:
-    both = residual(0.1, 0.05, omega_to=3.0, alpha_to=0.5)
+    both = residual(Range(0.1, 3.0), Range(0.05, 0.5), 0.0)
     assert [dial.name for dial in both.dials] == ["omega", "alpha"]
     assert both.at({"omega": 0.3, "alpha": 0.2, "quiet": 1.0}) == residual(0.3, 0.2)
     assert Objective(**both.as_dict()) == both
-    assert "alpha_to" not in residual(0.1, 0.05, omega_to=3.0).as_dict()
+    assert both.as_dict() == {"task": "addon", "omega": [0.1, 3.0], "alpha": [0.05, 0.5], "bonus": 0.0}
 
 
 # Files ----------------------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def file(tmp_path: Path) -> Path:
     made = Conditioned.begun(start, (OMEGA, QUIETLY))
     made.network.film.data.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(0))
     request = {"env": tiny("LinearQuadratic"), "addons": [f"{FAST}=0.5", f"{QUIET}=0..2"]}
-    request["objective"] = residual(0.03, ALPHA, omega_to=3.0).as_dict()  # type: ignore[assignment]
+    request["objective"] = residual(Range(0.03, 3.0), ALPHA, 0.0).as_dict()  # type: ignore[assignment]
     path = tmp_path / "policy.safetensors"
     save_policy(path, made, {"request": request, "which": "last"}, start)
     return path

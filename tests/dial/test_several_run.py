@@ -17,13 +17,13 @@ from repolicy.envs.dialed import ENDS, Dialed
 from repolicy.envs.making import make_envs
 from repolicy.errors import UsageError
 from repolicy.learning import ppo
-from repolicy.learning.dialed_worker import collapsed
+from repolicy.learning.range_of_weights import collapsed
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, kl, residual, soft
 from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.modulated import exponents
 from repolicy.priors.opening import load_policy, read_policy
-from repolicy.ranges import Dial
+from repolicy.ranges import Dial, Range
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request, words
 from repolicy.runs.result import Result
@@ -59,10 +59,10 @@ def test_on_each_dial_every_environment_has_a_stratum_of_its_own() -> None:
 
 
 CASES = {
-    "omega and an add-on": ((f"{FAST}=0.5", f"{QUIET}=0..2"), residual(0.05, 0.15, omega_to=1.6), 4),
+    "omega and an add-on": ((f"{FAST}=0.5", f"{QUIET}=0..2"), residual(Range(0.05, 1.6), 0.15, 0.0), 4),
     "two add-ons, one of them thrice": ((f"{FAST}=0..1", f"{QUIET}=0.5..3", f"{FAST}=2"), kl(0.2), 5),
-    "alpha and an add-on": ((f"{QUIET}=0..2",), Objective("addon", alpha=0.1, alpha_to=0.4), 2),
-    "all of them": ((f"{FAST}=0..1", f"{QUIET}=0..2"), residual(0.05, 0.1, omega_to=1.0, alpha_to=0.4), 4),
+    "alpha and an add-on": ((f"{QUIET}=0..2",), Objective("addon", alpha=Range(0.1, 0.4)), 2),
+    "all of them": ((f"{FAST}=0..1", f"{QUIET}=0..2"), residual(Range(0.05, 1.0), Range(0.1, 0.4), 0.0), 4),
 }
 
 
@@ -76,9 +76,9 @@ def test_the_heads_times_their_weights_are_the_advantage_of_the_scalar_reward(
     log_prior, *values = made.score(rollout, made.learner.policy.normalizer(torch.from_numpy(rollout.observations)))
     reward = made.reward(rollout, log_prior)
     assert log_prior is not None
-    chosen, bare = made.values, rollout.observations[:-1, :, :1]
-    assert [*chosen] == [dial.name for dial in made.dials]
-    for dial in made.dials:
+    chosen, bare = made.terms.values, rollout.observations[:-1, :, :1]
+    assert [*chosen] == [dial.name for dial in made.terms.dials]
+    for dial in made.terms.dials:
         assert float(chosen[dial.name].min()) == pytest.approx(dial.low)
         assert float(chosen[dial.name].max()) == pytest.approx(dial.high)
     after = torch.from_numpy(np.asarray(rollout.next_observations)[..., 0]).double()
@@ -87,8 +87,11 @@ def test_the_heads_times_their_weights_are_the_advantage_of_the_scalar_reward(
     for request in addons:  # the scalar reward, from what was asked for
         name, weight = request.rpartition(":")[2].split("=")
         wanted = wanted + (chosen[name] if ".." in weight else float(weight)) * pay[name]
-    wanted = wanted + (chosen["omega"] if objective.omega_to else objective.omega) * log_prior.double()
-    wanted = wanted - (chosen["alpha"] if objective.alpha_to else objective.alpha) * rollout.log_probs.double()
+    wanted = wanted + (chosen["omega"] if isinstance(objective.omega, Range) else objective.omega) * log_prior.double()
+    wanted = (
+        wanted
+        - (chosen["alpha"] if isinstance(objective.alpha, Range) else objective.alpha) * rollout.log_probs.double()
+    )
     assert bare.shape == rollout.sent.shape
     torch.testing.assert_close(reward.total, wanted, atol=1e-6, rtol=1e-6)
 
@@ -96,20 +99,20 @@ def test_the_heads_times_their_weights_are_the_advantage_of_the_scalar_reward(
     ended = terminated | torch.from_numpy(rollout.truncated)
     assert bool(ended.any())
     value, next_value = (each.double() for each in values)
-    gains, targets = made.credit(reward, value, next_value, terminated, ended)
+    gains, targets = made.terms.credit(reward, value, next_value, terminated, ended)
     assert targets.shape == (*gains.shape, heads)
-    whole, next_whole = ((made.weights() * each).sum(-1) for each in (value, next_value))
+    whole, next_whole = ((made.terms.weights() * each).sum(-1) for each in (value, next_value))
     alone = ppo.advantages(wanted, whole, next_whole, terminated, ended, FEW.gamma, FEW.gae_lambda)
     torch.testing.assert_close(gains, alone, atol=1e-6, rtol=1e-6)
 
 
 def test_advantages_are_of_one_size_in_every_cell_of_two_dials(prior: Path, tmp_path: Path) -> None:
-    made = worker(prior, tmp_path, residual(0.05, 0.15, omega_to=1.6), wishes=(f"{QUIET}=0..2",))
+    made = worker(prior, tmp_path, residual(Range(0.05, 1.6), 0.15, 0.0), wishes=(f"{QUIET}=0..2",))
     shape = (64, 64)
-    made.places = torch.rand(*shape, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    size = torch.exp(3.0 * made.places[..., 0] - 2.0 * made.places[..., 1])
-    gains, *_ = made.normalized(size * torch.randn(shape), torch.randn(*shape, 3))
-    thirds = ((made.places + 1.0) * 1.5).long()
+    made.terms.places = torch.rand(*shape, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    size = torch.exp(3.0 * made.terms.places[..., 0] - 2.0 * made.terms.places[..., 1])
+    gains, *_ = made.terms.normalized(size * torch.randn(shape), torch.randn(*shape, 3), made.team)
+    thirds = ((made.terms.places + 1.0) * 1.5).long()
     for first in range(3):
         for second in range(3):
             part = gains[(thirds[..., 0] == first) & (thirds[..., 1] == second)]
@@ -118,7 +121,7 @@ def test_advantages_are_of_one_size_in_every_cell_of_two_dials(prior: Path, tmp_
 
 
 def test_a_dial_that_turns_nothing_is_named(prior: Path, tmp_path: Path) -> None:
-    made = worker(prior, tmp_path, residual(0.05, 0.15, omega_to=1.6), wishes=(f"{QUIET}=0..2",))
+    made = worker(prior, tmp_path, residual(Range(0.05, 1.6), 0.15, 0.0), wishes=(f"{QUIET}=0..2",))
     film = made.learner.policy.network.film.data
     film[:] = torch.tensor([[1.0 if quiet == 0 else 0.0] for _, quiet in exponents(2)])  # nothing but omega's own
     found = made.width(torch.randn(300, 3))
@@ -140,7 +143,7 @@ def test_one_run_finds_the_optimum_for_weights_of_an_addon_that_it_was_not_told_
 
 # The run --------------------------------------------------------------------------------------------------------------
 
-TWO = ([f"{FAST}=1", f"{QUIET}=0..2"], residual(0.05, 0.15, omega_to=1.6))
+TWO = ([f"{FAST}=1", f"{QUIET}=0..2"], residual(Range(0.05, 1.6), 0.15, 0.0))
 
 
 def test_before_its_first_step_it_is_the_prior_at_all_positions(prior: Path, tmp_path: Path) -> None:
@@ -155,7 +158,7 @@ def test_before_its_first_step_it_is_the_prior_at_all_positions(prior: Path, tmp
 
 
 def test_it_goes_on_to_the_same_bits(prior: Path, tmp_path: Path) -> None:
-    objective = residual(0.05, 0.1, omega_to=1.6, alpha_to=0.3)
+    objective = residual(Range(0.05, 1.6), Range(0.1, 0.3), 0.0)
     for name in ("whole", "cut"):
         found = customized(prior, TWO[0], objective, tmp_path / name)
         assert {name for name in found.last if "dial" in name} == {
@@ -236,7 +239,7 @@ def test_bad_ranges_are_refused_in_a_sentence(
 
 
 def test_training_from_nothing_takes_no_range(tmp_path: Path) -> None:
-    for objective, addon in ((replace(soft(0.1), alpha_to=0.3), ()), (Objective("both", alpha=0.1), f"{QUIET}=0..2")):
+    for objective, addon in ((soft(Range(0.1, 0.3)), ()), (Objective("both", alpha=0.1), f"{QUIET}=0..2")):
         with pytest.raises(UsageError, match="a range of weights needs a prior"):
             train(tiny("LinearQuadratic"), objective, tmp_path / "run", FEW, addon=addon)
 
@@ -247,10 +250,10 @@ def test_training_from_nothing_takes_no_range(tmp_path: Path) -> None:
 def test_shuffled_positions_pay_for_others_than_those_that_are_shown(prior: Path, tmp_path: Path) -> None:
     made = worker(prior, tmp_path, TWO[1], wishes=TWO[0])  # type: ignore[arg-type]
     rollouts = [made.collector.collect(made.learner.policy) for _ in range(40)]
-    shown = np.concatenate([made.asked(rollout).numpy() for rollout in rollouts])
+    shown = np.concatenate([made.terms.asked(rollout).numpy() for rollout in rollouts])
     with shuffled():
-        paid = np.concatenate([made.asked(rollout).numpy() for rollout in rollouts])
-    assert np.array_equal(made.asked(rollouts[0]).numpy(), shown[: len(rollouts[0].observations) - 1])
+        paid = np.concatenate([made.terms.asked(rollout).numpy() for rollout in rollouts])
+    assert np.array_equal(made.terms.asked(rollouts[0]).numpy(), shown[: len(rollouts[0].observations) - 1])
     steady = (shown[1:] == shown[:-1]).all(-1)
     assert np.array_equal(paid[1:][steady], paid[:-1][steady])  # within an episode
     for dial in range(2):

@@ -1,6 +1,7 @@
 """The paper's runs as data, and what they wait for."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from repolicy.cli.main import _parsed
 from repolicy.envs.evaluation import EVALUATION_SEED
 from repolicy.errors import UsageError
 from repolicy.many.ledger import Ledger, checksum
-from repolicy.plan.wanted import Wanted
+from repolicy.objective import named
+from repolicy.plan.defaults import customize_defaults, train_defaults
 from tests.experiments.rows import row
 
 
@@ -36,9 +38,9 @@ def test_every_run_is_the_papers() -> None:
         options = {"omega": omegas[plan.task]} if plan.variant == "residual" else {}
         options |= {} if plan.variant == "no_entropy" else {"alpha": alpha}
         name = "soft" if plan.variant == "soft_state_std" else plan.variant
-        wanted = command.wanted() if words[0] == "customize" else Wanted(command.objective, alpha=command.alpha)
-        assert wanted == Wanted(name, **options), plan
-        settings = command.settings.as_dict()
+        assert command.wanted() == named(name, **options), plan
+        usual_ones = train_defaults(words[1]) if words[0] == "train" else customize_defaults("halfcheetah")
+        settings = replace(usual_ones, **command.settings).as_dict()
         assert (settings["steps"], settings["seed"], settings["ranks"]) == (5_000_000, 3, 1)
         assert settings.pop("family") == ("state_gaussian" if plan.variant == "soft_state_std" else "auto")
         assert settings.pop("critic_warmup") == (0.05 if words[0] == "customize" else 0.0)
@@ -122,7 +124,7 @@ def test_what_is_beyond_the_paper_is_made_only_where_it_is_named() -> None:
     assert " ".join(words).endswith("--omega 0.01 --alpha 0.003 --addon height --steps 5e6 --ranks 1 --seed 0")
     for plan in [plan for plan in planned(("recommended", "swimmer", "full", "ant"), 1) if plan.variant != "shipped"]:
         words = plan.run(Path("halfcheetah")).words
-        assert _parsed(words[0], list(words[1:])).settings.ranks == 1
+        assert _parsed(words[0], list(words[1:])).settings["ranks"] == 1
     assert {plan.task for plan in planned(("walker2d",), 1)} == {"walker2d"}
 
 

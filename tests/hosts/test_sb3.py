@@ -25,7 +25,7 @@ from repolicy.learning.steering import FARTHEST, off_budget, steered
 from repolicy.objective import Objective, reformulated
 from repolicy.objective import residual as ours
 from repolicy.policies.dialed_policy import Conditioned
-from repolicy.ranges import Dial
+from repolicy.ranges import Dial, Range
 
 pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
 
@@ -235,8 +235,8 @@ def test_plain_values_are_enough_as_in_a_yaml_file(tmp_path: Path) -> None:
 UNKNOWN = {
     "bonus": Objective("addon", 0.1, 0.1, bonus=1.0),
     "states": ours(0.1, 0.1, states=1.0),
-    "omega_to": ours(0.1, 0.1, omega_to=1.0),
-    "alpha_to": ours(0.1, 0.1, alpha_to=1.0),
+    "omega": ours(Range(0.1, 1.0), 0.1, 0.0),
+    "alpha": ours(0.1, Range(0.1, 1.0)),
 }
 WRONG = [
     ({"omega": None}, "omega and alpha are not both set"),

@@ -20,15 +20,15 @@ from test_sac import constant
 
 import repolicy
 from repolicy.cli.main import main
-from repolicy.cli.rql_command import _alpha_of_task
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.objective import full, repeat_entropy, residual, soft
 from repolicy.policies.actions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy
 from repolicy.priors.opening import read_policy
+from repolicy.ranges import Range
 from repolicy.rql import ResidualDQN, ResidualSAC, Settings, customize, train
-from repolicy.rql.customizing import Request
+from repolicy.rql.customizing import Request, _alpha_of_task
 from repolicy.rql.hyperparameters import TASKS, customize_defaults, train_defaults
 from repolicy.runs.folder import RunFolder
 
@@ -252,7 +252,7 @@ RESIDUAL = residual(0.5, 0.5)
         ("omega is 0.5, which weighs a prior's log-prob", ResidualDQN, (Walk(), RESIDUAL)),
         ("bonus is 0.1", ResidualSAC, (Bounded(), repeat_entropy(0.1))),
         ("states is 3", ResidualDQN, (Walk(), residual(0.5, 0.5, states=3.0), "two")),
-        ("omega_to is 3", ResidualDQN, (Walk(), residual(0.5, 0.5, omega_to=3.0), "two")),
+        ("omega is a range", ResidualDQN, (Walk(), residual(Range(0.5, 3.0), 0.5, 0.0), "two")),
         ("alpha is 0", ResidualSAC, (Bounded(), full(0.0))),
         ("observations are of kind Dict", ResidualDQN, (SEES_A_DICT, full(0.5))),
         ("or a bounded Box", ResidualSAC, (ACTS_WITHOUT_BOUNDS, full(0.5))),

@@ -1,6 +1,6 @@
 """The commands about what is here: the add-ons that ship, the speed, the installation."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
@@ -60,15 +60,13 @@ class Bench:
         """What the settings depend on by default, and examples."""
         return "the environment", [train_defaults(env) for env in ("", *TABLE)]
 
-    def beginning(self) -> "Bench":
-        return Bench(self.env, settings=train_defaults(self.env))
-
     def run(self) -> dict[str, Any]:
         from repolicy.learning.bench import bench
 
-        if self.settings.steps != train_defaults(self.env).steps:
+        named: Any = self.settings
+        if "steps" in named:
             raise UsageError("a bench has no --steps: how long it takes is --slices")
-        figures = bench(self.env, self.settings, self.slices)
+        figures = bench(self.env, replace(train_defaults(self.env), **named), self.slices)
         _show(figures)
         return figures
 

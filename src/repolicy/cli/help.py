@@ -48,9 +48,9 @@ class Option:
     several: bool  # whether it takes several values at once
 
 
-def page(command: type, prog: str, start: Any = None) -> str:
-    """The help of a command; `start` is the one whose defaults count, where the words tell which."""
-    every = list(options(command, start))
+def page(command: type, prog: str) -> str:
+    """Return the help of a command."""
+    every = list(options(command))
     named = [option for option in every if not option.positional]
     usage = " ".join([*(option.name for option in every if option.positional), "[options]"])
     lines = [f"usage: {prog} {usage}", "", *inspect.cleandoc(command.__doc__ or "").splitlines()]
@@ -61,11 +61,11 @@ def page(command: type, prog: str, start: Any = None) -> str:
     return "\n".join(lines)
 
 
-def options(command: type, start: Any = None) -> Iterator[Option]:
-    """Every option, those of its settings too, in the order of the fields."""
+def options(command: type) -> Iterator[Option]:
+    """Yield every option, those of its settings too, in the order of the fields."""
     usual: Usual = command.usual() if hasattr(command, "usual") else ("", [])
     unused = {name.replace("_", "-") for name in getattr(command, "UNUSED", ())}
-    every = _options(command, [start] if start is not None else [], usual)
+    every = _options(command, [], usual)
     yield from (option for option in every if option.name not in unused)
 
 
@@ -78,7 +78,7 @@ def _options(cls: type, examples: list[Any], usual: Usual, setting: bool = False
         values = [getattr(example, each.name) for example in examples] or [_default(each)]
         if isinstance(hint, type) and is_dataclass(hint):
             own = each.name == "settings"
-            yield from _options(hint, settings if own and settings and not examples else values, usual, own)
+            yield from _options(hint, settings if own and settings else values, usual, own)
             continue
         renamed, metavar = (next((getattr(e, key) for e in extras if getattr(e, key, None)), None) for key in _ARG)
         name, positional = (renamed or each.name).replace("_", "-"), Positional in extras

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from repolicy.errors import FileError
 from repolicy.loading import printable
-from repolicy.objective import RANGES
 from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.distributions import Gaussian, SquashedGaussian
 from repolicy.policies.file import PROBES
@@ -19,6 +18,7 @@ from repolicy.policies.storage import is_own, read
 from repolicy.priors.finding import check_reachable, find_policy
 from repolicy.priors.hub import is_on_hub
 from repolicy.priors.opening import check_own, described_with, read_policy
+from repolicy.ranges import Range
 from repolicy.readers.reading import Options
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
@@ -223,11 +223,9 @@ def _sentence(request: dict[str, Any]) -> str:
         return "unknown"
     task = objective.get("task", "unknown")
     parts = [{"both": "basic + addon"}.get(task, task)]
-    to = {name: f"..{objective[end]:g}" if objective.get(end) else "" for end, name in RANGES.items()}
-    if objective.get("omega"):
-        parts.append(f"+ {objective['omega']:g}{to['omega']} log prior")
-    if objective.get("alpha"):
-        parts.append(f"− {objective['alpha']:g}{to['alpha']} log policy")
+    for name, sign, term in (("omega", "+", "prior"), ("alpha", "−", "policy")):
+        if weight := objective.get(name):
+            parts.append(f"{sign} {Range(*weight) if isinstance(weight, list) else weight:g} log {term}")
     if objective.get("bonus"):
         parts.append(f"(and {objective['bonus']:g} · entropy in the loss)")
     if objective.get("states"):

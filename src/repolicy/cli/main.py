@@ -4,8 +4,8 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -21,7 +21,7 @@ from repolicy.cli.policy_commands import Evaluate, Export, Inspect, Render
 from repolicy.cli.push import Push
 from repolicy.cli.run_commands import Customize, Train, speaks
 from repolicy.cli.sweep_command import Sweep
-from repolicy.errors import RepolicyError, UsageError
+from repolicy.errors import UsageError
 from repolicy.runs.machine import terminated_as_interrupted
 from repolicy.runs.terminal import full_stdout_is_an_error, silent_stdout
 
@@ -114,11 +114,7 @@ def _in_group(group: str, *arguments: str) -> Any:
 
 
 def _parsed(name: str, arguments: list[str], commands: Mapping[str, Any] = COMMANDS, prog: str = "repolicy") -> Any:
-    """The command with its options.
-
-    What an option is by default can depend on other options: on the environment, or on the run that is resumed. So the
-    commands that have a `beginning` are read twice.
-    """
+    """Return the command with its options; of its settings, those that the words name."""
     if name not in commands:
         from repolicy.loading import nearest
 
@@ -126,19 +122,15 @@ def _parsed(name: str, arguments: list[str], commands: Mapping[str, Any] = COMMA
         raise UsageError(f"there is no command {name!r}{nearest(name, names)}; {prog} --help lists them")
     command, words = commands[name], _words(arguments)
 
-    def read(words: list[str], **options: Any) -> Any:
-        with nets.without_a_box(f"{prog} {name}"):
-            return tyro.cli(command, args=words, prog=f"{prog} {name}", **options)
-
     if not HELP.isdisjoint(words):
         from repolicy.cli.help import page
 
-        print(page(command, f"{prog} {name}", _told([word for word in words if word not in HELP], command, read)))
+        print(page(command, f"{prog} {name}"))
         sys.exit(0)
     _check_values_together(command, words)
-    if not hasattr(command, "beginning"):
-        return read(words)
-    return read(words, default=read(words).beginning())
+    with nets.without_a_box(f"{prog} {name}"):
+        found = tyro.cli(command, args=words, prog=f"{prog} {name}")
+    return replace(found, settings=_named(found.settings, words)) if hasattr(found, "settings") else found
 
 
 def _check_values_together(command: Any, words: list[str]) -> None:
@@ -151,14 +143,14 @@ def _check_values_together(command: Any, words: list[str]) -> None:
             raise UsageError(f"{name} stands twice; write all its values behind one {name}")
 
 
-def _told(words: list[str], command: Any, read: Callable[[list[str]], Any]) -> Any:
-    """The command whose defaults the words tell, or None where they do not: help is given to everyone."""
-    if not words or not hasattr(command, "beginning"):
-        return None
-    try:
-        return read(words).beginning()
-    except RepolicyError:
-        return None
+def _named(settings: Any, words: list[str]) -> dict[str, Any]:
+    """Return the settings that the words name; those of the environment or the prior stand for the others."""
+    options = {field.name: field.name.replace("_", "-") for field in fields(settings)}
+    return {
+        name: getattr(settings, name)
+        for name, option in options.items()
+        if not {f"--{option}", f"--no-{option}"}.isdisjoint(words)
+    }
 
 
 HELP = {"-h", "--help"}

@@ -2,33 +2,29 @@
 
 import shlex
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
-from repolicy.cli.policy_commands import policy_and_env, warn_of_unfinished
+from repolicy.cli.policy_commands import warn_of_unfinished
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.loading import as_file_name, stem_of
-from repolicy.objective import RANGES, Objective, coefficients, name_of
+from repolicy.objective import Objective, Weight, named
 from repolicy.plan.defaults import TABLE, of_shape, train_defaults
-from repolicy.ranges import Dial, ends_of
+from repolicy.ranges import Range
 from repolicy.readers.reading import Options
 from repolicy.runs.machine import torchrun_place
 from repolicy.runs.settings import (
     ACTORS,
     BUDGETS,
-    S,
+    AnySettings,
     Settings,
     read_settings,
-    validated,
 )
 
 if TYPE_CHECKING:
     from repolicy.learning.training import Result
-    from repolicy.plan.wanted import Wanted
-    from repolicy.runs.request import Request
 
 
 ObjectiveName = Literal["no_entropy", "end_entropy", "repeat_entropy", "soft", "full"]
@@ -61,8 +57,8 @@ class Train(Run):
 
     env: Positional[Annotated[str, arg(metavar="ENV")]]
     """Environment: an id of EnvPool or Gymnasium, or module:callable that makes one; NAME?option=value with options."""
-    objective: ObjectiveName = "soft"
-    """What the return contains (see the docs, "The eight objectives")."""
+    objective: ObjectiveName | None = None
+    """What the return contains (see the docs, "The eight objectives"); by default soft."""
     alpha: float | None = None
     """α, the reward that a nat of entropy is worth; by default the usual one, or scaled from the reward in a trial."""
     addon: UseAppendAction[tuple[str, ...]] = ()
@@ -83,35 +79,16 @@ class Train(Run):
         """What the settings depend on by default, and examples."""
         return "the environment", [train_defaults(env) for env in ("", *TABLE)]
 
-    @property
-    def folder(self) -> Path:
-        return self.out or Path("runs") / f"{as_file_name(self.env)}-{self.objective}-{self.settings.seed}"
-
-    def beginning(self) -> "Train":
-        """What the options are options of: the environment's own settings, or the run that is resumed."""
-        from repolicy.envs.names import observed, observed_by_critic
-
-        before = run_before(self)
-        start = Train(self.env, settings=settings_of(self, before, train_defaults(self.env)))
-        named = name_of(Objective(**before["objective"])) if before else None
-        if before is None or named is None:
-            return start
-        name, values = named
-        addon = () if self.addon else tuple(before["addons"])
-        return replace(
-            start, objective=cast(ObjectiveName, name), alpha=values.get("alpha"), addon=addon,
-            observe=",".join(observed(before["env"])), observe_critic=",".join(observed_by_critic(before["env"])),
-        )  # fmt: skip
-
     def run(self) -> dict[str, Any]:
         from repolicy.learning.training import train
-        from repolicy.plan.wanted import Wanted
+        from repolicy.plan.session import folder_for
 
+        folder = folder_for(self.out, self.env, self.objective or "soft", self.settings, self.resume)
         result = train(
-            self.env, Wanted(self.objective, alpha=self.alpha), self.folder, self.settings,
-            addon=self.addon, resume=self.resume, callbacks=callbacks_of(self.folder, self.wandb),
-            env_timeout=self.env_timeout, progress=False,
-            observe=self.observe or "", observe_critic=self.observe_critic or "",
+            self.env, self.wanted(), folder, overrides(self),
+            addon=self.addon, resume=self.resume, callbacks=callbacks_of(folder, self.wandb), progress=False,
+            env_timeout=self.env_timeout, observe=self.observe or "", observe_critic=self.observe_critic or "",
+            trust=self.trust,
         )  # fmt: skip
         values = ended(result)
         if result.finished and speaks():
@@ -119,6 +96,12 @@ class Train(Run):
             words = shlex.join(["repolicy", "customize", str(result.folder), *env, "--addon", "FILE.py:FUNCTION"])
             print(f"to give it a wish: {words}", file=sys.stderr)
         return values
+
+    def wanted(self) -> Objective | None:
+        """Return the objective that the options describe, None where they name none."""
+        if self.objective is None and self.alpha is None:
+            return None
+        return named(self.objective or "soft", alpha=self.alpha)
 
 
 @dataclass(frozen=True)
@@ -176,122 +159,39 @@ class Customize(Run):
         """What the settings depend on by default, and examples."""
         return "the prior", [of_shape(64, 1), of_shape(256, 12)]
 
-    @property
-    def folder(self) -> Path:
-        return self.out or Path("runs") / f"{as_file_name(stem_of(self.prior))}-{self.objective}-{self.settings.seed}"
-
-    def beginning(self) -> "Customize":
-        """What the options are options of: the environment's own settings, or the run that is resumed."""
-        before = run_before(self)
-        start = Customize(self.prior, settings=_customizing(self, before))
-        if before is None:
-            return start
-        made = Objective(**before["objective"])
-        high = {name: f"..{getattr(made, to)}" if getattr(made, to) else "" for to, name in RANGES.items()}
-        omega = f"{made.omega}{high['omega']}" if start.settings.budget is None else "auto"
-        return replace(
-            start, env=before["env"], omega=omega if "omega" in coefficients(self.objective) else None,
-            alpha=f"{made.alpha}{high['alpha']}", states=made.states, sparse=before["sparse"],
-            addon=() if self.addon else tuple(before["addons"]),
-        )  # fmt: skip
-
     def run(self) -> dict[str, Any]:
         from repolicy.learning.training import customize
+        from repolicy.plan.session import folder_for
 
         warn_of_unfinished(self.prior)
+        folder = folder_for(self.out, self.prior, self.objective, self.settings, self.resume)
         result = customize(
-            self.prior, self.addon, self.wanted(), self.folder, self.settings,
-            env=policy_and_env(self.prior, self.env, self.trust)[1], sparse=self.sparse, resume=self.resume,
-            callbacks=callbacks_of(self.folder, self.wandb), env_timeout=self.env_timeout, reading=self.reading,
-            progress=False, init=self.init, trust=self.trust, observe=self.observe or "",
-            observe_critic=self.observe_critic or "",
+            self.prior, self.addon, self.wanted(), folder, overrides(self),
+            env=self.env, resume=self.resume, callbacks=callbacks_of(folder, self.wandb), progress=False,
+            env_timeout=self.env_timeout, observe=self.observe or "", observe_critic=self.observe_critic or "",
+            trust=self.trust, reading=self.reading, init=self.init, sparse=self.sparse,
         )  # fmt: skip
         return ended(result) | (_reported(result) if self.report else {})
 
-    def wanted(self) -> "Wanted":
-        """The objective that the options describe, as far as they do."""
-        from repolicy.plan.wanted import Wanted
-
-        omega, omega_to = (self.omega, 0.0) if self.omega in (None, "auto") else _ends("omega", str(self.omega))
-        alpha, alpha_to = (None, 0.0) if self.alpha is None else _ends("alpha", self.alpha)
-        known = cast("float | Literal['auto'] | None", omega)
-        return Wanted(self.objective, known, alpha, self.states, omega_to, alpha_to)
+    def wanted(self) -> Objective:
+        """Return the objective that the options describe, as far as they do."""
+        omega, alpha = _weight("omega", self.omega), _weight("alpha", self.alpha)
+        return named(self.objective, omega=omega, alpha=alpha, states=self.states)
 
 
-def run_before(command: Any, *kinds: "type[Request]") -> dict[str, Any] | None:
-    """The request of the run that is to be resumed, where there is one."""
-    if not command.resume:
-        return None
-    from repolicy.runs.folder import RunFolder
-
-    before = RunFolder(command.folder, *kinds).request()
-    if before is not None:
-        if bool(before["prior"]) != hasattr(command, "prior"):
-            whose = "customize" if before["prior"] else "train"
-            raise UsageError(f"{command.folder} is a run of `{whose}`; go on with it by that command")
-        confirm_names(command, before, command.folder / "run.json")
-    return before
+def overrides(command: Any, kind: type[AnySettings] = Settings) -> dict[str, Any]:
+    """Return the settings that a command names: in a file, and as options, which go before it."""
+    of_file = {} if command.settings_file is None else read_settings(command.settings_file, kind)
+    return of_file | command.settings
 
 
-def confirm_names(command: Any, before: dict[str, Any], path: Path) -> None:
-    """What is resumed may name code only where the same is typed again, or where the file is trusted."""
-    from repolicy.envs.trust import confirm
-
-    if command.env is None:
-        confirm(path, command.trust, env=before["env"])
-    if not command.addon:
-        confirm(path, command.trust, addons=before["addons"])
-
-
-def settings_of(command: Any, before: dict[str, Any] | None, usual: S) -> S:
-    """Those of the run before, or the usual ones; a file of settings goes before either."""
-    if before is not None:
-        usual = type(usual)(**validated(before["settings"], f"the run in {command.folder}", type(usual)))
-    return usual if command.settings_file is None else read_settings(command.settings_file, usual)
-
-
-def _customizing(command: Any, before: dict[str, Any] | None) -> Settings:
-    """The same for a command that customizes."""
-    if before is None:
-        policy_and_env(command.prior, command.env, command.trust)  # what is missing there is to be said first
-    usual = Settings() if before else _usual(command)
-    return settings_of(command, before, usual)
-
-
-def _usual(command: Any) -> Settings:
-    """The settings that go with the prior."""
-    from repolicy.envs.names import with_observed
-    from repolicy.plan.starting import start_of
-
-    start = start_of(command.prior, command.reading, getattr(command, "init", "auto"), command.trust, Path())
-    if start.exact is not None and not isinstance(command, Customize):
-        raise UsageError(f"{start.name} cannot be copied, which a sweep needs: customize at each --omega instead")
-    env = policy_and_env(command.prior, command.env, command.trust)[1]
-    if isinstance(command, Customize):
-        env = with_observed(env, command.observe or "", command.observe_critic or "")
-    return start.usual(env)
-
-
-def alpha_of(prior: str) -> float:
-    from repolicy.policies.file import read_card
-    from repolicy.priors.finding import find_policy
-
-    objective = read_card(find_policy(prior)).get("request", {}).get("objective", {})
-    if not objective.get("alpha"):
-        raise UsageError(f"{prior} does not tell the alpha that it was trained with; name one with --alpha")
-    return float(objective["alpha"])
-
-
-def _ends(name: str, text: str) -> tuple[float, float]:
-    """A weight and, of a range such as 0.03..3, where it ends; else 0."""
+def _weight(name: str, text: str | None) -> Weight:
+    """Return the weight that an option says: a number, a range such as 0.03..3, auto; None where there is none."""
     try:
-        if (ends := ends_of(text)) is None:
-            return float(text), 0.0
-        dial = Dial(name, *ends).checked()
+        return text if text in (None, "auto") else Range.of(str(text))
     except ValueError:
         also = ", or auto" if name == "omega" else ""
         raise UsageError(f"--{name} is {text!r}; it must be a number, a range such as 0.03..3{also}") from None
-    return dial.low, dial.high
 
 
 def speaks() -> bool:

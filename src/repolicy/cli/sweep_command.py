@@ -1,22 +1,15 @@
 """The command that customizes at several ω′."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
-from repolicy.cli.policy_commands import policy_and_env
-from repolicy.cli.run_commands import _customizing, confirm_names
+from repolicy.cli.run_commands import overrides
 from repolicy.plan.defaults import of_shape
 from repolicy.readers.reading import Options
 from repolicy.runs.settings import ACTORS, BUDGETS, Settings
-
-# What a sweep that is resumed relies on in its sweep.json.
-SWEEP = {
-    "request": {"env": str, "addons": [str], "alpha": float, "states": float, "settings": {}, "sparse": bool},
-    "omegas": [float],
-}
 
 
 @dataclass(frozen=True)
@@ -67,44 +60,18 @@ class Sweep:
         """What the settings depend on by default, and examples."""
         return "the prior", [of_shape(64, 1), of_shape(256, 12)]
 
-    @property
-    def folder(self) -> Path:
-        from repolicy.many.sweep import folder_of
-
-        return self.out or folder_of(self.prior)
-
-    def beginning(self) -> "Sweep":
-        """What the options are options of: the environment's own settings, or the sweep that is resumed."""
-        from repolicy.many.sweep import claimed
-        from repolicy.policies.storage import check_shape
-
-        content = claimed(self.folder) if self.resume else None
-        before = content["request"] if content else None
-        if before is not None:
-            check_shape(content, SWEEP, f"{self.folder / 'sweep.json'} cannot be used: its story")
-            confirm_names(self, before, self.folder / "sweep.json")
-        start = Sweep(self.prior, settings=_customizing(self, before))
-        if content is None or before is None:
-            return start
-        return replace(
-            start, env=before["env"], alpha=before["alpha"], states=before["states"], omega=tuple(content["omegas"]),
-            sparse=before["sparse"], addon=() if self.addon else tuple(before["addons"]),
-        )  # fmt: skip
-
     def run(self) -> dict[str, Any]:
-        from repolicy.many.sweep import in_order, sweep
+        from repolicy.many.sweep import sweep
         from repolicy.many.tradeoff import as_dict
         from repolicy.report.sweep_page import headings, rows, write_sweep_report
         from repolicy.runs.terminal import Terminal
 
-        omegas = in_order(self.omega)
         terminal = Terminal()
         with terminal.status("training") as status:
             swept = sweep(
-                self.prior, self.addon, omegas, self.alpha, self.folder, self.settings,
-                states=self.states, env=policy_and_env(self.prior, self.env, self.trust)[1],
-                sparse=self.sparse, jobs=self.jobs, on_ray=self.ray, resume=self.resume,
-                episodes=self.episodes, reading=self.reading, say=terminal.say,
+                self.prior, self.addon, self.omega, self.alpha, self.out, overrides(self),
+                states=self.states, env=self.env, resume=self.resume, trust=self.trust, reading=self.reading,
+                sparse=self.sparse, jobs=self.jobs, on_ray=self.ray, episodes=self.episodes, say=terminal.say,
                 progress=lambda shares: status.update(
                     "trained: " + " · ".join(f"ω′ {omega:g} {share:.0%}" for omega, share in shares.items())
                 ),
@@ -122,4 +89,4 @@ class Sweep:
                 f"to train it for longer: {swept.longer(point)}"
             )
         terminal.say(f"report: {report}")
-        return as_dict(swept) | {"folder": str(self.folder), "report": str(report)}
+        return as_dict(swept) | {"folder": str(swept.folder), "report": str(report)}

@@ -20,7 +20,7 @@ from repolicy.envs.registered import REGISTERED, STANDS, Function, Registered
 from repolicy.envs.step import Info
 from repolicy.errors import NumericError, UsageError, described, in_one_sentence
 from repolicy.loading import load_object, nearest, reference_to, without_version
-from repolicy.ranges import Dial, ends_of
+from repolicy.ranges import Dial, Range
 
 SHOWN = 6  # numbers of an observation and of an action, in a sentence
 
@@ -230,8 +230,8 @@ def dials(requests: Sequence[str]) -> tuple[Dial, ...]:
     for request in requests:
         called, written = _weighed(request)
         try:
-            if ends := ends_of(written):
-                ranges.append(Dial(called.rpartition(":")[2], *ends, "linear").checked())
+            if isinstance(weight := Range.of(written), Range):
+                ranges.append(Dial(called.rpartition(":")[2], *weight, "linear").checked())
         except ValueError:
             raise UsageError(f"add-on {request!r}: {written!r} is no range of weights; write NAME=0..2") from None
     return tuple(ranges)

@@ -54,6 +54,11 @@ def with_observed(name: str, keys: str = "", critic: str = "") -> str:
     return name
 
 
+def with_observed_of(name: str, other: str) -> str:
+    """Return the name with the parts that `other` has, where it has none of its own."""
+    return with_observed(name, *("" if _keys(name, option) else ",".join(_keys(other, option)) for option in OBSERVE))
+
+
 def _keys(name: str, option: str) -> tuple[str, ...]:
     value = _read(name)[1].get(option, "")
     return tuple(str(value).split(",")) if value != "" else ()

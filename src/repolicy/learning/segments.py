@@ -22,7 +22,6 @@ from repolicy.envs.rollout import Collector, staggered
 from repolicy.envs.step import Envs
 from repolicy.errors import FileError, NumericError
 from repolicy.learning.candidate import CAREFUL, Candidate, clearly_better
-from repolicy.learning.dialed_worker import ConditionedWorker
 from repolicy.learning.worker import Worker
 from repolicy.objective import Objective, reformulated, task_reward
 from repolicy.plan.states import density_of
@@ -51,8 +50,7 @@ class Segments:
         self.clone_of = None if saved is None else saved.card.get("clone_of")
         if saved is not None and isinstance(exact, MeanPrior):
             exact = exact.placed(saved.policy.observation_size, saved.policy.actions)
-        worker_class = ConditionedWorker if request.dials else Worker
-        self.worker = worker_class(request, None if saved is None else saved.policy, team, exact)
+        self.worker = Worker(request, None if saved is None else saved.policy, team, exact)
         self.segment = 0
         self.candidate: Candidate | None = None  # to be handed out instead of the last policy
         self.notes: list[str] = []  # what is to be said of the segment that ended
@@ -96,7 +94,7 @@ class Segments:
         if dials := len(worker.request.dials):
             envs = Dialed(envs, derived_seed(settings.seed, self.segment, 10**6), index * share, settings.envs, dials)
         cuts = staggered(envs.limit, index * share, share, settings.envs)
-        worker.begin(Collector(envs, settings.n_steps, stream, worker.addon is not None, cuts), stream)
+        worker.begin(Collector(envs, settings.n_steps, stream, worker.terms.addon is not None, cuts), stream)
         return envs
 
     @property
@@ -183,7 +181,7 @@ class Segments:
         with closing(make_envs(worker.request.env, episodes, seed + index * episodes, settings.backend)) as envs:
             evaluation = run_episodes(
                 policy, envs, episodes,
-                addon=worker.addon, prior=worker.exact, deterministic=False, seed=seed + index,
+                addon=worker.terms.addon, prior=worker.exact, deterministic=False, seed=seed + index,
                 familiarity=worker.familiarity if worker.density is not None else None,
             )  # fmt: skip
         task = task_reward(objective, evaluation.basic, evaluation.addon)

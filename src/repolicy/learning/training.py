@@ -5,36 +5,38 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
 from repolicy.envs import addons
 from repolicy.envs.making import probed, with_roles
-from repolicy.envs.names import EnvLike, env_name, with_observed
+from repolicy.envs.names import EnvLike, env_name, with_observed, with_observed_of
 from repolicy.envs.watchdog import Watchdog
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.learning.dialed_worker import collapsed
+from repolicy.learning.range_of_weights import collapsed
 from repolicy.learning.segments import Segments
 from repolicy.learning.steering import overspent
-from repolicy.objective import Objective
+from repolicy.objective import Objective, residual, soft
 from repolicy.plan.defaults import train_defaults
 from repolicy.plan.session import (
     begun,
     called,
     called_objective,
+    check_objective,
     continued,
+    earlier,
     folder_for,
     ranks_for,
-    resumed,
+    settings_of,
     shown,
 )
-from repolicy.plan.starting import Init, Start, named_as, start_of
+from repolicy.plan.starting import Init, Start, named_as, open_prior
 from repolicy.plan.states import check_learnable
-from repolicy.plan.wanted import Wanted, for_customizing, for_training, trial
+from repolicy.plan.weights import plan, trial
 from repolicy.plan.worth import measured
 from repolicy.policies.file import add_to_card
 from repolicy.policies.policy import Policy, Prior
@@ -62,80 +64,87 @@ class Callback(Protocol):
 
 def train(
     env: EnvLike,
-    objective: Objective | Wanted | None = None,
+    objective: Objective | None = None,
     out: str | Path | None = None,
-    settings: Settings | None = None,
+    settings: Settings | Mapping[str, Any] | None = None,
     *,
     addon: addons.Wish = (),
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
-    env_timeout: float | None = None,
     progress: bool | None = None,
+    env_timeout: float | None = None,
     observe: str = "",
     observe_critic: str = "",
+    trust: bool = False,
 ) -> Result:
     """Train a policy from nothing, and return the run's result.
 
     Args:
         env: an id, or a function that makes one environment.
-        objective: what the return contains; by default `soft`, with the usual alpha.
+        objective: what the return contains; by default `soft()`, with the usual alpha.
         out: the run's folder, which holds everything of it; by default `runs/ENV-OBJECTIVE-SEED`.
-        settings: how to train; by default `train_defaults(env)`.
+        settings: how to train, such as `{"steps": 300_000}`; what is not in it is as in `train_defaults(env)`.
         addon: a wish for `full`: a name, a function, or a list of them.
-        resume: go on with the run in the folder, if there is one.
+        resume: go on with the run in the folder, if there is one; what is not given again is as it was.
         callbacks: whoever is told of each iteration.
-        env_timeout: seconds of one environment step that end the process; a minute is reported on stderr in any case.
         progress: show the live display; by default in a terminal or a notebook.
+        env_timeout: seconds of one environment step that end the process; a minute is reported on stderr in any case.
         observe: of an observation that is a Dict, the parts that the policy sees, "KEY,KEY"; by default `state` or
             `policy` where there is a part for a critic too, else all.
         observe_critic: the parts that the critic sees; by default `privileged_state` beside `state`, `critic` beside
             `policy`, else what the policy sees.
+        trust: run code that the resumed run names as its add-on.
     """
     check_given(settings, callbacks)
-    env, wishes, callbacks = env_name(env), addons.names(addon), [*callbacks, *shown(progress)]
-    name = called_objective(objective, "soft")
-    folder = folder_for(out, env, name, settings.seed if settings else 0, resume)
-    RunFolder(folder).check_new(resume)  # before anything that takes a while
-    last_objective, last_settings = resumed(folder, resume)
-    objective = objective or last_objective or Wanted("soft")
-    settings, notes = ranks_for(settings or last_settings or train_defaults(env), [env, *wishes])
-    settings, named = settings.resolved(), with_observed(env, observe, observe_critic)
+    name, wishes = env_name(env), addons.names(addon)
+    callbacks = [*callbacks, *shown(progress)]
+    wanted = objective or soft()
+    check_objective(wanted)
+    folder = RunFolder(folder_for(out, name, called_objective(wanted), settings, resume))
+    folder.check_new(resume)  # before anything that takes a while
+    before = earlier(folder, resume, trust, env=name, addon=wishes)
+    name = with_observed(name, observe, observe_critic)
+    if before is not None:
+        wishes = wishes or before.addons
+        wanted = before.objective if objective is None else wanted
+        name = with_observed_of(name, before.env)
+    usual = train_defaults(name) if before is None else before.settings
+    how, notes = ranks_for(settings_of(settings, usual), [name, *wishes])
+    wanted, how = continued(wanted, how.resolved(), before, folder.path)
     with watchdog(env_timeout):
-        env = with_roles(named, backend=settings.backend)
-        notes = [f"training in {env}, into {folder}", *notes]
-        if isinstance(objective, Wanted):
-            objective, settings, chosen = for_training(objective, env, wishes, settings)
-            notes += chosen
-        if objective.reads_prior:
+        name = with_roles(name, backend=how.backend)
+        notes = [f"training in {name}, into {folder.path}", *notes]
+        wanted, how, chosen = plan(wanted, None, name, wishes, how)
+        if wanted.reads_prior:
             raise UsageError("an objective with omega above 0 needs a prior: use customize")
-        if objective.reads_states:
+        if wanted.reads_states:
             raise UsageError("an objective with states above 0 needs a prior, whose states they are: use customize")
-        if objective.dials or addons.dials(wishes):
+        if wanted.dials or addons.dials(wishes):
             raise UsageError("a range of weights needs a prior, which the dial begins as: use customize")
-        request = Request(env, objective, settings, wishes)
+        request = Request(name, wanted, how, wishes)
         check(request)
-        return run(request, RunFolder(folder), resume, callbacks, notes, env_timeout=env_timeout)
+        return run(request, folder, resume, callbacks, [*notes, *chosen], env_timeout=env_timeout)
 
 
 def customize(
     prior: str | Path | Policy | Result | Prior | Function,
     addon: addons.Wish = (),
-    objective: Objective | Wanted | None = None,
+    objective: Objective | None = None,
     out: str | Path | None = None,
-    settings: Settings | None = None,
+    settings: Settings | Mapping[str, Any] | None = None,
     *,
     env: EnvLike | None = None,
-    sparse: bool = False,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
-    env_timeout: float | None = None,
-    reading: Options | None = None,
     progress: bool | None = None,
-    std: float | Literal["fit"] | None = None,
-    init: Init = "auto",
-    trust: bool = False,
+    env_timeout: float | None = None,
     observe: str = "",
     observe_critic: str = "",
+    trust: bool = False,
+    std: float | Literal["fit"] | None = None,
+    reading: Options | None = None,
+    init: Init = "auto",
+    sparse: bool = False,
 ) -> Result:
     """Give a trained policy a new requirement, without the reward that trained it.
 
@@ -147,64 +156,67 @@ def customize(
         prior: a policy's file, a run's folder, the name of a policy that ships, a policy, the result of a run; or an
             object with `log_prob`, a function from observations to mean actions, or `module:name` of one.
         addon: the wish: a name, a function, or a list of them.
-        objective: what the return contains; by default `residual` with weights that are found.
+        objective: what the return contains; by default `residual()`, with weights that are found.
         out: the run's folder; by default `runs/PRIOR-OBJECTIVE-SEED`.
-        settings: how to train; by default `customize_defaults(prior)`.
+        settings: how to train, such as `{"steps": 300_000}`; what is not in it is as in `customize_defaults(prior)`.
         env: an id, or a function that makes one environment; by default the one that the prior was trained in.
-        sparse: accept an add-on that is constant over some thousand trial steps.
-        resume: go on with the run in the folder, if there is one.
+        resume: go on with the run in the folder, if there is one; what is not given again is as it was.
         callbacks: whoever is told of each iteration.
-        env_timeout: seconds of one environment step that end the process.
-        reading: options for a file of another library.
         progress: show the live display; by default in a terminal or a notebook.
-        std: of a prior that has none, the std of its actions.
-        init: "copy" starts the actor as the prior, "clone" fits it to the prior first, "auto" clones what cannot be
-            copied.
-        trust: run code: a prior that is TorchScript, or what the prior's file names.
+        env_timeout: seconds of one environment step that end the process.
         observe: of an observation that is a Dict, the parts that the policy sees; by default what fits the prior.
         observe_critic: the parts that the critic sees, as in `train`.
+        trust: run code: a prior that is TorchScript, or what the prior's file or the resumed run names.
+        std: of a prior that has none, the std of its actions.
+        reading: options for a file of another library.
+        init: "copy" starts the actor as the prior, "clone" fits it to the prior first, "auto" clones what cannot be
+            copied.
+        sparse: accept an add-on that is constant over some thousand trial steps.
     """
     check_given(settings, callbacks)
     callbacks = [*callbacks, *shown(progress)]
+    wanted = objective or residual()
+    check_objective(wanted)
+    folder = RunFolder(folder_for(out, named_as(prior), called_objective(wanted), settings, resume))
     reading = reading if std is None else replace(reading or Options(), std=std)
-    name = called_objective(objective, "residual")
-    folder = folder_for(out, named_as(prior), name, settings.seed if settings else 0, resume)
-    start = start_of(prior, reading, init, trust, RunFolder(folder).prior)
-    env = with_observed(env_name(env) if env is not None else start.env(trust), observe, observe_critic)
-    RunFolder(folder).check_new(resume)  # before anything that takes a while
-    objective, settings, last_settings = continued(objective, settings, folder, resume)
-    wishes = addons.names(addon)
+    folder.check_new(resume)  # before anything that takes a while
+    wishes, name = addons.names(addon), None if env is None else env_name(env)
+    before = earlier(folder, resume, trust, env=name, addon=wishes, customizes=True)
+    if before is not None:
+        wishes, name, sparse = wishes or before.addons, name or before.env, sparse or before.sparse
+        wanted = before.objective if objective is None else wanted
+    start = open_prior(prior, reading, init, trust, folder.prior)
     if not wishes:
         raise UsageError(f"customizing {NO_ADDON}")
-    settings, notes = ranks_for(start.settings(settings or last_settings or start.usual(env)), [env, *wishes])
-    settings = settings.resolved()
+    name = with_observed(name or start.env(trust), observe, observe_critic)
+    usual = start.usual(name) if before is None else before.settings
+    how, notes = ranks_for(start.settings(settings_of(settings, usual)), [name, *wishes])
+    wanted, how = continued(wanted, how.resolved(), before, folder.path)
     with watchdog(env_timeout):
-        env = start.with_roles(env, settings.backend)
+        name = start.with_roles(name, how.backend)
         addons.combined(addons.at(wishes))  # what is wrong there is said before what takes a while
-        addons.check_env(wishes, env)
-        saying = f"customizing {called(named_as(prior))} in {env} to {' + '.join(wishes)}, into {folder}"
-        notes = [saying, *notes, *start.notes, *unused(settings)]
+        addons.check_env(wishes, name)
+        saying = f"customizing {called(named_as(prior))} in {name} to {' + '.join(wishes)}, into {folder.path}"
+        notes = [saying, *notes, *start.notes, *unused(how)]
 
         def say(note: str) -> None:
-            """Of what takes a while: the notes until then come first."""
+            """Tell what takes a while; the notes until then come first."""
             tell(callbacks, [*notes, note])
             notes.clear()
 
-        start = start.cloned(env, settings, RunFolder(folder).prior, say)
-        start.check_not_fitted_to_another(RunFolder(folder).prior)
+        start = start.cloned(name, how, folder.prior, say)
+        start.check_not_fitted_to_another(folder.prior)
         saved, content = start.saved, start.content
         assert saved is not None
-        notes += try_addon(saved.policy, env, wishes, settings, sparse)
-        if isinstance(objective, Wanted):
-            objective, settings, chosen = for_customizing(objective, saved, env, wishes, settings, say)
-            notes += chosen
-        if not objective.reads_addon:
+        notes += try_addon(saved.policy, name, wishes, how, sparse)
+        wanted, how, chosen = plan(wanted, saved, name, wishes, how, say)
+        if not wanted.reads_addon:
             raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
-        request = Request(env, objective, settings, wishes, hashlib.sha256(content).hexdigest(), sparse)
+        request = Request(name, wanted, how, wishes, hashlib.sha256(content).hexdigest(), sparse)
         check(request)
-        if objective.reads_states:
+        if wanted.reads_states:
             check_learnable(saved.policy)
-        return run(request, RunFolder(folder), resume, callbacks, notes, content, env_timeout, start)
+        return run(request, folder, resume, callbacks, [*notes, *chosen], content, env_timeout, start)
 
 
 NO_ADDON = (
@@ -222,8 +234,8 @@ def unused(settings: Settings) -> list[str]:
 
 def check_given(settings: object, callbacks: object = (), kind: type = Settings) -> None:
     """Raise where these are of another kind, before a folder is made."""
-    if settings is not None and not isinstance(settings, kind):
-        raise UsageError(f"settings is {type(settings).__name__}; give a Settings, such as Settings(steps=100_000)")
+    if settings is not None and not isinstance(settings, kind | Mapping):
+        raise UsageError(f"settings is {type(settings).__name__}; give a mapping, such as {{'steps': 100_000}}")
     if not isinstance(callbacks, list | tuple):
         raise UsageError(f"callbacks is {type(callbacks).__name__}; give a list of callbacks")
     for each in callbacks:

@@ -8,17 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs import addons
-from repolicy.envs.addons import Addon
 from repolicy.envs.making import critic_size, probed
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.errors import NumericError
 from repolicy.learning import ppo
+from repolicy.learning.one_weight import OneWeight
+from repolicy.learning.range_of_weights import RangeOfWeights
 from repolicy.learning.steering import FARTHEST, off_budget, steered
-from repolicy.objective import Objective, Reward, reformulated, task_reward
+from repolicy.objective import DIALED, Objective, Reward, reformulated
 from repolicy.plan.states import familiarity
 from repolicy.policies.density import Density
-from repolicy.policies.network import Mlp
 from repolicy.policies.normalizer import BOUND, Normalizer, sums
 from repolicy.policies.policy import Policy, frozen
 from repolicy.priors.kinds import Exact, Scorer
@@ -43,9 +42,7 @@ class Worker:
         self.settings, self.objective = request.settings, request.objective
         self.exact = exact or prior
         self.scorer = None if self.exact is None else Scorer(self.exact)
-        self.addon = None
-        if request.objective.reads_addon:
-            self.addon = addons.combined(addons.at(request.addons))
+        self.terms: OneWeight | RangeOfWeights = (RangeOfWeights if request.dials else OneWeight)(request)
         self.density: Density | None = None  # of the prior's states, where the objective weighs them
         self.iteration = 0
         self.off_budget = -FARTHEST
@@ -54,21 +51,16 @@ class Worker:
         bound = BOUND if self.settings.normalize_observations else None
         self.critic_normalizer = Normalizer(self.critic_size, bound)
         torch.manual_seed(self.settings.seed)  # initial weights: the same on every rank
-        self.learner = ppo.Learner(*self.networks(), self.settings.learning_rate)
-
-    def networks(self) -> tuple[Policy, Mlp]:
-        """The policy and the critic, as they begin."""
-        if self.prior is None:
-            policy = Policy(spec_for(probed(self.request.env, self.settings.backend), self.settings))
+        if prior is None:
+            policy = Policy(spec_for(probed(request.env, self.settings.backend), self.settings))
         else:
-            policy = frozen(self.prior).requires_grad_(True)
-        size = self.critic_size or policy.observation_size
-        return policy, Mlp(size, self.settings.hidden, 1, self.settings.activation)
+            policy = frozen(prior).requires_grad_(True)
+        self.learner = ppo.Learner(*self.terms.networks(policy, self.critic_size), self.settings.learning_rate)
 
     @property
     def shown(self) -> tuple[Policy, Objective]:
         """What the short evaluations evaluate, and by which objective."""
-        return self.learner.policy, self.objective
+        return self.terms.shown(self.learner.policy, self.objective)
 
     @property
     def steps(self) -> int:
@@ -95,44 +87,29 @@ class Worker:
             self.scorer.begin()
 
     def iterate(self, stop: bool) -> dict[str, float]:
-        """Collect, score, update. The ranks meet twice, apart from the minibatches."""
-        settings, learner = self.settings, self.learner
-        self.evidence = {}
-        began = time.perf_counter()
+        """Run one iteration and return its metrics. The ranks meet twice, apart from the minibatches."""
+        learner, began = self.learner, time.perf_counter()
+        # Collect: the policy acts for `n_steps` in each environment.
         rollout = self.collector.collect(learner.policy)
         collected = time.perf_counter()
         self.iteration += 1
-        # A prior's statistics are there from the start; so are the critic's, from the first rollout of all ranks.
-        begun = self.fits_critic_normalizer and self.prior is not None and self.iteration == 1
-        if begun:
-            raw = rollout.observations[:-1, :, learner.policy.observation_size :]
-            self.critic_normalizer.update(self.team.sum(sums(raw)))
+        fresh = self.begin_critic_normalizer(rollout)
+        # Score, reward, advantages: what happened becomes what the update learns from.
         batch, summary = self.prepared(rollout, stop)
         explained = summary.metrics["explained_variance"]
-        if settings.schedule == "linear":
-            learner.learning_rate = settings.learning_rate * (1.0 - (self.iteration - 1) / settings.iterations)
-        rate, fit_actor = learner.learning_rate, self.actor_moves(explained)
-        if settings.schedule == "adaptive" and not fit_actor:
-            learner.learning_rate = max(rate, ALONE)
-        dialed = {dial.name for dial in self.request.dials}  # each episode has its own
-        weights = {name: getattr(self.objective, name) for name in ("omega", "alpha") if name not in dialed}
-        self.steer(summary.metrics, fit_actor and explained > LOST)
-        report = ppo.update(
-            learner, batch, settings, self.stream, self.team.sum, self.team.count, self.objective.bonus, fit_actor
-        )
-        if not fit_actor:
-            learner.learning_rate = rate
-        if self.fits_normalizer:
-            learner.policy.normalizer.update(summary.observations[:, : learner.policy.observation_size])
-        if self.fits_critic_normalizer and not begun:
-            self.critic_normalizer.update(summary.observations[:, learner.policy.observation_size :])
+        # A budget moves the weights of the next iteration, once the actor moves and its critic can follow.
+        moves, weights = self.actor_moves(explained), self.weights_in_force
+        self.steer(summary.metrics, moves and explained > LOST)
+        # Update: the critic always, the actor where it moves.
+        report = self.update(batch, moves)
+        self.fit_normalizers(summary.observations, fresh)
         now = time.perf_counter()
         return (
             summary.metrics
             | {
                 "iteration": self.iteration,
                 "steps": self.steps,
-                "steps_per_second": settings.iteration_steps / (now - began),
+                "steps_per_second": self.settings.iteration_steps / (now - began),
                 "share_physics": rollout.physics_seconds / (now - began),
                 "share_policy": rollout.policy_seconds / (now - began),
                 "share_update": (now - collected) / (now - began),
@@ -141,6 +118,46 @@ class Worker:
             | weights
             | self.width(batch.inputs[torch.linspace(0, len(batch.inputs) - 1, SEEN).long()])
         )
+
+    @property
+    def weights_in_force(self) -> dict[str, float]:
+        """The weights that are one number for all episodes."""
+        dialed = {dial.name for dial in self.request.dials}
+        return {name: getattr(self.objective, name) for name in DIALED if name not in dialed}
+
+    def update(self, batch: ppo.Batch, moves: bool) -> ppo.Report:
+        """Take the gradient steps of one iteration, at the step size that the schedule has for it."""
+        settings, learner = self.settings, self.learner
+        if settings.schedule == "linear":
+            learner.learning_rate = settings.learning_rate * (1.0 - (self.iteration - 1) / settings.iterations)
+        rate = learner.learning_rate
+        if settings.schedule == "adaptive" and not moves:  # the KL of a policy that rests says nothing
+            learner.learning_rate = max(rate, ALONE)
+        report = ppo.update(
+            learner, batch, settings, self.stream, self.team.sum, self.team.count, self.objective.bonus, moves
+        )
+        if not moves:
+            learner.learning_rate = rate
+        return report
+
+    def begin_critic_normalizer(self, rollout: Rollout) -> bool:
+        """Give the critic statistics of its own from the first rollout, where a prior has brought its own.
+
+        Returns whether it did so.
+        """
+        fresh = self.fits_critic_normalizer and self.prior is not None and self.iteration == 1
+        if fresh:
+            raw = rollout.observations[:-1, :, self.learner.policy.observation_size :]
+            self.critic_normalizer.update(self.team.sum(sums(raw)))
+        return fresh
+
+    def fit_normalizers(self, observed: Tensor, fresh: bool) -> None:
+        """Add an iteration's observations to the statistics that grow, given as sums over all ranks."""
+        size = self.learner.policy.observation_size
+        if self.fits_normalizer:
+            self.learner.policy.normalizer.update(observed[:, :size])
+        if self.fits_critic_normalizer and not fresh:
+            self.critic_normalizer.update(observed[:, size:])
 
     def steer(self, metrics: dict[str, float], fit_actor: bool) -> None:
         """Move the weights towards the budget, where there is one, as soon as the actor moves."""
@@ -161,24 +178,26 @@ class Worker:
         return self.iteration > alone and (enough or self.iteration > WAITS * alone)
 
     def prepared(self, rollout: Rollout, stop: bool) -> tuple[ppo.Batch, "Summary"]:
-        """From what happened to what the update learns from: scores, the reformulated reward, advantages."""
+        """Return what the update learns from, and what all ranks saw. What it came from is kept, in case it fails."""
         self.evidence = {
             "observations": torch.from_numpy(rollout.observations),
             "actions": rollout.actions,
             "basic": torch.from_numpy(rollout.basic),
             "log_policy": rollout.log_probs,
         }
+        # Score: by the prior, and by the critic before it learns.
         inputs, critic_inputs = self.seen(rollout.observations)
         log_prior, values, next_values = self.score(rollout, critic_inputs)
         self.evidence |= {} if log_prior is None else {"log_prior": log_prior}
+        # Reward: the paper's.
         reward = self.reward(rollout, log_prior)
         self.evidence["rewards"] = reward.total
         terminated = torch.from_numpy(rollout.terminated)
         ended = terminated | torch.from_numpy(rollout.truncated)
         summary = self.exchange(rollout, reward, log_prior, stop)
-
-        gains, targets = self.credit(reward, values, next_values, terminated, ended)
-        normalized, returned, explained = self.normalized(gains, targets)
+        # Advantages, and targets in the scale that the critic predicts in.
+        gains, targets = self.terms.credit(reward, values, next_values, terminated, ended)
+        normalized, returned, explained = self.terms.normalized(gains, targets, self.team)
         scale = self.learner.return_scale
         scale.update(returned, self.learner.critic)
         summary.metrics.update(explained_variance=explained, return_scale=float(scale.std.mean()))
@@ -192,28 +211,21 @@ class Worker:
         )
         return batch, summary
 
-    def credit(
-        self, reward: Reward, values: Tensor, next_values: Tensor, terminated: Tensor, ended: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Advantages `[T, N]`, and what each head is to predict, `[T, N, H]`, the shape of the values."""
-        rewards, settings = reward.total.float(), self.settings
-        both = values.squeeze(-1), next_values.squeeze(-1)
-        gains = ppo.advantages(rewards, *both, terminated, ended, settings.gamma, settings.gae_lambda)
-        return gains, gains.unsqueeze(-1) + values
-
     @torch.no_grad()
     def width(self, inputs: Tensor) -> dict[str, float]:
         """The entropy of the actions at some inputs and, where they have one, their mean std."""
         distribution = self.learner.policy.distribution(inputs)
         log_std = getattr(distribution, "log_std", None)
         numbers = {"entropy": float(distribution.entropy().mean())}
-        return numbers if log_std is None else numbers | {"std": float(log_std.exp().mean())}
+        std = {} if log_std is None else {"std": float(log_std.exp().mean())}
+        return numbers | std | self.terms.metrics(self.learner.policy, inputs)
 
     def seen(self, observations: np.ndarray) -> tuple[Tensor, Tensor]:
         """What the policy sees of raw observations, and what the critic sees: both normalized."""
         raw, policy = torch.from_numpy(observations), self.learner.policy
         inputs = policy.normalizer(raw[..., : policy.observation_size])
-        return inputs, self.critic_normalizer(raw[..., policy.observation_size :]) if self.critic_size else inputs
+        own = self.critic_normalizer(raw[..., policy.observation_size :]) if self.critic_size else inputs
+        return inputs, self.terms.critic_inputs(inputs, own)
 
     @torch.no_grad()
     def score(self, rollout: Rollout, inputs: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
@@ -231,13 +243,14 @@ class Worker:
 
     def reward(self, rollout: Rollout, log_prior: Tensor | None) -> Reward:
         """The reformulated reward of a rollout, in float64, with every part checked."""
+        task, weights = self.terms.task(self.objective, rollout)
         parts = reformulated(
             self.objective,
-            self.task(rollout),
+            task,
             None if log_prior is None else log_prior.double(),
             rollout.log_probs.double(),
             self.familiarity(rollout.next_observations, rollout.ages),
-            **self.dialed(),
+            **weights,
         )
         for name, part in (
             ("reward", parts.task),
@@ -254,22 +267,6 @@ class Worker:
     def bare(self, observations: Seen) -> Seen:
         """What the environment itself shows to a policy, as the prior and add-ons know it."""
         return observations[..., : self.learner.policy.spec.observation_size]
-
-    # A worker for many weights at once has other versions of these (`conditioned.py`).
-
-    def task(self, rollout: Rollout) -> Tensor:
-        """The task's reward `[T, N]`."""
-        wished = None if self.addon is None else self.paid(self.addon, rollout)
-        return task_reward(self.objective, torch.from_numpy(rollout.basic), wished)
-
-    def paid(self, addon: Addon, rollout: Rollout) -> Tensor:
-        """What an add-on pays, `[T, N]`."""
-        before, actions, after, info = rollout.transitions
-        return torch.from_numpy(addon.reward(self.bare(before), actions, self.bare(after), info))
-
-    def dialed(self) -> dict[str, Tensor]:
-        """Each step's own omega or alpha `[T, N]`, where it is not the objective's."""
-        return {}
 
     def familiarity(self, observations: np.ndarray | None, ages: np.ndarray) -> Tensor | None:
         """Of true next observations, where the objective weighs it."""
@@ -321,18 +318,6 @@ class Worker:
         else:
             metrics["prior_kl"] = metrics["log_policy"] - metrics["log_prior"]  # KL(policy ‖ prior), from samples
         return Summary(metrics, observed.reshape(3, -1))
-
-    def normalized(self, gains: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, float]:
-        """Advantages with mean 0 and variance 1 over all ranks, the targets' `moments.sums`, and the share of their
-        variance that V explains."""
-        both = self.team.sum(sums(torch.cat([gains.unsqueeze(-1), targets], -1)))
-        count, total, squares = both
-        means = total / count
-        gain, target = (squares / count - means.square()).clamp_min(0.0).tolist()  # variances
-        explained = 1.0 - gain / max(target, 1e-12)
-        if self.settings.normalize_advantages:
-            gains = (gains - float(means[0])) / (gain**0.5 + 1e-8)
-        return gains, both[:, 1:], explained
 
 
 def lowest_tenth(values: Tensor) -> Tensor:

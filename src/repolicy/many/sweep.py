@@ -6,7 +6,7 @@ Each point is a run of its own, on one core, in `OUT/omega-VALUE`. A sweep that 
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -14,24 +14,22 @@ from typing import Any
 
 from repolicy.envs.addons import Addon, Wish, combined, dials, names
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
-from repolicy.envs.making import with_roles
 from repolicy.envs.names import EnvLike, env_name
-from repolicy.envs.trust import env_of
+from repolicy.envs.trust import confirm
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.learning.training import check, check_given, try_addon
 from repolicy.loading import PYTHON, as_file_name, lives_here_alone, read_json, stem_of
 from repolicy.many import ray
 from repolicy.many.pool import Here, Job, Start, work
 from repolicy.many.tradeoff import Found, Point, as_dict, point_words
-from repolicy.objective import residual
-from repolicy.plan.defaults import customize_defaults
+from repolicy.objective import Objective
+from repolicy.plan.session import settings_of
+from repolicy.plan.starting import open_prior
 from repolicy.plan.states import check_learnable
-from repolicy.plan.wanted import Wanted, for_customizing, states_of_range
-from repolicy.policies.file import notes_of
+from repolicy.plan.weights import plan
 from repolicy.policies.policy import Policy
-from repolicy.policies.storage import write_bytes, write_json
-from repolicy.priors.finding import find_policy
-from repolicy.priors.opening import own_bytes, read_policy
+from repolicy.policies.storage import check_shape, write_bytes, write_json
+from repolicy.priors.opening import read_policy
 from repolicy.readers.reading import Options
 from repolicy.runs import ranks
 from repolicy.runs.folder import RunFolder, changed
@@ -40,23 +38,30 @@ from repolicy.runs.request import Request
 from repolicy.runs.result import Result
 from repolicy.runs.settings import Settings, validated
 
+# What a sweep that is resumed relies on in its sweep.json.
+SWEEP = {
+    "request": {"env": str, "addons": [str], "alpha": float, "states": float, "settings": {}, "sparse": bool},
+    "omegas": [float],
+}
+
 
 def sweep(
     prior: str | Path | Result,
-    addon: Wish,
-    omegas: Sequence[float],
+    addon: Wish = (),
+    omegas: Sequence[float] = (),
     alpha: float | None = None,
     out: str | Path | None = None,
-    settings: Settings | None = None,
+    settings: Settings | Mapping[str, Any] | None = None,
     *,
     states: float | None = None,
     env: EnvLike | None = None,
+    resume: bool = False,
+    trust: bool = False,
+    reading: Options | None = None,
     sparse: bool = False,
     jobs: int = 0,
     on_ray: bool = False,
-    resume: bool = False,
     episodes: int = 50,
-    reading: Options | None = None,
     say: Callable[[str], None] = lambda _: None,
     progress: Callable[[dict[float, float]], None] = lambda _: None,
 ) -> Found:
@@ -70,15 +75,16 @@ def sweep(
         omegas: the values of ω′; 0 is the add-on alone.
         alpha: α̂; by default the prior's own, else a third of the smallest ω′ above 0.
         out: the sweep's folder; by default `runs/PRIOR-sweep`.
-        settings: how to train each point; by default `customize_defaults(prior)`.
+        settings: how to train each point, such as `{"steps": 300_000}`; the rest is as in `customize_defaults`.
         states: the price on states; by default what a nat is worth in the old reward.
         env: the environment; by default the one that the prior was trained in.
+        resume: go on with the sweep in the folder; what is not given again is as it was, and new values are added.
+        trust: run code that the prior's file or the resumed sweep names.
+        reading: options for a file of another library.
         sparse: accept an add-on that is constant over some thousand trial steps.
         jobs: how many points are trained at a time; 0 means one a core.
         on_ray: train the points as Ray tasks.
-        resume: go on with the sweep in the folder.
         episodes: of each evaluation afterwards.
-        reading: options for a file of another library.
         say: is given each sentence that there is to say.
         progress: is given the share of each point that is done, by its ω′.
     """
@@ -86,56 +92,58 @@ def sweep(
     if not isinstance(prior, str | Path | Result):
         kind = type(prior).__name__
         raise UsageError(f"the prior of a sweep is a file, which each point reads, not a {kind}: save it and name it")
-    omegas = in_order(omegas)
     if jobs < 0:
         raise UsageError(f"jobs is {jobs}; it must be 1 or more, or 0 for one a core")
     if episodes < 1:
         raise UsageError(f"episodes is {episodes}; it must be 1 or more")
-    result = prior.folder if isinstance(prior, Result) else None
-    path = find_policy(result or str(prior))
-    folder = Path(out) if out is not None else folder_of(result or str(prior))
-    before = claimed(folder)
-    _check_new(folder, before, resume)  # before anything that takes a while
-    saved, wishes = read_policy(path, reading), names(addon)
-    kept = {} if before is None else before["request"]
-    if settings is None and "settings" in kept:
-        settings = Settings(**validated(kept["settings"], f"the sweep in {folder}"))
-    settings = settings or customize_defaults(saved.policy)
-    if settings.ranks > 1:
-        raise UsageError(f"ranks is {settings.ranks}; a sweep trains each point on one core: leave ranks out")
-    settings = replace(settings, ranks=1)
-    if settings.budget is not None:
+    given = prior.folder if isinstance(prior, Result) else prior
+    folder = Path(out) if out is not None else folder_of(given)
+    before = claimed(folder) if resume else None
+    omegas = in_order(omegas or (before["omegas"] if before else ()))
+    start = open_prior(prior, reading, trust=trust, file=folder / "prior.safetensors")
+    if start.exact is not None or start.saved is None:
+        raise UsageError(f"{start.name} cannot be copied, which a sweep needs: customize at each --omega instead")
+    saved = start.saved
+    _check_new(folder, resume)  # before anything that takes a while
+    wishes, name = names(addon), None if env is None else env_name(env)
+    kept = before["request"] if before else {}
+    if before:
+        confirm(
+            folder / "sweep.json", trust, env=kept["env"] if name is None else None,
+            addons=() if wishes else kept["addons"],
+        )  # fmt: skip
+        wishes, name, sparse = wishes or tuple(kept["addons"]), name or kept["env"], sparse or kept["sparse"]
+        alpha = kept["alpha"] if alpha is None else alpha  # with other values of omega, the same
+        states = kept["states"] if states is None else states
+    usual = Settings(**validated(kept["settings"], f"the sweep in {folder}")) if before else start.usual("")
+    how = settings_of(settings, usual)
+    if how.ranks > 1:
+        raise UsageError(f"ranks is {how.ranks}; a sweep trains each point on one core: leave ranks out")
+    how = replace(how, ranks=1)
+    if how.budget is not None:
         raise UsageError("a sweep compares values of omega, and a budget moves omega by itself: leave the budget out")
     if ranges := dials(wishes):
         raise UsageError(f"{ranges[0].name} has a range of weights; a sweep needs one weight for each add-on")
-    env = env_of(saved.card, path, trust=result is not None) if env is None else env_name(env)
-    _check_importable([env, *wishes])
-    env = with_roles(env, saved.policy.observation_size, settings.backend)
-    notes = notes_of(saved.card)
-    alpha = kept.get("alpha") if alpha is None else alpha  # with other values of omega, the same
-    states = kept.get("states") if states is None else states
-    notes += try_addon(saved.policy, env, wishes, settings, sparse)
-    if alpha is None:
-        least = next((omega for omega in omegas if omega), 0.0)
-        chosen = for_customizing(Wanted("residual", least), saved, env, wishes, settings)
-        alpha, notes = chosen.objective.alpha, notes + chosen.notes
-    if states is None:
-        states, sentences = states_of_range(saved, env, wishes, settings, say)
-        notes += sentences
-    request = {"env": env, "addons": list(wishes), "alpha": alpha, "states": states}
-    request |= {"settings": settings.as_dict(), "sparse": sparse}
-    trial = Request(env, residual(omegas[-1], alpha, states), settings, wishes, sparse=sparse)
-    check(trial)
-    if trial.objective.reads_states:
+    name = name or start.env(trust)
+    _check_importable([name, *wishes])
+    env = start.with_roles(name, how.backend)
+    least = next((omega for omega in omegas if omega), 0.0)
+    notes = [*start.notes, *try_addon(saved.policy, env, wishes, how, sparse)]
+    planned = plan(Objective("addon", least, alpha, states=states), saved, env, wishes, how, say)
+    objective, notes = planned.objective, notes + planned.notes
+    request = {"env": env, "addons": list(wishes), "alpha": objective.alpha, "states": objective.states}
+    request |= {"settings": how.as_dict(), "sparse": sparse}
+    check(Request(env, replace(objective, omega=omegas[-1]), how, wishes, sparse=sparse))
+    if objective.reads_states:
         check_learnable(saved.policy)
     for sentence in notes:
         say(sentence)
-    start = ray.on_ray() if on_ray else Here
+    starter = ray.on_ray() if on_ray else Here
     with RunFolder(folder).locked():
-        omegas = _claim(folder, request, omegas, own_bytes(path, saved, folder / "prior.safetensors"), resume)
+        omegas = _claim(folder, request, omegas, start.content, resume)
         points = [Point(omega, folder / f"omega-{_written(omega)}") for omega in omegas]
         count = jobs or (len(points) if on_ray else physical_cores())
-        errors = _train(points, folder, request, start, count, say, progress)
+        errors = _train(points, folder, request, starter, count, say, progress)
         trained = [point for point in points if not errors[point.omega]]
         failed = [replace(point, error=errors[point.omega]) for point in points if errors[point.omega]]
         for point in failed:
@@ -184,8 +192,8 @@ def _written(omega: float) -> str:
 
 def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: bytes, resume: bool) -> list[float]:
     """The folder is this sweep's: a new one, or the same one as before, perhaps with more values of ω′. Returns all."""
+    _check_new(folder, resume)
     file, before = folder / "sweep.json", claimed(folder)
-    _check_new(folder, before, resume)
     if before is not None:
         omegas = in_order({*before["omegas"], *omegas})
         try:
@@ -208,24 +216,23 @@ def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: by
     return omegas
 
 
-def _check_new(folder: Path, before: dict[str, Any] | None, resume: bool) -> None:
-    if before is not None and not resume:
+def _check_new(folder: Path, resume: bool) -> None:
+    is_sweep = os.path.lexists(folder / "sweep.json")
+    if is_sweep and not resume:
         raise UsageError(f"{folder} holds a sweep already; add --resume to go on with it, or choose another --out")
-    if before is None and RunFolder(folder).request() is not None:
+    if not is_sweep and RunFolder(folder).request() is not None:
         raise UsageError(f"{folder} holds a run, not a sweep; choose another --out")
     RunFolder(folder).check_writable()
 
 
 def claimed(folder: Path) -> dict[str, Any] | None:
-    """What the sweep in this folder was asked for, and found so far, or None where there is none."""
+    """Return what the sweep in this folder was asked for, and found so far, or None where there is none."""
     file = folder / "sweep.json"
-    try:
-        content = read_json(file) if os.path.lexists(file) else None
-        if content is None:
-            return None
-        return content | {"request": dict(content["request"]), "omegas": list(content["omegas"])}
-    except (ValueError, KeyError, TypeError) as error:
-        raise FileError(f"{file} cannot be read: {error}") from None
+    if not os.path.lexists(file):
+        return None
+    content = read_json(file)
+    check_shape(content, SWEEP, f"{file} cannot be used: its story")
+    return dict(content)
 
 
 # Training -------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ __all__ = [
     "session",
     "starting",
     "states",
-    "wanted",
     "weights",
     "worth",
 ]

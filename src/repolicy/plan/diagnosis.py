@@ -16,8 +16,7 @@ from repolicy.envs.making import probed
 from repolicy.envs.step import Backend
 from repolicy.errors import UsageError
 from repolicy.plan.defaults import customize_defaults
-from repolicy.plan.wanted import usual_budget
-from repolicy.plan.weights import Weights, weights_found
+from repolicy.plan.weights import Weights, usual_budget, weights_found
 from repolicy.plan.worth import (
     Entropy,
     Sums,

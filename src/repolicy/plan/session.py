@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ from torch import Tensor
 
 from repolicy.envs import addons
 from repolicy.envs.making import probed
+from repolicy.envs.trust import confirm
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import as_file_name, lives_here_alone, stem_of
-from repolicy.objective import Objective, name_of
-from repolicy.plan.wanted import Wanted, trial
+from repolicy.objective import WEIGHTS, Objective, name_of
+from repolicy.plan.weights import trial
 from repolicy.policies.policy import Policy, seeded
 from repolicy.policies.storage import read, write
 from repolicy.priors.opening import read_policy
@@ -24,7 +25,7 @@ from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import torchrun_place, versions
 from repolicy.runs.request import Request, spec_for
 from repolicy.runs.result import Result
-from repolicy.runs.settings import Settings, validated
+from repolicy.runs.settings import AnySettings, S, Settings, validated
 
 
 def ranks_for(settings: Settings, names: Sequence[str]) -> tuple[Settings, list[str]]:
@@ -42,12 +43,18 @@ def ranks_for(settings: Settings, names: Sequence[str]) -> tuple[Settings, list[
     return replace(settings, ranks=1), [sentence] * (settings.ranks == 0)
 
 
-def folder_for(out: str | Path | None, name: object, objective: str, seed: int, resume: bool) -> Path:
-    """The run's folder; without a name, runs/NAME-OBJECTIVE-SEED, and where that is taken, the next that is free."""
+RUNS = Path("runs")
+
+
+def folder_for(
+    out: str | Path | None, name: object, objective: str, settings: Any, resume: bool, root: Path = RUNS
+) -> Path:
+    """Return the run's folder; without a name, runs/NAME-OBJECTIVE-SEED or, where that is taken, the next free one."""
     if out is not None:
         return Path(out)
     stem = called(name)
-    plain = Path("runs") / f"{as_file_name(stem_of(stem) if '/' in stem else stem)}-{objective}-{seed}"
+    seed = settings.get("seed", 0) if isinstance(settings, Mapping) else getattr(settings, "seed", 0)
+    plain = root / f"{as_file_name(stem_of(stem) if '/' in stem else stem)}-{objective}-{seed}"
     if resume:
         return plain
     tried, count = plain, 1
@@ -57,11 +64,8 @@ def folder_for(out: str | Path | None, name: object, objective: str, seed: int, 
     return tried
 
 
-def called_objective(objective: Objective | Wanted | None, usual: str) -> str:
-    """What a run's folder calls its objective: not each has a name."""
-    if objective is None or isinstance(objective, Wanted):
-        return usual if objective is None else objective.name
-    check_objective(objective)
+def called_objective(objective: Objective) -> str:
+    """Return what a run's folder calls its objective: not each has a name."""
     named = name_of(objective)
     return "custom" if named is None else named[0]
 
@@ -76,46 +80,54 @@ def called(thing: object) -> str:
     return str(thing.folder) if isinstance(thing, Result) else "policy" if isinstance(thing, Policy) else str(thing)
 
 
-def resumed(out: Path, resume: bool) -> tuple[Objective | None, Settings | None]:
-    """What the run that is resumed was asked for."""
-    request = RunFolder(out).request() if resume else None
-    if request is None:
-        return None, None
-    return Objective(**request["objective"]), Settings(**validated(request["settings"], f"the run in {out}"))
+def earlier(
+    folder: RunFolder, resume: bool, trust: bool, *, env: str | None, addon: Sequence[str], customizes: bool = False
+) -> Request | None:
+    """Return what the run that is resumed was asked for, None where there is none.
+
+    What is not named again, `env` or `addon`, is taken from there. Raises UsageError where that is code which nobody
+    trusts, or where it is a run of the other function.
+    """
+    kept = folder.request() if resume else None
+    if kept is None:
+        return None
+    if bool(kept["prior"]) != customizes:
+        whose = "customize" if kept["prior"] else "train"
+        raise UsageError(f"{folder.path} is a run of `{whose}`; go on with it by that command")
+    named = kept["env"] if env is None else None
+    confirm(folder.path / "run.json", trust, env=named, addons=() if addon else kept["addons"])
+    return folder.kind_of(kept).from_dict(kept)
+
+
+def settings_of(given: S | Mapping[str, Any] | None, usual: S) -> S:
+    """Return whole settings as they are given; of a mapping, the usual ones with its values in place of theirs."""
+    if isinstance(given, AnySettings):
+        return given  # type: ignore[return-value]
+    return replace(usual, **validated(dict(given or {}), "settings", type(usual)))
 
 
 def continued(
-    objective: Objective | Wanted | None, settings: Settings | None, out: Path, resume: bool
-) -> tuple[Objective | Wanted, Settings | None, Settings | None]:
-    """What customizing was asked for, with what the run that is resumed chose by itself; and that run's settings.
+    objective: Objective, settings: Settings, before: Request | None, out: Path
+) -> tuple[Objective, Settings]:
+    """Return both with what the run that is resumed chose by itself, where nobody names another.
 
-    A run that could not tell what a nat is worth has taken a budget, and both weights begin where it said.
+    A run that could not tell what a nat is worth has taken a budget, and both weights began at alpha.
     """
-    before, kept = resumed(out, resume)
-    _check_same_way(objective, settings, kept, out)
-    by_itself = objective is None or (isinstance(objective, Wanted) and objective.omega in (None, "auto"))
-    if before is not None and kept is not None and kept.budget is not None and by_itself:
-        if settings is not None and settings.budget is None:
-            settings = replace(settings, kl_budget=kept.kl_budget, log_prior_budget=kept.log_prior_budget)
-        if isinstance(objective, Wanted) and objective.alpha is None:
-            objective = replace(objective, alpha=before.alpha)
-    return objective or before or Wanted("residual"), settings, kept
-
-
-def _check_same_way(
-    objective: Objective | Wanted | None, settings: Settings | None, kept: Settings | None, out: Path
-) -> None:
-    """Raise where a run with a budget is resumed at a weight, or the other way round."""
-    if kept is None:
-        return
-    weight = objective.omega if isinstance(objective, Wanted) else None
+    if before is None:
+        return objective, settings
+    kept, budget = before.settings, before.settings.budget
+    by_itself = objective == before.objective or not isinstance(objective.omega, float)
+    if budget is not None and settings.budget is None and by_itself:
+        settings = replace(settings, kl_budget=kept.kl_budget, log_prior_budget=kept.log_prior_budget)
     other = ""
-    if kept.budget is not None and isinstance(weight, int | float):
-        other = f"{kept.budget.words}, and now omega is to be {weight:g}"
-    elif kept.budget is None and settings is not None and settings.budget is not None:
+    if budget is not None and not by_itself:
+        other = f"{budget.words}, and now omega is to be {objective.omega:g}"
+    elif budget is None and settings.budget is not None:
         other = f"it has no budget, and now {settings.budget.words}"
     if other:
         raise UsageError(f"{out} cannot be resumed with other settings: {other}")
+    unset = [name for name in WEIGHTS if getattr(objective, name) in (None, "auto", "alpha")]
+    return replace(objective, **{name: getattr(before.objective, name) for name in unset}), settings
 
 
 KEPT = 32  # steps of a trial in each of its environments, by which a resumed run is known again

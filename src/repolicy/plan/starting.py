@@ -100,8 +100,10 @@ class Start:
                 raise UsageError(f"{kept} was only fitted to the prior of this run, which scores it: name that prior")
 
 
-def start_of(given: Any, reading: Options | None, init: Init, trust: bool, file: Path) -> Start:
-    """What a user gave as a prior, read but not yet fitted."""
+def open_prior(
+    given: Any, reading: Options | None = None, init: Init = "auto", trust: bool = False, file: Path = Path()
+) -> Start:
+    """Read what a user gave as a prior, once; it is not fitted yet. `file` is the copy that a run keeps."""
     reference = given.folder if isinstance(given, Result) else given
     exact = exact_of(reference, reading, trust)
     name = str(reference) if isinstance(reference, str | Path) else getattr(exact, "name", "the prior")

@@ -1,9 +1,223 @@
-"""The default weights of customizing, from what a nat of the prior is worth."""
+"""What each term of the return weighs, where the user names no weight."""
 
+import math
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+
+from repolicy.envs import addons
+from repolicy.envs.evaluation import check_fit
+from repolicy.envs.making import make_envs, probed
+from repolicy.envs.rollout import Collector, Rollout
+from repolicy.errors import NumericError, UsageError
+from repolicy.loading import without_version
+from repolicy.objective import Objective
 from repolicy.plan.states import MOST_NUMBERS, SKIPPED
-from repolicy.plan.worth import Worth, Worths
+from repolicy.plan.worth import Worth, Worths, sought
+from repolicy.policies.file import SavedPolicy
+from repolicy.policies.policy import Agent, Policy, seeded
+from repolicy.ranges import Range
+from repolicy.runs.ranks import one_thread
+from repolicy.runs.request import spec_for
+from repolicy.runs.settings import Settings
+
+# A row an environment (of any version): the temperatures of the paper.
+ALPHAS = {"HalfCheetah": 0.13472, "Hopper": 0.001, "Ant": 0.0001}
+SHARE = 0.01  # elsewhere, a nat of entropy in every number of the action is worth this share of the reward a step
+ALPHA_SHARE = 1 / 3  # of omega, where the prior's file tells no alpha: by itself the std goes to 58 % of the prior's
+UNSEEN = 0.01  # alpha where the trial steps see no reward
+BUDGET = 2.0  # nats a step that a policy may drift, where nobody can tell what a nat is worth
+SHARE_OF_CHOICES = 0.25  # the same for choices, as a share of what can be chosen from, in nats
+MEASURED = 0.25  # of a run's steps, at most, to measure that before
+
+ENVS, STEPS = 8, 256  # of a trial
+
+Say = Callable[[str], None]
+
+
+class Plan(NamedTuple):
+    """An objective whose weights are all set, the settings with its budget, and a sentence for each choice."""
+
+    objective: Objective
+    settings: Settings
+    notes: list[str]
+
+
+def plan(
+    objective: Objective,
+    prior: SavedPolicy | None,
+    env: str,
+    wishes: tuple[str, ...],
+    settings: Settings,
+    say: Say = lambda sentence: None,
+) -> Plan:
+    """Return the plan of a run: each weight that is not set yet is set to the usual one.
+
+    Training from nothing (`prior` is None) takes alpha from a row of settings, else from the reward of trial steps.
+    Customizing takes omega and states from what a nat of the prior is worth, else holds a budget; and alpha from the
+    prior's file, else from omega. `say` hears of what takes a while. Raises UsageError where a budget and a named
+    weight exclude each other.
+    """
+    if objective.is_set:
+        return Plan(objective, settings, [])
+    task = Task(prior, env, wishes, settings, say)
+    if prior is None:
+        alpha, why = task.alpha_of_training(objective)
+        return Plan(with_alpha(objective, alpha), settings, [f"alpha is {alpha:g}, {why}; --alpha sets another"])
+
+    omega, states, notes, most = objective.omega, objective.states, list[str](), 0.0
+    if settings.budget is not None:
+        if omega not in (None, "auto"):
+            option = "--kl-budget" if settings.kl_budget is not None else "--log-prior-budget"
+            raise UsageError(f"{option} goes with --omega auto and no other --objective than residual")
+        omega = "auto"
+    elif omega is None:
+        known, most, reward = task.weights("--omega or --kl-budget")
+        if known is None and (isinstance(objective.alpha, Range) or addons.dials(wishes)):
+            raise UsageError(
+                "what the prior's log-probability is worth cannot be told, and beside a dial no budget can find it: "
+                "name --omega, a number or a range such as 0.03..3"
+            )
+        if known is None:
+            omega = "auto"
+            notes.append(
+                "what a nat of the prior is worth cannot be told from these episodes: does it act as it should "
+                "(repolicy diagnose)?"
+            )
+        else:
+            omega, states = known.omega, known.states if states is None else states
+            notes.append(
+                f"omega is {omega:.3g}, what a nat of the prior is worth of {reward}, and states {states:.3g}, the "
+                "weight of its states; --omega and --states set others"
+            )
+    elif omega != "auto" and states is None:  # small values of omega alone would stand still
+        known, *_ = task.weights("--states")
+        states = 0.0 if known is None else known.states
+        notes.append(
+            "what a nat of the prior is worth cannot be told, so new states have no price; --states names one"
+            if known is None
+            else f"states is {states:.3g}, the weight of the prior's states; --states sets another"
+        )
+    if omega == "auto" and settings.budget is None:
+        settings = replace(settings, kl_budget=usual_budget(prior.policy))
+        notes.append(
+            f"omega and alpha move together so that the policy drifts {settings.kl_budget:g} nats a step from its "
+            "prior; --kl-budget sets another distance, --omega a weight"
+        )
+    alpha = objective.alpha
+    if alpha is None:
+        alpha, why = task.alpha_of_customizing(omega, most)
+        begins = "begins at" if omega == "auto" else "is"
+        notes += [f"alpha {begins} {alpha:g}, {why}; --alpha sets another"] * bool(why)
+    if omega == "auto":  # both weights begin at alpha
+        if isinstance(alpha, Range) or not 0.0 < alpha < math.inf:
+            raise UsageError(f"alpha is {alpha}; where a budget moves omega and alpha it must be one number above 0")
+        omega = alpha
+    return Plan(replace(objective, omega=omega, alpha=alpha, states=states or 0.0), settings, notes)
+
+
+def with_alpha(objective: Objective, alpha: float) -> Objective:
+    """Return the objective with this alpha, in the reward and in the loss, wherever it has one that is not set."""
+    unset: dict[str, Any] = {name: alpha for name in ("alpha", "bonus") if getattr(objective, name) is None}
+    return replace(objective, **unset)
+
+
+def usual_budget(prior: Policy) -> float:
+    """Return the nats a step that a policy may drift, where nobody can tell what a nat is worth."""
+    if prior.actions.kind == "continuous":
+        return BUDGET
+    return two_digits(SHARE_OF_CHOICES * float(np.log(prior.actions.sizes).sum()))
+
+
+@dataclass(frozen=True)
+class Task:
+    """What weights are found for. `prior` is None where a policy is trained from nothing."""
+
+    prior: SavedPolicy | None
+    env: str
+    wishes: tuple[str, ...]
+    settings: Settings
+    say: Say
+
+    def weights(self, unless: str) -> "tuple[Weights | None, float, str]":
+        """Return the weights by the prior's card or, where that does not tell, by its episodes.
+
+        And the most that a nat can be worth by these, and of which reward. A wish is measured at weight 1, so that ten
+        times its weight is ten times more beside the prior. `unless` names the option that goes without measuring.
+        """
+        assert self.prior is not None
+        card, policy = self.prior.card, self.prior.policy
+        known = weights_of(card, policy.observation_size)
+        if known is not None:
+            trained_with = card.get("request", {}).get("addons")
+            whose = "the reward that it was trained with" if trained_with else "the environment's reward"
+            return known, known.omega, whose
+        self.say(
+            "measuring what a nat of the prior is worth, by episodes of its mean action and of sampled ones "
+            f"({unless} goes without)"
+        )
+        longest = int(MEASURED * self.settings.steps)
+        with one_thread():
+            found = sought(policy, self.env, addons.at_one(self.wishes), longest, self.settings.backend)
+        weights = weights_found(found, policy.observation_size)
+        in_wish = weights is not None and wish_counts_more(found)
+        reward = addons.at_one_in_words(self.wishes) if in_wish else "the environment's reward"
+        return weights, found.most, reward
+
+    def alpha_of_customizing(self, omega: Any, most: float) -> tuple[float, str]:
+        """Return the prior's own alpha, without a reason; else a third of omega; else one by the wish's reward.
+
+        But no less than the `most` that a nat can be worth: who is held too much is let go later, who is lost stays
+        lost.
+        """
+        assert self.prior is not None
+        alpha = self.prior.card.get("request", {}).get("objective", {}).get("alpha")
+        if alpha and isinstance(alpha, int | float):
+            return float(alpha), ""
+        if omega not in ("auto", "alpha", 0):
+            least = omega.low if isinstance(omega, Range) else omega
+            third = two_digits(ALPHA_SHARE * least)
+            return third, f"a third of omega {least:g}, since the prior's file does not tell its own"
+        steps = trial(self.prior.policy, self.env, self.settings)
+        rewards = addons.combined(addons.at(self.wishes)).reward(*steps.transitions)
+        alpha, why = _scaled(rewards, self.prior.policy.actions.width, "add-on's reward under the prior")
+        return (alpha, why) if alpha >= most else (two_digits(most), "the most that a nat of the prior can be worth")
+
+    def alpha_of_training(self, objective: Objective) -> tuple[float, str]:
+        """Return the row of the environment, else an alpha by the size of the reward that a new policy meets."""
+        row = without_version(self.env)
+        if row in ALPHAS:
+            return ALPHAS[row], f"the usual one for {row}"
+        policy = seeded(spec_for(probed(self.env, self.settings.backend), self.settings), self.settings.seed)
+        steps = trial(policy, self.env, self.settings)
+        rewards = np.asarray(steps.basic)
+        if objective.reads_addon and self.wishes:
+            rewards = rewards + addons.combined(self.wishes).reward(*steps.transitions)
+        return _scaled(rewards, policy.actions.width, "reward in trial steps")
+
+
+def _scaled(rewards: np.ndarray, numbers: int, what: str) -> tuple[float, str]:
+    """Return a hundredth of the usual size of a reward for a nat in every number of the action, in two digits."""
+    if not np.isfinite(rewards).all():
+        raise NumericError(f"the {what} is not a finite number everywhere")
+    size = float(np.sqrt(np.mean(rewards**2)))
+    if size == 0:
+        return UNSEEN, f"because the {what} was 0 throughout"
+    return two_digits(SHARE * size / numbers), f"scaled from the {what} ({size:.3g} a step)"
+
+
+def trial(agent: Agent, env: str, settings: Settings, steps: int = STEPS) -> Rollout:
+    """Return some thousand steps of an agent, to look at what they bring."""
+    with closing(make_envs(env, ENVS, settings.seed, settings.backend)) as envs:
+        check_fit(agent, envs, "the prior")
+        return Collector(envs, steps, torch.Generator().manual_seed(0), keep_transitions=True).collect(agent)
+
+
+# From what a nat is worth ---------------------------------------------------------------------------------------------
 
 
 class Weights(NamedTuple):
@@ -14,13 +228,13 @@ class Weights(NamedTuple):
 
 
 def worth_in(card: dict[str, Any]) -> Worth | None:
-    """What a nat of this prior is worth, where its card tells it."""
+    """Return what a nat of this prior is worth, where its card tells it."""
     told = card.get("nat_worth")
     return None if told is None else Worth(told["value"], told["error"], told["episodes"])
 
 
 def weights_of(card: dict[str, Any], numbers: int) -> Weights | None:
-    """What a nat of this prior is worth, where its card tells it well enough: at this ω′ its old reward counts once.
+    """Return the weights by a prior's card, where it tells well enough what a nat is worth: its old reward counts once.
 
     A nat of a state counts as a nat of an action, unless the prior's states, of so many numbers, cannot be learned.
     """
@@ -32,7 +246,7 @@ def weights_of(card: dict[str, Any], numbers: int) -> Weights | None:
 
 
 def weights_found(worths: Worths, numbers: int) -> Weights | None:
-    """From what was measured: ω′ is the larger worth, for noise shall cost as much in neither reward.
+    """Return the weights by what was measured: ω′ is the larger worth, for noise shall cost as much in neither reward.
 
     States are priced by the old reward alone, which they are to guard.
     """
@@ -44,7 +258,7 @@ def weights_found(worths: Worths, numbers: int) -> Weights | None:
 
 
 def wish_counts_more(worths: Worths) -> bool:
-    """Whether that ω′ was measured in the add-on."""
+    """Return whether that ω′ was measured in the add-on."""
     return max(worths.known, key=lambda worth: worth.value) is worths.addon
 
 
@@ -53,5 +267,5 @@ def two_digits(value: float) -> float:
 
 
 def of_states(weight: float, length: float, numbers: int) -> float:
-    """The weight, or 0 where episodes are too short to learn their states, or a state has too many numbers."""
+    """Return the weight, or 0 where episodes are too short to learn their states, or a state has too many numbers."""
     return weight if length >= 2 * SKIPPED and numbers <= MOST_NUMBERS else 0.0

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import printable
-from repolicy.objective import RANGES
 from repolicy.policies.density import Density
 from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.families import FAMILIES
@@ -35,8 +34,13 @@ CARD = {
     "request?": {
         "env?": str,
         "addons?": [str],
-        "objective?": dict.fromkeys(("omega?", "alpha?", "bonus?", "states?", *(f"{to}?" for to in RANGES)), float)
-        | {"task?": str},
+        "objective?": {
+            "task?": str,
+            "omega?": (float, [float]),
+            "alpha?": (float, [float]),
+            "bonus?": float,
+            "states?": float,
+        },
         "settings?": {},
     },
     "which?": str,

@@ -115,7 +115,12 @@ Shape = Any  # a type; [shape] for a list; {name: shape} for an object, {str: sh
 
 
 def check_shape(value: Any, shape: Shape, where: str) -> None:
-    """Raise unless JSON out of a file has the shape that its readers rely on. A name with a `?` may be missing."""
+    """Raise unless JSON out of a file has the shape that its readers rely on.
+
+    A name with a `?` may be missing; of a tuple of shapes, the last one counts where the value is a list.
+    """
+    if isinstance(shape, tuple):
+        shape = shape[-1] if isinstance(value, list) else shape[0]
     wanted: Any = type(shape) if isinstance(shape, list | dict) else shape
     kinds: Any = (int, float) if wanted is float else wanted
     if not isinstance(value, kinds) or isinstance(value, bool) != (wanted is bool):

@@ -16,7 +16,7 @@ from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.errors import UsageError
 from repolicy.loading import as_file_name, file_sum, read_json
 from repolicy.many.tradeoff import Found, Point
-from repolicy.objective import RANGES
+from repolicy.objective import DIALED
 from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.file import SavedPolicy, read_card, save_policy
 from repolicy.policies.policy import Policy
@@ -145,8 +145,8 @@ class Turning:
         where = ", ".join(f"{name} = {exactly(value)}" for name, value in values.items())
         place: dict[str, Any] = {"values": values} if self.trained else {"at": position[0]}
         if self.trained and "request" in rest:
-            objective = {key: value for key, value in rest["request"].get("objective", {}).items() if key not in RANGES}
-            objective |= {name: value for name, value in values.items() if name in RANGES.values()}
+            own = {name: value for name, value in values.items() if name in DIALED}
+            objective = rest["request"].get("objective", {}) | own
             wishes = [*addons.at(rest["request"].get("addons", ()), values)]
             rest["request"] = rest["request"] | {"objective": objective, "addons": wishes}
         place |= {"how": self.how, "of": str(self.path), "sha256": self.checksum}

@@ -7,11 +7,11 @@ the bits that it would have ended in anyway.
 
 import hashlib
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import torch
@@ -25,12 +25,13 @@ from repolicy.learning.training import Callback, check_given, tell, watchdog
 from repolicy.loading import nearest
 from repolicy.objective import Objective
 from repolicy.plan.cloning import fitted, spec_of
-from repolicy.plan.session import check_objective
+from repolicy.plan.session import check_objective, earlier, settings_of
+from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Policy, seeded
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import own_bytes, read_policy
 from repolicy.readers.reading import Options
-from repolicy.rql.hyperparameters import TASKS, Settings, customize_defaults, train_defaults
+from repolicy.rql.hyperparameters import TASKS, Settings, customize_defaults, task_of, train_defaults
 from repolicy.rql.log import Log, lines
 from repolicy.runs import request as engine
 from repolicy.runs.folder import RunFolder
@@ -53,31 +54,34 @@ def train(
     env: str,
     objective: Objective,
     out: str | Path,
-    settings: Settings | None = None,
+    settings: Settings | Mapping[str, Any] | None = None,
     *,
     addon: str | Sequence[str] = (),
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     env_timeout: float | None = None,
+    trust: bool = False,
 ) -> Result:
     """Train a policy from nothing, a prior or a baseline. The folder `out` holds everything of the run.
 
-    `resume` and `env_timeout` are as in `repolicy.train`.
+    An alpha that is not set is the task's own. The other parameters are as in `repolicy.train`.
     """
     check_given(settings, callbacks, Settings)
     check_objective(objective)
     if objective.reads_prior:
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
-    return _run(
-        _request(env, objective, settings or train_defaults(env), addon), out, None, resume, callbacks, env_timeout
-    )
+    before = earlier(RunFolder(out, Request), resume, trust, env=env, addon=names(addon))
+    if objective.alpha is None:
+        objective = replace(objective, alpha=_alpha_of_task(env) if before is None else before.objective.alpha)
+    how = settings_of(settings, train_defaults(env) if before is None else cast(Settings, before.settings))
+    return _run(_request(env, objective, how, addon, before), out, None, resume, callbacks, env_timeout)
 
 
 def customize(
     prior: str | Path,
     objective: Objective,
     out: str | Path,
-    settings: Settings | None = None,
+    settings: Settings | Mapping[str, Any] | None = None,
     *,
     addon: str | Sequence[str] = (),
     env: str | None = None,
@@ -85,22 +89,50 @@ def customize(
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     env_timeout: float | None = None,
+    trust: bool = False,
 ) -> Result:
     """Give the policy in a file a new requirement, without the reward that trained it.
 
     The requirement is `addon`, or what the environment itself tells in `info["addon_reward"]`, as the four tasks do.
-    `options` are for another library's file.
+    An alpha that is not set is the one that the prior was trained with. `options` are for another library's file. The
+    other parameters are as in `repolicy.customize`.
     """
     check_given(settings, callbacks, Settings)
-    path = find_policy(prior)
+    path, folder = find_policy(prior), RunFolder(out, Request)
     saved = read_policy(path, options)
-    env = env or env_of(saved.card, path)
+    before = earlier(folder, resume, trust, env=env, addon=names(addon), customizes=True)
+    env = env or (env_of(saved.card, path, trust) if before is None else before.env)
     check_objective(objective)
     if objective.reads_basic:
         raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
-    content = own_bytes(path, saved, RunFolder(out).prior)
-    request = _request(env, objective, settings or customize_defaults(env), addon, content)
+    if before is not None:
+        unset = [name for name in ("omega", "alpha") if getattr(objective, name) is None]
+        objective = replace(objective, **{name: getattr(before.objective, name) for name in unset})
+    if objective.alpha is None:
+        objective = replace(objective, alpha=_alpha_of_prior(saved, path))
+    if objective.omega is None:
+        raise UsageError("objective residual needs omega; name one with --omega")
+    content = own_bytes(path, saved, folder.prior)
+    how = settings_of(settings, customize_defaults(env) if before is None else cast(Settings, before.settings))
+    request = _request(env, objective, how, addon, before, content)
     return _run(request, out, (saved.policy, content), resume, callbacks, env_timeout)
+
+
+def _alpha_of_task(env: str) -> float:
+    if (task := task_of(env)) is None:
+        known = ", ".join(TASKS)
+        raise UsageError(
+            f"{env} is no task whose temperature is known (those are {known}){nearest(env, TASKS)}; for another "
+            "environment give --alpha"
+        )
+    return task.alpha
+
+
+def _alpha_of_prior(saved: SavedPolicy, path: Path) -> float:
+    alpha = saved.card.get("request", {}).get("objective", {}).get("alpha")
+    if not alpha or not isinstance(alpha, int | float):
+        raise UsageError(f"{path} does not tell the alpha that it was trained with; name one with --alpha")
+    return float(alpha)
 
 
 def make(env: str) -> gymnasium.Env[Any, Any]:
@@ -119,10 +151,15 @@ def make(env: str) -> gymnasium.Env[Any, Any]:
 
 
 def _request(
-    env: str, objective: Objective, settings: Settings, addon: str | Sequence[str], prior: bytes | None = None
+    env: str,
+    objective: Objective,
+    settings: Settings,
+    addon: str | Sequence[str],
+    before: engine.Request | None,
+    prior: bytes | None = None,
 ) -> Request:
-    """Without an add-on, an objective that reads one reads what the environment tells."""
-    addons = names(addon)
+    """Return the request; without an add-on, an objective that reads one reads what the environment tells."""
+    addons = names(addon) or (() if before is None else before.addons)
     check_env(addons, env)
     if addons and not objective.reads_addon:
         raise UsageError("a soft objective is about the environment's own reward; an add-on goes with full or greedy")

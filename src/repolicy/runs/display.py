@@ -77,10 +77,9 @@ def recipe(request: Request) -> str:
     """The weights of a run and its length: `ω′ 0.6 · α̂ 0.135 · 1,000,000 steps`."""
     objective, settings = request.objective, request.settings
     alpha = "α̂" if request.prior else "α"
-    budget, dials = budget_of(settings.as_dict()), {dial.name: f"..{dial.high:.3g}" for dial in objective.dials}
-    parts = [f"ω′ {objective.omega:.3g}{dials.get('omega', '')}"] * objective.reads_prior
-    if objective.alpha:
-        parts.append(f"{alpha} {objective.alpha:.3g}{dials.get('alpha', '')}")
+    budget = budget_of(settings.as_dict())
+    parts = [f"ω′ {objective.omega:.3g}"] * objective.reads_prior
+    parts += [f"{alpha} {objective.alpha:.3g}"] * (objective.alpha != 0)
     parts += [f"{objective.bonus:.3g} · entropy in the loss"] * (objective.bonus > 0)
     parts += [f"states {objective.states:.3g}"] * objective.reads_states
     ranks = getattr(settings, "ranks", 1)

@@ -72,9 +72,13 @@ class RunFolder:
                 f"{path} cannot be used here: it is a run of {method or 'Residual PPO'}; name another folder"
             )
         try:
-            return dict(json.loads(json.dumps(self._kinds[method].from_dict(request).as_dict())))
+            return dict(json.loads(json.dumps(self.kind_of(request).from_dict(request).as_dict())))
         except (UsageError, TypeError, ValueError) as error:
             raise FileError(f"{path} cannot be used: {error}") from None
+
+    def kind_of(self, request: dict[str, Any]) -> "type[Request]":
+        """Return the class of a request."""
+        return self._kinds[request.get("method", "")]
 
     def begin(
         self, request: dict[str, Any], versions: dict[str, str], resume: bool, prior: bytes | None = None
@@ -277,7 +281,7 @@ class RunFolder:
 
 REQUEST = {
     "env": str,
-    "objective": {"task": str, "omega": float, "alpha": float, "bonus": float, "states?": float},
+    "objective": {"task": str, "omega": (float, [float]), "alpha": (float, [float]), "bonus": float, "states?": float},
     "settings": {},
     "addons": [str],
     "prior": str,

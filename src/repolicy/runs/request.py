@@ -9,10 +9,10 @@ import numpy as np
 from repolicy.envs import addons
 from repolicy.envs.step import HasSpaces
 from repolicy.errors import UsageError
-from repolicy.objective import RANGES, Objective, name_of
+from repolicy.objective import DIALED, Objective, name_of
 from repolicy.policies.normalizer import BOUND
 from repolicy.policies.policy import PolicySpec
-from repolicy.ranges import MOST_DIALS, Dial
+from repolicy.ranges import MOST_DIALS, Dial, Range
 from repolicy.runs.settings import AnySettings, Settings, validated
 
 
@@ -77,7 +77,7 @@ def spec_for(spaces: HasSpaces, settings: Settings) -> PolicySpec:
     )
 
 
-TAKEN = (*RANGES.values(), "t", "how", "policy")  # what names something else where a position is named
+TAKEN = (*DIALED, "t", "how", "policy")  # what names something else where a position is named
 
 
 def check_dials(request: Request) -> None:
@@ -119,10 +119,10 @@ def words(request: Request, prior: str | Path = "") -> list[str]:
     else:
         parts += ["--omega", "auto"]
         coefficients.pop("omega", None)
-    high = {name: coefficients.pop(to) for to, name in RANGES.items() if to in coefficients}
-    coefficients |= {} if "omega" not in high else {"states": request.objective.states}  # 0 is not what a range takes
+    if isinstance(coefficients.get("omega"), Range):
+        coefficients["states"] = request.objective.states  # 0 is not what a range takes
     for key, value in coefficients.items():
-        parts += [f"--{key}", f"{value!r}..{high[key]!r}" if key in high else f"{value!r}"]
+        parts += [f"--{key}", f"{value}"]
     return parts + ["--sparse"] * request.sparse
 
 

@@ -191,15 +191,15 @@ class Settings(AnySettings):
 S = TypeVar("S", bound=AnySettings)
 
 
-def read_settings(path: Path, base: S) -> S:
-    """`base` with the fields of a JSON file in place of its own. An unknown or ill-typed field is refused by name."""
+def read_settings(path: Path, kind: type[AnySettings]) -> dict[str, Any]:
+    """Return the fields of a JSON file of settings. An unknown or ill-typed field is refused by name."""
     try:
         values = read_json(path)
     except FileError as error:
         raise UsageError(f"--settings: {error}") from None
     if not isinstance(values, dict):
         raise UsageError(f"settings file {path} must hold an object of fields, not a {type(values).__name__}")
-    return replace(base, **validated(values, f"settings file {path}", type(base)))
+    return validated(values, f"settings file {path}", kind)
 
 
 def validated(values: dict[str, Any], where: str, cls: type[AnySettings] = Settings) -> dict[str, Any]:

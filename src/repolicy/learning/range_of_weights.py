@@ -7,22 +7,20 @@ value, so those of the parts, each times its weight in that episode, add up to t
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from repolicy.envs import addons
 from repolicy.envs.rollout import Rollout
 from repolicy.learning import ppo
-from repolicy.learning.worker import Worker
+from repolicy.learning.one_weight import paid
 from repolicy.objective import Objective, Reward, task_reward
 from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.distributions import Distribution
 from repolicy.policies.modulated import FilmMlp
 from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy
-from repolicy.priors.kinds import Exact
-from repolicy.runs import ranks
+from repolicy.runs.ranks import Ranks
 from repolicy.runs.request import Request
 
 # Parts of one dial, in each of which advantages have mean 0 and variance 1. Of several dials there are about as many
@@ -43,13 +41,14 @@ def collapsed(metrics: dict[str, float]) -> list[str]:
     ]
 
 
-class ConditionedWorker(Worker):
-    """A worker whose environments are `Dialed`."""
+class RangeOfWeights:
+    """The environments are `Dialed`: each step's observation ends with where its episode stands on the dials."""
 
-    def __init__(self, request: Request, prior: Policy | None, team: ranks.Ranks, exact: Exact | None = None) -> None:
+    def __init__(self, request: Request) -> None:
         objective, wishes = request.objective, [addons.dials([each]) for each in request.addons]
         fixed = [name for name, dials in zip(request.addons, wishes, strict=True) if not dials]
-        self.dials = request.dials
+        self.settings, self.objective, self.dials = request.settings, objective, request.dials
+        self.addon = addons.combined(addons.at(request.addons))
         self.fixed = addons.combined(fixed) if fixed or objective.reads_basic else None
         self.wishes = {  # each by itself
             dial.name: addons.combined(addons.at([name], {dial.name: 1.0}))
@@ -58,67 +57,64 @@ class ConditionedWorker(Worker):
         }
         self.terms = [part for part, weight in TERMS.items() if getattr(objective, weight)]
         self.heads = (self.fixed is not None) + len(self.wishes) + len(self.terms)
-        super().__init__(request, prior, team, exact)
 
-    def networks(self) -> tuple[Policy, FilmMlp]:
-        assert self.prior is not None
-        policy = Conditioned.begun(self.prior, self.dials).requires_grad_(True)
-        size, settings = self.critic_size or self.prior.observation_size, self.settings
-        return policy, FilmMlp(size, settings.hidden, self.heads, settings.activation, dials=len(self.dials))
+    def networks(self, policy: Policy, critic_size: int) -> tuple[Policy, FilmMlp]:
+        """Return policy and critic as they begin: at every position the policy is the prior."""
+        self.size, settings = policy.observation_size, self.settings
+        size, dialed = critic_size or self.size, Conditioned.begun(policy, self.dials).requires_grad_(True)
+        return dialed, FilmMlp(size, settings.hidden, self.heads, settings.activation, dials=len(self.dials))
 
-    @property
-    def shown(self) -> tuple[Policy, Objective]:
-        """The middle of the dials."""
-        policy = self.learner.policy
+    def shown(self, policy: Policy, objective: Objective) -> tuple[Policy, Objective]:
+        """Return both in the middle of the dials."""
         assert isinstance(policy, Conditioned)
         middle = {dial.name: dial.value(0.0) for dial in self.dials}
-        return policy.placed([0.0] * len(middle)), self.objective.at(middle)
+        return policy.placed([0.0] * len(middle)), objective.at(middle)
 
-    def seen(self, observations: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The positions are last for both."""
-        inputs, own = super().seen(observations)
-        return inputs, torch.cat([own, inputs[..., -len(self.dials) :]], -1) if self.critic_size else inputs
+    def critic_inputs(self, inputs: Tensor, own: Tensor) -> Tensor:
+        """Return what the critic sees; the positions are last, as for the policy."""
+        return own if own is inputs else torch.cat([own, inputs[..., -len(self.dials) :]], -1)
 
-    def asked(self, rollout: Rollout) -> Tensor:
-        """Where on the dials each step's episode stands, `[T, N, dials]`."""
-        policy = self.learner.policy
-        return torch.from_numpy(rollout.observations[:-1, :, policy.spec.observation_size : policy.observation_size])
+    def task(self, objective: Objective, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the wishes' reward `[T, N]`, each times its weight in the episode, and each step's omega and alpha.
 
-    def reward(self, rollout: Rollout, log_prior: Tensor | None) -> Reward:
+        What each wish pays is kept apart, for the heads.
+        """
         self.places = self.asked(rollout)
-        return super().reward(rollout, log_prior)
-
-    @property
-    def values(self) -> dict[str, Tensor]:
-        """Of each dial in each step, `[T, N]`, for the rollout that was rewarded last."""
-        places = self.places.double().unbind(-1)
-        return {dial.name: dial.value(place) for dial, place in zip(self.dials, places, strict=True)}
-
-    def dialed(self) -> dict[str, Tensor]:
-        return {name: value for name, value in self.values.items() if name not in self.wishes}
-
-    def task(self, rollout: Rollout) -> Tensor:
-        """Of the wishes, each times its weight in the episode. They are kept apart, for the heads."""
         values, basic = self.values, torch.from_numpy(rollout.basic)
         self.tasks = []
         if self.fixed is not None:
-            self.tasks.append(task_reward(self.objective, basic, self.paid(self.fixed, rollout)))
+            self.tasks.append(task_reward(objective, basic, paid(self.fixed, rollout, self.size)))
         total = torch.stack(self.tasks).sum(0) if self.tasks else torch.zeros_like(basic)
         for name, wish in self.wishes.items():
-            self.tasks.append(self.paid(wish, rollout))
+            self.tasks.append(paid(wish, rollout, self.size))
             total = total + values[name] * self.tasks[-1]
-        return total
+        return total, self.own_weights
+
+    def asked(self, rollout: Rollout) -> Tensor:
+        """Return where on the dials each step's episode stands, `[T, N, dials]`."""
+        return torch.from_numpy(rollout.observations[:-1, :, self.size : self.size + len(self.dials)])
+
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """Each dial's value in each step, `[T, N]`, of the rollout that was rewarded last."""
+        places = self.places.double().unbind(-1)
+        return {dial.name: dial.value(place) for dial, place in zip(self.dials, places, strict=True)}
+
+    @property
+    def own_weights(self) -> dict[str, Tensor]:
+        """Each step's own omega or alpha `[T, N]`, where it is not the objective's."""
+        return {name: value for name, value in self.values.items() if name not in self.wishes}
 
     def weights(self) -> Tensor:
-        """Of the parts in each step's reward, `[T, N, H]`."""
-        values, dialed = self.values, self.dialed()
+        """Return the weights of the parts in each step's reward, `[T, N, H]`."""
+        values, own = self.values, self.own_weights
         fixed = [1.0] * (self.fixed is not None)
-        terms = [dialed.get(TERMS[part], getattr(self.objective, TERMS[part])) for part in self.terms]
+        terms = [own.get(TERMS[part], getattr(self.objective, TERMS[part])) for part in self.terms]
         each = [*fixed, *(values[name] for name in self.wishes), *terms]
         return torch.stack([torch.as_tensor(one).expand(self.places.shape[:2]).double() for one in each], -1)
 
     def parts(self, reward: Reward) -> Tensor:
-        """Without their weights, `[T, N, H]`. That of a wish may be 0; those of terms never are."""
+        """Return the parts without their weights, `[T, N, H]`. A wish may weigh 0; a term never does."""
         terms, weights = [getattr(reward, part) for part in self.terms], self.weights().unbind(-1)
         apart = [term / weight for term, weight in zip(terms, weights[len(self.tasks) :], strict=True)]
         return torch.stack([*self.tasks, *apart], -1)
@@ -126,27 +122,30 @@ class ConditionedWorker(Worker):
     def credit(
         self, reward: Reward, values: Tensor, next_values: Tensor, terminated: Tensor, ended: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Advantages of the whole `[T, N]`, and what each head is to predict `[T, N, H]`."""
-        settings = self.settings
+        """Return advantages of the whole `[T, N]`, and what each head is to predict `[T, N, H]`."""
+        gamma, gae_lambda = self.settings.gamma, self.settings.gae_lambda
         rewards = self.parts(reward).to(values.dtype)
         gains = torch.stack(
             [
-                ppo.advantages(*each, terminated, ended, settings.gamma, settings.gae_lambda)
+                ppo.advantages(*each, terminated, ended, gamma, gae_lambda)
                 for each in zip(rewards.unbind(-1), values.unbind(-1), next_values.unbind(-1), strict=True)
             ],
             -1,
         )
         return (gains * self.weights()).sum(-1).to(values.dtype), gains + values
 
-    def normalized(self, gains: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, float]:
-        """With mean 0 and variance 1 in each stratum of the dials, over all ranks: a large omega rules no other."""
+    def normalized(self, gains: Tensor, targets: Tensor, team: Ranks) -> tuple[Tensor, Tensor, float]:
+        """Return the same as `OneWeight`, with mean 0 and variance 1 in each stratum of the dials.
+
+        So a large omega does not rule over the others.
+        """
         side = max(2, round(STRATA ** (1 / len(self.dials))))  # of each dial
         cells = side ** torch.arange(len(self.dials))
         stratum = (((self.places + 1.0) * (side / 2)).long().clamp(0, side - 1) * cells).sum(-1)
         returns = (targets * self.weights()).sum(-1)
         both = torch.stack([gains.double(), returns], -1)
         of_stratum = torch.stack([sums(both[stratum == index]) for index in range(side ** len(self.dials))], 1)
-        packed = self.team.sum(torch.cat([of_stratum.reshape(3, -1), sums(targets)], 1))
+        packed = team.sum(torch.cat([of_stratum.reshape(3, -1), sums(targets)], 1))
         parts, returned = packed.tensor_split([of_stratum[0].numel()], 1)
         count, total, squares = parts.reshape(of_stratum.shape)
         means = total / count.clamp_min(1.0)
@@ -159,17 +158,17 @@ class ConditionedWorker(Worker):
         return (shifted / (variances[stratum, 0].sqrt() + 1e-8)).float(), returned, explained
 
     @torch.no_grad()
-    def width(self, inputs: Tensor) -> dict[str, float]:
-        """Also how far apart the ends of each dial are, on the same inputs: in nats, the smaller of the two KLs."""
+    def metrics(self, policy: Policy, inputs: Tensor) -> dict[str, float]:
+        """Return how far apart the ends of each dial are at some inputs: in nats, the smaller of the two KLs."""
         some, apart = inputs.clone(), {}
         for index, dial in enumerate(self.dials):
-            low, high = (self._at_end(some, index, end) for end in (-1.0, 1.0))
+            low, high = (self._at_end(policy, some, index, end) for end in (-1.0, 1.0))
             apart[dial.name] = min(float(low.kl(high).mean()), float(high.kl(low).mean()))
         each = {f"dial_kl_{name}": value for name, value in apart.items()} if len(apart) > 1 else {}
-        return super().width(inputs) | {"dial_kl": min(apart.values())} | each
+        return {"dial_kl": min(apart.values())} | each
 
-    def _at_end(self, inputs: Tensor, index: int, place: float) -> Distribution:
-        """With one dial at this end and the others in the middle."""
+    def _at_end(self, policy: Policy, inputs: Tensor, index: int, place: float) -> Distribution:
+        """Return the policy with one dial at this end and the others in the middle."""
         inputs[:, -len(self.dials) :] = 0.0
         inputs[:, index - len(self.dials)] = place
-        return self.learner.policy.distribution(inputs)
+        return policy.distribution(inputs)

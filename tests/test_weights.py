@@ -13,19 +13,12 @@ from tiny_envs import LinearQuadratic, tiny
 from repolicy.cli.main import main
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import full, greedy, kl, no_entropy, residual, soft
-from repolicy.plan import wanted
-from repolicy.plan.wanted import (
-    ALPHAS,
-    BUDGET,
-    SHARE,
-    UNSEEN,
-    Wanted,
-    for_customizing,
-    for_training,
-)
+from repolicy.plan import weights
+from repolicy.plan.weights import ALPHAS, BUDGET, SHARE, UNSEEN, plan
 from repolicy.policies.actions import ActionSpace
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.ranges import Range
 from repolicy.runs.settings import Settings
 
 FEW = Settings(envs=4, n_steps=4, minibatch=8, ranks=1, hidden=(4,))
@@ -59,91 +52,70 @@ def told(alpha: float) -> dict[str, Any]:
 
 def test_training_takes_alpha_from_a_row_whatever_the_version_and_options() -> None:
     for name, alpha in ALPHAS.items():
-        found = for_training(Wanted("soft"), f"{name}-v5?reset_noise_scale=0.3", (), FEW)
+        found = plan(soft(), None, f"{name}-v5?reset_noise_scale=0.3", (), FEW)
         assert found.objective == soft(alpha)
         assert found.notes == [f"alpha is {alpha:g}, the usual one for {name}; --alpha sets another"]
 
 
 def test_what_is_named_is_taken_without_a_word() -> None:
-    assert for_training(Wanted("soft", alpha=0.3), "Hopper-v4", (), FEW) == (soft(0.3), FEW, [])
-    assert for_training(Wanted("no_entropy"), "Hopper-v4", (), FEW) == (no_entropy(), FEW, [])
-    every = Wanted("residual", 0.3, 0.2, 0.1)
-    assert for_customizing(every, prior(), ENV, (), FEW) == (residual(0.3, 0.2, 0.1), FEW, [])
-    with pytest.raises(UsageError, match="objective no_entropy has no alpha"):
-        for_training(Wanted("no_entropy", alpha=0.1), "Hopper-v4", (), FEW)
-    with pytest.raises(UsageError, match="there is no objective 'sof'; choose from no_entropy, "):
-        Wanted("sof")
-
-
-@pytest.mark.parametrize(
-    ("more", "sentence"),
-    [
-        ({"omega": 0.2}, "objective soft has no omega"),
-        ({"omega": "auto"}, "objective soft has no omega"),
-        ({"states": 1.0}, "objective soft has no states"),
-        ({"omega_to": 0.3}, "omega from 0 to 0.3 is no range"),
-    ],
-)
-def test_what_training_has_no_use_for_is_refused(more: dict[str, Any], sentence: str) -> None:
-    for alpha in (None, 0.01):
-        with pytest.raises(UsageError, match=sentence):
-            for_training(Wanted("soft", alpha=alpha, **more), "Hopper-v4", (), FEW)
-    ranged = for_training(Wanted("soft", alpha=0.01, alpha_to=0.3), "Hopper-v4", (), FEW).objective
-    assert ranged.alpha_to == 0.3  # `train` refuses that
+    assert plan(soft(alpha=0.3), None, "Hopper-v4", (), FEW) == (soft(0.3), FEW, [])
+    assert plan(no_entropy(), None, "Hopper-v4", (), FEW) == (no_entropy(), FEW, [])
+    every = residual(0.3, 0.2, 0.1)
+    assert plan(every, prior(), ENV, (), FEW) == (residual(0.3, 0.2, 0.1), FEW, [])
 
 
 def test_alpha_is_scaled_from_the_reward() -> None:
     """CartPole pays 1 a step, for one choice; with a wish of 3 or −3 it pays 4 or −2."""
-    found = for_training(Wanted("soft"), "CartPole-v1", (), FEW)
+    found = plan(soft(), None, "CartPole-v1", (), FEW)
     assert found.objective == soft(SHARE)
     assert found.notes == ["alpha is 0.01, scaled from the reward in trial steps (1 a step); --alpha sets another"]
-    both = for_training(Wanted("full"), "CartPole-v1", (f"{HERE}either_way=3",), FEW).objective
+    both = plan(full(), None, "CartPole-v1", (f"{HERE}either_way=3",), FEW).objective
     assert both.alpha == pytest.approx(SHARE * np.sqrt(10), rel=0.05)
     assert both == full(both.alpha)
 
 
 def test_the_reward_is_shared_out_over_the_numbers_of_an_action() -> None:
-    alpha, why = wanted._scaled(np.array([3.0, -3.0]), 6, "reward")
+    alpha, why = weights._scaled(np.array([3.0, -3.0]), 6, "reward")
     assert alpha == pytest.approx(3 * SHARE / 6)
     assert why == "scaled from the reward (3 a step)"
 
 
 def test_a_reward_that_trial_steps_do_not_see() -> None:
-    wish = for_customizing(Wanted("greedy"), prior(), ENV, (f"{HERE}nowhere",), FEW)
+    wish = plan(greedy(), prior(), ENV, (f"{HERE}nowhere",), FEW)
     assert wish.objective == greedy(UNSEEN)
     assert "was 0 throughout" in wish.notes[0]
     with pytest.raises(NumericError, match="reward in trial steps is not a finite number"):
-        for_training(Wanted("soft"), tiny("WithoutReward"), (), FEW)
+        plan(soft(), None, tiny("WithoutReward"), (), FEW)
 
 
 def test_customizing_takes_the_priors_alpha_then_omega_then_the_wish() -> None:
     wish = (f"{HERE}either_way=5",)
-    assert for_customizing(Wanted("kl"), prior(request=told(0.7)), ENV, wish, FEW) == (kl(0.7), FEW, [])
-    found = for_customizing(Wanted("residual", 0.4), prior(), ENV, wish, FEW)
+    assert plan(kl(), prior(request=told(0.7)), ENV, wish, FEW) == (kl(0.7), FEW, [])
+    found = plan(residual(0.4), prior(), ENV, wish, FEW)
     assert found.objective == residual(0.4, 0.13)
     assert "alpha is 0.13, a third of omega" in found.notes[0]
     for omega in (0.0, None):  # an omega of 0 is no measure of anything
-        found = for_customizing(Wanted("residual" if omega == 0.0 else "kl", omega), prior(), ENV, wish, FEW)
+        found = plan(residual(0.0) if omega == 0.0 else kl(), prior(), ENV, wish, FEW)
         assert found.objective.alpha == 5 * SHARE
         assert found.notes[-1].startswith("alpha is 0.05, scaled from the add-on's reward under the prior (5 a step)")
 
 
 def test_customizing_takes_omega_from_the_worth_of_a_nat_or_else_holds_a_budget() -> None:
     worth = {"value": 0.25, "error": 0.01, "episodes": 32}
-    found = for_customizing(Wanted("residual"), prior(request=told(0.7), nat_worth=worth), ENV, (), FEW)
+    found = plan(residual(), prior(request=told(0.7), nat_worth=worth), ENV, (), FEW)
     assert found.objective == residual(0.25, 0.7)
     assert "omega is 0.25, what a nat of the prior is worth" in found.notes[0]
     known = prior(request=told(0.7), nat_worth=worth, evaluation={"evaluation_length": 1000.0})
     for states, expected in ((None, 0.25), (0.1, 0.1), (0.0, 0.0)):
-        found = for_customizing(Wanted("residual", states=states), known, ENV, (), FEW)
+        found = plan(residual(states=states), known, ENV, (), FEW)
         assert found.objective == residual(0.25, 0.7, expected)
-    assert for_customizing(Wanted("residual", 0.3), known, ENV, (), FEW).objective == residual(0.3, 0.7)
+    assert plan(residual(0.3), known, ENV, (), FEW).objective == residual(0.3, 0.7)
     unknown = worth | {"error": 0.2}
     for asked, card in (
-        (Wanted("residual"), {"nat_worth": unknown}),
-        (Wanted("residual", "auto"), {"nat_worth": worth}),
+        (residual(), {"nat_worth": unknown}),
+        (residual("auto"), {"nat_worth": worth}),
     ):
-        held = for_customizing(asked, prior(request=told(0.7), **card), f"{HERE}Indifferent", (), FEW)
+        held = plan(asked, prior(request=told(0.7), **card), f"{HERE}Indifferent", (), FEW)
         assert (held.objective, held.settings.kl_budget) == (kl(0.7), BUDGET)
         *why, held_by = held.notes
         assert f"drifts {BUDGET:g} nats a step" in held_by
@@ -156,12 +128,12 @@ def test_a_range_of_omega_prices_states_at_what_a_nat_is_worth() -> None:
     worth = {"value": 0.25, "error": 0.01, "episodes": 32}
     known = prior(request=told(0.7), nat_worth=worth, evaluation={"evaluation_length": 1000.0})
     for states, expected in ((None, 0.25), (0.1, 0.1), (0.0, 0.0)):
-        found = for_customizing(Wanted("residual", 0.1, states=states, omega_to=3.0), known, ENV, (), FEW)
-        assert found.objective == residual(0.1, 0.7, expected, omega_to=3.0)
+        found = plan(residual(Range(0.1, 3.0), states=states), known, ENV, (), FEW)
+        assert found.objective == residual(Range(0.1, 3.0), 0.7, expected)
         assert [note.split(",")[0] for note in found.notes] == ["states is 0.25"] * (states is None)
     unknown = prior(request=told(0.7), nat_worth=worth | {"error": 0.2})
-    found = for_customizing(Wanted("residual", 0.1, omega_to=3.0), unknown, f"{HERE}Indifferent", (), FEW)
-    assert found.objective == residual(0.1, 0.7, omega_to=3.0)
+    found = plan(residual(Range(0.1, 3.0)), unknown, f"{HERE}Indifferent", (), FEW)
+    assert found.objective == residual(Range(0.1, 3.0), 0.7, 0.0)
     assert [note.split(",")[1] for note in found.notes] == [" so new states have no price; --states names one"]
 
 
@@ -169,7 +141,7 @@ def test_a_range_of_omega_prices_states_at_what_a_nat_is_worth() -> None:
 def test_a_prior_that_tells_nothing_or_not_for_certain_is_measured(card: dict[str, Any]) -> None:
     """The optimum of an episode of 200 steps, without a wish: a nat is worth alpha, to two digits."""
     saved, said = SavedPolicy(optimum(), None, card), list[str]()
-    found = for_customizing(Wanted("residual"), saved, LONG, (), FEW, said.append)
+    found = plan(residual(), saved, LONG, (), FEW, said.append)
     omega = found.objective.omega
     assert omega == pytest.approx(ALPHA, rel=0.05)
     assert found.objective == residual(omega, float(f"{omega / 3:.2g}"), omega)
@@ -177,8 +149,8 @@ def test_a_prior_that_tells_nothing_or_not_for_certain_is_measured(card: dict[st
     assert "measuring what a nat of the prior is worth" in said[0]
     assert f"omega is {omega:.3g}, what a nat of the prior is worth" in found.notes[0]
     said.clear()
-    for named in (Wanted("residual", 0.3), Wanted("residual", "auto"), Wanted("kl")):
-        for_customizing(named, saved, LONG, (f"{HERE}either_way",), FEW, said.append)
+    for named in (residual(0.3), residual("auto"), kl()):
+        plan(named, saved, LONG, (f"{HERE}either_way",), FEW, said.append)
     assert said == []
 
 
@@ -199,12 +171,12 @@ def test_a_wish_of_ten_times_the_weight_counts_ten_times() -> None:
         ("far", "-", "the wish '{}' at weight 1"),
     ):
         found = [
-            for_customizing(Wanted("residual"), saved, LONG, (f"{HERE}{wish}={sign}{weight}",), FEW)
+            plan(residual(), saved, LONG, (f"{HERE}{wish}={sign}{weight}",), FEW)
             for weight in ("1", "10", "0..10" if not sign else "0.1")
         ]
         assert len({each.objective.omega for each in found}) == 1
         assert f"what a nat of the prior is worth of {reward.format(wish)}, and states" in found[0].notes[0]
-    both = for_customizing(Wanted("residual"), saved, LONG, (f"{HERE}far=-3", f"{HERE}near=5"), FEW)
+    both = plan(residual(), saved, LONG, (f"{HERE}far=-3", f"{HERE}near=5"), FEW)
     assert "of the wishes 'far' and 'near' at weight 1" in both.notes[0]
     assert both.objective.omega == pytest.approx(found[0].objective.omega, rel=0.05)
 
@@ -213,22 +185,21 @@ def test_a_card_tells_in_which_reward_it_was_measured() -> None:
     worth = {"value": 0.25, "error": 0.01, "episodes": 32}
     for addons, reward in (([], "the environment's reward"), (["height"], "the reward that it was trained with")):
         saved = prior(request=told(0.7) | {"addons": addons}, nat_worth=worth)
-        assert f"worth of {reward}, and" in for_customizing(Wanted("residual"), saved, ENV, (), FEW).notes[0]
+        assert f"worth of {reward}, and" in plan(residual(), saved, ENV, (), FEW).notes[0]
 
 
-@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan")])
-def test_a_budget_needs_an_alpha_to_begin_at(alpha: float) -> None:
-    for asked in (Wanted("residual", "auto", alpha), Wanted("residual", None, alpha)):
-        with pytest.raises(UsageError, match=f"alpha is {alpha:g}; where a budget moves omega and alpha"):
-            for_customizing(asked, prior(), f"{HERE}Indifferent", (f"{HERE}nowhere",), FEW)
+def test_a_budget_needs_an_alpha_to_begin_at() -> None:
+    for omega, alpha in (("auto", 0.0), (None, 0.0), ("auto", Range(0.1, 0.3))):
+        with pytest.raises(UsageError, match=r"alpha is .*; where a budget moves omega and alpha"):
+            plan(residual(omega, alpha), prior(), f"{HERE}Indifferent", (f"{HERE}nowhere",), FEW)
 
 
 def test_a_prior_whose_worth_cannot_be_told_is_held_by_a_budget() -> None:
     still = SavedPolicy(optimum(), None, {})
-    held = for_customizing(Wanted("residual"), still, f"{HERE}Indifferent", (f"{HERE}nowhere",), FEW)
+    held = plan(residual(), still, f"{HERE}Indifferent", (f"{HERE}nowhere",), FEW)
     assert held.settings.kl_budget == BUDGET
     with pytest.raises(UsageError, match="cannot be told, and beside a dial no budget can find it"):
-        for_customizing(Wanted("residual"), still, f"{HERE}Indifferent", (f"{HERE}nowhere=0..1",), FEW)
+        plan(residual(), still, f"{HERE}Indifferent", (f"{HERE}nowhere=0..1",), FEW)
 
 
 def test_where_a_worth_stays_uncertain_alpha_begins_at_the_most_that_it_can_be() -> None:
@@ -236,7 +207,7 @@ def test_where_a_worth_stays_uncertain_alpha_begins_at_the_most_that_it_can_be()
     rarely, wish = LONG.replace(":Long", ":Rarely"), (LONG.replace(":Long", ":calm"),)
     short = replace(FEW, steps=64)
     for card in ({}, {"nat_worth": {"value": 0.25, "error": 0.2, "episodes": 8}}):
-        held = for_customizing(Wanted("residual"), SavedPolicy(optimum(), None, card), rarely, wish, short)
+        held = plan(residual(), SavedPolicy(optimum(), None, card), rarely, wish, short)
         assert held.settings.kl_budget == BUDGET
         assert held.objective.alpha > UNSEEN
         assert "the most that a nat of the prior can be worth" in held.notes[-1]
