@@ -29,7 +29,6 @@ KINDS: dict[str, tuple[str, ...]] = {
     "through_hosts.jsonl": (*HOSTS, "experiments/through_hosts.py", *TRAINING),  # some rows are the engine's
     "fine_tuning.jsonl": (*HOSTS, "experiments/fine_tuning.py", *POLICY),
     "nat_worth.json": (*POLICY, "src/repolicy/plan/worth.py"),
-    "backward.jsonl": ("src/repolicy/policies/network.py", "src/repolicy/learning/ppo.py", "benchmarks/backward.py"),
     "peers.jsonl": (*TRAINING, "benchmarks/peers.py"),
     "kill.jsonl": (*TRAINING, "benchmarks/kill.py"),
     "*": TRAINING,

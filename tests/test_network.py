@@ -70,21 +70,6 @@ def test_values_and_gradients_are_the_plain_networks(
 
 
 @pytest.mark.parametrize(("activation", "hidden", "norms"), EVERY)
-def test_the_fast_backward_pass_is_autograds(activation: str, hidden: tuple[int, ...], norms: tuple[str, ...]) -> None:
-    mlp = network(activation, hidden, norms)
-    inputs, grad = torch.randn(32, 4, dtype=torch.float64), torch.randn(32, 3, dtype=torch.float64)
-    expected = torch.autograd.grad(mlp(inputs), tuple(mlp.parameters()), grad)
-    for parameter in mlp.parameters():
-        parameter.grad = torch.full_like(parameter, torch.nan)  # to be set, not added to
-    before = grad.clone()
-    outputs, backward = mlp.vjp(inputs)
-    assert torch.equal(outputs, mlp(inputs))
-    backward(grad)
-    assert torch.equal(grad, before)
-    torch.testing.assert_close([p.grad for p in mlp.parameters()], list(expected), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(("activation", "hidden", "norms"), EVERY)
 def test_a_snapshot_gives_the_same_values_and_stays_as_it_was(
     activation: str, hidden: tuple[int, ...], norms: tuple[str, ...]
 ) -> None:

@@ -283,34 +283,3 @@ def test_a_dict_of_observations_is_told_how_to_come() -> None:
     policy = Policy(PolicySpec(2, ActionSpace("discrete", (2,)), "categorical", (4,)))
     with pytest.raises(UsageError, match="put the parts of the Dict one behind the other"):
         policy.predict({"near": [0.0], "far": [1.0]})
-
-
-# Each would be wrong if the gradient by hand were taken where it does not hold, or left a factor out.
-EDGES = {
-    "floor": replace(SPECS["gaussian"], min_std=0.4, initial_std=0.5),
-    "bounded std": replace(SPECS["gaussian"], std_bounds=(-5.0, -0.1)),
-    "cut mean": replace(SPECS["gaussian"], mean_clip=0.2),
-    "softplus, one std": replace(SPECS["gaussian"], std="softplus"),
-}
-
-
-@pytest.mark.parametrize("spec", [*SPECS.values(), *OTHERS.values(), *EDGES.values()], ids=[*SPECS, *OTHERS, *EDGES])
-def test_scores_and_their_gradient_are_those_of_the_distribution(spec: PolicySpec) -> None:
-    torch.manual_seed(0)
-    policy, inputs, weights = wild(spec), torch.randn(16, 3), torch.randn(16)
-    with torch.no_grad():
-        actions = policy.distribution(inputs).sample()
-    for parameter in policy.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    log_probs, backward = policy.vjp(inputs, actions)
-    backward(weights.numpy(), 0.3)
-    found = [parameter.grad.clone() for parameter in policy.parameters() if parameter.grad is not None]
-    distribution = policy.distribution(inputs)
-    expected = distribution.log_prob(actions)
-    loss = (weights * expected).sum() - 0.3 * distribution.entropy().mean()
-    np.testing.assert_allclose(log_probs, expected.detach().numpy(), rtol=1e-5, atol=1e-5)
-    wanted = torch.autograd.grad(loss, list(policy.parameters()), allow_unused=True)
-    for mine, autograds in zip(found, wanted, strict=True):
-        torch.testing.assert_close(
-            mine, torch.zeros_like(mine) if autograds is None else autograds, rtol=1e-4, atol=1e-4
-        )

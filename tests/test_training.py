@@ -326,7 +326,7 @@ def test_requests_that_make_no_sense_write_nothing(
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"settings": {"steps": 64}}, "settings is dict; give a "),
+        ({"settings": ["steps"]}, "settings is list; give a "),
         ({"callbacks": print}, "callbacks is builtin_function_or_method; give a list"),
         ({"callbacks": [print]}, "a builtin_function_or_method is no callback; that has the methods begin, write"),
     ],
@@ -335,10 +335,10 @@ def test_what_is_of_another_kind_is_refused_before_a_folder_is_made(given: Any, 
     with pytest.raises(UsageError, match=sentence):
         train(tiny("Endless"), soft(0.1), tmp_path / "run", **given)
     assert not (tmp_path / "run").exists()
-    with pytest.raises(UsageError, match="settings is dict"):
-        sweep("hopper", "height", [0.1], settings={"steps": 64})  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="settings is dict"):
-        rql.train(tiny("Endless"), soft(0.1), tmp_path / "run", {"steps": 64})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="settings is list"):
+        sweep("hopper", "height", [0.1], settings=["steps"])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="settings is list"):
+        rql.train(tiny("Endless"), soft(0.1), tmp_path / "run", ["steps"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("where", ["while learning", "while evaluating"])

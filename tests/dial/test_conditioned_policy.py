@@ -107,26 +107,6 @@ def test_a_snapshot_stays_as_it_was_with_one_number_to_see_too() -> None:
     assert np.array_equal(snapshot(inputs), before)
 
 
-@pytest.mark.parametrize("kind", ["tanh", "elu", "relu", "swish", "norms", "linear"])
-@pytest.mark.parametrize(("dials", "scale", "close"), [(1, 0.3, 1e-4), (3, 0.1, 1e-3)])  # 4 and 34 polynomials
-def test_the_gradient_by_hand_is_autograds(kind: str, dials: int, scale: float, close: float) -> None:
-    spec = SPECS[kind]
-    network = FilmMlp(4, spec.hidden, 3, spec.activation, norms=spec.norms, spare=2, dials=dials)
-    for parameter in network.parameters():
-        parameter.data += scale * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(6))
-        parameter.grad = torch.zeros_like(parameter)
-    more = torch.rand(20, dials - 1, generator=torch.Generator().manual_seed(8)) * 2 - 1
-    inputs = torch.cat([seen(20), more], 1)
-    weights = torch.randn(20, 5, generator=torch.Generator().manual_seed(7))
-    plainly = network._plainly(inputs)
-    wanted = torch.autograd.grad((plainly * weights).sum(), list(network.parameters()))
-    outputs, backward = network.vjp(inputs)
-    torch.testing.assert_close(outputs, plainly, atol=close / 10, rtol=1.3e-6 if dials == 1 else 1e-4)
-    backward(weights)
-    for parameter, gradient in zip(network.parameters(), wanted, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, atol=close, rtol=close)
-
-
 def test_the_polynomials_are_chebyshevs_and_stay_at_the_ends() -> None:
     places = torch.linspace(-1.0, 1.0, 9)
     wanted = torch.stack([places, 2 * places**2 - 1, 4 * places**3 - 3 * places], 1)

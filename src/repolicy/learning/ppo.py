@@ -3,9 +3,8 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,17 +63,14 @@ class Batch:
             yield Batch(*parts)
 
 
-@dataclass(frozen=True)
-class Losses:
-    """What one minibatch says, and the gradient of `policy + value_coefficient · value` in what it was told."""
+class Losses(NamedTuple):
+    """What one minibatch says; all but the first two are without gradient."""
 
-    policy: float
-    value: float
-    divergence: float
-    clipped: float
-    log_ratios: np.ndarray  # [B]
-    by_log_prob: np.ndarray  # [B]
-    by_value: np.ndarray  # [B, H]
+    policy: Tensor
+    value: Tensor
+    divergence: Tensor
+    clipped: Tensor
+    log_ratios: Tensor  # [B]
 
 
 @dataclass(frozen=True)
@@ -112,17 +108,17 @@ class Learner:
         """V of the critic's inputs `[..., C]` by each of its H heads, `[..., H]`."""
         return self.return_scale.undo(self.critic(inputs))
 
-    @np.errstate(over="ignore", invalid="ignore")  # `update` checks that the loss is finite, `step` the gradient
     def differentiate(self, batch: Batch, settings: Settings, bonus: float) -> Losses:
-        """The losses of a minibatch; their gradient, less `bonus` · entropy's, is left in `self.gradient`."""
+        """Return the losses of a minibatch; their gradient, less `bonus` · entropy's, is left in `self.gradient`."""
         self._sums.zero_()
-        log_probs, backward = self.policy.vjp(batch.inputs, batch.actions)
-        values, backward_critic = self.critic.vjp(batch.critic_inputs)
-        result = losses(log_probs, values.numpy(), batch, settings)
-        backward(result.by_log_prob, bonus)
-        backward_critic(torch.from_numpy(result.by_value))
-        self._report.numpy()[:] = result.policy, result.value, result.divergence, result.clipped
-        return result
+        distribution = self.policy.distribution(batch.inputs)
+        result = losses(distribution.log_prob(batch.actions), self.critic(batch.critic_inputs), batch, settings)
+        loss = result.policy + settings.value_coefficient * result.value
+        if bonus:
+            loss = loss - bonus * distribution.entropy().mean()
+        loss.backward()  # type: ignore[no-untyped-call]  # adds to the gradients, which are views of one tensor
+        self._report.copy_(torch.stack(result[:4]).detach())
+        return Losses(*(each.detach() for each in result))
 
     def step(self, max_norm: float, sum_over_ranks: Sum, ranks: int, fit_actor: bool) -> list[float]:
         """One step of Adam on the gradient averaged over ranks; returns the averaged report and, last, its norm."""
@@ -177,33 +173,20 @@ class Learner:
         self.learning_rate = float(state["learning_rate"])
 
 
-def losses(log_probs: np.ndarray, values: np.ndarray, batch: Batch, settings: Settings) -> Losses:
-    """PPO's loss (Eq. 2) without its entropy: the surrogate and the critic's squared error.
-
-    In NumPy, by hand: on a few hundred numbers, that is much quicker than torch and autograd.
-    """
-    advantages, count = batch.advantages.numpy(), len(values)
-    log_ratios = log_probs - batch.log_probs.numpy()
-    ratios = np.exp(log_ratios)
-    clipped_ratios = np.clip(ratios, 1.0 - settings.clip, 1.0 + settings.clip)
+def losses(log_probs: Tensor, values: Tensor, batch: Batch, settings: Settings) -> Losses:
+    """Return PPO's loss (Eq. 2) without its entropy: the surrogate, and the critic's squared error."""
+    log_ratios = log_probs - batch.log_probs
+    ratios = log_ratios.exp()
+    clipped_ratios = ratios.clip(1.0 - settings.clip, 1.0 + settings.clip)
     if settings.surrogate == "vanilla":  # Eq. 6, with the baseline of Eq. 11
-        policy = -(log_probs * advantages).mean()
-        by_log_prob = advantages / -count
+        policy = -(log_probs * batch.advantages).mean()
     else:
-        gains, clipped_gains = ratios * advantages, clipped_ratios * advantages
-        policy = -np.minimum(gains, clipped_gains).mean()
-        # dρ/d log ρ = ρ, so the gradient of ρA is ρA itself; where the clipped gain is the smaller one, it is 0
-        by_log_prob = np.where(gains <= clipped_gains, gains, 0.0) / -count
-    errors = values - batch.returns.numpy()
-    return Losses(
-        policy=float(policy),
-        value=float(0.5 * np.square(errors).sum() / count),
-        divergence=float((ratios - 1.0 - log_ratios).mean()),  # KL(old ‖ new), from samples of the old
-        clipped=float((ratios != clipped_ratios).mean()),
-        log_ratios=log_ratios,
-        by_log_prob=by_log_prob,
-        by_value=errors * (settings.value_coefficient / count),
-    )
+        policy = -torch.minimum(ratios * batch.advantages, clipped_ratios * batch.advantages).mean()
+    with torch.no_grad():
+        divergence = (ratios - 1.0 - log_ratios).mean()  # KL(old ‖ new), from samples of the old
+        clipped = (ratios != clipped_ratios).float().mean()
+    value = 0.5 * (values - batch.returns).square().sum(-1).mean()
+    return Losses(policy, value, divergence, clipped, log_ratios.detach())
 
 
 def update(
@@ -239,9 +222,9 @@ def update(
 
 def check_first_minibatch(result: Losses, batch: Batch) -> None:
     """Before the first step the policy is the one that acted: every ratio is 1, and every number finite."""
-    if not math.isfinite(result.policy + result.value):
+    if not math.isfinite(float(result.policy + result.value)):
         raise NumericError("the loss is not finite")
-    worst = float((np.abs(result.log_ratios) / (1.0 + np.abs(batch.log_probs.numpy()))).max())
+    worst = float((result.log_ratios.abs() / (1.0 + batch.log_probs.abs())).max())
     if not worst < 1e-3:
         raise NumericError(
             "in the first minibatch the policy's log-probabilities differ from those recorded while acting "

@@ -181,7 +181,8 @@ def customize(
     reading = reading if std is None else replace(reading or Options(), std=std)
     folder.check_new(resume)  # before anything that takes a while
     wishes, name = addons.names(addon), None if env is None else env_name(env)
-    before = earlier(folder, resume, trust, env=name, addon=wishes, customizes=True)
+    trusted = trust or isinstance(prior, Result)  # the names are of this session
+    before = earlier(folder, resume, trusted, env=name, addon=wishes, customizes=True)
     if before is not None:
         wishes, name, sparse = wishes or before.addons, name or before.env, sparse or before.sparse
         wanted = before.objective if objective is None else wanted

@@ -4,7 +4,7 @@ Actions are scored as they were sampled, before the environment clips or squashe
 """
 
 import math
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -38,7 +38,8 @@ class Gaussian:
         return self.mean
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        return _NormalLogDensity.apply(self.mean, self.log_std, actions)  # type: ignore[no-any-return]
+        scaled = (actions - self.mean) * torch.exp(-self.log_std)
+        return -0.5 * scaled.square().sum(-1) - self.log_std.sum(-1) - HALF_LOG_TWO_PI * actions.shape[-1]
 
     def entropy(self) -> Tensor:
         entropy = self.log_std.sum(-1) + (HALF_LOG_TWO_PI + 0.5) * self.mean.shape[-1]
@@ -66,29 +67,6 @@ class SquashedGaussian(Gaussian):
         points = self.mean + self.log_std.exp() * self.mean.new_tensor(nodes).view(-1, *[1] * self.mean.dim())
         shares = self.mean.new_tensor(weights / weights.sum())
         return super().entropy() + torch.tensordot(shares, _log_tanh_slope(points).sum(-1), dims=1)
-
-
-class _NormalLogDensity(torch.autograd.Function):
-    """log N(actions; mean, exp(log_std)), summed over the last axis. One step of autograd instead of ten."""
-
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:
-        ctx.save_for_backward(mean, log_std, actions)
-        scaled = (actions - mean) * torch.exp(-log_std)
-        return -0.5 * (scaled * scaled).sum(-1) - log_std.sum(-1) - HALF_LOG_TWO_PI * actions.shape[-1]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        mean, log_std, actions = ctx.saved_tensors  # the inputs themselves, so that it can be differentiated again
-        precision = torch.exp(-log_std)
-        scaled, grad = (actions - mean) * precision, grad.unsqueeze(-1)
-        weighted = grad * scaled
-        by_mean, by_log_std = weighted * precision, weighted * scaled - grad
-        by_actions = -by_mean if ctx.needs_input_grad[2] else None
-        grads, shapes = (by_mean, by_log_std, by_actions), (mean.shape, log_std.shape, actions.shape)
-        return tuple(
-            None if each is None else each.sum_to_size(shape) for each, shape in zip(grads, shapes, strict=True)
-        )
 
 
 def _log_tanh_slope(actions: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ class Acting(nn.Module):
 
     def acted(self, inputs: Tensor) -> Tensor:
         """By the network in torch's own operations, which every exporter knows."""
-        mode = self.family.mode(self.network._plainly(inputs), self.spec)
+        mode = self.family.mode(self.network(inputs), self.spec)
         if self.spec.actions.kind == "discrete":
             mode = mode + self.low.to(mode.dtype) if self.spec.actions.low else mode  # choices are counted from there
         elif self.spec.clips:

@@ -13,16 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.policies.distributions import HALF_LOG_TWO_PI, Categorical, Distribution, Gaussian, SquashedGaussian
+from repolicy.policies.distributions import Categorical, Distribution, Gaussian, SquashedGaussian
 
 if TYPE_CHECKING:
     from repolicy.policies.policy import PolicySpec
 
 Draw = Callable[[np.ndarray], np.ndarray]  # from outputs `[N, outputs]` to actions `[N, A]`
-
-# From the gradient in log π(a|s) `[B]`, less that many times the mean entropy's, to the one in the outputs
-# `[B, outputs]`. That of the std's raw numbers is added to theirs.
-Backward = Callable[[np.ndarray, float], Tensor]
 
 
 class StdForm(NamedTuple):
@@ -78,11 +74,6 @@ class Family(Protocol):
 
     def mode(self, outputs: Tensor, spec: "PolicySpec") -> Tensor: ...
 
-    def scored(
-        self, outputs: Tensor, actions: Tensor, spec: "PolicySpec", raw_std: Tensor | None
-    ) -> tuple[np.ndarray, Backward]:
-        """log π(a|s) `[B]` of actions `[B, A]`, and its gradient."""
-
     def sampler(
         self, steps: int, count: int, spec: "PolicySpec", raw_std: Tensor | None, generator: torch.Generator
     ) -> Draw:
@@ -127,29 +118,6 @@ class Continuous:
     def mode(self, outputs: Tensor, spec: "PolicySpec") -> Tensor:
         mean = outputs[..., : spec.actions.width]
         return mean if spec.mean_clip is None else mean.clip(-spec.mean_clip, spec.mean_clip)
-
-    def scored(
-        self, outputs: Tensor, actions: Tensor, spec: "PolicySpec", raw_std: Tensor | None
-    ) -> tuple[np.ndarray, Backward]:
-        """By hand for one std that is made by exp: a dozen calls of NumPy are quicker than to ask autograd."""
-        shared = self.std == "shared" and outputs.shape[-1] == spec.actions.width
-        unbounded = spec.mean_clip is None and all(map(math.isinf, spec.std_bounds))
-        if not shared or not unbounded or self.squashes or spec.std != "exp":
-            return _by_autograd(self, outputs, actions, spec, raw_std)
-        assert raw_std is not None  # a shared one is a parameter
-        raw = raw_std.detach().numpy()
-        log_std = np.logaddexp(raw, np.float32(math.log(max(spec.min_std, 1e-30))))
-        precision = np.exp(-log_std)
-        scaled = (actions.numpy() - outputs.numpy()) * precision
-        log_probs = -0.5 * np.einsum("bi,bi->b", scaled, scaled) - log_std.sum() - HALF_LOG_TWO_PI * len(raw)
-
-        def backward(by_log_prob: np.ndarray, bonus: float) -> Tensor:
-            weighted = by_log_prob[:, None] * scaled
-            by_log_std = np.einsum("bi,bi->i", weighted, scaled) - by_log_prob.sum() - bonus
-            raw_std.grad.add_(torch.from_numpy(by_log_std * np.exp(raw - log_std)))  # type: ignore[union-attr]
-            return torch.from_numpy(weighted * precision)
-
-        return log_probs, backward
 
     def sampler(
         self, steps: int, count: int, spec: "PolicySpec", raw_std: Tensor | None, generator: torch.Generator
@@ -210,11 +178,6 @@ class Discrete:
     def mode(self, outputs: Tensor, spec: "PolicySpec") -> Tensor:
         return torch.stack([head.argmax(-1) for head in outputs.split(list(spec.actions.sizes), dim=-1)], dim=-1)
 
-    def scored(
-        self, outputs: Tensor, actions: Tensor, spec: "PolicySpec", raw_std: Tensor | None
-    ) -> tuple[np.ndarray, Backward]:
-        return _by_autograd(self, outputs, actions, spec, raw_std)
-
     def sampler(
         self, steps: int, count: int, spec: "PolicySpec", raw_std: Tensor | None, generator: torch.Generator
     ) -> Draw:
@@ -225,24 +188,6 @@ class Discrete:
 
     def to_environment(self, actions: Any, low: Any, high: Any) -> Any:
         return actions
-
-
-def _by_autograd(
-    family: Family, outputs: Tensor, actions: Tensor, spec: "PolicySpec", raw_std: Tensor | None
-) -> tuple[np.ndarray, Backward]:
-    distribution = family.distribution(outputs.requires_grad_(), spec, raw_std)
-    log_probs = distribution.log_prob(actions)
-
-    def backward(by_log_prob: np.ndarray, bonus: float) -> Tensor:
-        roots, gradients = [log_probs], [torch.from_numpy(by_log_prob)]
-        if bonus:
-            roots.append(distribution.entropy().mean())
-            gradients.append(torch.tensor(-bonus))
-        torch.autograd.backward(roots, gradients)
-        assert outputs.grad is not None
-        return outputs.grad
-
-    return log_probs.detach().numpy(), backward
 
 
 FAMILIES: dict[str, Family] = {

@@ -7,13 +7,13 @@ Perez et al., 2018.) Scales and shifts are polynomials in the positions, without
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise, product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from repolicy.policies.network import ACTIVATIONS, BY_HAND, Mlp
+from repolicy.policies.network import ACTIVATIONS, Mlp
 
 DEGREE = 4  # of the polynomials: enough for a bend or two over the range
 
@@ -38,14 +38,6 @@ def polynomials(places: Tensor) -> Tensor:
     return torch.stack([each[:, column] for each, column in zip(whole, columns, strict=True)]).prod(0)
 
 
-class Layer(NamedTuple):
-    """What a layer leaves for the backward pass, each `[B, units]`."""
-
-    linear: Tensor  # before scale and shift
-    scale: Tensor
-    values: Tensor  # after the activation
-
-
 class FilmMlp(Mlp):
     """`[B, inputs + dials]` to `[B, outputs + spare]`: the last inputs are the positions.
 
@@ -53,7 +45,6 @@ class FilmMlp(Mlp):
     """
 
     _ones: Tensor
-    _inner: Tensor
 
     def __init__(
         self,
@@ -74,16 +65,9 @@ class FilmMlp(Mlp):
         self._scales, self._shifts, self._spare = slices[:-1:2], slices[1:-1:2], slices[-1]
         self.film = nn.Parameter(torch.zeros(len(exponents(dials)), ends[-1] + spare))
         ones = torch.zeros(ends[-1] + spare)  # what the polynomials are added to
-        # A layer computed by hand wants `inner` times the activation's argument, and gets it from here.
-        inner = torch.ones(ends[-1] + spare)
-        for scale, shift in zip(self._scales, self._shifts, strict=True):
+        for scale in self._scales:
             ones[scale] = 1.0
-            if self.by_hand and shift is not self._shifts[-1]:
-                inner[scale] = inner[shift] = BY_HAND[self.activation].inner
         self.register_buffer("_ones", ones, persistent=False)
-        self.register_buffer("_inner", inner, persistent=False)
-
-        self._kept = self._room(0)  # for `vjp`: to allocate memory anew would take as long as the computation
 
     def films(self, places: Tensor) -> Tensor:
         """Scales, shifts and spare outputs at positions `[B, dials]`, side by side."""
@@ -141,9 +125,10 @@ class FilmMlp(Mlp):
 
         return run
 
-    def _plainly(self, inputs: Tensor) -> Tensor:
-        activate, films = ACTIVATIONS[self.activation][0], self.films(inputs[:, -self.dials :])
-        values = inputs[:, : -self.dials].contiguous()
+    def forward(self, inputs: Tensor) -> Tensor:
+        flat = inputs.reshape(-1, inputs.shape[-1])
+        activate, films = ACTIVATIONS[self.activation][0], self.films(flat[:, -self.dials :])
+        values = flat[:, : -self.dials].contiguous()
         for index, (weight, bias) in enumerate(self._pairs):
             norm, values = self.norm(index), nn.functional.linear(values, weight, bias)
             if norm is not None and norm.place == "before":
@@ -153,62 +138,4 @@ class FilmMlp(Mlp):
                 values = activate(values, self.slope)
             if norm is not None and norm.place == "after":
                 values = norm(values)
-        return torch.cat([values, films[:, self._spare]], -1)
-
-    # By hand, a layer at a time: the scales and shifts of all layers at once do not fit into a processor's cache ------
-
-    def _layers(self, inputs: Tensor) -> list[Tensor]:
-        if torch.is_grad_enabled():  # autograd cannot follow writes into memory that is reused
-            return [self._plainly(inputs)]
-        return [self._outputs(inputs, self._room(len(inputs)))[0]]
-
-    def _outputs(self, inputs: Tensor, layers: list[Layer]) -> tuple[Tensor, Tensor]:
-        """The outputs and the polynomials; `layers` takes what happened in between."""
-        activation, last = BY_HAND[self.activation], len(layers) - 1
-        bases, film, ones = polynomials(inputs[:, -self.dials :]), self.film * self._inner, self._ones * self._inner
-        values = inputs[:, : -self.dials].contiguous()
-        outer, added = 1.0, 0.0  # a layer's inputs are outer · values + added
-        for index, ((weight, bias), layer) in enumerate(zip(self._pairs, layers, strict=True)):
-            if added:
-                bias = torch.add(bias, weight.sum(1), alpha=added)
-            torch.addmm(bias, values, weight.t(), alpha=outer, out=layer.linear)
-            torch.addmm(ones[self._scales[index]], bases, film[:, self._scales[index]], out=layer.scale)
-            values = torch.mul(layer.linear, layer.scale, out=layer.values)
-            values.addmm_(bases, film[:, self._shifts[index]])
-            if index < last:
-                values, outer, added = activation.apply(values), activation.outer, activation.shift
-        return torch.cat([values, bases @ film[:, self._spare]], 1), bases
-
-    def _room(self, count: int) -> list[Layer]:
-        return [Layer(*(bias.new_empty(count, len(bias)) for _ in range(3))) for bias in self.biases]
-
-    @torch.no_grad()
-    def vjp(self, inputs: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
-        if not self.by_hand:
-            return super().vjp(inputs)
-        activation = BY_HAND[self.activation]
-        if len(self._kept[0].linear) < len(inputs):
-            self._kept = self._room(len(inputs))
-        layers = [Layer(*(each[: len(inputs)] for each in layer)) for layer in self._kept]
-        outputs, bases = self._outputs(inputs, layers)
-
-        @torch.no_grad()
-        def backward(grad: Tensor) -> None:
-            assert self.film.grad is not None
-            size, across, observations = len(self.biases[-1]), bases.t(), inputs[:, : -self.dials]
-            self.film.grad[:, self._spare] = across @ grad[:, size:]
-            grad = grad[:, :size]
-            for index in range(len(self._pairs) - 1, -1, -1):
-                (weight, bias), layer = self._pairs[index], layers[index]
-                values = layers[index - 1].values if index else observations
-                outer, added = (activation.outer, activation.shift) if index else (1.0, 0.0)
-                self.film.grad[:, self._shifts[index]] = across @ grad
-                self.film.grad[:, self._scales[index]] = across @ layer.linear.mul_(grad)
-                grad = torch.mul(grad, layer.scale, out=layer.scale)
-                torch.sum(grad, 0, out=bias.grad)
-                torch.addmm(torch.mul(bias.grad, added).unsqueeze(1), grad.t(), values, alpha=outer, out=weight.grad)
-                if index:
-                    grad = activation.backward(grad @ (activation.outer * weight), values)
-            self.film.grad.mul_(self._inner)
-
-        return outputs, backward
+        return torch.cat([values, films[:, self._spare]], -1).reshape(*inputs.shape[:-1], -1)

@@ -1,48 +1,12 @@
-"""The network: a multi-layer perceptron with a hand-written backward pass, and parameters laid out flat.
-
-For layers of 64 units the time goes into memory traffic and tanh, not into multiplication. So activations work in
-place, and what a hidden layer stores is not tanh(x) but σ(2x), which costs two fifths of it: as
-tanh(x) = 2σ(2x) − 1, the factors and the shift move into the matrix products around it, where they cost nothing.
-"""
+"""The network: a multi-layer perceptron, in torch to learn and in NumPy to act, and parameters laid out flat."""
 
 import math
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-
-aten = torch.ops.aten
-
-
-class Activation(NamedTuple):
-    """y = outer · f(inner · x) + shift, with f in place, and f's gradient from its *value*, in place as well."""
-
-    inner: float
-    outer: float
-    shift: float
-    apply: Callable[[Tensor], Tensor]
-    backward: Callable[[Tensor, Tensor], Tensor]
-
-
-# The backward pass by hand. The others need the value before them too; autograd keeps it.
-BY_HAND = {
-    "tanh": Activation(
-        2.0, 2.0, -1.0, torch.sigmoid_, lambda grad, s: aten.sigmoid_backward.grad_input(grad, s, grad_input=grad)
-    ),
-    "relu": Activation(
-        1.0, 1.0, 0.0, torch.relu_, lambda grad, s: aten.threshold_backward.grad_input(grad, s, 0.0, grad_input=grad)
-    ),
-    "elu": Activation(
-        1.0,
-        1.0,
-        0.0,
-        nn.functional.elu_,
-        lambda grad, s: aten.elu_backward.grad_input(grad, 1.0, 1.0, 1.0, True, s, grad_input=grad),
-    ),
-}
 
 # Each in torch and in NumPy, where it may write into its input; the second argument is leaky_relu's slope.
 ACTIVATIONS: dict[str, tuple[Callable[[Tensor, float], Tensor], Callable[[np.ndarray, float], np.ndarray]]] = {
@@ -112,7 +76,6 @@ class Mlp(nn.Module):
                 if place
             }
         )
-        self.by_hand = activation in BY_HAND and not self.norms
         sizes = (inputs, *hidden, outputs)
         self.weights = nn.ParameterList(nn.Parameter(torch.empty(b, a)) for a, b in pairwise(sizes))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b)) for b in sizes[1:])
@@ -121,9 +84,16 @@ class Mlp(nn.Module):
             nn.init.orthogonal_(weight, last_gain if weight is self.weights[-1] else math.sqrt(2.0))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        flat = inputs.reshape(-1, inputs.shape[-1])
-        outputs = self._layers(flat)[-1] if self.by_hand else self._plainly(flat)
-        return outputs.reshape(*inputs.shape[:-1], -1)
+        activate = ACTIVATIONS[self.activation][0]
+        *hidden, (last_weight, last_bias) = self._pairs
+        for index, (weight, bias) in enumerate(hidden):
+            norm, inputs = self.norm(index), nn.functional.linear(inputs, weight, bias)
+            if norm is not None and norm.place == "before":
+                inputs = norm(inputs)
+            inputs = activate(inputs, self.slope)
+            if norm is not None and norm.place == "after":
+                inputs = norm(inputs)
+        return nn.functional.linear(inputs, last_weight, last_bias)
 
     @torch.no_grad()
     def rescale(self, factor: Tensor, offset: Tensor) -> None:
@@ -157,72 +127,10 @@ class Mlp(nn.Module):
 
         return run
 
-    @torch.no_grad()
-    def vjp(self, inputs: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
-        """The outputs `[B, outputs]`, and a function that takes their gradient and sets the parameters' own.
-
-        Autograd would give the same a fifth more slowly; where it is needed all the same, it is used.
-        """
-        if not self.by_hand:
-            with torch.enable_grad():
-                outputs = self._plainly(inputs)
-            parameters = tuple(self.parameters())
-
-            def differentiate(grad: Tensor) -> None:
-                for parameter, gradient in zip(parameters, torch.autograd.grad(outputs, parameters, grad), strict=True):
-                    assert parameter.grad is not None
-                    parameter.grad.copy_(gradient)
-
-            return outputs.detach(), differentiate
-        layers = self._layers(inputs)
-
-        @torch.no_grad()
-        def backward(grad: Tensor) -> None:
-            activation = BY_HAND[self.activation]
-            for index in range(len(self._pairs) - 1, 0, -1):
-                weight, bias = self._pairs[index]
-                torch.sum(grad, 0, out=bias.grad)
-                # y = outer · f + shift, so Σ grad yᵀ = outer · Σ grad fᵀ + shift · Σ grad
-                shifts = torch.mul(bias.grad, activation.shift).unsqueeze(1)
-                torch.addmm(shifts, grad.t(), layers[index], alpha=activation.outer, out=weight.grad)
-                grad = activation.backward(grad @ (activation.outer * activation.inner * weight), layers[index])
-            weight, bias = self._pairs[0]
-            torch.sum(grad, 0, out=bias.grad)
-            torch.mm(grad.t(), inputs, out=weight.grad)
-
-        return layers[-1], backward
-
-    def _plainly(self, inputs: Tensor) -> Tensor:
-        """The outputs in torch's own operations."""
-        activate = ACTIVATIONS[self.activation][0]
-        *hidden, (last_weight, last_bias) = self._pairs
-        for index, (weight, bias) in enumerate(hidden):
-            norm, inputs = self.norm(index), nn.functional.linear(inputs, weight, bias)
-            if norm is not None and norm.place == "before":
-                inputs = norm(inputs)
-            inputs = activate(inputs, self.slope)
-            if norm is not None and norm.place == "after":
-                inputs = norm(inputs)
-        return nn.functional.linear(inputs, last_weight, last_bias)
-
     def norm(self, index: int) -> Norm | None:
         """The LayerNorm of a hidden layer."""
         norm = dict(self.norms.items()).get(str(index))
         return norm if isinstance(norm, Norm) else None
-
-    def _layers(self, inputs: Tensor) -> list[Tensor]:
-        """The inputs, f of each hidden layer, and the outputs."""
-        activation, layers = BY_HAND[self.activation], [inputs]
-        outer, shift = 1.0, 0.0  # the layer's inputs are outer · layers[-1] + shift
-        for weight, bias in self._pairs:
-            if shift:
-                bias = torch.add(bias, weight.sum(1), alpha=shift)
-            if len(layers) == len(self._pairs):
-                return [*layers, torch.addmm(bias, layers[-1], weight.t(), alpha=outer)]
-            inner = activation.inner
-            layers.append(activation.apply(torch.addmm(bias, layers[-1], weight.t(), beta=inner, alpha=inner * outer)))
-            outer, shift = activation.outer, activation.shift
-        raise AssertionError("a network has at least one layer")
 
 
 def flatten(parameters: Iterable[nn.Parameter], extra: int = 0) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ A `Policy` is a network, a family of distributions and its own observation norma
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
@@ -170,13 +170,6 @@ class Policy(nn.Module):
     def head(self, outputs: Tensor) -> Distribution:
         """The distribution that the network's outputs `[..., outputs]` stand for."""
         return self.family.distribution(outputs, self.spec, self.log_std)
-
-    def vjp(self, inputs: Tensor, actions: Tensor) -> tuple[np.ndarray, Callable[[np.ndarray, float], None]]:
-        """log π(a|s) `[B]` at normalized observations, and a function that sets the parameters' gradients: it takes
-        the gradient in log π(a|s), and how many times the mean entropy's is taken off."""
-        outputs, backward = self.network.vjp(inputs)
-        log_probs, differentiate = self.family.scored(outputs, actions, self.spec, self.log_std)
-        return log_probs, lambda by_log_prob, bonus: backward(differentiate(by_log_prob, bonus))
 
     @property
     @torch.no_grad()
