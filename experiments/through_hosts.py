@@ -78,7 +78,7 @@ def through_rsl_rl(settings: Settings) -> Policy:
         "num_learning_epochs": settings.epochs,
         "num_mini_batches": settings.iteration_steps // settings.minibatch,
         "gamma": settings.gamma,
-        "gae_lambda": settings.gae_lambda,
+        "lam": settings.gae_lambda,
         "schedule": "fixed",
         "entropy_coef": 0.0,
         "value_loss_coef": settings.value_coefficient,

@@ -141,7 +141,7 @@ def test_greedy_loads_no_reference(build: Build, kind: str, monkeypatch: pytest.
     ours = build(kind, greedy(0.2), max_steps=1)
     assert ours.ref_model is None
     ours.train()
-    assert ours.args.prior is None
+    assert ours.identity["prior"] is None
 
 
 @pytest.mark.parametrize("kind", ["dpo", "labels", "grpo"])
@@ -157,7 +157,7 @@ def test_a_model_changed_in_memory_is_not_its_folder(build: Build, prior: Path, 
     changed().save_pretrained(tmp_path / "saved")  # the first way out
     assert build(kind, model=AutoModelForCausalLM.from_pretrained(tmp_path / "saved")).ref_model is not None
     adapter = LoraConfig(r=2, target_modules=["q_proj"])  # the second
-    assert build(kind, model=changed(), peft_config=adapter).args.prior_checksum == checksum(changed())
+    assert build(kind, model=changed(), peft_config=adapter).identity["prior_checksum"] == checksum(changed())
     if kind != "grpo":
         assert build(kind, model=changed(), ref_model=AutoModelForCausalLM.from_pretrained(prior))
 
@@ -181,23 +181,15 @@ def test_a_run_says_what_it_is_and_resumes_as_nothing_else(build: Build, prior: 
     ours = build(kind, **short)
     ours.train()
     known = {"omega": 0.3, "alpha": 0.2, "prior": str(prior), "prior_checksum": checksum(ours.ref_model)}
-    assert known.items() <= ours.args.to_dict().items()
     folder = Path(ours.args.output_dir)
     saved = torch.load(folder / "checkpoint-1" / "training_args.bin", weights_only=False)
-    assert {name: getattr(saved, name) for name in known} == known
+    assert (saved.omega, saved.alpha) == (0.3, 0.2)
     beside = json.loads((folder / "checkpoint-1" / "repolicy.json").read_text())
     assert beside == {**known, "method": type(ours).__name__}
     state = json.loads((folder / "checkpoint-1" / "trainer_state.json").read_text())
     assert state["stateful_callbacks"]["Remembered"]["args"]["fixed"]["omega"] == 0.3
-    card = (folder / "README.md").read_text()
-    assert "omega = 0.3 and alpha = 0.2" in card
-    assert known["prior_checksum"] in card
-    if kind == "grpo":
-        distances = [entry["residual/kl"] for entry in ours.state.log_history if "residual/kl" in entry]
-        assert len(distances) == 2
-        assert f"{distances[-1]:.4g} nats a response" in card
-    else:
-        assert any("prior_logps/chosen" in entry for entry in ours.state.log_history)
+    logged = "residual/kl" if kind == "grpo" else "prior_logps/chosen"
+    assert sum(logged in entry for entry in ours.state.log_history) == 2
     checkpoint = str(folder / "checkpoint-1")
     with pytest.raises(UsageError, match=r"trained with omega 0\.3, and this run has 0\.4"):
         build(kind, residual(0.4, 0.2), **short).train(resume_from_checkpoint=checkpoint)

@@ -279,8 +279,6 @@ def test_a_budget_rests_where_no_response_could_be_judged(trainer: Callable[...,
     ours = trainer(residual(0.3, 0.2), reward=lambda completions, **_: [None] * len(completions), budget=1.0)
     ours.memory.values |= {"own": -2.0, "omega": 0.3}
     assert not scored(ours)["advantages"].any()
-    ours.state.log_history = [{"residual/kl": None}]  # what TRL makes of a mean of nothing
-    assert "KL from the prior: not measured" in ours._card_section()
     assert ours.memory.values["omega"] == 0.3
 
 
@@ -370,5 +368,3 @@ class TestRefused:
     def test_rloo(self) -> None:
         with pytest.raises(UsageError, match="greedy, kl or residual"):
             rloo_settings(soft(0.1))
-        with pytest.raises(UsageError, match="addons is 0"):
-            rloo_settings(kl(0.1), addons=0)

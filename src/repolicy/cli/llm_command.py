@@ -45,11 +45,8 @@ class Generate:
     def run(self) -> dict[str, Any]:
         from repolicy.llm.generation import generate
 
-        responses = generate(
-            self.models, self.prior, self.prompt, omega=self.omega, alpha=self.alpha, count=self.count,
-            tokens=self.tokens, chat=self.chat, trained_at=self.trained_at, seed=self.seed,
-        )  # fmt: skip
-        return {"omega": self.omega, "responses": responses}
+        given = {name: value for name, value in vars(self).items() if name not in ("models", "prior", "prompt", "json")}
+        return {"omega": self.omega, "responses": generate(self.models, self.prior, self.prompt, **given)}
 
     def text(self, values: dict[str, Any]) -> str:
         text = "\n".join(f"{response['prompt']}{response['text']}" for response in values["responses"])
@@ -88,10 +85,8 @@ class Evaluate:
         from repolicy.runs.terminal import Terminal
 
         check_place(self.out)
-        models, page = evaluate(
-            self.models, self.prior, self.prompts, self.reward, responses=self.responses, tokens=self.tokens,
-            seed=self.seed,
-        )  # fmt: skip
+        size = {"responses": self.responses, "tokens": self.tokens, "seed": self.seed}
+        models, page = evaluate(self.models, self.prior, self.prompts, self.reward, **size)
         write_bytes(self.out, page.encode())
         Terminal().say(f"page: {self.out}")
         return {"page": str(self.out), "models": models}

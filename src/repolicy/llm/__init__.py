@@ -30,7 +30,3 @@ def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *HOMES]

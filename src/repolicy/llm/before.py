@@ -2,7 +2,6 @@
 
 import math
 import random
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -19,7 +18,7 @@ SHARE = 0.2  # share of the pairs that may be beyond it
 
 
 def margins_warning(objective: Objective, log_ratio: Tensor) -> str | None:
-    """What to say of pairs whose first margins, (alpha − omega) · log prior(chosen)/prior(rejected) `[N]`, are far out.
+    """Say so where the first margins, (alpha − omega) · log prior(chosen)/prior(rejected) `[N]`, are far out.
 
     At the first step the policy is the prior, so the margin of Eq. 33 needs the prior alone. A pair far on the wrong
     side pulls with all its weight; one far on the right side, −log σ(margin), does not pull at all.
@@ -38,14 +37,8 @@ def margins_warning(objective: Objective, log_ratio: Tensor) -> str | None:
     )
 
 
-def warn_of_margins(objective: Objective, log_ratio: Tensor) -> None:
-    warning = margins_warning(objective, log_ratio)
-    if warning is not None:
-        warnings.warn(warning, stacklevel=2)
-
-
 def dry_run(trainer: Any) -> dict[str, float]:
-    """One batch of training, and no step: sizes, everything that would be logged, and what the step would be worth.
+    """Print and return what one batch of training would log, its sizes, and what its step would be worth; take no step.
 
     `first_step` is the change of the loss, to first order, by AdamW's first step: −learning rate · Σ |gradient|. With a
     budget, the prior's own responses are drawn first, as in a run. The trainer is left as it was, and trains as if this
@@ -76,7 +69,7 @@ def dry_run(trainer: Any) -> dict[str, float]:
 
 @contextmanager
 def _undone(trainer: Any) -> Iterator[None]:
-    """Everything that a batch changes in a trainer, as it was: gradients, counters, logs, and all random streams."""
+    """Leave all that a batch changes in a trainer as it was: gradients, counters, logs, and all random streams."""
     kept = ("_metrics", "_step", "_buffered_inputs", "_total_train_tokens", "_logs", "_sums", "_rewards")
     before = {name: deepcopy(getattr(trainer, name)) for name in kept if hasattr(trainer, name)}
     values, training = dict(trainer.memory.values), trainer.model.training

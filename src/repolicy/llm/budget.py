@@ -29,7 +29,7 @@ LEAST_VARIANCE = 0.1  # nats², in place of a smaller variance of log prior: a p
 
 
 def moved(omega: float, alpha: float, log_prior: Tensor, wanted: float, rate: float) -> float:
-    """The next omega, from log prior of responses `[prompts, responses]` and the mean that is wanted of it.
+    """Return the next omega, from log prior of responses `[prompts, responses]` and the mean that is wanted of it.
 
     What is not a number does not count.
     """
@@ -43,13 +43,14 @@ def moved(omega: float, alpha: float, log_prior: Tensor, wanted: float, rate: fl
 def move_omega(
     values: dict[str, float], alpha: float, log_prior: Tensor, budget: float, rate: float, state: Any
 ) -> float:
-    """Move `values["omega"]` by a share of a Newton step, which falls to 0 in a line; returns what is spent."""
+    """Move `values["omega"]` by a share of a Newton step, which falls to 0 in a line; return what is spent."""
     share = rate * (1 - state.global_step / max(state.max_steps, 1))
     values["omega"] = moved(values["omega"], alpha, log_prior, values["own"] - budget, share)
     return values["own"] - log_prior.nanmean(1).nanmean().item()
 
 
 def check_budget(budget: float, rate: float, objective: Objective) -> None:
+    """Raise where a budget, its rate or where it starts cannot be."""
     if budget <= 0:
         raise UsageError(f"budget is {budget}; it is in nats, and greater than 0")
     if not 0 < rate <= 1:
@@ -67,12 +68,10 @@ def own_log_prior(
     template: dict[str, Any] | None = None,
     batch: int = 256,
 ) -> float:
-    """E_prior[log prior] of a response, from the prior's responses to the prompts in turn. Random streams stay.
+    """Return E_prior[log prior] of a response, from the prior's responses to the prompts in turn. Random streams stay.
 
     `template` is the trainer's chat_template_kwargs.
     """
-    if not prompts:
-        raise UsageError("a budget needs prompts to which the prior can respond")
     rows = [prompts[i % len(prompts)] for i in range(samples)]
     values: list[float] = []
     with torch.random.fork_rng(), prior.adapter():
@@ -116,9 +115,11 @@ class PriorBudget(TrainerCallback):  # type: ignore[misc]
 
     @property
     def omega(self) -> float:
+        """Return the present omega."""
         return self.memory.values["omega"]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
+        """Resume, or draw the prior's own responses, before the first step."""
         if args.restore_callback_states_from_checkpoint:
             raise UsageError("leave restore_callback_states_from_checkpoint out: the budget restores itself")
         self.group = args.num_generations
@@ -131,7 +132,7 @@ class PriorBudget(TrainerCallback):  # type: ignore[misc]
             )
 
     def __call__(self, prompts: list[Any], completion_ids: list[list[int]], **columns: Any) -> list[float]:
-        """(omega − alpha) · log prior of each response; RLOO's own KL, weighted alpha, has the rest."""
+        """Return (omega − alpha) · log prior of each response; RLOO's own KL, weighted alpha, has the rest."""
         values = self.log_prior(prompts=prompts, completion_ids=completion_ids, **columns)
         weighted = [(self.omega - self.objective.alpha) * value for value in values]
         trainer = columns["log_extra"].__self__

@@ -4,9 +4,6 @@ TRL's KTO trainer brings the unpaired data, the reference in all its forms and, 
 (chosen 1, rejected 0). Only the loss is another.
 """
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,21 +13,7 @@ from torch import Tensor
 from repolicy.errors import UsageError
 from repolicy.llm.identity import PreferenceSettings, WithReference
 from repolicy.llm.losses import cross_entropy_dpo_loss, implicit_reward
-from repolicy.llm.requirements import (
-    MOVING_PRIOR,
-    columns_of,
-    datasets_in,
-    own_settings,
-    require_columns,
-    require_labels,
-    require_no_columns,
-    require_reference,
-    require_settings,
-    require_trl,
-    set_beta,
-    text_objective,
-)
-from repolicy.objective import Objective
+from repolicy.llm.requirements import MOVING_PRIOR, columns_of, require_columns, require_labels, require_trl
 
 require_trl()
 
@@ -44,7 +27,6 @@ class CrossEntropyDPOConfig(PreferenceSettings, KTOConfig):  # type: ignore[misc
     """TRL's KTOConfig, with `omega` and `alpha` where it has `beta`.
 
     offset: learn one number beside the policy, for alpha · log Z and the threshold between good and bad.
-    offset_rate: the share of a Newton step by which that number moves at each step of the optimizer.
     """
 
     offset: bool = field(default=True, metadata={"help": "Learn one number for alpha times log Z."})
@@ -56,43 +38,36 @@ class CrossEntropyDPOConfig(PreferenceSettings, KTOConfig):  # type: ignore[misc
 class CrossEntropyDPOTrainer(WithReference, KTOTrainer):  # type: ignore[misc]
     """`KTOTrainer` on the loss of Eq. 32. Say the objective once: `objective=residual(omega, alpha)`, or in `args`."""
 
-    def __init__(
-        self,
-        model: Any,
-        ref_model: Any = None,
-        args: CrossEntropyDPOConfig | None = None,
-        train_dataset: Any = None,
-        *,
-        objective: Objective | None = None,
-        **others: Any,
-    ) -> None:
-        args = own_settings(args, CrossEntropyDPOConfig)
-        self.objective = text_objective(objective, args.omega, args.alpha)
-        check_cross_entropy(self.objective, args)
-        for dataset in (train_dataset, others.get("eval_dataset")):
-            if dataset is not None or dataset is train_dataset:
-                check_labelled(dataset)
-        if not self.objective.reads_prior:
-            ref_model = None
-        require_reference(self.objective, model, ref_model, args, others.get("peft_config"), "Cross-Entropy-DPO")
-        with _without_advice_on_weights():
-            super().__init__(model, ref_model, args, train_dataset=train_dataset, **others)
-        self.precompute_ref_logps = args.precompute_ref_log_probs and self.objective.reads_prior
-        self.introduce(reference_given=ref_model is not None, offset_learned=args.offset)
-        self._sums = torch.zeros(3)
+    SETTINGS, FIXED = CrossEntropyDPOConfig, ("offset",)
+    NEEDED = {  # noqa: RUF012
+        "sync_ref_model": MOVING_PRIOR,
+        "loss_type": ("apo_zero_unpaired", "the loss here is Eq. 32 and no other"),
+        **dict.fromkeys(("desirable_weight", "undesirable_weight"), (1.0, "offset=True learns the threshold")),
+    }
+    _sums: Any = 0.0  # of the micro-batches since the optimizer's last step, for the offset
+
+    def settled(self, objective: Any, args: Any) -> Any:
+        """The settings; refused where the offset would not move, or beyond its aim."""
+        args = super().settled(objective, args)
+        if not 0 < args.offset_rate <= 1:
+            raise UsageError(f"offset_rate is {args.offset_rate}; it is the share of a step, above 0 and at most 1")
+        return args
+
+    def check_rows(self, dataset: Any) -> None:
+        """Raise where the rows are neither labelled responses nor pairs, which TRL turns into labelled responses."""
+        if dataset is None or isinstance(dataset, dict) or not {"chosen", "rejected"} <= {*columns_of(dataset)}:
+            require_columns(dataset, ("prompt", "completion", "label"), "Cross-Entropy-DPO (or chosen and rejected)")
+            require_labels(dataset)
 
     @property
     def offset(self) -> float:
         """The learned number; it is saved with the trainer's state and comes back when a run is resumed."""
         return self.memory.values.get("offset", 0.0)
 
-    @offset.setter
-    def offset(self, value: float) -> None:
-        self.memory.values["offset"] = value
-
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
+        """Return the mean loss of Eq. 32, and move the offset."""
         label = inputs["label"].to(inputs["input_ids"].device).float()
         log_policy, outputs = self._log_policy(model, inputs)
         log_prior = self._log_prior(model, inputs)
@@ -107,7 +82,7 @@ class CrossEntropyDPOTrainer(WithReference, KTOTrainer):  # type: ignore[misc]
         return (loss, outputs) if return_outputs else loss
 
     def _log_policy(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
-        """The log-probability of every response `[B]`, and what the model returned."""
+        """Return the log-probability of every response `[B]`, and what the model returned."""
         arguments = {name: value for name, value in inputs.items() if name not in NOT_FOR_THE_MODEL}
         if self.aux_loss_enabled:
             arguments["output_router_logits"] = True
@@ -116,30 +91,31 @@ class CrossEntropyDPOTrainer(WithReference, KTOTrainer):  # type: ignore[misc]
         return outputs.log_probs[:, -(labels.shape[1] - 1) :].sum(-1), outputs
 
     def _log_prior(self, model: Any, inputs: dict[str, Any]) -> Tensor | None:
+        """Return log prior of every response `[B]`, or None where nobody asks."""
         if not self.objective.reads_prior:
             return None
-        log_prior: Tensor = (
-            inputs["ref_logps"] if self.precompute_ref_logps else self.reference_log_probs(model, inputs)[0]
-        )
+        known = self.precompute_ref_logps
+        log_prior: Tensor = inputs["ref_logps"] if known else self.reference_log_probs(model, inputs)[0]
         return log_prior
 
     def _move_offset(self, label: Tensor, reward: Tensor) -> None:
-        """A share of a Newton step of the same loss in the offset alone, the same on every rank.
+        """Take a share of a Newton step of the same loss in the offset alone, the same on every rank.
 
         Sums are kept until the optimizer's step: all its micro-batches see one offset, however they were cut.
         """
         probability = torch.sigmoid(reward + self.offset)
-        self._sums = self._sums.to(reward) + torch.stack(
+        self._sums = self._sums + torch.stack(
             [(label - probability).sum(), (probability * (1 - probability)).sum(), label.new_tensor(len(label))]
         )
         if not self.accelerator.sync_gradients:
             return
         slope, curvature, count = self.accelerator.reduce(self._sums, reduction="sum").tolist()
-        self._sums = torch.zeros(3)
-        self.offset += self.args.offset_rate * slope / max(curvature, 0.05 * count)
+        self._sums = 0.0
+        step = self.args.offset_rate * slope / max(curvature, 0.05 * count)
+        self.memory.values["offset"] = self.offset + step
 
     def _record(self, label: Tensor, reward: Tensor, log_policy: Tensor, log_prior: Tensor | None) -> None:
-        """Rewards and log-probabilities of good and bad apart, over all ranks."""
+        """Log rewards and log-probabilities of good and bad apart, over all ranks."""
         values = {"rewards": reward, "logps": log_policy} | ({} if log_prior is None else {"prior_logps": log_prior})
         label, reward = self.accelerator.gather_for_metrics((label, reward))
         for what, each in values.items():
@@ -150,39 +126,3 @@ class CrossEntropyDPOTrainer(WithReference, KTOTrainer):  # type: ignore[misc]
         right = (reward + self.offset > 0) == (label == 1)
         self.metrics["rewards/accuracies"].append(right.float().mean().item())
         self.metrics["offset"].append(self.offset)
-
-
-@contextmanager
-def _without_advice_on_weights() -> Iterator[None]:
-    """KTO advises weights where good and bad are not equally many. Here the offset does that; weights are refused."""
-    logger = logging.getLogger("trl.trainer.kto_trainer")
-
-    def keep(record: logging.LogRecord) -> bool:
-        return "weights on the desirable and undesirable losses" not in str(record.msg)
-
-    logger.addFilter(keep)
-    try:
-        yield
-    finally:
-        logger.removeFilter(keep)
-
-
-def check_cross_entropy(objective: Objective, args: CrossEntropyDPOConfig) -> None:
-    set_beta(args, objective, "the loss is a function of alpha · log policy")
-    require_settings(args, {"sync_ref_model": MOVING_PRIOR})
-    if args.loss_type != "apo_zero_unpaired":
-        raise UsageError(f"loss_type is {args.loss_type!r}; the loss here is Eq. 32 and no other, so leave it out")
-    if (args.desirable_weight, args.undesirable_weight) != (1.0, 1.0):
-        raise UsageError("weights on good and bad responses move the threshold between them; set offset=True instead")
-    if not 0 < args.offset_rate <= 1:
-        raise UsageError(f"offset_rate is {args.offset_rate}; it is the share of a step, above 0 and at most 1")
-
-
-def check_labelled(dataset: Any) -> None:
-    """Labelled responses, or pairs, which TRL turns into labelled responses."""
-    if dataset is not None and not isinstance(dataset, dict) and {"chosen", "rejected"} <= {*columns_of(dataset)}:
-        return
-    require_columns(dataset, ("prompt", "completion", "label"), "Cross-Entropy-DPO (or chosen and rejected)")
-    require_no_columns(dataset, ["ref_logps"])
-    for part in datasets_in(dataset).values():
-        require_labels(part)

@@ -4,24 +4,14 @@ Stock DPO with beta = alpha sees `alpha · (log policy − log reference)`. Hand
 the reference's log-probability, it sees `alpha · log policy − omega · log prior`; all of TRL around it stays as it is.
 """
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from repolicy.errors import UsageError
-from repolicy.llm.before import warn_of_margins
+from repolicy.llm.before import margins_warning
 from repolicy.llm.identity import PreferenceSettings, WithReference
-from repolicy.llm.requirements import (
-    MOVING_PRIOR,
-    own_settings,
-    require_columns,
-    require_no_columns,
-    require_reference,
-    require_settings,
-    require_trl,
-    set_beta,
-    text_objective,
-)
-from repolicy.objective import Objective
+from repolicy.llm.requirements import MOVING_PRIOR, require_columns, require_trl
 
 require_trl()
 
@@ -33,12 +23,6 @@ from trl import DPOConfig, DPOTrainer  # noqa: E402
 LOOKED_AT = 128  # pairs, for a warning before the first step
 # The losses of TRL that read the margin of Eq. 33, or (bco_pair) the two rewards in it, and nothing besides.
 COVERED_LOSSES = ("sigmoid", "hinge", "robust", "bco_pair", "sft")
-NEEDED: dict[str, tuple[Any, str]] = {
-    "sync_ref_model": MOVING_PRIOR,
-    "ld_alpha": (None, "every token of a response counts"),
-    "use_weighting": (False, "a weighted pair is another objective"),
-}
-REFERENCE_COLUMNS = ("ref_chosen_logps", "ref_rejected_logps")
 
 
 @dataclass
@@ -59,29 +43,25 @@ class DecomposedDPOTrainer(WithReference, DPOTrainer):  # type: ignore[misc]
 
     precompute_ref_logps: bool  # TRL's: whether reference log-probabilities come with the inputs
 
-    def __init__(
-        self,
-        model: Any,
-        ref_model: Any = None,
-        args: DecomposedDPOConfig | None = None,
-        train_dataset: Any = None,
-        *,
-        objective: Objective | None = None,
-        **others: Any,
-    ) -> None:
-        args = own_settings(args, DecomposedDPOConfig)
-        self.objective = text_objective(objective, args.omega, args.alpha)
-        check_dpo(self.objective, args)
-        for dataset in (train_dataset, others.get("eval_dataset")):
-            if dataset is not None or dataset is train_dataset:
-                require_columns(dataset, ("chosen", "rejected"), "Decomposed-DPO")
-                require_no_columns(dataset, REFERENCE_COLUMNS)
-        if not self.objective.reads_prior:
-            ref_model = None
-        require_reference(self.objective, model, ref_model, args, others.get("peft_config"), "DPO")
-        super().__init__(model, ref_model, args, train_dataset=train_dataset, **others)
-        self.precompute_ref_logps = args.precompute_ref_log_probs and self.objective.reads_prior
-        self.introduce(reference_given=ref_model is not None)
+    SETTINGS = DecomposedDPOConfig
+    NEEDED = {  # noqa: RUF012
+        "sync_ref_model": MOVING_PRIOR,
+        "ld_alpha": (None, "every token of a response counts"),
+        "use_weighting": (False, "a weighted pair is another objective"),
+        "f_divergence_type": ("reverse_kl", "omega and alpha come apart only in the KL divergence"),
+    }
+
+    def settled(self, objective: Any, args: Any) -> Any:
+        """The settings; refused with a loss that does not read the margin of Eq. 33."""
+        args = super().settled(objective, args)
+        for name in args.loss_type:
+            if name not in COVERED_LOSSES:
+                raise UsageError(f"loss_type {name!r} has no decomposed form; choose from {', '.join(COVERED_LOSSES)}")
+        return args
+
+    def check_rows(self, dataset: Any) -> None:
+        """Raise where the rows are no pairs."""
+        require_columns(dataset, ("chosen", "rejected"), "Decomposed-DPO")
 
     def look_before_the_first_step(self) -> None:
         """Warn of pairs whose gradients would vanish, from the first of them."""
@@ -94,12 +74,13 @@ class DecomposedDPOTrainer(WithReference, DPOTrainer):  # type: ignore[misc]
             batch = self._prepare_inputs(self.data_collator(chunk))
             with torch.no_grad(), self.compute_loss_context_manager():
                 log_ratios.append(torch.sub(*self._log_prior(self.model, batch)))
-        warn_of_margins(self.objective, torch.cat(log_ratios))
+        if warning := margins_warning(self.objective, torch.cat(log_ratios)):
+            warnings.warn(warning, stacklevel=2)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Stock DPO, given the prior's log-probabilities times omega/alpha."""
+        """Return the loss of stock DPO, given the prior's log-probabilities times omega/alpha."""
         chosen, rejected = self._reference(model, inputs)
         inputs = {**inputs, "ref_chosen_logps": chosen, "ref_rejected_logps": rejected}
         precomputed, self.precompute_ref_logps = self.precompute_ref_logps, True
@@ -109,6 +90,7 @@ class DecomposedDPOTrainer(WithReference, DPOTrainer):  # type: ignore[misc]
             self.precompute_ref_logps = precomputed
 
     def _reference(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """What stands in the place of the reference: omega/alpha · log prior of chosen and rejected `[B]`."""
         ratio = self.objective.omega / self.objective.alpha
         if not self.objective.reads_prior:
             zeros = inputs["input_ids"].new_zeros(len(inputs["input_ids"]) // 2, dtype=self.model.dtype)
@@ -120,22 +102,8 @@ class DecomposedDPOTrainer(WithReference, DPOTrainer):  # type: ignore[misc]
         return ratio * chosen, ratio * rejected
 
     def _log_prior(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """The prior's log-probability of the chosen and of the rejected responses `[B]`."""
+        """Return the prior's log-probability of the chosen and of the rejected responses `[B]`."""
         if "ref_chosen_logps" in inputs:  # precomputed, unscaled
             return inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]
         chosen, rejected = self.reference_log_probs(model, inputs)
         return chosen, rejected
-
-
-def check_dpo(objective: Objective, args: DecomposedDPOConfig) -> None:
-    """What of DPO's settings the decomposition does not cover."""
-    set_beta(args, objective, "the loss is a function of alpha · log policy")
-    require_settings(args, NEEDED)
-    if args.f_divergence_type != "reverse_kl":
-        raise UsageError(
-            f"f_divergence_type is {args.f_divergence_type!r}; omega and alpha come apart only in the KL divergence, "
-            "so it must be 'reverse_kl'"
-        )
-    for name in args.loss_type:
-        if name not in COVERED_LOSSES:
-            raise UsageError(f"loss_type {name!r} has no decomposed form; choose from {', '.join(COVERED_LOSSES)}")

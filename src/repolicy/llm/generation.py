@@ -9,7 +9,7 @@ from repolicy.errors import UsageError
 from repolicy.llm.identity import checksum
 from repolicy.llm.mixing import dial
 from repolicy.llm.models import load_prior, load_tuned, trained_for
-from repolicy.llm.requirements import check_models
+from repolicy.llm.requirements import check_counts
 from repolicy.llm.rloo import padded, prompt_ids
 
 
@@ -26,10 +26,8 @@ def generate(
     trained_at: Sequence[str] = (),
     seed: int = 0,
 ) -> list[dict[str, str]]:
-    """`count` responses to each prompt, with the dial turned to omega; models and prior are names or folders."""
-    check_models(models, count=count, tokens=tokens, prompts=len(prompts))
-    if len(models) > 2:
-        raise UsageError(f"{len(models)} models were given; the dial turns with one or two")
+    """Return `count` responses to each prompt, with the dial turned to omega; models and prior are names or folders."""
+    check_counts(count=count, tokens=tokens)
     if trained_at and len(trained_at) != len(models):
         raise UsageError(f"trained_at has {len(trained_at)} entries, and there are {len(models)} models")
     base, tokenizer = load_prior(prior)
@@ -51,13 +49,13 @@ def generate(
 def prompt_tensors(
     tokenizer: Any, prompts: Sequence[Any], template: dict[str, Any] | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention `[B, T]`, padded on the left."""
+    """Return token ids and attention `[B, T]`, padded on the left."""
     rows = [prompt_ids(tokenizer, prompt, template) for prompt in prompts]
     return padded(rows, "left", tokenizer.pad_token_id), padded([[1] * len(row) for row in rows], "left")
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """All tokens that end a response when TRL trains: the tokenizer's, and those of the model's generation config."""
+    """Return what ends a response when TRL trains: the tokenizer's token, and those of the generation config."""
     own = model.generation_config.eos_token_id
     listed = own if isinstance(own, list) else [own]
     return [token for token in dict.fromkeys([tokenizer.eos_token_id, *listed]) if token is not None]
@@ -65,14 +63,8 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
 
 @torch.no_grad()
 def new_tokens(model: Any, tokenizer: Any, ids: Any, attention: Any, tokens: int, **settings: Any) -> list[list[int]]:
-    """Sampled responses as token ids, each up to and with its end token; of a model, or of what `dial` made."""
+    """Return sampled responses as token ids, each up to and with its end token; of a model, or of what `dial` made."""
     ends = end_tokens(model, tokenizer)
-    responses = model.generate(
-        input_ids=ids,
-        attention_mask=attention,
-        max_new_tokens=tokens,
-        eos_token_id=ends,
-        pad_token_id=tokenizer.pad_token_id,
-        **settings,
-    )[:, ids.shape[1] :].tolist()
+    settings |= {"max_new_tokens": tokens, "eos_token_id": ends, "pad_token_id": tokenizer.pad_token_id}
+    responses = model.generate(input_ids=ids, attention_mask=attention, **settings)[:, ids.shape[1] :].tolist()
     return [row[: next((i + 1 for i, token in enumerate(row) if token in ends), None)] for row in responses]

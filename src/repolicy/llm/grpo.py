@@ -20,13 +20,11 @@ from repolicy.llm.losses import leave_one_out, returns_to_go, token_rewards, who
 from repolicy.llm.mixing import SAMPLING, Beside
 from repolicy.llm.requirements import (
     MOVING_PRIOR,
-    own_settings,
     require_columns,
     require_enough_prompts,
     require_saved_path,
     require_settings,
     require_trl,
-    text_objective,
 )
 from repolicy.objective import Objective
 
@@ -76,7 +74,6 @@ COMMON_DIVISOR_LOSSES = ("dr_grpo", "bnpo", "dapo")
 class ResidualGRPOConfig(ObjectiveSettings, GRPOConfig):  # type: ignore[misc]
     """TRL's GRPOConfig, with `omega`, `alpha` and `gamma` where it has `beta`.
 
-    gamma: discount of the return; 1 for a response that is judged as a whole.
     returns: what a token is credited with: the `whole` response's rewards, or (the paper's) those from it `onward`.
         In expectation the gradient is the same. Without a critic the whole is far less noisy: see `whole_returns`.
     omega_schedule: the share of the run in which omega goes from alpha to its value; 0 is at once. For sharp targets.
@@ -84,8 +81,6 @@ class ResidualGRPOConfig(ObjectiveSettings, GRPOConfig):  # type: ignore[misc]
         the variance of the returns, whoever wrote the responses, and the optimum stays. For sharp targets.
     budget: omega is moved so that a response is, on average, this many nats less likely to the prior than the prior's
         own (`repolicy.llm.budget`); `omega` is then where the search starts.
-    budget_rate: the share of a Newton step by which omega moves; it falls to 0 in a line.
-    budget_samples: how many responses of the prior are drawn, before the first step, to know its own.
     """
 
     gamma: float = field(default=1.0, metadata={"help": "Discount of the return."})
@@ -106,6 +101,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
     The reference is TRL's own: loaded once more from the model's path, or (with PEFT) the model with its adapter off.
     """
 
+    SETTINGS, FIXED = ResidualGRPOConfig, ("returns", "gamma", "omega_schedule", "prior_share", "budget")
     model_wrapped: Any  # transformers': what is trained, and what TRL generates with
 
     def __init__(
@@ -118,12 +114,10 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         objective: Objective | None = None,
         **others: Any,
     ) -> None:
-        args = own_settings(args, ResidualGRPOConfig)
-        self.objective = text_objective(objective, args.omega, args.alpha)
+        args = self.settled(objective, args)
         self._rewards = torch.empty(0)
         self._waiting: dict[str, Any] | None = None
-        check_grpo(args)
-        check_sharpening(self.objective, args)
+        check_grpo(self.objective, args)
         if args.budget is not None:
             check_budget(args.budget, args.budget_rate, self.objective)
         require_columns(train_dataset, ("prompt",), "an online method")
@@ -137,14 +131,11 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         self.beta = 0.0  # ... and adds no KL to the loss where it is
         check_sampling(self)
         require_enough_prompts(train_dataset, args)
-        self.introduce(
-            reference_given=False,
-            **{name: getattr(args, name) for name in ("returns", "gamma", "omega_schedule", "prior_share", "budget")},
-        )
+        self.introduce(reference_given=False)
 
     @property
     def present_objective(self) -> Objective:
-        """The objective of this step: omega may still be on its way from alpha, or follow a budget."""
+        """Return the objective of this step: omega may still be on its way from alpha, or follow a budget."""
         if "omega" in self.memory.values:
             return replace(self.objective, omega=self.memory.values["omega"])
         share = self.args.omega_schedule * max(self.state.max_steps, 1)
@@ -156,7 +147,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         )
 
     def look_before_the_first_step(self) -> None:
-        """With a budget: what the prior thinks of its own responses."""
+        """Find out, for a budget, what the prior thinks of its own responses."""
         if self.args.budget is None or "own" in self.memory.values:
             return
         model = self.accelerator.unwrap_model(self.model)
@@ -167,7 +158,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         self.memory.values |= {"own": own, "omega": self.objective.omega}
 
     def _move_omega(self, log_prior: Tensor) -> None:
-        """From log prior of all responses `[N]` of a generation."""
+        """Move omega towards the budget, by log prior of all responses `[N]` of a generation."""
         rows, alpha = self._policys(log_prior), self.objective.alpha
         if rows.isnan().all():
             return
@@ -176,12 +167,12 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
 
     @property
     def _group(self) -> int:
-        """How many responses to a prompt are compared."""
+        """Return how many responses to a prompt are compared."""
         size: int = self.num_generations if self.model.training else self.num_generations_eval
         return size
 
     def _policys(self, values: Tensor) -> Tensor:
-        """Of a value for each response of all ranks `[N]`, those of the policy's own responses `[groups, own]`.
+        """Return, of a value for each response of all ranks `[N]`, those of the policy's own `[groups, own]`.
 
         It is not a number where no reward function could judge the response.
         """
@@ -191,15 +182,16 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
 
     @property
     def _judged(self) -> Tensor:
-        """Which responses of all ranks `[N]` a reward function could judge; the others teach nothing."""
+        """Return which responses of all ranks `[N]` a reward function could judge; the others teach nothing."""
         return ~self._rewards.isnan().all(1)
 
     def _generate_single_turn(
         self, prompt_ids: Any, images: Any, multimodal_fields: Any, num_generations: int, *others: Any, **named: Any
     ) -> Any:
-        """As in TRL; with a `prior_share`, the first rows of every group are written by the prior."""
+        """Generate as TRL does; with a `prior_share`, the first rows of every group are written by the prior."""
 
         def write(rows: list[int]) -> Any:
+            """Responses to some of the prompts, by whoever generates now."""
             chosen = [prompt_ids[row] for row in rows]
             return super(ResidualGRPOTrainer, self)._generate_single_turn(
                 chosen, images, multimodal_fields, num_generations, *others, **named
@@ -222,7 +214,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
 
     @contextmanager
     def _as_prior(self) -> Iterator[None]:
-        """What TRL generates with is the prior."""
+        """Put the prior where TRL looks for what it generates with."""
         if self.ref_model is None:
             model = self.accelerator.unwrap_model(self.model)
             with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
@@ -235,12 +227,12 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
             self.model_wrapped = policy
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        """As in TRL; the rewards of all ranks `[N, functions]` are kept for the advantages."""
+        """Reward as TRL does; the rewards of all ranks `[N, functions]` are kept for the advantages."""
         self._rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         return self._rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """As in TRL, then an advantage for every token `[B, T]` where TRL has one for every response `[B]`."""
+        """Do as TRL does, then give an advantage for every token `[B, T]` where TRL has one a response `[B]`."""
         self.beta = 1.0 if self.objective.reads_prior else 0.0
         try:
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
@@ -258,6 +250,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
+        """Return TRL's loss; advantages that wait for its log-probabilities are made on the way."""
         self._waiting = inputs if "row" in inputs else None
         try:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -265,7 +258,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
             self._waiting = None
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
-        """As in TRL; where advantages wait for the loss's own log-probabilities, they are made of them here."""
+        """Score as TRL does; where advantages wait for the loss's own log-probabilities, they are made of them here."""
         scored = super()._get_per_token_logps_and_entropies(*arguments, **named)
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
@@ -278,7 +271,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         return scored
 
     def _advantages(self, log_policy: Tensor, log_prior: Tensor | None, mask: Tensor) -> Tensor:
-        """Advantages `[B, T]` of this rank's rows. A group may lie on several ranks: returns are gathered."""
+        """Return advantages `[B, T]` of this rank's rows. A group may lie on several ranks: returns are gathered."""
         weights = self.reward_weights.to(self._rewards.device)
         rewards = (self._rewards * weights).nansum(1)
         rank, rows = self.accelerator.process_index, len(mask)
@@ -297,7 +290,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         return compared[own, : mask.shape[1]]
 
     def _log_policy(self, output: dict[str, Any]) -> Tensor:
-        """log policy(token) `[B, T]` as sampled; TRL leaves it out where it equals the loss's own, detached."""
+        """Return log policy(token) `[B, T]` as sampled; TRL leaves it out where it equals the loss's own, detached."""
         rows, args = output["completion_ids"], self.args
         log_policy: Tensor
         with torch.no_grad():
@@ -312,7 +305,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         return log_policy
 
     def _record(self, rewards: Tensor, log_policy: Tensor, log_prior: Tensor | None, mask: Tensor) -> None:
-        """What the add-on, the prior and the entropy each contributed to a response that the policy wrote; its KL."""
+        """Log what add-on, prior and entropy each contributed to a response that the policy wrote, and its KL."""
         omega, entropy = self.present_objective.omega, -self.objective.alpha * (log_policy * mask).sum(1)
         parts = {"prior": torch.zeros_like(entropy), "entropy": entropy}
         if log_prior is not None:
@@ -325,13 +318,13 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
 
 
 def _mask(batch: dict[str, Any]) -> Tensor:
-    """1 at the tokens that the model wrote, not those that a tool answered."""
+    """Return 1 at the tokens that the model wrote, not those that a tool answered."""
     mask: Tensor = batch["completion_mask"] * batch.get("tool_mask", 1)
     return mask
 
 
 def check_sampling(trainer: Any) -> None:
-    """What TRL and transformers end up with, from settings, `generation_kwargs` and the model's own file together."""
+    """Raise where TRL and transformers, by all that they read, would not sample from the model itself."""
     final = dict(trainer.args.generation_kwargs or {})
     if not trainer.use_vllm:
         final |= trainer.model._prepare_generation_config(trainer.generation_config)[0].to_dict()
@@ -344,8 +337,18 @@ def check_sampling(trainer: Any) -> None:
             )
 
 
-def check_sharpening(objective: Objective, args: ResidualGRPOConfig) -> None:
-    """The two mends for sharp targets, where they would do something else."""
+def check_grpo(objective: Objective, args: ResidualGRPOConfig) -> None:
+    """Raise where the update would not be the gradient of the objective, or a mend for sharp targets no mend."""
+    require_settings(args, NEEDED)
+    if args.loss_type not in COMMON_DIVISOR_LOSSES:
+        losses = ", ".join(COMMON_DIVISOR_LOSSES)
+        raise UsageError(f"loss_type is {args.loss_type!r}; {losses} alone divide every token by the same number")
+    if args.returns not in ("onward", "whole"):
+        raise UsageError(f"returns is {args.returns!r}; it must be 'onward' or 'whole'")
+    if args.returns == "whole" and args.gamma != 1:
+        raise UsageError(f"gamma is {args.gamma}; returns of the whole have no discount; set returns='onward'")
+    if not 0 <= args.gamma <= 1:
+        raise UsageError(f"gamma is {args.gamma}; a discount lies between 0 and 1")
     if args.budget is not None and args.omega_schedule:
         raise UsageError("both omega_schedule and budget move omega; leave out the one or the other")
     for name in ("omega_schedule", "prior_share"):
@@ -356,29 +359,8 @@ def check_sharpening(objective: Objective, args: ResidualGRPOConfig) -> None:
     if not args.prior_share:
         return
     if args.returns != "whole":
-        raise UsageError(
-            "prior_share needs returns='whole': those of the prior's responses onward are another objective"
-        )
+        raise UsageError("prior_share needs returns='whole': those onward would be another objective")
     if args.use_vllm or args.use_transformers_continuous_batching:
         raise UsageError("prior_share needs generation by transformers itself: no use_vllm, no continuous batching")
     if not 1 <= round(args.prior_share * args.num_generations) < args.num_generations:
-        raise UsageError(
-            f"prior_share is {args.prior_share}: of a group of {args.num_generations} neither none nor all must be the "
-            "prior's"
-        )
-
-
-def check_grpo(args: ResidualGRPOConfig) -> None:
-    """Settings under which the update would not be the gradient of the objective."""
-    require_settings(args, NEEDED)
-    if args.loss_type not in COMMON_DIVISOR_LOSSES:
-        raise UsageError(
-            f"loss_type is {args.loss_type!r}; choose from {', '.join(COMMON_DIVISOR_LOSSES)}, "
-            "which divide every token by the same number"
-        )
-    if args.returns not in ("onward", "whole"):
-        raise UsageError(f"returns is {args.returns!r}; it must be 'onward' or 'whole'")
-    if args.returns == "whole" and args.gamma != 1:
-        raise UsageError(f"gamma is {args.gamma}; returns of the whole response have no discount; set returns='onward'")
-    if not 0 <= args.gamma <= 1:
-        raise UsageError(f"gamma is {args.gamma}; a discount lies between 0 and 1")
+        raise UsageError(f"prior_share is {args.prior_share}: neither none nor all of a group must be the prior's")

@@ -1,4 +1,4 @@
-"""What a run is: its objective and its prior, in its saved settings, its model card, its log and its checkpoints.
+"""What a run is: its objective and its prior, beside its weights, and in its checkpoints.
 
 Every trainer here is `WithObjective` and its settings are `ObjectiveSettings`. A checkpoint holds the objective and the
 prior's checksum, and to resume it with others is refused.
@@ -11,10 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.llm.requirements import require_trl
+from repolicy.llm.requirements import (
+    own_settings,
+    require_reference,
+    require_settings,
+    require_trl,
+    set_beta,
+    text_objective,
+)
 from repolicy.objective import Objective
 
 require_trl()
@@ -31,22 +37,16 @@ class ObjectiveSettings:
     omega: weight of the prior's log-probability; ω′ in the paper.
     alpha: weight of the policy's own −log-probability; α̂ in the paper.
 
-    `prior` and `prior_checksum` are filled in by the trainer. Without a GPU, `bf16` is off unless it is set.
+    Without a GPU, `bf16` is off unless it is set.
     """
 
     omega: float | None = field(default=None, metadata={"help": "Weight of the prior's log-probability."})
     alpha: float | None = field(default=None, metadata={"help": "Weight of the policy's entropy."})
-    prior: str | None = field(init=False, default=None)
-    prior_checksum: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if getattr(self, "bf16", False) is None and not torch.accelerator.is_available():
             self.bf16 = False
         super().__post_init__()  # type: ignore[misc]  # TRL's
-
-    def to_dict(self) -> dict[str, Any]:
-        saved: dict[str, Any] = super().to_dict()  # type: ignore[misc]  # transformers'
-        return {**saved, "prior": self.prior, "prior_checksum": self.prior_checksum}
 
 
 @dataclass
@@ -67,6 +67,7 @@ class Remembered(TrainerCallback, ExportableState):  # type: ignore[misc]
         self.fixed, self.values = fixed or {}, values or {}
 
     def state(self) -> dict[str, Any]:
+        """What transformers saves."""
         return {"args": {"fixed": dict(self.fixed), "values": dict(self.values)}, "attributes": {}}
 
     def resume(self, state: Any) -> None:
@@ -85,33 +86,40 @@ class Remembered(TrainerCallback, ExportableState):  # type: ignore[misc]
 
 
 class WithObjective:
-    """Before TRL's trainer in the list of bases: the objective and the prior in settings, card and checkpoints."""
+    """Before TRL's trainer in the list of bases: the objective and the prior beside the weights and in checkpoints."""
 
+    SETTINGS: type[Any]  # the class of its settings
+    FIXED: tuple[str, ...] = ()  # settings besides the objective that a run keeps when it is resumed
     objective: Objective
+    identity: dict[str, Any]  # what `repolicy.json` says
     memory: Remembered
     model: Any
     ref_model: Any
     args: Any
-    state: Any
 
-    def introduce(self, reference_given: bool, **fixed: Any) -> None:
-        """Called after TRL's own `__init__`, while the model still is the prior."""
+    def settled(self, objective: Objective | None, args: Any) -> Any:
+        """Take the objective from where it was given; returns the trainer's own copy of the settings."""
+        args = own_settings(args, self.SETTINGS)
+        self.objective = text_objective(objective, args.omega, args.alpha)
+        args.omega, args.alpha = self.objective.omega, self.objective.alpha
+        return args
+
+    def introduce(self, reference_given: bool) -> None:
+        """Tell what the run is; called after TRL's own `__init__`, while the model still is the prior."""
         sharded = getattr(self, "is_deepspeed_enabled", False) or getattr(self, "is_fsdp_enabled", False)
         if self.ref_model is not None and not reference_given and not sharded:
             require_same_weights(self.model, self.ref_model)
         prior = self.model if self.ref_model is None else self.ref_model
-        if self.objective.reads_prior:
-            self.args.prior = getattr(prior.config, "_name_or_path", "") or "a model built in memory"
-            self.args.prior_checksum = None if sharded else checksum(prior)
-        self.args.omega, self.args.alpha = self.objective.omega, self.objective.alpha
-        self.memory = Remembered(
-            {
-                "omega": self.objective.omega,
-                "alpha": self.objective.alpha,
-                "prior_checksum": self.args.prior_checksum,
-                **fixed,
-            }
-        )
+        reads = self.objective.reads_prior
+        self.identity = {
+            "omega": self.objective.omega,
+            "alpha": self.objective.alpha,
+            "prior": (getattr(prior.config, "_name_or_path", "") or "a model built in memory") if reads else None,
+            "prior_checksum": checksum(prior) if reads and not sharded else None,
+            "method": type(self).__name__,
+        }
+        fixed = {name: self.identity[name] for name in ("omega", "alpha", "prior_checksum")}
+        self.memory = Remembered(fixed | {name: getattr(self.args, name) for name in self.FIXED})
         self.add_callback(self.memory)  # type: ignore[attr-defined]  # transformers'
         self.add_callback(_Resume(self))  # type: ignore[attr-defined]
 
@@ -121,65 +129,68 @@ class WithObjective:
         return self._metrics["train" if self.model.training else "eval"]  # type: ignore[attr-defined]  # TRL's
 
     def look_before_the_first_step(self) -> None:
-        """What a trainer checks when all is loaded."""
+        """Check or warn, when all is loaded; by default nothing."""
 
     def dry_run(self) -> dict[str, float]:
-        """One batch of training, printed, and no step: `before.dry_run`."""
+        """Print what one batch of training would log, and take no step: `before.dry_run`."""
         from repolicy.llm.before import dry_run
 
         return dry_run(self)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """transformers' own, and beside the weights what they were trained for."""
+        """Save as transformers does, and beside the weights what they were trained for."""
         super().save_model(output_dir, _internal_call)  # type: ignore[misc]  # transformers'
         folder = Path(output_dir or self.args.output_dir)
         if self.args.should_save and folder.is_dir():
-            known = {name: getattr(self.args, name) for name in ("omega", "alpha", "prior", "prior_checksum")}
-            known["method"] = type(self).__name__
-            known["omega"] = self.memory.values.get("omega", known["omega"])  # where a budget has moved it
-            (folder / "repolicy.json").write_text(json.dumps(known) + "\n")
-
-    def create_model_card(self, *arguments: Any, **named: Any) -> None:
-        """TRL's card, and what this model was trained for."""
-        super().create_model_card(*arguments, **named)  # type: ignore[misc]  # TRL's
-        card = Path(self.args.output_dir) / "README.md"
-        if self.is_world_process_zero() and card.exists():  # type: ignore[attr-defined]
-            card.write_text(card.read_text() + self._card_section())
-
-    def _card_section(self) -> str:
-        from repolicy import __version__
-
-        values = [entry["residual/kl"] for entry in self.state.log_history if entry.get("residual/kl") is not None]
-        distance = (
-            f"{values[-1]:.4g} nats a response, at the last logged step" if values else "not measured in training"
-        )
-        omega = self.memory.values.get("omega", self.objective.omega)
-        checksum = self.args.prior_checksum or "not computed"
-        prior = f"{self.args.prior} (sha256 of its weights: {checksum})" if self.args.prior else "none, as omega is 0"
-        return (
-            "\n## Objective\n\n"
-            "This model was trained to maximize `add-on + omega * log prior - alpha * log policy`"
-            f" with omega = {omega:g} and alpha = {self.objective.alpha:g}, "
-            f"by Repolicy {__version__}.\n\n"
-            f"- Prior: {prior}\n- KL from the prior: {distance}\n"
-        )
+            omega = self.memory.values.get("omega", self.objective.omega)  # where a budget has moved it
+            (folder / "repolicy.json").write_text(json.dumps(self.identity | {"omega": omega}) + "\n")
 
 
 class WithReference(WithObjective):
     """Of the trainers whose prior is TRL's reference, which they ask for whole responses."""
 
+    NEEDED: dict[str, tuple[Any, str]]  # settings at any other value of which the objective would be another
+
+    def __init__(
+        self,
+        model: Any,
+        ref_model: Any = None,
+        args: Any = None,
+        train_dataset: Any = None,
+        *,
+        objective: Objective | None = None,
+        **others: Any,
+    ) -> None:
+        args = self.settled(objective, args)
+        set_beta(args, self.objective, "the loss is a function of alpha · log policy")
+        require_settings(args, self.NEEDED)
+        for dataset in (train_dataset, others.get("eval_dataset")):
+            if dataset is not None or dataset is train_dataset:
+                self.check_rows(dataset)
+        reads = self.objective.reads_prior
+        ref_model = ref_model if reads else None
+        require_reference(self.objective, model, ref_model, args, others.get("peft_config"), type(self).__name__)
+        super().__init__(model, ref_model, args, train_dataset=train_dataset, **others)  # type: ignore[call-arg]
+        self.precompute_ref_logps = args.precompute_ref_log_probs and reads
+        self.introduce(reference_given=ref_model is not None)
+
+    def check_rows(self, dataset: Any) -> None:
+        """Raise where a dataset has not what the trainer needs."""
+        raise NotImplementedError
+
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
+        """As in TRL; nothing where the objective never asks the prior."""
         if not self.objective.reads_prior:
             return dataset
         return super()._precompute_ref_logps(dataset, name, batch_size)  # type: ignore[misc]  # TRL's
 
     def reference_log_probs(self, model: Any, inputs: dict[str, Any]) -> Any:
-        """As TRL computes them; without a reference model it is the model with its adapter off."""
+        """Log prior as TRL computes it; without a reference model it is the model with its adapter off."""
         return self.compute_ref_log_probs(self.ref_model or model, inputs)  # type: ignore[attr-defined]
 
 
 class _Resume(TrainerCallback):  # type: ignore[misc]
-    """Before the first step, when the state of a resumed checkpoint has been read."""
+    """Resumes before the first step, when the state of a resumed checkpoint has been read."""
 
     def __init__(self, trainer: WithObjective) -> None:
         self.trainer = trainer
@@ -195,7 +206,7 @@ class _Resume(TrainerCallback):  # type: ignore[misc]
 
 @torch.no_grad()
 def checksum(model: Any) -> str:
-    """sha256 of a model's weights, in their order. Of a PEFT model, those that its adapter leaves alone.
+    """Return the sha256 of a model's weights, in their order. Of a PEFT model, those that its adapter leaves alone.
 
     Weights count as numbers: loaded in bfloat16 or, from the same file, in float32, they have the same checksum.
     """
@@ -205,17 +216,13 @@ def checksum(model: Any) -> str:
             continue
         weights = parameter.float() if parameter.is_floating_point() else parameter
         digest.update(f"{weights.dtype}{tuple(weights.shape)}".encode())
-        digest.update(_bytes(weights))
+        digest.update(weights.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> Any:
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 @torch.no_grad()
 def require_same_weights(model: Any, reference: Any) -> None:
-    """A reference that was loaded from the model's path is the prior only if the model still is what lies there."""
+    """Refuse a model that is not what lies at its path: a reference loaded from there would be another prior."""
     loaded = dict(reference.named_parameters())
     for name, parameter in model.named_parameters():
         other = loaded.get(name)

@@ -17,18 +17,13 @@ from repolicy.llm.generation import new_tokens, prompt_tensors
 from repolicy.llm.identity import checksum
 from repolicy.llm.mixing import SAMPLING, beside
 from repolicy.llm.models import identity_for, load_prior, load_tuned
-from repolicy.llm.requirements import check_models
+from repolicy.llm.requirements import check_counts
 from repolicy.llm.rloo import prompt_ids, response_log_probs
 from repolicy.loading import load_object
 from repolicy.report.page import page, section, table
 
-MEASURES = {
-    "addon": "add-on",
-    "log_prior": "log prior",
-    "kl": "KL from the prior",
-    "length": "tokens",
-    "entropy": "entropy",
-}
+MEASURES = {"addon": "add-on", "log_prior": "log prior", "kl": "KL from the prior", "length": "tokens",
+            "entropy": "entropy"}  # fmt: skip
 NOTE = (
     "Means over prompts of what each model sampled, with 95 % bootstrap intervals. Log-probabilities, KL and entropy "
     "are of whole responses, in nats. A response that was cut off at the most tokens counts as it stands."
@@ -45,8 +40,8 @@ def evaluate(
     tokens: int = 128,
     seed: int = 0,
 ) -> tuple[list[dict[str, Any]], str]:
-    """A dictionary for the prior and for each model, and the page that shows them; all are names or files."""
-    check_models(models, responses=responses, tokens=tokens)
+    """Return a dictionary for the prior and for each model, and the page that shows them; all are names or files."""
+    check_counts(responses=responses, tokens=tokens)
     rows, judge = read_prompts(prompts), load_object(reward, "the reward")
     judged(judge, rows[:1], ["a"], [[0]])  # a mistake in it shows before any of the work
     base, tokenizer = load_prior(prior)
@@ -69,7 +64,7 @@ def evaluate(
 def measured(
     model: Any, prior: Any, tokenizer: Any, rows: list[dict[str, Any]], reward: Any, tokens: int, batch: int = 64
 ) -> tuple[dict[str, Any], list[str]]:
-    """Every measure of a response to every row `[N]`, and the responses as text."""
+    """Return every measure of a response to every row `[N]`, and the responses as text."""
     ids: list[list[int]] = []
     for start in range(0, len(rows), batch):
         prompts, attention = prompt_tensors(tokenizer, [row["prompt"] for row in rows[start : start + batch]])
@@ -92,7 +87,7 @@ def measured(
 
 
 def judged(reward: Any, rows: list[dict[str, Any]], text: list[str], ids: list[list[int]]) -> Any:
-    """The reward function, called as TRL does: with messages where the prompts are messages, and every column."""
+    """Return rewards `[N]` of a function, called as TRL does: with messages for messages, and every column."""
     chat = not isinstance(rows[0]["prompt"], str)
     completions = [[{"role": "assistant", "content": each}] for each in text] if chat else text
     columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
@@ -109,7 +104,7 @@ def judged(reward: Any, rows: list[dict[str, Any]], text: list[str], ids: list[l
 
 
 def with_intervals(shaped: dict[str, Any], draws: int = 2000) -> dict[str, Any]:
-    """Mean and 95 % interval of values `[prompts, responses]`."""
+    """Return mean and 95 % interval of values `[prompts, responses]`."""
     generator, intervals = np.random.default_rng(0), {}
     for name, values in shaped.items():
         units = np.nanmean(values, axis=1) if len(values) > 1 else values[0]
@@ -120,6 +115,7 @@ def with_intervals(shaped: dict[str, Any], draws: int = 2000) -> dict[str, Any]:
 
 
 def read_prompts(file: Path) -> list[dict[str, Any]]:
+    """Return the rows of a JSON-lines file, each with a prompt and the same columns."""
     try:
         rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
     except (OSError, ValueError) as error:
@@ -134,13 +130,13 @@ def read_prompts(file: Path) -> list[dict[str, Any]]:
 
 
 def last_words(prompt: Any) -> str:
-    """The text of a prompt, or of the last of its messages, whose content may be a list of parts."""
+    """Return the text of a prompt, or of the last of its messages, whose content may be a list of parts."""
     content = prompt if isinstance(prompt, str) else prompt[-1].get("content")
     return " ".join(part.get("text", "") for part in content) if isinstance(content, list) else content or ""
 
 
 def as_page(lead: str, models: list[dict[str, Any]], rows: list[dict[str, Any]], samples: list[list[str]]) -> str:
-    """One file that needs nothing but itself: the measures, and the first responses side by side."""
+    """Return a page that needs nothing but itself: the measures, and the first responses side by side."""
     names = [each["model"] for each in models]
     cells = [
         [each["model"], *(f"{each[key]:g}" if key in each else "" for key in ("omega", "alpha"))]

@@ -16,41 +16,33 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from repolicy.errors import UsageError
 from repolicy.objective import Objective, reformulated
 
 
 def implicit_reward(objective: Objective, log_policy: Tensor, log_prior: Tensor | None) -> Tensor:
-    """The add-on reward that a policy stands for: alpha · log policy − omega · log prior (Eq. 31, decoupled).
+    """Return the add-on reward that a policy stands for: alpha · log policy − omega · log prior (Eq. 31, decoupled).
 
     Of the shape of the log-probabilities. `log_prior` may be None where omega is 0.
     """
-    if objective.alpha <= 0:
-        raise UsageError(f"alpha is {objective.alpha}; a policy stands for a reward only where alpha is greater than 0")
     reward = objective.alpha * log_policy
-    if not objective.omega:
-        return reward
-    assert log_prior is not None
-    return reward - objective.omega * log_prior
+    return reward if log_prior is None or not objective.omega else reward - objective.omega * log_prior
 
 
 # A loss on pairs ------------------------------------------------------------------------------------------------------
 
 
 def q_adapter_log_probs(objective: Objective, residual: Tensor, log_prior: Tensor) -> Tensor:
-    """The policy of a residual Q-function, π̂ ∝ exp((Q_R + omega · log prior) / alpha), behind Eq. 3.
+    """Return the policy of a residual Q-function, π̂ ∝ exp((Q_R + omega · log prior) / alpha), behind Eq. 3.
 
     `[..., V]` to `[..., V]`: one number for every token that could come next.
     """
-    if objective.alpha <= 0:
-        raise UsageError(f"alpha is {objective.alpha}; Q-Adapter divides by it, so it must be greater than 0")
     return ((residual + objective.omega * log_prior) / objective.alpha).log_softmax(-1)
 
 
 def q_adapter_loss(
     chosen: Tensor, rejected: Tensor, chosen_mask: Tensor, rejected_mask: Tensor, chi: float = 0.0
 ) -> Tensor:
-    """Q-Adapter's loss on token rewards `[B, T]`, to `[B]`: a preference between sums, and chi · mean of the squares.
+    """Return Q-Adapter's loss `[B]` of token rewards `[B, T]`: a preference of sums, and chi · mean of the squares.
 
     The rewards are `implicit_reward` of `q_adapter_log_probs` at the tokens: Q_R(s, a) − V(s), which at discount 1
     sums to Q_R(s, a) − V(s′) but for V(prompt), and that cancels in the pair. With chi = 0 this is Decomposed-DPO.
@@ -69,7 +61,7 @@ def q_adapter_loss(
 def cross_entropy_dpo_loss(
     objective: Objective, log_policy: Tensor, log_prior: Tensor | None, label: Tensor, offset: Tensor | float = 0.0
 ) -> Tensor:
-    """Cross-Entropy-DPO (Eq. 32): each response `[B]` has a label of its own, 1 good or 0 bad; losses `[B]`.
+    """Return losses `[B]` of Cross-Entropy-DPO (Eq. 32): each response has a label of its own, 1 good or 0 bad.
 
     `offset` stands for alpha · log Z(x) and for the threshold between good and bad. In a pair both cancel; here they do
     not, and without them the loss asks the policy for log-ratios that no normalized distribution can have.
@@ -85,7 +77,7 @@ def cross_entropy_dpo_loss(
 def token_rewards(
     objective: Objective, reward: Tensor, log_policy: Tensor, log_prior: Tensor | None, mask: Tensor
 ) -> Tensor:
-    """add-on + omega · log prior − alpha · log policy at every token `[B, T]` (Eq. 27, its coefficients apart).
+    """Return add-on + omega · log prior − alpha · log policy at every token `[B, T]` (Eq. 27, its coefficients apart).
 
     The add-on reward `[B]` judges a whole response, so it is paid at the response's last token. `mask` is 1 at the
     response's tokens; elsewhere the reward is 0.
@@ -97,9 +89,7 @@ def token_rewards(
 
 
 def returns_to_go(rewards: Tensor, gamma: float = 1.0) -> Tensor:
-    """Discounted sum of rewards from each token on, Σ_{t′ ≥ t} gamma^(t′−t) · r_t′ (Eq. 6). `[B, T]` to `[B, T]`."""
-    if not 0 <= gamma <= 1:
-        raise UsageError(f"gamma is {gamma}; a discount lies between 0 and 1")
+    """Return the sum of rewards `[B, T]` from each token on, Σ_{t′ ≥ t} gamma^(t′−t) · r_t′ (Eq. 6), `[B, T]`."""
     if gamma == 1:
         return rewards.flip(1).cumsum(1).flip(1)
     returns = rewards.clone()
@@ -109,14 +99,12 @@ def returns_to_go(rewards: Tensor, gamma: float = 1.0) -> Tensor:
 
 
 def leave_one_out(returns: Tensor, mask: Tensor, group: int) -> Tensor:
-    """Returns `[B, T]` minus what the *other* responses to the same prompt return from the same token on.
+    """Subtract from returns `[B, T]` what the *other* responses to the same prompt return from the same token on.
 
     Rows come in groups of `group`. Only responses that are still being written at a token are compared there; where
     none is left, nothing is subtracted. A row's baseline does not depend on the row, so the gradient stays unbiased.
     """
     rows, length = returns.shape
-    if group < 2 or rows % group:
-        raise UsageError(f"{rows} responses do not make groups of {group}; a group has 2 or more, all to one prompt")
     alive = (mask > 0).to(returns.dtype).view(-1, group, length)
     own = returns.view(-1, group, length) * alive
     others = alive.sum(1, keepdim=True) - alive
@@ -125,7 +113,7 @@ def leave_one_out(returns: Tensor, mask: Tensor, group: int) -> Tensor:
 
 
 def whole_returns(rewards: Tensor) -> Tensor:
-    """The undiscounted sum of a response's rewards, the same at each of its tokens. `[B, T]` to `[B, T]`.
+    """Return the undiscounted sum of a response's rewards, the same at each of its tokens. `[B, T]` to `[B, T]`.
 
     What came before a token does not depend on it, so in expectation the gradient is that of `returns_to_go`. At the
     optimum this sum is alpha · log Z for *every* response, so there, compared with other responses, it has no noise.
@@ -134,5 +122,5 @@ def whole_returns(rewards: Tensor) -> Tensor:
 
 
 def _masked(values: Tensor, mask: Tensor) -> Tensor:
-    """Zero outside the mask, also where the value there is infinite or not a number."""
+    """Return 0 outside the mask, also where the value there is infinite or not a number."""
     return torch.where(mask > 0, values, 0.0)

@@ -33,37 +33,33 @@ SAMPLING: dict[str, Any] = {
 
 
 def mixture(target: Objective, anchors: Sequence[Objective]) -> list[float]:
-    """Coefficients of log prior and of each anchor's log policy in the logits at `target`; one or two anchors.
+    """Return the coefficients of log prior and of each anchor's log policy in the logits at `target`.
 
     >>> mixture(residual(0.2, 0.2), [residual(0.1, 0.2), residual(0.4, 0.2)])
     [0.0, 0.6666666666666667, 0.3333333333333333]
     """
     for objective in (target, *anchors):
         require_positive_alpha(objective, "the logits are divided by it")
-    if len(anchors) == 1:
-        shares = [1.0]
-    elif len(anchors) == 2:
+    shares = [1.0]
+    if len(anchors) == 2:
         one, other = (anchor.omega for anchor in anchors)
         if one == other:
             raise UsageError(f"both models were trained with omega {one:g}; between two models omega must differ")
         share = (other - target.omega) / (other - one)
         shares = [share, 1 - share]
         if not 0 <= share <= 1:
-            warnings.warn(
-                f"omega {target.omega:g} is not between those of the two models, {one:g} and {other:g}; beyond them "
-                "the mixture soon goes wrong",
-                stacklevel=3,
-            )
-    else:
-        raise UsageError(f"{len(anchors)} tuned models were given; the dial turns with one or two")
+            said = f"omega {target.omega:g} is not between those of the two models, {one:g} and {other:g}; beyond them "
+            warnings.warn(f"{said}the mixture soon goes wrong", stacklevel=3)
     own = [share * anchor.alpha / target.alpha for share, anchor in zip(shares, anchors, strict=True)]
     rest = target.omega - sum(share * anchor.omega for share, anchor in zip(shares, anchors, strict=True))
     return [0.0 if abs(rest) < 1e-12 else rest / target.alpha, *own]
 
 
 def mixed_log_probs(coefficients: Sequence[float], log_probs: Sequence[Tensor]) -> Tensor:
-    """log p(next token) of the mixture `[..., V]`, from those of the prior and the anchors. A token that one of them
-    cannot write is not written."""
+    """Return log p(next token) of the mixture `[..., V]`, from those of the prior and the anchors.
+
+    A token that one of them cannot write is not written.
+    """
     total = torch.zeros_like(log_probs[0])
     for coefficient, each in zip(coefficients, log_probs, strict=True):
         if coefficient:  # 0 · −inf is not a number
@@ -80,11 +76,12 @@ class Beside:
         self.forget()
 
     def forget(self) -> None:
+        """Drop the cache, before another text."""
         self.seen, self.cache = torch.empty(0, 0, dtype=torch.long), None
 
     @torch.no_grad()
     def logits(self, ids: Tensor, prompt_attention: Tensor | None) -> Tensor:
-        """`[B, T]` to `[B, V]`. Only the last token is read where the others were read before, and not reordered."""
+        """Return logits `[B, V]` after ids `[B, T]`; only the last is read where the others were, in this order."""
         fresh = self.cache is None or not torch.equal(self.seen.to(ids.device), ids[:, :-1])
         attention = torch.ones_like(ids)
         if prompt_attention is not None:
@@ -113,11 +110,11 @@ class DialedGenerator(LogitsProcessor):  # type: ignore[misc]
 
     @property
     def generation_config(self) -> Any:
-        """That of the model which generates, the first tuned one."""
+        """Return that of the model which generates, the first tuned one."""
         return self.generator.model.generation_config
 
     def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None, **settings: Any) -> Any:
-        """Sampled from the mixture itself, unless `settings` say otherwise."""
+        """Sample from the mixture itself, unless `settings` say otherwise."""
         self.attention = attention_mask
         for each in self.others:
             each.forget()
@@ -129,7 +126,7 @@ class DialedGenerator(LogitsProcessor):  # type: ignore[misc]
             )
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """`[B, T]` and the first tuned model's scores `[B, V]` to those of the mixture `[B, V]`."""
+        """Return the mixture's scores `[B, V]` from ids `[B, T]` and the first tuned model's scores `[B, V]`."""
         prior, own, *rest = self.coefficients
         wanted = [(own, scores.float().log_softmax(-1))]
         for coefficient, each in zip((prior, *rest), self.others, strict=True):
@@ -139,15 +136,15 @@ class DialedGenerator(LogitsProcessor):  # type: ignore[misc]
 
 
 def dial(prior: Any, *tuned: tuple[Any, Objective], omega: float, alpha: float | None = None) -> DialedGenerator:
-    """A generator at (omega, alpha) from the prior and one or two models, each with the objective it was trained for.
+    """Return a generator at (omega, alpha) from the prior and one or two models, each with its objective.
 
         dial(prior, (one, residual(0.1, 0.2)), (two, residual(0.4, 0.2)), omega=0.25).generate(**prompt)
 
     alpha: as that of the first tuned model, unless it is given.
     With PEFT, `prior` is the model with its adapters, off; a tuned model is then the name of an adapter.
     """
-    if not tuned:
-        raise UsageError("dial needs one or two tuned models, each with its objective: (model, residual(0.1, 0.2))")
+    if len(tuned) not in (1, 2):
+        raise UsageError(f"the dial turns with one or two tuned models, each with its objective; here are {len(tuned)}")
     anchors = [objective for _, objective in tuned]
     coefficients = mixture(residual(omega, anchors[0].alpha if alpha is None else alpha), anchors)
     models = [beside(prior, model) for model, _ in tuned]
@@ -155,7 +152,7 @@ def dial(prior: Any, *tuned: tuple[Any, Objective], omega: float, alpha: float |
 
 
 def beside(prior: Any, model: Any) -> Beside:
-    """A model, or an adapter of the prior by name, or (None) the prior: a PEFT model with its adapters off."""
+    """Return a model to ask, or an adapter of the prior by name, or (None) the prior: PEFT's with its adapters off."""
     if isinstance(prior, PeftModel) and (model is None or isinstance(model, str)):
         if model is not None and model not in prior.peft_config:
             raise UsageError(f"the prior has no adapter {model!r}; it has {', '.join(prior.peft_config)}")
@@ -167,7 +164,7 @@ def beside(prior: Any, model: Any) -> Beside:
 
 @contextmanager
 def _adapter(model: Any, name: str | None) -> Iterator[None]:
-    """With this adapter, or with none; and then as before."""
+    """Turn this adapter on, or all off; and then as before."""
     if name is None:
         with model.disable_adapter():
             yield

@@ -4,7 +4,6 @@ A trainer here leaves `repolicy.json` beside the weights. No path in it is ever 
 """
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,18 @@ IDENTITY = "repolicy.json"
 
 
 def load_prior(name: str) -> tuple[Any, Any]:
-    """A causal language model and its tokenizer, from a folder or by its name on the hub; safetensors alone."""
-    model = _loaded(lambda: AutoModelForCausalLM.from_pretrained(name, use_safetensors=True), name)
+    """Return a causal language model and its tokenizer, from a folder or by its name on the hub; safetensors alone."""
+    model = _model(name)
     tokenizer = _loaded(lambda: AutoTokenizer.from_pretrained(name), name)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return model.to(_device()).eval(), tokenizer
+    return model, tokenizer
 
 
 def load_tuned(name: str, prior: Any, index: int) -> tuple[Any, Any]:
-    """(prior, tuned): a whole model; or, of a folder with an adapter, its name in the prior, which becomes PEFT's."""
+    """Return (prior, tuned): a whole model; or, of an adapter's folder, its name in the prior, which becomes PEFT's."""
     if not (Path(name) / "adapter_config.json").is_file():
-        model = _loaded(lambda: AutoModelForCausalLM.from_pretrained(name, use_safetensors=True), name)
-        return prior, model.to(_device()).eval()
+        return prior, _model(name)
     if not (Path(name) / "adapter_model.safetensors").is_file():
         raise FileError(f"{name} has no adapter_model.safetensors; an adapter in another format is not read")
     adapter = f"tuned{index}"
@@ -45,41 +43,41 @@ def load_tuned(name: str, prior: Any, index: int) -> tuple[Any, Any]:
     return prior, adapter
 
 
+def _model(name: str) -> Any:
+    """Load a causal language model onto the accelerator, if there is one."""
+    model = _loaded(lambda: AutoModelForCausalLM.from_pretrained(name, use_safetensors=True), name)
+    return model.to(torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu").eval()
+
+
 def _loaded(load: Any, name: str) -> Any:
+    """Load in one sentence: of the many ways in which a folder is no model, the first line is enough."""
     try:
         return load()
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
         raise FileError(f"{name} cannot be read as a language model: {first_line(error)}") from error
 
 
-def _device() -> str:
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return str(accelerator or "cpu")
-
-
 def read_identity(name: str) -> dict[str, Any]:
-    """What a trainer of this package wrote beside a model; empty where there is nothing. A Q-adapter is refused."""
+    """Return what a trainer of this package wrote beside a model, if anything. A Q-adapter is refused."""
     file = Path(name) / IDENTITY
     if not file.is_file():
         return {}
     try:
         identity = json.loads(file.read_text())
         checksum, method = identity.get("prior_checksum"), identity.get("method")
-        numbers = {key: float(identity[key]) for key in ("omega", "alpha")}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FileError(f"{file} is damaged: it does not say omega and alpha") from error
-    if not all(math.isfinite(value) and value >= 0 for value in numbers.values()):
-        raise FileError(f"{file} is damaged: omega and alpha must be finite numbers, 0 or greater")
+        residual(identity["omega"], identity["alpha"])  # which refuses what is no weight
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
+        raise FileError(f"{file} is damaged: it does not say omega and alpha, each 0 or greater") from error
     if method == "QAdapterTrainer":
         raise UsageError(
             f"{name} is a Q-adapter, which is no policy by itself: what it adds to the prior's logits is Q_R; generate "
             "with a repolicy.llm.QAdapterLogits"
         )
-    return {**numbers, "prior_checksum": checksum if isinstance(checksum, str) else None}
+    return {name: identity[name] for name in ("omega", "alpha")} | {"prior_checksum": checksum}
 
 
 def identity_for(name: str, prior_checksum: str) -> dict[str, Any]:
-    """The same; refused where the model was tuned from another prior."""
+    """Return the same; refused where the model was tuned from another prior."""
     identity = read_identity(name)
     if identity and identity["prior_checksum"] not in (None, prior_checksum):
         raise UsageError(f"{name} was tuned from another prior than the one that was given: their checksums differ")
@@ -87,7 +85,7 @@ def identity_for(name: str, prior_checksum: str) -> dict[str, Any]:
 
 
 def trained_for(name: str, trained_at: str | None, prior_checksum: str) -> Objective:
-    """The objective of a tuned model: as typed (`0.1,0.2`: omega and alpha), or from its own file."""
+    """Return the objective of a tuned model: as typed (`0.1,0.2`: omega and alpha), or from its own file."""
     if trained_at is not None:
         read_identity(name)  # a Q-adapter is refused all the same
         try:

@@ -20,13 +20,11 @@ from repolicy.llm.identity import PreferenceSettings, WithObjective
 from repolicy.llm.losses import implicit_reward, q_adapter_log_probs, q_adapter_loss
 from repolicy.llm.mixing import Beside
 from repolicy.llm.requirements import (
-    own_settings,
     require_columns,
     require_positive_alpha,
     require_settings,
     require_trl,
     set_beta,
-    text_objective,
 )
 from repolicy.objective import Objective
 
@@ -45,6 +43,7 @@ NEEDED: dict[str, tuple[Any, str]] = {
     "label_smoothing": (0.0, ITS_OWN_LOSS),
     "use_weighting": (False, ITS_OWN_LOSS),
     "ld_alpha": (None, "every token of a response counts"),
+    "precompute_ref_log_probs": (False, "Q-Adapter needs the prior's whole distribution at every token"),
 }
 
 
@@ -52,8 +51,7 @@ NEEDED: dict[str, tuple[Any, str]] = {
 class QAdapterConfig(PreferenceSettings, DPOConfig):  # type: ignore[misc]
     """TRL's DPOConfig, with `omega`, `alpha` and `chi`.
 
-    omega: weight of the prior's log-probability; ω′ in the paper (α₀ in Q-Adapter's).
-    alpha: weight of the policy's entropy; α̂ in the paper (α̃ in Q-Adapter's).
+    omega is α₀ in Q-Adapter's paper, and alpha α̃.
     chi: weight of the mean squared token reward, which keeps Q_R from growing without end.
     """
 
@@ -62,6 +60,8 @@ class QAdapterConfig(PreferenceSettings, DPOConfig):  # type: ignore[misc]
 
 class QAdapterTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
     """`DPOTrainer`'s data and loop with Q-Adapter's loss. Needs a `peft_config`: the adapter is what is trained."""
+
+    SETTINGS, FIXED = QAdapterConfig, ("chi",)
 
     def __init__(
         self,
@@ -73,27 +73,21 @@ class QAdapterTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
         objective: Objective | None = None,
         **others: Any,
     ) -> None:
-        args = own_settings(args, QAdapterConfig)
-        self.objective = text_objective(objective, args.omega, args.alpha)
+        args = self.settled(objective, args)
         set_beta(args, self.objective, NOT_ZERO)
+        require_settings(args, NEEDED)
         require_columns(train_dataset, ("chosen", "rejected"), "Q-Adapter")
         if peft_config is None:
-            raise UsageError(
-                "Q-Adapter trains an adapter beside the frozen model: give a peft_config, such as LoraConfig()"
-            )
-        if args.precompute_ref_log_probs or others.get("ref_model") is not None:
-            raise UsageError(
-                "Q-Adapter needs the prior's whole distribution at every token: no ref_model, no precomputing"
-            )
-        require_settings(args, NEEDED)
+            raise UsageError("Q-Adapter trains an adapter beside the frozen model: give a peft_config (LoraConfig())")
         if args.chi < 0:
             raise UsageError(f"chi is {args.chi}; it must be 0 or greater")
         super().__init__(model, None, args, train_dataset=train_dataset, peft_config=peft_config, **others)
-        self.introduce(reference_given=False, chi=args.chi)
+        self.introduce(reference_given=False)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
+        """Return the mean of Q-Adapter's loss over the pairs."""
         ids, attention = inputs["input_ids"], inputs["attention_mask"]
         outputs = model(input_ids=ids, attention_mask=attention, use_cache=False)
         log_prior, residual = residual_q(self.accelerator.unwrap_model(model), outputs.logits, ids, attention)
@@ -107,16 +101,15 @@ class QAdapterTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
         return (loss, outputs) if return_outputs else loss
 
     def _record(self, chosen: Tensor, rejected: Tensor) -> None:
-        """Rewards of whole responses, over all ranks."""
+        """Log rewards of whole responses, over all ranks."""
         chosen, rejected = self.accelerator.gather_for_metrics((chosen, rejected))
-        self.metrics["rewards/chosen"].append(chosen.mean().item())
-        self.metrics["rewards/rejected"].append(rejected.mean().item())
-        self.metrics["rewards/accuracies"].append((chosen > rejected).float().mean().item())
-        self.metrics["rewards/margins"].append((chosen - rejected).mean().item())
+        found = {"chosen": chosen, "rejected": rejected, "accuracies": chosen > rejected, "margins": chosen - rejected}
+        for name, values in found.items():
+            self.metrics[f"rewards/{name}"].append(values.float().mean().item())
 
 
 def residual_q(model: Any, logits: Tensor, ids: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
-    """log prior and Q_R `[B, T, V]`, from the logits with the adapter on: Q_R is what the adapter adds to them."""
+    """Return log prior and Q_R `[B, T, V]` from the logits with the adapter on: Q_R is what it adds to them."""
     with torch.no_grad(), model.disable_adapter():
         prior_logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits.float()
     return prior_logits.log_softmax(-1), logits.float() - prior_logits
@@ -140,6 +133,6 @@ class QAdapterLogits(LogitsProcessor):  # type: ignore[misc]
 
     @torch.no_grad()
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """`[B, T]` and `[B, V]` to `[B, V]`."""
+        """Return the policy's logits `[B, V]` from ids `[B, T]` and the adapter's `[B, V]`."""
         prior = self.prior.logits(input_ids, self.attention_mask)
         return q_adapter_log_probs(self.objective, scores.float() - prior, prior.log_softmax(-1))

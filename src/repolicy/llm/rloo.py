@@ -22,14 +22,12 @@ from repolicy.objective import Objective, plain
 
 
 def rloo_settings(objective: Objective, addons: int = 1, budget: bool = False) -> dict[str, Any]:
-    """Settings of RLOOConfig that make its reward this objective's, for `addons` reward functions and the prior's.
+    """Return settings of RLOOConfig that make its reward this objective's, for so many `addons` and the prior's.
 
     With a `budget`, the last reward function is a `PriorBudget`, which weights the prior itself.
     """
     if plain(objective, "RLOO").task != "addon":
         raise UsageError("RLOO's reward can be the add-on with a prior and an entropy; use greedy, kl or residual")
-    if addons < 1:
-        raise UsageError(f"addons is {addons}; there must be a reward function beside the prior's")
     return {
         "beta": objective.alpha,
         "reward_weights": [1.0] * addons + [1.0 if budget else objective.omega - objective.alpha],
@@ -42,7 +40,7 @@ def rloo_settings(objective: Objective, addons: int = 1, budget: bool = False) -
 def prior_reward(
     prior: Any, tokenizer: Any, chat_template_kwargs: dict[str, Any] | None = None
 ) -> Callable[..., list[float]]:
-    """A reward function for TRL: the prior's log-probability of each response, summed over its tokens.
+    """Return a reward function for TRL: the prior's log-probability of each response, summed over its tokens.
 
     `chat_template_kwargs` must be those of RLOOConfig, or the prior would judge other tokens than the policy read.
     """
@@ -64,7 +62,7 @@ def prior_reward(
 
 @torch.no_grad()
 def response_log_probs(model: Any, rows: list[tuple[list[int], list[int]]], at_once: int = 2**27) -> list[float]:
-    """log model(response | prompt) for rows of token ids (prompt, response).
+    """Return log model(response | prompt) for rows of token ids (prompt, response).
 
     A pass has at most `at_once` logits, or one row: 64 rows of 1,024 tokens of 152,000 would take 40 GB.
     """
@@ -74,7 +72,7 @@ def response_log_probs(model: Any, rows: list[tuple[list[int], list[int]]], at_o
 
 
 def _one_pass(model: Any, rows: list[tuple[list[int], list[int]]]) -> list[float]:
-    """Padded on the right, so positions hold."""
+    """Return the same of rows that fit into one pass; padded on the right, so positions hold."""
     ids = padded([prompt + response for prompt, response in rows], "right").to(model.device)
     attention = padded([[1] * len(prompt + response) for prompt, response in rows], "right").to(model.device)
     scored = padded([[0] * len(prompt) + [1] * len(response) for prompt, response in rows], "right").to(model.device)
@@ -85,12 +83,12 @@ def _one_pass(model: Any, rows: list[tuple[list[int], list[int]]]) -> list[float
 
 
 def padded(rows: list[list[int]], side: str, value: int = 0) -> torch.Tensor:
-    """Rows of different lengths as one `[B, T]`."""
+    """Return rows of different lengths as one `[B, T]`."""
     return pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], True, value, side)
 
 
 def prompt_ids(tokenizer: Any, prompt: Any, template: dict[str, Any] | None = None) -> list[int]:
-    """As TRL makes them: a chat template for messages, plain tokens for text."""
+    """Return the ids of a prompt as TRL makes them: a chat template for messages, plain tokens for text."""
     if isinstance(prompt, str):
         ids: list[int] = tokenizer(prompt)["input_ids"]
         return ids
