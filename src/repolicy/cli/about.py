@@ -57,7 +57,7 @@ class Bench:
 
     @staticmethod
     def usual() -> tuple[str, list[Settings]]:
-        """What the settings depend on by default, and examples."""
+        """Return what the settings depend on by default, and examples."""
         return "the environment", [train_defaults(env) for env in ("", *TABLE)]
 
     def run(self) -> dict[str, Any]:

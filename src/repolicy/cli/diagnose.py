@@ -64,7 +64,7 @@ class Diagnose:
         return diagnosis.as_dict() | {"prior": str(path), "addons": list(self.addon), "command": shlex.join(command)}
 
     def _reading(self) -> list[str]:
-        """The options without which the file could not be read, or another backend would be taken."""
+        """Return the options without which the file could not be read, or another backend would be taken."""
         given = {name: value for name, value in vars(self.reading).items() if value is not None}
         given |= {"backend": self.backend} if self.backend != "auto" else {}
         return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]

@@ -124,7 +124,7 @@ class Dial:
 
 
 def _asked(at: tuple[str, ...]) -> tuple[float | None, dict[str, float]]:
-    """One number, or values by name."""
+    """Return one number, or values by name."""
     values: dict[str, float] = {}
     for text in at:
         name, _, number = text.rpartition("=")

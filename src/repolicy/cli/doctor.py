@@ -51,7 +51,7 @@ def _environments() -> str:
 
 
 def idle_cuda() -> str:
-    """What torch's CUDA build takes on the disk, or nothing where torch has none or finds a GPU to use it on."""
+    """Return what torch's CUDA build takes on the disk, or nothing where torch has none or finds a GPU to use it on."""
     import torch
 
     if torch.version.cuda is None or torch.cuda.is_available():
@@ -67,7 +67,7 @@ def idle_cuda() -> str:
 
 
 def renderer() -> str:
-    """The first graphics library that draws off-screen here, or nothing."""
+    """Return the first graphics library that draws off-screen here, or nothing."""
     return next((library for library in libraries() if _renders(library)), "")
 
 

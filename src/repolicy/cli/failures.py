@@ -104,7 +104,7 @@ PLAINER = (  # what Python and tyro say of a word that does not fit, and the sam
 
 
 def _paragraphs(text: str) -> list[list[str]]:
-    """The lines between the rules of a box of tyro's, which has UTF-8 edges with its title in them, or no edges."""
+    """Return the lines between the rules of a box of tyro's, whose edges are UTF-8 with its title, or missing."""
     paragraphs: list[list[str]] = [[]]
     for line in re.sub(r"\x1b\[[\d;]*m", "", text).splitlines():
         words = line.strip("│ ")
@@ -123,7 +123,7 @@ def sentence(text: str) -> str:
 
 
 def _surprise(error: BaseException) -> str:
-    """A sentence about what should not have happened, with the file that tells where it did."""
+    """Return a sentence about what should not have happened, with the file that tells where it did."""
     words = f"unexpected {described(error)}"
     try:
         with tempfile.NamedTemporaryFile("w", prefix="repolicy-", suffix=".txt", delete=False) as file:

@@ -120,7 +120,7 @@ def _lines(option: Option) -> list[str]:
 
 
 def docstrings(cls: type) -> dict[str, str]:
-    """What stands below each field of a dataclass, and of those that it inherits from, on one line each."""
+    """Return what stands below each field of a dataclass, and of those that it inherits from, on one line each."""
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
         [tree] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
@@ -133,7 +133,7 @@ def docstrings(cls: type) -> dict[str, str]:
 
 
 def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A type without its annotations and without `| None`, and the annotations."""
+    """Return a type without its annotations and without `| None`, and the annotations."""
     extras: tuple[Any, ...] = ()
     while typing.get_origin(hint) is typing.Annotated:
         extras += hint.__metadata__
@@ -144,7 +144,7 @@ def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _shape(hint: Any, name: str) -> str:
-    """What a value looks like."""
+    """Return what a value looks like."""
     if typing.get_origin(hint) is Literal:
         return "{" + ",".join(typing.get_args(hint)) + "}"
     if typing.get_origin(hint) is tuple and typing.get_args(hint)[0] is not str:
@@ -159,7 +159,7 @@ def _default(each: "Field[Any]") -> Any:
 
 
 def _shown(value: Any) -> str:
-    """A default in words; none where the text says what happens without one."""
+    """Return a default in words; none where the text says what happens without one."""
     if value is MISSING:
         return "(required)"
     if value is None or value is False or value in ((), ""):

@@ -29,7 +29,7 @@ MOST_STDS = 8  # more do not fit a line
 
 
 def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
-    """The story of a policy, a checkpoint or a run's folder: printed, and returned."""
+    """Return the story of a policy, a checkpoint or a run's folder: printed, and returned."""
     if not is_on_hub(path):
         check_reachable(path)
     if path.is_dir():
@@ -76,7 +76,7 @@ def _inspect_policy(path: Path) -> dict[str, Any]:
 
 
 def _facts_of(card: dict[str, Any]) -> dict[str, str]:
-    """What not every policy's card tells."""
+    """Return what not every policy's card tells."""
     facts = {}
     if "origin" in card:
         origin = card["origin"]
@@ -103,7 +103,7 @@ def _network(activation: str, hidden: Sequence[int]) -> str:
 
 
 def _std(policy: Policy) -> str:
-    """The std that each number of an action has: in all states, or where the observations are at their mean."""
+    """Return the std that each number of an action has: in all states, or where the observations are at their mean."""
     dist = policy(policy.normalizer.mean.float()[None])
     if not isinstance(dist, Gaussian | SquashedGaussian):
         return "none: its choices have probabilities"
@@ -114,7 +114,7 @@ def _std(policy: Policy) -> str:
 
 
 def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
-    """Another library's policy: what is in its file, and what is missing."""
+    """Return another library's policy: what is in its file, and what is missing."""
     from repolicy.readers.copying import policy_from
     from repolicy.readers.described import CannotCopyError
     from repolicy.readers.given_by_user import NoTemperatureError
@@ -155,7 +155,7 @@ def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
 
 
 def _inspect_uncopied(path: Path, why: FileError) -> dict[str, Any]:
-    """Another library's policy that can only run as it is; the reason again, where it cannot even do that."""
+    """Return another library's policy that can only run as it is; the reason again, where it cannot even do that."""
     from repolicy.priors.running import signature
     from repolicy.readers.onnx_files import load_model
     from repolicy.readers.recognize import RUNNABLE, recognized
@@ -181,7 +181,7 @@ def _inspect_uncopied(path: Path, why: FileError) -> dict[str, Any]:
 
 
 def _inspect_other(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint, or the batch that a run failed on."""
+    """Return a checkpoint, or the batch that a run failed on."""
     facts = header | {"file": str(path), "tensors": {name: list(tensor.shape) for name, tensor in tensors.items()}}
     Terminal().facts({key: printable(str(value)) for key, value in facts.items()})
     return facts

@@ -105,7 +105,7 @@ def _run(arguments: list[str]) -> None:
 
 
 def _in_group(group: str, *arguments: str) -> Any:
-    """A command of a group. The group's module is slow to import, so it is imported only here."""
+    """Return a command of a group. The group's module is slow to import, so it is imported only here."""
     commands = _members(group)
     if not arguments or arguments[0] in HELP:
         print(_group_overview(group, commands))
@@ -195,7 +195,7 @@ def _overview() -> str:
 
 
 def _members(group: str) -> Mapping[str, Any]:
-    """The commands of a group."""
+    """Return the commands of a group."""
     commands: Mapping[str, Any] = importlib.import_module(GROUPS[group][1]).COMMANDS
     return commands
 

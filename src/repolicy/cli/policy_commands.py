@@ -229,7 +229,7 @@ def warn_of_unfinished(reference: str | Path) -> None:
 
 
 def policy_and_env(reference: str, env: str | None, trust: bool) -> tuple[Path, str]:
-    """A policy's file, and the environment that is named or else the one that it was made for."""
+    """Return a policy's file, and the environment that is named or else the one that it was made for."""
     from repolicy.envs.trust import env_of
     from repolicy.policies.file import read_card
     from repolicy.priors.code import is_code
@@ -242,7 +242,7 @@ def policy_and_env(reference: str, env: str | None, trust: bool) -> tuple[Path, 
 
 
 def _out(named: Path | None, path: Path, suffix: str) -> Path:
-    """The name that was given, or the policy's own with another suffix beside it or in this folder."""
+    """Return the name that was given, or the policy's own with another suffix beside it or in this folder."""
     from repolicy.policies.storage import check_place
     from repolicy.priors.finding import beside, check_writes_over_none
 

@@ -43,7 +43,7 @@ class Train(Run):
 
     @staticmethod
     def usual() -> tuple[str, list[Settings]]:
-        """What the settings depend on by default, and examples."""
+        """Return what the settings depend on by default, and examples."""
         return "the environment", [train_defaults(env) for env in ("", *TASKS)]
 
     def run(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Customize(Run):
 
     @staticmethod
     def usual() -> tuple[str, list[Settings]]:
-        """What the settings depend on by default, and examples."""
+        """Return what the settings depend on by default, and examples."""
         return "the environment", [customize_defaults(env) for env in ("", *TASKS)]
 
     def run(self) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class Train(Run):
 
     @staticmethod
     def usual() -> tuple[str, list[Settings]]:
-        """What the settings depend on by default, and examples."""
+        """Return what the settings depend on by default, and examples."""
         return "the environment", [train_defaults(env) for env in ("", *TABLE)]
 
     def run(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class Customize(Run):
 
     @staticmethod
     def usual() -> tuple[str, list[Settings]]:
-        """What the settings depend on by default, and examples."""
+        """Return what the settings depend on by default, and examples."""
         return "the prior", [of_shape(64, 1), of_shape(256, 12)]
 
     def run(self) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def _weight(name: str, text: str | None) -> Weight:
 
 
 def speaks() -> bool:
-    """Whether this process is the one that talks to the user: under torchrun, the first."""
+    """Return whether this process is the one that talks to the user: under torchrun, the first."""
     place = torchrun_place()
     return place is None or place[0] == 0
 
@@ -229,7 +229,7 @@ def ended(result: "Result") -> dict[str, Any]:
 
 
 def _reported(result: "Result") -> dict[str, Any]:
-    """The run's page, written once, where the run is done. The run is not lost when the page fails."""
+    """Return the run's page, written once, where the run is done. The run is not lost when the page fails."""
     from repolicy.cli.dial_command import Dial
     from repolicy.report.run_page import write_report
     from repolicy.runs.terminal import Terminal

@@ -57,7 +57,7 @@ class Sweep:
 
     @staticmethod
     def usual() -> tuple[str, list[Settings]]:
-        """What the settings depend on by default, and examples."""
+        """Return what the settings depend on by default, and examples."""
         return "the prior", [of_shape(64, 1), of_shape(256, 12)]
 
     def run(self) -> dict[str, Any]:

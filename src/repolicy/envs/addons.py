@@ -47,7 +47,7 @@ class Addon:
     def reward(
         self, observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
     ) -> np.ndarray:
-        """The rewards `[...]` of transitions with observations `[..., O]`, each function's shape checked."""
+        """Return the rewards `[...]` of transitions with observations `[..., O]`, each function's shape checked."""
         total = np.zeros(observations.shape[:-1])
         for reward in self.apart(observations, actions, next_observations, info):
             total += reward
@@ -56,7 +56,7 @@ class Addon:
     def apart(
         self, observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
     ) -> Iterator[np.ndarray]:
-        """The rewards of each function, times its weight, in the order of `names`."""
+        """Yield the rewards of each function, times its weight, in the order of `names`."""
         transitions = _in_one_row(observations, actions, next_observations, info)
         for name, function, weight in zip(self.names, self.functions, self.weights, strict=True):
             rewards = weight * _called(f"add-on {name!r}{_made_for(name)}", function, transitions)
@@ -65,7 +65,7 @@ class Addon:
     def metric(
         self, observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
     ) -> np.ndarray:
-        """What is reported of transitions, `[...]`."""
+        """Return what is reported of transitions, `[...]`."""
         assert self.reported is not None
         transitions = _in_one_row(observations, actions, next_observations, info)
         name, function = self.reported
@@ -73,7 +73,7 @@ class Addon:
 
 
 def _made_for(name: str) -> str:
-    """Which environment the numbers are of that one that ships reads, also where it runs in one of the user's own."""
+    """Return the environment whose numbers an add-on that ships reads, also where it runs in one of the user's own."""
     entry = REGISTERED.get(name.partition("(")[0])
     return f" (made for {entry.envs[0]})" if entry else ""
 
@@ -93,7 +93,7 @@ def _in_one_row(
 
 
 def _called(what: str, function: Function, transitions: tuple[np.ndarray, np.ndarray, np.ndarray, Info]) -> np.ndarray:
-    """A finite number for each transition, or a sentence about what came instead."""
+    """Return a finite number for each transition, or a sentence about what came instead."""
     observations, actions, after, info = transitions
     with in_one_sentence(f"{what} failed", UsageError):  # on copies: the function may change its arguments in place
         copies = observations.copy(), actions.copy(), after.copy(), {key: info[key].copy() for key in info}
@@ -121,7 +121,7 @@ def _called(what: str, function: Function, transitions: tuple[np.ndarray, np.nda
 
 
 def _shown(numbers: np.ndarray) -> str:
-    """The first numbers of a row."""
+    """Return the first numbers of a row."""
     return ", ".join(f"{number:.4g}" for number in numbers[:SHOWN]) + ", …" * (len(numbers) > SHOWN)
 
 
@@ -149,7 +149,7 @@ Wish = str | Function | Sequence[str | Function]  # an add-on by its name or as 
 
 
 def names(wanted: object) -> tuple[str, ...]:
-    """One name or function or several, as names."""
+    """Return one name or function or several, as names."""
     several = wanted if isinstance(wanted, list | tuple) else (wanted,)
     references = tuple(reference_to(each) if callable(each) else each for each in several)
     if not all(isinstance(name, str) for name in references):
@@ -161,7 +161,7 @@ def names(wanted: object) -> tuple[str, ...]:
 
 
 def combined(requests: Sequence[str]) -> Addon:
-    """One add-on from requests such as `height`, `height=0.5`, `hind_leg(joint=bshin)=2` or `my.py:quiet=0.1`."""
+    """Return one add-on of requests such as `height`, `height=0.5`, `hind_leg(joint=bshin)=2` or `my.py:quiet=0.1`."""
     each = [parse(request) for request in requests]
     return Addon(
         tuple(name for name, *_ in each),
@@ -172,7 +172,7 @@ def combined(requests: Sequence[str]) -> Addon:
 
 
 def imported(request: str) -> str:
-    """What the add-on of a request imports, `module:name` or `file.py:name`; empty for one that ships."""
+    """Return what the add-on of a request imports, `module:name` or `file.py:name`; empty for one that ships."""
     called, _ = _weighed(request)
     return called if ":" in called else ""
 
@@ -238,7 +238,7 @@ def dials(requests: Sequence[str]) -> tuple[Dial, ...]:
 
 
 def at(requests: Sequence[str], values: Mapping[str, float] | None = None) -> tuple[str, ...]:
-    """The requests with one weight in place of each range: that of its name or, where there is none, its middle."""
+    """Return the requests with one weight for each range: that of its name or, where there is none, its middle."""
     chosen = []
     for request in requests:
         for dial in dials([request]):
@@ -249,13 +249,13 @@ def at(requests: Sequence[str], values: Mapping[str, float] | None = None) -> tu
 
 
 def at_one(requests: Sequence[str]) -> tuple[str, ...]:
-    """The requests with the weight 1, or −1 where theirs is below 0."""
+    """Return the requests with the weight 1, or −1 where theirs is below 0."""
     weighed = map(_weighed, at(requests))
     return tuple(f"{called}={-1 if float(written) < 0 else 1}" for called, written in weighed)
 
 
 def at_one_in_words(requests: Sequence[str]) -> str:
-    """Which reward that is."""
+    """Return which reward that is."""
     titles = " and ".join(map(repr, combined(at_one(requests)).titles))
     return f"the wish{'es' * (len(requests) > 1)} {titles} at weight 1"
 

@@ -99,7 +99,7 @@ class EnvPoolEnvs:
         return 1.0 / float(getattr(self._pool.spec.config, "ctrl_dt", 1.0 / 30.0))
 
     def render(self) -> np.ndarray:
-        """What the first environment looks like, `[H, W, 3]`."""
+        """Return what the first environment looks like, `[H, W, 3]`."""
         return np.asarray(self._pool.render())[0]  # type: ignore[no-any-return]
 
     def close(self) -> None:

@@ -287,7 +287,7 @@ def quantities(
     scorer: Scorer | None = None,
     familiarity: Callable[[np.ndarray | None, np.ndarray], Tensor | None] | None = None,
 ) -> dict[str, np.ndarray]:
-    """What is summed over an episode, of each step `[T, N]`."""
+    """Return what is summed over an episode, of each step `[T, N]`."""
     found = {"basic": rollout.basic, "length": np.ones_like(rollout.basic), "log_policy": rollout.log_probs.numpy()}
     if scorer is not None:
         found["log_prior"] = scorer(*rollout.scored).numpy()

@@ -35,14 +35,14 @@ def make_envs(name: str, count: int, seed: int, backend: Backend = "auto", *, cr
 
 
 def probed(name: str, backend: Backend = "auto", *, critic: bool = False) -> HasSpaces:
-    """What can be seen and done in an environment, from one that is closed again."""
+    """Return what can be seen and done in an environment, from one that is closed again."""
     probe = make_envs(name, 1, 0, backend, critic=critic)
     probe.close()
     return probe
 
 
 def placed(prior: MeanPrior, name: str, backend: Backend = "auto") -> tuple[MeanPrior, str]:
-    """The same prior for the spaces of an environment, and its name, with the part that the prior observes."""
+    """Return the same prior for the spaces of an environment, and its name, with the part that the prior observes."""
     size = getattr(prior.mean, "observation_size", 0)
     name = observing(name, size, backend) if size else name
     probe = probed(name, backend)
@@ -93,7 +93,7 @@ def with_roles(name: str, size: int = 0, backend: Backend = "auto") -> str:
 
 
 def critic_size(name: str, backend: Backend = "auto") -> int:
-    """How many numbers the critic alone sees, behind those of the policy; 0 where it sees what the policy sees."""
+    """Return how many numbers the critic alone sees, behind the policy's; 0 where it sees what the policy sees."""
     keys = observed_by_critic(name)
     groups = probed(name, backend, critic=True).groups if keys else {}
     return sum(groups[key] for key in keys)

@@ -16,7 +16,7 @@ EnvLike = str | Callable[..., "gymnasium.Env[Any, Any]"]
 
 
 def env_name(env: EnvLike) -> str:
-    """An environment's name; of a function that makes one, the name by which it is found again."""
+    """Return an environment's name; of a function that makes one, the name by which it is found again."""
     if isinstance(env, str):
         return env
     if isinstance(env, gymnasium.Env) or not callable(env):
@@ -39,12 +39,12 @@ def observed(name: str) -> tuple[str, ...]:
 
 
 def observed_by_critic(name: str) -> tuple[str, ...]:
-    """The keys of `NAME?observe_critic=KEY,KEY`; where it is empty, the critic sees what the policy sees."""
+    """Return the keys of `NAME?observe_critic=KEY,KEY`; where it is empty, the critic sees what the policy sees."""
     return _keys(name, "observe_critic")
 
 
 def with_observed(name: str, keys: str = "", critic: str = "") -> str:
-    """The name with `KEY,KEY` of the policy's and of the critic's parts, where these are given."""
+    """Return the name with `KEY,KEY` of the policy's and of the critic's parts, where these are given."""
     for option, wanted in zip(OBSERVE, (keys, critic), strict=True):
         named = ",".join(_keys(name, option))
         if wanted and named not in ("", wanted):
@@ -81,13 +81,13 @@ def _read(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def imported(name: str) -> str:
-    """What making the environment imports, `module:name` or `file.py:name`; empty for a registered id."""
+    """Return what making the environment imports, `module:name` or `file.py:name`; empty for a registered id."""
     plain, _ = parsed(name)
     return plain if ":" in plain else ""
 
 
 def in_gymnasium(name: str) -> bool:
-    """Whether Gymnasium can make it: an id that it knows, or the user's own."""
+    """Return whether Gymnasium can make it: an id that it knows, or the user's own."""
     return bool(imported(name)) or parsed(name)[0] in gymnasium.registry
 
 
@@ -101,7 +101,7 @@ def envpool_names() -> frozenset[str]:
 
 
 def maker(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:
-    """What makes one such environment of Gymnasium's, or of the user's own; it takes further options."""
+    """Return what makes one such environment of Gymnasium's, or of the user's own; it takes further options."""
     plain, options = parsed(name)
     if own := imported(name):
         try:

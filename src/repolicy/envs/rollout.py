@@ -158,7 +158,7 @@ class Collector:
             )
 
     def _followed(self, step: Step, episodes: Episodes) -> Step:
-        """The step with the episodes cut that are due. Those count for nothing in the statistics."""
+        """Return the step with the episodes cut that are due. Those count for nothing in the statistics."""
         ended = step.terminated | step.truncated
         if ended.any():
             episodes.returns += self._returns[ended].tolist()
@@ -170,7 +170,7 @@ class Collector:
         return step._replace(observations=fresh, truncated=step.truncated | due)
 
     def _cut_now(self, step: Step) -> np.ndarray | None:
-        """Which episodes `[N]` are to be cut after this step, if any are."""
+        """Return which episodes `[N]` are to be cut after this step, if any are."""
         if not (self._longest or self._cuts.any()):
             return None
         ended = step.terminated | step.truncated

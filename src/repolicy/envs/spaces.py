@@ -24,7 +24,7 @@ def shown(space: Any, name: str, critic: bool) -> tuple[tuple[str, ...], int]:
 
 
 def _parts(space: Any, keys: tuple[str, ...], name: str, option: str) -> tuple[str, ...]:
-    """The same keys, if they are parts of a Dict."""
+    """Return the same keys, if they are parts of a Dict."""
     known = list(space) if isinstance(space, spaces.Dict) else []
     missing = [key for key in keys if key not in known]
     if missing:
@@ -36,7 +36,7 @@ def _parts(space: Any, keys: tuple[str, ...], name: str, option: str) -> tuple[s
 
 
 def group_sizes(space: Any, name: str) -> dict[str, int]:
-    """How many numbers each part of a Dict has."""
+    """Return how many numbers each part of a Dict has."""
     return {key: observation_size(part, name) for key, part in space.items()} if isinstance(space, spaces.Dict) else {}
 
 
@@ -59,7 +59,7 @@ def _size(space: Any, name: str) -> int:
 
 
 def action_space(space: Any, name: str) -> ActionSpace:
-    """The space laid out flat. `low` are the lower bounds or, unless all are 0, the first choice of each head."""
+    """Return the space laid out flat; `low` are the lower bounds or, unless all are 0, each head's first choice."""
     if 0 in (space.shape or ()):
         raise UsageError(f"environment {name!r} has an empty action ({space}): there is nothing to choose")
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):

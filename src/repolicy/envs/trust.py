@@ -38,13 +38,13 @@ def confirm(
 
 
 def _makes_more(env: str) -> bool:
-    """Whether an environment is imported, or takes an option that is no number: a text could be a path to a file."""
+    """Return whether an environment is imported, or takes an option that is no number and so could be a path."""
     options = names.parsed(env)[1].values()
     return names.imported(env) not in ("", *OWN) or not all(isinstance(value, int | float | None) for value in options)
 
 
 def env_of(card: dict[str, Any], path: Path, trust: bool = False) -> str:
-    """The environment that the policy in a file was made for; refused where it is code, unless the file is trusted."""
+    """Return the environment of the policy in a file. Raises where it is code, unless the file is trusted."""
     env = card.get("request", {}).get("env")
     if env is None:
         from repolicy.priors.shelf import on_shelf
@@ -57,7 +57,7 @@ def env_of(card: dict[str, Any], path: Path, trust: bool = False) -> str:
 
 
 def addons_of(card: dict[str, Any], path: Path, trust: bool = False) -> tuple[str, ...]:
-    """The add-ons that the policy in a file was customized to; refused in the same way."""
+    """Return the add-ons that the policy in a file was customized to; refused in the same way."""
     addons = tuple(card.get("request", {}).get("addons", ()))
     confirm(path, trust, addons=addons)
     return addons

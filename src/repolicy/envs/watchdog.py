@@ -72,7 +72,7 @@ class Watchdog:
         return f"{which} in rank {self._rank} has not come back for {seconds:.0f} seconds{self._place()}"
 
     def _place(self) -> str:
-        """Where in Python the caller is: often the very line that hangs."""
+        """Return where in Python the caller is: often the very line that hangs."""
         frame: FrameType | None = sys._current_frames().get(self._caller)
         return f" (at {frame.f_code.co_filename}:{frame.f_lineno})" if frame else ""
 

@@ -14,7 +14,7 @@ TOLERANCE = 1e-6  # how far a row of probabilities may be from summing to one: f
 
 
 def float64(name: str, value: Any, shape: list[int] | None = None) -> Tensor:
-    """A float64 copy of `value`, finite and, where one is given, of that shape."""
+    """Return a float64 copy of `value`, finite and, where one is given, of that shape."""
     try:
         array = torch.from_numpy(
             np.array(value.detach().cpu().numpy() if isinstance(value, Tensor) else value, np.float64)

@@ -40,7 +40,7 @@ def estimator_gradient(
 def delta_gradient(
     mdp: MDP, objective: Objective, logits: Tensor, log_prior: Tensor | None = None, *, restore_discount: bool = False
 ) -> Tensor:
-    """The same with the bonus inside the return, as −bonus · δ(t′, t) · log π(a_t′|s_t′) (Eq. 8 and 9)."""
+    """Return the same with the bonus inside the return, as −bonus · δ(t′, t) · log π(a_t′|s_t′) (Eq. 8 and 9)."""
 
     def weight(trajectories: Trajectories, log_policy: Tensor) -> Tensor:
         to_go = _to_go(mdp.discount, _rewards(mdp, objective, trajectories, log_policy, log_prior))
@@ -116,7 +116,7 @@ def _gradient(
 def _rewards(
     mdp: MDP, objective: Objective, trajectories: Trajectories, log_policy: Tensor, log_prior: Tensor | None
 ) -> Tensor:
-    """The reformulated reward of every step of every trajectory, [N, T]."""
+    """Return the reformulated reward of every step of every trajectory, [N, T]."""
     parts = (mdp.task(objective), mdp.prior(objective, log_prior), log_policy, mdp.states_reward(objective))
     reward = reformulated(objective, *parts).total
     return trajectories.along(mdp.per_step("reward", reward))
@@ -133,7 +133,7 @@ def _to_go(discount: float, rewards: Tensor) -> Tensor:
 
 
 def _step_weights(mdp: MDP, restore_discount: bool) -> Tensor:
-    """What stands before each step's term, [T]: γ^t, or the paper's 1."""
+    """Return what stands before each step's term, [T]: γ^t, or the paper's 1."""
     steps = torch.arange(mdp.horizon or 0, dtype=torch.float64)
     return mdp.discount**steps if restore_discount else torch.ones_like(steps)
 

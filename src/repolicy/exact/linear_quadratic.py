@@ -43,12 +43,12 @@ class LinearQuadratic:
             object.__setattr__(self, name, value)
 
     def with_cost(self, cost: Tensor) -> "LinearQuadratic":
-        """The same dynamics with another cost."""
+        """Return the same dynamics with another cost."""
         return replace(self, cost=cost, constant=0.0)
 
 
 def quadratic_cost(state: Tensor | float, control: Tensor | float) -> Tensor:
-    """The joint cost of xᵀ·state·x + uᵀ·control·u; plain numbers where n = m = 1."""
+    """Return the joint cost of xᵀ·state·x + uᵀ·control·u; plain numbers where n = m = 1."""
     blocks = _matrix("state", state), _matrix("control", control)
     joint: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
     return joint
@@ -74,7 +74,7 @@ class LinearGaussian:
         object.__setattr__(self, "covariance", covariance)
 
     def log_prob(self, obs: Tensor, action: Tensor) -> Tensor:
-        """log π(action|obs) for obs [..., n] and action [..., m], [...]."""
+        """Return log π(action|obs) for obs [..., n] and action [..., m], [...]."""
         mean = -obs.double() @ self.gain.T
         normal = torch.distributions.MultivariateNormal(mean, self.covariance, validate_args=False)
         log_prob: Tensor = normal.log_prob(action.double())  # type: ignore[no-untyped-call, unused-ignore]
@@ -95,7 +95,7 @@ class LinearQuadraticOptimum:
 
 
 def linear_quadratic_optimal(system: LinearQuadratic, alpha: float) -> LinearQuadraticOptimum:
-    """The maximum-entropy optimum at temperature alpha: the classical gain, with covariance α/2 · H_uu⁻¹.
+    """Return the maximum-entropy optimum at temperature alpha: the classical gain, with covariance α/2 · H_uu⁻¹.
 
     H is the quadratic form of −Q: cost + γ·[dynamics control]ᵀ·P·[dynamics control]. The soft maximum of a quadratic Q
     is its maximum plus a constant, so P is the ordinary Riccati solution, found by iterating it.
@@ -127,7 +127,7 @@ def linear_quadratic_optimal(system: LinearQuadratic, alpha: float) -> LinearQua
 
 
 def linear_quadratic_augmented(system: LinearQuadratic, prior: LinearGaussian, omega: float) -> LinearQuadratic:
-    """The same problem with omega · log prior(u|x) added to its reward: M^aug of the paper, omega being its ω′."""
+    """Return the problem with omega · log prior(u|x) added to its reward: M^aug of the paper, omega being its ω′."""
     if not 0 <= omega < math.inf:
         raise UsageError(f"omega is {omega!r}; it must be a finite number, 0 or greater")
     if prior.gain.shape != system.control.T.shape:
@@ -140,7 +140,7 @@ def linear_quadratic_augmented(system: LinearQuadratic, prior: LinearGaussian, o
 
 
 def _matrix(name: str, value: Tensor | float) -> Tensor:
-    """A float64 matrix, [1, 1] from a plain number."""
+    """Return a float64 matrix, [1, 1] from a plain number."""
     array = float64(name, value)
     if array.ndim not in (0, 2):
         raise UsageError(f"{name} has shape {list(array.shape)}; it must be a matrix or a plain number")

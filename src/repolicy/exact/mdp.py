@@ -63,7 +63,7 @@ class MDP:
         return self.transitions.shape[1]
 
     def with_reward(self, reward: Tensor) -> "MDP":
-        """The same process with another basic reward."""
+        """Return the same process with another basic reward."""
         return replace(self, reward=reward)
 
     def per_step(self, name: str, array: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class MDP:
         return array
 
     def task(self, objective: Objective) -> Tensor:
-        """The task's reward of that objective, [S, A]: r, r_R or their sum."""
+        """Return the task's reward of that objective, [S, A]: r, r_R or their sum."""
         task: Tensor = task_reward(objective, self.reward, self.addon)
         return task
 
@@ -98,7 +98,7 @@ class MDP:
         return self.transitions @ self.familiarity
 
     def prior(self, objective: Objective, log_prior: Tensor | None) -> Tensor | None:
-        """The prior, checked, where the objective reads one."""
+        """Return the prior, checked, where the objective reads one."""
         if not objective.reads_prior:
             return None
         if log_prior is None:

@@ -34,13 +34,13 @@ class Solution(NamedTuple):
 
 
 def soft_optimal(mdp: MDP, alpha: float) -> Solution:
-    """The maximum-entropy optimum of the basic reward at temperature alpha: log π = (Q − V) / α."""
+    """Return the maximum-entropy optimum of the basic reward at temperature alpha: log π = (Q − V) / α."""
     check_temperature(alpha)
     return solve_augmented(mdp, soft(alpha))
 
 
 def solve_residual(mdp: MDP, objective: Objective, log_prior: Tensor | None = None) -> Solution:
-    """The optimum of an objective in the Q_R form (Eq. 3): Q holds the task's reward alone.
+    """Return the optimum of an objective in the Q_R form (Eq. 3): Q holds the task's reward alone.
 
     Where the prior is soft-optimal for r, `q` is Q_R = Q̂ − ω·Q and the policy solves ω·r + r_R.
     """
@@ -49,7 +49,7 @@ def solve_residual(mdp: MDP, objective: Objective, log_prior: Tensor | None = No
 
 
 def solve_augmented(mdp: MDP, objective: Objective, log_prior: Tensor | None = None) -> Solution:
-    """The optimum of an objective in the augmented form (Eq. 4): the prior's term is a part of the reward.
+    """Return the optimum of an objective in the augmented form (Eq. 4): the prior's term is a part of the reward.
 
     This is ordinary soft Q-iteration; `q` is Q^aug = Q_R + ω′·log prior. It serves every row without a bonus: `soft`
     and `full` have no prior term, `residual` and `kl` have one.
@@ -59,7 +59,7 @@ def solve_augmented(mdp: MDP, objective: Objective, log_prior: Tensor | None = N
 
 
 def _parts(mdp: MDP, objective: Objective, log_prior: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The task's reward and ω′·log prior, each [(T,) S, A]."""
+    """Return the task's reward and ω′·log prior, each [(T,) S, A]."""
     check_temperature(objective.alpha)
     if objective.bonus:
         raise UsageError(
@@ -104,5 +104,5 @@ def _soft_optimum(mdp: MDP, reward: Tensor, beside: Tensor, alpha: float) -> Sol
 
 
 def _backups(discount: float) -> int:
-    """How many backups leave nothing of the first guess: each shrinks the error by γ, and 1e-17 is below rounding."""
+    """Return how many backups leave nothing of the first guess: each shrinks the error by γ, to 1e-17 at last."""
     return 1 if discount == 0 else math.ceil(math.log(1e-17) / math.log(discount))

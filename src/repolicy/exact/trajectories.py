@@ -22,7 +22,7 @@ class Trajectories(NamedTuple):
     chance: Tensor
 
     def along(self, table: Tensor) -> Tensor:
-        """The entries of a table [T, S, A] that each trajectory passes, [N, T]."""
+        """Return the entries of a table [T, S, A] that each trajectory passes, [N, T]."""
         return table[torch.arange(self.states.shape[1]), self.states, self.actions]
 
     def probability(self, log_policy: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ class Trajectories(NamedTuple):
 
 
 def enumerate_trajectories(mdp: MDP) -> Trajectories:
-    """All sequences of states and actions that can happen in `mdp`, whose horizon must be finite and short."""
+    """Return all sequences of states and actions that can happen in `mdp`, whose horizon must be finite and short."""
     if mdp.horizon is None:
         raise UsageError("trajectories can be enumerated for a finite horizon only; this one is infinite")
     pairs = mdp.states * mdp.actions

@@ -26,7 +26,7 @@ class Value(NamedTuple):
 
 
 def evaluate(mdp: MDP, objective: Objective, log_policy: Tensor, log_prior: Tensor | None = None) -> Value:
-    """The values of a policy when the reward is task + omega · log prior − alpha · log policy (Eq. 13)."""
+    """Return the values of a policy when the reward is task + omega · log prior − alpha · log policy (Eq. 13)."""
     if objective.bonus:
         raise UsageError(f"bonus is {objective.bonus}; it stands in the loss and in no return, so it has no value")
     log_policy = mdp.log_probs("log_policy", log_policy)
@@ -62,7 +62,7 @@ def exact_gradient(mdp: MDP, objective: Objective, logits: Tensor, log_prior: Te
 
 
 def state_distributions(mdp: MDP, log_policy: Tensor) -> Tensor:
-    """Where the policy is at each step of a finite horizon, [T, S]."""
+    """Return where the policy is at each step of a finite horizon, [T, S]."""
     if mdp.horizon is None:
         raise UsageError("the distribution of states at each step needs a finite horizon")
     moves = torch.einsum("tsa,sap->tsp", mdp.log_probs("log_policy", log_policy).exp(), mdp.transitions)

@@ -76,7 +76,7 @@ class Steering:
         self.iterations += 1
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold to go on from here; plain numbers and words."""
+        """Return what a checkpoint must hold to go on from here; plain numbers and words."""
         return {"objective": asdict(self.objective), "iterations": self.iterations, "off_budget": self.off_budget}
 
     def resume(self, state: Mapping[str, Any]) -> None:
@@ -90,7 +90,7 @@ LOAD = "; give such an option to repolicy.load_policy(FILE, ...), and the policy
 
 
 def read_prior(prior: str | Path | Prior) -> Prior:
-    """A file, a run's folder or a shipped name as a frozen policy; whatever has `log_prob` as it is."""
+    """Return a file, a run's folder or a shipped name as a frozen policy; whatever has `log_prob` as it is."""
     if isinstance(prior, str | Path):
         with told_in_python(LOAD):
             saved = read_policy(find_policy(prior))
@@ -114,7 +114,7 @@ def read_prior(prior: str | Path | Prior) -> Prior:
 
 
 def called(prior: object) -> str:
-    """What to call a prior that was given, in a sentence and in a checkpoint."""
+    """Return what to call a prior that was given, in a sentence and in a checkpoint."""
     return str(prior) if isinstance(prior, str | Path) else f"a {type(prior).__name__}"
 
 
@@ -129,7 +129,7 @@ def check_same_prior(given: Mapping[str, Tensor], kept: Mapping[str, Tensor], na
 
 
 def scored(prior: Prior, observations: Any, actions: Tensor) -> Tensor:
-    """The prior's log-probability of each action `[N]`; refused where a `log_prob` of the user's own gives another."""
+    """Return the prior's log-probability of each action `[N]`. Raises where a user's `log_prob` gives another shape."""
     found: Any = prior.log_prob(observations, actions)
     if not isinstance(found, Tensor) or tuple(found.shape) != (len(actions),):
         what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"

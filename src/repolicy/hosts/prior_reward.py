@@ -21,7 +21,7 @@ RewardFunction = Callable[[Any, Any, Any, Any], Any]
 
 
 def prior_reward(prior: str | Path | Prior, omega: float, alpha: float) -> RewardFunction:
-    """A function that makes task + omega · log prior − alpha · log policy out of a rollout (Eq. 16).
+    """Return a function that makes task + omega · log prior − alpha · log policy out of a rollout (Eq. 16).
 
     It takes raw observations `[..., O]`, actions as sampled `[..., A]`, the task's rewards `[...]` and the
     log-probabilities `[...]` that the policy gave those actions, and returns rewards `[...]`. All are tensors, and the
@@ -49,7 +49,7 @@ def prior_reward(prior: str | Path | Prior, omega: float, alpha: float) -> Rewar
 
 
 def _scored_by(prior: Policy) -> Callable[[Any, Any], Any]:
-    """The policy's log_prob for tensors of any device and for arrays."""
+    """Return the policy's log_prob for tensors of any device and for arrays."""
 
     def score(observations: Any, actions: Any) -> Any:
         if observations.shape[-1] != prior.spec.observation_size:
@@ -73,7 +73,7 @@ def _scored_by(prior: Policy) -> Callable[[Any, Any], Any]:
 
 
 def _usable(name: str, part: Any) -> Any:
-    """A part of the reward without its gradient; finite where its numbers are known, as in JAX they may not be."""
+    """Return a part of the reward without its gradient; it is finite where its numbers are known, in JAX not always."""
     if isinstance(part, Tensor) and part.requires_grad:
         part = part.detach()
     if isinstance(part, Tensor | np.ndarray):

@@ -157,7 +157,7 @@ class ResidualPPO(PPO):
 
     @staticmethod
     def construct_algorithm(obs: Any, env: Any, cfg: dict[str, Any], device: str) -> Any:
-        """What the runner calls; here the environment is at hand."""
+        """Return what the runner calls; here the environment is at hand."""
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
         limit = getattr(env, "clip_actions", None)  # a number, or a tensor with one for each number of an action
         limits = [] if limit is None else sorted({*torch.as_tensor(limit).reshape(-1).tolist()})
@@ -167,7 +167,7 @@ class ResidualPPO(PPO):
         return algorithm
 
     def _task(self, rewards: Tensor, extras: dict[str, Any]) -> Tensor:
-        """The task's own reward. Where the task is the add-on's alone, the environment's is not read."""
+        """Return the task's own reward. Where the task is the add-on's alone, the environment's is not read."""
         if self.addon is None:
             return rewards
         if self.addon not in extras:
@@ -204,7 +204,7 @@ class RunnersPrior(nn.Module):
 
     @torch.no_grad()
     def log_prob(self, observations: Any, actions: Tensor) -> Tensor:
-        """One step of it, `[N]`; without a sample, which would take random numbers from the actor."""
+        """Return one step of it, `[N]`; without a sample, which would take random numbers from the actor."""
         self.model.distribution.update(self.model.mlp(self.model.get_latent(observations)))
         log_prob: Tensor = self.model.get_output_log_prob(actions)
         return log_prob
@@ -229,7 +229,7 @@ class RawPrior(nn.Module):
 
 
 def _prior_for(prior: str | Path | Prior, actor: Any, storage: Any, copied: bool) -> RunnersPrior | RawPrior:
-    """The prior in the form that the runner asks, and the actor begun as it."""
+    """Return the prior in the form that the runner asks, and the actor begun as it."""
     if isinstance(prior, str | Path) and Path(prior).suffix == ".pt":
         weights = _read_checkpoint(Path(prior))
         if weights is not None:
@@ -250,7 +250,7 @@ def _prior_for(prior: str | Path | Prior, actor: Any, storage: Any, copied: bool
 
 
 def _read_checkpoint(path: Path) -> dict[str, Tensor] | None:
-    """The actor in one of the runner's checkpoints, read without running anything; None where it is no such file."""
+    """Return the actor in one of the runner's checkpoints, without running anything; None where it is no such file."""
     loaded = load(read_bytes(path), str(path))
     actor = loaded.get("actor_state_dict") if isinstance(loaded, dict) else None
     if not isinstance(actor, dict):
@@ -334,7 +334,7 @@ def _layers(actor: Any) -> list[nn.Linear]:
 
 
 def _spec_of(actor: Any) -> PolicySpec:
-    """What rsl_rl's actor would be as a policy of ours, or a sentence that says why it cannot be one."""
+    """Return what rsl_rl's actor would be as a policy of ours, or a sentence that says why it cannot be one."""
     if actor.is_recurrent or hasattr(actor, "cnns"):
         raise UsageError(f"a {type(actor).__name__} has a memory or images, which Repolicy's own policies have not")
     if type(actor.distribution) is not GaussianDistribution:

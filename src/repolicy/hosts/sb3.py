@@ -173,7 +173,7 @@ class ResidualPPO(PPO):
         return [*super()._excluded_save_params(), "prior", "steering", "_prior_kl"]
 
     def _reformulated(self, buffer: RolloutBuffer) -> np.ndarray:
-        """The rewards of a whole rollout `[T, N]`, with their parts logged."""
+        """Return the rewards of a whole rollout `[T, N]`, with their parts logged."""
         _check_env(self.steering.objective, self.env)  # statistics may have begun to move
         log_prior = None if self.prior is None else self._log_prior(buffer)
         objective = self.steering.objective
@@ -188,7 +188,7 @@ class ResidualPPO(PPO):
         return total
 
     def _log_prior(self, buffer: RolloutBuffer) -> np.ndarray:
-        """log prior of a rollout's actions as they were sampled, `[T, N]`."""
+        """Return log prior of a rollout's actions as they were sampled, `[T, N]`."""
         observations = buffer.observations
         normalized = self.get_vec_normalize_env()
         if normalized is not None and normalized.norm_obs and not isinstance(self.prior, SameKind):
@@ -204,7 +204,7 @@ class ResidualPPO(PPO):
         return torch.cat(log_probs).reshape(buffer.rewards.shape).cpu().numpy()
 
     def _fitted(self, prior: Any) -> Any:
-        """The prior on the model's device, checked against its spaces."""
+        """Return the prior on the model's device, checked against its spaces."""
         check_needs(self.steering.objective, prior is not None, _clips(self))
         if isinstance(prior, Weights):
             if self.use_sde:  # its noise has a gradient, and could not be copied
@@ -263,7 +263,7 @@ class SameKind(nn.Module):
 
 
 def _read(prior: Any) -> Any:
-    """A prior of any kind; of a model of Stable-Baselines3, the weights."""
+    """Return a prior of any kind; of a model of Stable-Baselines3, the weights."""
     if prior is None or isinstance(prior, Weights | SameKind):
         return prior
     policy = prior.policy if isinstance(prior, BaseAlgorithm) else prior
@@ -273,7 +273,7 @@ def _read(prior: Any) -> Any:
 
 
 def _stored(prior: Any) -> list[tuple[str, bytes]]:
-    """The prior as a file's name and bytes; an object of the user's own has none, and must be named again."""
+    """Return the prior as a file's name and bytes; an object of the user's own has none, and must be named again."""
     if isinstance(prior, Policy):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / OURS
@@ -286,7 +286,7 @@ def _stored(prior: Any) -> list[tuple[str, bytes]]:
 
 
 def _tensors(prior: Any) -> Mapping[str, Tensor]:
-    """The numbers of a prior; an object of the user's own has none that are known."""
+    """Return the numbers of a prior; an object of the user's own has none that are known."""
     if isinstance(prior, Weights):
         return prior
     module = prior.policy if isinstance(prior, SameKind) else prior
@@ -294,7 +294,7 @@ def _tensors(prior: Any) -> Mapping[str, Tensor]:
 
 
 def _prior_in(path: Any) -> tuple[Policy | Weights | None, object]:
-    """The prior in a saved model and its name; None where there is none (or no zip, which Stable-Baselines3 says)."""
+    """Return the prior in a saved model and its name; None where there is none, or where this is no zip."""
     file = open_path(path, "r", verbose=0, suffix="zip")
     try:
         with zipfile.ZipFile(file) as archive:
@@ -356,7 +356,7 @@ def _check_seen_alike(model: ResidualPPO) -> None:
 
 
 def _clips(model: ResidualPPO) -> str:
-    """How Stable-Baselines3 clips this model's actions, or nothing."""
+    """Return how Stable-Baselines3 clips this model's actions, or nothing."""
     space = model.action_space
     if not isinstance(space, spaces.Box) or float(np.abs([space.low, space.high]).max()) >= WIDE:
         return ""
@@ -364,6 +364,6 @@ def _clips(model: ResidualPPO) -> str:
 
 
 def _critics_own(policy: ActorCriticPolicy) -> tuple[str, ...]:
-    """How the names of those parameters begin that the actions do not depend on."""
+    """Return how the names of those parameters begin that the actions do not depend on."""
     own = ("value_net.", "mlp_extractor.value_net.")
     return own if policy.share_features_extractor else (*own, "vf_features_extractor.")

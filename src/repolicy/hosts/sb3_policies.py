@@ -82,7 +82,7 @@ def from_repolicy(policy: Policy, model: PPO) -> None:
 
 @torch.no_grad()
 def to_repolicy(model: PPO) -> Policy:
-    """A model with an MlpPolicy as a policy of ours, with the normalizer of its own or of its VecNormalize."""
+    """Return a model with an MlpPolicy as a policy of ours, with the normalizer of its own or of its VecNormalize."""
     theirs, normalized = model.policy, model.get_vec_normalize_env()
     policy = Policy(_spec_of(model))
     for layer, weight, bias in zip(_layers(theirs), policy.network.weights, policy.network.biases, strict=True):
@@ -100,7 +100,7 @@ def to_repolicy(model: PPO) -> Policy:
 
 
 def actions_of(space: spaces.Space[Any]) -> ActionSpace:
-    """A space of Gymnasium as Repolicy writes it."""
+    """Return a space of Gymnasium as Repolicy writes it."""
     if isinstance(space, spaces.Box):
         low, high = (tuple(map(float, bound.flat)) for bound in (space.low, space.high))
         return ActionSpace("continuous", (int(np.prod(space.shape)),), low, high)
@@ -116,7 +116,7 @@ def _layers(policy: ActorCriticPolicy) -> list[nn.Linear]:
 
 
 def _spec_of(model: PPO) -> PolicySpec:
-    """What a model's actor would be as a policy of ours, or a sentence that says why it cannot be one."""
+    """Return what a model's actor would be as a policy of ours, or a sentence that says why it cannot be one."""
     policy, layers = model.policy, _layers(model.policy)
     if model.use_sde or not isinstance(policy.features_extractor, Standardized | FlattenExtractor):
         part = "gSDE" if model.use_sde else type(policy.features_extractor).__name__

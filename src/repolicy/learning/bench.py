@@ -59,7 +59,7 @@ def follow() -> None:
 
 @ranks.one_thread()
 def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int) -> dict[str, Any]:
-    """The slices, in lockstep over the ranks."""
+    """Return the slices, in lockstep over the ranks."""
     settings, team = request.settings, Timed(team)
     segments = Segments(request, folder, team)
     physics = Physics(request, team)

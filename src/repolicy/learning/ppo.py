@@ -121,7 +121,7 @@ class Learner:
         return Losses(*(each.detach() for each in result))
 
     def step(self, max_norm: float, sum_over_ranks: Sum, ranks: int, fit_actor: bool) -> list[float]:
-        """One step of Adam on the gradient averaged over ranks; returns the averaged report and, last, its norm."""
+        """Take one step of Adam on the gradient averaged over ranks; return the averaged report and, last, its norm."""
         if not fit_actor:
             self.gradient[: self.actor_size].zero_()
         if ranks > 1:
@@ -154,7 +154,7 @@ class Learner:
         self.parameters[part].addcdiv_(mean, scale, value=-self.learning_rate / (1.0 - BETA_MEAN**steps))
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that the next update depends on."""
+        """Return everything that the next update depends on."""
         return {
             "parameters": self.parameters,
             "adam_mean": self._mean,
@@ -234,7 +234,7 @@ def check_first_minibatch(result: Losses, batch: Batch) -> None:
 
 
 def adapted(learning_rate: float, kl: float, desired: float) -> float:
-    """The KL-adaptive schedule: slower when an update moved the policy too far, faster when too little."""
+    """Return the KL-adaptive schedule: slower when an update moved the policy too far, faster when too little."""
     if kl > 2.0 * desired:
         return max(learning_rate / 1.5, 1e-5)
     if 0.0 < kl < 0.5 * desired:

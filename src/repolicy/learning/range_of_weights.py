@@ -31,7 +31,7 @@ TERMS = {"prior": "omega", "entropy": "alpha", "states": "states"}  # of the rew
 
 
 def collapsed(metrics: dict[str, float]) -> list[str]:
-    """What is to be said of a finished run whose dial, or one of whose dials, turns too little."""
+    """Return what is to be said of a finished run whose dial, or one of whose dials, turns too little."""
     several = {name: value for name, value in metrics.items() if name.startswith("dial_kl_")}
     return [
         f"the two ends of the dial{name.removeprefix('dial_kl').replace('_', ' ', 1)} are only {value:.2g} nats apart, "

@@ -42,5 +42,5 @@ class ReturnScale:
         return (returns - self.mean.to(returns.dtype)) / self.std.to(returns.dtype)
 
     def undo(self, outputs: Tensor) -> Tensor:
-        """The returns that outputs `[..., H]` stand for."""
+        """Return the returns that outputs `[..., H]` stand for."""
         return outputs * self.std.to(outputs.dtype) + self.mean.to(outputs.dtype)

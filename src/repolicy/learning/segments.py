@@ -56,7 +56,7 @@ class Segments:
         self.notes: list[str] = []  # what is to be said of the segment that ended
 
     def remaining(self, stop: Callable[[], bool]) -> Iterator[dict[str, float]]:
-        """The metrics of every iteration that is still to do; it ends early where `stop()` says so on any rank.
+        """Yield the metrics of every iteration that is still to do; it ends early where `stop()` says so on any rank.
 
         An iteration that was under way then is lost, unless it ended a segment.
         """
@@ -113,12 +113,12 @@ class Segments:
         return not self.moves and not self.worker.request.dials
 
     def end(self) -> dict[str, float]:
-        """A short evaluation, shared out over the ranks, and the policy that is handed out."""
+        """Return a short evaluation, shared out over the ranks, and the policy that is handed out."""
         self.worker.collector.envs.close()
         return self.keep(self.evaluated())
 
     def keep(self, metrics: dict[str, float], start: bool = False) -> dict[str, float]:
-        """The policy as a candidate, where its objective is the highest so far; and, but at the start, as a file."""
+        """Keep the policy as a candidate where its objective is the highest so far; and, but at the start, as a file."""
         worker = self.worker
         last = Candidate(frozen(worker.learner.policy), worker.steps, metrics)
         highest = -np.inf if self.candidate is None else self.candidate.evaluation["evaluation_objective"]
@@ -133,7 +133,7 @@ class Segments:
         return metrics
 
     def chosen(self, last: Candidate) -> Candidate:
-        """The candidate where it is clearly better than the last policy, over new episodes of both; else the last."""
+        """Return the candidate where it is clearly better than the last policy in new episodes; else the last."""
         found = self.candidate
         if found is None or not self.standing(found.evaluation).beats(self.standing(last.evaluation)):
             return last
@@ -163,7 +163,7 @@ class Segments:
         return Standing(metrics[self.compared], metrics["evaluation_error"])
 
     def evaluated(self) -> dict[str, float]:
-        """The run's own objective and its parts, over a few episodes with sampled actions, the same in all segments."""
+        """Return the run's own objective and its parts over a few sampled episodes, the same in all segments."""
         totals = self.played(self.worker.shown[0], 1, 1000)
         after = totals[self.compared]
         sums = [float(len(after)), float(np.square(after).sum()), *(float(each.sum()) for each in totals.values())]
@@ -174,7 +174,7 @@ class Segments:
         return means | {"evaluation_error": error}
 
     def played(self, policy: Policy, times: int, stream: int) -> dict[str, np.ndarray]:
-        """This rank's share of so many times the episodes of a short evaluation: what each of them came to."""
+        """Return this rank's share of so many times the episodes of a short evaluation: what each of them came to."""
         worker, settings, index = self.worker, self.worker.settings, self.team.index
         objective, episodes = worker.shown[1], times * max(1, settings.evaluation_episodes // self.team.count)
         seed = derived_seed(settings.seed, 0, stream)
@@ -246,7 +246,7 @@ class Segments:
         worker.off_budget, worker.objective = header["off_budget"], Objective(**header["objective"])
 
     def learn_states(self) -> list[str]:
-        """The density of the prior's states, once, before the first iteration. Returns what is to be said of it."""
+        """Fit the density of the prior's states, once, before the first iteration. Returns what is to be said of it."""
         worker = self.worker
         if worker.prior is None or not worker.objective.reads_states:
             return []

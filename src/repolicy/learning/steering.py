@@ -17,7 +17,7 @@ BEYOND = 1.25  # spent/budget from which the end of a run is said to be beyond i
 def off_budget(
     spent: float, budget: float, before: float = 0.0, samples: float = math.inf, variance: float | None = None
 ) -> float:
-    """How far the nats that are spent are from the budget: the logarithm of their ratio, within bounds.
+    """Return how far the nats that are spent are from the budget: the logarithm of their ratio, within bounds.
 
     They are a mean over samples, each with some variance (of a KL near its budget, twice the budget). Where its std is
     much for a small budget (the measured KL may be below 0), this one is averaged with those `before`, over at most
@@ -31,7 +31,7 @@ def off_budget(
 
 
 def steered(objective: Objective, before: float, now: float, *, omega_alone: bool = False) -> Objective:
-    """The objective with more weight on the prior where the policy is beyond the budget or on its way there.
+    """Return the objective with more weight on the prior where the policy is beyond the budget or on its way there.
 
     omega and alpha move together: they are the multiplier of the constraint KL ≤ budget. A larger omega alone would
     sharpen the policy around the prior's mode, and so move it away from the prior. But omega alone is the multiplier of
@@ -43,7 +43,7 @@ def steered(objective: Objective, before: float, now: float, *, omega_alone: boo
 
 
 def overspent(off: float, spent: float, budget: Budget) -> list[str]:
-    """What is to be said of a run that ends beyond its budget, by what `off_budget` made of what was spent."""
+    """Return what is to be said of a run that ends beyond its budget, by what `off_budget` made of what was spent."""
     return [
         f"the run ends beyond its budget of {budget.nats:g} nats a step: the last iteration spent {spent:.3g}; the "
         "weights follow slowly, and more --steps give them time"

@@ -227,7 +227,7 @@ NO_ADDON = (
 
 
 def unused(settings: Settings) -> list[str]:
-    """A note on what customizing has no use for."""
+    """Return a note on what customizing has no use for."""
     usual = Settings()
     named = [name for name in ACTORS if getattr(settings, name) != getattr(usual, name)]
     return [f"{' and '.join(named)} changed nothing: the actor begins as its prior"] if named else []
@@ -269,7 +269,7 @@ def try_addon(prior: Policy, env: str, wishes: tuple[str, ...], settings: Settin
 
 
 def watchdog(env_timeout: float | None) -> Watchdog:
-    """What notices an environment that hangs, in the first rank or, under torchrun, in each."""
+    """Return what notices an environment that hangs, in the first rank or, under torchrun, in each."""
     if env_timeout is not None and not env_timeout > 0:
         raise UsageError(f"env_timeout is {env_timeout}; it must be a number of seconds above 0")
     rank, _ = torchrun_place() or (0, 1)
@@ -286,7 +286,7 @@ def run(
     env_timeout: float | None = None,
     start: Start | None = None,
 ) -> Result:
-    """Everything before and after the work itself: the folder, the ranks, Ctrl-C and SIGTERM.
+    """Return everything before and after the work itself: the folder, the ranks, Ctrl-C and SIGTERM.
 
     `notes` are what the callbacks are told as soon as nothing more can be refused.
     """
@@ -362,7 +362,7 @@ def work(
     interrupted: threading.Event,
     exact: Exact | None = None,
 ) -> Result:
-    """All segments that are still to do. Every rank runs this; the first one writes."""
+    """Return all segments that are still to do. Every rank runs this; the first one writes."""
     segments = Segments(request, folder, team, exact)
     complaints, worker = segments.restore(), segments.worker
     if team.index == 0:

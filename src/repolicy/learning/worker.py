@@ -172,7 +172,7 @@ class Worker:
         self.objective = steered(self.objective, before, self.off_budget, omega_alone=alone)
 
     def actor_moves(self, explained: float) -> bool:
-        """Whether the critic has had its time alone and explains enough now, or has had three times as much."""
+        """Return whether the critic has had its time alone and explains enough now, or has had three times as much."""
         alone = self.settings.critic_warmup * self.settings.iterations
         enough = self.settings.critic_explains is None or explained >= self.settings.critic_explains
         return self.iteration > alone and (enough or self.iteration > WAITS * alone)
@@ -213,7 +213,7 @@ class Worker:
 
     @torch.no_grad()
     def width(self, inputs: Tensor) -> dict[str, float]:
-        """The entropy of the actions at some inputs and, where they have one, their mean std."""
+        """Return the entropy of the actions at some inputs and, where they have one, their mean std."""
         distribution = self.learner.policy.distribution(inputs)
         log_std = getattr(distribution, "log_std", None)
         numbers = {"entropy": float(distribution.entropy().mean())}
@@ -221,7 +221,7 @@ class Worker:
         return numbers | std | self.terms.metrics(self.learner.policy, inputs)
 
     def seen(self, observations: np.ndarray) -> tuple[Tensor, Tensor]:
-        """What the policy sees of raw observations, and what the critic sees: both normalized."""
+        """Return what the policy sees of raw observations, and what the critic sees: both normalized."""
         raw, policy = torch.from_numpy(observations), self.learner.policy
         inputs = policy.normalizer(raw[..., : policy.observation_size])
         own = self.critic_normalizer(raw[..., policy.observation_size :]) if self.critic_size else inputs
@@ -229,7 +229,7 @@ class Worker:
 
     @torch.no_grad()
     def score(self, rollout: Rollout, inputs: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        """log prior `[T, N]`, V(s_t) and V(s_{t+1}) `[T, N, H]`, at once for a rollout; the critic sees `inputs`."""
+        """Return log prior `[T, N]`, V(s_t) and V(s_{t+1}) `[T, N, H]` of a rollout; the critic sees `inputs`."""
         learner, log_prior = self.learner, None
         if self.scorer is not None:
             observations, actions, ended = rollout.scored
@@ -242,7 +242,7 @@ class Worker:
         return log_prior, values[:-1], next_values
 
     def reward(self, rollout: Rollout, log_prior: Tensor | None) -> Reward:
-        """The reformulated reward of a rollout, in float64, with every part checked."""
+        """Return the reformulated reward of a rollout, in float64, with every part checked."""
         task, weights = self.terms.task(self.objective, rollout)
         parts = reformulated(
             self.objective,
@@ -265,7 +265,7 @@ class Worker:
         return parts
 
     def bare(self, observations: Seen) -> Seen:
-        """What the environment itself shows to a policy, as the prior and add-ons know it."""
+        """Return what the environment itself shows to a policy, as the prior and add-ons know it."""
         return observations[..., : self.learner.policy.spec.observation_size]
 
     def familiarity(self, observations: np.ndarray | None, ages: np.ndarray) -> Tensor | None:
@@ -276,7 +276,7 @@ class Worker:
 
     @torch.no_grad()
     def below_prior(self, rollout: Rollout, log_prior: Tensor | None) -> dict[str, Tensor]:
-        """By how many nats actions are less likely, to the prior, than its own in the same states; and the squares."""
+        """Return by how many nats actions are less likely to the prior than its own there; and the squares."""
         if self.settings.log_prior_budget is None or self.prior is None or log_prior is None:
             return {}
         own = -self.prior(torch.from_numpy(self.bare(rollout.observations[:-1]))).entropy().double()
@@ -284,7 +284,7 @@ class Worker:
         return {"below_prior": nats.sum(), "below_prior_squares": nats.square().sum()}
 
     def exchange(self, rollout: Rollout, reward: Reward, log_prior: Tensor | None, stop: bool) -> "Summary":
-        """One sum over the ranks of all that they need to know of each other's rollouts."""
+        """Return one sum over the ranks of all that they need to know of each other's rollouts."""
         values = {
             "reward_task": reward.task.sum(),
             "reward_prior": reward.prior.sum(),

@@ -47,7 +47,7 @@ class CrossEntropyDPOTrainer(WithReference, KTOTrainer):  # type: ignore[misc]
     _sums: Any = 0.0  # of the micro-batches since the optimizer's last step, for the offset
 
     def settled(self, objective: Any, args: Any) -> Any:
-        """The settings; refused where the offset would not move, or beyond its aim."""
+        """Return the settings; refused where the offset would not move, or beyond its aim."""
         args = super().settled(objective, args)
         if not 0 < args.offset_rate <= 1:
             raise UsageError(f"offset_rate is {args.offset_rate}; it is the share of a step, above 0 and at most 1")

@@ -52,7 +52,7 @@ class DecomposedDPOTrainer(WithReference, DPOTrainer):  # type: ignore[misc]
     }
 
     def settled(self, objective: Any, args: Any) -> Any:
-        """The settings; refused with a loss that does not read the margin of Eq. 33."""
+        """Return the settings; refused with a loss that does not read the margin of Eq. 33."""
         args = super().settled(objective, args)
         for name in args.loss_type:
             if name not in COVERED_LOSSES:
@@ -90,7 +90,7 @@ class DecomposedDPOTrainer(WithReference, DPOTrainer):  # type: ignore[misc]
             self.precompute_ref_logps = precomputed
 
     def _reference(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """What stands in the place of the reference: omega/alpha · log prior of chosen and rejected `[B]`."""
+        """Return what stands in the place of the reference: omega/alpha · log prior of chosen and rejected `[B]`."""
         ratio = self.objective.omega / self.objective.alpha
         if not self.objective.reads_prior:
             zeros = inputs["input_ids"].new_zeros(len(inputs["input_ids"]) // 2, dtype=self.model.dtype)

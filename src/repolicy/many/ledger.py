@@ -24,7 +24,7 @@ class Ledger:
     path: Path
 
     def rows(self) -> list[Row]:
-        """All rows, in the order in which they were added; refused where a line is not as it was written."""
+        """Return all rows, in the order in which they were added; refused where a line is not as it was written."""
         try:
             lines = self.path.read_text().splitlines()
         except FileNotFoundError:
@@ -47,7 +47,7 @@ class Ledger:
         return row
 
     def by_key(self) -> dict[str, Row]:
-        """The newest row of each key."""
+        """Return the newest row of each key."""
         rows = self.rows()
         if any("key" not in row for row in rows):
             raise FileError(f"{self.path} is no ledger of runs: it has a line without a key; choose another file")

@@ -35,7 +35,7 @@ class Started(Protocol):
     """A job at work, here or elsewhere."""
 
     def poll(self) -> int | None:
-        """Its exit code, negative where a signal killed it, or None while it is at work."""
+        """Return its exit code, negative where a signal killed it, or None while it is at work."""
 
     def interrupt(self) -> None:
         """Ask it to stop."""
@@ -104,7 +104,7 @@ def _stop(running: Sequence[Started]) -> None:
 
 
 def last_words(log: Path, code: int) -> str:
-    """What a run that failed said at the end."""
+    """Return what a run that failed said at the end."""
     try:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:
@@ -129,7 +129,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def tied(program: Sequence[str]) -> list[str]:
-    """The program that runs `program` (by its whole path) and dies with this process (on Linux)."""
+    """Return the program that runs `program` (by its whole path) and dies with this process (on Linux)."""
     return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *program]
 
 

@@ -156,7 +156,7 @@ def sweep(
 
 
 def folder_of(prior: str | Path) -> Path:
-    """Where a sweep is kept unless another folder is named."""
+    """Return where a sweep is kept unless another folder is named."""
     return Path("runs") / f"{as_file_name(stem_of(prior))}-sweep"
 
 
@@ -170,7 +170,7 @@ def _check_importable(names: Sequence[str]) -> None:
 
 
 def in_order(omegas: Iterable[float]) -> list[float]:
-    """The values in order; refused where one is no weight or comes twice."""
+    """Return the values in order; refused where one is no weight or comes twice."""
     values = [*omegas] if isinstance(omegas, Iterable) else []
     if not values:
         raise UsageError("a sweep needs values: --omega 0 0.05 0.1 0.2 0.4")
@@ -191,7 +191,7 @@ def _written(omega: float) -> str:
 
 
 def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: bytes, resume: bool) -> list[float]:
-    """The folder is this sweep's: a new one, or the same one as before, perhaps with more values of ω′. Returns all."""
+    """Claim the folder for this sweep, a new one or the one before with more values of ω′. Returns all values."""
     _check_new(folder, resume)
     file, before = folder / "sweep.json", claimed(folder)
     if before is not None:
@@ -247,7 +247,7 @@ def _train(
     say: Callable[[str], None],
     progress: Callable[[dict[float, float]], None],
 ) -> dict[float, str]:
-    """All points, `jobs` at a time. Returns what went wrong with each, in a sentence, or nothing."""
+    """Return all points, `jobs` at a time. Returns what went wrong with each, in a sentence, or nothing."""
     jobs = {Job(f"ω′ {point.omega:g}", _program(point, folder, request), _log(point)): point for point in points}
     errors: dict[float, str] = {}
 
@@ -275,7 +275,7 @@ def _log(point: Point) -> Path:
 
 
 def _share(point: Point, request: dict[str, Any]) -> float:
-    """How much of a point is done, from the last line that it logged."""
+    """Return how much of a point is done, from the last line that it logged."""
     settings = Settings(**request["settings"])
     try:
         with open(RunFolder(point.folder).metrics, "rb") as file:

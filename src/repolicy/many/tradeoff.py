@@ -34,7 +34,7 @@ class Point:
     label: str = ""  # where one number does not tell it
 
     def column(self, name: str) -> Column | None:
-        """A quantity of each episode: with the mean action, the KL with sampled ones."""
+        """Return a quantity of each episode: with the mean action, the KL with sampled ones."""
         evaluation = self.sampled if name == "kl_a_step" else self.mean
         return evaluation.columns.get(name) if evaluation is not None else None
 
@@ -125,7 +125,7 @@ class Found:
         return next((each for each in (self.best, self.knee) if each is not None), len(self.points) // 2)
 
     def marks(self, index: int) -> str:
-        """What is to be said behind a point's name."""
+        """Return what is to be said behind a point's name."""
         words = [word for word, place in (("knee", self.knee), ("best total", self.best)) if place == index]
         return f" ({', '.join(words)})" if words else ""
 
@@ -142,7 +142,7 @@ class Found:
         return bool(np.mean(self._bends(np.random.default_rng(0)) == self._bend) >= CERTAIN)
 
     def _bends(self, random: np.random.Generator | None) -> np.ndarray:
-        """Where the bend is, for each drawing of the episodes, or of the episodes as they are."""
+        """Return where the bend is, for each drawing of the episodes, or of the episodes as they are."""
         everyone = [self.prior, *self.points]
         drawn = [_drawn(point, [self.cost, "addon_reward"], random) for point in everyone]
         costs, gains = (np.stack([each[index] for each in drawn], axis=-1) for index in (0, 1))  # [R, points]
@@ -165,21 +165,21 @@ class Found:
         return "no knee: the points' errors leave open which of them bends most; more episodes or steps would tell"
 
     def longer(self, point: Point) -> str:
-        """The command that trains one point for ten times as long."""
+        """Return the command that trains one point for ten times as long."""
         steps = str(10 * self.request["settings"]["steps"])
         arguments = point_words(self.request, point.omega, self.folder)
         return shlex.join(["repolicy", *arguments, "--steps", steps, "--ranks", "0", "--out", f"{point.folder}-longer"])
 
 
 def point_words(request: dict[str, Any], omega: float, folder: Path) -> list[str]:
-    """What follows `repolicy` on the command line that trains one point of the sweep in this folder."""
+    """Return what follows `repolicy` on the command line that trains one point of the sweep in this folder."""
     settings, objective = Settings(**request["settings"]), residual(omega, request["alpha"], request["states"])
     asked = Request(request["env"], objective, settings, tuple(request["addons"]), sparse=request["sparse"])
     return [*words(asked, folder / "prior.safetensors"), "--settings", str(folder / "settings.json")]
 
 
 def knee(costs: Sequence[float], gains: Sequence[float]) -> int:
-    """Where a trade-off bends: the index of the point farthest above the straight line between its ends.
+    """Return where a trade-off bends: the index of the point farthest above the straight line between its ends.
 
     Both are scaled to [0, 1] first, so the distance is gain − cost up to a factor (the "kneedle" of Satopää et al.).
     """
@@ -189,7 +189,7 @@ def knee(costs: Sequence[float], gains: Sequence[float]) -> int:
 
 
 def _drawn(point: Point, names: Sequence[str], random: np.random.Generator | None) -> list[np.ndarray]:
-    """The means of quantities over the episodes of a point `[R]`, in R drawings of these episodes with replacement."""
+    """Return means of quantities over a point's episodes `[R]`, in R drawings of these episodes with replacement."""
     columns = [column for name in names if (column := point.column(name)) is not None]
     assert len(columns) == len(names)
     if random is None:
@@ -212,7 +212,7 @@ def _scaled(values: Sequence[float]) -> np.ndarray:
 
 
 def as_dict(swept: Found) -> dict[str, Any]:
-    """What `sweep.json` holds; numbers that are not finite become null."""
+    """Return what `sweep.json` holds; numbers that are not finite become null."""
 
     def described(point: Point) -> dict[str, Any]:
         return {

@@ -51,7 +51,7 @@ Say = Callable[[str], None]
 
 
 def clone(prior: Exact, env: str, settings: Settings, file: Path, say: Say) -> tuple[SavedPolicy, bytes]:
-    """A policy that is fitted to the prior, and the file that a run keeps of it.
+    """Return a policy that is fitted to the prior, and the file that a run keeps of it.
 
     There may be one of the same prior at `file` already; then it is taken again.
     """
@@ -81,7 +81,7 @@ def name_of(prior: Exact) -> str:
 
 
 def spec_of(prior: Exact, env: str, squashes: bool = False) -> PolicySpec:
-    """The shape of a clone; with `squashes`, of one whose actions go through tanh and whose std is a state's own."""
+    """Return a clone's shape; with `squashes`, of one whose actions go through tanh and whose std is a state's own."""
     return _spec(prior, probed(env), squashes)
 
 
@@ -93,7 +93,7 @@ def acts(prior: Exact) -> bool:
 
 
 def fitted(prior: Exact, env: str, settings: Settings, squashes: bool = False) -> tuple[Policy, int]:
-    """A clone of the shape `spec_of`, and how many steps its rollouts had. All from the run's seed."""
+    """Return a clone of the shape `spec_of`, and how many steps its rollouts had. All from the run's seed."""
     seed = derived_seed(settings.seed, 0, 3000)
     blocks = max(1, round(min(STEPS, settings.steps) / (ENVS * BLOCK)))
     fit_to, rounds = (_to_means, ROUNDS) if acts(prior) else (_to_scores, SCORED_ROUNDS)
@@ -174,7 +174,7 @@ class _Labels:
 
 
 def before_tanh(mean: Tensor, spread: Tensor, actions: ActionSpace) -> tuple[Tensor, Tensor]:
-    """What a squashed policy is to do `[M, A]` where a prior's actions are Gaussian and cut to their bounds.
+    """Return what a squashed policy is to do `[M, A]` where a prior's actions are Gaussian and cut to their bounds.
 
     The mean action stays the same, but for the last hundredth before a bound, where tanh has no end; the std is that of
     what the drawn actions are before tanh, over as many equally likely ones.
@@ -214,7 +214,7 @@ def _to_scores(prior: Exact, policy: Policy, collector: Collector, blocks: int) 
 
 
 def score_loss(prior: Exact, policy: Policy, states: Tensor, generator: torch.Generator) -> Tensor:
-    """A number whose gradient is, in expectation, that of KL(policy ‖ prior) at these states."""
+    """Return a number whose gradient is, in expectation, that of KL(policy ‖ prior) at these states."""
     many = states.unsqueeze(0).expand(DRAWS, *states.shape)
     distribution = policy(many)
     with torch.no_grad():
@@ -281,7 +281,7 @@ PROBED = ("observations", "actions", "ended", "log_probs")
 
 
 def fingerprint(prior: Exact, policy: Policy, env: str, settings: Settings) -> dict[str, Tensor]:
-    """Some steps of the clone, and the prior's log-probabilities of them."""
+    """Return some steps of the clone, and the prior's log-probabilities of them."""
     with closing(make_envs(env, PROBES, settings.seed, settings.backend)) as envs:
         rollout = Collector(envs, PROBES, torch.Generator().manual_seed(settings.seed)).collect(policy)
     probes = (*rollout.scored, Scorer(prior)(*rollout.scored))
@@ -289,7 +289,7 @@ def fingerprint(prior: Exact, policy: Policy, env: str, settings: Settings) -> d
 
 
 def _kept(prior: Exact, file: Path) -> tuple[SavedPolicy, bytes] | None:
-    """The clone that a run has kept of this very prior."""
+    """Return the clone that a run has kept of this very prior."""
     if not file.is_file():
         return None
     tensors, header = read(file, "policy")

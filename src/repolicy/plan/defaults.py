@@ -54,7 +54,7 @@ TABLE: dict[str, dict[str, Any]] = {
 
 
 def train_defaults(env: str) -> Settings:
-    """The settings for an environment, by its name without the version; the fallback is `Settings()`."""
+    """Return the settings for an environment, by its name without the version; the fallback is `Settings()`."""
     return Settings(**TABLE.get(without_version(env), {}))
 
 
@@ -68,7 +68,7 @@ WIDEST_CRITIC = 256
 
 
 def customize_defaults(prior: "str | Path | Policy") -> Settings:
-    """The settings for customizing a policy, the same rules for any, in any environment and with any add-on.
+    """Return the settings for customizing a policy, the same rules for any, in any environment and with any add-on.
 
     A good policy is easily broken, and its critic begins with nothing. So the step is steered by how far it moves the
     policy, from a first one that is smaller for wider networks; the batch grows with the numbers of an action; and the
@@ -82,7 +82,7 @@ def customize_defaults(prior: "str | Path | Policy") -> Settings:
 
 
 def of_shape(widest: int, numbers: int) -> Settings:
-    """The same by the widest layer of the policy and how many numbers its actions have."""
+    """Return the same by the widest layer of the policy and how many numbers its actions have."""
     nearest = 2 ** round(math.log2(SAMPLES * numbers))  # power of two, in ratio
     minibatch = max(256, min(4096, nearest))
     critic = min(WIDEST_CRITIC, widest)

@@ -149,7 +149,7 @@ def diagnose(
 
 
 def drive(policy: Policy, env: str, addon: Addon, deterministic: bool, backend: Backend) -> Drive:
-    """An episode in each environment, cut after a thousand steps; more of them where a thousand steps hold more."""
+    """Drive an episode in each environment, cut after a thousand steps; more where a thousand steps hold more."""
 
     def run(episodes: int) -> tuple[Evaluation, _Look]:
         look = _Look(policy)
@@ -187,7 +187,7 @@ class _Look(Entropy):
 
 
 def complaints(policy: Policy, by_mean: Drive, sampled: Drive, ignorant: Drive) -> list[str]:
-    """What speaks against training from this prior as it was read."""
+    """Return what speaks against training from this prior as it was read."""
     sentences = []
     missing = (
         "; are the statistics of its observations missing (--vecnormalize FILE), or is this another version of the "

@@ -87,7 +87,7 @@ def imitate(
 
 
 def _space(data: Demonstrations, env: str | None) -> ActionSpace:
-    """The actions of the environment, or of the data alone."""
+    """Return the actions of the environment, or of the data alone."""
     width = data.actions.shape[1]
     if env is None:
         if not data.discrete:

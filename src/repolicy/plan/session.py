@@ -29,7 +29,7 @@ from repolicy.runs.settings import AnySettings, S, Settings, validated
 
 
 def ranks_for(settings: Settings, names: Sequence[str]) -> tuple[Settings, list[str]]:
-    """One rank where a function lives in this process alone; refused where more were asked for."""
+    """Return one rank where a function lives in this process alone; refused where more were asked for."""
     here = [name for name in names if lives_here_alone(name)]
     if not here or torchrun_place() is not None:  # under torchrun every process has run the same program
         return settings, []
@@ -76,7 +76,7 @@ def check_objective(objective: object) -> None:
 
 
 def called(thing: object) -> str:
-    """What to call an environment, or a prior in whatever form."""
+    """Return what to call an environment, or a prior in whatever form."""
     return str(thing.folder) if isinstance(thing, Result) else "policy" if isinstance(thing, Policy) else str(thing)
 
 
@@ -157,7 +157,7 @@ def begun(request: Request, folder: RunFolder, resume: bool, prior: bytes | None
 
 
 def _tried(request: Request, folder: RunFolder) -> dict[str, Tensor]:
-    """What environment and add-ons give in some steps; less of what fails there, which the run itself then says."""
+    """Return what environment and add-ons give in some steps, without what fails there, which the run then says."""
     settings, found = request.settings, dict[str, Tensor]()
     with contextlib.suppress(RepolicyError):
         if request.prior:
@@ -175,7 +175,7 @@ def _tried(request: Request, folder: RunFolder) -> dict[str, Tensor]:
 
 
 def _parted(kept: dict[str, Tensor], now: dict[str, Tensor]) -> str | None:
-    """The first thing whose numbers `[T, N, ...]` are others than those that were kept."""
+    """Return the first thing whose numbers `[T, N, ...]` are others than those that were kept."""
     for name in sorted(kept, key=lambda name: name.startswith("add-on")):  # which follow the environment
         before, after = kept[name], now.get(name)
         if after is None or after.shape != before.shape:
@@ -187,7 +187,7 @@ def _parted(kept: dict[str, Tensor], now: dict[str, Tensor]) -> str | None:
 
 
 def shown(progress: bool | None) -> list[Any]:
-    """The live display, by default where somebody looks: in a terminal or a notebook."""
+    """Return the live display, by default where somebody looks: in a terminal or a notebook."""
     if progress is None:
         progress = sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)
     place = torchrun_place()

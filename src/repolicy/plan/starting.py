@@ -38,7 +38,7 @@ class Start:
     source: Source | None = None  # how other processes load `exact`
 
     def env(self, trust: bool) -> str:
-        """The environment that the prior was made for, where it is known."""
+        """Return the environment that the prior was made for, where it is known."""
         if self.saved is None:
             raise UsageError(f"{self.name} does not say which environment it is for; name one with --env")
         if isinstance(self.given, Policy):
@@ -63,7 +63,7 @@ class Start:
         return replace(settings, ranks=1)
 
     def usual(self, env: str) -> Settings:
-        """The default settings."""
+        """Return the default settings."""
         if self.exact is None:
             assert self.saved is not None
             return customize_defaults(self.saved.policy)
@@ -72,7 +72,7 @@ class Start:
         return customize_defaults(Policy(spec_of(exact, env)))
 
     def with_roles(self, env: str, backend: Backend = "auto") -> str:
-        """The environment's name with the parts that this prior and a critic observe."""
+        """Return the environment's name with the parts that this prior and a critic observe."""
         who = self.exact.mean if isinstance(self.exact, MeanPrior) else self.exact
         who = who if self.saved is None else self.saved.policy
         return with_roles(env, getattr(who, "observation_size", 0), backend)
@@ -132,5 +132,5 @@ def open_prior(
 
 
 def named_as(given: Any) -> Any:
-    """What a run's folder is named after."""
+    """Return what a run's folder is named after."""
     return given if isinstance(given, str | Path | Policy | Result) else name_of(given)

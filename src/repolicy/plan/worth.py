@@ -57,7 +57,7 @@ class Sums(NamedTuple):
 
 
 def nats_of(found: Evaluation) -> np.ndarray:
-    """The nats `[E]` of episodes by the mean action, or of sampled ones that `Entropy` has scored."""
+    """Return the nats `[E]` of episodes by the mean action, or of sampled ones that `Entropy` has scored."""
     if found.deterministic:
         return found.log_policy
     assert found.log_prior is not None
@@ -65,7 +65,7 @@ def nats_of(found: Evaluation) -> np.ndarray:
 
 
 def worth_of(by_mean: Sums, sampled: Sums) -> Worth | None:
-    """The worth that a nat has by these episodes.
+    """Return the worth that a nat has by these episodes.
 
     None where a return is not finite, as an environment without a reward shows NaN; and where the nats are none.
     """

@@ -136,7 +136,7 @@ def _alpha_of_prior(saved: SavedPolicy, path: Path) -> float:
 
 
 def make(env: str) -> gymnasium.Env[Any, Any]:
-    """The environment of a task, of `module:callable`, or of a Gymnasium id."""
+    """Return the environment of a task, of `module:callable`, or of a Gymnasium id."""
     reference = TASKS[env].env if env in TASKS else env
     if not in_gymnasium(reference):
         raise UsageError(f"there is no task or environment {env!r}{nearest(env, {*TASKS, *gymnasium.registry})}")
@@ -195,7 +195,7 @@ def _work(
     interrupted: threading.Event,
     made_with: dict[str, str],
 ) -> Result:
-    """All segments that are still to do."""
+    """Return all segments that are still to do."""
     settings, log = request.settings, Log(request, folder, callbacks, interrupted)
     segment, complaints = _restored(model, folder)
     log.begin(model.num_timesteps, [*complaints, *([] if segment else _begun_as_prior(model, request))])
@@ -268,7 +268,7 @@ BUFFER = ("observations", "next_observations", "actions", "rewards", "dones", "t
 
 
 def state(model: Any) -> dict[str, Tensor]:
-    """All that the rest of a run depends on, as tensors: networks, optimizers, and what the buffer remembers."""
+    """Return all that the rest of a run depends on, as tensors: networks, optimizers, and what the buffer remembers."""
     buffer = model.replay_buffer
     tensors = {f"buffer/{name}": torch.from_numpy(getattr(buffer, name)[: buffer.size()]) for name in BUFFER}
     tensors["buffer/position"] = torch.tensor(buffer.pos)

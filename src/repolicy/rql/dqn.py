@@ -80,7 +80,7 @@ class ResidualDQN(DQN):  # type: ignore[misc]
         self.policy.objective, self.policy.prior = objective, self.prior
 
     def targets(self, batch: Any) -> Tensor:
-        """What Q_R should be at a batch of transitions, `[B, 1]`."""
+        """Return what Q_R should be at a batch of transitions, `[B, 1]`."""
         with torch.no_grad():
             logits = self.policy.logits(self.q_net_target(batch.next_observations), batch.next_observations)
             next_v = self.objective.alpha * logits.logsumexp(-1, keepdim=True)
@@ -102,7 +102,7 @@ class ResidualDQN(DQN):  # type: ignore[misc]
         self.logger.record("train/loss", loss.item())
 
     def as_policy(self) -> Policy:
-        """The policy as a `repolicy.Policy`: its logits, (Q_R + ω · log prior) / α, in one network.
+        """Return the policy as a `repolicy.Policy`: its logits, (Q_R + ω · log prior) / α, in one network.
 
         The layers of both networks lie side by side, and the last one adds them up. The prior's own logits serve for
         its log-probabilities: they differ by a number a state, which the softmax does not see.
@@ -145,7 +145,7 @@ class SoftQPolicy(DQNPolicy):  # type: ignore[misc]
         return q / self.objective.alpha
 
     def log_prior(self, observations: Tensor) -> Tensor:
-        """log prior(a|s) of every action, `[B, A]`."""
+        """Return log prior(a|s) of every action, `[B, A]`."""
         assert self.prior is not None
         count = int(self.action_space.n)
         actions = torch.arange(count).view(count, 1, 1).expand(count, len(observations), 1)

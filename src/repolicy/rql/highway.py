@@ -17,7 +17,7 @@ class StraightRoad(Road):
     """Lanes that run along x, with cars and nothing else on them."""
 
     def neighbour_vehicles(self, vehicle: Any, lane_index: Any = None) -> tuple[Any, Any]:
-        """The next car before and behind this one on a lane; of two at one place the last before, the first behind."""
+        """Return the next car before and behind this one on a lane; of two at one place, the last and the first."""
         lane = self.network.get_lane(lane_index or vehicle.lane_index)
         along, across = (self._positions() - lane.start).T
         others = (np.abs(across) <= lane.width / 2 + 1) & (along >= -lane.VEHICLE_LENGTH)

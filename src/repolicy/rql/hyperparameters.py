@@ -65,17 +65,17 @@ TASKS = {
 
 
 def task_of(env: str) -> Task | None:
-    """The task that is named, or whose environment is."""
+    """Return the task that is named, or whose environment is."""
     return next((task for name, task in TASKS.items() if env in (name, task.env)), None)
 
 
 def train_defaults(env: str) -> Settings:
-    """How to train on a task, named by itself or by its environment; on any other environment, `Settings()`."""
+    """Return how to train on a task, named by itself or by its environment; on any other environment, `Settings()`."""
     task = task_of(env)
     return Settings() if task is None else task.training
 
 
 def customize_defaults(env: str) -> Settings:
-    """How to customize a policy of that environment."""
+    """Return how to customize a policy of that environment."""
     task = task_of(env)
     return Settings() if task is None else task.customizing

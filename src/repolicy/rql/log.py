@@ -15,7 +15,7 @@ EPISODES = 20  # how many of the latest are averaged
 
 
 def lines(steps: int, settings: AnySettings) -> int:
-    """How many lines of metrics there are after so many steps; the last may be of fewer steps than the others."""
+    """Return how many lines of metrics there are after so many steps; the last may have fewer steps than the others."""
     return settings.iterations if steps >= settings.steps else steps // settings.iteration_steps
 
 

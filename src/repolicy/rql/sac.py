@@ -73,13 +73,13 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         )
 
     def targets(self, batch: Any) -> Tensor:
-        """What Q_R should be at a batch of transitions, `[B, 1]`."""
+        """Return what Q_R should be at a batch of transitions, `[B, 1]`."""
         with torch.no_grad():
             next_v = self.soft_value(self.critic_target, batch.next_observations)
             return batch.rewards + (1 - batch.dones) * self.gamma * next_v.unsqueeze(-1)
 
     def actor_loss(self, observations: Tensor) -> Tensor:
-        """What the actor lowers: minus the soft value of what it would do."""
+        """Return what the actor lowers: minus the soft value of what it would do."""
         return -self.soft_value(self.critic, observations).mean()
 
     def soft_value(self, critic: nn.Module, observations: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         return reformulated(self.objective, q, log_prior, distribution.log_prob(actions)).total
 
     def log_prior(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """log prior(a|s) of actions before tanh `[B, A]`, with its gradient through them, `[B]`.
+        """Return log prior(a|s) of actions before tanh `[B, A]`, with its gradient through them, `[B]`.
 
         It is the density of tanh(actions) in the box [−1, 1], as the policy's own is.
         """
@@ -138,7 +138,7 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         self.logger.record("train/actor_loss", actor_loss.item())
 
     def as_policy(self) -> Policy:
-        """The policy as a `repolicy.Policy` whose actions pass through tanh."""
+        """Return the policy as a `repolicy.Policy` whose actions pass through tanh."""
         return frozen(self.actor.policy)
 
     def save(self, path: Any, card: dict[str, Any] | None = None) -> None:

@@ -23,7 +23,7 @@ from repolicy.errors import UsageError
 
 
 def addon(observations: Any, actions: Any, next_observations: Any, info: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The add-on of whichever of these tasks it is."""
+    """Return the add-on of whichever of these tasks it is."""
     if "addon_reward" not in info:
         raise UsageError(
             "the environment has no add-on of its own, info['addon_reward'], as those of repolicy.rql.tasks have: name "

@@ -32,7 +32,7 @@ except ImportError:
 
 
 def replay_options(settings: Settings) -> dict[str, Any]:
-    """What both of Stable-Baselines3's algorithms take of the settings."""
+    """Return what both of Stable-Baselines3's algorithms take of the settings."""
     return {
         "learning_rate": settings.learning_rate,
         "buffer_size": settings.buffer,
@@ -48,7 +48,7 @@ def replay_options(settings: Settings) -> dict[str, Any]:
 
 
 def network_options(settings: Settings, normalizer: Normalizer) -> dict[str, Any]:
-    """What both take as `policy_kwargs`."""
+    """Return what both take as `policy_kwargs`."""
     return {
         "net_arch": list(settings.hidden),
         "optimizer_kwargs": {"fused": True},
@@ -121,7 +121,7 @@ class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _row(part: Any) -> np.ndarray:
-    """A copy, as an add-on takes it: an environment may write its next observation into the same array."""
+    """Return a copy, as an add-on takes it: an environment may write its next observation into the same array."""
     return np.array(part, np.float32).reshape(1, -1)
 
 
@@ -150,7 +150,7 @@ def flat(observations: Tensor) -> Tensor:
 
 
 def normalizer_for(space: Any, prior: Prior | None) -> Normalizer:
-    """The prior's own, or one that takes the bounds of an observation to ±1 and leaves alone what has none.
+    """Return the prior's own, or one that takes the bounds of an observation to ±1 and leaves alone what has none.
 
     Neither changes while learning, so a remembered transition looks tomorrow as it looks today.
     """
@@ -191,7 +191,7 @@ def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:
 
 
 def usable(env_spaces: Spaces, objective: Objective, prior: Prior | None) -> Prior | None:
-    """The prior, frozen; refuse what cannot work."""
+    """Return the prior, frozen; refuse what cannot work."""
     if objective.alpha == 0:
         raise UsageError("alpha is 0; soft Q-learning needs a temperature above 0")
     plain(objective, "soft Q-learning")
@@ -207,7 +207,7 @@ def usable(env_spaces: Spaces, objective: Objective, prior: Prior | None) -> Pri
 
 
 def storable(prior: Prior | None) -> Policy | None:
-    """The prior as what a file can hold."""
+    """Return the prior as what a file can hold."""
     if prior is None or isinstance(prior, Policy):
         return prior
     raise UsageError(f"a file can hold a repolicy.Policy as its prior, but no {type(prior).__name__}")

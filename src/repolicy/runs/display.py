@@ -74,7 +74,7 @@ SHORT = {
 
 
 def recipe(request: Request) -> str:
-    """The weights of a run and its length: `ω′ 0.6 · α̂ 0.135 · 1,000,000 steps`."""
+    """Return the weights of a run and its length: `ω′ 0.6 · α̂ 0.135 · 1,000,000 steps`."""
     objective, settings = request.objective, request.settings
     alpha = "α̂" if request.prior else "α"
     budget = budget_of(settings.as_dict())
@@ -144,7 +144,7 @@ class Display:
         return f"{min(self._latest['steps'], wanted):,.0f} of {wanted:,} steps"
 
     def _budget(self) -> list[str]:
-        """Where the weights are that follow a budget, and how far the policy is."""
+        """Return where the weights are that follow a budget, and how far the policy is."""
         latest, budget = self._latest, budget_of(self._request.settings.as_dict())
         if budget is None or budget.spent not in latest or "omega" not in latest:
             return []

@@ -56,7 +56,7 @@ class RunFolder:
         return self.replaced if self.replaced.exists() else self.policy
 
     def request(self) -> dict[str, Any] | None:
-        """What the run in this folder was asked for, or None if there is none."""
+        """Return what the run in this folder was asked for, or None if there is none."""
         path = self.path / "run.json"
         if not os.path.lexists(path):
             return None
@@ -65,7 +65,7 @@ class RunFolder:
         return self._completed(header["request"], path)
 
     def _completed(self, request: dict[str, Any], path: Path) -> dict[str, Any]:
-        """A request out of a file, with the settings that there were not yet when it was written."""
+        """Return a request out of a file, with the settings that there were not yet when it was written."""
         method = request.get("method", "")
         if method not in self._kinds:
             raise FileError(
@@ -210,7 +210,7 @@ class RunFolder:
             old.unlink(missing_ok=True)
 
     def unfinished(self, request: dict[str, Any]) -> str:
-        """A sentence where the run has steps before it, whether it is at work or was stopped."""
+        """Return a sentence where the run has steps before it, whether it is at work or was stopped."""
         done = read_card(self.last_policy).get("steps", 0) if self.last_policy.exists() else 0
         wanted = request["settings"]["steps"]
         if done >= wanted:
@@ -218,7 +218,7 @@ class RunFolder:
         return f"This run is not finished: {done:,} of {wanted:,} steps are done so far, and this is what there is."
 
     def latest(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]] | None:
-        """The newest checkpoint that is whole, with a sentence about each that is not; None if there is none."""
+        """Return the newest checkpoint that is whole, with a sentence about each that is not; None if there is none."""
         complaints = []
         for path in self._files():
             try:
@@ -244,7 +244,7 @@ class RunFolder:
             raise FileError(f"{self.metrics} cannot be written: {error.strerror}") from None
 
     def logged(self) -> dict[str, list[Any]]:
-        """The metrics as columns; None where an iteration has no such entry."""
+        """Return the metrics as columns; None where an iteration has no such entry."""
         rows = [row for _, row in self._logged_lines()]
         names = {name: None for row in rows for name in row}
         return {name: [row.get(name) for row in rows] for name in names}
@@ -256,7 +256,7 @@ class RunFolder:
             write_bytes(self.metrics, b"".join(line + b"\n" for line in lines))
 
     def _logged_lines(self) -> list[tuple[bytes, dict[str, Any]]]:
-        """The lines of the metrics that are whole, as they are and as numbers.
+        """Return the lines of the metrics that are whole, as they are and as numbers.
 
         Others are left out: one may have been under way when the run was killed.
         """
@@ -274,7 +274,7 @@ class RunFolder:
         return rows
 
     def _files(self) -> list[Path]:
-        """The checkpoints, the newest first: by number, since one of seven digits comes after those of six."""
+        """Return the checkpoints, the newest first: by number, since one of seven digits comes after those of six."""
         files = [path for path in self._checkpoints.glob("*.safetensors") if path.stem.isdecimal()]
         return sorted(files, key=lambda path: int(path.stem), reverse=True)
 

@@ -29,7 +29,7 @@ def physical_cores() -> int:
 
 
 def cpu_quota(root: Path = Path("/")) -> float:
-    """How many cores' time the kernel lets this process use (`docker run --cpus 2`: 2), or infinity.
+    """Return how many cores' time the kernel lets this process use (`docker run --cpus 2`: 2), or infinity.
 
     The limits are those of its control group and of every group around it, in either version of Linux's control groups.
     """
@@ -131,7 +131,7 @@ def _handled(signals: list[signal.Signals], handler: Callable[..., object]) -> I
 
 
 def shares_memory() -> bool:
-    """Whether ranks can add up through memory that they share, which takes stores that become visible in order.
+    """Return whether ranks can add up through memory that they share, which takes stores that become visible in order.
 
     x86-64 promises that, and others do not.
     """
@@ -151,7 +151,7 @@ def versions() -> dict[str, str]:
 
 
 def command() -> str:
-    """What started this process, as one would type it."""
+    """Return what started this process, as one would type it."""
     return shlex.join(["python", *sys.orig_argv[1:]])
 
 

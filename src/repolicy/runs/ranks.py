@@ -170,7 +170,7 @@ class Siblings:
                 print(line, file=sys.stderr, flush=True)
 
     def _said(self, since: int = 0) -> bytes:
-        """What the others wrote to stderr, read without moving the place at which they write."""
+        """Return what the others wrote to stderr, read without moving the place at which they write."""
         if self._complaints is None:
             return b""
         descriptor = self._complaints.fileno()
@@ -222,7 +222,7 @@ def launched(count: int, program: list[str]) -> Iterator[Ranks]:
 
 
 def joined(index: int, count: int, descriptor: int, parent: int) -> Ranks:
-    """What a process that `launched` started calls to become rank `index`."""
+    """Return what a process that `launched` started calls to become rank `index`."""
     return SharedMemory(index, count, mmap.mmap(descriptor, 0), Siblings([], parent=parent))
 
 
@@ -239,7 +239,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _anonymous_file(size: int) -> IO[bytes]:
-    """A file without a name, in memory where the system has room for that: it goes when its last user does."""
+    """Return a file without a name, in memory where the system has room for that: it goes when its last user does."""
     for folder in ("/dev/shm", None):
         with contextlib.suppress(OSError), contextlib.ExitStack() as made:
             file = made.enter_context(tempfile.TemporaryFile(dir=folder))

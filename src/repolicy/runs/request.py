@@ -58,12 +58,12 @@ class Request:
 
 
 def derived_seed(seed: int, segment: int, stream: int) -> int:
-    """An independent seed for each (seed, segment, stream)."""
+    """Return an independent seed for each (seed, segment, stream)."""
     return int(np.random.SeedSequence([seed, segment, stream]).generate_state(1)[0] >> 2)
 
 
 def spec_for(spaces: HasSpaces, settings: Settings) -> PolicySpec:
-    """The shape of a new policy for an environment."""
+    """Return the shape of a new policy for an environment."""
     family = "categorical" if spaces.actions.kind == "discrete" else "gaussian"
     return PolicySpec(
         observation_size=spaces.observation_size,
@@ -101,7 +101,7 @@ def check_dials(request: Request) -> None:
 
 
 def words(request: Request, prior: str | Path = "") -> list[str]:
-    """What follows `repolicy` on the command line that asks for this run; its settings are apart, as `options`.
+    """Return what follows `repolicy` on the command line that asks for this run; its settings are apart, as `options`.
 
     Empty where only Python can say what was asked for: not every objective has a name.
     """
@@ -127,14 +127,14 @@ def words(request: Request, prior: str | Path = "") -> list[str]:
 
 
 def options(settings: Settings, usual: Settings) -> list[str]:
-    """The options that make these settings from the usual ones."""
+    """Return the options that make these settings from the usual ones."""
     names = [field.name for field in fields(Settings)]
     changed = [name for name in names if getattr(settings, name) != getattr(usual, name)]
     return [word for name in changed for word in option(name, getattr(settings, name))]
 
 
 def option(name: str, value: Any) -> list[str]:
-    """A setting as words of the command line."""
+    """Return a setting as words of the command line."""
     word = "--" + name.replace("_", "-")
     if isinstance(value, bool):
         return [word if value else f"--no-{word[2:]}"]

@@ -53,7 +53,7 @@ class Result:
         return dial(self.folder, t, how, **values)
 
     def metrics(self) -> dict[str, np.ndarray]:
-        """What was logged, a value an iteration; nan where there is none (docs/reading-a-report.md)."""
+        """Return what was logged, a value an iteration; nan where there is none (docs/reading-a-report.md)."""
         return {name: np.array(values, np.float64) for name, values in RunFolder(self.folder).logged().items()}
 
     def evaluate(self, episodes: int = 100, *, deterministic: bool = True, seed: int = 0) -> Evaluation:

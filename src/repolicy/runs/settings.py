@@ -78,7 +78,7 @@ ACTORS = ("family", "initial_std", "min_std")  # settings of a new actor; while 
 
 
 def budget_of(settings: Mapping[str, Any]) -> Budget | None:
-    """The budget among settings, perhaps those of a file, where there is one."""
+    """Return the budget among settings, perhaps those of a file, where there is one."""
     for name, row in BUDGETS.items():
         if isinstance(nats := settings.get(name), int | float):
             return Budget(float(nats), *row)
@@ -203,7 +203,7 @@ def read_settings(path: Path, kind: type[AnySettings]) -> dict[str, Any]:
 
 
 def validated(values: dict[str, Any], where: str, cls: type[AnySettings] = Settings) -> dict[str, Any]:
-    """The values as the fields' own types, or one sentence that says which does not fit."""
+    """Return the values as the fields' own types, or one sentence that says which does not fit."""
     hints, names, result = typing.get_type_hints(cls), [field.name for field in fields(cls)], {}
     for name, value in values.items():
         if name not in names:

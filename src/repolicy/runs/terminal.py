@@ -41,7 +41,7 @@ class Terminal(Console):
         self.print(table)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Every text and every cell of a table comes by here, and some of it was written by others."""
+        """Return every text and every cell of a table comes by here, and some of it was written by others."""
         return super().render_str("\n".join(map(printable, text.split("\n"))), **options)
 
 
