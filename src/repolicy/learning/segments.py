@@ -118,7 +118,7 @@ class Segments:
         return self.keep(self.evaluated())
 
     def keep(self, metrics: dict[str, float], start: bool = False) -> dict[str, float]:
-        """Keep the policy as a candidate where its objective is the highest so far; and, but at the start, as a file."""
+        """Keep the policy as a candidate where its objective is the highest so far and, but at the start, as a file."""
         worker = self.worker
         last = Candidate(frozen(worker.learner.policy), worker.steps, metrics)
         highest = -np.inf if self.candidate is None else self.candidate.evaluation["evaluation_objective"]
