@@ -268,7 +268,7 @@ def table(found: list[Row]) -> str:
             more = [f"seed {row['seed']}: {share}" for row, share in zip(longer, shares[1], strict=True)]
             cells = [points["task"] * (number == 0), f"{one['at']:g}", *(f"{value:,.0f}" for value in numbers)]
             lines.append([*cells, ", ".join(shares[0]), ", ".join(more)])
-    return markdown(headings, lines) if lines else "Not measured yet."
+    return markdown(headings, lines)
 
 
 def summary(found: list[Row]) -> str:
@@ -281,7 +281,7 @@ def summary(found: list[Row]) -> str:
                 name = f"{row['how']}, seed {row['seed']}" if "seed" in row else row["how"]
                 more = turning(row) if "many" in row else [""] * 4
                 lines.append([row["task"], name, f"{area(row, points):.0%}", *more])
-    return markdown(headings, lines) if lines else "Not measured yet."
+    return markdown(headings, lines)
 
 
 def free(found: list[Row]) -> str:

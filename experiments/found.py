@@ -110,7 +110,7 @@ def table(rows: list[Row]) -> str:
         ends = [_number(found["objective"][0]) for found in (start, last)]
         gained = f"**{' ± '.join(map(_number, row['gained']))}**"
         lines.append([f"{name}, {row['addon']}", str(row["seed"]), held, *ends, gained, *parts])
-    return markdown(headings, lines) if lines else "Not measured yet."
+    return markdown(headings, lines)
 
 
 def _both(found: dict[str, list[float]]) -> float:

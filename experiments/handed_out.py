@@ -153,7 +153,7 @@ def table(rows: list[Row]) -> str:
             line += [str(found["ended_early"])] if which == "highest" else []
             line += ["–" if same else _pair(found[f"{part}_better"]) for part in ("objective", "total_sampled")]
         lines.append(line)
-    return markdown(headings, lines) if lines else "Not measured yet."
+    return markdown(headings, lines)
 
 
 def _pair(values: list[float]) -> str:

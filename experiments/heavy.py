@@ -26,7 +26,6 @@ class Task:
     prior: str
     env: str
     addon: str
-    steps: str = "1e6"
 
 
 TASKS = {
@@ -45,7 +44,7 @@ HOLDS = {
     "budget": "--omega auto --kl-budget 2",
     "gamma_0.6": "--omega 0.17 --alpha 0.13472 --gamma 0.6",
 }
-SEEDS = 3
+SEEDS, STEPS = 3, "1e6"
 
 
 def worth(prior: str) -> float:
@@ -53,48 +52,40 @@ def worth(prior: str) -> float:
     return float(json.loads(WORTH.read_text())[prior]["value"])
 
 
-def priced(name: str, seed: int, steps: str = "", more: str = "") -> Run:
+def made(
+    name: str, variant: str, weights: str, seed: int, steps: str = STEPS, more: str = "", episodes: int = 100
+) -> Run:
+    """A customizing run of a task, with weights that are named, or none."""
+    task = TASKS[name]
+    words = f"customize {task.prior} --addon {task.addon} {weights} --steps {steps} {more} --ranks 1 --seed {seed}"
+    return Run(f"{name}/{variant}/{seed}", (*words.split(), "--no-report"), task.env, task.addon, episodes=episodes)
+
+
+def priced(
+    name: str, seed: int, variant: str = "states", steps: str = STEPS, more: str = "", episodes: int = 40
+) -> Run:
     """ω′ is what a nat is worth, and so is the price on states."""
-    task = TASKS[name]
-    omega = worth(task.prior)
-    words = ["customize", task.prior, "--addon", task.addon, "--omega", f"{omega:.3g}", "--states", f"{omega:.3g}"]
-    words += ["--steps", steps or task.steps, *more.split(), "--ranks", "1", "--seed", str(seed), "--no-report"]
-    what = "_".join(filter(None, ["states", steps, more.replace("--", "").replace(" ", "_")]))
-    return Run(f"{name}/{what}/{seed}", tuple(words), task.env, task.addon, episodes=100 if steps == "5e6" else 40)
+    omega = f"{worth(TASKS[name].prior):.3g}"
+    return made(name, variant, f"--omega {omega} --states {omega}", seed, steps, more, episodes)
 
 
-def prior(name: str) -> Run:
-    return Run(f"{name}/prior/0", (), TASKS[name].env, TASKS[name].addon, policy=TASKS[name].prior)
-
-
-def default(name: str, steps: str, seed: int) -> Run:
-    """What the command line does with no other option."""
-    task = TASKS[name]
-    words = ("customize", task.prior, "--addon", task.addon, "--steps", steps, "--ranks", "1", "--seed", str(seed))
-    return Run(f"{name}/default_{steps}/{seed}", (*words, "--no-report"), task.env, task.addon)
-
-
-def plain(name: str, variant: str, weights: str, seed: int) -> Run:
-    """The paper's objective with weights that are named; a heavy wish for five million steps, as it goes wrong late."""
-    task = TASKS[name]
-    words = ["customize", task.prior, "--addon", task.addon, *weights.split()]
-    words += ["--steps", "5e6" if name == "halfcheetah_10" else task.steps, "--ranks", "1", "--seed", str(seed)]
-    return Run(f"{name}/{variant}/{seed}", (*words, "--no-report"), task.env, task.addon)
-
-
-def papers(name: str, seed: int) -> Run:
+def papers(name: str, seed: int, steps: str = STEPS) -> Run:
+    """The paper's weights."""
     weights = PAPERS[TASKS[name].prior]
-    return plain(name, "paper", f"--omega {weights.omega} --alpha {weights.alpha}", seed)
+    return made(name, "paper", f"--omega {weights.omega} --alpha {weights.alpha}", seed, steps)
 
 
 def runs() -> list[Run]:
-    found = [prior(name) for name in TASKS] + [default("halfcheetah_10", "3e5", seed) for seed in range(SEEDS)]
-    for seed in range(SEEDS):
+    """All runs; a heavy wish with weights that are named for five million steps, as it goes wrong late."""
+    heavy, seeds = "halfcheetah_10", range(SEEDS)
+    found = [Run(f"{name}/prior/0", (), task.env, task.addon, policy=task.prior) for name, task in TASKS.items()]
+    found += [made(heavy, "default_3e5", "", seed, "3e5") for seed in seeds]
+    for seed in seeds:
         found += [priced(name, seed) for name in TASKS]
-        found += [priced("halfcheetah_10", seed, more=f"--gamma {gamma}") for gamma in ("0.9", "0.99")]
-        found += [priced("halfcheetah_10", seed, steps="5e6")]
-    found += [papers("halfcheetah_10", 0), *(papers(name, seed) for name in ("hopper", "ant") for seed in range(SEEDS))]
-    return found + [plain("halfcheetah_10", variant, weights, 0) for variant, weights in HOLDS.items()]
+        found += [priced(heavy, seed, f"states_gamma_{gamma}", more=f"--gamma {gamma}") for gamma in ("0.9", "0.99")]
+        found += [priced(heavy, seed, "states_5e6", "5e6", episodes=100)]
+    found += [papers(heavy, 0, "5e6"), *(papers(name, seed) for name in ("hopper", "ant") for seed in seeds)]
+    return found + [made(heavy, variant, weights, 0, "5e6") for variant, weights in HOLDS.items()]
 
 
 def table(found: dict[str, Row]) -> str:

@@ -85,7 +85,7 @@ def table(rows: list[Row]) -> str:
         costs = [f"{-row[part][0]:.4f} ({row[part][0] / prior[part][0] - 1:+.0%})" for part in ("energy", "clearance")]
         errors = [f"{row[part][0]:.3f}" for part in TRACKED]
         lines.append([name, action, kept, *costs, *errors, f"{row['falls']} of {row['episodes']}"])
-    return markdown(headings, lines) if lines else "Not measured yet."
+    return markdown(headings, lines)
 
 
 def main() -> None:

@@ -29,8 +29,8 @@ RESULTS = ROOT / "results"
 
 
 def rows(name: str) -> list[Row]:
-    path = RESULTS / name
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """Return the lines of a file that is no ledger of runs, or of one as it stands."""
+    return [json.loads(line) for line in (RESULTS / name).read_text().splitlines()]
 
 
 def ledger(name: str, of: str = "") -> dict[str, Row]:
@@ -75,8 +75,9 @@ def peers() -> str:
     return markdown(["", "steps a second, median", "repolicy is faster by", "with minibatches of 1024"], lines)
 
 
-def average(runs: list[Row], action: str, part: str, which: str = "last") -> float:
-    return mean(run[which][action][part][0] for run in runs)
+def average(runs: list[Row], action: str, part: str) -> float:
+    """Return the mean over runs of a part of the last policies' returns."""
+    return mean(run["last"][action][part][0] for run in runs)
 
 
 def scores(runs: list[Row]) -> list[str]:
@@ -98,8 +99,6 @@ def by_default() -> str:
         papers = [row for key, row in found.items() if key.startswith(f"{name}/paper/")]
         ours, theirs = "**by default**", f"the paper's ω′ {PAPERS[task.prior].omega}"
         for what, runs in {"prior": [found[f"{name}/prior/0"]], theirs: papers, ours: usual}.items():
-            if not runs:
-                continue
             steps, seeds = (f"{runs[0]['steps'] / 1e6:.0f}M", f"{len(runs)}") if runs[0].get("steps") else ("", "")
             first = f"{task.prior}, {task.addon}" if what == "prior" else ""
             lines.append([first, what, steps, *scores(runs), seeds])
@@ -328,7 +327,7 @@ def distances(runs: list[Row]) -> str:
 def written(name: str) -> Callable[[], str]:
     """A page that a command wrote beside its results, without the sentence at its top."""
     page = RESULTS / "llm" / f"{name}.md"
-    return lambda: page.read_text().partition("\n\n")[2].strip() if page.exists() else "Not measured yet."
+    return lambda: page.read_text().partition("\n\n")[2].strip()
 
 
 TABLES: Tables = {
@@ -372,7 +371,7 @@ def main() -> None:
             stale.append(path.name)
     for name in PICTURES:
         made, shown = RESULTS / "llm" / f"{name}.png", ROOT / "docs" / "images" / f"llm-{name}.png"
-        if made.exists() and not (shown.exists() and shown.read_bytes() == made.read_bytes()):
+        if shown.read_bytes() != made.read_bytes():
             stale.append(shown.name)
             if not options.check:
                 shown.write_bytes(made.read_bytes())

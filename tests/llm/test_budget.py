@@ -154,8 +154,8 @@ def test_what_ranks_exchange_lies_on_their_device() -> None:
 
         def log(self, *_: Any) -> None: ...
 
-    log_prior = {"log_prior": lambda **_: [-5.0]}
-    budget = PriorBudget(None, None, residual(0.2, 0.2), 1.0, rate=0.5, **log_prior)
+    budget = PriorBudget(None, None, residual(0.2, 0.2), 1.0, rate=0.5)
+    budget.log_prior = lambda **_: [-5.0]
     budget.group, budget.memory.values["own"] = 2, -4.0
     told = {"log_extra": Trainer().log, "log_metric": Trainer().log}
     budget(["."], [[1, 0]], trainer_state=SimpleNamespace(global_step=0, max_steps=1), **told)

@@ -7,7 +7,6 @@ the prior has its least value at some omega in between, so that it names two.) A
 with omega by the variance of log prior over alpha, so a share of a Newton step is known from the responses at hand.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -103,13 +102,12 @@ class PriorBudget(TrainerCallback):  # type: ignore[misc]
         nats: float,
         rate: float = 0.02,
         samples: int = 1024,
-        log_prior: Callable[..., list[float]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> None:
         check_budget(nats, rate, objective)
         self.prior, self.tokenizer, self.objective = prior, tokenizer, objective
         self.nats, self.rate, self.samples = nats, rate, samples
-        self.log_prior = log_prior or prior_reward(prior, tokenizer, chat_template_kwargs)
+        self.log_prior = prior_reward(prior, tokenizer, chat_template_kwargs)
         self.memory = Remembered({"budget": nats, "alpha": objective.alpha}, {"omega": objective.omega})
         self.callbacks = [self.memory, self]
 
