@@ -177,17 +177,18 @@ def test_the_commands_of_a_page_run(page: Path, folder: Path) -> None:
 
 def test_the_quickstart_in_python(folder: Path) -> None:
     code = snippets("quickstart.md")[2]
-    few = "steps=64, envs=4, n_steps=16, minibatch=32, ranks=1, checkpoint_every=4"
-    assert "steps=200_000" in code
-    exec(code.replace("steps=200_000", few), {})
+    few = '"steps": 64, "envs": 4, "n_steps": 16, "minibatch": 32, "ranks": 1, "checkpoint_every": 4'
+    assert '"steps": 200_000' in code
+    exec(code.replace('"steps": 200_000', few), {})
     assert (folder / "runs/again/policy.safetensors").exists()
 
 
 def test_the_examples_of_the_reference(folder: Path) -> None:
-    few = "steps=64, envs=4, n_steps=16, minibatch=32, ranks=1, checkpoint_every=4, hidden=(8,), evaluation_episodes=1"
+    few = '"steps": 64, "envs": 4, "n_steps": 16, "minibatch": 32, "ranks": 1, "checkpoint_every": 4, "hidden": (8,)'
+    few += ', "evaluation_episodes": 1'
     names: dict[str, Any] = {}
     for code in snippets("api.md"):
-        exec(code.replace("steps=100_000", few), names)
+        exec(code.replace('"steps": 100_000', few), names)
     assert names["same"]
     assert names["page"].exists()
     assert len(names["points"].points) == 2

@@ -156,7 +156,7 @@ def test_a_folder_in_use_is_left_as_it_is(prior: Path, tmp_path: Path, monkeypat
     (tmp_path / "file").touch()
     with pytest.raises(FileError, match="out cannot be made: .*file is a file and no folder"):
         refused(prior, tmp_path / "file" / "out")
-    kept = {"env": "Hopper-v4", "addons": [], "alpha": 1.0, "states": 0.0, "settings": {}, "sparse": False}
+    kept = {"env": "InvertedPendulum-v4", "addons": [], "alpha": 1.0, "states": 0.0, "settings": {}, "sparse": False}
     write_json(out / "sweep.json", {"request": kept, "omegas": [0.2]})
     before = (out / "sweep.json").read_bytes()
     (out / "prior.safetensors").write_bytes(b"another")
@@ -259,7 +259,7 @@ def test_each_point_is_evaluated_with_its_own_policy(tmp_path: Path, monkeypatch
     given |= {"addon": wish, "prior": constant(-1.0), "seed": EVALUATION_SEED}
     for point, action in [(swept.prior, -1.0), *((point, point.omega) for point in swept.points)]:
         assert (point.by_mean.addon / point.by_mean.lengths).tolist() == [action] * 3
-        assert point.by_samples.rows() == evaluate(constant(action), **given, stochastic=True).rows()
+        assert point.by_samples.rows() == evaluate(constant(action), **given, deterministic=False).rows()
 
 
 def omega_of(program: tuple[str, ...]) -> float:

@@ -39,7 +39,9 @@ def policy_from(described: Described) -> Policy:
 def _state(described: Described, spec: PolicySpec, normalizer: Normalizer) -> dict[str, Tensor]:
     """The numbers of normalizer and network, by the names that they have in our policies."""
     statistics = {"mean": normalizer.shift, "var": normalizer.var - 1e-8, "count": normalizer.count}
-    state = {f"normalizer.{name}": torch.as_tensor(each, dtype=torch.float64) for name, each in statistics.items()}
+    state = {
+        f"normalizer.{name}": torch.tensor(np.asarray(each), dtype=torch.float64) for name, each in statistics.items()
+    }
     hidden = described.actor.hidden
     for index, layer in enumerate([*(each.linear for each in hidden), _outputs(described, spec)]):
         state |= {f"network.weights.{index}": _tensor(layer.weight), f"network.biases.{index}": _tensor(layer.bias)}
