@@ -364,7 +364,7 @@ def test_damaged_files_and_odd_command_lines() -> None:
     """A share of `make fuzz`."""
     faults, codes = fuzz.fuzz(files=60, lines=60, answers=4)
     assert not faults, "\n".join(faults)
-    assert sum(codes.values()) == 120
+    assert sum(codes.values()) >= 120
     assert {kind.partition(",")[0] for kind in codes} == {"damaged", "odd"}
 
 

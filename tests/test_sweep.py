@@ -156,7 +156,14 @@ def test_a_folder_in_use_is_left_as_it_is(prior: Path, tmp_path: Path, monkeypat
     (tmp_path / "file").touch()
     with pytest.raises(FileError, match="out cannot be made: .*file is a file and no folder"):
         refused(prior, tmp_path / "file" / "out")
-    kept = {"env": "InvertedPendulum-v4", "addons": [], "alpha": 1.0, "states": 0.0, "settings": {}, "sparse": False}
+    kept = {
+        "env": "InvertedPendulum-v4",
+        "addons": [f"{__file__}:still"],
+        "alpha": 1.0,
+        "states": 0.0,
+        "settings": {},
+        "sparse": False,
+    }
     write_json(out / "sweep.json", {"request": kept, "omegas": [0.2]})
     before = (out / "sweep.json").read_bytes()
     (out / "prior.safetensors").write_bytes(b"another")
