@@ -344,16 +344,17 @@ def fuzz(files: int, lines: int, answers: int, seed: int = 0) -> tuple[list[str]
         whole.mkdir()
         prepared(whole)
 
-        def cases() -> Iterator[tuple[Case, str]]:
+        def cases() -> Iterator[tuple[str, Case, str]]:
             for kind in [damaged] * files + [odd] * lines + [answered] * answers:
-                yield kind(random_, whole, folder)
-            yield from bombs(whole, folder)
+                yield kind.__name__, *kind(random_, whole, folder)
+            for case, what in bombs(whole, folder):
+                yield "bomb", case, what
 
         try:
             faults = undamaged(whole, folder)
             with serving(folder / "cache"):
-                for index, (case, what) in enumerate(cases()):
-                    codes[f"exit code {case.code}"] += 1
+                for index, (kind, case, what) in enumerate(cases()):
+                    codes[f"{kind}, exit code {case.code}"] += 1
                     if case.fault:
                         faults.append(f"case {index}, {what}: repolicy {' '.join(case.words)[:300]}\n{case.fault}\n")
         finally:

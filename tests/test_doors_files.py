@@ -362,10 +362,10 @@ def test_a_folder_that_is_refused_is_as_it_was(capsys: pytest.CaptureFixture[str
 
 def test_damaged_files_and_odd_command_lines() -> None:
     """A share of `make fuzz`."""
-    faults, codes = fuzz.fuzz(files=60, lines=60, answers=4)
+    faults, codes = fuzz.fuzz(files=50, lines=30, answers=20)
     assert not faults, "\n".join(faults)
-    assert sum(codes.values()) >= 120
-    assert {kind.partition(",")[0] for kind in codes} == {"damaged", "odd"}
+    assert sum(codes.values()) > 100
+    assert {kind.partition(",")[0] for kind in codes} == {"damaged", "odd", "answered", "bomb"}
 
 
 def test_files_of_others_lie_among_nothing_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
