@@ -58,7 +58,7 @@ class Paid:
         return step, rewards
 
     def noted(self) -> dict[str, float]:
-        """Of the iteration: both rewards a step, and the basic return of the episodes that ended, if any did."""
+        """Return both rewards a step of the iteration, and the basic return of episodes that ended, if any did."""
         found = {"basic": float(np.mean(self.basic)), "addon": float(np.mean(self.paid))}
         if self.episodes:
             found["basic_return"] = float(np.mean(self.episodes))

@@ -23,7 +23,7 @@ PAUSE = 1.0  # seconds between two looks at the runs
 def parser(
     name: str, description: str | None, takes: Collection[str] = ("runs", "jobs", "ray")
 ) -> argparse.ArgumentParser:
-    """The options of a campaign: its ledger, and those of the others that it takes."""
+    """Return the options of a campaign: its ledger, and those of the others that it takes."""
     found = argparse.ArgumentParser(
         prog=f"python -m experiments.{name}",
         description=description,
@@ -42,7 +42,7 @@ def parser(
 
 
 def run_main(main: Callable[[], None]) -> None:
-    """Errors as one sentence, Ctrl-C as one too."""
+    """Say errors in one sentence, and Ctrl-C too."""
     try:
         main()
     except RepolicyError as error:
@@ -107,7 +107,7 @@ def fill(
 
 
 def left_by(job: Job) -> Row:
-    """What a run that ended well has left in its folder."""
+    """Return what a run that ended well has left in its folder."""
     file = job.log.with_name("row.json")
     try:
         return dict(read_json(file))
@@ -116,7 +116,7 @@ def left_by(job: Job) -> Row:
 
 
 def finished(ledger: Ledger) -> Rows:
-    """By their keys, the rows of runs that ended well."""
+    """Return by their keys the rows of runs that ended well."""
     return {key: row for key, row in ledger.by_key().items() if "error" not in row}
 
 
@@ -127,14 +127,14 @@ def job_of(run: Run, runs: Path) -> Job:
 
 
 def status(runs: Sequence[Run], options: argparse.Namespace) -> None:
-    """What is done, at work and missing."""
+    """Print what is done, at work and missing."""
     rows = Ledger(options.ledger).by_key()
     for run in runs:
         print(f"{run.key:34s} {said(rows[run.key]) if run.key in rows else share(run, options.runs)}")
 
 
 def said(row: Row) -> str:
-    """A run in a line."""
+    """Return a run in a line."""
     if "error" in row:
         return f"failed: {row['error']}"
     parts = [f"{name.removesuffix('_reward')} {value[0]:,.2f}" for name, value in row["last"]["mean"].items()]
@@ -143,7 +143,7 @@ def said(row: Row) -> str:
 
 
 def share(run: Run, runs: Path) -> str:
-    """How far a run is that is not done."""
+    """Return how far a run is that is not done."""
     try:
         last: Any = json.loads(RunFolder(runs / run.folder).metrics.read_text().splitlines()[-1])
         return f"at {last['steps']:,} steps"

@@ -8,7 +8,7 @@ EPISODE = 16  # iterations: an episode of 1,000 steps where each has 64, and two
 
 
 def smooth(row: Row) -> np.ndarray:
-    """A run's curve, each value the mean over whole episodes, and unknown before that.
+    """Return a run's curve, each value the mean over whole episodes, and unknown before that.
 
     All environments start their episodes at once. So rewards are low right after it, and between two time limits the
     episodes that end are those that fell.

@@ -89,12 +89,12 @@ def main() -> None:
 
 
 def point(swept: Path, omega: float) -> Path:
-    """The policy of the sweep's point."""
+    """Return the policy of the sweep's point."""
     return RunFolder(swept / f"omega-{omega:.12g}").policy
 
 
 def alone(name: str, swept: Path) -> Row:
-    """The prior, and the points that were trained alone."""
+    """Measure the prior, and the points that were trained alone."""
     task = TASKS[name]
     first = read_policy(point(swept, task.low))
     row: Row = {"task": name, "how": "alone", "episodes": EPISODES}
@@ -109,7 +109,7 @@ def alone(name: str, swept: Path) -> Row:
 
 
 def free_dial(name: str, how: str, swept: Path) -> Row:
-    """Between the prior and the sweep's first point; as many positions as the sweep has in the range."""
+    """Measure between the prior and the sweep's first point, at as many positions as the sweep has in the range."""
     task = TASKS[name]
     end = read_policy(point(swept, task.low))
     assert end.prior is not None
@@ -145,7 +145,7 @@ def trained_dial(name: str, seed: int, runs: Path, how: str) -> Row:
 
 @contextmanager
 def shuffled() -> Iterator[None]:
-    """Meanwhile episodes are paid by other positions than those that the network is shown."""
+    """Pay episodes meanwhile by other positions than those that the network is shown."""
     shown = RangeOfWeights.asked
 
     def asked(self: RangeOfWeights, rollout: Rollout) -> Tensor:
@@ -159,7 +159,7 @@ def shuffled() -> Iterator[None]:
 
 
 def others(places: np.ndarray) -> np.ndarray:
-    """For the positions `[T, N, dials]` that episodes are shown, others, drawn in the same way.
+    """Return other positions than those `[T, N, dials]` that episodes are shown, drawn in the same way.
 
     What an episode is shown, and in which environment, seeds its draw: so it keeps its own, also in the next rollout
     and in a run that goes on. The network does not know its environment, so even at the ends of a dial, where many
@@ -186,7 +186,7 @@ def position(
     density: Density | None,
     actions: tuple[str, ...] = ("mean", "sampled"),
 ) -> Row:
-    """What a position is worth, an episode: with the mean action, and with sampled ones the parts of the objective."""
+    """Measure a position over episodes: with the mean action, and with sampled ones the objective's parts."""
     task, found = TASKS[name], Row()
     beside: dict[str, Any] = {"addon": combined([task.addon]), "prior": prior, "density": density}
     for action in actions:
@@ -201,14 +201,14 @@ def position(
 
 
 def objective(found: Row, asked: dict[str, Any], omega: float) -> float:
-    """J(ω′) of an episode with sampled actions: what training is after."""
+    """Return J(ω′) of an episode with sampled actions: what training is after."""
     parts, weighed = found["sampled"], Objective(**asked | {"omega": omega})
     of_states = parts.get("familiarity")
     return float(reformulated(weighed, parts["addon"], parts["log_prior"], parts["log_policy"], of_states).total)
 
 
 def hypervolume(points: Sequence[tuple[float, float]], worst: tuple[float, float]) -> float:
-    """The area that the points dominate, above the worst that one can have of each."""
+    """Return the area that the points dominate, above the worst that one can have of each."""
     area, best = 0.0, worst[1]
     for x, y in sorted(points, reverse=True):
         area += max(0.0, x - worst[0]) * max(0.0, y - best)
@@ -217,7 +217,7 @@ def hypervolume(points: Sequence[tuple[float, float]], worst: tuple[float, float
 
 
 def ranks(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    """From 0; of equal values, the mean of theirs."""
+    """Return ranks from 0; of equal values, the mean of theirs."""
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
     mean_ranks: np.ndarray = (np.cumsum(counts) - (counts + 1) / 2)[which]
     return mean_ranks
@@ -232,14 +232,14 @@ def outcome(found: Row) -> tuple[float, float]:
 
 
 def area(row: Row, points: Row) -> float:
-    """Its hypervolume as a share of that of the points trained alone."""
+    """Return a dial's hypervolume as a share of that of the points trained alone."""
     worst = tuple(min(each) for each in zip(*map(outcome, [points["prior"], *points["positions"]]), strict=True))
     ours, theirs = (hypervolume([*map(outcome, each["positions"])], worst) for each in (row, points))  # type: ignore[arg-type]
     return ours / theirs
 
 
 def turning(row: Row) -> list[str]:
-    """Over the many positions of a trained dial: the order, the largest step, and how far the ends are apart."""
+    """Return a dial's order over its many positions, its largest step, and how far its ends are apart."""
     places = [found["at"] for found in row["many"]]
     basic, addon = map(np.array, zip(*map(outcome, row["many"]), strict=True))
     steps = np.hypot(*(np.diff(each) / (np.ptp(each) or 1.0) for each in (basic, addon)))
@@ -248,7 +248,7 @@ def turning(row: Row) -> list[str]:
 
 
 def table(found: list[Row]) -> str:
-    """A line a task and ω′: the point that was trained alone, the mean of the dials there, and each dial's share."""
+    """Return a line a task and ω′: the point trained alone, the mean of the dials there, and each dial's share."""
     headings = ["task", "ω′", "basic: alone", "dial", "add-on: alone", "dial", "J: prior", "alone", "dial",
                 "share of gain, a seed", "with 5M steps"]  # fmt: skip
     lines = []
@@ -285,7 +285,7 @@ def summary(found: list[Row]) -> str:
 
 
 def free(found: list[Row]) -> str:
-    """A line a task and position of the dials that cost no training: with the mean action, and KL(policy ‖ prior)."""
+    """Return a line a task and position of the dials without training: by the mean action, and KL to the prior."""
     parts = ("old reward", "wish", "drift, nats a step")
     lines = []
     for task in dict.fromkeys(row["task"] for row in found):
@@ -301,7 +301,7 @@ def free(found: list[Row]) -> str:
 
 
 def draw(found: list[Row], path: Path) -> None:
-    """Twenty positions of each trained dial, beside the points that were trained alone."""
+    """Draw twenty positions of each trained dial, beside the points that were trained alone."""
     tasks = [row for row in found if row["how"] == "alone"]
     figure, axes = plt.subplots(1, len(tasks), figsize=(6 * len(tasks), 4.2), squeeze=False)
     for points, axis in zip(tasks, axes[0], strict=True):

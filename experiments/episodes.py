@@ -26,7 +26,7 @@ def played(
     density: Density | None = None,
     envs: int | None = None,
 ) -> Evaluation:
-    """So many episodes, `envs` at once (by default all); beside a prior, and its states where there is a density."""
+    """Play episodes, `envs` at once (by default all), beside a prior, and its states where there is a density."""
     of_states = None if density is None or prior is None else partial(familiarity, density, prior)
     with one_thread(), closing(make_envs(env, envs or episodes, EVALUATION_SEED)) as made:
         return run_episodes(
@@ -36,7 +36,7 @@ def played(
 
 
 def objective_of(objective: Objective, seen: Evaluation) -> np.ndarray:
-    """What the objective was worth in each of the episodes, which had sampled actions."""
+    """Return what the objective was worth in each of the episodes, which had sampled actions."""
     reward = task_reward(objective, seen.basic, seen.addon)
     total: np.ndarray = reformulated(objective, reward, seen.log_prior, seen.log_policy, seen.familiarity).total
     return total

@@ -124,7 +124,7 @@ class Acting(ActorCriticPolicy):  # type: ignore[misc]
         return values
 
     def distribution(self, obs: Tensor) -> Any:
-        """Of the actor; with a frozen std, the one that the start has in that state."""
+        """Return that of the actor; with a frozen std, the one that the start has in that state."""
         distribution: Any = self.actor(obs)
         if self._how.frozen_std:
             distribution.log_std = self.start(obs).log_std.detach()
@@ -202,7 +202,7 @@ def measure(task: str, way: str, seed: int, steps: int, priors: Path) -> Row:
 
 
 def picture(rows: list[Row], path: Path) -> None:
-    """The unseen reward over the steps, a panel a task, a line a way: the mean of its seeds, and their range."""
+    """Draw the unseen reward over the steps, a panel a task, a line a way: the mean of its seeds, and their range."""
     import matplotlib.pyplot as plt
     import numpy as np
 
@@ -228,7 +228,7 @@ def picture(rows: list[Row], path: Path) -> None:
 
 
 def alone(*run: Any) -> Row:
-    """The same in a process of its own: 128 robots take 3 GB until their process ends."""
+    """Measure in a process of its own: 128 robots take 3 GB until their process ends."""
     with ProcessPoolExecutor(1, get_context("spawn"), die_with, (os.getpid(),)) as process:
         return process.submit(measure, *run).result()
 

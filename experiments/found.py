@@ -78,7 +78,7 @@ def measure(task: Task, path: Path, folder: Path, seed: int, steps: int, budget:
 def measured(
     policy: Policy, prior: Policy, env: str, wish: Addon, objective: Objective | None, density: Density | None = None
 ) -> dict[str, Any]:
-    """The objective of an episode and its parts, (mean, standard error); without one, the wish alone."""
+    """Return the objective of an episode and its parts, (mean, standard error); without one, the wish alone."""
     found: dict[str, Any] = {}
     for action in ("sampled", "mean"):
         sampled = action == "sampled"
@@ -95,7 +95,7 @@ def measured(
 
 
 def table(rows: list[Row]) -> str:
-    """A row a run: what it was after, and where that stood at the start and at the end."""
+    """Return a row a run: what it was after, and where that stood at the start and at the end."""
     headings = ["prior, wish", "seed", "weights", "objective, start", "end", "gained", "wish", "old return", "both",
                 "both, sampled"]  # fmt: skip
     lines = []

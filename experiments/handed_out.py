@@ -34,7 +34,7 @@ PARTS = ("objective", "total_sampled", "total_mean")
 
 
 def bent(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Any) -> np.ndarray:
-    """Minus the angle of Walker2d's or Hopper's thigh."""
+    """Return minus the angle of Walker2d's or Hopper's thigh."""
     return -np.abs(next_observations[..., 2])
 
 
@@ -43,7 +43,7 @@ def effort(observations: np.ndarray, actions: np.ndarray, next_observations: np.
 
 
 def sway(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Any) -> np.ndarray:
-    """Minus the speed at which the pole of CartPole or InvertedPendulum turns."""
+    """Return minus the speed at which the pole of CartPole or InvertedPendulum turns."""
     return -np.abs(next_observations[..., 3])
 
 
@@ -80,7 +80,7 @@ TASKS = {
 
 
 def made(name: str, seed: int, runs: Path) -> RunFolder:
-    """The run of a task, finished."""
+    """Return the run of a task, finished."""
     task, out = TASKS[name], runs / f"{name}-{seed}"
     prior = made(task.prior, seed, runs).policy if task.prior in TASKS else Path(task.prior)
     settings = customize_defaults(find_policy(prior)) if task.prior else train_defaults(task.env)
@@ -98,7 +98,7 @@ def made(name: str, seed: int, runs: Path) -> RunFolder:
 
 
 def highest(folder: RunFolder, last: SavedPolicy) -> tuple[int, Policy]:
-    """Of which step, and which, the policy with the highest sum in the short evaluations is."""
+    """Return the policy with the highest sum in the short evaluations, and of which step it is."""
     checkpoint = folder.latest()
     assert checkpoint is not None
     tensors, header, _ = checkpoint
@@ -108,7 +108,7 @@ def highest(folder: RunFolder, last: SavedPolicy) -> tuple[int, Policy]:
 
 
 def returns(policy: Policy, saved: SavedPolicy, task: Task) -> dict[str, np.ndarray]:
-    """Of each episode: the run's own objective, and all rewards, by sampled actions and by the mean action."""
+    """Return, of each episode: the run's own objective, and all rewards, by sampled actions and by the mean action."""
     addon = combined([task.addon]) if task.addon else None
     beside: dict[str, Any] = {"addon": addon, "prior": saved.prior, "density": saved.density, "envs": ENVS}
     sampled, by_mean = (played(policy, task.env, EPISODES, sampled=each, **beside) for each in (True, False))
@@ -120,7 +120,7 @@ def returns(policy: Policy, saved: SavedPolicy, task: Task) -> dict[str, np.ndar
 
 
 def measured(name: str, seed: int, runs: Path) -> Row:
-    """By how much what is handed out is better than the last policy, and so is what had the highest sum."""
+    """Measure by how much what is handed out is better than the last policy, and what had the highest sum."""
     task, folder = TASKS[name], made(name, seed, runs)
     last, handed_out = read_policy(folder.last_policy), read_policy(folder.policy)
     policies = {
@@ -157,7 +157,7 @@ def table(rows: list[Row]) -> str:
 
 
 def _pair(values: list[float]) -> str:
-    """A mean and its error; what is better by more than two errors, or worse, is in bold."""
+    """Return a mean and its error; what is better by more than two errors, or worse, is in bold."""
     mean, error = values
     digits = 2 if 0.0 < error < 1.0 else 0
     text = " ± ".join(f"{value:,.{digits}f}" for value in values)

@@ -48,14 +48,14 @@ SEEDS, STEPS = 3, "1e6"
 
 
 def worth(prior: str) -> float:
-    """What a nat of it is worth, as `experiments.nat_worth` measured it."""
+    """Return what a nat of it is worth, as `experiments.nat_worth` measured it."""
     return float(json.loads(WORTH.read_text())[prior]["value"])
 
 
 def made(
     name: str, variant: str, weights: str, seed: int, steps: str = STEPS, more: str = "", episodes: int = 100
 ) -> Run:
-    """A customizing run of a task, with weights that are named, or none."""
+    """Return a customizing run of a task, with weights that are named, or none."""
     task = TASKS[name]
     words = f"customize {task.prior} --addon {task.addon} {weights} --steps {steps} {more} --ranks 1 --seed {seed}"
     return Run(f"{name}/{variant}/{seed}", (*words.split(), "--no-report"), task.env, task.addon, episodes=episodes)
@@ -64,19 +64,19 @@ def made(
 def priced(
     name: str, seed: int, variant: str = "states", steps: str = STEPS, more: str = "", episodes: int = 40
 ) -> Run:
-    """ω′ is what a nat is worth, and so is the price on states."""
+    """Return a run in which ω′ is what a nat is worth, and so is the price on states."""
     omega = f"{worth(TASKS[name].prior):.3g}"
     return made(name, variant, f"--omega {omega} --states {omega}", seed, steps, more, episodes)
 
 
 def papers(name: str, seed: int, steps: str = STEPS) -> Run:
-    """The paper's weights."""
+    """Return a run with the paper's weights."""
     weights = PAPERS[TASKS[name].prior]
     return made(name, "paper", f"--omega {weights.omega} --alpha {weights.alpha}", seed, steps)
 
 
 def runs() -> list[Run]:
-    """All runs; a heavy wish with weights that are named for five million steps, as it goes wrong late."""
+    """Return all runs; a heavy wish with weights that are named for five million steps, as it goes wrong late."""
     heavy, seeds = "halfcheetah_10", range(SEEDS)
     found = [Run(f"{name}/prior/0", (), task.env, task.addon, policy=task.prior) for name, task in TASKS.items()]
     found += [made(heavy, "default_3e5", "", seed, "3e5") for seed in seeds]
@@ -89,7 +89,7 @@ def runs() -> list[Run]:
 
 
 def table(found: dict[str, Row]) -> str:
-    """Each prior, and a row a setting of the weights: means over seeds, the last policies."""
+    """Return each prior, and a row a setting of the weights: means over seeds, the last policies."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     for key, row in found.items():
         if "request" not in row:  # the prior itself

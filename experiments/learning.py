@@ -33,7 +33,7 @@ RUNS = {  # an environment, and where several settings are tried, a name for the
 
 
 def run(name: str, seed: int) -> Run:
-    """A run of one line of `RUNS`, evaluated in the environment as it usually begins."""
+    """Return a run of one line of `RUNS`, evaluated in the environment as it usually begins."""
     env = name.partition("/")[0]
     words = ("train", env, *RUNS[name].split(), "--seed", str(seed), "--ranks", "1")
     return Run(f"{name}/{seed}", words, env.partition("?")[0])

@@ -58,7 +58,7 @@ class Run:
 
     @property
     def command(self) -> str:
-        """What a user would type: to make the policies, or of one that is there, to evaluate it."""
+        """Return what a user would type: to make the policies, or of one that is there, to evaluate it."""
         if self.words:
             return shlex.join(["repolicy", *self.words])
         addon = ["--addon", self.addon] if self.addon else []
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def measured(run: Run, folder: Path) -> Row:
-    """The whole of one run; goes on where it was."""
+    """Make the whole of one run, which goes on where it was, and return its row."""
     row: Row = {"key": run.key, "command": run.command, "env": run.env}
     row |= {"addon": run.addon, "evaluation_seed": run.evaluation_seed}
     if "customize" in run.words[:2]:
@@ -104,7 +104,7 @@ def measured(run: Run, folder: Path) -> Row:
 
 
 def trained(run: Run, folder: Path) -> Row:
-    """What the training was, and what it took."""
+    """Train, and return what the training was and what it took."""
     before, began = steps_done(folder), time.process_time()
     if not RunFolder(folder).last_policy.exists() and stamp() not in attempts(folder):
         write_json(folder / ATTEMPTS, [*attempts(folder), stamp()])
@@ -126,7 +126,7 @@ def trained(run: Run, folder: Path) -> Row:
 
 
 def attempts(folder: Path) -> list[Row]:
-    """By what a run was made: an entry each time that it began or went on with another."""
+    """Return by what a run was made: an entry each time that it began or went on with another."""
     return list(read_json(folder / ATTEMPTS)) if (folder / ATTEMPTS).exists() else []
 
 
@@ -144,12 +144,12 @@ def steps_done(folder: Path) -> int:
 
 
 def clock(column: list[float]) -> float:
-    """Seconds of all attempts together: each counts from 0."""
+    """Return seconds of all attempts together: each counts from 0."""
     return sum(now - before if now >= before else now for before, now in zip([0.0, *column], column, strict=False))
 
 
 def thinned(logged: dict[str, list[Any]], points: int = POINTS) -> dict[str, list[float | None]]:
-    """The learning curve: means over equal stretches of the run; None where nothing was logged."""
+    """Return the learning curve: means over equal stretches of the run; None where nothing was logged."""
     stretches = np.array_split(np.arange(len(logged["steps"])), min(points, len(logged["steps"])))
     curve = {}
     for name in CURVE:
@@ -161,7 +161,7 @@ def thinned(logged: dict[str, list[Any]], points: int = POINTS) -> dict[str, lis
 
 
 def evaluated(run: Run, path: Path) -> dict[str, dict[str, list[float]]]:
-    """Mean and std of every quantity over the episodes, with the mean action and with sampled ones."""
+    """Return mean and std of every quantity over the episodes, with the mean action and with sampled ones."""
     saved, found = read_policy(path), {}
     for action in ("mean", "sampled")[: 1 + run.sampled]:
         with one_thread():

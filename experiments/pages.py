@@ -17,7 +17,7 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def filled(text: str, tables: Tables) -> str:
-    """The page with each of the tables written anew; tables of other names stay as they are."""
+    """Return the page with each of the tables written anew; tables of other names stay as they are."""
 
     def fresh(match: re.Match[str]) -> str:
         return f"{match[1]}{tables[match[2]]()}\n{match[3]}" if match[2] in tables else match[0]

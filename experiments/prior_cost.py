@@ -77,7 +77,7 @@ def measure(prior: str, rounds: int) -> dict[str, Any]:
 
 
 def worker(name: str, task: Task, objective: Objective, path: Path) -> Worker:
-    """At the start of a customizing run's first segment, with or without a prior in sight."""
+    """Return a worker at the start of a run's first segment, with or without a prior in sight."""
     settings = replace(settings_of(task.env), ranks=1)
     folder = RunFolder(path)
     prior = find_policy(name)

@@ -33,7 +33,7 @@ TRACKED = {"speed_error": "reward_tracking_lin_vel", "turning_error": "reward_tr
 
 @torch.no_grad()
 def measured(path: Path, env: str, episodes: int, deterministic: bool) -> Row:
-    """The first episode of each environment: return, length, falls, the terms' sums, and errors of the velocities."""
+    """Measure the first episode of each environment: return, length, falls, the terms, and the velocities' errors."""
     policy = read_policy(path).policy
     env = observing(env, policy.observation_size)
     envs = make_envs(env, episodes, EVALUATION_SEED, "auto")
@@ -58,12 +58,12 @@ def measured(path: Path, env: str, episodes: int, deterministic: bool) -> Row:
 
 
 def error(kept: np.ndarray) -> np.ndarray:
-    """The error of a velocity, from exp(−error² / 0.25)."""
+    """Return the error of a velocity, from exp(−error² / 0.25)."""
     return np.sqrt(-WIDTH * np.log(np.clip(kept, 1e-6, 1.0)))  # type: ignore[no-any-return]
 
 
 def _largest(env: str, key: str) -> float:
-    """A tracking term at no error, which is the weight that the task gives it."""
+    """Return a tracking term at no error, which is the weight that the task gives it."""
     import envpool
 
     from repolicy.envs.names import parsed
@@ -73,7 +73,7 @@ def _largest(env: str, key: str) -> float:
 
 
 def table(rows: list[Row]) -> str:
-    """A row a policy and way of acting, beside the prior's."""
+    """Return a row a policy and way of acting, beside the prior's."""
     headings = ["policy", "action", "old return (not trained on)", "energy cost a step", "clearance cost a step",
                 "error of speed, m/s", "of turning, rad/s", "falls"]  # fmt: skip
     found = {row["key"]: row for row in rows}

@@ -21,7 +21,7 @@ COLORS = 48
 
 
 def beside(left: Sequence[Any], right: Sequence[Any], keep: int = EVERY) -> list[Image.Image]:
-    """Every so many pictures `[H, W, 3]` of both, side by side, in few colors."""
+    """Put every so many pictures `[H, W, 3]` of both, side by side, in few colors."""
     pairs = zip(left[::keep], right[::keep], strict=True)
     return [Image.fromarray(np.concatenate(pair, axis=1)).quantize(COLORS) for pair in pairs]
 

@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def by_task() -> dict[str, Rows]:
-    """The rows of each task."""
+    """Return the rows of each task."""
     tasks: dict[str, Rows] = {}
     for row in finished(Ledger(ROOT / "results" / "rql.jsonl")).values():
         tasks.setdefault(row["key"].partition("/")[0], []).append(row)
@@ -39,7 +39,7 @@ def by_task() -> dict[str, Rows]:
 
 
 def table(tasks: dict[str, Rows]) -> str:
-    """Means over seeds, ± std (of a sample: n − 1); shares of the prior's basic return and of the full total."""
+    """Return means over seeds, ± std (of a sample: n − 1); shares of the prior's basic return and of the full total."""
     headings = ["task", "policy", "seeds", "basic", "add-on", "total", "of prior's basic", "of full total"]
     lines = list[list[str]]()
     for task, rows in tasks.items():
@@ -58,13 +58,13 @@ def table(tasks: dict[str, Rows]) -> str:
 
 
 def values(rows: Rows, method: str, action: str, part: str) -> list[float]:
-    """The mean over episodes of each seed."""
+    """Return the mean over episodes of each seed."""
     mine = [row["last"] for row in rows if row["key"].split("/")[1] == method]
     return [found[action][f"{part}_reward"][0] for found in mine if action in found]
 
 
 def share(rows: Rows, method: str, reference: str, part: str) -> str:
-    """What part of the reference's return this is, where that is a positive number."""
+    """Return what part of the reference's return this is, where that is a positive number."""
     found, wanted = values(rows, method, "mean", part), values(rows, reference, "mean", part)
     return f"{mean(found) / mean(wanted):.1%}" if wanted and mean(wanted) > 0 else ""
 

@@ -11,14 +11,16 @@ PINNED = ("envs", "n_steps", "checkpoint_every", "epochs", "minibatch", "learnin
 
 
 def settings_of(env: str) -> Settings:
-    """The environment's own for training, but for the n_steps of HalfCheetah, which never ends an episode, so that with
-    a long one it pays to fall once and to spare the leg for ever after."""
+    """Return the environment's own for training, but for the gamma of HalfCheetah.
+
+    It never ends an episode, so that with a long horizon it pays to fall once and to spare the leg for ever after.
+    """
     gamma = 0.9 if env.startswith("HalfCheetah") else 0.99
     return replace(train_defaults(env), steps=1_000_000, critic_warmup=0.05, gamma=gamma)
 
 
 def pinned(words: list[str], env: str) -> list[str]:
-    """The words of a customizing run, with those settings where it names no other."""
+    """Return the words of a customizing run, with those settings where it names no other."""
     settings = settings_of(env)
     options = {name: option(name, getattr(settings, name)) for name in PINNED}
     return words + [word for found in options.values() if found[0] not in words for word in found]

@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def stale(results: Path) -> list[Finding]:
-    """The rows whose code has changed, by file and commit."""
+    """Return the rows whose code has changed, by file and commit."""
     found = []
     for path in sorted([*results.rglob("*.json"), *results.rglob("*.jsonl")]):
         name = path.relative_to(results).as_posix()
@@ -69,12 +69,12 @@ def stale(results: Path) -> list[Finding]:
 
 
 def depends_on(name: str) -> tuple[str, ...]:
-    """What the rows in a file of this name depend on."""
+    """Return what the rows in a file of this name depend on."""
     return next(paths for pattern, paths in KINDS.items() if fnmatch(name, pattern))
 
 
 def commits(path: Path) -> list[str]:
-    """The commit that each row names."""
+    """Return the commit that each row names."""
     text = path.read_text()
     rows = json.loads(text).values() if path.suffix == ".json" else map(json.loads, text.splitlines())
     return [row["commit"] for row in rows]
@@ -82,7 +82,7 @@ def commits(path: Path) -> list[str]:
 
 @cache
 def changed_since(commit: str, paths: tuple[str, ...]) -> int | None:
-    """How many commits have changed these paths since; None where the commit is unknown here."""
+    """Return how many commits have changed these paths since; None where the commit is unknown here."""
     done = subprocess.run(
         ["git", "rev-list", "--count", f"{commit}..HEAD", "--", *paths],
         cwd=ROOT, capture_output=True, text=True, check=False,
@@ -91,7 +91,7 @@ def changed_since(commit: str, paths: tuple[str, ...]) -> int | None:
 
 
 def said(found: Finding) -> str:
-    """A finding in a line."""
+    """Return a finding in a line."""
     short = found.commit[:10] + found.commit[40:]
     if found.changes is None:
         return f"{found.file}: {found.rows} rows of {short}, a commit that this clone does not have"

@@ -16,13 +16,13 @@ DEALS = 20_000  # of which a test looks at every one; of more it draws so many
 
 
 def mean_and_error(values: np.ndarray) -> list[float]:
-    """The mean and its standard error."""
+    """Return the mean and its standard error."""
     column = Column("", values)
     return [float(f"{column.mean:.6g}"), float(f"{column.error:.3g}")]
 
 
 def iqm(scores: np.ndarray) -> np.ndarray:
-    """The interquartile mean over seeds and tasks: the mean of the middle half."""
+    """Return the interquartile mean over seeds and tasks: the mean of the middle half."""
     flat = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
     cut = flat.shape[-1] // 4
     return np.asarray(flat[..., cut : flat.shape[-1] - cut].mean(axis=-1))
@@ -33,7 +33,7 @@ def mean(scores: np.ndarray) -> np.ndarray:
 
 
 def improvement(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """The probability that a seed of ours is better than one of theirs, a tie for half; the mean over tasks."""
+    """Return the probability that a seed of ours is better than one of theirs, a tie for half; the mean over tasks."""
     left, right = ours[..., :, None, :], theirs[..., None, :, :]
     return np.asarray(((left > right) + 0.5 * (left == right)).mean(axis=(-3, -2, -1)))
 
@@ -41,7 +41,7 @@ def improvement(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 def chance(
     statistic: Callable[[np.ndarray, np.ndarray], float], ours: np.ndarray, theirs: np.ndarray, known: bool = False
 ) -> float:
-    """The share of all ways to deal the seeds `[S]` anew in which the statistic of ours and theirs is as large.
+    """Return the share of all ways to deal the seeds `[S]` anew in which the statistic of ours and theirs is as large.
 
     It is exact where ours and theirs are drawn alike. Where a side is a number that is `known`, and no draw, the others
     change sides about it, each by itself, and it is exact where they are spread evenly about it. Where there are more
@@ -71,7 +71,7 @@ def _dealt(ours: np.ndarray, theirs: np.ndarray, known: bool) -> Iterator[tuple[
 def interval(
     statistic: Callable[..., np.ndarray], *samples: np.ndarray, share: float = 0.95, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
-    """Percentiles of the statistic under a stratified bootstrap: seeds drawn anew in each task of each sample."""
+    """Return percentiles of the statistic in a stratified bootstrap: seeds drawn anew in each task of each sample."""
     generator = np.random.default_rng(0)
     drawn = []
     for scores in samples:

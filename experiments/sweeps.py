@@ -57,7 +57,7 @@ def words(name: str) -> list[str]:
 
 
 def made(name: str, runs: Path, jobs: int) -> Path:
-    """The folder of the sweep, which is made, or finished, where it is not."""
+    """Return the folder of a sweep; it is made, or finished, where it is not."""
     folder = runs / name
     if "points" not in (claimed(folder) or {}):
         command_line([*words(name), "--out", str(folder), "--resume", "--jobs", str(jobs)])
@@ -80,7 +80,7 @@ def rows(name: str, folder: Path) -> list[Row]:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Basic return against add-on return, a point each ω′, with a line of equal total through the prior."""
+    """Draw basic return against add-on return, a point each ω′, with a line of equal total through the prior."""
     priors = list(dict.fromkeys(SWEEPS[row["task"]].prior for row in rows))
     figure, axes = plt.subplots(1, len(priors), figsize=(6 * len(priors), 4.2), squeeze=False)
     for prior, axis in zip(priors, axes[0], strict=True):

@@ -34,7 +34,7 @@ def rows(name: str) -> list[Row]:
 
 
 def ledger(name: str, of: str = "") -> dict[str, Row]:
-    """The rows that ended well, by their keys; those whose keys end in `of`, so that runs of other lengths stay out."""
+    """Return the rows that ended well, by their keys; of those that end in `of`, so that other lengths stay out."""
     return {key: row for key, row in finished(Ledger(RESULTS / name)).items() if key.endswith(of)}
 
 
@@ -66,7 +66,7 @@ def speed() -> str:
 
 
 def peers() -> str:
-    """The median of the turns' ratios, and their middle half."""
+    """Return the median of the turns' ratios, and their middle half."""
     lines = []
     for row in rows("peers.jsonl"):
         ratios = [row[f"{mine} is faster by"] for mine in ("repolicy", "repolicy, minibatches of 1024")]
@@ -81,7 +81,7 @@ def average(runs: list[Row], action: str, part: str) -> float:
 
 
 def scores(runs: list[Row]) -> list[str]:
-    """Of the last policies, by the mean action; and the total with sampled ones."""
+    """Return means of the last policies by the mean action, and the total with sampled ones."""
     parts = ("basic_reward", "addon_reward", "metric", "total_reward")
     basic, addon, metric, total = (average(runs, "mean", part) for part in parts)
     sampled = average(runs, "sampled", "total_reward")
@@ -89,7 +89,7 @@ def scores(runs: list[Row]) -> list[str]:
 
 
 def by_default() -> str:
-    """Three rows a prior: itself, with the paper's weights, and with those that the command line finds."""
+    """Return three rows a prior: itself, with the paper's weights, and with those that the command line finds."""
     headings = ["prior, wish", "policy", "steps", "old reward", "wish", "metric", "**total**", "total, sampled",
                 "seeds"]  # fmt: skip
     found, lines = ledger("heavy.jsonl"), []
@@ -106,13 +106,13 @@ def by_default() -> str:
 
 
 def by_default_runs(found: dict[str, Row], name: str) -> list[Row]:
-    """The longest runs of a task with the weights that the command line finds."""
+    """Return the longest runs of a task with the weights that the command line finds."""
     usual = [row for key, row in found.items() if re.fullmatch(rf"{name}/states(_5e6)?/\d+", key)]
     return [row for row in usual if row["steps"] == max(each["steps"] for each in usual)]
 
 
 def expected() -> str:
-    """The totals of `by_default` alone, a row a prior."""
+    """Return the totals of `by_default` alone, a row a prior."""
     headings = ["prior, wish", "steps", "seeds", "total: prior", "by default", "sampled: prior", "by default"]
     found, lines = ledger("heavy.jsonl"), []
     for name in ("halfcheetah_10", "hopper", "ant"):
@@ -154,7 +154,7 @@ def nat_worth() -> str:
 
 
 def adapters() -> str:
-    """What our class costs in a host's training, beside the host's own PPO."""
+    """Return what our class costs in a host's training, beside the host's own PPO."""
     lines = []
     for row in rows("adapters.jsonl"):
         costs = [row[f"{clock}_overhead"] for clock in ("processor", "clock")]
@@ -195,7 +195,7 @@ def llm_programs() -> str:
 
 
 def llm_optimum() -> str:
-    """The exact optimum of the toy at each omega, which every line of the results carries."""
+    """Return the exact optimum of the toy at each omega, which every line of the results carries."""
     lines = []
     for omega, runs in frontier_runs("standard", "whole").items():
         best = runs[0]["best"]
@@ -205,7 +205,7 @@ def llm_optimum() -> str:
 
 
 def llm_distance() -> str:
-    """KL to the optimum: each seed of each method."""
+    """Return KL to the optimum: each seed of each method."""
     methods = ("whole", "onward", "decomposed")
     found = {method: frontier_runs("standard", method) for method in methods}
     lines = []
@@ -216,7 +216,7 @@ def llm_distance() -> str:
 
 
 def llm_controls() -> str:
-    """KL to the optimum of the controls."""
+    """Return KL to the optimum of the controls."""
     lines = []
     for what, world, method in CONTROLS:
         for omega, runs in frontier_runs(world, method).items():
@@ -249,7 +249,7 @@ def frontier_runs(world: str, method: str) -> dict[float, list[Row]]:
 
 
 def through_hosts() -> str:
-    """A row a trainer: mean over its seeds, and each seed's total."""
+    """Return a row a trainer: mean over its seeds, and each seed's total."""
     lines = []
     runs = list(ledger("through_hosts.jsonl", "/1000000").values())
     for host in dict.fromkeys(run["host"] for run in runs):
@@ -266,7 +266,7 @@ FINE_TUNED = {"halfcheetah": "halfcheetah_10", "hopper": "hopper"}
 
 
 def fine_tuning() -> str:
-    """A row a way: how much of the unseen reward is lost at first and at the end, and 100 episodes then."""
+    """Return a row a way: how much of the unseen reward is lost at first and at the end, and 100 episodes then."""
     headings = ["prior", "way", "lowest of the first 50", "at the end", "mean action: basic", "add-on", "total",
                 "sampled: basic", "total", "steps", "seeds"]  # fmt: skip
     lines, runs = [], list(ledger("fine_tuning.jsonl", "/1000000").values())
@@ -296,7 +296,7 @@ ALTERNATIVES = {
 
 
 def alternatives() -> str:
-    """Of the ways of `fine_tuning`, those that people choose from."""
+    """Return those of the ways of `fine_tuning` that people choose from."""
     headings = ["way", "HalfCheetah, `hind_leg=10`: kept", "total", "Hopper, `height`: total", "take it when"]
     runs, lines = ledger("fine_tuning.jsonl", "/1000000").values(), []
     for way, (name, when) in ALTERNATIVES.items():
@@ -308,7 +308,7 @@ def alternatives() -> str:
 
 
 def of_the_prior(row: Row) -> tuple[float, float]:
-    """The lowest value of the first 50 iterations and the last one, as shares of the prior's own."""
+    """Return the lowest value of the first 50 iterations and the last one, as shares of the prior's own."""
     if row["task"] in FINE_TUNED:
         kept = ledger("heavy.jsonl")[f"{FINE_TUNED[row['task']]}/prior/0"]["last"]["sampled"]
         own, length = kept["basic_reward"][0], kept["length"][0]
@@ -325,7 +325,7 @@ def distances(runs: list[Row]) -> str:
 
 
 def written(name: str) -> Callable[[], str]:
-    """A page that a command wrote beside its results, without the sentence at its top."""
+    """Return a page that a command wrote beside its results, without the sentence at its top."""
     page = RESULTS / "llm" / f"{name}.md"
     return lambda: page.read_text().partition("\n\n")[2].strip()
 

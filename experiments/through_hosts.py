@@ -31,14 +31,14 @@ ENV, ADDON, PRIOR, OMEGA, ALPHA = "HalfCheetah-v4", "hind_leg=10", "halfcheetah"
 
 
 def through_engine(settings: Settings) -> Policy:
-    """Repolicy's own, one rank."""
+    """Customize with Repolicy's own engine, one rank."""
     with tempfile.TemporaryDirectory() as folder:
         made = customize(PRIOR, ADDON, residual(OMEGA, ALPHA), Path(folder) / "run", settings, env=ENV)
         return load_policy(RunFolder(made.folder).last_policy)  # as the hosts give it
 
 
 def through_sb3(settings: Settings) -> Policy:
-    """Stable-Baselines3; a minibatch's advantages are normalized by themselves, and rewards are not scaled."""
+    """Customize in Stable-Baselines3; it normalizes a minibatch's advantages by themselves, and scales no rewards."""
     from repolicy.hosts.sb3 import ResidualPPO, to_repolicy
 
     model = ResidualPPO(
@@ -62,7 +62,7 @@ def through_sb3(settings: Settings) -> Policy:
 
 
 def through_rsl_rl(settings: Settings) -> Policy:
-    """rsl_rl; the critic has a normalizer of its own, and gradients of actor and critic are clipped apart."""
+    """Customize in rsl_rl; its critic has a normalizer of its own, and it clips gradients of actor and critic apart."""
     from rsl_rl.runners import OnPolicyRunner
 
     from repolicy.hosts.rsl_rl import to_repolicy
@@ -121,7 +121,7 @@ def measure(host: str, seed: int, steps: int) -> Row:
 
 
 def summary(policy: Policy, env: str, addon: str, episodes: int = 100) -> Row:
-    """Mean and std of each part of the return."""
+    """Return mean and std of each part of the return."""
     row: Row = {}
     for which, deterministic in (("mean", True), ("sampled", False)):
         found = evaluate(policy, env, episodes, addon=addon, deterministic=deterministic, seed=12345)

@@ -39,7 +39,7 @@ def run(job: Job, priors: Path) -> Row:
 
 
 def table(rows: list[Row]) -> str:
-    """A row a run: what it spent of its budget, and by which omega."""
+    """Return a row a run: what it spent of its budget, and by which omega."""
     lead = (
         "`python -m experiments.llm budget`. `spent` is exact: the prior's own expected log-probability minus "
         "the policy's. `KL` is to the optimum at the omega that was found."

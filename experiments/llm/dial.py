@@ -53,7 +53,7 @@ def run(job: Job, priors: Path) -> Row:
 
 
 def turned(toy: Toy, target: Objective, anchors: list[Objective], next_tokens: list[Tensor]) -> Tensor:
-    """log p(response) `[N]` of what the dial writes at a target, by the library's own arithmetic."""
+    """Return log p(response) `[N]` of what the dial writes at a target, by the library's own arithmetic."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a target beyond the anchors, which is measured too
         coefficients = mixture(target, anchors)
@@ -61,7 +61,7 @@ def turned(toy: Toy, target: Objective, anchors: list[Objective], next_tokens: l
 
 
 def cost(tokens: int = 64, rows: int = 16, rounds: int = 5) -> dict[str, float]:
-    """Milliseconds a token for a batch, the kinds taking turns, the least of some rounds: of 3 layers of 128."""
+    """Return milliseconds a token for a batch, the kinds taking turns, the least of some rounds: of 3 layers of 128."""
     models = [new_model("abcde", tokens + 2, hidden=128, layers=3, seed=seed).eval() for seed in range(3)]
     one, two = (models[1], residual(0.1, 0.2)), (models[2], residual(0.4, 0.2))
     ids = torch.zeros(rows, 1, dtype=torch.long)
@@ -80,7 +80,7 @@ def cost(tokens: int = 64, rows: int = 16, rounds: int = 5) -> dict[str, float]:
 
 
 def table(rows: list[Row]) -> str:
-    """KL to the exact optimum: a row for each omega, a number for each seed; and what a token costs."""
+    """Return KL to the exact optimum: a row for each omega, a number for each seed; and what a token costs."""
     groups: dict[tuple[bool, int], list[Row]] = {}
     for row in rows:
         if row["job"]["kind"] != "cost":

@@ -25,7 +25,7 @@ COLUMNS = {"kl": "KL", "addon": "add-on", "log_prior": "log prior", "length": "l
 
 
 def jobs(settings: Any) -> list[Job]:
-    """The two methods at every omega, seed by seed; then the controls, some of them once."""
+    """Return jobs of the two methods at every omega, seed by seed; then the controls, some of them once."""
     alpha, seeds = settings.alpha, range(settings.seeds)
     middle = [omega for omega in settings.omegas if 0 < omega <= 1.5 * alpha + 1e-9]
     points = [
@@ -63,7 +63,7 @@ def run(job: Job, priors: Path) -> Row:
 
 
 def table(rows: list[Row]) -> str:
-    """One row for each world, method and omega: what came out, and the exact optimum beside it."""
+    """Return one row for each world, method and omega: what came out, and the exact optimum beside it."""
     lead = (
         "`python -m experiments.llm frontier`. After the slash: the exact optimum. KL, in nats, is to that.\n"
         "`whole` and `onward`: ResidualGRPOTrainer with returns of the whole response, and from each token onward;\n"
@@ -82,7 +82,7 @@ def table(rows: list[Row]) -> str:
 
 
 def draw(rows: list[Row], priors: Path, file: Path) -> None:
-    """Add-on reward, length and entropy over omega, and the trade-off itself: lines are exact, dots were trained."""
+    """Draw add-on reward, length and entropy over omega, and the trade-off: lines are exact, dots were trained."""
     standard = [row for row in rows if row["job"]["world"] == "standard"]
     alpha, most = standard[0]["job"]["alpha"], max(row["job"]["omega"] for row in standard)
     toy, _, log_prior = opened("standard", priors)

@@ -27,7 +27,7 @@ def jobs(settings: Any) -> list[Job]:
 
 
 def run(job: Job, priors: Path) -> Row:
-    """Cosine and relative length of each expected gradient, beside the exact one; means over the draws."""
+    """Return cosine and relative length of each expected gradient, beside the exact one; means over the draws."""
     rows = list_responses(job["vocabulary"], job["length"])
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in (*KL_TERMS, *ENTROPY_TERMS)}
     for draw in range(job["draws"]):
@@ -43,7 +43,7 @@ def run(job: Job, priors: Path) -> Row:
 
 
 def list_responses(vocabulary: int, length: int) -> list[list[int]]:
-    """Every response: up to the end token 0, or cut off at the length."""
+    """Return every response: up to the end token 0, or cut off at the length."""
     ended: list[list[int]] = []
     going: list[list[int]] = [[]]
     for _ in range(length):
@@ -54,7 +54,7 @@ def list_responses(vocabulary: int, length: int) -> list[list[int]]:
 
 
 def token_log_probs(scores: Tensor, rows: list[list[int]]) -> tuple[Tensor, Tensor, Tensor]:
-    """log p(token) `[N, T]`, the entropy of its whole distribution `[N, T]`, and the mask `[N, T]`."""
+    """Return log p(token) `[N, T]`, the entropy of its whole distribution `[N, T]`, and the mask `[N, T]`."""
     table, (count, length) = scores.log_softmax(-1), (len(rows), scores.shape[0])
     tokens = torch.tensor([row + [0] * (length - len(row)) for row in rows])
     mask = torch.tensor([[1.0] * len(row) + [0.0] * (length - len(row)) for row in rows], dtype=scores.dtype)
@@ -68,7 +68,7 @@ def token_log_probs(scores: Tensor, rows: list[list[int]]) -> tuple[Tensor, Tens
 
 
 def _kl(policy: Tensor, reference: Tensor, _: Tensor, mask: Tensor) -> Tensor:
-    """−KL of whole responses: the exact sum, through which a gradient flows in every way that it can."""
+    """Return −KL of whole responses: the exact sum, through which a gradient flows in every way that it can."""
     return (policy.sum(1).exp() * (reference - policy).sum(1)).sum()
 
 
@@ -80,7 +80,7 @@ def _entropy(policy: Tensor, reference: Tensor, _: Tensor, mask: Tensor) -> Tens
 
 
 def _k3(corrected: bool) -> Loss:
-    """GRPO's KL in the loss, with or without `use_bias_correction_kl`."""
+    """Return GRPO's KL in the loss, with or without `use_bias_correction_kl`."""
 
     def term(policy: Tensor, reference: Tensor, _: Tensor, mask: Tensor) -> Tensor:
         k3 = (reference - policy).exp() - (reference - policy) - 1
@@ -91,7 +91,7 @@ def _k3(corrected: bool) -> Loss:
 
 
 def _returns(entropy_only: bool, whole: bool = False) -> Loss:
-    """The paper's: the same terms in the reward, and each token credited with what follows (or with all)."""
+    """Return the paper's loss: the same terms in the reward, each token credited with what follows (or with all)."""
 
     def term(policy: Tensor, reference: Tensor, _: Tensor, mask: Tensor) -> Tensor:
         objective, nothing = greedy(1.0) if entropy_only else kl(1.0), torch.zeros(len(policy), dtype=policy.dtype)
@@ -103,12 +103,12 @@ def _returns(entropy_only: bool, whole: bool = False) -> Loss:
 
 
 def _entropy_bonus(policy: Tensor, reference: Tensor, entropies: Tensor, mask: Tensor) -> Tensor:
-    """GRPO's `entropy_coef`: the mean entropy of the tokens in the batch, which responses of all lengths share."""
+    """Return GRPO's `entropy_coef`: the mean entropy of a batch's tokens, which responses of all lengths share."""
     return (_chances(policy) * entropies * mask).sum() / (_chances(policy) * mask).sum()
 
 
 def _chances(policy: Tensor) -> Tensor:
-    """How often each response is sampled `[N, 1]`; sampling passes no gradient."""
+    """Return how often each response is sampled `[N, 1]`; sampling passes no gradient."""
     return policy.detach().sum(1, keepdim=True).exp()
 
 
@@ -132,13 +132,13 @@ def _gradient(term: Loss, policy: Tensor, reference: Tensor, rows: list[list[int
 
 
 def _compare(found: Tensor, exact: Tensor) -> tuple[float, float]:
-    """Cosine, and length relative to the exact gradient's."""
+    """Return cosine, and length relative to the exact gradient's."""
     lengths = found.norm(), exact.norm()
     return float(found @ exact / (lengths[0] * lengths[1])), float(lengths[0] / lengths[1])
 
 
 def table(rows: list[Row]) -> str:
-    """A row for each expected gradient."""
+    """Return a row for each expected gradient."""
     [row] = rows
     job, cosine, length = row["job"], row["cosine"], row["relative_norm"]
     lead = (

@@ -50,7 +50,7 @@ def run(job: Job, priors: Path) -> Row:
 
 
 def table(rows: list[Row]) -> str:
-    """KL to the exact optimum: a row for each size, a column for each method."""
+    """Return KL to the exact optimum: a row for each size, a column for each method."""
     lines = []
     for count in sorted({row["job"]["pairs"] for row in rows}):
         mine = [row for row in rows if row["job"]["pairs"] == count]
@@ -63,7 +63,7 @@ def table(rows: list[Row]) -> str:
 
 
 def draw(rows: list[Row], priors: Path, file: Path) -> None:
-    """KL over the size of the preference set: a line of means for each method, a dot for each run."""
+    """Draw KL over the size of the preference set: a line of means for each method, a dot for each run."""
     figure, panel = plt.subplots(figsize=(7, 4.2), layout="constrained")
     for method in METHODS:
         runs = [row for row in rows if row["job"]["method"] == method]

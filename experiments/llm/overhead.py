@@ -54,7 +54,7 @@ def jobs(settings: Any) -> list[Job]:
 
 
 def run(job: Job, priors: Path) -> Row:
-    """Median CPU milliseconds of a step of parent and child."""
+    """Measure the median CPU milliseconds of a step of parent and child."""
     times: dict[bool, list[float]] = {False: [], True: []}
     with tempfile.TemporaryDirectory() as folder:
         new_model(LETTERS, 80, hidden=128, layers=3).save_pretrained(folder)
@@ -68,7 +68,7 @@ def run(job: Job, priors: Path) -> Row:
 
 
 def step_times(name: str, ours: bool, tokens: int, folder: Path, steps: int) -> list[float]:
-    """CPU seconds of each step after the second."""
+    """Return CPU seconds of each step after the second."""
     clock = Clock()
     with scratch(per_device_train_batch_size=16, max_steps=steps, learning_rate=1e-9) as shared:
         trainer = make_trainer(name, ours, tokens, folder, shared)
@@ -78,7 +78,7 @@ def step_times(name: str, ours: bool, tokens: int, folder: Path, steps: int) -> 
 
 
 def make_trainer(name: str, ours: bool, tokens: int, folder: Path, shared: dict[str, Any]) -> Any:
-    """TRL's trainer, or ours with the same meaning: omega = alpha = beta."""
+    """Return TRL's trainer, or ours with the same meaning: omega = alpha = beta."""
     (model, tokenizer), text = load(folder), LETTERS * (tokens // 5)
     trainer, config = TRAINERS[name][ours]
     common = {"processing_class": tokenizer, **({"objective": kl(0.1)} if ours else {})}
@@ -95,7 +95,7 @@ def make_trainer(name: str, ours: bool, tokens: int, folder: Path, shared: dict[
 
 
 def table(rows: list[Row]) -> str:
-    """A row for each pair of trainers."""
+    """Return a row for each pair of trainers."""
     lines = []
     for row in rows:
         ours, times = (

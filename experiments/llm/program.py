@@ -53,7 +53,7 @@ class Program:
         print(f"table: {options.output / name}.md")
 
     def rows(self, options: argparse.Namespace, file: Path) -> list[Row]:
-        """The rows of the jobs that the options ask for; those that are missing are measured first."""
+        """Return the rows of the jobs that the options ask for; those that are missing are measured first."""
         torch.set_num_threads(1)
         jobs = {" ".join(f"{name}={value}" for name, value in sorted(job.items())): job for job in self.jobs(options)}
         if not options.no_train:
@@ -71,17 +71,17 @@ class Program:
 
 
 def page(lead: str, headings: list[str], rows: list[list[str]]) -> str:
-    """A table under the sentence that says how it was made."""
+    """Return a table under the sentence that says how it was made."""
     return f"Made by {lead}\n\n{markdown(headings, rows)}\n"
 
 
 def of_seeds(rows: list[Row]) -> str:
-    """KL to the optimum of each of these rows, in the order of their seeds."""
+    """Return KL to the optimum of each of these rows, in the order of their seeds."""
     return ", ".join(f"{row['after']['kl']:.3f}" for row in sorted(rows, key=lambda row: row["job"]["seed"]))
 
 
 def mean_and_spread(values: list[float]) -> str:
-    """`mean ± standard deviation over runs`, or the number alone of a single run."""
+    """Return `mean ± standard deviation over runs`, or the number alone of a single run."""
     tensor = torch.tensor(values, dtype=torch.float64)
     spread = f" ± {tensor.std():.3f}" if len(values) > 1 else ""
     return f"{tensor.mean():.3f}{spread}"

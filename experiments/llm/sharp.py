@@ -36,7 +36,7 @@ def run(job: Job, priors: Path) -> Row:
 
 
 def table(rows: list[Row]) -> str:
-    """KL to the exact optimum: a row for each omega, a column for each mend, a number for each seed."""
+    """Return KL to the exact optimum: a row for each omega, a column for each mend, a number for each seed."""
     lines = []
     for omega in sorted({row["job"]["omega"] for row in rows}):
         of = [[row for row in rows if (row["job"]["omega"], row["job"]["mend"]) == (omega, mend)] for mend in MENDS]

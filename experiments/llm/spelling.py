@@ -30,17 +30,17 @@ MEASURED = {"addon": "add-on", "log_prior": "log prior", "length": "letters", "e
 
 
 def doubled(name: str) -> float:
-    """The add-on reward: half a point for a doubled letter, a whole one for two or more."""
+    """Return the add-on reward: half a point for a doubled letter, a whole one for two or more."""
     return min(sum(a == b for a, b in pairwise(name)), 2) / 2
 
 
 def doubled_reward(completions: list[str], **_: Any) -> list[float]:
-    """The same as TRL calls reward functions."""
+    """Return the same of a list, as TRL calls reward functions."""
     return [doubled(name) for name in completions]
 
 
 def read_names() -> list[str]:
-    """Census names in lower case: the 20,000 commonest surnames and every first name, each once."""
+    """Return census names in lower case: the 20,000 commonest surnames and every first name, each once."""
     found = find_spec("names")
     if found is None or found.origin is None:
         raise UsageError("the names come with the package `names`, which is not installed: pip install names")
@@ -69,19 +69,19 @@ def pretrain_names(folder: Path, steps: int, batch: int = 128) -> None:
 
 
 def _tokens(name: str) -> list[int]:
-    """End, letters, end, and −1 up to the longest."""
+    """Return a name as tokens: end, letters, end, and −1 up to the longest."""
     return [0, *(LETTERS.index(letter) + 1 for letter in name), 0] + [-1] * (LONGEST - len(name))
 
 
 def jobs(settings: Any) -> list[Job]:
-    """The prior alone, and what it becomes at each omega."""
+    """Return jobs for the prior alone, and for each omega."""
     common = {name: getattr(settings, name) for name in ("alpha", "seed", "pretraining")}
     size = {name: getattr(settings, name) for name in ("steps", "samples", "rate")}
     return [{"omega": None, **common}, *({"omega": omega, **common, **size} for omega in settings.omegas)]
 
 
 def run(job: Job, priors: Path) -> Row:
-    """The prior itself, or what became of it at one omega: 500 sampled names, and what they are worth."""
+    """Measure the prior itself, or what becomes of it at one omega: 500 sampled names, and what they are worth."""
     folder = priors / "names"
     pretrain_names(folder, job["pretraining"])
     model = prior = load(folder)[0]
@@ -105,7 +105,7 @@ def run(job: Job, priors: Path) -> Row:
 
 @torch.no_grad()
 def sample(model: Any, count: int, seed: int) -> list[list[int]]:
-    """Token ids of sampled responses, each up to and with its end token."""
+    """Return token ids of sampled responses, each up to and with its end token."""
     generator = torch.Generator().manual_seed(seed)
     model.eval()
     ids = torch.zeros(count, 1, dtype=torch.long)
@@ -117,12 +117,12 @@ def sample(model: Any, count: int, seed: int) -> list[list[int]]:
 
 
 def decode(row: list[int]) -> str:
-    """The letters of a response."""
+    """Return the letters of a response."""
     return "".join(LETTERS[token - 1] for token in row if token)
 
 
 def table(rows: list[Row]) -> str:
-    """The measures, and 24 names as they came, at each omega."""
+    """Return the measures, and 24 names as they came, at each omega."""
     order, lines, shown = sorted(rows, key=lambda row: row["job"]["omega"] or -1), list[list[str]](), ""
     for row in order:
         title = "the prior" if row["job"]["omega"] is None else f"{row['job']['omega']:g}"

@@ -31,17 +31,17 @@ class Toy:
 
     @property
     def size(self) -> int:
-        """The vocabulary: the end token is 0, the letters follow."""
+        """Return the vocabulary: the end token is 0, the letters follow."""
         return 1 + len(self.letters)
 
     @cached_property
     def sentences(self) -> Tensor:
-        """Every string of `length` letters as tokens `[letters^length, length]`; every context is a prefix of one."""
+        """Return all strings of `length` letters as tokens `[letters^length, length]`; a context is a prefix of one."""
         return torch.cartesian_prod(*[torch.arange(1, self.size)] * self.length).view(-1, self.length)
 
     @cached_property
     def responses(self) -> list[str]:
-        """Every response, as text without the end token: ended ones by length, then those that were cut off."""
+        """Return every response, as text without the end token: ended ones by length, then those that were cut off."""
         words = [""]
         every = [*words]
         for _ in range(self.length + 1):
@@ -51,17 +51,17 @@ class Toy:
 
     @cached_property
     def lengths(self) -> Tensor:
-        """Letters in each response `[N]`."""
+        """Return letters in each response `[N]`."""
         return torch.tensor([len(word) for word in self.responses], dtype=torch.float64)
 
     @cached_property
     def rewards(self) -> Tensor:
-        """The add-on reward of each response `[N]`."""
+        """Return the add-on reward of each response `[N]`."""
         return torch.tensor([reward(word) for word in self.responses], dtype=torch.float64)
 
     @cached_property
     def human(self) -> Tensor:
-        """log p(next token) of human text after each prefix of each sentence `[sentences, length + 1, size]`."""
+        """Return log p(next token) of human text after each prefix of each sentence `[sentences, length + 1, size]`."""
         generator = torch.Generator().manual_seed(0)
         scores = torch.randn(self.size, self.size - 1, generator=generator, dtype=torch.float64)
         scores[:, self.letters.index("e")] -= 0.5  # what the add-on asks for is rare in human text
@@ -75,7 +75,7 @@ class Toy:
         return table.clamp(min=1e-12).log().log_softmax(-1)
 
     def response_log_probs(self, table: Tensor) -> Tensor:
-        """From log p(next token) after every prefix `[sentences, length + 1, size]` to log p(response) `[N]`."""
+        """Turn log p(next token) after every prefix `[sentences, length + 1, size]` into log p(response) `[N]`."""
         base, parts = len(self.letters), []
         reached = torch.zeros(1, dtype=table.dtype)
         for k in range(self.length + 1):
@@ -86,12 +86,12 @@ class Toy:
 
 
 def reward(text: str) -> float:
-    """The add-on reward: half a point for an e, a whole one for two or more."""
+    """Return the add-on reward: half a point for an e, a whole one for two or more."""
     return min(text.count("e"), 2) / 2
 
 
 def optimum(objective: Objective, log_prior: Tensor, rewards: Tensor) -> Tensor:
-    """log π* of every response `[N]`: π* ∝ prior^(omega/alpha) · exp(add-on/alpha)."""
+    """Return log π* of every response `[N]`: π* ∝ prior^(omega/alpha) · exp(add-on/alpha)."""
     return ((objective.omega * log_prior + rewards) / objective.alpha).log_softmax(-1)
 
 
@@ -109,7 +109,7 @@ class Measures:
 
 
 def measure(toy: Toy, objective: Objective, log_policy: Tensor, log_prior: Tensor) -> Measures:
-    """What a policy `[N]` is worth, given the prior `[N]` that the objective speaks of."""
+    """Return what a policy `[N]` is worth, given the prior `[N]` that the objective speaks of."""
     weight = log_policy.exp()
     best = optimum(objective, log_prior, toy.rewards)
     addon, prior, entropy = (float((weight * x).sum()) for x in (toy.rewards, log_prior, -log_policy))
@@ -129,7 +129,7 @@ def measure(toy: Toy, objective: Objective, log_policy: Tensor, log_prior: Tenso
 
 @torch.no_grad()
 def tables(toy: Toy, model: Any) -> Tensor:
-    """log p(next token) of a causal language model after each prefix of each sentence, in double precision."""
+    """Return log p(next token) of a causal language model after each prefix of each sentence, in double precision."""
     ids = torch.cat([torch.zeros(len(toy.sentences), 1, dtype=torch.long), toy.sentences], dim=1).to(model.device)
     training = model.training
     model.eval()
@@ -139,7 +139,7 @@ def tables(toy: Toy, model: Any) -> Tensor:
 
 
 def next_token(toy: Toy, log_probs: Tensor) -> Tensor:
-    """From log p(response) `[N]` to log p(next token) after each prefix of each sentence, as in `tables`."""
+    """Turn log p(response) `[N]` into log p(next token) after each prefix of each sentence, as in `tables`."""
     base = len(toy.letters)
     blocks = list(log_probs.exp().split([base**k for k in range(toy.length + 1)] + [base ** (toy.length + 1)]))
     begun, table = blocks.pop(), []  # the chance to begin with each string of k + 1 letters
@@ -151,12 +151,12 @@ def next_token(toy: Toy, log_probs: Tensor) -> Tensor:
 
 
 def policy_log_probs(toy: Toy, model: Any) -> Tensor:
-    """log p(response) of a causal language model, for every response `[N]`."""
+    """Return log p(response) of a causal language model, for every response `[N]`."""
     return toy.response_log_probs(tables(toy, model))
 
 
 def new_model(letters: str, length: int, hidden: int = 64, layers: int = 2, seed: int = 0) -> Any:
-    """A Llama with nothing learned yet, for words of those letters up to that length."""
+    """Return a Llama with nothing learned yet, for words of those letters up to that length."""
     require_trl()
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -179,7 +179,7 @@ def new_model(letters: str, length: int, hidden: int = 64, layers: int = 2, seed
 
 
 def new_tokenizer(letters: str) -> Any:
-    """One token a letter."""
+    """Return a tokenizer with one token a letter."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -246,7 +246,7 @@ def sample_responses(toy: Toy, log_probs: Tensor, count: int, seed: int) -> list
 
 
 def labelled_pairs(first: list[str], second: list[str], seed: int) -> list[dict[str, str]]:
-    """Preferences of a Bradley-Terry judge with the add-on reward, which are as noisy as that judge."""
+    """Return preferences of a Bradley-Terry judge with the add-on reward, which are as noisy as that judge."""
     generator = torch.Generator().manual_seed(seed)
     pairs = []
     for one, other, draw in zip(first, second, torch.rand(len(first), generator=generator).tolist(), strict=True):
@@ -257,7 +257,7 @@ def labelled_pairs(first: list[str], second: list[str], seed: int) -> list[dict[
 
 
 def labelled_responses(responses: list[str], seed: int, threshold: float = 0.5) -> list[dict[str, Any]]:
-    """Good or bad, response by response, by the same judge: p(good) = σ(add-on − threshold)."""
+    """Call responses good or bad, one by one, by the same judge: p(good) = σ(add-on − threshold)."""
     generator = torch.Generator().manual_seed(seed)
     draws = torch.rand(len(responses), generator=generator).tolist()
     chances = [torch.sigmoid(torch.tensor(reward(text) - threshold)).item() for text in responses]

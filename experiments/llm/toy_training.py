@@ -36,25 +36,25 @@ WORLDS = {"standard": (Toy(), 500), "early": (Toy(), 40), "fixed": (Toy(fixed=Tr
 
 
 def opened(world: str, priors: Path) -> tuple[Toy, Path, Tensor]:
-    """A toy, the folder of its prior, which is made where it is missing, and log prior of every response `[N]`."""
+    """Return a toy, its prior's folder, which is made where it is missing, and log prior of every response `[N]`."""
     toy, pretraining = WORLDS[world]
     make_prior(toy, priors / world, pretraining)
     return toy, priors / world, policy_log_probs(toy, load(priors / world)[0])
 
 
 def worth(toy: Toy, objective: Objective, log_prior: Tensor, trained: Tensor) -> Row:
-    """What was trained is worth (after), and what the exact optimum is (best)."""
+    """Return what a trained policy is worth (after), and what the exact optimum is (best)."""
     found = {"after": trained, "best": optimum(objective, log_prior, toy.rewards)}
     return {name: asdict(measure(toy, objective, policy, log_prior)) for name, policy in found.items()}
 
 
 def addon_reward(completions: list[str], **_: Any) -> list[float]:
-    """The toy's add-on reward, as TRL calls reward functions."""
+    """Return the toy's add-on reward, as TRL calls reward functions."""
     return [reward(text) for text in completions]
 
 
 def load(folder: Path) -> tuple[Any, Any]:
-    """A model and its tokenizer."""
+    """Return a model and its tokenizer."""
     disable_progress_bar()  # a bar for each of a hundred short runs would hide the one line that each has to say
     return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 
@@ -68,7 +68,7 @@ def trained(trainer: Any) -> Any:
 
 @contextmanager
 def scratch(**settings: Any) -> Iterator[dict[str, Any]]:
-    """These settings, and those that every run here shares: nothing is saved, shown or reported; one process."""
+    """Lend these settings, and those that every run here shares: nothing is saved, shown or reported; one process."""
     disable_progress_bars()
     with tempfile.TemporaryDirectory(prefix="repolicy-toy-") as folder, warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)
@@ -91,7 +91,7 @@ def online(
     budget: tuple[float, float, int] | None = None,
     **mends: Any,
 ) -> tuple[Any, dict[str, float]]:
-    """The model that was trained for words of that length, and with a `budget` what it ended with (omega, own).
+    """Return the model that was trained for words of that length, and with a `budget` what it ended with (omega, own).
 
     method: `whole` (returns of the whole response), `onward` (from each token on), `rloo` (the recipe on TRL's RLOO)
     or `grpo` (stock, beta = alpha). budget: nats, rate, and responses that are drawn. mends: `omega_schedule` and
@@ -130,7 +130,7 @@ def offline(
     rate: float = OFFLINE_RATE,
     **settings: Any,
 ) -> Any:
-    """The model that was trained by `decomposed` (on pairs) or `cross_entropy` (on labels), once through the rows.
+    """Return the model trained by `decomposed` (on pairs) or `cross_entropy` (on labels), once through the rows.
 
     settings: those of the trainer, such as `offset`.
     """

@@ -41,7 +41,7 @@ def parsed() -> argparse.Namespace:
 
 
 def prior_of(task: str, options: argparse.Namespace) -> Path:
-    """The best policy of `soft`, once all seeds of it are in the ledger."""
+    """Return the best policy of `soft`, once all seeds of it are in the ledger."""
     return Path(options.priors / f"{task}.safetensors")
 
 
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def keep_prior(task: str, rows: Rows, options: argparse.Namespace) -> None:
-    """What customizing begins from: the best policy of `soft`, by the mean action.
+    """Keep what customizing begins from: the best policy of `soft`, by the mean action.
 
     Once a run has begun from it, it stays, even if a seed that is trained later is better.
     """

@@ -111,7 +111,7 @@ def findings(results: Results, claims: Sequence[Claim] = CLAIMS) -> list[Finding
 
 
 def examined(results: Results, claim: Claim, task: str) -> Finding:
-    """The claim beside our runs: the verdict by the main way and by the others, and by the main one the figures."""
+    """Hold a claim against our runs: verdicts by the main way and by the others, and by the main one the figures."""
     best = claim.whose == "best seed"
     theirs = [printed.value(task, name, claim.part, best) for name in (claim.left, claim.right)]
     in_print = (
@@ -136,12 +136,12 @@ def examined(results: Results, claim: Claim, task: str) -> Finding:
 
 
 def both(results: Results, claim: Claim, task: str, way: Way) -> tuple[Scores | None, Scores | None]:
-    """What a claim compares."""
+    """Return what a claim compares."""
     return results.scores(task, claim.left, claim.part, *way), results.scores(task, claim.right, claim.part, *way)
 
 
 def judged(left: Scores | None, right: Scores | None, claim: Claim) -> tuple[Verdict, float | None]:
-    """Holds here, does not, cannot tell, or is not measured yet; and the p of the smaller side."""
+    """Return the verdict, and the p of the smaller side."""
     if left is None or right is None:
         return "not measured yet", None
     middle = middle_of(claim)
@@ -158,7 +158,7 @@ def judged(left: Scores | None, right: Scores | None, claim: Claim) -> tuple[Ver
 
 
 def middle_of(claim: Claim) -> Callable[[np.ndarray], float]:
-    """Of seeds, the one number that a claim is about."""
+    """Return what makes of seeds the one number that a claim is about."""
     middle = np.max if claim.whose == "best seed" else np.mean
     return lambda seeds: float(middle(seeds))
 

@@ -28,7 +28,7 @@ Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # steps, middle, 
 
 
 def drawing(title: str, curves: Mapping[str, Curve]) -> str:
-    """One chart; the legend stands beneath it."""
+    """Draw one chart; the legend stands beneath it."""
     xs = [x for steps, *_ in curves.values() for x in (steps[0], steps[-1])]
     axes = charts.Axes(xs, limits(curves), 560, 300)
     drawn, legend = axes.frame(), ""
@@ -48,14 +48,14 @@ def drawing(title: str, curves: Mapping[str, Curve]) -> str:
 
 
 def limits(curves: Mapping[str, Curve]) -> list[float]:
-    """The lowest and the highest return that are shown: a policy that has lost everything would flatten the others."""
+    """Return the lowest and the highest return to show: a policy that has lost all would flatten the others."""
     ys = np.concatenate([part for _, *parts in curves.values() for part in parts])
     low, top = float(ys.min()), float(ys.max())
     return [max(low, -top) if top > 0 else low, top]
 
 
 def picture(figures: Mapping[str, Mapping[str, Curve]], path: Path) -> None:
-    """All charts in one file, an environment a row."""
+    """Draw all charts in one file, an environment a row."""
     import matplotlib.pyplot as plt
 
     if not figures:
@@ -83,7 +83,7 @@ def _path(axes: charts.Axes, points: list[tuple[float, float]]) -> str:
 
 
 def curve_of(results: Results, task: str, variant: str, total: bool) -> Curve | None:
-    """Over environment steps, with the sampled actions of training: the interquartile mean and its interval."""
+    """Return the interquartile mean and its interval over the steps of training, whose actions are sampled."""
     known = [found for row in results.of(task, variant) if len((found := returns(row, total))[0])]
     if not known:
         return None
@@ -98,7 +98,7 @@ def curve_of(results: Results, task: str, variant: str, total: bool) -> Curve | 
 
 
 def returns(row: Row, total: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and returns of an episode, where episodes ended; nothing where none did."""
+    """Return steps and returns of an episode, where episodes ended; nothing where none did."""
     if not {"basic_return", "episode_length"} <= row.get("curve", {}).keys():
         return np.empty(0), np.empty(0)
     curve = {name: np.array(values, np.float64) for name, values in row["curve"].items()}

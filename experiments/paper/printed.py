@@ -58,7 +58,7 @@ CUSTOMIZED: dict[str, dict[str, tuple[Pair, Pair, Pair, Pair]]] = {
 
 
 def value(task: str, variant: str, part: str, best: bool = False) -> float:
-    """What the paper prints for it: of Tables 1 and 5 where these have it, else of Table 2."""
+    """Return what the paper prints for it: of Tables 1 and 5 where these have it, else of Table 2."""
     if part == "basic_reward" and variant in AVERAGE[task]:
         return (BEST if best else AVERAGE)[task][variant][0]
     return CUSTOMIZED[task][variant][PARTS.index(part)][0]

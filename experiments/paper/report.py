@@ -60,7 +60,7 @@ WIDE = "<style>main { max-width: 1560px; } tbody th { white-space: normal; min-w
 
 
 def results_of(path: Path, seeds: int) -> Results:
-    """The rows of the campaign's own runs, whatever else the ledger holds."""
+    """Return the rows of the campaign's own runs, whatever else the ledger holds."""
     keys = {plan.key for plan in planned((*TASKS, *OWN, *EVERY), seeds)}
     rows = {key: row for key, row in Ledger(path).by_key().items() if key in keys}
     if not rows:
@@ -69,7 +69,7 @@ def results_of(path: Path, seeds: int) -> Results:
 
 
 def page_tables(results: Results) -> Tables:
-    """Those of `docs/results-paper.md`, by their names there."""
+    """Return what makes the tables of `docs/results-paper.md`, by their names there."""
     found = findings(results)
     return {
         "paper_summary": lambda: markdown(*tables.summary(results, found)),
@@ -127,7 +127,7 @@ def document(results: Results) -> str:
 
 
 def figures(results: Results) -> dict[str, dict[str, Curve]]:
-    """By their titles: for each environment, those that learn the basic task, and those that customize."""
+    """Return curves by title: for each environment, those that learn the basic task, and those that customize."""
     found: dict[str, dict[str, Curve]] = {}
     for task, name in tables.ENVIRONMENTS.items():
         for part, variants in (

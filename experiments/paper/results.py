@@ -27,23 +27,23 @@ class Scores:
 
     @property
     def pooled(self) -> tuple[float, float]:
-        """Mean and std over all episodes of all seeds, as the paper has them."""
+        """Return mean and std over all episodes of all seeds, as the paper has them."""
         return float(self.means.mean()), float(np.sqrt(np.mean(self.stds**2) + self.means.var()))
 
     @property
     def best(self) -> tuple[float, float]:
-        """Mean and std over the episodes of the best seed."""
+        """Return mean and std over the episodes of the best seed."""
         index = int(self.means.argmax())
         return float(self.means[index]), float(self.stds[index])
 
     @property
     def seeds(self) -> np.ndarray:
-        """The mean of each seed, `[S]`; of one policy, a single number."""
+        """Return the mean of each seed, `[S]`; of one policy, a single number."""
         return self.means.mean(keepdims=True) if self.one_policy else self.means
 
     @property
     def column(self) -> np.ndarray:
-        """`[S, 1]`: seeds of one task."""
+        """Return `[S, 1]`: seeds of one task."""
         return self.seeds[:, None]
 
 
@@ -68,7 +68,7 @@ class Results:
 
     @property
     def missing(self) -> dict[str, list[int]]:
-        """`task/variant` and its seeds that are not in the ledger, or failed."""
+        """Return `task/variant` and its seeds that are not in the ledger, or failed."""
         found: dict[str, list[int]] = {}
         for plan in planned((), self.seeds):
             if "error" in self.rows.get(plan.key, {"error": ""}):
@@ -80,12 +80,12 @@ class Results:
         return {key: row["error"] for key, row in self.rows.items() if row.get("error")}
 
     def table(self, variants: Sequence[str]) -> list[Row]:
-        """All rows of the variants that stand in one table."""
+        """Return all rows of the variants that stand in one table."""
         return [row for task in TASKS | OWN for variant in variants for row in self.of(task, variant)]
 
 
 def mixed(rows: Sequence[Row]) -> list[str]:
-    """What differs between runs that stand in one table, in sentences: versions, machines, code, priors, settings.
+    """Say what differs between runs that stand in one table: versions, machines, code, priors, settings.
 
     And between the seeds of one variant: what was done, and where it was evaluated.
     """
@@ -119,13 +119,13 @@ def variant_of(row: Row) -> str:
 
 
 def prior_of(row: Row) -> str:
-    """The checksum of the policy that a run began from, or that was evaluated as a prior; else nothing."""
+    """Return the checksum of the policy that a run began from, or that was evaluated as a prior; else nothing."""
     is_prior = EVERY[row["key"].split("/")[1]].command == "evaluate"
     return str(row["policies"]["last"] if is_prior else row.get("prior", ""))
 
 
 def settings_of(row: Row) -> dict[str, Any]:
-    """Those of the table of settings."""
+    """Return the settings that stand in the table of settings."""
     settings = row["request"].get("settings", {})
     return {name: settings.get(name) for name in SETTINGS}
 
@@ -138,7 +138,7 @@ def _several(name: str, values: Sequence[Any]) -> list[str]:
 
 
 def cost(rows: Sequence[Row]) -> tuple[float, float, float]:
-    """Core-hours by the clock, core-hours of computing, and steps in millions, of runs of one core each."""
+    """Return core-hours by the clock, core-hours of computing, and steps in millions, of runs of one core each."""
     trained = [row for row in rows if row.get("seconds")]
     clock = sum(row["seconds"] for row in trained) / 3600.0
     steps = sum(row["steps"] for row in trained)

@@ -114,7 +114,7 @@ class Planned:
         return how.command != "train" and not how.shipped
 
     def run(self, prior: Path) -> Run:
-        """The same with the words of its command; `prior` is where the task's prior is, or will be."""
+        """Return the run with the words of its command; `prior` is where the task's prior is, or will be."""
         task, how = (TASKS | OWN)[self.task], EVERY[self.variant]
         start, addon = self.task if how.shipped else str(prior), how.addon or task.addon
         if how.command == "evaluate":  # on other episodes than those that it was chosen by; each has a seed of its own
@@ -134,7 +134,7 @@ class Planned:
 
 
 def as_in_the_paper(words: list[str], env: str) -> list[str]:
-    """Customizing keeps the settings of training, its discount too, and fits the critic alone for the first 5 %."""
+    """Keep the settings of training, its discount too, and fit the critic alone for the first 5 %."""
     own = train_defaults(env)
     words = [*words, "--gamma", f"{own.gamma:g}", "--critic-warmup", "0.05"]
     return pinned(
@@ -143,7 +143,7 @@ def as_in_the_paper(words: list[str], env: str) -> list[str]:
 
 
 def planned(only: tuple[str, ...] = (), seeds: int = 5) -> list[Planned]:
-    """All runs, in the order of work.
+    """Return all runs, in the order of work.
 
     An environment at a time, the quick ones first, so that whole tables are done early. In it first all seeds of
     `soft`, because one of them is the prior; then a seed at a time, so that all variants have equally many.

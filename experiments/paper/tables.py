@@ -44,7 +44,7 @@ TABLES = {
 
 
 def summary(results: Results, found: Sequence[Finding]) -> Rows:
-    """A row an environment: what the paper proposes, the other variants, and its claims."""
+    """Return a row an environment: what the paper proposes, the other variants, and its claims."""
     headings = ["environment", "Soft, basic: paper", "ours", "Residual, total: paper", "ours"]
     headings += ["other variants with more than in the paper", *(f"claims: {name}" for name in VERDICTS)]
     rows = []
@@ -62,7 +62,7 @@ def summary(results: Results, found: Sequence[Finding]) -> Rows:
 
 
 def of_interest(variant: str) -> tuple[str, str]:
-    """The return that a variant was to raise, and what people call it."""
+    """Name the return that a variant was to raise, and what people call it."""
     part = "total_reward" if VARIANTS[variant].table == "table2" else "basic_reward"
     return part, PARTS[part]
 
@@ -72,7 +72,7 @@ def ours(results: Results, task: str, variant: str) -> Scores | None:
 
 
 def learning(results: Results, table: str) -> Rows:
-    """Tables 1 and 5: the basic return."""
+    """Return Tables 1 and 5: the basic return."""
     headings = ["environment", "variant", "seeds", "average: paper", "ours", "interquartile mean"]
     headings += ["best seed: paper", "ours", "ours, sampled actions"]
     rows = []
@@ -88,7 +88,7 @@ def learning(results: Results, table: str) -> Rows:
 
 
 def customizing(results: Results) -> Rows:
-    """Table 2: the total with its interval, and the parts."""
+    """Return Table 2: the total with its interval, and the parts."""
     headings = ["environment", "policy", "seeds", "total: paper", "ours", "interquartile mean", "sampled actions"]
     headings += ["basic: paper", "ours", "metric: paper", "ours", "add-on: paper", "ours"]
     rows = []
@@ -106,7 +106,7 @@ def customizing(results: Results) -> Rows:
 
 
 def ways(results: Results) -> Rows:
-    """The same runs by last and best policy, mean and sampled actions: the return that the run was to raise."""
+    """Return the same runs by last and best policy, mean and sampled actions: the return that the run was to raise."""
     headings = ["environment", "variant", "return", *(f"{which}, {action} action" for which, action in WAYS)]
     rows = []
     for task in TASKS:
@@ -135,7 +135,7 @@ def claims(findings: Sequence[Finding]) -> Rows:
 
 
 def aims(results: Results) -> Rows:
-    """Our averages less the paper's, of all that the paper prints an average of."""
+    """Return our averages less the paper's, of all that the paper prints an average of."""
     headings = ["environment", "variant", "return", "paper", "ours", "difference", "95 % interval of ours"]
     rows = []
     for task in TASKS:
@@ -150,7 +150,7 @@ def aims(results: Results) -> Rows:
 
 
 def beyond(results: Results) -> Rows:
-    """What the paper has not: whatever else is in the ledger."""
+    """Return what the paper has not: whatever else is in the ledger."""
     headings = ["environment", "what", "seeds", "total", "basic", "metric", "add-on", "total, sampled actions"]
     rows = []
     for task, entry in (TASKS | OWN).items():
@@ -164,7 +164,7 @@ def beyond(results: Results) -> Rows:
 
 
 def expense(results: Results) -> Rows:
-    """What the runs took: one core each."""
+    """Return what the runs took, on one core each."""
     headings = ["environment", "runs", "steps", "core-hours by the clock", "core-hours of computing"]
     headings += ["steps a second by the clock", "of computing"]
     rows = []
@@ -179,7 +179,7 @@ def expense(results: Results) -> Rows:
 
 
 def settings(results: Results) -> Rows:
-    """Those of Soft, a row an environment; all other variants have the same, or `missing` says so."""
+    """Return the settings of Soft, a row an environment; all other variants have the same, or `missing` says so."""
     rows = []
     for task, entry in TASKS.items():
         for row in results.of(task, "soft")[:1]:
@@ -188,7 +188,7 @@ def settings(results: Results) -> Rows:
 
 
 def missing(results: Results) -> str:
-    """What is not in the ledger, and what differs between runs that stand side by side, in words."""
+    """Return what is not in the ledger, and what differs between runs that stand side by side, in words."""
     absent = results.missing
     count = sum(map(len, absent.values()))
     total = count + sum(len(results.of(task, variant)) for task in TASKS for variant in VARIANTS)
@@ -242,7 +242,7 @@ def best(scores: Scores | None) -> str:
 
 
 def middle(scores: Scores | None) -> str:
-    """The interquartile mean of the seeds with its interval."""
+    """Return the interquartile mean of the seeds with its interval."""
     return (
         NOT_YET
         if scores is None or scores.one_policy
