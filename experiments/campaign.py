@@ -12,8 +12,7 @@ from experiments.one import Run, machine
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import read_json
 from repolicy.many.ledger import Ledger, Row
-from repolicy.many.pool import Here, Job, work
-from repolicy.many.ray import on_ray
+from repolicy.many.pool import Here, Job, on_ray, work
 from repolicy.runs.folder import RunFolder
 
 Rows = dict[str, Row]

@@ -31,11 +31,11 @@ from experiments.pages import markdown
 from repolicy.envs.addons import combined
 from repolicy.envs.dialed import placed
 from repolicy.envs.rollout import Rollout
-from repolicy.learning.range_of_weights import RangeOfWeights
+from repolicy.learning.terms import RangeOfWeights
 from repolicy.many.ledger import Ledger, Row
 from repolicy.objective import Objective, reformulated
 from repolicy.policies.density import Density
-from repolicy.policies.dialed_policy import Conditioned
+from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy
 from repolicy.priors.dials import turned
 from repolicy.priors.finding import find_policy

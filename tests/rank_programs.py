@@ -11,11 +11,11 @@ from torch import Tensor
 
 from repolicy.envs.rollout import Episodes, Rollout
 from repolicy.learning import ppo
-from repolicy.learning.one_weight import OneWeight
+from repolicy.learning.terms import OneWeight
 from repolicy.learning.worker import Worker
 from repolicy.objective import residual
 from repolicy.plan import states
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.network import Mlp
 from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen

@@ -9,14 +9,13 @@ import torch
 from test_worker import segments
 
 from repolicy.envs.evaluation import Evaluation
-from repolicy.learning.candidate import clearly_better
-from repolicy.learning.segments import Segments
+from repolicy.learning.segments import Segments, clearly_better
 from repolicy.objective import no_entropy, residual
 from repolicy.policies.policy import Policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.display import SHORT
-from repolicy.runs.doubts import Standing
 from repolicy.runs.ranks import Alone
+from repolicy.runs.result import Standing
 
 LIMIT = 100
 

@@ -16,8 +16,9 @@ from repolicy.report.charts import (
     beside,
     curve,
     histogram,
+    learning,
+    lines,
 )
-from repolicy.report.curves import learning, lines
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import repolicy
 from repolicy.errors import FileError
 from repolicy.policies import storage
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import check_fingerprint, save_policy
 from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
@@ -183,7 +183,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 BY_PARTS = {  # a folder of its own, or a text that grows
-    *("report/movie.py", "llm/identity.py", "many/pool.py", "many/ray.py", "many/ledger.py", "runs/folder.py: log"),
+    *("report/movie.py", "llm/identity.py", "many/pool.py", "many/pool.py", "many/ledger.py", "runs/folder.py: log"),
     "policies/storage.py: write_bytes",
 }
 

@@ -17,7 +17,7 @@ from repolicy.learning.training import Result, customize
 from repolicy.objective import Objective, residual
 from repolicy.plan import cloning
 from repolicy.plan.cloning import fitted, score_loss
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.fitting import Samples
 from repolicy.priors.kinds import Exact, MeanPrior, ScoredPrior, State, prior_of

@@ -16,7 +16,7 @@ from repolicy.errors import UsageError
 from repolicy.exact import LinearGaussian, LinearQuadratic, linear_quadratic_optimal, quadratic_cost
 from repolicy.learning.training import Result, customize
 from repolicy.objective import Objective, greedy, kl, residual
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.opening import read_policy

@@ -17,7 +17,7 @@ from repolicy.envs.addons import combined
 from repolicy.plan import diagnosis
 from repolicy.plan.diagnosis import Diagnosis, Drive, complaints, diagnose
 from repolicy.plan.worth import Worth
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy
 from repolicy.readers.reading import Options

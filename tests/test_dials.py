@@ -14,10 +14,10 @@ from repolicy.cli import main as cli
 from repolicy.errors import UsageError
 from repolicy.exact import linear_quadratic as lq
 from repolicy.learning.training import Result
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.export import export
 from repolicy.policies.file import SavedPolicy, save_policy
-from repolicy.policies.layers import load_layers
+from repolicy.policies.network import load_layers
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.dials import HOWS, dial, turned
 from repolicy.priors.opening import read_policy

@@ -17,7 +17,7 @@ from tiny_envs import tiny
 import repolicy
 from benchmarks import fuzz
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.learning.training import run
+from repolicy.learning.run import run
 from repolicy.loading import printable
 from repolicy.objective import residual, soft
 from repolicy.policies.file import save_policy
@@ -276,7 +276,7 @@ def begun() -> tuple[Path, Request]:
     return prior, Request.from_dict(request)
 
 
-ONE = repolicy.policies.actions.ActionSpace("continuous", (1,), (-1.0,), (1.0,))
+ONE = repolicy.policies.distributions.ActionSpace("continuous", (1,), (-1.0,), (1.0,))
 
 
 def test_a_run_json_that_was_edited_is_noticed(begun: tuple[Path, Request], capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ from repolicy.plan import imitation
 from repolicy.plan.weights import weights_of
 from repolicy.plan.worth import Worth
 from repolicy.policies import storage
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.export import export
 from repolicy.policies.file import read_card, save_policy
 from repolicy.policies.policy import PolicySpec

@@ -14,8 +14,8 @@ from repolicy.learning.training import customize
 from repolicy.objective import kl, residual
 from repolicy.policies.file import save_policy
 from repolicy.priors.opening import read_policy
-from repolicy.runs.doubts import Standing
 from repolicy.runs.folder import RunFolder
+from repolicy.runs.result import Standing
 
 
 def test_a_standing_is_a_mean_and_its_error() -> None:

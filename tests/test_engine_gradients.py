@@ -16,11 +16,11 @@ from torch import Tensor
 from repolicy import objective as objectives
 from repolicy.envs.rollout import Episodes, Rollout
 from repolicy.exact import MDP, estimator_gradient
-from repolicy.learning.one_weight import OneWeight
 from repolicy.learning.ppo import Learner
+from repolicy.learning.terms import OneWeight
 from repolicy.learning.worker import Worker
 from repolicy.objective import Objective
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.network import Mlp
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.kinds import Scorer

@@ -12,9 +12,9 @@ from tiny_envs import Counter, tiny
 import repolicy
 from repolicy.envs import making
 from repolicy.envs.making import make_envs
-from repolicy.envs.spaces import own_numbers
+from repolicy.envs.step import own_numbers
 from repolicy.errors import NumericError, RepolicyError, UsageError
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 
 envpool = pytest.importorskip("envpool")
 

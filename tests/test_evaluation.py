@@ -14,7 +14,7 @@ from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import Column, evaluate, run_episodes
 from repolicy.envs.making import make_envs
 from repolicy.errors import NumericError, UsageError
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.priors.opening import load_policy
 

@@ -12,10 +12,10 @@ import torch
 from repolicy.cli import main as cli
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.policies import export as module
-from repolicy.policies.actions import ActionSpace
-from repolicy.policies.dialed_policy import Conditioned
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.export import export
 from repolicy.policies.file import save_policy
+from repolicy.policies.modulated import Conditioned
 from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec, seeded
 from repolicy.ranges import Dial

@@ -13,7 +13,7 @@ from tiny_envs import tiny
 import repolicy
 from repolicy.cli.main import main
 from repolicy.errors import FileError, UsageError
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors import hub

@@ -16,7 +16,7 @@ from repolicy.envs import evaluation
 from repolicy.many import sweep
 from repolicy.many.pool import Job
 from repolicy.plan import states, worth
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.finding import find_policy

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from repolicy.errors import UsageError
-from repolicy.policies.actions import ActionSpace
-from repolicy.policies.distributions import Categorical, Gaussian, SquashedGaussian
+from repolicy.policies.distributions import ActionSpace, Categorical, Gaussian, SquashedGaussian
 from repolicy.policies.normalizer import Normalizer, sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.priors.dials import turned

@@ -19,7 +19,7 @@ from repolicy.learning.ppo import (
     losses,
     update,
 )
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.network import Mlp
 from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec

@@ -15,8 +15,8 @@ from repolicy.envs.evaluation import run_episodes
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
 from repolicy.errors import NumericError, UsageError
-from repolicy.plan.starting import open_prior
-from repolicy.policies.actions import ActionSpace
+from repolicy.plan.session import open_prior
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.code import exact_of, from_source, is_code, source_of
 from repolicy.priors.finding import find_policy

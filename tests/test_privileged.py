@@ -18,8 +18,8 @@ from repolicy.cli import main as cli
 from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import critic_size, make_envs, with_roles
 from repolicy.errors import UsageError
-from repolicy.learning.range_of_weights import RangeOfWeights
 from repolicy.learning.segments import Segments
+from repolicy.learning.terms import RangeOfWeights
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, greedy, no_entropy, residual, soft
 from repolicy.policies.file import save_policy

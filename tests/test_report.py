@@ -26,9 +26,8 @@ from repolicy.priors.opening import read_policy
 from repolicy.report import run_page as report
 from repolicy.report.charts import curve, labels, short, ticks
 from repolicy.report.movie import CANNOT_RENDER, Shot
-from repolicy.report.numbers import number, rounded, spread
 from repolicy.report.run_page import write_report
-from repolicy.report.verdict import verdict
+from repolicy.report.verdict import number, rounded, spread, verdict
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
 

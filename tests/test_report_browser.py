@@ -10,7 +10,7 @@ import pytest
 from repolicy.cli import main as cli
 from repolicy.learning.training import customize
 from repolicy.objective import residual
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.report import run_page as report

@@ -11,7 +11,7 @@ import pytest
 
 from repolicy.errors import UsageError
 from repolicy.plan.defaults import TABLE, customize_defaults, train_defaults
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.runs.settings import Settings, read_settings, validated
 

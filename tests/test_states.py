@@ -15,13 +15,13 @@ from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, residual
 from repolicy.plan.states import check_learnable, density_of, visited
 from repolicy.policies import density
-from repolicy.policies.actions import ActionSpace
 from repolicy.policies.density import MOST, QUANTILE, Density, fitted
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.opening import read_policy
-from repolicy.report.curves import learning
+from repolicy.report.charts import learning
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.ranks import Alone
 from repolicy.runs.request import Request

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from repolicy.learning.steering import off_budget, overspent, steered
-from repolicy.learning.worker import Worker
+from repolicy.learning.worker import Worker, off_budget, overspent, steered
 from repolicy.objective import residual
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.runs.settings import Settings
 

@@ -16,7 +16,7 @@ from repolicy.many.pool import Job
 from repolicy.many.sweep import in_order, sweep
 from repolicy.many.tradeoff import Found, Point, knee
 from repolicy.objective import soft
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.storage import write_json
@@ -313,7 +313,7 @@ def test_ray_is_given_as_many_points_at_a_time_as_are_asked_for(
             ended(job, "not today")
 
     monkeypatch.setattr("repolicy.many.sweep.work", work)
-    monkeypatch.setattr("repolicy.many.ray.on_ray", lambda: None)
+    monkeypatch.setattr("repolicy.many.pool.on_ray", lambda: None)
     with pytest.raises(RepolicyError, match="not today"):
         sweep(
             prior, [f"{__file__}:still"], [0.1, 0.2, 0.3], 0.01, tmp_path / "out", Settings(),

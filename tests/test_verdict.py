@@ -9,7 +9,7 @@ import torch
 from tiny_envs import tiny
 
 from repolicy.envs.evaluation import Column, Evaluation, evaluate
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.report.verdict import advice, basis, difference
 from repolicy.report.verdict import verdict as judged

@@ -15,7 +15,7 @@ from repolicy.errors import NumericError, UsageError
 from repolicy.objective import full, greedy, kl, no_entropy, residual, soft
 from repolicy.plan import weights
 from repolicy.plan.weights import ALPHAS, BUDGET, SHARE, UNSEEN, plan
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.ranges import Range

@@ -15,10 +15,9 @@ from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Rollout
 from repolicy.errors import NumericError
 from repolicy.learning import ppo
-from repolicy.learning.scale import ReturnScale
+from repolicy.learning.ppo import ReturnScale
 from repolicy.learning.segments import Segments, derived_seed
-from repolicy.learning.steering import off_budget, steered
-from repolicy.learning.worker import Worker, lowest_tenth
+from repolicy.learning.worker import Worker, lowest_tenth, off_budget, steered
 from repolicy.objective import Objective, full, kl, reformulated, residual, soft
 from repolicy.policies.file import save_policy
 from repolicy.policies.modulated import FilmMlp

@@ -29,7 +29,7 @@ from repolicy.plan.worth import (
     sought,
     worth_of,
 )
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import add_to_card, read_card, save_policy
 from repolicy.policies.policy import Policy, PolicySpec, seeded
 from repolicy.priors.finding import find_policy, shipped

@@ -13,8 +13,8 @@ import test_customize
 from test_customize import SETTINGS, as_policy, optimum
 from tiny_envs import CONTROL_COST, STATE_COST, tiny
 
-from repolicy.learning.range_of_weights import RangeOfWeights
 from repolicy.learning.segments import Segments
+from repolicy.learning.terms import RangeOfWeights
 from repolicy.learning.worker import Worker
 from repolicy.objective import Objective
 from repolicy.policies.file import save_policy

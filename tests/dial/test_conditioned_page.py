@@ -10,10 +10,10 @@ import torch
 import repolicy
 from repolicy.cli import main as cli
 from repolicy.errors import FileError, UsageError
-from repolicy.policies.actions import ActionSpace
-from repolicy.policies.dialed_policy import Conditioned
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.export import export
 from repolicy.policies.file import read_card, save_policy
+from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.opening import read_policy
 from repolicy.ranges import Dial

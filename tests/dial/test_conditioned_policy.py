@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from repolicy.errors import UsageError
-from repolicy.policies.actions import ActionSpace
-from repolicy.policies.dialed_policy import Conditioned
-from repolicy.policies.modulated import FilmMlp, polynomials
+from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.modulated import Conditioned, FilmMlp, polynomials
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.ranges import Dial
 

@@ -23,9 +23,9 @@ from repolicy.envs.making import make_envs
 from repolicy.errors import FileError, UsageError
 from repolicy.learning import ppo
 from repolicy.objective import kl, residual
-from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.distributions import Gaussian
 from repolicy.policies.file import save_policy
+from repolicy.policies.modulated import Conditioned
 from repolicy.policies.storage import packed, read
 from repolicy.priors.opening import load_policy, read_policy
 from repolicy.ranges import Dial, Range

@@ -9,9 +9,9 @@ from several import FAST, QUIET
 
 from repolicy.cli import main as cli
 from repolicy.objective import residual
-from repolicy.policies.actions import ActionSpace
-from repolicy.policies.dialed_policy import Conditioned
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import SavedPolicy, save_policy
+from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.ranges import Dial, Range
 from repolicy.report import dial_page as pages

@@ -19,10 +19,9 @@ from repolicy.envs.evaluation import evaluate
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.training import customize
 from repolicy.objective import Objective, residual
-from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.export import _torchscript_reader, export
 from repolicy.policies.file import save_policy
-from repolicy.policies.modulated import DEGREE, exponents, polynomials
+from repolicy.policies.modulated import DEGREE, Conditioned, exponents, polynomials
 from repolicy.policies.storage import packed, read
 from repolicy.priors.opening import read_policy
 from repolicy.ranges import Dial, Range

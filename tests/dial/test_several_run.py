@@ -17,11 +17,10 @@ from repolicy.envs.dialed import ENDS, Dialed
 from repolicy.envs.making import make_envs
 from repolicy.errors import UsageError
 from repolicy.learning import ppo
-from repolicy.learning.range_of_weights import collapsed
+from repolicy.learning.terms import collapsed
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, kl, residual, soft
-from repolicy.policies.dialed_policy import Conditioned
-from repolicy.policies.modulated import exponents
+from repolicy.policies.modulated import Conditioned, exponents
 from repolicy.priors.opening import load_policy, read_policy
 from repolicy.ranges import Dial, Range
 from repolicy.runs.folder import RunFolder

@@ -16,7 +16,7 @@ from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import file_sum
 from repolicy.many.ledger import Ledger, Row
 from repolicy.many.pool import Job
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.runs.folder import RunFolder

@@ -3,7 +3,7 @@
 import torch
 
 from repolicy import Policy
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import PolicySpec
 
 

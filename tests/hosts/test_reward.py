@@ -12,8 +12,8 @@ from repolicy import Policy, load_policy, save_policy
 from repolicy.errors import NumericError, UsageError
 from repolicy.hosts.prior_reward import prior_reward
 from repolicy.objective import reformulated, residual
-from repolicy.policies.actions import ActionSpace
-from repolicy.policies.dialed_policy import Conditioned
+from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import PolicySpec
 from repolicy.ranges import Dial
 from repolicy.readers.reading import as_in_python

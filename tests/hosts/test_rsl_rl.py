@@ -19,7 +19,7 @@ from repolicy import save_policy
 from repolicy.errors import FileError, NumericError, UsageError
 from repolicy.hosts import kept_prior as common
 from repolicy.hosts.rsl_rl import ResidualPPO, RunnersPrior
-from repolicy.learning.steering import FARTHEST, off_budget, steered
+from repolicy.learning.worker import FARTHEST, off_budget, steered
 from repolicy.objective import Objective, reformulated
 
 Algorithm = dict[str, Any]

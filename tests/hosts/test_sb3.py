@@ -21,10 +21,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from repolicy import save_policy
 from repolicy.errors import NumericError, UsageError
 from repolicy.hosts.sb3 import ResidualPPO, Unclipped, like
-from repolicy.learning.steering import FARTHEST, off_budget, steered
+from repolicy.learning.worker import FARTHEST, off_budget, steered
 from repolicy.objective import Objective, reformulated
 from repolicy.objective import residual as ours
-from repolicy.policies.dialed_policy import Conditioned
+from repolicy.policies.modulated import Conditioned
 from repolicy.ranges import Dial, Range
 
 pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")

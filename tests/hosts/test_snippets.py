@@ -10,7 +10,7 @@ import torch
 
 from repolicy import Policy, load_policy
 from repolicy.hosts.prior_reward import prior_reward
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import PolicySpec
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adapters.md").read_text()

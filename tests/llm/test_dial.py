@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from experiments.llm.toy import Toy, measure, optimum, tables
 from repolicy.errors import UsageError
 from repolicy.llm import dial
-from repolicy.llm.generation import new_tokens, prompt_tensors
 from repolicy.llm.mixing import SAMPLING, mixed_log_probs, mixture
+from repolicy.llm.models import new_tokens, prompt_tensors
 from repolicy.objective import Objective, residual
 
 ANCHORS = residual(0.1, 0.2), residual(0.4, 0.2)

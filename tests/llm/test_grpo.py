@@ -26,8 +26,8 @@ from repolicy.llm import (
     rloo_settings,
 )
 from repolicy.llm.budget import move_omega
-from repolicy.llm.generation import new_tokens, prompt_tensors
 from repolicy.llm.mixing import SAMPLING
+from repolicy.llm.models import new_tokens, prompt_tensors
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import Objective, greedy, kl, residual, soft
 

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from repolicy.errors import UsageError
 from repolicy.llm import QAdapterConfig, QAdapterLogits, QAdapterTrainer
-from repolicy.llm.generation import generate
 from repolicy.llm.judging import evaluate
 from repolicy.llm.losses import implicit_reward, q_adapter_log_probs
+from repolicy.llm.models import generate
 from repolicy.objective import residual
 
 PAIRS = [{"prompt": ".", "chosen": "ee", "rejected": "ab"}, {"prompt": ".", "chosen": "aeb", "rejected": "b"}] * 4

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.many import ray as ray_jobs
-from repolicy.many.pool import Job, work
-from repolicy.many.ray import check_answers, on_ray
+from repolicy.many import pool as ray_jobs
+from repolicy.many.pool import Job, check_answers, on_ray, work
 
 
 def test_an_address_that_does_not_answer_is_a_sentence() -> None:

@@ -17,7 +17,7 @@ from repolicy.envs.making import make_envs, observing
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.training import customize
 from repolicy.objective import residual
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.priors.opening import load_policy, read_policy
 from repolicy.readers.copying import policy_from
 from repolicy.readers.described import (

@@ -17,7 +17,7 @@ from torch import nn
 
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, RepolicyError
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.priors.code import exact_of
 from repolicy.readers import brax, vecnormalize
 from repolicy.readers.described import CannotCopyError

@@ -14,7 +14,7 @@ from comparing import COUNT, assert_equal, log_prob, mean, observations, stirred
 from torch import nn
 
 from repolicy.errors import FileError, UsageError
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.export import export
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.readers.copying import policy_from

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.priors.code import exact_of, from_source, source_of
 from repolicy.priors.kinds import MeanPrior
 from repolicy.priors.running import Graph, Script, runner

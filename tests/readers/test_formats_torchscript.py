@@ -13,7 +13,7 @@ from test_formats_graphs import script, stacked
 from torch import nn
 
 from repolicy.errors import FileError
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.priors.code import exact_of
 from repolicy.priors.kinds import MeanPrior
 from repolicy.readers.chain import Step, recognize

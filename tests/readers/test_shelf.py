@@ -12,14 +12,13 @@ from tiny_envs import tiny
 from repolicy.cli import main as cli
 from repolicy.envs.trust import env_of
 from repolicy.errors import FileError
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import read_card, save_policy
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.priors import shelf
+from repolicy.priors import finding as shelf
 from repolicy.priors.code import is_code
-from repolicy.priors.finding import find_policy
+from repolicy.priors.finding import SHELF, Published, fetched, find_policy, place
 from repolicy.priors.opening import read_policy
-from repolicy.priors.shelf import SHELF, Published, fetched, place
 
 
 @pytest.fixture(autouse=True)

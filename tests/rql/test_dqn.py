@@ -15,7 +15,7 @@ from repolicy.envs.evaluation import evaluate
 from repolicy.errors import NumericError, UsageError
 from repolicy.exact import Solution, soft_optimal, solve_residual
 from repolicy.objective import Objective, full, greedy, residual, soft
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen

@@ -22,7 +22,7 @@ import repolicy
 from repolicy.cli.main import main
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.objective import full, repeat_entropy, residual, soft
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy
 from repolicy.priors.opening import read_policy

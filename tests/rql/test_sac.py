@@ -21,7 +21,7 @@ from repolicy.envs.evaluation import evaluate
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Objective, kl, residual, soft
 from repolicy.plan import cloning
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen

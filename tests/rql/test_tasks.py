@@ -64,7 +64,7 @@ def test_highway_counts_speed_crashes_and_the_lane() -> None:
 
 def test_the_faster_highway_is_highway_envs_own_to_the_bit() -> None:
     highway_env = pytest.importorskip("highway_env")
-    from repolicy.rql.highway import StraightHighway
+    from repolicy.rql.tasks import StraightHighway
 
     gymnasium.register_envs(highway_env)
     crowded = tasks.HIGHWAY | {"vehicles_density": 2, "duration": 20}
@@ -91,7 +91,7 @@ def test_the_faster_road_names_the_same_neighbours_in_ties_and_at_the_ends() -> 
     from highway_env.road.road import Road, RoadNetwork
     from highway_env.vehicle.kinematics import Vehicle
 
-    from repolicy.rql.highway import StraightRoad
+    from repolicy.rql.tasks import StraightRoad
 
     network = RoadNetwork.straight_road_network(3, length=100)
     places = np.random.default_rng(0).choice([-9.0, -5.0, 0.0, 50.0, 100.0, 104.0, 106.0], 24)
@@ -106,7 +106,7 @@ def test_the_faster_road_names_the_same_neighbours_in_ties_and_at_the_ends() -> 
 
 def test_the_faster_parking_is_highway_envs_own_to_the_bit() -> None:
     highway_env = pytest.importorskip("highway_env")
-    from repolicy.rql.highway import QuickParking
+    from repolicy.rql.tasks import QuickParking
 
     gymnasium.register_envs(highway_env)
     theirs, ours = gymnasium.make("parking-v0", config=tasks.PARKING), QuickParking(tasks.PARKING)

@@ -110,7 +110,7 @@ def _rows(drives: "tuple[Drive, ...]") -> dict[str, list[str]]:
 
 
 def _spread(values: list[float] | None) -> str:
-    from repolicy.report.numbers import number
+    from repolicy.report.verdict import number
 
     return "" if values is None else f"{number(values[0])} ± {number(values[1], like=values[0])}"
 

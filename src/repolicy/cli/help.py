@@ -4,17 +4,20 @@ What an option is for stands in the docstring below its field, and what it is by
 """
 
 import ast
+import contextlib
 import inspect
+import io
 import shutil
 import textwrap
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Union
 
-from tyro.conf import Positional, UseAppendAction
+import tyro
+from tyro.conf import Positional, UseAppendAction, subcommand
 
 # A row a group, in order. Options that no row names stand with "learning" where they are settings, with "what to ask
 # for" where they are the command's own.
@@ -167,3 +170,30 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         value = " ".join(map(str, value))
     return f"(default: {'yes' if value is True else f'{value:,}' if isinstance(value, int) else value})"
+
+
+# What a shell needs to complete the commands and their options --------------------------------------------------------
+
+
+def script(shell: str, commands: Mapping[str, Any], groups: Mapping[str, Mapping[str, Any]]) -> str:
+    """Tyro's script for the whole of `repolicy`: its commands, and the groups with theirs."""
+    every = [_member(name, command) for name, command in commands.items()]
+    for group, members in groups.items():
+        inner: Any = Union[tuple(_member(name, command) for name, command in members.items())]  # noqa: UP007
+        every.append(Annotated[inner, subcommand(name=group, prefix_name=False)])
+    text: str = _printed(Union[tuple(every)], shell)  # noqa: UP007
+    # A description with a line break in it would be taken for two.
+    return "\n".join(
+        line.replace("\\n", " ") if line.startswith("COMPLETION_SPEC") else line for line in text.splitlines()
+    )
+
+
+def _member(name: str, command: Any) -> Any:
+    return Annotated[Any, subcommand(name=name, constructor=command, prefix_name=False)]
+
+
+def _printed(union: Any, shell: str) -> str:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+        tyro.cli(union, prog="repolicy", args=["--tyro-print-completion", shell])
+    return output.getvalue()

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from repolicy.errors import FileError
 from repolicy.loading import printable
-from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.distributions import Gaussian, SquashedGaussian
 from repolicy.policies.file import PROBES
+from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy
 from repolicy.policies.storage import is_own, read
 from repolicy.priors.finding import check_reachable, find_policy

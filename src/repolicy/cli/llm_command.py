@@ -43,7 +43,7 @@ class Generate:
     """Print one JSON object on stdout instead of the text."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.llm.generation import generate
+        from repolicy.llm.models import generate
 
         given = {name: value for name, value in vars(self).items() if name not in ("models", "prior", "prompt", "json")}
         return {"omega": self.omega, "responses": generate(self.models, self.prior, self.prompt, **given)}

@@ -16,11 +16,8 @@ from repolicy.cli import failures as nets
 from repolicy.cli.about import Addons, Bench, Doctor
 from repolicy.cli.diagnose import Diagnose
 from repolicy.cli.dial_command import Dial
-from repolicy.cli.imitate import Imitate
-from repolicy.cli.policy_commands import Evaluate, Export, Inspect, Render
-from repolicy.cli.push import Push
-from repolicy.cli.run_commands import Customize, Train, speaks
-from repolicy.cli.sweep_command import Sweep
+from repolicy.cli.policy_commands import Evaluate, Export, Imitate, Inspect, Push, Render
+from repolicy.cli.run_commands import Customize, Sweep, Train, speaks
 from repolicy.errors import UsageError
 from repolicy.runs.machine import terminated_as_interrupted
 from repolicy.runs.terminal import full_stdout_is_an_error, silent_stdout
@@ -39,7 +36,7 @@ class Completion:
     """Print one JSON object on stdout."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.cli.completion import script
+        from repolicy.cli.help import script
 
         groups = {group: _members(group) for group in GROUPS}
         return {"shell": self.shell, "script": script(self.shell, COMMANDS, groups)}

@@ -7,7 +7,7 @@ imported before a command runs, so that `--help` answers at once.
 import contextlib
 import sys
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -250,3 +250,89 @@ def _out(named: Path | None, path: Path, suffix: str) -> Path:
     check_writes_over_none(out, path)
     check_place(out)  # before the work, which would be lost
     return out
+
+
+# The command that makes a prior of demonstrations ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Imitate:
+    """Fit a policy with a std to recorded observations and actions, as a prior to customize.
+
+    Example: repolicy imitate demos.npz --env HalfCheetah-v4 --out imitated.safetensors
+    """
+
+    data: Positional[Annotated[str, arg(metavar="DATA")]]
+    """An .npz file with observations [M, O] and actions [M, A], or the name of a Minari dataset."""
+    env: str | None = None
+    """Environment to check the sizes with and to try the policy in; customize then goes on there."""
+    hidden: tuple[int, ...] = (256, 256)
+    """Sizes of the hidden layers."""
+    state_std: bool = False
+    """A std that depends on the state, in place of one for all states."""
+    seed: int = 0
+    """Seed of the network and of what is held out."""
+    out: Path = Path("imitated.safetensors")
+    """The policy's file."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.plan.imitation import imitate
+        from repolicy.runs.ranks import one_thread
+        from repolicy.runs.terminal import Terminal
+
+        terminal = Terminal()
+        with one_thread(), terminal.status("fitting") as status:
+            result = imitate(
+                self.data, self.out, env=self.env, hidden=self.hidden, state_std=self.state_std, seed=self.seed,
+                say=terminal.say,
+                progress=lambda epoch, held: status.update(f"fitting: epoch {epoch}, held out {held:.4g} nats a step"),
+            )  # fmt: skip
+        terminal.say(f"its file: {result.file}; go on with repolicy customize {result.file} --addon ...")
+        values = {"file": str(result.file), "env": result.env} | asdict(result.fitted)
+        return values | (
+            {} if result.returns is None else {"return": {"mean": result.returns[0], "std": result.returns[1]}}
+        )
+
+
+# The command that shares a policy -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Push:
+    """Share a policy on the Hugging Face Hub: its file, a card with a table, and its film where there is one.
+
+    Example: repolicy push runs/cheetah hf://USER/spare-leg --license mit
+    """
+
+    policy: Positional[Annotated[str, arg(metavar="POLICY")]]
+    """A run's folder, or a policy's file; an .mp4 or .gif of its name beside it is its film."""
+    target: Positional[Annotated[str, arg(metavar="hf://USER/NAME")]]
+    """The repository, which is made where there is none; the login is the hub's own: hf auth login."""
+    license: str | None = None
+    """What others may do with it: an identifier of the hub's, such as mit or cc-by-4.0."""
+    private: bool = False
+    """Make the repository for you alone, where it is new."""
+    env: str | None = None
+    """Environment of the table; by default the one that the policy was trained in."""
+    episodes: int = 20
+    """Episodes of the evaluation for the card's table."""
+    trust: bool = False
+    """Run code that the policy's file names as its environment or add-on."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+    reading: OmitArgPrefixes[Options] = field(default_factory=Options)
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.report.publish import push
+        from repolicy.runs.terminal import Terminal
+
+        warn_of_unfinished(self.policy)
+        say = Terminal().say
+        done = push(
+            self.policy, self.target, license=self.license, private=self.private, env=self.env,
+            episodes=self.episodes, trust=self.trust, reading=self.reading, say=say,
+        )  # fmt: skip
+        say(f"pushed: {done.place}, {', '.join(done.files)}, revision {done.revision}")
+        return {"place": done.place, "revision": done.revision, "files": list(done.files)}

@@ -11,7 +11,6 @@ __all__ = [
     "names",
     "registered",
     "rollout",
-    "spaces",
     "step",
     "trust",
     "watchdog",

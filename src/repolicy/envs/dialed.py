@@ -9,7 +9,7 @@ and drawn anew with each seed. A grid would leave few environments to a dial; dr
 import numpy as np
 
 from repolicy.envs.step import Envs, Step
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 
 ENDS = 0.1  # share of the strata at each end of the dial, exactly on it
 

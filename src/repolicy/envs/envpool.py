@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 
 from repolicy.envs.names import parsed
-from repolicy.envs.spaces import (
+from repolicy.envs.step import (
+    Step,
     action_space,
+    check_last,
     flat,
     group_sizes,
     native,
     numeric,
     shown,
 )
-from repolicy.envs.step import Step, check_last
 from repolicy.envs.watchdog import NOTE
 from repolicy.errors import RepolicyError, UsageError, described, in_one_sentence
 from repolicy.loading import nearest

@@ -19,7 +19,7 @@ from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.envs.trust import addons_of, env_of
 from repolicy.errors import UsageError
-from repolicy.policies.dialed_policy import Conditioned
+from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Agent, Prior, check_scores
 from repolicy.priors.finding import find_policy
 from repolicy.priors.kinds import MeanPrior, Scorer

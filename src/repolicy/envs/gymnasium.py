@@ -12,8 +12,10 @@ import numpy as np
 from gymnasium import spaces
 
 from repolicy.envs.names import maker
-from repolicy.envs.spaces import (
+from repolicy.envs.step import (
+    Step,
     action_space,
+    check_last,
     flat,
     group_sizes,
     native,
@@ -22,7 +24,6 @@ from repolicy.envs.spaces import (
     shown,
     space_shapes,
 )
-from repolicy.envs.step import Step, check_last
 from repolicy.envs.watchdog import NOTE
 from repolicy.errors import RepolicyError, UsageError, in_one_sentence
 

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs.spaces import own_numbers
-from repolicy.envs.step import Envs, Info, Step
+from repolicy.envs.step import Envs, Info, Step, own_numbers
 from repolicy.errors import NumericError
 from repolicy.policies.policy import Agent, Recalling
 

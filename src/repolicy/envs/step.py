@@ -4,12 +4,132 @@
 episode ended *in* is in `step.final`. There is no step whose action is ignored.
 """
 
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
+from gymnasium import spaces
 
-from repolicy.errors import NumericError
-from repolicy.policies.actions import ActionSpace
+from repolicy.envs.names import observed, observed_by_critic
+from repolicy.errors import NumericError, UsageError
+from repolicy.loading import nearest
+from repolicy.policies.distributions import ActionSpace
+
+
+def shown(space: Any, name: str, critic: bool) -> tuple[tuple[str, ...], int]:
+    """The parts of an observation to lay side by side, all where there are none; and how many numbers the policy sees.
+
+    Its parts are first. Where the critic is to see as well, the parts that the name gives to it follow.
+    """
+    own = _parts(space, observed(name), name, "observe")
+    extra = _parts(space, observed_by_critic(name), name, "observe_critic") if critic else ()
+    size = sum(observation_size(space[key], name) for key in own) if own else observation_size(space, name)
+    return (own or tuple(space)) + extra if extra else own, size
+
+
+def _parts(space: Any, keys: tuple[str, ...], name: str, option: str) -> tuple[str, ...]:
+    """Return the same keys, if they are parts of a Dict."""
+    known = list(space) if isinstance(space, spaces.Dict) else []
+    missing = [key for key in keys if key not in known]
+    if missing:
+        raise UsageError(
+            f"environment {name!r} has no observation {missing[0]!r}{nearest(missing[0], known)}; "
+            + (f"it has {', '.join(known)}" if known else f"its observation is no Dict: leave {option} out")
+        )
+    return keys
+
+
+def group_sizes(space: Any, name: str) -> dict[str, int]:
+    """Return how many numbers each part of a Dict has."""
+    return {key: observation_size(part, name) for key, part in space.items()} if isinstance(space, spaces.Dict) else {}
+
+
+def observation_size(space: Any, name: str) -> int:
+    size = _size(space, name)
+    if not size:
+        raise UsageError(f"environment {name!r} has an empty observation ({space}): there is nothing to act on")
+    return size
+
+
+def _size(space: Any, name: str) -> int:
+    if isinstance(space, spaces.Box):
+        return int(np.prod(space.shape))
+    if isinstance(space, spaces.Dict):
+        return sum(_size(part, name) for part in space.values())
+    raise UsageError(
+        f"environment {name!r} has observations of kind {type(space).__name__}; "
+        "Repolicy takes Box, and Dict made of Box: wrap it in gymnasium.wrappers.FlattenObservation"
+    )
+
+
+def action_space(space: Any, name: str) -> ActionSpace:
+    """Return the space laid out flat; `low` are the lower bounds or, unless all are 0, each head's first choice."""
+    if 0 in (space.shape or ()):
+        raise UsageError(f"environment {name!r} has an empty action ({space}): there is nothing to choose")
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return ActionSpace("continuous", (space.low.size,), _floats(space.low), _floats(space.high))
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+        first = np.ravel(getattr(space, "start", 0))
+        return ActionSpace("discrete", tuple(map(int, sizes)), _floats(first) if first.any() else ())
+    if isinstance(space, spaces.Box):
+        raise UsageError(
+            f"environment {name!r} has a Box of whole numbers ({space.dtype}) for actions, and a density needs real "
+            "ones: declare it as MultiDiscrete, with the count of choices and the first (start) of each number, or as "
+            "a Box of float32"
+        )
+    raise UsageError(
+        f"environment {name!r} has actions of kind {space}; Repolicy takes Box, Discrete and MultiDiscrete"
+    )
+
+
+def _floats(values: np.ndarray) -> tuple[float, ...]:
+    return tuple(map(float, np.ravel(values)))
+
+
+def own_numbers(actions: np.ndarray, space: ActionSpace) -> np.ndarray:
+    """Actions `[..., A]` with choices counted from 0, in the environment's own numbers: what add-ons read."""
+    return actions + np.array(space.low, np.int64) if space.kind == "discrete" and space.low else actions
+
+
+def native(actions: np.ndarray, space: ActionSpace, own: Any) -> np.ndarray:
+    """Actions `[N, A]` in the numbers, the shape and the type of the environment's own space. Never clipped."""
+    return own_numbers(actions, space).astype(own.dtype).reshape(len(actions), *own.shape)
+
+
+def flat(observations: Any, count: int, keys: tuple[str, ...] = ()) -> np.ndarray:
+    """Observations as rows of numbers; of a Dict, these parts or all."""
+    if isinstance(observations, dict):
+        parts = [observations[key] for key in keys] if keys else observations.values()
+        return np.concatenate([flat(part, count) for part in parts], axis=1)
+    try:
+        with np.errstate(over="raise"):
+            return np.array(observations, dtype=np.float32).reshape(count, -1)
+    except FloatingPointError:
+        largest = float(np.nanmax(np.abs(observations)))
+        raise NumericError(
+            f"an environment returned an observation of {largest:.3g}, beyond single precision: scale it down"
+        ) from None
+
+
+def numeric(info: dict[str, Any], count: int) -> "Info":
+    return {
+        key: value
+        for key, value in info.items()
+        if isinstance(value, np.ndarray) and value.shape == (count,) and value.dtype.kind in "fiu" and key != "env_id"
+    }
+
+
+def shapes(observation: Any) -> Any:
+    return (
+        {key: shapes(part) for key, part in observation.items()}
+        if isinstance(observation, dict)
+        else np.shape(observation)
+    )
+
+
+def space_shapes(space: Any) -> Any:
+    return {key: space_shapes(part) for key, part in space.items()} if isinstance(space, spaces.Dict) else space.shape
+
 
 Backend = Literal["auto", "envpool", "gymnasium"]
 

@@ -47,7 +47,7 @@ def env_of(card: dict[str, Any], path: Path, trust: bool = False) -> str:
     """Return the environment of the policy in a file. Raises where it is code, unless the file is trusted."""
     env = card.get("request", {}).get("env")
     if env is None:
-        from repolicy.priors.shelf import on_shelf
+        from repolicy.priors.finding import on_shelf
 
         if (published := on_shelf(path)) is not None:
             return published.env

@@ -20,9 +20,19 @@ from repolicy.exact.linear_quadratic import (
     quadratic_cost,
 )
 from repolicy.exact.mdp import MDP
-from repolicy.exact.solve import Solution, soft_optimal, solve_augmented, solve_residual
-from repolicy.exact.trajectories import Trajectories, enumerate_trajectories
-from repolicy.exact.value import Value, evaluate, exact_gradient, expected_return, state_distributions
+from repolicy.exact.solve import (
+    Solution,
+    Trajectories,
+    Value,
+    enumerate_trajectories,
+    evaluate,
+    exact_gradient,
+    expected_return,
+    soft_optimal,
+    solve_augmented,
+    solve_residual,
+    state_distributions,
+)
 
 __all__ = [
     "MDP",

@@ -12,10 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from repolicy.exact.checks import float64
-from repolicy.exact.mdp import MDP
-from repolicy.exact.trajectories import Trajectories, enumerate_trajectories
-from repolicy.exact.value import evaluate, state_distributions
+from repolicy.exact.mdp import MDP, float64
+from repolicy.exact.solve import Trajectories, enumerate_trajectories, evaluate, state_distributions
 from repolicy.objective import Objective, reformulated
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import NumericError, UsageError
-from repolicy.exact.checks import check_discount, check_temperature, float64
+from repolicy.exact.mdp import check_discount, check_temperature, float64
 
 MOST = 100_000  # Riccati steps
 

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.exact.checks import check_temperature
-from repolicy.exact.mdp import MDP
-from repolicy.objective import Objective, soft
+from repolicy.exact.mdp import MDP, check_temperature, float64
+from repolicy.objective import Objective, reformulated, soft
 
 ROUNDING = 2e-15  # of a backup, as a share of the values
 
@@ -106,3 +105,106 @@ def _soft_optimum(mdp: MDP, reward: Tensor, beside: Tensor, alpha: float) -> Sol
 def _backups(discount: float) -> int:
     """Return how many backups leave nothing of the first guess: each shrinks the error by γ, to 1e-17 at last."""
     return 1 if discount == 0 else math.ceil(math.log(1e-17) / math.log(discount))
+
+
+# Every trajectory of a finite horizon: an expectation becomes a sum, and nothing is left to chance --------------------
+
+
+MOST = 1_000_000  # sequences; more would fill the memory
+
+
+class Trajectories(NamedTuple):
+    """All N trajectories that the environment allows.
+
+    states, actions: [N, T]; chance: [N], the environment's share of their probability, p(s₀) · Π p(s′|s, a).
+    """
+
+    states: Tensor
+    actions: Tensor
+    chance: Tensor
+
+    def along(self, table: Tensor) -> Tensor:
+        """Return the entries of a table [T, S, A] that each trajectory passes, [N, T]."""
+        return table[torch.arange(self.states.shape[1]), self.states, self.actions]
+
+    def probability(self, log_policy: Tensor) -> Tensor:
+        """p_θ(τ) of each trajectory under a policy [T, S, A], [N]."""
+        return self.chance * self.along(log_policy).sum(-1).exp()
+
+
+def enumerate_trajectories(mdp: MDP) -> Trajectories:
+    """Return all sequences of states and actions that can happen in `mdp`, whose horizon must be finite and short."""
+    if mdp.horizon is None:
+        raise UsageError("trajectories can be enumerated for a finite horizon only; this one is infinite")
+    pairs = mdp.states * mdp.actions
+    if pairs**mdp.horizon > MOST:
+        raise UsageError(
+            f"{mdp.states} states, {mdp.actions} actions and {mdp.horizon} steps make "
+            f"{pairs}^{mdp.horizon} trajectories, more than {MOST:,}; shorten the horizon"
+        )
+    sequences = torch.cartesian_prod(*[torch.arange(pairs)] * mdp.horizon).reshape(-1, mdp.horizon)
+    states, actions = sequences // mdp.actions, sequences % mdp.actions
+    moves = mdp.transitions[states[:, :-1], actions[:, :-1], states[:, 1:]]
+    chance = mdp.start[states[:, 0]] * moves.prod(-1)
+    possible = chance > 0
+    return Trajectories(states[possible], actions[possible], chance[possible])
+
+
+# What a policy is worth: its values, its maximum-entropy return J, and the exact gradient of J ------------------------
+
+
+class Value(NamedTuple):
+    """A policy's values; of a finite horizon T with a first axis of length T, the time.
+
+    q: [(T,) S, A], without the entropy of its own step, as Q^π in Eq. 10; v: [(T,) S], with it.
+    """
+
+    q: Tensor
+    v: Tensor
+
+
+def evaluate(mdp: MDP, objective: Objective, log_policy: Tensor, log_prior: Tensor | None = None) -> Value:
+    """Return the values of a policy when the reward is task + omega · log prior − alpha · log policy (Eq. 13)."""
+    if objective.bonus:
+        raise UsageError(f"bonus is {objective.bonus}; it stands in the loss and in no return, so it has no value")
+    log_policy = mdp.log_probs("log_policy", log_policy)
+    reward = reformulated(
+        objective, mdp.task(objective), mdp.prior(objective, log_prior), log_policy, mdp.states_reward(objective)
+    )
+    total = mdp.per_step("reward", reward.total)
+    policy = log_policy.exp()
+    if mdp.horizon is None:
+        moves = torch.einsum("sa,sap->sp", policy, mdp.transitions)
+        identity = torch.eye(mdp.states, dtype=torch.float64)
+        v = torch.linalg.solve(identity - mdp.discount * moves, (policy * total).sum(-1))
+        return Value(total - reward.entropy + mdp.discount * mdp.transitions @ v, v)
+    later = [torch.zeros(mdp.states, dtype=torch.float64)]  # V after t, from the end backwards
+    for t in reversed(range(mdp.horizon)):
+        later.append((policy[t] * (total[t] + mdp.discount * mdp.transitions @ later[-1])).sum(-1))
+    v = torch.stack(later[::-1])
+    return Value(total - reward.entropy + mdp.discount * torch.einsum("sap,tp->tsa", mdp.transitions, v[1:]), v[:-1])
+
+
+def expected_return(mdp: MDP, objective: Objective, log_policy: Tensor, log_prior: Tensor | None = None) -> Tensor:
+    """J, the expectation of the discounted reformulated reward (Eq. 5 with r replaced); a scalar, differentiable."""
+    v = evaluate(mdp, objective, log_policy, log_prior).v
+    return mdp.start @ (v if mdp.horizon is None else v[0])
+
+
+def exact_gradient(mdp: MDP, objective: Objective, logits: Tensor, log_prior: Tensor | None = None) -> Tensor:
+    """∇J for the softmax policy with these logits, [S, A] or [T, S, A]; of the logits' shape."""
+    logits = float64("logits", logits).requires_grad_()
+    log_policy = torch.log_softmax(mdp.per_step("logits", logits), -1)
+    (gradient,) = torch.autograd.grad(expected_return(mdp, objective, log_policy, log_prior), logits)
+    return gradient
+
+
+def state_distributions(mdp: MDP, log_policy: Tensor) -> Tensor:
+    """Return where the policy is at each step of a finite horizon, [T, S]."""
+    if mdp.horizon is None:
+        raise UsageError("the distribution of states at each step needs a finite horizon")
+    moves = torch.einsum("tsa,sap->tsp", mdp.log_probs("log_policy", log_policy).exp(), mdp.transitions)
+    distributions = [mdp.start]
+    for t in range(mdp.horizon - 1):
+        distributions.append(distributions[-1] @ moves[t])
+    return torch.stack(distributions)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from repolicy.envs.evaluation import untold
 from repolicy.errors import NumericError, UsageError
-from repolicy.learning.steering import FARTHEST, off_budget, steered
+from repolicy.learning.worker import FARTHEST, off_budget, steered
 from repolicy.loading import printable
 from repolicy.objective import Objective, plain
-from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.file import notes_of
+from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy, PolicySpec, Prior, check_scores, frozen
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy

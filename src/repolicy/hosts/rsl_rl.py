@@ -38,8 +38,8 @@ from repolicy.hosts.kept_prior import (
 )
 from repolicy.loading import read_bytes
 from repolicy.objective import Objective, given_objective, reformulated, task_reward
-from repolicy.policies.actions import ActionSpace
-from repolicy.policies.layers import MODULES
+from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.network import MODULES
 from repolicy.policies.policy import Policy, PolicySpec, Prior
 from repolicy.readers.pickles import load, shortened
 

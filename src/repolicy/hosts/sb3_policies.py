@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import check_same_network
-from repolicy.policies.actions import ActionSpace
-from repolicy.policies.layers import MODULES
+from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.network import MODULES
 from repolicy.policies.normalizer import BOUND, Normalizer
 from repolicy.policies.policy import Policy, PolicySpec
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector, staggered
 from repolicy.envs.step import Envs
 from repolicy.errors import FileError, NumericError
-from repolicy.learning.candidate import CAREFUL, Candidate, clearly_better
 from repolicy.learning.worker import Worker
 from repolicy.objective import Objective, reformulated, task_reward
 from repolicy.plan.states import density_of
@@ -32,10 +31,31 @@ from repolicy.policies.storage import write
 from repolicy.priors.kinds import Exact, MeanPrior
 from repolicy.priors.opening import read_policy
 from repolicy.runs import ranks
-from repolicy.runs.doubts import Standing
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import keep_freed_memory, versions
 from repolicy.runs.request import Request, derived_seed
+from repolicy.runs.result import Standing
+
+CAREFUL = 4  # times the episodes of a short evaluation, over which an earlier policy is compared with the last one
+
+
+class Candidate(NamedTuple):
+    """The policy with the highest objective in the short evaluations so far; at a run's end it may be handed out."""
+
+    policy: Policy
+    steps: int
+    evaluation: dict[str, float]
+
+
+def clearly_better(gain: Standing, longer: float) -> bool:
+    """Say whether an earlier policy is to be handed out instead of the last one.
+
+    `gain` is by how much its objective of an episode is higher, `longer` by how much its episodes are longer, over
+    episodes of both with the same starts. Where steps cost, an early fall raises the sum of an episode. A sum that is
+    higher in episodes that are not shorter is higher at whatever price the steps have that an early end leaves out.
+    """
+    return gain.mean > 2.0 * gain.error and longer >= 0.0
+
 
 ENDED_EARLY = "evaluation_ended_early"
 

@@ -1,65 +1,43 @@
 """A run, and the two ways into it: `train()` from nothing and `customize()` from a prior."""
 
-import contextlib
 import hashlib
-import json
-import os
-import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
-
-import torch
+from typing import Any, Literal
 
 from repolicy.envs import addons
 from repolicy.envs.making import probed, with_roles
 from repolicy.envs.names import EnvLike, env_name, with_observed, with_observed_of
 from repolicy.envs.watchdog import Watchdog
-from repolicy.errors import RepolicyError, UsageError
-from repolicy.learning.range_of_weights import collapsed
-from repolicy.learning.segments import Segments
-from repolicy.learning.steering import overspent
+from repolicy.errors import UsageError
+from repolicy.learning.run import Callback, run, tell
 from repolicy.objective import Objective, residual, soft
 from repolicy.plan.defaults import train_defaults
 from repolicy.plan.session import (
-    begun,
+    Init,
     called,
     called_objective,
     check_objective,
     continued,
     earlier,
     folder_for,
+    named_as,
+    open_prior,
     ranks_for,
     settings_of,
     shown,
 )
-from repolicy.plan.starting import Init, Start, named_as, open_prior
 from repolicy.plan.states import check_learnable
 from repolicy.plan.weights import plan, trial
-from repolicy.plan.worth import measured
-from repolicy.policies.file import add_to_card
 from repolicy.policies.policy import Policy, Prior
-from repolicy.priors.code import from_source
-from repolicy.priors.kinds import Exact, Function
-from repolicy.priors.opening import read_policy
+from repolicy.priors.kinds import Function
 from repolicy.readers.reading import Options
-from repolicy.runs import ranks
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.machine import polite_interrupt, torchrun_place
+from repolicy.runs.machine import torchrun_place
 from repolicy.runs.request import Request, check_dials, spec_for
 from repolicy.runs.result import Result as Result
 from repolicy.runs.settings import ACTORS, Settings
-
-
-@runtime_checkable
-class Callback(Protocol):
-    """Whoever wants to know how a run is doing."""
-
-    def begin(self, request: "Request", start: int, total: int) -> None: ...
-    def write(self, metrics: dict[str, float]) -> None: ...
-    def say(self, sentence: str) -> None: ...
-    def close(self) -> None: ...
 
 
 def train(
@@ -276,38 +254,6 @@ def watchdog(env_timeout: float | None) -> Watchdog:
     return Watchdog(rank, env_timeout)
 
 
-def run(
-    request: Request,
-    folder: RunFolder,
-    resume: bool,
-    callbacks: Sequence[Callback],
-    notes: Sequence[str],
-    prior: bytes | None = None,
-    env_timeout: float | None = None,
-    start: Start | None = None,
-) -> Result:
-    """Return everything before and after the work itself: the folder, the ranks, Ctrl-C and SIGTERM.
-
-    `notes` are what the callbacks are told as soon as nothing more can be refused.
-    """
-    exact = None if start is None else start.exact
-    if torchrun_place() is not None:
-        return _run_as_one_of_many(request, folder, resume, callbacks, notes, prior, exact)
-    ranks.check_count(request.settings.ranks)
-    with folder.locked():
-        tell(callbacks, [*notes, *begun(request, folder, resume, prior)])
-        program = ["from repolicy.learning.training import follow; follow()", str(folder.path), str(env_timeout or "")]
-        program.append("" if start is None or start.source is None else json.dumps(start.source))
-        with polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
-            return work(request, folder, team, callbacks, interrupted, exact)
-
-
-def tell(callbacks: Sequence[Callback], sentences: Sequence[str]) -> None:
-    for callback in callbacks:
-        for sentence in sentences:
-            callback.say(sentence)
-
-
 def check(request: Request) -> None:
     """Refuse early what cannot work, before anything is written."""
     if request.objective.reads_addon and not request.addons:
@@ -331,110 +277,3 @@ def check(request: Request) -> None:
         )
     if request.prior and request.settings.family != "auto":
         raise UsageError("a policy keeps the family of its prior while it is customized: leave --family out")
-
-
-def follow() -> None:
-    """What every rank but the first runs: the same work, from the request in the folder."""
-    import sys
-
-    folder, env_timeout, team = RunFolder(sys.argv[1]), sys.argv[2], ranks.joined(*map(int, sys.argv[4:]))
-    values = folder.request()
-    assert values is not None
-    try:
-        with Watchdog(team.index, float(env_timeout) if env_timeout else None):
-            exact = from_source(json.loads(sys.argv[3])) if sys.argv[3] else None
-            work(Request.from_dict(values), folder, team, (), threading.Event(), exact)
-    except RepolicyError as error:
-        sys.exit(str(error))
-    os._exit(0)  # the first rank has written everything; threads of an environment's can hold up an interpreter's end
-
-
-# The work of one rank -------------------------------------------------------------------------------------------------
-
-
-@ranks.one_thread()
-@torch.random.fork_rng(devices=[])
-def work(
-    request: Request,
-    folder: RunFolder,
-    team: ranks.Ranks,
-    callbacks: Sequence[Callback],
-    interrupted: threading.Event,
-    exact: Exact | None = None,
-) -> Result:
-    """Return all segments that are still to do. Every rank runs this; the first one writes."""
-    segments = Segments(request, folder, team, exact)
-    complaints, worker = segments.restore(), segments.worker
-    if team.index == 0:
-        folder.forget_after(worker.iteration)
-    metrics: dict[str, float] = {}
-    with contextlib.ExitStack() as after:
-        for callback in callbacks:
-            callback.begin(request, worker.iteration, request.settings.iterations)
-            after.callback(callback.close)
-        tell(callbacks, complaints)
-        for metrics in segments.remaining(interrupted.is_set):
-            if team.index == 0:
-                folder.log(metrics)
-            for callback in callbacks:
-                callback.write(metrics)
-            tell(callbacks, segments.notes)
-            segments.notes.clear()
-        if worker.iteration == request.settings.iterations:
-            tell(callbacks, collapsed(metrics))
-            if (budget := request.settings.budget) is not None and metrics:
-                tell(callbacks, overspent(worker.off_budget, metrics[budget.spent], budget))
-    finished = worker.iteration == request.settings.iterations
-    if not metrics and worker.iteration:  # nothing was left to do
-        metrics = {name: values[-1] for name, values in folder.logged().items() if values and values[-1] is not None}
-    if finished and team.index == 0 and not request.prior:
-        tell_worth(request, folder)
-    return Result(folder.path, worker.steps, finished, metrics)
-
-
-def tell_worth(request: Request, folder: RunFolder) -> None:
-    """Measure what a nat of the policy that is handed out is worth and write it into its card."""
-    saved = read_policy(folder.policy)
-    if "nat_worth" in saved.card:
-        return
-    episodes = 4 * request.settings.evaluation_episodes
-    worth = measured(
-        saved.policy, request.env, episodes, addons=request.addons, backend=request.settings.backend,
-        addon_alone=not request.objective.reads_basic,
-    )  # fmt: skip
-    if worth is not None:
-        add_to_card(folder.policy, {"nat_worth": asdict(worth)})
-
-
-def _run_as_one_of_many(
-    request: Request,
-    folder: RunFolder,
-    resume: bool,
-    callbacks: Sequence[Callback],
-    notes: Sequence[str],
-    prior: bytes | None,
-    exact: Exact | None,
-) -> Result:
-    """Under torchrun: every process comes here with the same request; the first one claims the folder."""
-    team = ranks.Distributed()
-    try:
-        request = replace(request, settings=replace(request.settings, ranks=team.count).resolved())
-        with polite_interrupt() as interrupted, contextlib.ExitStack() as claim:
-            refusal: RepolicyError | None = None
-            if team.index == 0:
-                try:
-                    claim.enter_context(folder.locked())
-                    tell(callbacks, [*notes, *begun(request, folder, resume, prior)])
-                except RepolicyError as error:
-                    refusal = error
-            refused = float(team.sum(torch.tensor([0.0 if refusal is None else 1.0])))
-            if refused:
-                raise refusal or UsageError("the first rank could not begin")
-            try:
-                return work(request, folder, team, callbacks if team.index == 0 else (), interrupted, exact)
-            except Exception as error:
-                if not isinstance(error, ranks.LostError):
-                    error.add_note(f"rank {team.index}")
-                raise
-    finally:
-        team.close()

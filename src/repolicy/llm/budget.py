@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.llm.generation import new_tokens, prompt_tensors
 from repolicy.llm.identity import Remembered
 from repolicy.llm.mixing import SAMPLING, Beside
+from repolicy.llm.models import new_tokens, prompt_tensors
 from repolicy.llm.requirements import require_trl
 from repolicy.llm.rloo import prior_reward, prompt_ids, response_log_probs
 from repolicy.objective import Objective

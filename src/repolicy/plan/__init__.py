@@ -7,7 +7,6 @@ __all__ = [
     "diagnosis",
     "imitation",
     "session",
-    "starting",
     "states",
     "weights",
     "worth",

@@ -22,8 +22,7 @@ from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import HasSpaces
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import figures
-from repolicy.policies.actions import ActionSpace
-from repolicy.policies.distributions import Gaussian, SquashedGaussian
+from repolicy.policies.distributions import ActionSpace, Gaussian, SquashedGaussian
 from repolicy.policies.file import SavedPolicy, policy_bytes
 from repolicy.policies.policy import Policy, PolicySpec, frozen, seeded
 from repolicy.policies.storage import read

@@ -13,7 +13,7 @@ from repolicy.envs.making import observing, probed
 from repolicy.errors import UsageError
 from repolicy.loading import figures
 from repolicy.plan.cloning import begin_at
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import read_card, save_policy
 from repolicy.policies.policy import Policy, PolicySpec, seeded
 from repolicy.policies.storage import check_place

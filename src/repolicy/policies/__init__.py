@@ -2,14 +2,11 @@
 
 # The door: other rooms may import these, and nothing else of this folder.
 __all__ = [
-    "actions",
     "density",
-    "dialed_policy",
     "distributions",
     "export",
     "families",
     "file",
-    "layers",
     "modulated",
     "network",
     "normalizer",

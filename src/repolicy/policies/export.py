@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.policies.dialed_policy import Conditioned
+from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy, frozen
 from repolicy.policies.storage import write_bytes
 from repolicy.ranges import Dial

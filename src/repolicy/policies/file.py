@@ -11,8 +11,8 @@ from torch import Tensor
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import printable
 from repolicy.policies.density import Density
-from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.families import FAMILIES
+from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.storage import (
     check_shape,

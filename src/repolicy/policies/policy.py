@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.errors import UsageError
-from repolicy.policies.actions import ActionSpace
-from repolicy.policies.distributions import Distribution
+from repolicy.policies.distributions import ActionSpace, Distribution
 from repolicy.policies.families import FAMILIES, STDS, Draw
 from repolicy.policies.network import ACTIVATIONS, Mlp
 from repolicy.policies.normalizer import BOUND, Normalizer

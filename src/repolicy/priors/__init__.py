@@ -1,4 +1,13 @@
 """Whatever a user names as a prior: a name, a file, a place on the hub, an object, a function."""
 
 # The door: other rooms may import these files, and no others of this folder.
-__all__ = ["code", "dials", "finding", "fitting", "hub", "kinds", "opening", "running", "shelf"]
+__all__ = [
+    "code",
+    "dials",
+    "finding",
+    "fitting",
+    "hub",
+    "kinds",
+    "opening",
+    "running",
+]

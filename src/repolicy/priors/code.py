@@ -17,8 +17,8 @@ from repolicy.loading import load_object
 from repolicy.policies.file import notes_of
 from repolicy.policies.policy import Policy
 from repolicy.policies.storage import is_own
-from repolicy.priors.finding import find_policy
-from repolicy.priors.fitted_std import fitted_to, wants_fit
+from repolicy.priors.finding import SHELF, find_policy
+from repolicy.priors.fitting import fitted_to, wants_fit
 from repolicy.priors.hub import is_on_hub
 from repolicy.priors.kinds import (
     Exact,
@@ -29,7 +29,6 @@ from repolicy.priors.kinds import (
     prior_of,
 )
 from repolicy.priors.opening import read_policy
-from repolicy.priors.shelf import SHELF
 from repolicy.readers.reading import Options
 
 Source = dict[str, Any]  # how another process gets the same prior

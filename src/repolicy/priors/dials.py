@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.file import SavedPolicy
-from repolicy.policies.layers import layers_of, load_layers, scaled, side_by_side
+from repolicy.policies.modulated import Conditioned
+from repolicy.policies.network import layers_of, load_layers, scaled, side_by_side
 from repolicy.policies.policy import Policy, frozen
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy

@@ -1,11 +1,115 @@
 """Where a policy is: a file, a run's folder, a name that ships, a name on the shelf, or a place on the hub."""
 
+import hashlib
+import http.client
+import os
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.error import URLError
 
 from repolicy.errors import FileError, UsageError
-from repolicy.loading import nearest
-from repolicy.policies.storage import is_own
+from repolicy.loading import file_sum, nearest
+from repolicy.policies.storage import is_own, write_bytes
 from repolicy.priors.hub import DOWNLOADED, downloaded, is_on_hub
+
+LARGEST = 64 * 2**20  # bytes
+PLAYGROUND = ("google-deepmind/mujoco_playground", "d5e6b475")
+ZOO = ("DLR-RM/rl-trained-agents", "cd35bde6")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A policy that somebody else has published, and what belongs beside it: (path, sha256) of each file."""
+
+    source: tuple[str, str]  # repository and commit
+    licence: str
+    env: str
+    files: dict[str, tuple[str, str]]  # the name here, the first one being the policy: its path there, its sha256
+
+
+def _playground(robot: str, env: str, sha256: str) -> Published:
+    path = f"mujoco_playground/experimental/sim2sim/onnx/{robot}_policy.onnx"
+    return Published(PLAYGROUND, "Apache-2.0", env, {"policy.onnx": (path, sha256)})
+
+
+def _zoo(algorithm: str, task: str, env: str, sha256: str, statistics: str = "") -> Published:
+    folder = f"{algorithm}/{task}_1"
+    files = {"policy.zip": (f"{folder}/{task}.zip", sha256)}
+    if statistics:
+        files["policy.vecnormalize.pkl"] = (f"{folder}/{task}/vecnormalize.pkl", statistics)
+    return Published(ZOO, "MIT", env, files)
+
+
+SHELF = {
+    "playground:go1": _playground(
+        "go1", "Go1JoystickFlatTerrain-v1", "386cde6a1eac679e2f2a313ade2b395d9f26905b151ee3b019c2c4163d49b6f2"
+    ),
+    "playground:berkeley": _playground(
+        "bh", "BerkeleyHumanoidJoystickFlatTerrain-v1",
+        "ab83d4a2853c581a0d761e45e61b586f529f9bc1504d190037369f47e4e69892",
+    ),
+    "zoo:ppo-halfcheetah": _zoo(
+        "ppo", "HalfCheetah-v3", "HalfCheetah-v4",
+        "9355d4bbf5ec376928a04d932da06ad4d9853e7c6fb31e18cf33402b35b8c928",
+        "3cf58648c8d025a8d56142ca9599d95672ae546b3c2b058a2891f36de463652b",
+    ),
+    "zoo:trpo-hopper": _zoo(
+        "trpo", "Hopper-v3", "Hopper-v4",
+        "52292e4366187719727d6dccdae5724df2149c10483406a2d6720ea7faf699a0",
+        "f95440afd44144879010e2cd27fe4038875637cae43d03ea3540d8228c3304cd",
+    ),
+    "zoo:sac-hopper": _zoo(
+        "sac", "Hopper-v3", "Hopper-v4", "0825339a734891abbf0d1917f38092729e68cca58b1102de7c520a65648ec1e0"
+    ),
+    "zoo:ppo-cartpole": _zoo(
+        "ppo", "CartPole-v1", "CartPole-v1", "83d0de1280428dbfe8b1d4db5b4ae8450e8b137759a454eed5149a7a995228c2"
+    ),
+}  # fmt: skip
+
+
+def cache() -> Path:
+    """Where this user's programs keep what can be fetched again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repolicy" / "shelf"
+
+
+def place(name: str) -> Path:
+    """Where the policy of this name is, or will be."""
+    return cache() / name.replace(":", "-") / next(iter(SHELF[name].files))
+
+
+def on_shelf(path: str | Path) -> Published | None:
+    """The row that a name or a file in the cache is of."""
+    return next((row for name, row in SHELF.items() if str(path) in (name, str(place(name)))), None)
+
+
+def fetched(name: str, download: Callable[[str], bytes] | None = None) -> Path:
+    """The policy's file, checked; fetched first where it is not in the cache."""
+    row, folder = SHELF[name], place(name).parent
+    for file, (path, sha256) in row.files.items():
+        here = folder / file
+        if here.exists():
+            if file_sum(here) != sha256:
+                raise FileError(f"{here} is not the file that {name} names: its sha256 differs; remove it")
+            continue
+        repository, commit = row.source
+        remedy = f"put {path} of {repository} at commit {commit} at {here}"
+        try:
+            content = (download or _download)(f"https://raw.githubusercontent.com/{repository}/{commit}/{path}")
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", None) or error if isinstance(error, URLError) else error
+            raise FileError(f"{name} cannot be fetched from here ({reason}); {remedy}") from None
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise FileError(f"what came for {name} is not the file that was published: its sha256 differs; {remedy}")
+        write_bytes(here, content)
+    return place(name)
+
+
+def _download(address: str) -> bytes:
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        return bytes(answer.read(LARGEST))
+
 
 PRIORS = Path(__file__).parent / "shipped"
 
@@ -26,8 +130,6 @@ def find_policy(reference: str | Path) -> Path:
     if str(reference) in shipped():
         return PRIORS / f"{reference}.safetensors"
     if ":" in str(reference):
-        from repolicy.priors.shelf import SHELF, fetched
-
         if str(reference) in SHELF:
             return fetched(str(reference))
         if str(reference).partition(":")[0] not in {name.partition(":")[0] for name in SHELF}:

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.errors import NumericError, UsageError, in_one_sentence
-from repolicy.policies.actions import ActionSpace
-from repolicy.policies.distributions import Distribution, Gaussian
+from repolicy.policies.distributions import ActionSpace, Distribution, Gaussian
 from repolicy.policies.policy import Policy, Prior
 from repolicy.readers.reading import LEAST_STD
 

@@ -12,7 +12,7 @@ from repolicy.policies.file import SavedPolicy, policy_bytes, read_card, read_ow
 from repolicy.policies.policy import Policy, frozen
 from repolicy.policies.storage import is_own
 from repolicy.priors.finding import find_policy
-from repolicy.priors.fitted_std import fitted_to, wants_fit
+from repolicy.priors.fitting import fitted_to, wants_fit
 from repolicy.readers.copying import policy_from
 from repolicy.readers.described import Described, Std
 from repolicy.readers.reading import Options, told_in_python

@@ -12,7 +12,7 @@ import numpy as np
 
 from repolicy.errors import FileError
 from repolicy.loading import read_bytes
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.readers.described import (
     CannotCopyError,
     Described,

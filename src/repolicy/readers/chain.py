@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from repolicy.errors import FileError
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.network import ACTIVATIONS
 from repolicy.readers.described import (
     Array,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from repolicy.errors import FileError
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.readers import vecnormalize
 from repolicy.readers.described import Array, Described, Hidden, Std
 from repolicy.readers.given_by_user import given_std, tempered, without_std

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from repolicy.errors import FileError, UsageError
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.readers.described import (
     Array,
     CannotCopyError,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from repolicy.errors import FileError
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.pickles import Shell
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from repolicy.errors import FileError
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.readers.described import (
     Array,
     CannotCopyError,

@@ -18,7 +18,7 @@ import numpy as np
 
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import read_bytes
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.readers import vecnormalize
 from repolicy.readers.described import (
     Array,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from repolicy.errors import FileError
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.readers.described import CannotCopyError, Described, Hidden, Normalizer, Std
 from repolicy.readers.given_by_user import (
     agent_settings,

@@ -17,8 +17,8 @@ from repolicy.errors import UsageError
 from repolicy.loading import as_file_name, file_sum, read_json
 from repolicy.many.tradeoff import Found, Point
 from repolicy.objective import DIALED
-from repolicy.policies.dialed_policy import Conditioned
 from repolicy.policies.file import SavedPolicy, read_card, save_policy
+from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy
 from repolicy.policies.storage import check_shape, finite, is_own, write_bytes, write_json
 from repolicy.priors.dials import How, beyond, prior_of, turned

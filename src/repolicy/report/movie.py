@@ -27,7 +27,7 @@ from repolicy.envs.making import observing
 from repolicy.envs.names import envpool_names, in_gymnasium, maker, parsed
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import PYTHON
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy

@@ -23,9 +23,8 @@ from repolicy.policies.file import SavedPolicy, read_card
 from repolicy.policies.storage import write_bytes
 from repolicy.priors.opening import read_policy
 from repolicy.report import charts, page
-from repolicy.report.curves import learning
+from repolicy.report.charts import learning
 from repolicy.report.movie import Shot, films
-from repolicy.report.numbers import number, spread
 from repolicy.report.scenes import Scene, scenes
 from repolicy.report.verdict import (
     Difference,
@@ -36,6 +35,8 @@ from repolicy.report.verdict import (
     differences,
     early,
     name_of_prior,
+    number,
+    spread,
     verdict,
 )
 from repolicy.runs import ranks

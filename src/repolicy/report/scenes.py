@@ -11,7 +11,7 @@ import numpy as np
 
 from repolicy.envs.evaluation import MOST_ENVS, Evaluation
 from repolicy.report.movie import Shot
-from repolicy.report.numbers import number
+from repolicy.report.verdict import number
 
 BEHIND = 0.1  # an episode with this share less reward than the typical one has gone wrong
 

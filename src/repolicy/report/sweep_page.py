@@ -12,9 +12,8 @@ from repolicy.many.tradeoff import Found, Point
 from repolicy.policies.storage import write_bytes
 from repolicy.report import charts, page
 from repolicy.report.movie import Shot
-from repolicy.report.numbers import number, spread
 from repolicy.report.run_page import by_action, caption, filmed, rewards, tiles
-from repolicy.report.verdict import basis, verdict
+from repolicy.report.verdict import basis, number, spread, verdict
 
 SCRIPT = """
 // The sliders: of all that belongs to a point, what belongs to one is shown. Of several, the last one counts fastest.

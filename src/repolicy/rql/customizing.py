@@ -6,7 +6,9 @@ the bits that it would have ended in anyway.
 """
 
 import hashlib
+import math
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -21,7 +23,8 @@ from repolicy.envs.addons import check_env, names
 from repolicy.envs.names import in_gymnasium, maker, observed, observed_by_critic
 from repolicy.envs.trust import env_of
 from repolicy.errors import FileError, UsageError, in_one_sentence
-from repolicy.learning.training import Callback, check_given, tell, watchdog
+from repolicy.learning.run import Callback, tell
+from repolicy.learning.training import check_given, watchdog
 from repolicy.loading import nearest
 from repolicy.objective import Objective
 from repolicy.plan.cloning import fitted, spec_of
@@ -32,13 +35,65 @@ from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import own_bytes, read_policy
 from repolicy.readers.reading import Options
 from repolicy.rql.hyperparameters import TASKS, Settings, customize_defaults, task_of, train_defaults
-from repolicy.rql.log import Log, lines
 from repolicy.runs import request as engine
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import polite_interrupt, versions
 from repolicy.runs.ranks import one_thread
 from repolicy.runs.result import Result
+from repolicy.runs.settings import AnySettings
 from repolicy.runs.settings import Settings as EngineSettings
+
+EPISODES = 20  # how many of the latest are averaged
+
+
+def lines(steps: int, settings: AnySettings) -> int:
+    """Return how many lines of metrics there are after so many steps; the last may have fewer steps than the others."""
+    return settings.iterations if steps >= settings.steps else steps // settings.iteration_steps
+
+
+class Log:
+    """The metrics, for the folder and for the callbacks; its `step` is Stable-Baselines3's kind of callback."""
+
+    def __init__(
+        self, request: "Request", folder: RunFolder, callbacks: Sequence[Callback], interrupted: threading.Event
+    ) -> None:
+        self._request, self._folder, self._watchers, self._interrupted = request, folder, callbacks, interrupted
+        self.metrics: dict[str, float] = {}
+        self.stopped = False
+
+    def begin(self, steps: int, complaints: Sequence[str]) -> None:
+        settings = self._request.settings
+        done = lines(steps, settings)
+        self._first, self._began = steps, time.perf_counter()
+        self._folder.forget_after(done)
+        for callback in self._watchers:
+            callback.begin(self._request, done, settings.iterations)
+            for complaint in complaints:
+                callback.say(complaint)
+
+    def step(self, local: dict[str, Any], _: dict[str, Any]) -> bool:
+        """After every step of the environment. Returns whether to go on."""
+        model, settings = local["self"], self._request.settings
+        steps = model.num_timesteps
+        if steps > settings.steps or (steps % settings.iteration_steps and steps != settings.steps):
+            return True
+        self.metrics = {"iteration": math.ceil(steps / settings.iteration_steps), "steps": steps}
+        if episodes := list(model.ep_info_buffer)[-EPISODES:]:
+            self.metrics["task_return"] = sum(episode["r"] for episode in episodes) / len(episodes)
+            self.metrics["episode_length"] = sum(episode["l"] for episode in episodes) / len(episodes)
+        logged = model.logger.name_to_value
+        self.metrics |= {name.removeprefix("train/"): v for name, v in logged.items() if name.startswith("train/")}
+        seconds = time.perf_counter() - self._began
+        self.metrics |= {"seconds": seconds, "steps_per_second": (steps - self._first) / seconds}
+        self._folder.log(self.metrics)
+        for callback in self._watchers:
+            callback.write(self.metrics)
+        self.stopped = steps < settings.steps and self._interrupted.is_set()
+        return not self.stopped
+
+    def close(self) -> None:
+        for callback in self._watchers:
+            callback.close()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from repolicy.errors import UsageError
 from repolicy.objective import Objective
 from repolicy.policies.distributions import Categorical
 from repolicy.policies.file import save_policy
-from repolicy.policies.layers import MODULES, layers_of, load_layers, scaled, side_by_side
+from repolicy.policies.network import MODULES, layers_of, load_layers, scaled, side_by_side
 from repolicy.policies.normalizer import BOUND
 from repolicy.policies.policy import Policy, PolicySpec, Prior
 from repolicy.rql.hyperparameters import Settings

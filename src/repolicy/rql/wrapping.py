@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import check_fit
-from repolicy.envs.spaces import action_space, observation_size
+from repolicy.envs.step import action_space, observation_size
 from repolicy.envs.watchdog import NOTE
 from repolicy.errors import NumericError, UsageError, in_one_sentence
 from repolicy.objective import Objective, plain, task_reward
-from repolicy.policies.actions import ActionSpace
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, Prior, check_scores
 from repolicy.rql.hyperparameters import Settings

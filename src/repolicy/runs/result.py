@@ -15,6 +15,9 @@ from repolicy.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+import math
+
+from repolicy.loading import figures
 
 # What `plot` draws where nothing else is asked for, as far as the run has it: a metric and its axis.
 CURVES = {
@@ -83,3 +86,26 @@ class Result:
             axis.set(xlabel="environment steps", ylabel=CURVES.get(name, name.replace("_", " ")))
         figure.tight_layout()
         return figure
+
+
+# What a policy brings an episode, with the error of that, and whether it beats another's ------------------------------
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a policy brings an episode, with the standard error of that."""
+
+    mean: float
+    error: float
+
+    @classmethod
+    def of(cls, total: float, squares: float, count: float) -> "Standing":
+        mean = total / count
+        return cls(mean, math.sqrt(max(squares / count - mean * mean, 0.0) / max(count - 1.0, 1.0)))
+
+    def beats(self, other: "Standing") -> bool:
+        """By more than the error of the difference."""
+        return self.mean - other.mean > math.hypot(self.error, other.error)
+
+    def __str__(self) -> str:
+        return f"{figures(self.mean, 4)} ± {figures(self.error, 2)}"
