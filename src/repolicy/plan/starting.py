@@ -125,7 +125,7 @@ def open_prior(
             raise UsageError(
                 f"a policy with {saved.policy.words} is no prior; keep a position of it with `repolicy dial`"
             )
-        content = b"" if init == "clone" else own_bytes(path, saved, file)
+        content = b"" if init == "clone" else own_bytes(saved, file)
     if init != "clone":
         return Start(given, name, saved, content)
     return Start(given, name, saved, content, saved.policy, source_of(reference, saved.policy, reading, trust))
