@@ -263,12 +263,12 @@ def test_an_actor_and_a_critic_with_more_beside_them_are_no_choice(extra: str, t
 
 def test_a_distribution_of_returns_is_no_row_of_values(tmp_path: Path) -> None:
     kept = named("network", mlp((5, 8, 6), nn.ReLU)) | {"atoms": torch.linspace(-1.0, 1.0, 3)}
-    with pytest.raises(FileError, match="PyTorch's network.0.weight.*no policy of a known layout"):
+    with pytest.raises(FileError, match="a dict of network.0.weight.*no policy of a known layout"):
         describe(saved(tmp_path / "c51.pt", kept), Options(temperature=1.0))
 
 
 def test_a_whole_module_is_told_as_such(tmp_path: Path) -> None:
-    with pytest.raises(RepolicyError, match="a whole module of PyTorch, <Sequential>, whose code is not in it"):
+    with pytest.raises(RepolicyError, match="a whole module, <Sequential>, whose code is not in it"):
         describe(saved(tmp_path / "module.pt", mlp((5, 8, 3), nn.Tanh)))
 
 

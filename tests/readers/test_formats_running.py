@@ -22,9 +22,9 @@ from repolicy.errors import FileError, UsageError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.priors.code import exact_of, from_source, source_of
 from repolicy.priors.kinds import MeanPrior
-from repolicy.priors.running import Graph, Script, runner
+from repolicy.priors.running import Graph, Script
 from repolicy.readers.reading import Options
-from repolicy.readers.recognize import describe
+from repolicy.readers.recognize import PolicyFile, describe
 from repolicy.runs.machine import terminated_as_interrupted
 
 STD = Options(std=0.2)
@@ -77,7 +77,7 @@ def test_a_graph_that_mixes_rows_up_or_takes_one_alone_runs_row_by_row(mixing: s
     path = graph(
         tmp_path / "policy.onnx", [*nodes[mixing], node("Softsign", "x", "y"), node("Gemm", "y w", "out")], used
     )
-    program, obs = Graph(path), observations(5)
+    program, obs = Graph(PolicyFile(path)), observations(5)
     assert not program.prepare(5)
     wanted = (2.0 * obs / (1.0 + 2.0 * obs.abs())) @ torch.from_numpy(constants["w"]).float()
     assert_equal(program.step(obs.numpy(), {})[0], wanted)
@@ -85,7 +85,7 @@ def test_a_graph_that_mixes_rows_up_or_takes_one_alone_runs_row_by_row(mixing: s
 
 
 def test_a_graph_that_keeps_rows_apart_runs_them_together(tmp_path: Path) -> None:
-    program = Graph(residual(tmp_path))
+    program = Graph(PolicyFile(residual(tmp_path)))
     program.prepare(5)
     assert not program._one_by_one
 
@@ -97,7 +97,7 @@ def test_a_graph_that_takes_one_number_is_refused(tmp_path: Path) -> None:
     model.graph.input[0].CopyFrom(onnx.helper.make_tensor_value_info("obs", 1, []))
     onnx.save(model, path)
     with pytest.raises(FileError, match=r"takes observations of shape \[\], and no rows of numbers"):
-        Graph(path)
+        Graph(PolicyFile(path))
 
 
 def test_a_graph_of_two_inputs_does_not_run_as_it_is_and_inspect_says_so(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_of_a_draw_and_its_mean_the_mean_is_taken(tmp_path: Path) -> None:
     """As Unity ML-Agents names them."""
     path = drawing(tmp_path / "policy.onnx", ("continuous_actions", "deterministic_continuous_actions"))
     assert exact_of(path, STD) is None  # the mean is a perceptron's, which is copied
-    program, obs = Graph(path), observations(5)
+    program, obs = Graph(PolicyFile(path)), observations(5)
     program.prepare(5)
     assert_equal(program.step(obs.numpy(), {})[0], run(path, obs, 1))
     assert_equal(mean(describe(path), obs), run(path, obs, 1))
@@ -248,11 +248,11 @@ def test_weights_outside_of_a_graphs_folder_are_refused_before_it_runs(place: st
     (folder / "flat.onnx").write_bytes(model.SerializeToString())
     for path in (folder / "flat.onnx", looping(folder / "loop.onnx", 3, tensor)):
         with pytest.raises(FileError, match="outside of its folder"):
-            Graph(path)
+            Graph(PolicyFile(path))
     if place == "link":
         (folder / "link").unlink()
         (folder / "link").write_bytes(bytes(16))
-        Graph(looping(folder / "loop.onnx", 3, tensor))
+        Graph(PolicyFile(looping(folder / "loop.onnx", 3, tensor)))
 
 
 # TorchScript ----------------------------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ def test_an_lstm_remembers_each_episode_of_its_own(layers: int, tmp_path: Path) 
             with torch.no_grad():
                 wanted = module.last(module.memory(steps[start:end, n : n + 1])[0])[:, 0]
             torch.testing.assert_close(found[start:end, n], wanted, atol=1e-5, rtol=1e-4)
-    fast, slow = Script(path), Script(path)
+    fast, slow = Script(PolicyFile(path)), Script(PolicyFile(path))
     assert fast.prepare(5)
     assert fast._together  # rows are kept apart, so that they run together
     slow.prepare(5)
@@ -399,6 +399,3 @@ def test_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         placed(residual(tmp_path), 6, 3)
     with pytest.raises(UsageError, match=r"policy.pt does not run on observations of 6 numbers: mat1 and mat2 [^:]*$"):
         placed(script(tmp_path / "policy.pt", Around(), 5), 6, 3, trust=True)
-    (tmp_path / "other.zip").write_bytes(b"nothing")
-    with pytest.raises(FileError, match="no ONNX graph and no TorchScript"):
-        runner(tmp_path / "other.zip", True)

@@ -20,6 +20,7 @@ from repolicy.priors.hub import is_on_hub
 from repolicy.priors.opening import check_own, described_with, read_policy
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
+from repolicy.readers.recognize import RUNNABLE, PolicyFile
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.settings import budget_of
@@ -36,10 +37,11 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
         check_own(path, options)
         return _inspect_folder(path)
     path = find_policy(path)
-    if not is_own(path):
-        return _inspect_foreign(path, options)
+    file = PolicyFile(path)
+    if not is_own(path, file.content):
+        return _inspect_foreign(file, options)
     check_own(path, options)
-    tensors, header = read(path)
+    tensors, header = read(path, content=file.content)
     if header["kind"] != "policy":
         return _inspect_other(path, tensors, header)
     return _inspect_policy(path)
@@ -113,7 +115,7 @@ def _std(policy: Policy) -> str:
     return f"{std}{more}{before}" + ("" if dist.log_std.dim() == 1 else ", where observations are at their mean")
 
 
-def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
+def _inspect_foreign(file: PolicyFile, options: Options | None) -> dict[str, Any]:
     """Return another library's policy: what is in its file, and what is missing."""
     from repolicy.readers.copying import policy_from
     from repolicy.readers.described import CannotCopyError
@@ -121,12 +123,12 @@ def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
 
     missing, options = ["the environment (--env)"], options or Options()
     try:
-        foreign = described_with(path, options)
+        foreign = described_with(file, options)
     except NoTemperatureError:
-        foreign = described_with(path, replace(options, temperature=1.0))
+        foreign = described_with(file, replace(options, temperature=1.0))
         missing.append("a temperature (--temperature)")
     except CannotCopyError as error:
-        return _inspect_uncopied(path, error)
+        return _inspect_uncopied(file, error)
     actor, std, normalizer = foreign.actor, foreign.std, foreign.normalizer
     norms = sum(hidden.norm is not None for hidden in actor.hidden)
     if std is not None:
@@ -137,7 +139,7 @@ def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
         width, missing = "none", [*missing, "a std (--std)"]
     seen = f", {normalizer.count:,.0f} observations seen" if normalizer and normalizer.count else ""
     facts = {
-        "file": str(path),
+        "file": str(file.path),
         "kind": f"{foreign.kind} of {foreign.library} {foreign.version}".strip(),
         "observations": f"{foreign.observation_size} numbers"
         + "".join(f", {key} {size}" for key, size in foreign.groups),
@@ -154,18 +156,17 @@ def _inspect_foreign(path: Path, options: Options | None) -> dict[str, Any]:
     return facts
 
 
-def _inspect_uncopied(path: Path, why: FileError) -> dict[str, Any]:
+def _inspect_uncopied(file: PolicyFile, why: FileError) -> dict[str, Any]:
     """Return another library's policy that can only run as it is; the reason again, where it cannot even do that."""
     from repolicy.priors.running import signature
-    from repolicy.readers.onnx_files import load_model
-    from repolicy.readers.recognize import RUNNABLE, recognized
 
-    if recognized(path) not in RUNNABLE:
+    if file.format not in RUNNABLE:
         raise why
-    runs, missing, onnx = "in PyTorch, as a program: with --trust", "", recognized(path) == "onnx"
+    path = file.path
+    runs, missing, onnx = "in PyTorch, as a program: with --trust", "", file.format == "onnx"
     if onnx:
         try:
-            signature(load_model(path).graph, path)
+            signature(file.opened.graph, path)
             runs = "in onnxruntime"
         except FileError as error:
             runs, missing = f"no: it {str(error).removeprefix(f'{path} ')}", "a function that runs it (file.py:act), "

@@ -152,7 +152,7 @@ class Render:
                 check_own(path, self.reading)
             else:  # the process that renders reads only files of ours
                 own = Path(folder, "policy.safetensors")
-                write_bytes(own, own_bytes(path, read_policy(path, self.reading)))
+                write_bytes(own, own_bytes(read_policy(path, self.reading)))
                 shot = replace(shot, policy=str(own))
             [content] = films([shot], lambda sentence: print(sentence, file=sys.stderr))
         write_bytes(out, content)

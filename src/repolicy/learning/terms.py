@@ -1,8 +1,8 @@
 """What a worker does with the terms of the return, where each has one weight, and for every weight of a range at once.
 
 In the second case each environment shows where on the dials its episode stands, behind the observation (`envs.dialed`).
-The critic has a head for each part of the reward, none of which holds a dialed weight as a factor. Advantages are linear
-in reward and value, so those of the parts, each times its weight in that episode, add up to the advantage of the whole.
+The critic has a head for each part of the reward, none of which holds a dialed weight as a factor. Advantages are
+linear in reward and value, so those of the parts, each times its weight in that episode, add up to that of the whole.
 """
 
 import math
@@ -84,7 +84,7 @@ def paid(addon: Addon, rollout: Rollout, size: int) -> Tensor:
     return torch.from_numpy(np.asarray(addon.reward(before[..., :size], actions, after[..., :size], info)))
 
 
-# For every weight of one or several ranges at once ---------------------------------------------------------------------
+# For every weight of one or several ranges at once --------------------------------------------------------------------
 
 
 # Parts of one dial, in each of which advantages have mean 0 and variance 1. Of several dials there are about as many

@@ -25,9 +25,8 @@ from repolicy.policies.file import SavedPolicy, notes_of, policy_bytes
 from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy, frozen, seeded
 from repolicy.policies.storage import read, write
-from repolicy.priors.code import Source, exact_of, source_of
-from repolicy.priors.finding import find_policy
-from repolicy.priors.kinds import Exact, MeanPrior
+from repolicy.priors.code import Source, opened, source_of
+from repolicy.priors.kinds import Exact, MeanPrior, ScoredPrior
 from repolicy.priors.kinds import name_of as called_prior
 from repolicy.priors.opening import own_bytes, read_policy
 from repolicy.readers.reading import Options
@@ -293,27 +292,22 @@ def open_prior(
 ) -> Start:
     """Read what a user gave as a prior, once; it is not fitted yet. `file` is the copy that a run keeps."""
     reference = given.folder if isinstance(given, Result) else given
-    exact = exact_of(reference, reading, trust)
-    name = str(reference) if isinstance(reference, str | Path) else getattr(exact, "name", "the prior")
-    prior = exact if isinstance(exact, Policy) else reference  # module:name may lead to a policy of ours
-    if exact is not None and not isinstance(exact, Policy):
+    found = opened(reference, reading, trust)
+    name = str(reference) if isinstance(reference, str | Path) else getattr(found, "name", "the prior")
+    if isinstance(found, MeanPrior | ScoredPrior):
         if init == "copy":
             raise UsageError(f"{name} cannot be copied; leave --init out, and the actor is fitted to it")
-        return Start(given, name, None, b"", exact, source_of(reference, exact, reading, trust))
-    if isinstance(prior, Policy):
+        return Start(given, name, None, b"", found, source_of(reference, found, reading, trust))
+    if isinstance(found, Policy):  # module:name may lead to one, too
         if reading not in (None, Options()):
             raise UsageError(
                 f"{name} is a policy of Repolicy's, which has all that it needs: leave std and reading out"
             )
-        saved, content = SavedPolicy(frozen(prior), None, {}), policy_bytes(prior, {})
+        saved, content = SavedPolicy(frozen(found), None, {}), policy_bytes(found, {})
+    elif isinstance(found.policy, Conditioned):
+        raise UsageError(f"a policy with {found.policy.words} is no prior; keep a position of it with `repolicy dial`")
     else:
-        path = find_policy(prior)
-        saved = read_policy(path, reading)
-        if isinstance(saved.policy, Conditioned):
-            raise UsageError(
-                f"a policy with {saved.policy.words} is no prior; keep a position of it with `repolicy dial`"
-            )
-        content = b"" if init == "clone" else own_bytes(path, saved, file)
+        saved, content = found, b"" if init == "clone" else own_bytes(found, file)
     if init != "clone":
         return Start(given, name, saved, content)
     return Start(given, name, saved, content, saved.policy, source_of(reference, saved.policy, reading, trust))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.loading import printable
+from repolicy.loading import printable, read_bytes
 from repolicy.policies.density import Density
 from repolicy.policies.families import FAMILIES
 from repolicy.policies.modulated import Conditioned
@@ -73,12 +73,16 @@ SPEC = {
 
 
 class SavedPolicy(NamedTuple):
-    """A policy's file: the policy, the prior that it was customized from, its header, and the prior's states."""
+    """What a policy's file holds: the policy, the prior that it was customized from, its card, and the prior's states.
+
+    `content` is the file itself, where it is one of ours.
+    """
 
     policy: Policy
     prior: Policy | None
     card: dict[str, Any]
     density: Density | None = None
+    content: bytes = b""
 
 
 def save_policy(
@@ -122,12 +126,13 @@ def add_to_card(path: Path, more: dict[str, Any]) -> None:
     write(path, "policy", tensors, header | {"card": _card(path, header) | more})
 
 
-def read_own(path: Path) -> SavedPolicy:
+def read_own(path: Path, content: bytes | None = None) -> SavedPolicy:
     """Return what a file of ours holds; FileError unless the policy reproduces the log-probabilities stored with it."""
-    tensors, header = read(path, "policy")
+    content = read_bytes(path) if content is None else content
+    tensors, header = read(path, "policy", content)
     prior = _rebuilt(path, tensors, header, "prior") if "prior" in header else None
     policy = _rebuilt(path, tensors, header, "policy")
-    return SavedPolicy(policy, prior, _card(path, header), _density(path, tensors, prior))
+    return SavedPolicy(policy, prior, _card(path, header), _density(path, tensors, prior), content)
 
 
 def notes_of(card: dict[str, Any]) -> list[str]:

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
 
 from repolicy.errors import FileError
+from repolicy.loading import read_bytes
 
 FORMAT = 1
 DEPTH = 50  # layers that a header may have; the deepest that is written has a handful
@@ -37,21 +37,19 @@ def packed(kind: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> byt
     return safetensors.torch.save(tensors, {"repolicy": json.dumps(header)})
 
 
-def read(path: Path, kind: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write` wrote, of that kind or of any, or one sentence about what is wrong with the file."""
-    if not path.is_file():
-        raise FileError(f"there is no file {path}")
+def read(path: Path, kind: str = "", content: bytes | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return what `write` wrote, of that kind or of any; FileError says in one sentence what is wrong with the file.
+
+    `content` is what the file holds, where somebody has read it already.
+    """
+    content = read_bytes(path) if content is None else content
     try:
-        path.open("rb").close()  # of a file that may not be read, safetensors says that it is not there
-        with safetensors.safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        header = json.loads(metadata["repolicy"])
+        tensors = safetensors.torch.load(content)
+        end = 8 + int.from_bytes(content[:8], "little")  # where the file's own header ends, which is JSON
+        header = json.loads(json.loads(content[8:end])["__metadata__"]["repolicy"])
     except KeyError:
         raise FileError(f"{path} is a safetensors file, but not one of Repolicy's") from None
-    except PermissionError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror}") from None
-    except (safetensors.SafetensorError, ValueError, OSError, RecursionError) as error:
+    except (safetensors.SafetensorError, ValueError, TypeError, RecursionError) as error:
         raise FileError(f"{path} is damaged, or no Repolicy file: {error}") from None
     if not isinstance(header, dict) or _is_deeper(header, DEPTH):
         raise FileError(f"{path} is damaged, or no Repolicy file: its header is no object, or one of too many layers")
@@ -65,14 +63,16 @@ def read(path: Path, kind: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]
     return tensors, header
 
 
-def is_own(path: Path) -> bool:
+def is_own(path: Path, content: bytes | None = None) -> bool:
     """Whether a file is one of these, perhaps a damaged one: by its first bytes, or else by its name."""
-    try:
-        with open(path if path.is_file() else os.devnull, "rb") as file:  # a pipe could be waited for without end
-            head = file.read(9)
-    except OSError:
-        head = b""
-    return not head or path.suffix == ".safetensors" or (head[5:8] == b"\0\0\0" and head[8:] == b"{")
+    head = content
+    if head is None:
+        try:
+            with open(path if path.is_file() else os.devnull, "rb") as file:  # a pipe could be waited for without end
+                head = file.read(9)
+        except OSError:
+            head = b""
+    return not head or path.suffix == ".safetensors" or head[5:9] == b"\0\0\0{"
 
 
 def write_bytes(path: Path, content: bytes) -> None:

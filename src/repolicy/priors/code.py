@@ -14,9 +14,8 @@ import torch
 
 from repolicy.errors import UsageError
 from repolicy.loading import load_object
-from repolicy.policies.file import notes_of
+from repolicy.policies.file import SavedPolicy, notes_of
 from repolicy.policies.policy import Policy
-from repolicy.policies.storage import is_own
 from repolicy.priors.finding import SHELF, find_policy
 from repolicy.priors.fitting import fitted_to, wants_fit
 from repolicy.priors.hub import is_on_hub
@@ -28,8 +27,10 @@ from repolicy.priors.kinds import (
     name_of,
     prior_of,
 )
-from repolicy.priors.opening import read_policy
+from repolicy.priors.opening import read_file
+from repolicy.readers.described import CannotCopyError
 from repolicy.readers.reading import Options
+from repolicy.readers.recognize import RUNNABLE, PolicyFile
 
 Source = dict[str, Any]  # how another process gets the same prior
 
@@ -41,33 +42,35 @@ def is_code(reference: object) -> bool:
     return not is_on_hub(reference) and reference.partition(":")[0] not in {name.partition(":")[0] for name in SHELF}
 
 
-def exact_of(given: Any, options: Options | None = None, trust: bool = False) -> Exact | None:
-    """What runs as it is; None for a policy of ours, or a file that can be copied into one."""
+def opened(given: Any, options: Options | None = None, trust: bool = False) -> Exact | SavedPolicy:
+    """Return what a user gave as a prior: what runs as it is, or what a file holds that is ours or can be copied.
+
+    A file is opened once.
+    """
     options = options or Options()
     if isinstance(given, Policy):
-        return None
+        return given
     if is_code(given):
         thing = load_object(given, "prior")
         return thing if isinstance(thing, Policy) else _with_std(thing, options, given)
     if not isinstance(given, str | Path):
         return _with_std(given, options)
-    path = find_policy(given)
-    if is_own(path):
-        return None
-    from repolicy.readers.described import CannotCopyError
-    from repolicy.readers.recognize import describe
-
+    file = PolicyFile(find_policy(given))
     try:
-        describe(path, options)
+        return read_file(file, options)
     except CannotCopyError as error:
-        from repolicy.priors.running import runner
-        from repolicy.readers.recognize import RUNNABLE, recognized
-
-        if recognized(path) not in RUNNABLE:
+        if file.format not in RUNNABLE:
             raise
-        program = runner(path, trust)
-        return _with_std(program, options, str(path), (f"{error}; it runs as it is", *program.notes))
-    return None
+        from repolicy.priors.running import runner
+
+        program = runner(file, trust)
+        return _with_std(program, options, str(file.path), (f"{error}; it runs as it is", *program.notes))
+
+
+def exact_of(given: Any, options: Options | None = None, trust: bool = False) -> Exact | None:
+    """Return what runs as it is; None for a policy of ours, or a file that can be copied into one."""
+    found = None if isinstance(given, Policy) else opened(given, options, trust)
+    return None if isinstance(found, SavedPolicy) else found
 
 
 class Acting(NamedTuple):
@@ -82,16 +85,13 @@ class Acting(NamedTuple):
 
 def acting(reference: str | Path, options: Options, trust: bool) -> Acting:
     """A policy to run, of our own or as it is."""
-    exact = exact_of(str(reference), options, trust)
-    if isinstance(exact, ScoredPrior):
-        raise UsageError(f"{exact.name} scores actions and does not choose any: it is a prior, and no policy to run")
-    if isinstance(exact, MeanPrior):
-        return Acting(Path(reference), exact, None, {}, exact.notes)
-    if exact is not None:
-        return Acting(Path(reference), exact, None, {}, ())
-    path = find_policy(reference)
-    saved = read_policy(path, options)
-    return Acting(path, saved.policy, saved.prior, saved.card, tuple(notes_of(saved.card)))
+    found = opened(str(reference), options, trust)
+    if isinstance(found, ScoredPrior):
+        raise UsageError(f"{found.name} scores actions and does not choose any: it is a prior, and no policy to run")
+    if isinstance(found, SavedPolicy):
+        path = find_policy(reference)
+        return Acting(path, found.policy, found.prior, found.card, tuple(notes_of(found.card)))
+    return Acting(Path(reference), found, None, {}, getattr(found, "notes", ()))
 
 
 def _with_std(thing: Any, options: Options, name: str = "", notes: tuple[str, ...] = ()) -> Exact:
@@ -133,9 +133,9 @@ def from_source(source: Source) -> Exact:
     options = Options(**source["options"])
     if options.std is not None and std is not None:
         options = replace(options, std=1.0, demonstrations=None)  # whatever it was, `std` has come of it
-    prior = exact_of(source["prior"], options, source["trust"])
-    if prior is None:  # it could be copied, and is fitted to all the same
-        return read_policy(Path(source["prior"]), options).policy
+    prior = opened(source["prior"], options, source["trust"])
+    if isinstance(prior, SavedPolicy):  # it could be copied, and is fitted to all the same
+        return prior.policy
     return MeanPrior(prior.mean, std, prior.name) if isinstance(prior, MeanPrior) and std is not None else prior
 
 

@@ -7,7 +7,6 @@ from typing import Literal
 import numpy as np
 
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.loading import file_sum
 from repolicy.policies.file import SavedPolicy, policy_bytes, read_card, read_own
 from repolicy.policies.policy import Policy, frozen
 from repolicy.policies.storage import is_own
@@ -16,7 +15,7 @@ from repolicy.priors.fitting import fitted_to, wants_fit
 from repolicy.readers.copying import policy_from
 from repolicy.readers.described import Described, Std
 from repolicy.readers.reading import Options, told_in_python
-from repolicy.readers.recognize import describe
+from repolicy.readers.recognize import PolicyFile
 
 
 def read_policy(path: str | Path, options: Options | None = None) -> SavedPolicy:
@@ -24,10 +23,15 @@ def read_policy(path: str | Path, options: Options | None = None) -> SavedPolicy
 
     Of a file that another library wrote, a copy of its policy, read with these options.
     """
-    if not is_own(Path(path)):
-        return _copied(Path(path), options or Options())
-    check_own(path, options)
-    return read_own(Path(path))
+    return read_file(PolicyFile(path), options or Options())
+
+
+def read_file(file: PolicyFile, options: Options) -> SavedPolicy:
+    """Return the policy in a file that was opened already, ours or a copy."""
+    if not is_own(file.path, file.content):
+        return _copied(file, options)
+    check_own(file.path, options)
+    return read_own(file.path, file.content)
 
 
 def check_own(path: str | Path, options: Options | None) -> None:
@@ -65,56 +69,54 @@ def load_policy(
         return read_policy(find_policy(reference), options).policy
 
 
-def described_with(path: Path, options: Options) -> Described:
-    """The policy in another library's file, read with options that it has a use for."""
-
-    described = describe(path, options)
+def described_with(file: PolicyFile, options: Options) -> Described:
+    """Return the policy in another library's file, read with options that it has a use for."""
+    described = file.described(options)
     for name in ("std", "temperature", "file_activation"):
-        if getattr(options, name) not in (None, "fit") and _is_idle(name, path, options, described):
+        if getattr(options, name) not in (None, "fit") and _is_idle(name, file, options, described):
             word = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{path} has no use for {word}, as it has its own or needs none: leave it out")
+            raise UsageError(f"{file.path} has no use for {word}, as it has its own or needs none: leave it out")
     if not wants_fit(options):
         return described
     if described.std is not None or described.actions.kind == "discrete":
-        raise UsageError(f"{path} needs no std: leave --std fit out")
+        raise UsageError(f"{file.path} needs no std: leave --std fit out")
     ones = Std("vector", np.ones(described.actions.width, np.float32), "identity")
     std, note = fitted_to(policy_from(replace(described, std=ones)), options)
     return replace(described, std=replace(ones, raw=std.numpy()), notes=(*described.notes, note))
 
 
-def _copied(path: Path, options: Options) -> SavedPolicy:
-
-    described = described_with(path, options)
+def _copied(file: PolicyFile, options: Options) -> SavedPolicy:
+    """Return a copy of the policy in another library's file, and on its card where it is from."""
+    described = described_with(file, options)
     origin = {
         "library": described.library,
         "version": described.version,
         "kind": described.kind,
-        "file": path.name,
-        "sha256": file_sum(path),
+        "file": file.path.name,
+        "sha256": file.sha256,
         "options": {name: value for name, value in asdict(options).items() if value is not None},
         "notes": list(described.notes),
     }
     return SavedPolicy(frozen(policy_from(described)), None, {"which": "copy", "origin": origin})
 
 
-def _is_idle(name: str, path: Path, options: Options, described: Described) -> bool:
+def _is_idle(name: str, file: PolicyFile, options: Options, described: Described) -> bool:
     """Whether an option of reading a file is for nothing: without it, the file says as much."""
-
     try:
-        plain = describe(path, replace(options, **{name: None}))
+        plain = file.described(replace(options, **{name: None}))
     except RepolicyError:
         return False  # it is missing then
     return (plain.notes, plain.actor.activation) == (described.notes, described.actor.activation)
 
 
-def own_bytes(path: Path, saved: SavedPolicy, earlier: Path | None = None) -> bytes:
-    """The policy in `path` as a file of ours.
+def own_bytes(saved: SavedPolicy, earlier: Path | None = None) -> bytes:
+    """Return a policy that was read as a file of ours.
 
     `earlier` may be one that was made from the same file before. It is taken again, as another machine may round the
     log-probabilities of the probes otherwise.
     """
-    if is_own(path):
-        return path.read_bytes()
+    if saved.content:
+        return saved.content
     if earlier is not None and earlier.is_file() and read_card(earlier).get("origin") == saved.card["origin"]:
         return earlier.read_bytes()
     return policy_bytes(saved.policy, saved.card)

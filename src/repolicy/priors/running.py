@@ -6,6 +6,7 @@ time, or mixes them up, it runs row by row.
 """
 
 import contextlib
+import io
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,26 +20,23 @@ from torch import Tensor
 
 from repolicy.errors import FileError, UsageError, described
 from repolicy.priors.kinds import State
-from repolicy.readers.onnx_files import load_model
 from repolicy.readers.onnx_graphs import left_out, unlike_an_action
-from repolicy.readers.recognize import recognized
+from repolicy.readers.recognize import PolicyFile
 
 PATIENCE = 60.0  # seconds that a graph may take for a step
 TRIED = 3  # rows with which it is tested whether a file keeps rows apart
 
 
-def runner(path: Path, trust: bool) -> "Graph | Script":
-    """What runs the file, as a `Program`; TorchScript only where it is trusted."""
-    if recognized(path) == "onnx":
-        return Graph(path)
-    if recognized(path) != "torchscript":
-        raise FileError(f"{path} is no ONNX graph and no TorchScript, so it cannot be run as it is")
+def runner(file: PolicyFile, trust: bool) -> "Graph | Script":
+    """Return what runs an ONNX graph or TorchScript, as a `Program`; TorchScript only where it is trusted."""
+    if file.format == "onnx":
+        return Graph(file)
     if not trust:
         raise UsageError(
-            f"{path} is TorchScript that cannot be copied, and TorchScript is a program, which may do what you may; "
-            "if you trust it, add --trust (in Python, trust=True)"
+            f"{file.path} is TorchScript that cannot be copied, and TorchScript is a program, which may do what you "
+            "may; if you trust it, add --trust (in Python, trust=True)"
         )
-    return Script(path)
+    return Script(file)
 
 
 def _check_same(first: Tensor, again: Tensor, path: Path) -> None:
@@ -111,12 +109,12 @@ class Graph:
 
     observation_size = 0  # where the graph does not fix it
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, file: PolicyFile) -> None:
+        path, model = file.path, file.opened
         try:
             import onnxruntime
         except ImportError:
             raise UsageError(f"{path} needs the package onnxruntime: pip install 'repolicy[onnx]'") from None
-        model = load_model(path)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4
@@ -188,12 +186,13 @@ class Script:
 
     notes = ()
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, file: PolicyFile) -> None:
         from repolicy.policies.export import _quiet
 
+        path = file.path
         try:
             with _quiet():
-                self._module = torch.jit.load(str(path), map_location="cpu").eval()
+                self._module = torch.jit.load(io.BytesIO(file.content), map_location="cpu").eval()
                 for tensor in (*self._module.parameters(), *self._module.buffers()):
                     tensor.requires_grad_(False)
         except (RuntimeError, ValueError, OSError) as error:

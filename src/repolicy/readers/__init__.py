@@ -6,7 +6,6 @@ __all__ = [
     "demonstrations",
     "described",
     "given_by_user",
-    "onnx_files",
     "onnx_graphs",
     "pickles",
     "reading",

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from repolicy.errors import FileError
-from repolicy.loading import read_bytes
 from repolicy.policies.distributions import ActionSpace
 from repolicy.readers.described import (
     CannotCopyError,
@@ -32,7 +31,7 @@ from repolicy.readers.perceptrons import (
     perceptron,
     some,
 )
-from repolicy.readers.pickles import Shell, array, read_pickle
+from repolicy.readers.pickles import Shell, array
 from repolicy.readers.reading import Options
 
 LIBRARY = "Brax"
@@ -49,9 +48,8 @@ def recognized(parts: Any) -> bool:
     return isinstance(parts, tuple | list) and len(parts) >= 2 and _module(parts[1]) is not None
 
 
-def read(path: Path, options: Options) -> Described:
+def read(path: Path, parts: Any, options: Options) -> Described:
     where = str(path)
-    parts = read_pickle(read_bytes(path), where)
     module = _module(parts[1])
     assert module is not None
     kind = "PPO" if len(parts) > 2 else "PPO or SAC"

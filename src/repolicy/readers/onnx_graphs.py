@@ -6,16 +6,16 @@ second half of its last layer before a tanh, that half is the scale of Brax's di
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from repolicy.errors import FileError
+from repolicy.errors import FileError, UsageError, first_line
+from repolicy.loading import read_bytes
 from repolicy.readers.chain import Chain, Recognized, Step, joined, recognize
 from repolicy.readers.described import Array, CannotCopyError, Described, Std
 from repolicy.readers.given_by_user import given_std, statistics, without_std
-from repolicy.readers.onnx_files import TYPES, array_of, attribute_of, input_of, load_model
 from repolicy.readers.perceptrons import some
 from repolicy.readers.reading import Options
 
@@ -27,13 +27,12 @@ PASSED = ("Identity", "Dropout")  # the same numbers come out
 PRECISE = (1, 11)  # types that keep what a cast gets: single and double precision
 
 
-def read(path: Path, options: Options) -> Described:
+def read(path: Path, model: Any, options: Options) -> Described:
     """The perceptron in a graph; CannotCopyError where the graph is something else."""
     where = str(path)
-    model = load_model(path)
     graph = model.graph
-    width, source = input_of(graph, where)
-    reader = _Graph(graph, path, source, width)
+    width, source = _input_of(graph, where)
+    reader = _Graph(graph, where, source, width)
     name, chain = reader.result()
     recognized = recognize(chain, width, where)
     if recognized.argmax:
@@ -65,9 +64,9 @@ def _std(recognized: Recognized, alone: bool, options: Options) -> tuple[Std | N
 class _Graph:
     """The graph's tensors by name: constants as arrays, and what is computed from the observations as chains."""
 
-    def __init__(self, graph: Any, path: Path, source: str, width: int) -> None:
-        self.graph, self.path, self.where, self.width = graph, path, str(path), width
-        tensors = {tensor.name: array_of(tensor, path) for tensor in graph.initializer}
+    def __init__(self, graph: Any, where: str, source: str, width: int) -> None:
+        self.graph, self.where, self.width = graph, where, width
+        tensors = {tensor.name: _array(tensor, where) for tensor in graph.initializer}
         self.constants: dict[str, Array] = {name: array for name, array in tensors.items() if array.dtype != object}
         self.chains: dict[str, Chain] = {source: ()}
         self.refused: dict[str, str] = {}  # what depends on the observations and was not understood, and why
@@ -92,7 +91,7 @@ class _Graph:
 
     def visit(self, node: Any) -> None:
         """Note what the node's outputs are, or, for an error that comes later, why it was not understood."""
-        attributes = {attribute.name: attribute_of(attribute, self.path) for attribute in node.attribute}
+        attributes = {attribute.name: _attribute(attribute, self.where) for attribute in node.attribute}
         inputs = [name for name in node.input if name]
         own = node.domain in ("", "ai.onnx")
         if node.op_type == "Constant":
@@ -291,3 +290,94 @@ def _reshaped(operator: str, constants: list[Array], attributes: Mapping[str, An
         return None if axes is None else np.expand_dims(constants[0], axes)
     except ValueError:
         return None
+
+
+# The file -------------------------------------------------------------------------------------------------------------
+
+TYPES = {1: "f4", 10: "f2", 11: "f8", 6: "i4", 7: "i8", 9: "b1"}  # of ONNX's tensors, those that are read
+
+
+def recognized(content: bytes) -> bool:
+    """Whether bytes may be an ONNX model: its first part is the version, which begins so."""
+    return content[:1] == b"\x08"
+
+
+def load_model(content: bytes, where: str) -> Any:
+    """Read a model, with whatever lies in files beside it, so that nobody else opens a file that it names."""
+    try:
+        import onnx
+        from google.protobuf.message import Message
+    except ImportError:
+        raise UsageError(
+            f"{where} is an ONNX graph, which needs the package onnx: pip install 'repolicy[onnx]'"
+        ) from None
+    try:
+        model = onnx.load_model_from_string(content)
+    except Exception as error:  # protobuf's own, of several classes
+        raise FileError(f"{where} is damaged, or no ONNX graph: {first_line(error)}") from None
+    waiting, beside = list[Any]([model]), dict[PurePosixPath, bytes]()
+    while waiting:  # a tensor may be anywhere: in a sub-graph, in an attribute, in a function
+        message = waiting.pop()
+        if message.DESCRIPTOR.name == "TensorProto" and (message.data_location == 1 or message.external_data):
+            message.raw_data = _external(message, Path(where), beside)
+            message.ClearField("data_location")
+            message.ClearField("external_data")
+        for field, value in message.ListFields():
+            if field.message_type is not None:
+                waiting += [value] if isinstance(value, Message) else value
+    return model
+
+
+def _external(tensor: Any, path: Path, beside: dict[PurePosixPath, bytes]) -> bytes:
+    """Return a constant's bytes in another file, which must be in the graph's own folder; each is opened once."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = PurePosixPath(entries.get("location", ""))
+    file = path.parent / location
+    if ".." in location.parts or not file.resolve().is_relative_to(path.parent.resolve()):
+        raise FileError(f"{path} is refused: its weights are to come from {location}, outside of its folder")
+    if not file.is_file():
+        raise FileError(f"{path} keeps its weights in {location}, which is not beside it: put that file there")
+    try:
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", file.stat().st_size))
+    except ValueError:
+        offset = length = -1
+    if min(offset, length) < 0 or offset + length > file.stat().st_size:
+        raise FileError(f"{path} does not fit {location}: {tensor.name} is past that file's end")
+    if location not in beside:
+        beside[location] = read_bytes(file)
+    return beside[location][offset : offset + length]
+
+
+def _input_of(graph: Any, where: str) -> tuple[int, str]:
+    """Return how many numbers the graph takes, and its input's name."""
+    known = {tensor.name for tensor in graph.initializer}
+    inputs = [entry for entry in graph.input if entry.name not in known]
+    if len(inputs) != 1:
+        raise CannotCopyError(
+            f"{where} cannot be copied: it takes {len(inputs)} inputs ({some(entry.name for entry in inputs)}), not one"
+        )
+    sizes = [dimension.dim_value for dimension in inputs[0].type.tensor_type.shape.dim]
+    if len(sizes) not in (1, 2) or sizes[-1] < 1:
+        raise CannotCopyError(
+            f"{where} cannot be copied: its input {inputs[0].name} has the shape {sizes}, no row of numbers"
+        )
+    return int(sizes[-1]), str(inputs[0].name)
+
+
+def _attribute(attribute: Any, where: str) -> Any:
+    from onnx.helper import get_attribute_value
+
+    value = get_attribute_value(attribute)
+    return _array(value, where) if attribute.type == attribute.TENSOR else value
+
+
+def _array(tensor: Any, where: str) -> Array:
+    """Return a constant of the graph; one of a type that is not read is an array of objects."""
+    from onnx.numpy_helper import to_array
+
+    if tensor.data_type not in TYPES:
+        return np.empty(0, object)
+    try:
+        return to_array(tensor)
+    except (ValueError, TypeError, KeyError) as error:
+        raise FileError(f"{where} is damaged: {tensor.name} cannot be read: {first_line(error)}") from None

@@ -30,7 +30,7 @@ DAMAGE = (
 )
 MOST = 500_000  # steps of a pickle, of which the costliest makes some hundred bytes; a policy's has a few thousand
 ROOM, FACTOR = 2**24, 8  # so many bytes, and so many times those of the file, may be made by calls
-ZIP = b"PK\x03\x04"  # how a zip begins
+ZIP, PICKLE = b"PK\x03\x04", b"\x80"  # how a zip begins, and a pickle since protocol 2
 TOO_MUCH = "it would unpack to far more than it holds"
 BLOAT, SMALL = 200, 2**20  # how many times larger a zip may become, and bytes that any may unpack to
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C

@@ -1,31 +1,20 @@
-"""Which format a file has, by looking into it, and the description that its reader gives."""
+"""Which format a file of another library has, by looking into it, and the description that its reader gives."""
 
+import hashlib
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from repolicy.errors import FileError, first_line
 from repolicy.loading import printable, read_bytes
-from repolicy.readers import (
-    brax,
-    cleanrl,
-    mapped,
-    onnx_files,
-    skrl,
-    torchscript,
-)
-from repolicy.readers import (
-    onnx_graphs as onnx,
-)
-from repolicy.readers import (
-    rsl_rl_checkpoint as rsl_rl,
-)
-from repolicy.readers import (
-    sb3_zip as sb3,
-)
+from repolicy.readers import brax, cleanrl, mapped, skrl, torchscript
+from repolicy.readers import onnx_graphs as onnx
+from repolicy.readers import rsl_rl_checkpoint as rsl_rl
+from repolicy.readers import sb3_zip as sb3
 from repolicy.readers.described import CannotCopyError, Described
 from repolicy.readers.perceptrons import some
-from repolicy.readers.pickles import DAMAGE, LEGACY_START, Shell, load, open_zip, read_pickle, shortened
+from repolicy.readers.pickles import DAMAGE, PICKLE, ZIP, Shell, load, open_zip, shortened
 from repolicy.readers.reading import Options
 
 KNOWN = (
@@ -33,96 +22,107 @@ KNOWN = (
     "parameters, ONNX and TorchScript"
 )
 EXPORT = "export it to ONNX or TorchScript, which run as they are"
-CHECKPOINTS: Mapping[str, tuple[Callable[[Any], bool], Callable[[Path, Any, Options], Described]]] = {
+Reader = Callable[[Path, Any, Options], Described]
+CHECKPOINTS: Mapping[str, tuple[Callable[[Any], bool], Reader]] = {  # what PyTorch or pickle wrote
     "rsl_rl": (rsl_rl.recognized, rsl_rl.read),
     "skrl": (skrl.recognized, skrl.read),
     "cleanrl": (cleanrl.recognized, cleanrl.read),
+    "brax": (brax.recognized, brax.read),
     "mapped": (mapped.recognized, mapped.read),
 }
+# What a file holds, whatever the options; and its reader.
+OTHERS: Mapping[str | None, tuple[Callable[[bytes, str], Any], Reader]] = {
+    "sb3": (sb3.opened, sb3.read),
+    "onnx": (onnx.load_model, onnx.read),
+    "torchscript": (open_zip, torchscript.read),
+}
+RUNNABLE = ("onnx", "torchscript")
 
-RUNNABLE: Mapping[str, Callable[[Path, Options], Described]] = {"onnx": onnx.read, "torchscript": torchscript.read}
 
+class PolicyFile:
+    """A policy's file. It is opened once, and what is in it is looked for once, when it is asked for."""
 
-def recognized(path: str | Path) -> str | None:
-    """sb3, rsl_rl, skrl, cleanrl, mapped (rl_games, tianshou), brax, onnx or torchscript; None where it is no such."""
-    path = Path(path)
-    content = read_bytes(path)
-    if content[:4] == b"PK\x03\x04":
-        return _zip(content, str(path))
-    if content[:1] == b"\x80":
-        return _checkpoint(content, str(path)) if LEGACY_START in content[:32] else _pickle(content, str(path))
-    return "onnx" if onnx_files.recognized(content) else None
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.content = read_bytes(self.path)
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+    @cached_property
+    def format(self) -> str | None:
+        """sb3, rsl_rl, skrl, cleanrl, brax, mapped (rl_games, tianshou), onnx or torchscript; None if it is no such."""
+        names = self.names
+        if sb3.recognized(names):
+            return "sb3"
+        if torchscript.recognized(names):
+            return "torchscript"
+        if self.is_pickled:
+            return next((name for name, (belongs, _) in CHECKPOINTS.items() if belongs(self.pickled)), None)
+        return "onnx" if onnx.recognized(self.content) else None
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The names of a zip's entries; none where it is no zip."""
+        return open_zip(self.content, str(self.path)).namelist() if self.content[:4] == ZIP else []
+
+    @property
+    def is_pickled(self) -> bool:
+        return self.content[:1] == PICKLE or any(name.endswith("data.pkl") for name in self.names)
+
+    @cached_property
+    def pickled(self) -> Any:
+        """What PyTorch or pickle wrote."""
+        return load(self.content, str(self.path))
+
+    @cached_property
+    def opened(self) -> Any:
+        """What the readers of the present format take."""
+        name = self.format
+        return OTHERS[name][0](self.content, str(self.path)) if name in OTHERS else self.pickled
+
+    def described(self, options: Options) -> Described:
+        """Return the policy in the file, or raise one sentence about why there is none."""
+        name = self.format if options.layout is None else "mapped"
+        if name is None:
+            raise FileError(
+                f"{self.path} holds {self._found()}, and no policy of a known layout; known are {KNOWN}; "
+                f"{EXPORT}{self._to_try()}"
+            )
+        try:
+            reader = OTHERS[name][1] if name in OTHERS else CHECKPOINTS[name][1]
+            return reader(self.path, self.opened if options.layout is None else self.pickled, options)
+        except CannotCopyError as error:
+            raise error if name in RUNNABLE else CannotCopyError(f"{error}; {EXPORT}{self._to_try()}") from None
+        except DAMAGE as error:
+            raise FileError(f"{self.path} is damaged, or of another layout: {first_line(error)}") from None
+
+    def _to_try(self) -> str:
+        """Return the layout that the file may have, for the end of a sentence."""
+        try:
+            line = mapped.suggested(self.pickled)
+        except FileError:
+            return ""
+        return f', or say which tensors are what, such as --layout "{printable(line)}"' if line else ""
+
+    def _found(self) -> str:
+        """Return what is in a file of an unknown format, for a sentence."""
+        if not self.is_pickled:
+            return f"a zip of {some(self.names)}" if self.names else f"{len(self.content):,} bytes that are no policy"
+        inside = self.pickled
+        if isinstance(inside, dict) and {"state_dict", "data"} == inside.keys():
+            return "what Stable-Baselines3's policy.save wrote (save the model itself instead)"
+        if isinstance(inside, Shell):
+            return f"a whole module, {shortened(inside)}, whose code is not in it"
+        return f"a dict of {some(map(str, inside))}" if isinstance(inside, dict) else f"a pickle of {shortened(inside)}"
 
 
 def describe(path: str | Path, options: Options | None = None) -> Described:
-    """The policy in a file of any known format, or one sentence about why there is none."""
-    path, options = Path(path), options or Options()
-    name = recognized(path) if options.layout is None else "mapped"
-    if name is None:
-        raise FileError(
-            f"{path} holds {_found(path)}, and no policy of a known layout; known are {KNOWN}; {EXPORT}{_to_try(path)}"
-        )
-    try:
-        if name in RUNNABLE:
-            return RUNNABLE[name](path, options)
-        if name in CHECKPOINTS:
-            return CHECKPOINTS[name][1](path, _saved(path), options)
-        return {"sb3": sb3.read, "brax": brax.read}[name](path, options)
-    except CannotCopyError as error:
-        raise error if name in RUNNABLE else CannotCopyError(f"{error}; {EXPORT}{_to_try(path)}") from None
-    except DAMAGE as error:
-        raise FileError(f"{path} is damaged, or of another layout: {first_line(error)}") from None
+    """Return the policy in a file of any known format, or raise one sentence about why there is none."""
+    return PolicyFile(path).described(options or Options())
 
 
-def _saved(path: Path) -> Any:
-    """What PyTorch or pickle wrote."""
-    content = read_bytes(path)
-    return load(content, str(path))
-
-
-def _to_try(path: Path) -> str:
-    """The layout that a file may have, for the end of a sentence."""
-    try:
-        line = mapped.suggested(_saved(path))
-    except FileError:
-        return ""
-    return f', or say which tensors are what, such as --layout "{printable(line)}"' if line else ""
-
-
-def _zip(content: bytes, where: str) -> str | None:
-    names = open_zip(content, where).namelist()
-    if sb3.recognized(names):
-        return "sb3"
-    if torchscript.recognized(names):
-        return "torchscript"
-    return _checkpoint(content, where) if any(name.endswith("data.pkl") for name in names) else None
-
-
-def _checkpoint(content: bytes, where: str) -> str | None:
-    checkpoint = load(content, where)
-    return next((name for name, (belongs, _) in CHECKPOINTS.items() if belongs(checkpoint)), None)
-
-
-def _pickle(content: bytes, where: str) -> str | None:
-    try:
-        return "brax" if brax.recognized(read_pickle(content, where)) else None
-    except FileError:
-        return None
-
-
-def _found(path: Path) -> str:
-    """What is in a file of an unknown format, for a sentence."""
-    content = read_bytes(path)
-    if content[:1] == b"\x80" and LEGACY_START not in content[:32]:
-        return f"a pickle of {shortened(read_pickle(content, str(path)))}"
-    if content[:4] != b"PK\x03\x04":
-        return f"{len(content):,} bytes that begin with {content[:8]!r}"
-    names = open_zip(content, str(path)).namelist()
-    if not any(name.endswith("data.pkl") for name in names):
-        return f"a zip of {some(names)}"
-    inside = load(content, str(path))
-    if isinstance(inside, dict) and {"state_dict", "data"} == inside.keys():
-        return "what Stable-Baselines3's policy.save wrote (save the model itself instead)"
-    if isinstance(inside, Shell):
-        return f"a whole module of PyTorch, {shortened(inside)}, whose code is not in it"
-    return f"PyTorch's {some(map(str, inside))}" if isinstance(inside, dict) else f"PyTorch's {type(inside).__name__}"
+def recognized(path: str | Path) -> str | None:
+    """Return the format of a file, or None where it is none that is known."""
+    return PolicyFile(path).format

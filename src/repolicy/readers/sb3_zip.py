@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from repolicy.errors import FileError, UsageError
-from repolicy.loading import read_bytes
 from repolicy.policies.distributions import ActionSpace
 from repolicy.readers import vecnormalize
 from repolicy.readers.described import (
@@ -128,9 +127,8 @@ def recognized(names: list[str]) -> bool:
     return "data" in names and "policy.pth" in names
 
 
-def read(path: Path, options: Options) -> Described:
+def read(path: Path, model: Zip, options: Options) -> Described:
     """The policy in a zip, with the normalizer from the file that VecNormalize wrote."""
-    model = _open(path)
     _check_code(model)
     parts = _kind(model)(model, options)
     normalizer, notes = _normalizer(path, model, options)
@@ -292,9 +290,9 @@ def _check_shapes(model: Zip, parts: Parts) -> None:
 # The zip --------------------------------------------------------------------------------------------------------------
 
 
-def _open(path: Path) -> Zip:
-    where = str(path)
-    archive = open_zip(read_bytes(path), where)
+def opened(content: bytes, where: str) -> Zip:
+    """Read a zip's contents, whatever the options, and return them."""
+    archive = open_zip(content, where)
     try:
         data = json.loads(entry(archive, "data", where))
     except (ValueError, RecursionError) as error:

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from repolicy.errors import FileError
-from repolicy.loading import read_bytes
 from repolicy.readers.chain import Chain, recognize
 from repolicy.readers.described import CannotCopyError, Described
 from repolicy.readers.given_by_user import given_std, statistics, without_std
 from repolicy.readers.operations import OPERATIONS, Moving, is_part
-from repolicy.readers.pickles import Name, Shell, entry, find_root, open_zip, read_entry
+from repolicy.readers.pickles import Name, Shell, entry, find_root, read_entry
 from repolicy.readers.reading import Options
 
 MEMORIES = ("LSTM", "GRU", "RNN")
@@ -31,10 +30,9 @@ def recognized(names: list[str]) -> bool:
     return any(name.endswith("constants.pkl") for name in names) and any("/code/" in name for name in names)
 
 
-def read(path: Path, options: Options) -> Described:
+def read(path: Path, archive: zipfile.ZipFile, options: Options) -> Described:
     """The perceptron in a TorchScript file; CannotCopyError where it is something else."""
     where = str(path)
-    archive = open_zip(read_bytes(path), where)
     module = read_entry(archive, "data", where)
     memory = _memory(module)
     if memory:

@@ -63,7 +63,7 @@ def push(
     """
     at, path = place(target), find_policy(policy)
     saved = read_policy(path, reading)
-    content = own_bytes(path, saved)
+    content = own_bytes(saved)
     hub = library()
     env, addon = _played(saved, path, env, trust)
     with in_sentences(at):  # before the evaluation, which takes a while

@@ -167,7 +167,7 @@ def customize(
         objective = replace(objective, alpha=_alpha_of_prior(saved, path))
     if objective.omega is None:
         raise UsageError("objective residual needs omega; name one with --omega")
-    content = own_bytes(path, saved, folder.prior)
+    content = own_bytes(saved, folder.prior)
     how = settings_of(settings, customize_defaults(env) if before is None else cast(Settings, before.settings))
     request = _request(env, objective, how, addon, before, content)
     return _run(request, out, (saved.policy, content), resume, callbacks, env_timeout)

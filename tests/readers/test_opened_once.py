@@ -1,0 +1,95 @@
+"""A prior's file is opened once, however its policy comes out of it."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_formats_checkpoints import Agent, mlp, named, saved
+from test_formats_doubts import brax_file
+from test_formats_graphs import graph, node, random, script, stacked
+from test_formats_running import Around
+from test_formats_sb3 import made, sb3
+
+from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.file import save_policy
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.priors.code import acting, opened
+from repolicy.priors.opening import load_policy
+from repolicy.readers.reading import Options
+
+OPENED: dict[str, int] = {}
+sys.addaudithook(lambda event, arguments: _note(arguments[0]) if event == "open" and OPENED else None)
+
+
+def _note(file: Any) -> None:
+    if isinstance(file, str | bytes | Path) and (name := os.fsdecode(file)) in OPENED:
+        OPENED[name] += 1
+
+
+def ours(folder: Path) -> Path:
+    save_policy(folder / "ours.safetensors", Policy(PolicySpec(5, ActionSpace("continuous", (2,)))), {})
+    return folder / "ours.safetensors"
+
+
+def rsl_rl(folder: Path) -> Path:
+    state = named("actor", mlp((5, 8, 2), torch.nn.ELU)) | {"std": torch.ones(2)}
+    return saved(folder / "model.pt", {"model_state_dict": state, "iter": 1})
+
+
+def onnx(folder: Path, activation: str = "Tanh") -> Path:
+    nodes = [node("Gemm", "obs w", "a"), node(activation, "a", "b"), node("Gemm", "b v", "out")]
+    return graph(folder / f"{activation}.onnx", nodes, {"w": random(5, 7), "v": random(7, 3)})
+
+
+FILES: dict[str, tuple[Callable[[Path], Path], float | None]] = {  # and the std that the user gives
+    "ours": (ours, None),
+    "sb3": (lambda folder: made(sb3.PPO, folder)[1], None),
+    "td3": (lambda folder: made(sb3.TD3, folder)[1], 0.2),
+    "rsl_rl": (rsl_rl, None),
+    "cleanrl": (lambda folder: saved(folder / "agent.pt", Agent(5, 3).state_dict()), None),
+    "brax": (lambda folder: brax_file(folder / "params"), None),
+    "onnx": (onnx, 0.2),
+    "torchscript": (lambda folder: script(folder / "policy.pt", stacked(torch.nn.Tanh()), 5), 0.2),
+}
+RUN: dict[str, Callable[[Path], Path]] = {  # as they are
+    "onnx": lambda folder: onnx(folder, "Softsign"),
+    "torchscript": lambda folder: script(folder / "around.pt", Around(), 5),
+}
+
+
+def opens(path: Path, read: Callable[[], Any]) -> int:
+    """How often Python opens a file while it is read."""
+    OPENED[str(path)] = 0
+    try:
+        read()
+        return OPENED[str(path)]
+    finally:
+        OPENED.clear()
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_that_is_read_is_opened_once(kind: str, tmp_path: Path) -> None:
+    make, std = FILES[kind]
+    path, options = make(tmp_path), Options(std=std)
+    assert opens(path, lambda: load_policy(path, std=std)) == 1
+    assert opens(path, lambda: opened(path, options)) == 1
+
+
+@pytest.mark.parametrize("kind", RUN)
+def test_a_file_that_runs_as_it_is_is_opened_once(kind: str, tmp_path: Path) -> None:
+    path = RUN[kind](tmp_path)
+    assert opens(path, lambda: acting(path, Options(std=0.2), trust=True)) == 1
+
+
+def test_a_policy_is_unpickled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from repolicy.readers import recognize
+
+    calls, path = list[str](), rsl_rl(tmp_path)
+    load = recognize.load
+    monkeypatch.setattr(recognize, "load", lambda content, where: calls.append(where) or load(content, where))
+    load_policy(path, activation="relu")
+    assert calls == [str(path)]
