@@ -12,8 +12,8 @@ import torch
 
 from repolicy.envs.watchdog import Watchdog
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.learning.range_of_weights import collapsed
 from repolicy.learning.segments import Segments
+from repolicy.learning.terms import collapsed
 from repolicy.learning.worker import overspent
 from repolicy.plan.session import (
     Start,
