@@ -144,10 +144,10 @@ def reaching(reached: list[Any]) -> Iterator[None]:
         "runs.ranks.launched": alone, "learning.bench.bench": note("a benchmark"),
         "envs.evaluation.run_episodes": note("episodes"), "report.movie._in_its_own_process": note("films"),
         "many.sweep._train": note("a sweep's points"), "many.sweep.try_addon": lambda *_: [],
-        "many.ray.on_ray": note("Ray"), "cli.doctor._renders": lambda *_: True,
+        "many.pool.on_ray": note("Ray"), "cli.doctor._renders": lambda *_: True,
         "rql.customizing._algorithm": note("Q-learning"), "report.publish.library": mock.MagicMock,
         "plan.diagnosis.diagnose": note("a diagnosis"), "plan.imitation.fit": note("an imitation"),
-        "plan.starting.clone": note("a clone"), "priors.running.PATIENCE": 1.0,
+        "plan.session.clone": note("a clone"), "priors.running.PATIENCE": 1.0,
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         for place in replaced:  # a module that is imported later would keep another's replacement

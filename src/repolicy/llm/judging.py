@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from repolicy.errors import FileError, UsageError, in_one_sentence
-from repolicy.llm.generation import new_tokens, prompt_tensors
 from repolicy.llm.identity import checksum
 from repolicy.llm.mixing import SAMPLING, beside
-from repolicy.llm.models import identity_for, load_prior, load_tuned
+from repolicy.llm.models import identity_for, load_prior, load_tuned, new_tokens, prompt_tensors
 from repolicy.llm.requirements import check_counts
 from repolicy.llm.rloo import prompt_ids, response_log_probs
 from repolicy.loading import load_object

@@ -19,8 +19,8 @@ from repolicy.envs.trust import confirm
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.learning.training import check, check_given, try_addon
 from repolicy.loading import PYTHON, as_file_name, lives_here_alone, read_json, stem_of
+from repolicy.many import pool
 from repolicy.many.pool import Here, Job, Start, work
-from repolicy.many.pool import on_ray as on_cluster
 from repolicy.many.tradeoff import Found, Point, as_dict, point_words
 from repolicy.objective import Objective
 from repolicy.plan.session import open_prior, settings_of
@@ -137,7 +137,7 @@ def sweep(
         check_learnable(saved.policy)
     for sentence in notes:
         say(sentence)
-    starter = on_cluster() if on_ray else Here
+    starter = pool.on_ray() if on_ray else Here
     with RunFolder(folder).locked():
         omegas = _claim(folder, request, omegas, start.content, resume)
         points = [Point(omega, folder / f"omega-{_written(omega)}") for omega in omegas]

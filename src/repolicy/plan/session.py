@@ -185,7 +185,7 @@ def _tried(request: Request, folder: RunFolder) -> dict[str, Tensor]:
 
 def _parted(kept: dict[str, Tensor], now: dict[str, Tensor]) -> str | None:
     """Return the first thing whose numbers `[T, N, ...]` are others than those that were kept."""
-    for name in sorted(kept, key=lambda name: name.startswith("add-on")):  # which follow the environment
+    for name in sorted(kept, key=lambda name: (name.startswith("add-on"), name)):  # which follow the environment
         before, after = kept[name], now.get(name)
         if after is None or after.shape != before.shape:
             return name
