@@ -258,7 +258,7 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
     [
         ("trian CartPole-v1", "there is no command 'trian'; did you mean train"),
         ("train HalfCheeta-v4 --alpha 0.1", "there is no environment 'HalfCheeta-v4'; did you mean HalfCheetah-v4"),
-        ("train CartPole-v1 --objective residual", "--objective is 'residual'; choose from"),
+        ("train CartPole-v1 --objective residual", "argument --objective: invalid choice: 'residual' (choose from"),
         ("train CartPole-v1 --alpha 0.1 --kl-budget 1", "moves omega and alpha together"),
         ("sweep halfcheetah --addon hind_leg --omega 0.1 --kl-budget 1", "a budget moves omega by itself"),
         (
@@ -298,7 +298,7 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
         ("train my_envs.py --alpha 0.1", "to make one of your own, name what makes it: my_envs.py:NAME"),
         ("evaluate hopper --seed -1", "seed is -1; it must lie between 0 and 2147483647"),
         ("render hopper --seed 2147483648", "seed is 2147483648; it must lie between 0 and 2147483647"),
-        ("export hopper --format tflite", "--format is 'tflite'; choose from "),
+        ("export hopper --format tflite", "argument --format: invalid choice: 'tflite' (choose from "),
         (
             "diagnose mine.py:act --std 0.1 --env Hopper-v4 --addon height",
             "this needs a policy's file; customize and evaluate take code",

@@ -1,19 +1,18 @@
 """Help and completion: what a command can do, before anything is run."""
 
-import contextlib
-import io
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tyro
 
 from repolicy.cli import help as pages
 from repolicy.cli import main as cli
+from repolicy.cli.options import docstrings, options, parser
 from repolicy.cli.run_commands import Customize, Train
 from repolicy.readers.reading import Options
 from repolicy.runs.settings import Settings
@@ -32,10 +31,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 @pytest.mark.parametrize("name", list(EVERY))
 def test_the_help_has_the_options_that_are_read(name: str) -> None:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        tyro.cli(EVERY[name], args=["--help"])
-    read = set(re.findall(r"^[ │]*(--[a-z][a-z-]+)", said.getvalue(), re.MULTILINE))
+    read = {word for word in parser(EVERY[name], name)._option_string_actions if not word.startswith("--no-")}
     shown = set(re.findall(r"^  (--[a-z\[\]-]+)", pages.page(EVERY[name], name), re.MULTILINE))
     unused = {f"--{name.replace('_', '-')}" for name in getattr(EVERY[name], "UNUSED", ())}
     assert {option.replace("[no-]", "") for option in shown} == read - unused
@@ -59,22 +55,23 @@ def test_settings_stand_in_groups_with_ten_first() -> None:
 
 
 def test_no_row_names_an_option_that_no_command_has() -> None:
-    names = [option.name.removeprefix("[no-]") for command in EVERY.values() for option in pages.options(command)]
+    names = [option.name for command in EVERY.values() for option in options(command)]
     assert {name for row in pages.GROUPS.values() for name in row} <= set(names)
     assert {field.name.replace("_", "-") for field in fields(Options)} == set(pages.GROUPS["files of other libraries"])
 
 
 @pytest.mark.parametrize("kind", [Settings, Train])
 def test_every_field_has_its_sentence(kind: Any) -> None:
-    told = pages.docstrings(kind)
+    told = docstrings(kind)
     assert all(told.get(field.name) for field in fields(kind) if field.name not in ("settings", "reading"))
     assert not any("\n" in sentence for sentence in told.values())
 
 
 BASH = """
 source "$1"; shift
-COMP_WORDS=(repolicy "$@"); COMP_CWORD=$#
-_tyro_repolicy
+export PATH="$1:$PATH"; shift
+COMP_LINE="repolicy $*"; COMP_POINT=${#COMP_LINE}; COMP_TYPE=9; COMP_WORDBREAKS=" =:"
+_python_argcomplete repolicy
 printf '%s\\n' "${COMPREPLY[@]}"
 """
 
@@ -86,10 +83,9 @@ def test_bash_completes_commands_options_and_choices(tmp_path: Path, capsys: pyt
     file.write_text(capsys.readouterr().out)
 
     def completed(*words: str) -> list[str]:
-        done = subprocess.run(
-            ["bash", "-c", BASH, "bash", str(file), *words], capture_output=True, text=True, check=True
-        )
-        return done.stdout.split("\n")[:-1]
+        words = ("bash", "-c", BASH, "bash", str(file), str(Path(sys.executable).parent), *words)
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        return done.stdout.replace(" ", "").split("\n")[:-1]
 
     assert {*cli.COMMANDS, *cli.GROUPS} <= set(completed(""))
     assert completed("customize", "halfcheetah", "--ad") == ["--addon"]
@@ -102,6 +98,6 @@ def test_bash_completes_commands_options_and_choices(tmp_path: Path, capsys: pyt
 def test_other_shells_have_a_script_too(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["completion", shell])
     script = capsys.readouterr().out
-    assert all(word in script for word in ("repolicy", "'sweep'", "'rql'", "--kl-budget"))
+    assert "repolicy" in script
     if shutil.which(shell):
         subprocess.run([shell, "-n"], input=script, text=True, check=True)

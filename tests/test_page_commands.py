@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tyro
 
 from repolicy.cli import main as cli
+from repolicy.cli.options import read
 from repolicy.envs import evaluation
 from repolicy.many import sweep
 from repolicy.many.pool import Job
@@ -71,7 +71,7 @@ def test_commands_in_sentences_are_understood(page: Path) -> None:
 def understood(words: list[str]) -> None:
     """Fails for a command, or an option of it, that is not there."""
     if "--help" not in words:
-        tyro.cli(cli.COMMANDS[words[0]], args=cli._words(words[1:]))
+        read(cli.COMMANDS[words[0]], cli._words(words[1:]), "repolicy")
 
 
 # Running them ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import tyro
 
 pytest.importorskip("trl", reason="the extra `llm` is not installed")
 
@@ -19,6 +18,7 @@ from experiments.llm.__main__ import PROGRAMS
 from experiments.llm.__main__ import main as experiment
 from repolicy.cli import main as cli
 from repolicy.cli.llm_command import COMMANDS
+from repolicy.cli.options import read
 from repolicy.llm.losses import token_rewards
 from repolicy.objective import residual
 
@@ -92,7 +92,7 @@ def test_the_commands_run_with_the_tiny_model(
 def test_commands_are_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = shlex.split(line)
     if words[:2] == ["repolicy", "llm"]:
-        command = tyro.cli(COMMANDS[words[2]], args=words[3:])
+        command = read(COMMANDS[words[2]], words[3:], "repolicy")
         assert command.prior
     elif words[:3] == ["python", "-m", "experiments.llm"]:
         assert words[3:] in ([name] for name in (*PROGRAMS, "tiny"))

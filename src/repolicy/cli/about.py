@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
-from tyro.conf import OmitArgPrefixes, Positional, arg
-
+from repolicy.cli.options import Positional
 from repolicy.errors import UsageError
 from repolicy.loading import counted
 from repolicy.plan.defaults import TABLE, train_defaults
@@ -46,13 +45,13 @@ class Bench:
     Example: repolicy bench HalfCheetah-v4 --ranks 1
     """
 
-    env: Positional[Annotated[str, arg(metavar="ENV")]]
+    env: Annotated[str, Positional("ENV")]
     """Environment."""
     slices: int = 10
     """Pairs of slices; the figures are those of the median slices."""
     json: bool = False
     """Print one JSON object on stdout."""
-    settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+    settings: Settings = field(default_factory=Settings)
     UNUSED: ClassVar = (*BUDGETS, "steps")  # settings that it has no use for
 
     @staticmethod

@@ -4,8 +4,7 @@ import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
-
+from repolicy.cli.options import Positional, Repeated
 from repolicy.cli.policy_commands import policy_and_env
 from repolicy.errors import UsageError
 from repolicy.readers.reading import Options
@@ -21,9 +20,9 @@ class Diagnose:
     Example: repolicy diagnose theirs.zip --env HalfCheetah-v4 --addon hind_leg=10
     """
 
-    prior: Positional[Annotated[str, arg(metavar="PRIOR")]]
+    prior: Annotated[str, Positional("PRIOR")]
     """The trained policy, as for customize: a name that ships, a policy's file, or a run's folder."""
-    addon: UseAppendAction[tuple[str, ...]] = ()
+    addon: Repeated = ()
     """The new requirement, as for customize. Repeatable."""
     env: str | None = None
     """Environment; by default the one that the prior was trained in."""
@@ -33,7 +32,7 @@ class Diagnose:
     """Run code that the prior's file names as its environment."""
     json: bool = False
     """Print one JSON object on stdout."""
-    reading: OmitArgPrefixes[Options] = field(default_factory=Options)
+    reading: Options = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
         from repolicy.envs.addons import at_one, at_one_in_words, check_env, combined

@@ -4,8 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional, UseAppendAction, arg
-
+from repolicy.cli.options import Positional, Repeated
 from repolicy.cli.policy_commands import warn_of_unfinished
 from repolicy.errors import UsageError
 
@@ -23,9 +22,9 @@ class Dial:
     Example: repolicy dial runs/cheetah --at 0.5 --out half.safetensors
     """
 
-    policy: Positional[Annotated[str, arg(metavar="RUN")]]
+    policy: Annotated[str, Positional("RUN")]
     """A run's folder, or a customized policy's file, which holds its prior."""
-    at: UseAppendAction[tuple[str, ...]] = ()
+    at: Repeated = ()
     """The position: 0 is the prior, 1 the customized policy; of a run with a range, the weight; of one with several,
     NAME=WEIGHT for each. Without it: a report on eleven positions, or more of several ranges."""
     how: Literal["mixture", "weights"] | None = None
@@ -37,7 +36,7 @@ class Dial:
     """The file of the position, or the folder of the report; by default beside the policy."""
     env: str | None = None
     """Environment of the report; by default the one that the policy was trained in."""
-    addon: UseAppendAction[tuple[str, ...]] = ()
+    addon: Repeated = ()
     """Add-on reward of the report; by default the one that the policy was customized to. Repeatable."""
     episodes: int | None = None
     """Episodes of each position in the report: as many with the mean action, and as many with sampled ones; by default

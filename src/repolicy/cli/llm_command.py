@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from tyro.conf import Positional, arg
-
+from repolicy.cli.options import Positional
 from repolicy.loading import escaped
 
 
@@ -19,7 +18,7 @@ class Generate:
     Example: repolicy llm generate runs/low runs/high --prior runs/prior --omega 0.25 --prompt "Once"
     """
 
-    models: Positional[Annotated[tuple[str, ...], arg(metavar="MODEL")]]
+    models: Annotated[tuple[str, ...], Positional("MODEL")]
     """Folders of one or two tuned models, or of their adapters."""
     prior: str
     """The model that they were tuned from."""
@@ -60,7 +59,7 @@ class Evaluate:
     Example: repolicy llm evaluate runs/low runs/high --prior runs/prior --prompts p.jsonl --reward my_rewards:brevity
     """
 
-    models: Positional[Annotated[tuple[str, ...], arg(metavar="MODEL")]]
+    models: Annotated[tuple[str, ...], Positional("MODEL")]
     """Folders of tuned models, or of their adapters."""
     prior: str
     """The model that they were tuned from; it is evaluated as well."""

@@ -5,17 +5,15 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal
-
-import tyro
-from tyro.conf import Positional, arg
 
 from repolicy.cli import failures as nets
 from repolicy.cli.about import Addons, Bench, Doctor
 from repolicy.cli.diagnose import Diagnose
 from repolicy.cli.dial_command import Dial
+from repolicy.cli.options import Positional, options, read
 from repolicy.cli.policy_commands import Evaluate, Export, Imitate, Inspect, Push, Render
 from repolicy.cli.run_commands import Customize, Sweep, Train, speaks
 from repolicy.errors import UsageError
@@ -30,16 +28,15 @@ class Completion:
     Example: repolicy completion bash > ~/.local/share/bash-completion/completions/repolicy
     """
 
-    shell: Positional[Annotated[Literal["bash", "zsh", "fish"], arg(metavar="SHELL")]]
+    shell: Annotated[Literal["bash", "zsh", "fish"], Positional("SHELL")]
     """bash, zsh (into a folder of $fpath, as _repolicy) or fish (into ~/.config/fish/completions)."""
     json: bool = False
     """Print one JSON object on stdout."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.cli.help import script
+        from argcomplete.shell_integration import shellcode
 
-        groups = {group: _members(group) for group in GROUPS}
-        return {"shell": self.shell, "script": script(self.shell, COMMANDS, groups)}
+        return {"shell": self.shell, "script": shellcode(["repolicy"], shell=self.shell)}
 
     def text(self, values: dict[str, Any]) -> str:
         return str(values["script"])
@@ -75,6 +72,10 @@ GROUPS = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; exit with 0, 1 for a failure, 2 for a request that cannot be met, or 130 when it was stopped."""
+    if "_ARGCOMPLETE" in os.environ:
+        from repolicy.cli.help import complete
+
+        complete(COMMANDS, {group: _members(group) for group in GROUPS})
     with nets.caught(), terminated_as_interrupted(), full_stdout_is_an_error():
         _run(list(sys.argv[1:] if arguments is None else arguments))
 
@@ -125,36 +126,22 @@ def _parsed(name: str, arguments: list[str], commands: Mapping[str, Any] = COMMA
         print(page(command, f"{prog} {name}"))
         sys.exit(0)
     _check_values_together(command, words)
-    with nets.without_a_box(f"{prog} {name}"):
-        found = tyro.cli(command, args=words, prog=f"{prog} {name}")
-    return replace(found, settings=_named(found.settings, words)) if hasattr(found, "settings") else found
+    return read(command, words, f"{prog} {name}")
 
 
 def _check_values_together(command: Any, words: list[str]) -> None:
     """Of an option with several values the last mention would count, and those before it be lost."""
-    from repolicy.cli.help import options
-
     twice = {word for word in words if word.startswith("--") and words.count(word) > 1}
     for option in options(command) if twice else ():
         if option.several and (name := f"--{option.name}") in twice:
             raise UsageError(f"{name} stands twice; write all its values behind one {name}")
 
 
-def _named(settings: Any, words: list[str]) -> dict[str, Any]:
-    """Return the settings that the words name; those of the environment or the prior stand for the others."""
-    options = {field.name: field.name.replace("_", "-") for field in fields(settings)}
-    return {
-        name: getattr(settings, name)
-        for name, option in options.items()
-        if not {f"--{option}", f"--no-{option}"}.isdisjoint(words)
-    }
-
-
 HELP = {"-h", "--help"}
 
 
 def _words(arguments: list[str]) -> list[str]:
-    """`--critic_warmup=0.1` as `--critic-warmup 0.1`, `~/runs` as the shell has it, and `3e6` as a whole number."""
+    """Return `--critic_warmup=0.1` as `--critic-warmup 0.1`, and `~/runs` as the shell has it."""
     words: list[str] = []
     for word in arguments:
         option, equals, value = word.partition("=")
@@ -167,19 +154,7 @@ def _words(arguments: list[str]) -> list[str]:
             named = before if before.startswith("--") else "one word of the command"
             raise UsageError(f"{named} is empty; if you wrote a variable of your shell, it is not set")
     # the shell does this, but not behind `--out=`
-    words = [os.path.expanduser(word) if word == "~" or word.startswith("~/") else word for word in words]
-    return [_whole(word, before) for before, word in pairwise(["", *words])]
-
-
-def _whole(word: str, option: str) -> str:
-    """`3e6` is a whole number where one is wanted."""
-    if option in ("--steps", "--checkpoint-every", "--minibatch", "--episodes") and "e" in word.lower():
-        try:
-            number = float(word)
-            return str(int(number)) if number.is_integer() else word
-        except (ValueError, OverflowError):
-            return word
-    return word
+    return [os.path.expanduser(word) if word == "~" or word.startswith("~/") else word for word in words]
 
 
 def _overview() -> str:

@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
-
+from repolicy.cli.options import Positional, Repeated
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import as_file_name, counted
 from repolicy.readers.reading import Options
@@ -26,13 +25,13 @@ class Evaluate:
     Example: repolicy evaluate runs/cheetah/policy.safetensors --episodes 500
     """
 
-    policy: Positional[Annotated[Path, arg(metavar="POLICY")]]
+    policy: Annotated[Path, Positional("POLICY")]
     """A policy's file, a run's folder, a name that ships, or code, as customize takes it."""
     env: str | None = None
     """Environment; by default the one that the policy was trained in."""
     episodes: int = 100
     """How many episodes, shared out evenly over the environments."""
-    addon: UseAppendAction[tuple[str, ...]] = ()
+    addon: Repeated = ()
     """Add-on reward to report as well; by default the one that the policy was customized to. Repeatable."""
     stochastic: bool = False
     """Sample the actions instead of taking the mean."""
@@ -47,7 +46,7 @@ class Evaluate:
     """Run code that the policy's file names as its environment or add-on."""
     json: bool = False
     """Print one JSON object on stdout."""
-    reading: OmitArgPrefixes[Options] = field(default_factory=Options)
+    reading: Options = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
         from rich.table import Table
@@ -112,7 +111,7 @@ class Render:
     Example: repolicy render runs/cheetah --seconds 10 --out cheetah.mp4
     """
 
-    policy: Positional[Annotated[str, arg(metavar="POLICY")]]
+    policy: Annotated[str, Positional("POLICY")]
     """A policy's file, a run's folder, or a name that ships."""
     env: str | None = None
     """Environment; by default the one that the policy was trained in."""
@@ -129,7 +128,7 @@ class Render:
     """Run code that the policy's file names as its environment or add-on."""
     json: bool = False
     """Print one JSON object on stdout."""
-    reading: OmitArgPrefixes[Options] = field(default_factory=Options)
+    reading: Options = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
         from repolicy.policies.storage import is_own, write_bytes
@@ -167,7 +166,7 @@ class Export:
     Example: repolicy export runs/cheetah --format onnx --out cheetah.onnx
     """
 
-    policy: Positional[Annotated[str, arg(metavar="POLICY")]]
+    policy: Annotated[str, Positional("POLICY")]
     """A policy's file, a run's folder, or a name that ships."""
     format: Literal["onnx", "torchscript"] | None = None
     """onnx: for ONNX Runtime and whatever reads ONNX; torchscript: for C++ programs with libtorch. By default what
@@ -176,7 +175,7 @@ class Export:
     """Where it goes; by default beside the policy, or here for one that ships or is another library's."""
     json: bool = False
     """Print one JSON object on stdout."""
-    reading: OmitArgPrefixes[Options] = field(default_factory=Options)
+    reading: Options = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
         from repolicy.policies.export import BY_SUFFIX, SUFFIXES, export
@@ -204,11 +203,11 @@ class Inspect:
     Example: repolicy inspect runs/cheetah/policy.safetensors
     """
 
-    file: Positional[Annotated[Path, arg(metavar="FILE")]]
+    file: Annotated[Path, Positional("FILE")]
     """A policy's file, a checkpoint, or a run's folder."""
     json: bool = False
     """Print one JSON object on stdout."""
-    reading: OmitArgPrefixes[Options] = field(default_factory=Options)
+    reading: Options = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
         from repolicy.cli.inspection import inspect
@@ -262,7 +261,7 @@ class Imitate:
     Example: repolicy imitate demos.npz --env HalfCheetah-v4 --out imitated.safetensors
     """
 
-    data: Positional[Annotated[str, arg(metavar="DATA")]]
+    data: Annotated[str, Positional("DATA")]
     """An .npz file with observations [M, O] and actions [M, A], or the name of a Minari dataset."""
     env: str | None = None
     """Environment to check the sizes with and to try the policy in; customize then goes on there."""
@@ -306,9 +305,9 @@ class Push:
     Example: repolicy push runs/cheetah hf://USER/spare-leg --license mit
     """
 
-    policy: Positional[Annotated[str, arg(metavar="POLICY")]]
+    policy: Annotated[str, Positional("POLICY")]
     """A run's folder, or a policy's file; an .mp4 or .gif of its name beside it is its film."""
-    target: Positional[Annotated[str, arg(metavar="hf://USER/NAME")]]
+    target: Annotated[str, Positional("hf://USER/NAME")]
     """The repository, which is made where there is none; the login is the hub's own: hf auth login."""
     license: str | None = None
     """What others may do with it: an identifier of the hub's, such as mit or cc-by-4.0."""
@@ -322,7 +321,7 @@ class Push:
     """Run code that the policy's file names as its environment or add-on."""
     json: bool = False
     """Print one JSON object on stdout."""
-    reading: OmitArgPrefixes[Options] = field(default_factory=Options)
+    reading: Options = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
         from repolicy.report.publish import push

@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
-
 from repolicy.cli import run_commands as runs
+from repolicy.cli.options import Positional, Repeated
 from repolicy.cli.run_commands import callbacks_of, ended, overrides
 from repolicy.objective import named
 from repolicy.readers.reading import Options
@@ -22,7 +21,7 @@ class Run(runs.Run):
 
     out: Path | None = None
     """The run's folder; by default runs/rql/TASK-OBJECTIVE-SEED or runs/rql/PRIOR-residual-SEED."""
-    settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+    settings: Settings = field(default_factory=Settings)
 
 
 @dataclass(frozen=True)
@@ -32,13 +31,13 @@ class Train(Run):
     Example: repolicy rql train cartpole --out runs/cartpole
     """
 
-    env: Positional[Annotated[str, arg(metavar="TASK")]]
+    env: Annotated[str, Positional("TASK")]
     """cartpole, mountain_car, highway, parking; or any environment, as a Gymnasium id or module:callable."""
     objective: ObjectiveName = "soft"
     """soft: the basic reward; full: basic and add-on; greedy: the add-on alone."""
     alpha: float | None = None
     """α, the reward that a nat of entropy is worth; by default the task's own."""
-    addon: UseAppendAction[tuple[str, ...]] = ()
+    addon: Repeated = ()
     """Add-on reward for full and greedy, as in `repolicy customize`; by default what the environment's info tells."""
 
     @staticmethod
@@ -67,17 +66,17 @@ class Customize(Run):
     Example: repolicy rql customize runs/cartpole --omega 1 --alpha 1
     """
 
-    prior: Positional[Annotated[str, arg(metavar="PRIOR")]]
+    prior: Annotated[str, Positional("PRIOR")]
     """The trained policy: a policy's file, a run's folder, or a name that ships."""
     omega: float | None = None
     """ω′, the reward that a nat of the prior's log-likelihood is worth; it must be named."""
     alpha: float | None = None
     """α̂, the reward that a nat of entropy is worth; by default the prior's own α, if its file tells it."""
-    addon: UseAppendAction[tuple[str, ...]] = ()
+    addon: Repeated = ()
     """Add-on reward, as in `repolicy customize`; by default what the environment's info tells as addon_reward."""
     env: str | None = None
     """Environment; by default the one that the prior was trained in."""
-    reading: OmitArgPrefixes[Options] = field(default_factory=Options)
+    reading: Options = field(default_factory=Options)
 
     @staticmethod
     def usual() -> tuple[str, list[Settings]]:

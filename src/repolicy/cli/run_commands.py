@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
-
+from repolicy.cli.options import Named, Positional, Repeated
 from repolicy.cli.policy_commands import warn_of_unfinished
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.objective import Objective, Weight, named
@@ -36,7 +35,7 @@ class Run:
 
     resume: bool = False
     """Go on with the run in the folder, if there is one."""
-    settings_file: Annotated[Path | None, arg(name="settings")] = None
+    settings_file: Annotated[Path | None, Named("settings")] = None
     """A JSON file of settings; options on the command line override it."""
     env_timeout: float | None = None
     """End the run when one step of an environment takes longer than these seconds; a minute is reported in any case."""
@@ -55,13 +54,13 @@ class Train(Run):
     Example: repolicy train HalfCheetah-v4 --objective soft --alpha 0.13472 --steps 3e6 --out runs/cheetah
     """
 
-    env: Positional[Annotated[str, arg(metavar="ENV")]]
+    env: Annotated[str, Positional("ENV")]
     """Environment: an id of EnvPool or Gymnasium, or module:callable that makes one; NAME?option=value with options."""
     objective: ObjectiveName = "soft"
     """What the return contains (see the docs, "The eight objectives")."""
     alpha: float | None = None
     """α, the reward that a nat of entropy is worth; by default the usual one, or scaled from the reward in a trial."""
-    addon: UseAppendAction[tuple[str, ...]] = ()
+    addon: Repeated = ()
     """Add-on reward for --objective full: NAME, NAME=WEIGHT, module:function or file.py:function. Repeatable."""
     observe: str | None = None
     """Of an observation that is a Dict, what the policy sees: KEY or KEY,KEY. By default state or policy, where there
@@ -71,7 +70,7 @@ class Train(Run):
     policy, else what the policy sees."""
     out: Path | None = None
     """The run's folder; by default runs/ENV-OBJECTIVE-SEED."""
-    settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+    settings: Settings = field(default_factory=Settings)
     UNUSED: ClassVar = (*BUDGETS,)  # settings that it has no use for
 
     @staticmethod
@@ -111,11 +110,11 @@ class Customize(Run):
     Example: repolicy customize halfcheetah --addon hind_leg=10 --omega auto --kl-budget 2
     """
 
-    prior: Positional[Annotated[str, arg(metavar="PRIOR")]]
+    prior: Annotated[str, Positional("PRIOR")]
     """The trained policy: a name that ships (halfcheetah, hopper, ant), a policy's file (Repolicy's own or another
     library's), a run's folder, or code: module:name or file.py:name of a function from observations to mean actions
     (with --std), or of an object with log_prob."""
-    addon: UseAppendAction[tuple[str, ...]] = ()
+    addon: Repeated = ()
     """The new requirement: NAME, NAME=WEIGHT, module:function or file.py:function; repolicy addons lists names.
     NAME=0..2: all weights from one to the other, as a dial. Repeatable."""
     omega: str | None = None
@@ -150,8 +149,8 @@ class Customize(Run):
     add-on."""
     report: bool = True
     """At the end, evaluate and film prior and result, and write report.html into the folder."""
-    reading: OmitArgPrefixes[Options] = field(default_factory=Options)
-    settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+    reading: Options = field(default_factory=Options)
+    settings: Settings = field(default_factory=Settings)
     UNUSED: ClassVar = ACTORS  # settings that it has no use for
 
     @staticmethod
@@ -258,9 +257,9 @@ class Sweep:
     Example: repolicy sweep halfcheetah --addon hind_leg=10 --omega 0.1 0.3 0.6 1 --steps 1e6 --out runs/sweep
     """
 
-    prior: Positional[Annotated[str, arg(metavar="PRIOR")]]
+    prior: Annotated[str, Positional("PRIOR")]
     """The trained policy: a name that ships (halfcheetah, hopper, ant), a policy's file, or a run's folder."""
-    addon: UseAppendAction[tuple[str, ...]] = ()
+    addon: Repeated = ()
     """The new requirement: NAME, NAME=WEIGHT, module:function or file.py:function. Repeatable."""
     omega: tuple[float, ...] = ()
     """The values of ω′; 0 is the add-on alone."""
@@ -284,14 +283,14 @@ class Sweep:
     """The sweep's folder; by default runs/PRIOR-sweep."""
     resume: bool = False
     """Go on with the sweep in the folder; values of --omega that are new are added to it."""
-    settings_file: Annotated[Path | None, arg(name="settings")] = None
+    settings_file: Annotated[Path | None, Named("settings")] = None
     """A JSON file of settings; options on the command line override it."""
     trust: bool = False
     """Run code that the file of the prior, or the sweep that is resumed, names as its environment or add-on."""
     json: bool = False
     """Print one JSON object on stdout."""
-    reading: OmitArgPrefixes[Options] = field(default_factory=Options)
-    settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+    reading: Options = field(default_factory=Options)
+    settings: Settings = field(default_factory=Settings)
     UNUSED: ClassVar = (*BUDGETS, *ACTORS, "ranks")  # settings that it has no use for
 
     @staticmethod

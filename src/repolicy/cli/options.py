@@ -1,0 +1,233 @@
+"""The options of a command: the fields of its dataclass, the sentences below them, and argparse to read them."""
+
+import argparse
+import ast
+import inspect
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn
+
+from repolicy.errors import UsageError
+from repolicy.loading import nearest
+
+
+class Positional(NamedTuple):
+    """Marks a field that stands by itself on the command line."""
+
+    metavar: str
+
+
+class Named(NamedTuple):
+    """Marks a field whose option has another name."""
+
+    name: str
+
+
+class Repeatable(NamedTuple):
+    """Marks a field that takes one value each time that its option stands there."""
+
+
+Repeated = Annotated[tuple[str, ...], Repeatable()]
+Usual = tuple[str, list[Any]]  # what a command's settings depend on by default, and examples
+WHOLE = "it must be a whole number"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option. `place` is the field that it fills, behind the field of the dataclass that it stands in."""
+
+    place: tuple[str, ...]
+    name: str
+    hint: Any
+    what: str
+    default: str  # "(default: 64)"
+    metavar: str = ""  # of a positional one
+    is_on: bool = False  # a switch that can be turned off
+    repeatable: bool = False
+    required: bool = False
+
+    @property
+    def setting(self) -> bool:
+        return self.place[0] == "settings"
+
+    @property
+    def several(self) -> bool:
+        """Whether it takes several values at once."""
+        return typing.get_origin(self.hint) is tuple and not self.repeatable
+
+    @property
+    def value(self) -> Any:
+        """The type of one value."""
+        return typing.get_args(self.hint)[0] if typing.get_origin(self.hint) is tuple else self.hint
+
+    @property
+    def shape(self) -> str:
+        """What follows the name, such as NUMBER."""
+        if self.hint is bool or self.metavar:
+            return self.metavar
+        if typing.get_origin(self.hint) is Literal:
+            return "{" + ",".join(typing.get_args(self.hint)) + "}"
+        word = {int: "COUNT", float: "NUMBER", Path: "PATH"}.get(self.value, self.place[-1].upper())
+        return f"{word} ..." if self.several and self.value is not str else word
+
+
+def options(command: type) -> Iterator[Option]:
+    """Yield every option of a command, those of its settings too, in the order of the fields."""
+    usual: Usual = command.usual() if hasattr(command, "usual") else ("", [])  # type: ignore[attr-defined]
+    yield from _options(command, (), [], usual)
+
+
+def _options(cls: type, place: tuple[str, ...], examples: list[Any], usual: Usual) -> Iterator[Option]:
+    """`examples` are what the values can be by default; none where the fields say it."""
+    on, settings = usual
+    hints, texts = typing.get_type_hints(cls, include_extras=True), docstrings(cls)
+    for each in fields(cls):
+        hint, extras = _unwrapped(hints[each.name])
+        values = [getattr(example, each.name) for example in examples] or [_default(each)]
+        here = (*place, each.name)
+        if isinstance(hint, type) and is_dataclass(hint):
+            own = settings if each.name == "settings" and settings else values
+            yield from _options(hint, here, own, usual)
+            continue
+        renamed = next((extra.name for extra in extras if isinstance(extra, Named)), each.name)
+        metavar = next((extra.metavar for extra in extras if isinstance(extra, Positional)), "")
+        same = all(value == values[0] for value in values)
+        yield Option(
+            here, renamed.replace("_", "-"), hint, texts.get(each.name, ""),
+            _shown(values[0]) if same else f"(default: depends on {on})", metavar,
+            is_on=hint is bool and values[0] is True,
+            repeatable=any(isinstance(extra, Repeatable) for extra in extras), required=values[0] is MISSING,
+        )  # fmt: skip
+
+
+def docstrings(cls: type) -> dict[str, str]:
+    """Return what stands below each field of a dataclass, and of those that it inherits from, on one line each."""
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        [tree] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(tree, ast.ClassDef)
+        for before, after in zip(tree.body, tree.body[1:], strict=False):
+            text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
+            if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and isinstance(text, str):
+                texts[before.target.id] = " ".join(text.split())
+    return texts
+
+
+def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return a type without its annotations and without `| None`, and the annotations."""
+    extras: tuple[Any, ...] = ()
+    while typing.get_origin(hint) is typing.Annotated:
+        extras += hint.__metadata__
+        hint = typing.get_args(hint)[0]
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        hint = next(each for each in typing.get_args(hint) if each is not types.NoneType)
+    return hint, extras
+
+
+def _default(each: "Field[Any]") -> Any:
+    if each.default is not MISSING:
+        return each.default
+    return each.default_factory() if each.default_factory is not MISSING else MISSING
+
+
+def _shown(value: Any) -> str:
+    """Return a default in words; none where the text says what happens without one."""
+    if value is MISSING:
+        return "(required)"
+    if value is None or value is False or value in ((), ""):
+        return ""
+    if isinstance(value, tuple):
+        value = " ".join(map(str, value))
+    return f"(default: {'yes' if value is True else f'{value:,}' if isinstance(value, int) else value})"
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, whose errors are ours."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; {self.prog} --help lists the options")
+
+
+def parser(command: type, prog: str) -> Parser:
+    """Return what reads the words of a command. It leaves out what they do not name."""
+    made = Parser(prog=prog, add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    add_options(made, command)
+    return made
+
+
+def add_options(made: argparse.ArgumentParser, command: type) -> None:
+    """Give a parser the options of a command."""
+    for option in options(command):
+        place, names = ".".join(option.place), [f"--{option.name}"]
+        if option.hint is bool:
+            made.add_argument(*names, dest=place, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS)
+            continue
+        more: dict[str, Any] = {"metavar": option.shape, "type": _converter(option, made)}
+        if typing.get_origin(option.value) is Literal:
+            more |= {"choices": typing.get_args(option.value)}
+        more |= {"nargs": "+"} if option.several else {"action": "append"} if option.repeatable else {}
+        if option.metavar:
+            made.add_argument(place, **more)
+        else:
+            made.add_argument(*names, dest=place, **more)
+
+
+def _converter(option: Option, made: argparse.ArgumentParser) -> Callable[[str], Any]:
+    """Return what makes an option's value of a word."""
+    what = WHOLE if option.value is int else "it must be a number"
+
+    def convert(text: str) -> Any:
+        if option.value not in (int, float):
+            return Path(text) if option.value is Path else text
+        if text == "None" or (option.place[-1] == "std" and text == "fit"):
+            return None if text == "None" else text
+        try:
+            number = float(text)
+            if option.value is float:
+                return number
+            if "." not in text and number.is_integer():  # 3e6 is a whole number
+                return int(number) if "e" in text.lower() else int(text)
+        except (ValueError, OverflowError):
+            pass
+        raise UsageError(f"--{option.name} is {text!r}; {what}; {made.prog} --help lists the options")
+
+    return convert
+
+
+def read(command: type, words: Sequence[str], prog: str) -> Any:
+    """Return the command that the words ask for; its `settings` are those that they name, as a mapping."""
+    found, left = parser(command, prog).parse_known_args(list(words))
+    if left:
+        raise UsageError(f"{_too_much(left, command)}; {prog} --help lists the options")
+    values: dict[str, Any] = {}
+    for place, value in vars(found).items():
+        *outer, name = place.split(".")
+        into = values.setdefault(outer[0], {}) if outer else values
+        into[name] = tuple(value) if isinstance(value, list) else value
+    hints = typing.get_type_hints(command)
+    for each in fields(command):
+        if is_dataclass(hints[each.name]):
+            named = values.get(each.name, {})
+            values[each.name] = named if each.name == "settings" else hints[each.name](**named)  # type: ignore[operator]
+    return command(**values)
+
+
+def _too_much(left: Sequence[str], command: type) -> str:
+    """Return what is to be said of words that nobody takes."""
+    unknown = next((word for word in left if word.startswith("--")), None)
+    if unknown is not None:
+        alone = next((option.metavar for option in options(command) if unknown == f"--{option.place[-1]}"), "")
+        if alone:
+            return f"{alone} stands by itself, without {unknown}"
+        names = [f"--{option.name}" for option in options(command) if not option.metavar]
+        return f"there is no option {unknown}{nearest(unknown, names)}"
+    hint = "of omega, several values are `repolicy sweep`, and a range is --omega 0.1..0.3"
+    is_number = left[0].replace(".", "").isdecimal()
+    return f"{' '.join(left)} is too much ({hint if is_number else 'an add-on more has its own --addon'})"
