@@ -94,7 +94,7 @@ def _show(terminal: Any, diagnosis: "Diagnosis", notes: list[str], command: str,
 
 
 def _rows(drives: "tuple[Drive, ...]") -> dict[str, list[str]]:
-    from repolicy.report import number
+    from repolicy.report.verdict import number
 
     rows = {
         "return": [_spread(drive.as_dict().get("basic")) for drive in drives],
