@@ -66,9 +66,21 @@ def test_the_other_library_is_tried_after_a_driver_that_crashes(policy: str, mon
         return 0, ""
 
     monkeypatch.delenv("MUJOCO_GL", raising=False)
+    said: list[str] = []
     monkeypatch.setattr(film, "_in_its_own_process", crash)
-    assert films([Shot(policy, ENV)]) == [b"film"]
+    assert films([Shot(policy, ENV)], said.append) == [b"film"]
     assert tried == ["egl", "osmesa"]
+    assert said == ["filming: 1 film, up to 150 pictures"]  # before the first is drawn
+
+
+def test_the_second_picture_tells_how_long_all_take_and_later_ones_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = iter([100.0, 102.0, 103.0, 113.0])
+    monkeypatch.setattr(film.time, "monotonic", lambda: next(times))
+    seen = film.teller([Shot("", ENV, seconds=2.0), Shot("", ENV, seconds=2.0)])
+    told = [(seen(), capsys.readouterr().out)[1] for _ in range(4)]
+    assert told == ["", "filming: 2% drawn, about 3:16 left\n", "", "filming: 4% drawn, about 6:56 left\n"]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tiny_envs import tiny
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.plan.imitation import imitate
 from repolicy.policies.file import save_policy
-from repolicy.priors.code import exact_of
+from repolicy.priors.code import opened
 from repolicy.priors.kinds import MeanPrior
 from repolicy.priors.opening import load_policy, read_policy
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
@@ -120,7 +120,7 @@ def steer(observations: np.ndarray) -> np.ndarray:
 def test_the_std_of_a_mean_is_fitted_to_its_recorded_actions(tmp_path: Path) -> None:
     path = recorded(tmp_path / "d.npz")
     data = read_demonstrations(path)
-    prior = exact_of(steer, Options(std="fit", demonstrations=str(path)))
+    prior = opened(steer, Options(std="fit", demonstrations=str(path)))
     assert isinstance(prior, MeanPrior)
     assert float(prior.std) == pytest.approx(STD, rel=0.05)
     [note] = prior.notes
@@ -190,12 +190,12 @@ def test_the_std_of_a_mean_with_a_memory_needs_to_know_where_episodes_ended(tmp_
     actions = states.cumsum(1) + STD * noise
     data = {"observations": states.reshape(-1, 1), "actions": actions.reshape(-1, 1)}
     np.savez(tmp_path / "d.npz", **data, ended=np.arange(20_000) % 50 == 49)
-    prior = exact_of(Adds(), Options(std="fit", demonstrations=str(tmp_path / "d.npz")))
+    prior = opened(Adds(), Options(std="fit", demonstrations=str(tmp_path / "d.npz")))
     assert isinstance(prior, MeanPrior)
     assert float(prior.std) == pytest.approx(STD, rel=0.05)
     np.savez(tmp_path / "d.npz", **data)
     with pytest.raises(UsageError, match="does not say where an episode ended, and Adds has a memory.*array 'ended'"):
-        exact_of(Adds(), Options(std="fit", demonstrations=str(tmp_path / "d.npz")))
+        opened(Adds(), Options(std="fit", demonstrations=str(tmp_path / "d.npz")))
 
 
 # Bad data -------------------------------------------------------------------------------------------------------------

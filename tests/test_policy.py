@@ -183,12 +183,6 @@ def test_a_spec_survives_json(spec: PolicySpec) -> None:
     assert PolicySpec.from_dict(json.loads(json.dumps(spec.as_dict()))) == spec
 
 
-def test_a_spec_of_an_older_file_is_read() -> None:
-    spec = SPECS["gaussian"]
-    news = ("slope", "norms", "epsilon", "std_bounds", "mean_clip", "clips")
-    assert PolicySpec.from_dict({key: value for key, value in spec.as_dict().items() if key not in news}) == spec
-
-
 def test_actions_are_cut_for_the_environment_alone() -> None:
     policy = wild(OTHERS["linear"])
     actions = np.array([[2.0, 5.0], [-3.0, -1.0]], np.float32)

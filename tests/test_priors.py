@@ -18,7 +18,7 @@ from repolicy.errors import NumericError, UsageError
 from repolicy.plan.session import open_prior
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.priors.code import exact_of, from_source, is_code, source_of
+from repolicy.priors.code import from_source, is_code, opened, source_of
 from repolicy.priors.finding import find_policy
 from repolicy.priors.kinds import MeanPrior, ScoredPrior, Scorer, State, prior_of
 from repolicy.priors.opening import load_policy, read_policy
@@ -177,8 +177,8 @@ def test_code_that_leads_to_a_policy_of_ours_is_copied(tmp_path: Path) -> None:
 def test_a_prior_that_knows_its_std_takes_no_other() -> None:
     for known in (MeanPrior(twice, 0.5), ScoredPrior(load_policy("hopper"), "scored")):
         with pytest.raises(UsageError, match="knows its own std"):
-            exact_of(known, Options(std=0.2))
-        assert exact_of(known) is known
+            opened(known, Options(std=0.2))
+        assert opened(known) is known
 
 
 def test_what_remembers_acts_by_its_memory(counting: MeanPrior) -> None:
@@ -285,16 +285,16 @@ def test_code_is_named_by_the_user_and_found_again_elsewhere(tmp_path: Path) -> 
     reference, options = f"{file}:act", Options(std=0.3)
     assert is_code(reference)
     assert not is_code(str(file))
-    found = exact_of(reference, options)
+    found = opened(reference, options)
     again = from_source(source_of(reference, found, options, False))
     for prior in (found, again):
         assert isinstance(prior, MeanPrior)
         assert float(prior.log_prob(torch.ones(1, 2), torch.ones(1, 1))) == pytest.approx(-np.log(0.3) - 0.9189, 1e-3)
         assert (prior.name, float(prior.std)) == (reference, pytest.approx(0.3))
     with pytest.raises(UsageError, match="has no 'acts'; did you mean act"):
-        exact_of(f"{file}:acts", options)
+        opened(f"{file}:acts", options)
     with pytest.raises(UsageError, match="--vecnormalize.*do not belong to it"):
-        exact_of(reference, Options(std=0.3, vecnormalize="v.pkl"))
+        opened(reference, Options(std=0.3, vecnormalize="v.pkl"))
 
 
 def test_only_what_a_module_holds_can_be_imported_elsewhere() -> None:

@@ -216,15 +216,6 @@ def test_a_file_holds_the_range(dialed: Path) -> None:
     assert float(found.network.film.abs().max()) > 0.1
 
 
-@pytest.mark.parametrize("omegas", [[1.6, 0.05], [0.05], ["a", "b"], [0.0, 1.0], [0.05, 1e400], "text", [1.0, 1.0]])
-def test_a_file_with_no_range_is_refused(dialed: Path, omegas: object) -> None:
-    tensors, header = read(dialed, "policy")
-    del header["dials"]
-    dialed.write_bytes(packed("policy", tensors, header | {"omegas": omegas}))
-    with pytest.raises(FileError):
-        read_policy(dialed)
-
-
 def test_a_file_whose_tensors_are_not_its_networks_is_refused(dialed: Path) -> None:
     tensors, header = read(dialed, "policy")
     dialed.write_bytes(packed("policy", tensors | {"policy.network.film": torch.zeros(4, 3)}, header))

@@ -223,19 +223,8 @@ def test_a_file_with_other_dials_is_refused(file: Path, dials: Any) -> None:
         read_policy(file)
 
 
-def test_a_file_of_one_omega_as_it_was_written_before_is_read(tmp_path: Path) -> None:
+def test_a_position_that_was_kept_tells_where_it_is_from(tmp_path: Path) -> None:
     start = read_policy(prior_file(tmp_path)).policy
-    made = Conditioned.begun(start, [OMEGA])
-    made.network.film.data.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(0))
-    save_policy(tmp_path / "old.safetensors", made, {})
-    tensors, header = read(tmp_path / "old.safetensors", "policy")
-    del header["dials"]
-    (tmp_path / "old.safetensors").write_bytes(packed("policy", tensors, header | {"omegas": [0.03, 3.0]}))
-    found = read_policy(tmp_path / "old.safetensors").policy
-    assert isinstance(found, Conditioned)
-    assert found.dials == (OMEGA,)
-    observations = torch.randn(9, 1)
-    assert torch.equal(found.at(0.2)(observations).mode(), made.at(0.2)(observations).mode())
     save_policy(tmp_path / "at.safetensors", start, {"dial": {"at": 0.2, "how": "trained", "of": "a run"}})
     assert inspect(tmp_path / "at.safetensors")["dial"] == "trained at omega = 0.2 of a run"
 

@@ -35,9 +35,16 @@ def test_a_robots_row_stands_beside_its_priors() -> None:
     assert line.endswith("2 of 100 |")
 
 
-def test_two_films_stand_side_by_side() -> None:
-    left, right = [[np.full((4, 6, 3), value, np.uint8) for _ in range(5)] for value in (0, 255)]
+def test_two_films_stand_side_by_side_and_say_how_much_power_each_takes() -> None:
+    """A bar is as long as the power now, and the average is a line across it."""
+    left, right = (
+        robot_film.Side("", [np.full((4, 416, 3), value, np.uint8)] * 5, np.array(watts), 50.0, 1.0, (255, 0, 0))
+        for value, watts in ((0, [100.0] * 5), (255, [0.0, 0.0, 20.0, 0.0, 0.0]))
+    )
     pictures = robot_film.beside(left, right)
-    assert [picture.size for picture in pictures] == [(12, 4)] * 3
-    seen = np.asarray(pictures[0].convert("RGB"))
-    assert (seen[:, :6].max(), seen[:, 6:].min()) == (0, 255)
+    assert [picture.size for picture in pictures] == [(832, 4 + robot_film.BAND)] * 3
+    seen = np.asarray(pictures[1].convert("RGB")).astype(int)
+    assert (seen[:4, :416].max(), seen[:4, 416:].min()) == (0, 255)
+    bars = (seen[55, :, 0] > 200) & (seen[55, :, 1] < 60)
+    assert [int(bars[:416].sum()), int(bars[416:].sum())] == [201 - 3, 41]  # 2 pixels a watt; the line hides 3
+    assert (seen[55, [8 + 100, 416 + 8 + 100]] < 60).all()

@@ -18,7 +18,7 @@ from torch import nn
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, RepolicyError
 from repolicy.policies.distributions import ActionSpace
-from repolicy.priors.code import exact_of
+from repolicy.priors.code import opened
 from repolicy.readers import brax, vecnormalize
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.reading import Options
@@ -63,7 +63,7 @@ def test_a_zip_whose_code_or_images_change_the_numbers(settings: dict[str, Any],
     _, path = made(sb3.PPO, tmp_path, n_steps=8, batch_size=8, **settings)
     with pytest.raises(CannotCopyError, match=f"{reason}.*; export it to ONNX or TorchScript") as caught:
         describe(path)
-    for asked in (lambda: inspect(path), lambda: exact_of(path)):  # it is no TorchScript, and cannot run as it is
+    for asked in (lambda: inspect(path), lambda: opened(path)):  # it is no TorchScript, and cannot run as it is
         with pytest.raises(CannotCopyError) as again:
             asked()
         assert str(again.value) == str(caught.value)
@@ -162,7 +162,7 @@ def test_a_value_is_no_action_wherever_it_stands(tmp_path: Path) -> None:
 def test_a_graph_that_runs_gives_its_action_and_not_its_std(tmp_path: Path) -> None:
     heads = [node("Softsign", "b", "s"), node("Gemm", "s v", "moves"), node("Softplus", "moves", "the_std")]
     path = two_outputs(tmp_path / "policy.onnx", [*BODY, *heads], ["the_std", "moves"])
-    prior, obs = exact_of(path, Options(std=0.2)), observations(5)
+    prior, obs = opened(path, Options(std=0.2)), observations(5)
     assert prior is not None
     assert prior.notes[-1] == "of the graph's outputs moves is taken, and not the_std"
     session = pytest.importorskip("onnxruntime").InferenceSession(path)

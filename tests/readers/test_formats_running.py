@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
 from repolicy.policies.distributions import ActionSpace
-from repolicy.priors.code import exact_of, from_source, source_of
+from repolicy.policies.file import SavedPolicy
+from repolicy.priors.code import from_source, opened, source_of
 from repolicy.priors.kinds import MeanPrior
 from repolicy.priors.running import Graph, Script
 from repolicy.readers.reading import Options
@@ -31,7 +32,7 @@ STD = Options(std=0.2)
 
 
 def placed(path: Path, size: int, width: int, trust: bool = False) -> MeanPrior:
-    found = exact_of(path, STD, trust)
+    found = opened(path, STD, trust)
     assert isinstance(found, MeanPrior)
     return found.placed(size, ActionSpace("continuous", (width,)))
 
@@ -105,7 +106,7 @@ def test_a_graph_of_two_inputs_does_not_run_as_it_is_and_inspect_says_so(tmp_pat
     with pytest.raises(
         FileError, match=r"takes 2 inputs \(obs, time\), and a prior takes observations alone: .*file.py:act"
     ):
-        exact_of(path, STD)
+        opened(path, STD)
     facts = inspect(path)
     assert facts["runs as it is"].startswith("no: it takes 2 inputs (obs, time), and a prior takes observations alone")
     assert facts["missing"].startswith("a function that runs it (file.py:act)")
@@ -144,7 +145,7 @@ def test_a_graph_that_gives_nothing_but_its_memory_is_refused(tmp_path: Path) ->
     model.graph.node[0].output[0] = model.graph.output[0].name = "h_out"
     onnx.save(model, path)
     with pytest.raises(FileError, match=r"gives nothing but its memory \(h_out\), and no action"):
-        exact_of(path, STD)
+        opened(path, STD)
 
 
 @pytest.mark.parametrize("names", [("in", "out"), ("x_in", "x_out")])
@@ -178,7 +179,7 @@ def drawing(path: Path, names: tuple[str, ...]) -> Path:
 def test_of_a_draw_and_its_mean_the_mean_is_taken(tmp_path: Path) -> None:
     """As Unity ML-Agents names them."""
     path = drawing(tmp_path / "policy.onnx", ("continuous_actions", "deterministic_continuous_actions"))
-    assert exact_of(path, STD) is None  # the mean is a perceptron's, which is copied
+    assert isinstance(opened(path, STD), SavedPolicy)  # the mean is a perceptron's, which is copied
     program, obs = Graph(PolicyFile(path)), observations(5)
     program.prepare(5)
     assert_equal(program.step(obs.numpy(), {})[0], run(path, obs, 1))
@@ -208,7 +209,7 @@ def looping(path: Path, count: int, kept: Any = None) -> Path:
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_loop_that_has_no_end(ending: signal.Signals, tmp_path: Path) -> None:
     path = looping(tmp_path / "policy.onnx", 10_000_000)
-    prior = exact_of(path, STD)
+    prior = opened(path, STD)
     assert isinstance(prior, MeanPrior)
     with terminated_as_interrupted():
         threading.Timer(0.3, os.kill, (os.getpid(), ending)).start()
@@ -220,7 +221,7 @@ def test_a_signal_ends_a_loop_that_has_no_end(ending: signal.Signals, tmp_path: 
 
 def test_a_loop_that_has_no_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("repolicy.priors.running.PATIENCE", 0.3)
-    prior = exact_of(looping(tmp_path / "policy.onnx", 10_000_000), STD)
+    prior = opened(looping(tmp_path / "policy.onnx", 10_000_000), STD)
     assert isinstance(prior, MeanPrior)
     with pytest.raises(UsageError, match="for a step"):
         prior.placed(5, ActionSpace("continuous", (3,)))
@@ -313,7 +314,7 @@ def test_torchscript_runs_where_it_is_trusted(tmp_path: Path) -> None:
     module, obs = stirred(Around()), observations(5)
     path = script(tmp_path / "policy.pt", module, 5)
     with pytest.raises(UsageError, match=r"TorchScript is a program.*add --trust \(in Python, trust=True\)"):
-        exact_of(path, STD)
+        opened(path, STD)
     prior = placed(path, 5, 3, trust=True)
     assert not prior.remembers
     with torch.no_grad():

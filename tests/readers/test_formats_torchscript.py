@@ -14,7 +14,7 @@ from torch import nn
 
 from repolicy.errors import FileError
 from repolicy.policies.distributions import ActionSpace
-from repolicy.priors.code import exact_of
+from repolicy.priors.code import opened
 from repolicy.priors.kinds import MeanPrior
 from repolicy.readers.chain import Step, recognize
 from repolicy.readers.described import CannotCopyError
@@ -158,7 +158,7 @@ def test_layer_norms_of_two_epsilons_run_as_they_are(tmp_path: Path) -> None:
     path, obs = script(tmp_path / "policy.pt", module, 5), observations(5)
     with pytest.raises(CannotCopyError, match="its LayerNorms have different epsilons"):
         describe(path)
-    prior = exact_of(path, Options(std=0.2), trust=True)
+    prior = opened(path, Options(std=0.2), trust=True)
     assert isinstance(prior, MeanPrior)
     with torch.no_grad():
         assert_equal(prior.placed(5, ActionSpace("continuous", (2,))).distribution(obs).mode(), module(obs))

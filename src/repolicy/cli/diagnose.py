@@ -70,16 +70,13 @@ class Diagnose:
 
 
 def _show(terminal: Any, diagnosis: "Diagnosis", notes: list[str], command: str, wish: str) -> None:
-    from rich.table import Table
+    from repolicy.runs.terminal import laid_out
 
     terminal.say(diagnosis.verdict)
     for sentence in [*diagnosis.complaints[1:], *notes]:
         terminal.say(sentence)
-    table = Table("", "mean action", "sampled", "untrained")
-    drives = (diagnosis.by_mean, diagnosis.sampled, diagnosis.ignorant)
-    for name, cells in _rows(drives).items():
-        table.add_row(name, *cells)
-    terminal.print(table)
+    rows = _rows((diagnosis.by_mean, diagnosis.sampled, diagnosis.ignorant))
+    terminal.say(laid_out(["", "mean action", "sampled", "untrained"], [[name, *rows[name]] for name in rows]))
     worths = diagnosis.worths
     for worth, what in ((worths.basic, "the environment's reward"), (worths.addon, wish)):
         if worth is not None:
@@ -96,13 +93,15 @@ def _show(terminal: Any, diagnosis: "Diagnosis", notes: list[str], command: str,
 
 
 def _rows(drives: "tuple[Drive, ...]") -> dict[str, list[str]]:
+    from repolicy.report.verdict import number
+
     rows = {
         "return": [_spread(drive.as_dict().get("basic")) for drive in drives],
         "add-on at weight 1": [_spread(drive.as_dict()["addon"]) for drive in drives],
         "steps an episode": [f"{drive.lengths.mean():,.0f}" for drive in drives],
         "ended before its time": [f"{drive.fell.mean():.0%}" for drive in drives],
-        "std of an action": ["" if drive.std is None else f"{drive.std:.2g}" for drive in drives],
-        "−log π a step, nats": [f"{drive.entropy:.2g}" for drive in drives],
+        "std of an action": ["" if drive.std is None else number(drive.std) for drive in drives],
+        "−log π a step, nats": [number(drive.entropy) for drive in drives],
         "observations beyond ±10": [*(f"{drive.far:.1%}" for drive in drives[:2]), ""],
     }
     return {name: cells for name, cells in rows.items() if any(cells)}

@@ -49,8 +49,6 @@ class Evaluate:
     reading: Options = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
-        from rich.table import Table
-
         from repolicy.envs.addons import check_env, combined
         from repolicy.envs.evaluation import evaluate
         from repolicy.envs.trust import addons_of, env_of
@@ -85,11 +83,14 @@ class Evaluate:
                 progress=lambda done: status.update(f"{env}: {done} of {episodes}"),
             )  # fmt: skip
         action = "sampled" if self.stochastic else "mean"
-        terminal.say(f"{path} in {env} ({evaluation.backend}), {episodes}, {action} action")
-        table = Table("", "mean", "std")
-        for column in evaluation.columns.values():
-            table.add_row(column.title, f"{column.mean:,.2f}", f"{column.std:,.2f}")
-        terminal.print(table)  # before the file, which may turn out not to be writable
+        rows = [
+            [column.title, *(f"{value:z,.2f}".replace("-", "−") for value in (column.mean, column.std))]
+            for column in evaluation.columns.values()
+        ]
+        # Before the file, which may turn out not to be writable.
+        terminal.numbers(
+            f"{path} in {env} ({evaluation.backend}), {episodes}, {action} action", ["", "mean", "std"], rows
+        )
 
         elsewhere = "" if self.env is None else f"{as_file_name(env)}-"
         out = self.out or beside(path) / f"evaluation-{path.stem}-{elsewhere}{action}-{evaluation.backend}.json"

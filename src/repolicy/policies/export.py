@@ -30,7 +30,7 @@ Format = Literal["onnx", "torchscript"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torchscript": ".pt"}
 BY_SUFFIX = {suffix: format for format, suffix in SUFFIXES.items()}
 TOLERANCE = 1e-5
-AS_FAR, MOST = 4.0, 1e-3  # or that many times as far as the policy's own rounding takes it, and never further than this
+AS_FAR = 4.0  # or that many times as far as the policy's own rounding takes it
 
 
 class Acting(nn.Module):
@@ -99,7 +99,7 @@ def export(policy: Policy, path: str | Path, format: Format) -> float:
     module = acting.eval().requires_grad_(False)
     content = (_onnx if format == "onnx" else _torchscript)(module, policy.spec.observation_size)
     worst, own = differences(policy, (_onnx_reader if format == "onnx" else _torchscript_reader)(content))
-    if not worst <= max(TOLERANCE, min(AS_FAR * own, MOST)):
+    if not worst <= max(TOLERANCE, AS_FAR * own):
         raise RepolicyError(f"the exported policy differs from the original by {worst:.3g}; {path} was not written")
     write_bytes(Path(path), content)
     return worst

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,9 +23,6 @@ from repolicy.policies.storage import (
     write_bytes,
 )
 from repolicy.ranges import MOST_DIALS, Dial
-
-if TYPE_CHECKING:
-    pass
 
 PROBES = 64
 
@@ -61,14 +58,14 @@ SPEC = {
     "activation": str,
     "initial_std": float,
     "min_std": float,
-    "std?": str,
+    "std": str,
     "observation_bound?": float,
-    "slope?": float,
-    "norms?": [str],
-    "epsilon?": float,
-    "std_bounds?": [float],
+    "slope": float,
+    "norms": [str],
+    "epsilon": float,
+    "std_bounds": [float],
     "mean_clip?": float,
-    "clips?": bool,
+    "clips": bool,
 }
 
 
@@ -166,14 +163,10 @@ def _card(path: str | Path, header: dict[str, Any]) -> dict[str, Any]:
 
 def _rebuilt(path: Path, tensors: dict[str, Tensor], header: dict[str, Any], name: str) -> Policy:
     spec = header.get(name)
-    if isinstance(spec, dict):  # an entry that is null counts as missing
+    if isinstance(spec, dict):  # a bound that is null is none
         spec = {key: value for key, value in spec.items() if value is not None}
     check_shape({name: spec}, {name: SPEC}, f"{path} is no whole policy: its header")
-    state = {
-        key.removeprefix(f"{name}.").replace("normaliser.", "normalizer."): value  # as the first files spell it
-        for key, value in tensors.items()
-        if key.startswith(f"{name}.")
-    }
+    state = {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
     try:
         spec = PolicySpec.from_dict(header[name])
         make = _maker(header) if name == "policy" else Policy
@@ -191,10 +184,6 @@ def _rebuilt(path: Path, tensors: dict[str, Tensor], header: dict[str, Any], nam
 
 def _maker(header: dict[str, Any]) -> Callable[[PolicySpec], Policy]:
     """Of the policy in a file: a conditioned one, where the header tells of dials."""
-    if header.get("omegas") is not None:  # as the first files tell of the one dial that there was
-        check_shape(header, {"omegas": [float]}, "its header")
-        low, high = header["omegas"]
-        header = {"dials": [{"name": "omega", "low": low, "high": high, "scale": "log"}]}
     if header.get("dials") is None:
         return Policy
     check_shape(header, {"dials": [{"name": str, "low": float, "high": float, "scale": str}]}, "its header")
@@ -206,7 +195,7 @@ def _maker(header: dict[str, Any]) -> Callable[[PolicySpec], Policy]:
 
 
 def _density(path: str | Path, tensors: dict[str, Tensor], prior: Policy | None) -> Density | None:
-    """The density of the prior's states, where the file holds one; older files do not."""
+    """Return the density of the prior's states, where the file holds one."""
     if prior is None or "states.mean" not in tensors:
         return None
     try:

@@ -133,9 +133,7 @@ class PolicySpec:
         """The spec that `as_dict` wrote, also after its tuples became JSON's lists."""
         space = values["actions"]
         actions = ActionSpace(space["kind"], tuple(space["sizes"]), tuple(space["low"]), tuple(space["high"]))
-        lists: dict[str, Any] = {
-            name: tuple(values[name]) for name in ("hidden", "norms", "std_bounds") if name in values
-        }
+        lists: dict[str, Any] = {name: tuple(values[name]) for name in ("hidden", "norms", "std_bounds")}
         return cls(**values | {"actions": actions} | lists)
 
 

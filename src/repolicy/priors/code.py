@@ -67,12 +67,6 @@ def opened(given: Any, options: Options | None = None, trust: bool = False) -> E
         return _with_std(program, options, str(file.path), (f"{error}; it runs as it is", *program.notes))
 
 
-def exact_of(given: Any, options: Options | None = None, trust: bool = False) -> Exact | None:
-    """Return what runs as it is; None for a policy of ours, or a file that can be copied into one."""
-    found = None if isinstance(given, Policy) else opened(given, options, trust)
-    return None if isinstance(found, SavedPolicy) else found
-
-
 class Acting(NamedTuple):
     """What a reference to a policy leads to, to be run."""
 

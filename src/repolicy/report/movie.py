@@ -26,7 +26,7 @@ from repolicy.envs.gymnasium import GymnasiumEnvs
 from repolicy.envs.making import observing
 from repolicy.envs.names import envpool_names, in_gymnasium, maker, parsed
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.loading import PYTHON
+from repolicy.loading import PYTHON, counted
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy
 from repolicy.priors.finding import find_policy
@@ -72,10 +72,11 @@ class Shot:
 def films(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -> list[bytes]:
     """Make the films; raise CANNOT_RENDER where there is nothing to render with.
 
-    `say` hears how long it takes, as soon as the first pictures tell, and every ten seconds how far it is.
+    `say` hears what is to be drawn, how long that takes once two pictures tell, and every ten seconds how far it is.
     """
     for shot in shots:
         _check(shot)
+    say(f"{TELLS}{counted(len(shots), 'film')}, up to {sum(map(pictures_of, shots)):,} pictures")
     with tempfile.TemporaryDirectory(prefix="repolicy-film-") as folder:
         ready = [asdict(replace(shot, policy=str(find_policy(shot.policy).resolve()))) for shot in shots]
         Path(folder, "shots.json").write_text(json.dumps(ready))
@@ -101,6 +102,11 @@ def _check(shot: Shot) -> None:
     for name in ("width", "height"):
         if not 16 <= getattr(shot, name) <= 4096:
             raise UsageError(f"{name} is {getattr(shot, name)}; it must lie between 16 and 4096")
+
+
+def pictures_of(shot: Shot) -> int:
+    """How many it has at most; an environment with fewer a second has fewer."""
+    return round(shot.seconds * FRAMES_A_SECOND)
 
 
 def libraries() -> tuple[str, ...]:
@@ -152,7 +158,7 @@ def main() -> None:
 
 def teller(shots: Sequence[Shot]) -> Callable[[], None]:
     """What is called after each picture; it prints how long all will take, and now and then how long it still takes."""
-    total, done, began, shown = sum(round(shot.seconds * FRAMES_A_SECOND) for shot in shots), 0, 0.0, 0.0
+    total, done, began, shown = sum(map(pictures_of, shots)), 0, 0.0, 0.0
 
     def seen() -> None:
         nonlocal done, began, shown
@@ -161,8 +167,7 @@ def teller(shots: Sequence[Shot]) -> Callable[[], None]:
             began = now  # what comes before is the making of the environment
         elif now - shown >= SECONDS_BETWEEN_LINES:  # the first time at the second picture
             left = (now - began) / (done - 1) * max(total - done, 0)
-            counted = f"{len(shots)} film{'s' if len(shots) > 1 else ''}, {total:,} pictures"
-            print(f"{TELLS}{counted}, {min(done / total, 1):.0%} drawn, about {clock(left)} left", flush=True)
+            print(f"{TELLS}{min(done / total, 1):.0%} drawn, about {clock(left)} left", flush=True)
             shown = now
 
     return seen

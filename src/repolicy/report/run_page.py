@@ -101,7 +101,6 @@ def write_report(
     say(laid_out(*rewards(by_action(mean, sampled))))
     if pairs and (sentence := hint(folder, request, pairs)):
         say(sentence)
-    say("report: films")
     chosen = scenes(folder.policy, mean)
     pictures, complaint = filmed([scene.shot for scene in chosen], say)
     if complaint:
