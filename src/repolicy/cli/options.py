@@ -192,8 +192,9 @@ def _converter(option: Option, made: argparse.ArgumentParser) -> Callable[[str],
             number = float(text)
             if option.value is float:
                 return number
-            if "." not in text and number.is_integer():  # 3e6 is a whole number
-                return int(number) if "e" in text.lower() else int(text)
+            if number.is_integer() and "e" in text.lower():  # 2.5e6 is a whole number
+                return int(number)
+            return int(text)
         except (ValueError, OverflowError):
             pass
         raise UsageError(f"--{option.name} is {text!r}; {what}; {made.prog} --help lists the options")
