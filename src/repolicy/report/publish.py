@@ -116,10 +116,11 @@ def card(
     env, wishes = next(iter(evaluations.values())).env, _quoted(" + ".join(request.get("addons", [])))
     episodes = len(next(iter(evaluations.values())).basic)
     title = f"a policy for {env}" + (f", customized to `{wishes}`" if saved.prior else "")
-    lines = [
-        "---", f"license: {license or 'unknown'}", "library_name: repolicy", "pipeline_tag: reinforcement-learning",
-        "tags: [reinforcement-learning, repolicy]", "---", "", f"# {at.repository.partition('/')[2]}: {title}", "",
-    ]  # fmt: skip
+    task = "reinforcement-learning"
+    header = library().ModelCardData(
+        license=license or "unknown", library_name="repolicy", pipeline_tag=task, tags=[task, "repolicy"]
+    )
+    lines = ["---", header.to_yaml(), "---", "", f"# {at.repository.partition('/')[2]}: {title}", ""]
     if saved.prior:
         sentence = _plain(verdict([(evaluations["prior"], evaluations["customized"])], name_of_prior(saved.card)))
         lines += [f"{sentence} ({basis([evaluations['customized']])}).", ""]
