@@ -38,22 +38,46 @@ def observations(count: int = 50_000) -> torch.Tensor:
     return noise @ torch.tensor([[2.0, 1.0], [0.0, 0.5]]).double() + torch.tensor([1.0, -1.0])
 
 
-def test_the_missing_nats_are_those_of_the_gaussian() -> None:
-    """Against torch's own Gaussian with the moments of the sample."""
-    inputs = observations()
+def test_the_missing_nats_are_those_of_students_t(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against torch's own Gaussian with the moments of the sample, over widths that are Gamma's."""
+    monkeypatch.setattr(density, "KEPT", 1.0)
+    inputs = observations(4_000)
     found = fitted(inputs, Normalizer(2))
-    covariance = torch.cov(inputs.T, correction=0)
-    known = torch.distributions.MultivariateNormal(
-        inputs.mean(0), covariance + density.RIDGE * covariance.diagonal().diag()
-    )
-    scores = known.log_prob(inputs)  # type: ignore[no-untyped-call]
-    edge = scores.quantile(QUANTILE)
-    far = torch.tensor([[9.0, 3.0], [-5.0, -4.0], [1.0, -1.0], [4.0, -4.0]]).double()
-    expected = (known.log_prob(far) - edge).clamp(-MOST, 0.0)  # type: ignore[no-untyped-call]
-    torch.testing.assert_close(found.familiarity(far), expected, rtol=1e-6, atol=1e-6)
+    covariance = torch.cov(inputs.T, correction=0) + density.RIDGE * inputs.var(0, correction=0).diag()
+    half = torch.tensor(0.5 * density.FREEDOM).double()
+    logs = torch.linspace(-12.0, 4.0, 801).double()  # of the factor on the precision; its Jacobian is the factor
+    gamma = torch.distributions.Gamma(half, half).log_prob(logs.exp()) + logs  # type: ignore[no-untyped-call]
+    widths = covariance / logs.exp().view(-1, 1, 1)
+    known = torch.distributions.MultivariateNormal(inputs.mean(0), widths)
+
+    def score(states: torch.Tensor) -> torch.Tensor:
+        each = known.log_prob(states.unsqueeze(1))  # type: ignore[no-untyped-call]
+        return torch.logsumexp(each + gamma, -1)
+
+    far = torch.tensor([[29.0, 3.0], [-5.0, -4.0], [1.0, -1.0], [4.0, -4.0]]).double()
+    expected = (score(far) - score(inputs).quantile(QUANTILE)).clamp(-MOST, 0.0)
+    torch.testing.assert_close(found.familiarity(far), expected, rtol=1e-4, atol=1e-4)
     assert -MOST < float(expected[0]) < 0 == float(found.familiarity(far)[2])
     assert float((found.familiarity(inputs) == 0).double().mean()) == pytest.approx(1 - QUANTILE, abs=1e-3)
-    assert float(found.familiarity(torch.full((1, 2), 1e4))) == -MOST
+    assert float(found.familiarity(torch.full((1, 2), 1e12))) == -MOST
+
+
+def test_stretches_in_which_the_prior_tumbles_change_no_price() -> None:
+    """A tenth of them is elsewhere: what lies between costs as much as if they were not there."""
+    inputs = observations(10_000)
+    tumbles = inputs[:1_000] + torch.tensor([20.0, 20.0])
+    between = torch.tensor([[11.0, 9.0], [8.0, -6.0], [1.0, 3.0]]).double()
+    with_them = fitted(torch.cat([inputs[:5_000], tumbles, inputs[5_000:]]), Normalizer(2)).familiarity(between)
+    without = fitted(inputs, Normalizer(2)).familiarity(between)
+    assert without.max() < -3
+    torch.testing.assert_close(with_them, without, rtol=0.1, atol=0.0)
+
+
+def test_an_observation_that_seldom_changes_is_no_tumble() -> None:
+    """Where the likeliest stretches all have the same number, every stretch tells how wide that number is."""
+    flag = (torch.arange(10_000) < 1_000).double().unsqueeze(1)
+    inputs = torch.cat([observations(10_000), flag], -1)
+    assert float(fitted(inputs, Normalizer(3)).familiarity(inputs[:1_000]).mean()) > -5
 
 
 def test_what_never_changes_does_not_count() -> None:

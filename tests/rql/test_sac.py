@@ -132,13 +132,13 @@ def test_the_first_actor_acts_as_a_prior_that_does_not_squash(tmp_path: Path, mo
 
 
 def test_a_gaussian_before_tanh_has_its_mean_action_and_its_width_there() -> None:
-    """A narrow one is as much wider as atanh is steep there; at a bound the least std is left."""
+    """A narrow one is as much wider as atanh is steep there; at a bound it has a width of its own."""
     mean, spread = torch.tensor([[2.0], [4.0], [9.0]]), torch.full((3, 1), 0.3)
     found, wide = cloning.before_tanh(mean, spread, ACTIONS)
     torch.testing.assert_close(2.0 + 4.0 * torch.tanh(found), torch.tensor([[2.0], [4.0], [2.0 + 4.0 * cloning.EDGE]]))
     steep = 1.0 / (4.0 * (1.0 - torch.tanh(found[:2]).square()))
     torch.testing.assert_close(wide[:2], 0.3 * steep, rtol=0.1, atol=0.0)
-    assert wide[2] == torch.tensor(cloning.NARROWEST)
+    assert wide[2] == torch.tensor(cloning.AT_BOUND)
 
 
 def test_an_actor_that_would_begin_at_random_beside_a_prior_is_refused() -> None:

@@ -39,6 +39,7 @@ STEPS = 32_768  # environment steps in a round, unless the whole run is shorter
 FIT_EPOCHS = 30  # at most, in a round of regression
 ENVS, BLOCK = 32, 64
 EDGE, LIKELY, NARROWEST = 0.99, 15, 0.05  # before tanh: the largest share of a bound, drawn actions, the least std
+AT_BOUND = 0.3  # the least std at a bound, where all draws are cut: narrower, these would outweigh all else in the fit
 DRAWS, MINIBATCH, EPOCHS = 16, 128, 4  # when there are only log-probabilities to fit to
 SCORED_STATES = 8_192  # states in such a round
 TOO_FAR = 1e6  # nats a step: no density of actions is that low where a policy was fitted to it
@@ -185,7 +186,9 @@ def before_tanh(mean: Tensor, spread: Tensor, actions: ActionSpace) -> tuple[Ten
 
     shares = (torch.arange(LIKELY) + 0.5) / LIKELY
     drawn = mean + spread * torch.special.ndtri(shares).view(-1, 1, 1)
-    return unsquashed(mean), unsquashed(drawn).std(0, correction=0).clamp_min(NARROWEST)
+    steep = 1.0 - torch.tanh(unsquashed(mean)).square()
+    least = (2.0 * spread / (high - low) / steep).clamp(NARROWEST, AT_BOUND)
+    return unsquashed(mean), torch.maximum(unsquashed(drawn).std(0, correction=0), least)
 
 
 def _to_scores(prior: Exact, policy: Policy, collector: Collector, blocks: int) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
 from repolicy.errors import UsageError
-from repolicy.policies.density import PARTS, Density, fitted
+from repolicy.policies.density import PARTS, STRETCH, Density, fitted
 from repolicy.policies.policy import Policy
 from repolicy.runs import ranks
 from repolicy.runs.request import Request, derived_seed
@@ -18,7 +18,7 @@ SKIPPED = 50  # first steps of an episode, which depend on how the environment b
 WANTED = 64_000  # how many observations are collected
 LEAST = 6_400  # with fewer observations the fit is refused
 PATIENCE = 4  # at most this many times the steps that would do if no episode ended
-ENVS, BLOCK = 64, 50
+ENVS, BLOCK = 64, STRETCH
 MOST_NUMBERS = 1_000  # in an observation; a policy's file holds the square of it
 
 
@@ -44,7 +44,10 @@ def density_of(prior: Policy, request: Request, team: ranks.Ranks) -> Density:
 
 
 def visited(prior: Policy, request: Request) -> Tensor:
-    """True next observations `[M, O]` of the prior's sampled actions, all from the run's seed."""
+    """True next observations `[M, O]` of the prior's sampled actions, all from the run's seed.
+
+    Those of an environment follow each other, for a block of steps.
+    """
     seed = derived_seed(request.settings.seed, 0, 2000)
     blocks, steps, episodes = [np.empty((0, prior.observation_size))], 0, 0
     with closing(make_envs(request.env, ENVS, seed, request.settings.backend)) as envs:
@@ -52,7 +55,7 @@ def visited(prior: Policy, request: Request) -> Tensor:
         while sum(map(len, blocks)) < WANTED and steps < PATIENCE * (WANTED + ENVS * SKIPPED):
             rollout = collector.collect(prior)
             assert rollout.next_observations is not None
-            blocks.append(rollout.next_observations[rollout.ages > SKIPPED])
+            blocks.append(rollout.next_observations.swapaxes(0, 1)[rollout.ages.T > SKIPPED])
             steps += BLOCK * ENVS
             episodes += len(rollout.episodes.lengths)
     states = np.concatenate(blocks).astype(np.float32)

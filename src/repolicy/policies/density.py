@@ -1,7 +1,8 @@
-"""How familiar a state is to the prior: a Gaussian over its own observations, silent inside their range.
+"""How familiar a state is to the prior: Student's t over its own observations, silent inside their range.
 
 log prior judges actions. In a state where the prior is helpless any action is likely, so it cannot tell that the state
-itself is one that the prior would never be in. This can.
+itself is one that the prior would never be in. This can. The prior may tumble for a while, by one seed more often than
+by another: so the width is that of the likeliest stretches of time, and the tails are heavy.
 """
 
 from dataclasses import dataclass
@@ -14,15 +15,19 @@ from repolicy.policies.normalizer import Normalizer
 
 QUANTILE = 0.25  # the least likely quarter of the prior's own states costs something
 MOST = 60.0  # nats, the most that one state can cost
-RIDGE = 1e-4  # added to the covariance, as a share of its diagonal
+FREEDOM = 5.0  # degrees of freedom of Student's t
+STRETCH = 50  # states that follow each other, and count together or not at all
+KEPT = 0.8  # share of the stretches that tell how wide the prior's states are
+ROUNDS = 10  # in which those are found
+RIDGE = 1e-4  # added to the covariance, as a share of the observations' variances
 CONSTANT = 1e-10  # with less variance than this, an observation counts as one that the prior never changes
 
 
 @dataclass(frozen=True, eq=False)
 class Density:
-    """A Gaussian over normalized observations, in float64.
+    """Student's t over normalized observations, in float64.
 
-    mean: [O]; whitening: [O, O], so that |(x − mean) · whitening|² is the squared Mahalanobis distance (an observation
+    mean: [O]; whitening: [O, O], so that |(x − mean) · whitening|² is the squared distance (an observation
     that is constant under the prior has a row of 0, and does not count); edge: [], the distance below which three
     quarters of the prior's states lie; shift, scale: [O] each, of the normalizer that it was fitted behind.
     """
@@ -35,8 +40,9 @@ class Density:
 
     def familiarity(self, inputs: Tensor) -> Tensor:
         """Of normalized observations `[..., O]`: 0 inside the prior's range, below it minus the missing nats."""
-        missing = 0.5 * (distances(inputs, self.mean, self.whitening) - self.edge)
-        return -missing.clamp_(0.0, MOST)
+        away = distances(inputs, self.mean, self.whitening)
+        half = 0.5 * (FREEDOM + len(self.mean) - len(self.left_out))
+        return -(half * torch.log((FREEDOM + away) / (FREEDOM + self.edge))).clamp_(0.0, MOST)
 
     @property
     def left_out(self) -> list[int]:
@@ -71,25 +77,39 @@ PARTS = ("mean", "whitening", "edge", "shift", "scale")
 
 
 def fitted(inputs: Tensor, normalizer: Normalizer) -> Density:
-    """The density of normalized observations `[M, O]` of the prior's own."""
+    """The density of normalized observations `[M, O]` of the prior's own, in the order of time."""
     inputs = inputs.double()
-    mean = inputs.mean(0)
-    away = inputs - mean
-    covariance = away.T @ away / len(inputs)
-    varies = covariance.diagonal() > CONSTANT
-    if not bool(varies.any()):
+    variances = inputs.var(0, correction=0)
+    some = torch.nonzero(variances > CONSTANT).flatten()
+    if not len(some):
         raise UsageError("no observation changes under the prior, so it has no states to learn: --states 0 goes on")
-    some = torch.nonzero(varies).flatten()
-    inner = covariance[some][:, some]
-    lower = torch.linalg.cholesky(inner + RIDGE * inner.diagonal().diag())
-    whitening = torch.zeros_like(covariance)
-    # C = L·Lᵀ, so |L⁻¹·x|² = xᵀ·C⁻¹·x, and a row vector x is whitened by L⁻ᵀ
-    inverse = torch.linalg.solve_triangular(lower, torch.eye(len(some), dtype=torch.float64), upper=False)
-    whitening[some[:, None], some] = inverse.T
+    mean, whitening = inputs.mean(0), torch.zeros(len(variances), len(variances), dtype=torch.float64)
+    mean[some], whitening[some[:, None], some] = of_likeliest(inputs[:, some])
     edge = torch.quantile(distances(inputs, mean, whitening)[:: max(1, len(inputs) // 100_000)], 1.0 - QUANTILE)
     return Density(mean, whitening, edge, normalizer.shift.double(), normalizer.scale.double())
 
 
+def of_likeliest(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean `[O]` and the whitening `[O, O]` of the likeliest stretches of states `[M, O]`.
+
+    By turns: which are they under a Gaussian, and which Gaussian have those. All count where an observation hardly
+    changes in the likeliest.
+    """
+    variances, size, kept = inputs.var(0, correction=0), inputs.shape[1], inputs
+    for _ in range(ROUNDS):
+        mean = kept.mean(0)
+        covariance = (kept - mean).T @ (kept - mean) / len(kept)
+        lower = torch.linalg.cholesky(covariance + RIDGE * variances.diag())
+        # C = L·Lᵀ, so |L⁻¹·x|² = xᵀ·C⁻¹·x, and a row vector x is whitened by L⁻ᵀ
+        whitening = torch.linalg.solve_triangular(lower, torch.eye(size, dtype=torch.float64), upper=False).T
+        away = torch.stack([each.mean() for each in distances(inputs, mean, whitening).split(STRETCH)])
+        near = away <= away.kthvalue(max(1, int(KEPT * len(away)))).values
+        kept = inputs[near.repeat_interleave(STRETCH)[: len(inputs)]]
+        if bool((kept.var(0, correction=0) < RIDGE * variances).any()):
+            break
+    return mean, whitening
+
+
 def distances(inputs: Tensor, mean: Tensor, whitening: Tensor) -> Tensor:
-    """Squared Mahalanobis distances of `[..., O]`."""
+    """Squared distances of `[..., O]`."""
     return ((inputs.double() - mean) @ whitening).square().sum(-1)
