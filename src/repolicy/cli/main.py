@@ -146,7 +146,9 @@ def _words(arguments: list[str]) -> list[str]:
     for word in arguments:
         option, equals, value = word.partition("=")
         if word.startswith("--"):
-            words += [option.replace("_", "-"), *([value] if equals else [])]
+            named = option.replace("_", "-")
+            # argparse takes a value that begins with - for an option, unless it stands behind =
+            words += [f"{named}={value}"] if value.startswith("-") else [named, *([value] if equals else [])]
         else:
             words.append(word)
     for before, word in pairwise(["", *words]):
