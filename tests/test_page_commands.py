@@ -35,6 +35,7 @@ FEWER = {
     "bench": f"--slices 1 {FEW}",
     "dial": "--episodes 1",
     "evaluate": "--episodes 1",
+    "compare": "--episodes 2",
     "render": "--seconds 0.1 --width 32",
     "rql": "--steps 100",
 }
@@ -154,7 +155,7 @@ def run(line: str) -> None:
     try:
         cli.main([*words, *few])
     except SystemExit as ended:
-        if ended.code:
+        if ended.code and not (words[0] == "compare" and ended.code == 3):  # two episodes tell nothing
             pytest.fail(f"{line} ended with {ended.code}")
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from repolicy.errors import RepolicyError as RepolicyError
     from repolicy.learning.training import customize as customize
     from repolicy.learning.training import train as train
+    from repolicy.many.comparing import compare as compare
     from repolicy.many.sweep import sweep as sweep
     from repolicy.objective import Objective as Objective
     from repolicy.objective import full as full
@@ -34,6 +35,7 @@ _HOMES = {
     "Range": "ranges",
     "RepolicyError": "errors",
     "Settings": "runs.settings",
+    "compare": "many.comparing",
     "customize": "learning.training",
     "dial": "priors.dials",
     "evaluate": "envs.evaluation",

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from repolicy.cli import failures as nets
 from repolicy.cli.about import Addons, Bench, Doctor
+from repolicy.cli.compare_command import NOT_SAFE, Compare
 from repolicy.cli.diagnose import Diagnose
 from repolicy.cli.dial_command import Dial
 from repolicy.cli.options import Positional, options, read
@@ -50,6 +51,7 @@ COMMANDS: dict[str, Any] = {
     "diagnose": Diagnose,
     "imitate": Imitate,
     "evaluate": Evaluate,
+    "compare": Compare,
     "render": Render,
     "export": Export,
     "push": Push,
@@ -71,7 +73,10 @@ GROUPS = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command; exit with 0, 1 for a failure, 2 for a request that cannot be met, or 130 when it was stopped."""
+    """Run one command; exit with 0, 1 for a failure, 2 for a request that cannot be met, or 130 when it was stopped.
+
+    `compare` exits with 3 where the new policy is worse, or that cannot be told.
+    """
     if "_ARGCOMPLETE" in os.environ:
         from repolicy.cli.help import complete
 
@@ -100,6 +105,8 @@ def _run(arguments: list[str]) -> None:
         print(command.text(values))
     if values.get("finished") is False:
         sys.exit(130)
+    if values.get("verdict") in NOT_SAFE:
+        sys.exit(3)
 
 
 def _in_group(group: str, *arguments: str) -> Any:

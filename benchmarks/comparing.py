@@ -1,0 +1,174 @@
+"""Measure how often `repolicy compare` errs, and how many episodes it takes beside tests of a fixed number.
+
+    python -m benchmarks.comparing --out results/comparing.jsonl
+
+The first rows are simulated: the new policy's returns lie exactly at the margin, so each *not worse* is wrong, and so
+is each *worse*. The last rows draw from episodes of HalfCheetah's prior that were run: against itself, and against
+itself with a share of its actions replaced at random.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import torch
+
+from repolicy.envs.evaluation import evaluate
+from repolicy.many.bets import shown
+from repolicy.many.comparing import ROUND
+from repolicy.many.ledger import Ledger
+from repolicy.policies.policy import Actor
+from repolicy.priors.opening import load_policy
+
+MARGIN, ERROR, MOST = 0.05, 0.05, 1000
+POWER = 0.95  # of the tests of a fixed number of episodes, as a share of the power of the bets
+FEW = 100  # episodes of Student's test in the simulations
+AT_ONCE = 500  # comparisons, for the memory's sake
+Pairs = tuple[np.ndarray, np.ndarray]  # [S, N] returns of the old and the new policy
+
+
+def at_margin(kind: str, count: int, noise: np.random.Generator) -> Pairs:
+    """Return simulated returns `[count, MOST]`: the old mean is 1, and the new one 1 − MARGIN."""
+    shape, least = (count, MOST), 1.0 - MARGIN
+
+    def normal(mean: float, std: float) -> np.ndarray:
+        return mean + std * noise.standard_normal(shape)
+
+    def lognormal(mean: float, width: float) -> np.ndarray:
+        return mean * np.exp(width * noise.standard_normal(shape) - width**2 / 2)
+
+    def often(share: float) -> np.ndarray:
+        return (noise.random(shape) < share).astype(float)
+
+    kinds: dict[str, Callable[[], Pairs]] = {
+        "normal, std 10 %": lambda: (normal(1.0, 0.1), normal(least, 0.1)),
+        "normal, std 50 %": lambda: (normal(1.0, 0.5), normal(least, 0.5)),
+        "lognormal": lambda: (lognormal(1.0, 1.0), lognormal(least, 1.0)),
+        "lognormal losses": lambda: (np.ones(shape), 1.0 - lognormal(MARGIN, 1.0)),
+        "1 in 20 falls at once": lambda: (normal(1.0, 0.02), often(least) * normal(1.0, 0.02)),
+        "1 in 10 falls halfway": lambda: (normal(1.0, 0.02), normal(1.0, 0.02) * (1.0 - 0.5 * often(2 * MARGIN))),
+        "tied: successes": lambda: (often(0.8), often(0.8 * least)),
+        "tied: always the same": lambda: (np.ones(shape), np.full(shape, least)),
+        "1 in 40 loses twice the mean": lambda: (np.ones(shape), 1.0 - 2.0 * often(MARGIN / 2)),
+    }
+    return kinds[kind]()
+
+
+KINDS = (
+    "normal, std 10 %", "normal, std 50 %", "lognormal", "lognormal losses", "1 in 20 falls at once",
+    "1 in 10 falls halfway", "tied: successes", "tied: always the same", "1 in 40 loses twice the mean",
+)  # fmt: skip
+
+
+def bets(pairs: Pairs, sign: float = 1.0) -> np.ndarray:
+    """Return after which episodes `[S, N]` the new policy is shown to be above the margin, or below it (sign −1)."""
+    old, new = pairs
+    return shown(
+        sign * (new - (1.0 - MARGIN) * old), np.maximum(abs(old), abs(new)) * (1 if sign > 0 else 1 + MARGIN), ERROR
+    )
+
+
+def wrong(kind: str, comparisons: int, noise: np.random.Generator) -> dict[str, Any]:
+    """Return the share of comparisons that are told *not worse*, and *worse*, where the truth is at the margin."""
+    found = np.zeros(3)
+    for first in range(0, comparisons, AT_ONCE):
+        pairs = at_margin(kind, min(AT_ONCE, comparisons - first), noise)
+        by_student = student(pairs[1][:, :FEW] - (1.0 - MARGIN) * pairs[0][:, :FEW])
+        found += [*(bets(pairs, sign)[:, -1].sum() for sign in (1.0, -1.0)), by_student.sum()]
+    return dict(zip(("not_worse", "worse", "not_worse_by_student"), (found / comparisons).tolist(), strict=True))
+
+
+class Unsteady:
+    """A policy of whose actions a share is replaced by any other at random: broken on purpose."""
+
+    def __init__(self, policy: Any, share: float) -> None:
+        self.policy, self.share, self.actions = policy, share, policy.actions
+        self.observation_size = policy.observation_size
+        self.log_prob, self.to_environment = policy.log_prob, policy.to_environment
+        self._noise = np.random.default_rng(1)
+
+    def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> Actor:
+        steady = self.policy.actor(steps, count, generator)
+        noise, share = self._noise, self.share
+
+        class Acting:
+            def __call__(self, observations: np.ndarray) -> np.ndarray:
+                acted = steady(observations)
+                which = noise.random((count, 1)) < share
+                return np.where(which, noise.uniform(-1.0, 1.0, acted.shape), acted).astype(acted.dtype)
+
+            def log_probs(self, actions: torch.Tensor) -> torch.Tensor:
+                return steady.log_probs(actions)
+
+        return Acting()
+
+
+def student(values: np.ndarray) -> np.ndarray:
+    """Return whether the mean of values `[S, N]` is above 0 by Student's t, with the normal's quantile."""
+    error = values.std(1, ddof=1) / np.sqrt(values.shape[1])
+    above: np.ndarray = values.mean(1) > NormalDist().inv_cdf(1.0 - ERROR) * error + 1e-12
+    return above
+
+
+def bernstein(values: np.ndarray, largest: float) -> np.ndarray:
+    """Return whether the mean of values `[S, N]`, within ±largest, is above 0 by Maurer and Pontil's bound (2009)."""
+    count, likely = values.shape[1], np.log(2.0 / ERROR)
+    slack = np.sqrt(2.0 * values.var(1, ddof=1) * likely / count) + 14.0 * largest * likely / (3.0 * (count - 1))
+    above: np.ndarray = values.mean(1) > slack
+    return above
+
+
+def episodes_needed(old: np.ndarray, new: np.ndarray, sign: float, noise: np.random.Generator) -> dict[str, Any]:
+    """Return how many episodes the bets took, and the fewest with which the fixed test has the power wanted."""
+    drawn = noise.integers(len(old), size=(1000, MOST))
+    told = bets((old[drawn], new[drawn]), sign)[:, ROUND - 1 :: ROUND]
+    taken = np.where(told.any(1), (told.argmax(1) + 1) * ROUND, MOST)
+    values, largest = sign * (new - (1.0 - MARGIN) * old), float(max(abs(old).max(), abs(new).max()))
+
+    def fewest(test: Callable[[np.ndarray], np.ndarray]) -> int:
+        wanted = POWER * told[:, -1].mean()
+        counts = range(5, 20 * MOST, 5)
+        return next(n for n in counts if test(values[noise.integers(len(old), size=(400, n))]).mean() >= wanted)
+
+    found = {"told": told[:, -1].mean(), "episodes": taken.mean(), "most": np.quantile(taken, 0.95)}
+    found |= {"fixed_bounded": fewest(lambda each: bernstein(each, largest)), "fixed_student": fewest(student)}
+    found |= {"old": old.mean(), "new": new.mean(), "difference_std": (new - old).std()}
+    return {name: float(value) for name, value in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--comparisons", type=int, default=10_000)
+    parser.add_argument("--episodes", type=int, default=200, help="of HalfCheetah, that are drawn from")
+    parser.add_argument("--out", type=Path, default=Path("results/comparing.jsonl"))
+    options = parser.parse_args()
+    ledger, noise = Ledger(options.out), np.random.default_rng(0)
+    for kind in KINDS:
+        found = {"key": kind, "comparisons": options.comparisons} | wrong(kind, options.comparisons, noise)
+        ledger.add(found)
+        print(found, flush=True)
+    torch.set_num_threads(1)
+    prior = load_policy("halfcheetah")
+
+    def returns(agent: Any, mean: bool, seed: int) -> np.ndarray:
+        return evaluate(agent, "HalfCheetah-v4", options.episodes, deterministic=mean, seed=seed).basic
+
+    steady, sampled = returns(prior, True, 0), returns(prior, False, 0)
+    cases = {
+        "itself, the mean action": (steady, steady, 1.0),
+        "itself, sampled with other noise": (sampled, returns(prior, False, 10_000), 1.0),
+        "2 % at random, the mean action": (steady, returns(Unsteady(prior, 0.02), True, 0), -1.0),
+        "10 % at random, the mean action": (steady, returns(Unsteady(prior, 0.1), True, 0), -1.0),
+    }
+    for name, (old, new, sign) in cases.items():
+        found = {"key": f"halfcheetah: {name}", "wanted": "not worse" if sign > 0 else "worse"}
+        found |= {"drawn_from": options.episodes} | episodes_needed(old, new, sign, noise)
+        ledger.add(found)
+        print(found, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,295 @@
+"""Whether a new policy may take the place of an old one: episodes of both from the same starts, until that is told.
+
+    compare("halfcheetah", "runs/cheetah", not_worse="5%").verdict      # better, not worse, worse, or cannot tell
+
+Each verdict is a bet that was won (`bets`), so the episodes may end at the first round that tells.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from repolicy.envs.addons import Addon, Wish, check_env, combined, names
+from repolicy.envs.evaluation import BLOCK, Evaluation, check_fit, run_episodes
+from repolicy.envs.making import make_envs, observing, placed, probed
+from repolicy.envs.names import EnvLike, env_name
+from repolicy.envs.rollout import Collector
+from repolicy.envs.step import Backend
+from repolicy.envs.trust import addons_of, env_of
+from repolicy.errors import UsageError
+from repolicy.many.bets import lower, shown
+from repolicy.policies.policy import Agent
+from repolicy.priors.code import acting
+from repolicy.priors.finding import on_shelf
+from repolicy.priors.kinds import MeanPrior
+from repolicy.readers.reading import Options
+
+USUAL = "5%"  # by how much the new policy may be worse
+ROUND = 25  # episodes of each policy between two looks
+Verdict = Literal["worse", "cannot tell", "not worse", "better"]
+ORDER: tuple[Verdict, ...] = ("worse", "cannot tell", "not worse", "better")
+TITLES = {"basic_reward": "return", "addon_reward": "add-on", "length": "length", "ended_early": "ended early"}
+SHOWN = ("length", "ended_early")  # these decide nothing: in some tasks an early end is a success
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How much less the new policy may have and still be called not worse."""
+
+    value: float
+    is_share: bool  # of the size of the old policy's mean
+
+    @classmethod
+    def of(cls, given: str | float) -> "Margin":
+        """Return what `5%` or `100` says."""
+        text = str(given).strip()
+        try:
+            value = float(text.removesuffix("%"))
+        except ValueError:
+            value = math.nan
+        if not 0.0 < value < math.inf:
+            raise UsageError(
+                f"--not-worse is {text!r}; it must be a share of the old policy's mean, such as 5%, or a number above 0"
+            )
+        return cls(value / 100.0, True) if text.endswith("%") else cls(value, False)
+
+    def __str__(self) -> str:
+        return f"{self.value:.3%}".replace(".000", "") if self.is_share else f"{self.value:g}"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One quantity of both policies' episodes."""
+
+    name: str
+    old: float  # means
+    new: float
+    low: float  # an interval of new − old; each of its ends errs with the comparison's error
+    high: float
+    verdict: Verdict
+
+    @property
+    def decides(self) -> bool:
+        return self.name not in SHOWN
+
+    @property
+    def title(self) -> str:
+        return TITLES.get(self.name, self.name.removeprefix("addon_reward_"))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two policies did in `episodes` episodes each, by the kind of action that decides and by the other one."""
+
+    env: str
+    backend: str
+    episodes: int
+    rounds: int
+    is_paired: bool
+    margin: str
+    error: float
+    seed: int
+    rows: dict[str, list[Compared]]  # with the mean action, with sampled actions: the first decides
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst verdict of the quantities that decide."""
+        return overall([row for row in next(iter(self.rows.values())) if row.decides])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as JSON takes it."""
+        rows = {action: {row.name: asdict(row) for row in rows} for action, rows in self.rows.items()}
+        return {"verdict": self.verdict} | asdict(self) | {"rows": rows}
+
+
+def overall(rows: list[Compared]) -> Verdict:
+    """Return the worst verdict of several."""
+    return min((row.verdict for row in rows), key=ORDER.index)
+
+
+def judged(name: str, old: np.ndarray, new: np.ndarray, margin: Margin, error: float) -> Compared:
+    """Return one quantity's verdict from its values `[E]` in both policies' episodes, in pairs and in order.
+
+    The mean of new − old + margin is shown to be above 0, or below. A share of the old mean is taken of each old
+    value, so that the mean itself need not be known. What an episode could lose is the largest size seen so far.
+    """
+    old, new = old.astype(float), new.astype(float)
+    losses = np.maximum(abs(old), abs(new))
+    allowed = (
+        margin.value * math.copysign(1.0, old.mean()) * old if margin.is_share else np.full_like(old, margin.value)
+    )
+    sign = 1.0
+    if name == "ended_early":  # fewer are better; a share is a number of episodes in a hundred
+        sign, losses, allowed = -1.0, np.ones_like(old), np.full_like(old, margin.value)
+    gain = sign * (new - old)
+    verdict: Verdict = "cannot tell"
+    if shown(-gain - allowed, losses + abs(allowed), error)[-1]:
+        verdict = "worse"
+    elif shown(gain, losses, error)[-1]:
+        verdict = "better"
+    elif shown(gain + allowed, losses, error)[-1]:
+        verdict = "not worse"
+    low, high = lower(gain, losses, error), -lower(-gain, losses, error)
+    low, high = (low, high) if sign > 0 else (-high, -low)
+    return Compared(name, float(old.mean()), float(new.mean()), low, high, verdict)
+
+
+class Side(NamedTuple):
+    """One of the two policies: what it is called, what acts, and what its file tells."""
+
+    name: str
+    path: Path
+    agent: Agent
+    card: dict[str, Any]
+
+
+def compare(
+    old: Agent | str | Path,
+    new: Agent | str | Path,
+    env: EnvLike | None = None,
+    not_worse: str | float = USUAL,
+    *,
+    addon: Addon | Wish | None = None,
+    sampled: bool = False,
+    error: float = 0.05,
+    episodes: int = 1000,
+    seed: int = 0,
+    backend: Backend = "auto",
+    progress: Callable[[int], None] | None = None,
+    options: Options | None = None,
+    trust: bool = False,
+) -> Comparison:
+    """Run two policies from the same starts until it is told whether the new one is worse, and return the verdicts.
+
+    Args:
+        old: a policy, its file, its run's folder, or the name of one that ships.
+        new: the one that is to take its place.
+        env: an id, or a function that makes one environment; by default the one that the files name.
+        not_worse: how much less it may have: a share of the old policy's mean, such as "5%", or a number.
+        addon: the wish that decides beside the return; by default that of the new policy's file. () is none.
+        sampled: let sampled actions decide, and no mean actions.
+        error: the probability at most of a wrong verdict.
+        episodes: at most so many of each policy, with each kind of action.
+        seed: of environments and sampling.
+        backend: whose environments: "envpool", "gymnasium", or "auto".
+        progress: is given the number of episodes that are done.
+        options: how the old policy's file is read, where that is another library's.
+        trust: run code that a policy's file names.
+    """
+    margin = Margin.of(not_worse)
+    if not 0.0 < error < 0.5:
+        raise UsageError(f"error is {error:g}; it must be above 0 and below 0.5")
+    if episodes < 1:
+        raise UsageError(f"episodes is {episodes}; it must be 1 or more")
+    sides = [_side(old, "the old policy", options, trust), _side(new, "the new policy", None, trust)]
+    env = _env(sides, trust) if env is None else env_name(env)
+    if addon is None:
+        addon = addons_of(sides[1].card, sides[1].path, trust)
+    if not isinstance(addon, Addon):
+        wishes = names(addon)
+        check_env(wishes, env)
+        addon = combined(wishes) if wishes else None
+    ready = [_placed(side, env, backend) for side in sides]
+    is_paired, kinds = _repeats(*ready[0], seed, backend), ("sampled", "mean") if sampled else ("mean", "sampled")
+    drawn, rounds, done = {kind: _Drawn() for kind in kinds}, 0, 0
+
+    def ran(agent: Agent, place: str, kind: str, count: int) -> Evaluation:
+        with closing(make_envs(place, count, seed + done, backend)) as envs:  # an episode each
+            return run_episodes(agent, envs, count, addon=addon, deterministic=kind == "mean", seed=seed + done)
+
+    while True:
+        count = min(ROUND, episodes - done)
+        for kind in kinds:
+            pair = [ran(*each, kind, count) for each in ready]
+            drawn[kind].add(*pair)
+        rounds, done = rounds + 1, done + count
+        rows = {kind: drawn[kind].judged(margin, error) for kind in kinds}
+        deciding = [row.verdict for row in rows[kinds[0]] if row.decides]
+        if not deciding:
+            raise UsageError(f"environment {env!r} tells no reward, so that nothing can decide; name one with --addon")
+        if progress is not None:
+            progress(done)
+        if done == episodes or "worse" in deciding or "cannot tell" not in deciding:
+            return Comparison(env, pair[0].backend, done, rounds, is_paired, str(margin), error, seed, rows)
+
+
+class _Drawn:
+    """What each quantity was in the episodes so far, the old policy's and the new one's."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+
+    def add(self, old: Evaluation, new: Evaluation) -> None:
+        quantities = [_quantities(each) for each in (old, new)]
+        for name, values in quantities[0].items():
+            self._values.setdefault(name, []).append((values, quantities[1][name]))
+
+    def judged(self, margin: Margin, error: float) -> list[Compared]:
+        """Return each quantity's verdict. A margin that is a number is one of rewards; the others have the usual."""
+        usual = margin if margin.is_share else Margin.of(USUAL)
+        found = []
+        for name, parts in self._values.items():
+            old, new = (np.concatenate(each) for each in zip(*parts, strict=True))
+            if np.isfinite([old, new]).all():  # not every environment tells its reward
+                found.append(judged(name, old, new, usual if name in SHOWN else margin, error))
+        return found
+
+
+def _quantities(evaluation: Evaluation) -> dict[str, np.ndarray]:
+    """Return what is compared, of each episode. Of several wishes, each is."""
+    assert evaluation.terminated is not None
+    wishes = {f"addon_reward_{name}": values for name, values in evaluation.wishes.items()}
+    if not wishes and evaluation.addon is not None:
+        wishes = {"addon_reward": evaluation.addon}
+    return {
+        "basic_reward": evaluation.basic, **wishes,
+        "length": evaluation.lengths, "ended_early": evaluation.terminated,
+    }  # fmt: skip
+
+
+def _side(given: Agent | str | Path, what: str, options: Options | None, trust: bool) -> Side:
+    if not isinstance(given, str | Path):
+        return Side(what, Path(), given, {})
+    path, agent, _, card, _ = acting(given, options or Options(), trust)
+    return Side(f"{what}, {given},", path, agent, card)
+
+
+def _env(sides: list[Side], trust: bool) -> str:
+    """Return the environment that the files name; refused where they name two, or none."""
+    known = [side for side in sides if side.card.get("request", {}).get("env") or on_shelf(side.path) is not None]
+    if not known and sides[0].path == sides[1].path == Path():
+        raise UsageError(
+            "two policies alone do not say which environment they are for; name one: compare(old, new, ENV)"
+        )
+    named = [env_of(side.card, side.path, trust) for side in known or sides[:1]]
+    if len({*named}) > 1:
+        raise UsageError(
+            f"the old policy was made for {named[0]} and the new one for {named[1]}; name the environment to compare "
+            "them in with --env"
+        )
+    return named[0]
+
+
+def _placed(side: Side, env: str, backend: Backend) -> tuple[Agent, str]:
+    """Return the policy in the environment, with the part of an observation that it takes."""
+    if isinstance(side.agent, MeanPrior):
+        return placed(side.agent, env, backend)
+    env = observing(env, side.agent.observation_size, backend)
+    check_fit(side.agent, probed(env, backend), side.name)
+    return side.agent, env
+
+
+def _repeats(agent: Agent, env: str, seed: int, backend: Backend) -> bool:
+    """Return whether an environment can be seeded: by one seed, the same actions lead to the same twice."""
+
+    def seen() -> np.ndarray:
+        with closing(make_envs(env, 2, seed, backend)) as envs:
+            return Collector(envs, BLOCK, torch.Generator().manual_seed(seed)).collect(agent, True).observations
+
+    return np.array_equal(seen(), seen())

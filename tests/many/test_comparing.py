@@ -1,0 +1,240 @@
+"""Comparing two policies: bets with exact answers, how often they err, and the command."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_envs import LinearQuadratic, constant, stay_near, tiny
+
+from benchmarks import comparing as simulated
+from repolicy.cli import main as cli
+from repolicy.cli.compare_command import sentences
+from repolicy.envs.evaluation import evaluate
+from repolicy.errors import UsageError
+from repolicy.many.bets import BOLDEST, WATCHED, lower, shown, wealth
+from repolicy.many.comparing import ROUND, Compared, Margin, compare, judged, overall
+from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.file import save_policy
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.priors.kinds import MeanPrior
+
+FIVE = Margin.of("5%")
+
+
+def judge(old: np.ndarray, new: np.ndarray, name: str = "basic_reward", margin: Margin = FIVE) -> Compared:
+    return judged(name, old, new, margin, 0.05)
+
+
+# Bets -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_gain_again_and_again_is_told_by_the_formula() -> None:
+    gains, size = np.full(200, 0.05), np.ones(200)
+    bets = math.ceil(math.log(20) / math.log(1.0 + BOLDEST * 0.05))
+    assert shown(gains, size, 0.05).argmax() + 1 == WATCHED + bets == 92
+    # The mean is above m as soon as that many bets on 0.05 − m are won.
+    each = (20 ** (1 / (200 - WATCHED)) - 1.0) / BOLDEST
+    assert lower(gains, size, 0.05) == pytest.approx((0.05 - each) / (1.0 + each), abs=1e-9)
+
+
+def test_no_stake_knows_the_number_it_is_on() -> None:
+    values = np.random.default_rng(0).normal(0.1, 0.5, 100)
+    before = wealth(values, np.ones(100))
+    values[60:] = -1.0
+    after = wealth(values, np.ones(100))
+    assert (before[:60] == after[:60]).all()
+    assert (wealth(values, np.concatenate([np.ones(60), np.full(40, 9.0)]))[:61] == after[:61]).all()
+
+
+def test_wealth_does_not_grow_on_average() -> None:
+    """Every order of gains and losses of a fair coin, enumerated: the mean wealth of those who bet is 1."""
+    coins = np.array([[1 if row >> place & 1 else -1 for place in range(4)] for row in range(16)], float)
+    seen = np.tile(np.where(np.arange(WATCHED) % 5, 0.5, -0.2), (16, 1))  # so that there is a stake
+    final = np.exp(wealth(np.hstack([seen, coins]), np.ones((16, WATCHED + 4))))
+    assert final.max() > 2.0
+    # `wealth` is the highest so far; that fewer than 1 in w reach w is what is promised.
+    assert all((final >= level).mean() <= 1.0 / level for level in (1.5, 2.0, 4.0, 8.0))
+
+
+def test_nothing_is_told_of_nothing() -> None:
+    zeros = np.zeros(500)
+    assert not shown(zeros, zeros, 0.05).any()
+    assert judge(zeros, zeros).verdict == "cannot tell"  # a share of 0 is no margin
+
+
+@pytest.mark.parametrize("kind", ["normal, std 10 %", "lognormal", "1 in 20 falls at once", "tied: successes"])
+def test_a_policy_at_the_margin_is_seldom_called_not_worse(kind: str) -> None:
+    noise = np.random.default_rng(1)
+    found = simulated.wrong(kind, 500, noise)
+    assert found["not_worse"] <= 0.05
+    assert found["worse"] <= 0.05
+
+
+# Verdicts -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("new", "verdict"),
+    [(1.1, "better"), (1.0, "not worse"), (0.98, "not worse"), (0.95, "cannot tell"), (0.9, "worse")],
+)
+@pytest.mark.parametrize("sign", [1.0, -1.0])  # of a reward that is a cost
+def test_verdicts(new: float, verdict: str, sign: float) -> None:
+    old = sign * np.ones(400)
+    row = judge(old, old + new - 1.0)
+    assert row.verdict == verdict
+    assert row.low <= new - 1.0 <= row.high
+    assert judge(old, old + new - 1.0, margin=Margin.of(0.05)).verdict == verdict
+
+
+def test_more_early_ends_are_worse_and_their_bound_is_one() -> None:
+    none, some = np.zeros(200, bool), np.arange(200) % 4 == 0
+    assert judge(none, some, "ended_early").verdict == "worse"
+    assert judge(some, none, "ended_early").verdict == "better"
+    row = judge(none, none, "ended_early")
+    assert row.verdict == "not worse"
+    assert 0.0 < row.high == -row.low < 0.05
+    assert judge(none[:60], none[:60], "ended_early").verdict == "cannot tell"  # 1 in 20 would be missed too often
+
+
+def test_the_worst_of_those_that_decide_is_the_verdict() -> None:
+    rows = [judge(np.ones(400), np.full(400, new)) for new in (1.1, 1.0)]
+    assert overall(rows) == "not worse"
+    assert overall([*rows, judge(np.ones(400), np.full(400, 0.95))]) == "cannot tell"
+
+
+@pytest.mark.parametrize(
+    ("given", "margin"), [("5%", Margin(0.05, True)), ("2.5 %", Margin(0.025, True)), (100, Margin(100.0, False))]
+)
+def test_margins(given: str | float, margin: Margin) -> None:
+    assert Margin.of(given) == margin
+    assert Margin.of(str(margin)) == margin
+
+
+# Policies -------------------------------------------------------------------------------------------------------------
+
+GOOD, BAD = (MeanPrior(lambda seen, gain=gain: gain * seen, 0.1) for gain in (-0.9, 0.9))
+QUADRATIC = tiny("LinearQuadratic")
+
+
+@pytest.mark.parametrize(("old", "new", "verdict"), [(GOOD, BAD, "worse"), (BAD, GOOD, "better")])
+def test_one_policy_is_better_than_the_other(old: MeanPrior, new: MeanPrior, verdict: str) -> None:
+    found = compare(old, new, QUADRATIC, "1e-6", progress=(seen := []).append)
+    assert found.verdict == verdict
+    assert found.is_paired
+    assert seen == [ROUND * (round + 1) for round in range(found.rounds)]
+    assert found.episodes == seen[-1] < 200
+    rows = {row.name: row for row in found.rows["mean"]}
+    assert [*rows] == [row.name for row in found.rows["sampled"]] == ["basic_reward", "length", "ended_early"]
+    assert rows["length"].old == rows["length"].new == 8.0
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_policy_beside_itself_acts_the_same_with_the_same_noise(sampled: bool) -> None:
+    found = compare(GOOD, GOOD, QUADRATIC, "0.01", episodes=30, sampled=sampled)
+    assert (found.episodes, found.rounds) == (30, 2)
+    assert [*found.rows] == (["sampled", "mean"] if sampled else ["mean", "sampled"])
+    assert {row.new - row.old for rows in found.rows.values() for row in rows} == {0.0}
+    assert json.loads(json.dumps(found.as_dict()))["verdict"] == found.verdict == "cannot tell"
+
+
+def test_every_episode_has_a_start_of_its_own() -> None:
+    """Two rounds are 50 starts, those of 50 environments with the seeds from the first on."""
+    found = compare(GOOD, GOOD, QUADRATIC, "1e-6", episodes=50, seed=4)
+    assert (found.episodes, found.rounds) == (50, 2)
+    whole = evaluate(GOOD, QUADRATIC, found.episodes, seed=4)
+    assert found.rows["mean"][0].old == pytest.approx(whole.basic.mean(), rel=1e-12)
+
+
+def test_wishes_decide_too() -> None:
+    found = compare(GOOD, BAD, QUADRATIC, "1e9", addon=[stay_near, constant], episodes=50)
+    rows = {row.name: row for row in found.rows["mean"]}
+    assert [name for name in rows if rows[name].decides] == [
+        "basic_reward", *(name for name in rows if name.startswith("addon_reward_"))
+    ]  # fmt: skip
+    assert len(rows) == 5
+
+
+def test_without_a_reward_a_wish_decides_alone() -> None:
+    env = tiny("WithoutReward")
+    found = compare(GOOD, BAD, env, addon=stay_near)
+    assert found.verdict == "worse"
+    assert "basic_reward" not in {row.name for row in found.rows["mean"]}
+    with pytest.raises(UsageError, match=r"tells no reward.*--addon"):
+        compare(GOOD, BAD, env)
+
+
+class Unseeded(LinearQuadratic):
+    def reset(self, *, seed: int | None = None, options: object = None) -> object:
+        return super().reset()
+
+
+def test_an_environment_without_seeds_is_told() -> None:
+    found = compare(GOOD, BAD, Unseeded)
+    assert not found.is_paired
+    assert found.verdict == "worse"
+    assert "from starts of their own" in sentences(found)[1]
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def a_file(place: Path, env: str | None = QUADRATIC, size: int = 1, seed: int = 0) -> str:
+    torch.manual_seed(seed)
+    policy = Policy(PolicySpec(size, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(4,)))
+    save_policy(place, policy, {} if env is None else {"request": {"env": env}})
+    return str(place)
+
+
+def ended(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = 0
+    try:
+        cli.main(["compare", *words])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--not-worse", "1e3"], 0), (["--not-worse", "1e-9"], 3)])
+def test_the_exit_code_tells(words: list[str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = a_file(tmp_path / "a.safetensors")
+    found, out, said = ended(capsys, path, path, "--trust", "--json", "--episodes", "50", *words)
+    values = json.loads(out)
+    assert found == code == (0 if values["verdict"] == "not worse" else 3)
+    assert said.startswith(f"{values['verdict']}, with the mean action, by return; the margin is ")
+    assert values["rows"]["mean"]["basic_reward"]["verdict"] == values["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["a", "other"], "the old policy was made for .* and the new one for Pendulum-v1; .* --env"),
+        (["a", "wide"], "the new policy, .*wide, takes observations of 3 numbers, but .* gives 1"),
+        (["a", "a", "--not-worse", "little"], "--not-worse is 'little'; it must be a share"),
+        (["a", "a", "--not-worse", "0%"], "--not-worse is '0%'"),
+        (["a", "a", "--not-worse", "nan"], "--not-worse is 'nan'"),
+        (["a", "a", "--error", "0.7"], "error is 0.7; it must be above 0 and below 0.5"),
+        (["a", "a", "--episodes", "0"], "episodes is 0; it must be 1 or more"),
+        (["bare", "bare"], "does not say which environment it is for; name one with --env"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_sentence(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    a_file(Path("a"))
+    a_file(Path("other"), "Pendulum-v1")
+    a_file(Path("wide"), size=3)
+    a_file(Path("bare"), None)
+    code, out, err = ended(capsys, *words, "--trust")
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert re.search(said, err)
+
+
+def test_two_objects_need_an_environment() -> None:
+    with pytest.raises(UsageError, match="name one: compare"):
+        compare(GOOD, BAD)
