@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 BIN = .venv/bin
-EXTRAS = dev,sb3,rsl-rl,llm,onnx,hub
+EXTRAS = engine,dev,sb3,rsl-rl,llm,onnx,hub
 
 .PHONY: demo test wheel lint bench mutate fuzz paper stale site clean
 
@@ -42,7 +42,7 @@ site: .venv/docs  ## these pages as a website in site/, which works from a disk,
 
 .venv/base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[engine]'
 	touch $@
 
 .venv/full: .venv/base

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 
 from packaging.requirements import Requirement
 
-EXTRAS = ("sb3", "rsl-rl", "llm", "onnx", "ray", "wandb", "hub", "docs", "dev")
+EXTRAS = ("engine", "sb3", "rsl-rl", "llm", "onnx", "ray", "wandb", "hub", "docs", "dev")
 
 
 def installed_with(name: str, extras: frozenset[str] = frozenset(), seen: set[str] | None = None) -> set[str]:

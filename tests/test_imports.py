@@ -146,3 +146,26 @@ def test_every_public_name_is_there() -> None:
     assert all(getattr(repolicy, name) is not None for name in repolicy.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = repolicy.nothing
+
+
+WITHOUT_ENGINE = """
+import sys
+for name in ("envpool", "mujoco", "imageio", "imageio_ffmpeg", "tensorboard", "torch.utils.tensorboard"):
+    sys.modules[name] = None  # as if it were not installed
+import numpy as np, repolicy
+from repolicy.cli.main import main
+from repolicy.hosts.prior_reward import prior_reward
+reward = prior_reward(repolicy.load_policy("hopper"), omega=0.3, alpha=0.1)
+assert np.isfinite(reward(np.zeros((2, 11)), np.zeros((2, 3)), np.zeros(2), np.zeros(2))).all()
+small = ["--steps", "64", "--envs", "2", "--n-steps", "16", "--minibatch", "16", "--ranks", "1", "--alpha", "0.1"]
+main(["train", "CartPole-v1", *small, "--evaluation-episodes", "1", "--out", sys.argv[1]])
+"""
+
+
+def test_a_host_and_the_simplest_run_need_no_simulator(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_ENGINE, str(tmp_path / "run")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no files for TensorBoard: pip install 'repolicy[engine]'" in done.stderr
+    assert (tmp_path / "run/policy.safetensors").exists()

@@ -15,6 +15,7 @@ from repolicy.runs.machine import physical_cores, versions
 from repolicy.runs.terminal import Terminal
 
 EXTRAS = {
+    "engine": ["mujoco", "tensorboard", "imageio"],
     "sb3": ["stable_baselines3", "sb3_contrib", "highway_env"],
     "rsl-rl": ["rsl_rl", "tensordict"],
     "llm": ["trl", "peft", "transformers", "datasets", "packaging"],

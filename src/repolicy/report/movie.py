@@ -323,8 +323,10 @@ def encoded(pictures: list[np.ndarray], rate: float, format: str, most_bytes: in
 
 
 def _encoded(pictures: list[np.ndarray], rate: float, format: str, quality: int) -> bytes:
-    import imageio.v2 as imageio
-
+    try:
+        import imageio.v2 as imageio
+    except ImportError:
+        raise UsageError("films need the package imageio: pip install 'repolicy[engine]'") from None
     options: dict[str, Any] = {"duration": 1000.0 / rate, "loop": 0}
     if format == "mp4":
         options = {

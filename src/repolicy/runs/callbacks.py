@@ -24,8 +24,11 @@ class TensorBoard:
         self._writer: Any = None
 
     def begin(self, request: Request, start: int, total: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            print("no files for TensorBoard: pip install 'repolicy[engine]'", file=sys.stderr)
+            return
         threading.excepthook = _without_full_disks(threading.excepthook)
         first = start * request.settings.iteration_steps + 1
         with self._optional():
