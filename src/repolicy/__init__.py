@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from repolicy.many.sweep import sweep as sweep
     from repolicy.objective import Objective as Objective
     from repolicy.objective import full as full
-    from repolicy.objective import greedy as greedy
     from repolicy.objective import kl as kl
     from repolicy.objective import residual as residual
     from repolicy.objective import soft as soft
@@ -40,7 +39,6 @@ _HOMES = {
     "dial": "priors.dials",
     "evaluate": "envs.evaluation",
     "full": "objective",
-    "greedy": "objective",
     "kl": "objective",
     "load_policy": "priors.opening",
     "residual": "objective",
