@@ -54,7 +54,7 @@ class Density:
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> "Density":
-        """What `tensors` gave; ValueError where these are none of a density's."""
+        """Return what `tensors` gave; ValueError where these are none of a density's."""
         parts = [tensors[f"states.{name}"] for name in PARTS]
         size = len(parts[0]) if parts[0].dim() else 0
         shapes = [[size], [size, size], [], [size], [size]]
@@ -77,7 +77,7 @@ PARTS = ("mean", "whitening", "edge", "shift", "scale")
 
 
 def fitted(inputs: Tensor, normalizer: Normalizer) -> Density:
-    """The density of normalized observations `[M, O]` of the prior's own, in the order of time."""
+    """Return the density of normalized observations `[M, O]` of the prior's own, in the order of time."""
     inputs = inputs.double()
     variances = inputs.var(0, correction=0)
     some = torch.nonzero(variances > CONSTANT).flatten()
@@ -90,7 +90,7 @@ def fitted(inputs: Tensor, normalizer: Normalizer) -> Density:
 
 
 def of_likeliest(inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean `[O]` and the whitening `[O, O]` of the likeliest stretches of states `[M, O]`.
+    """Return the mean `[O]` and the whitening `[O, O]` of the likeliest stretches of states `[M, O]`.
 
     By turns: which are they under a Gaussian, and which Gaussian have those. All count where an observation hardly
     changes in the likeliest.

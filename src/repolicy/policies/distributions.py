@@ -84,7 +84,7 @@ class SquashedGaussian(Gaussian):
         return super().log_prob(actions) - _log_tanh_slope(actions).sum(-1)
 
     def entropy(self) -> Tensor:
-        """The Gaussian's entropy plus E[log tanh′], by quadrature: to 2e-5 for stds up to 1.5, to 2e-4 at 2."""
+        """Return the Gaussian's entropy plus E[log tanh′], by quadrature: to 2e-5 for stds up to 1.5, to 2e-4 at 2."""
         nodes, weights = np.polynomial.hermite_e.hermegauss(32)
         points = self.mean + self.log_std.exp() * self.mean.new_tensor(nodes).view(-1, *[1] * self.mean.dim())
         shares = self.mean.new_tensor(weights / weights.sum())

@@ -140,7 +140,7 @@ def differences(policy: Policy, act: Callable[..., np.ndarray]) -> tuple[float, 
 
 
 def _example(module: Acting, size: int) -> tuple[Tensor, ...]:
-    """What it is traced with."""
+    """Return what it is traced with."""
     dials = (torch.ones(2, len(module.dials)),) if isinstance(module, ActingAt) else ()
     return (torch.zeros(2, size), *dials)
 

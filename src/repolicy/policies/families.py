@@ -68,7 +68,7 @@ class Family(Protocol):
         """The shape of the numbers that a std is made of where they are parameters beside the network, else None."""
 
     def outputs(self, spec: "PolicySpec") -> int:
-        """How many numbers the network gives for one observation."""
+        """Return how many numbers the network gives for one observation."""
 
     def distribution(self, outputs: Tensor, spec: "PolicySpec", raw_std: Tensor | None) -> Distribution: ...
 
@@ -77,7 +77,7 @@ class Family(Protocol):
     def sampler(
         self, steps: int, count: int, spec: "PolicySpec", raw_std: Tensor | None, generator: torch.Generator
     ) -> Draw:
-        """What draws actions, up to `steps` times for `count` observations."""
+        """Return what draws actions, up to `steps` times for `count` observations."""
 
     def to_environment(self, actions: Any, low: Any, high: Any) -> Any:
         """Stored actions, arrays or tensors alike, as the environment takes them."""
@@ -152,7 +152,7 @@ class Continuous:
 
 
 def bounded(raw: Any, spec: "PolicySpec") -> Any:
-    """The numbers that a std is made of, arrays or tensors alike, within the policy's bounds for them."""
+    """Return the numbers that a std is made of, arrays or tensors alike, within the policy's bounds for them."""
     low, high = spec.std_bounds
     if STDS[spec.std].soft:
         return low + 0.5 * (high - low) * ((torch.tanh if isinstance(raw, Tensor) else np.tanh)(raw) + 1.0)

@@ -104,7 +104,7 @@ def policy_bytes(
     density: Density | None = None,
     extra: dict[str, Tensor] | None = None,
 ) -> bytes:
-    """What `save_policy` writes; `extra` tensors are not read with the policy."""
+    """Return what `save_policy` writes; `extra` tensors are not read with the policy."""
     tensors = _policy_tensors(policy, "policy") | (extra or {})
     header: dict[str, Any] = {"policy": policy.spec.as_dict(), "card": card}
     if isinstance(policy, Conditioned):
@@ -133,12 +133,12 @@ def read_own(path: Path, content: bytes | None = None) -> SavedPolicy:
 
 
 def notes_of(card: dict[str, Any]) -> list[str]:
-    """What is to be known of a policy that another library trained, a sentence each."""
+    """Return what is to be known of a policy that another library trained, a sentence each."""
     return list(card.get("origin", {}).get("notes", ()))
 
 
 def read_card(path: Path) -> dict[str, Any]:
-    """The card of a policy's file, and nothing else of it; another library's file has none."""
+    """Return the card of a policy's file, and nothing else of it; another library's file has none."""
     if not is_own(path):
         return {}
     return _card(path, read(path, "policy")[1])

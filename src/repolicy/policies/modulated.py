@@ -99,7 +99,7 @@ class FilmMlp(Mlp):
         return films[self._spare]
 
     def snapshot(self) -> Callable[[np.ndarray], np.ndarray]:
-        """The network as it is now, in NumPy; positions change seldom, so their scales and shifts are kept."""
+        """Return the network as it is now, in NumPy; positions change seldom, so their scales and shifts are kept."""
         activate, slope = ACTIVATIONS[self.activation][1], self.slope
         layers = [
             (weight.detach().clone().t().contiguous().numpy(), bias.detach().clone().numpy())
@@ -167,7 +167,7 @@ class Conditioned(Policy):
 
     @classmethod
     def begun(cls, prior: Policy, dials: Sequence[Dial]) -> "Conditioned":
-        """The prior at every position."""
+        """Return the prior at every position."""
         made = cls(prior.spec, dials)
         state = made.state_dict() | prior.state_dict()
         for name, neutral in (("mean", 0.0), ("var", 1.0)):  # positions are taken as they are
@@ -180,7 +180,7 @@ class Conditioned(Policy):
         return type(self)(self.spec, self.dials)
 
     def at(self, value: float | None = None, /, **values: float) -> Policy:
-        """The ordinary policy at a value of each dial, by its name; of one dial, the value is enough.
+        """Return the ordinary policy at a value of each dial, by its name; of one dial, the value is enough.
 
         Outside of a range, with a warning, that of the nearer end.
         """
@@ -190,7 +190,7 @@ class Conditioned(Policy):
         return self.placed([dial.place(chosen[dial.name]) for dial in self.dials])
 
     def chosen(self, value: float | None, values: Mapping[str, float]) -> dict[str, float]:
-        """A value for each dial, from one number or from names; refused where it is not exactly that."""
+        """Return a value for each dial, from one number or from names; refused where it is not exactly that."""
         names = [dial.name for dial in self.dials]
         if value is not None and not values and len(names) == 1:
             return {names[0]: value}
@@ -206,7 +206,7 @@ class Conditioned(Policy):
 
     @torch.no_grad()
     def placed(self, places: Sequence[float]) -> Policy:
-        """The ordinary policy at a position on each dial."""
+        """Return the ordinary policy at a position on each dial."""
         plain, state, own = Policy(self.spec), self.state_dict(), self.spec.observation_size
         state |= {f"normalizer.{name}": state[f"normalizer.{name}"][:own] for name in ("mean", "var")}
         plain.load_state_dict({name: state[name] for name in plain.state_dict()})
@@ -216,5 +216,5 @@ class Conditioned(Policy):
         return frozen(plain)
 
     def beyond(self, values: Mapping[str, float]) -> str:
-        """What a user must know of values outside of their ranges; empty where none is."""
+        """Return what a user must know of values outside of their ranges; empty where none is."""
         return "; ".join(filter(None, (dial.beyond(values[dial.name]) for dial in self.dials)))

@@ -104,7 +104,7 @@ class Mlp(nn.Module):
         self.biases[-1].mul_(factor).add_(offset)
 
     def snapshot(self) -> Callable[[np.ndarray], np.ndarray]:
-        """The network as it is now, in NumPy, for small batches `[B, inputs]`."""
+        """Return the network as it is now, in NumPy, for small batches `[B, inputs]`."""
         activate, slope = ACTIVATIONS[self.activation][1], self.slope
         norms: list[dict[str, Callable[[np.ndarray], np.ndarray]]] = [
             {norm.place: norm.snapshot()} if (norm := self.norm(index)) else {} for index in range(len(self._pairs) - 1)
@@ -130,7 +130,7 @@ class Mlp(nn.Module):
         return run
 
     def norm(self, index: int) -> Norm | None:
-        """The LayerNorm of a hidden layer."""
+        """Return the LayerNorm of a hidden layer."""
         norm = dict(self.norms.items()).get(str(index))
         return norm if isinstance(norm, Norm) else None
 
@@ -161,7 +161,7 @@ MODULES: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": 
 
 
 def layers_of(network: Mlp) -> Layers:
-    """The layers of a network, without gradient."""
+    """Return the layers of a network, without gradient."""
     if network.norms:
         raise UsageError("the policy's network has LayerNorms, and this takes none")
     pairs = zip(network.weights, network.biases, strict=True)
@@ -185,7 +185,7 @@ def scaled(layers: Layers, factor: float | Tensor) -> Layers:
 
 
 def side_by_side(one: Layers, other: Layers) -> Layers:
-    """The layers of a network that gives the sum of what two networks of equally many layers give."""
+    """Return the layers of a network that gives the sum of what two networks of equally many layers give."""
     (first, *_), (second, *_) = one, other
     layers = [(torch.cat([first[0], second[0]]), torch.cat([first[1], second[1]]))]
     for (a, b), (c, d) in zip(one[1:-1], other[1:-1], strict=True):

@@ -37,7 +37,7 @@ class Normalizer(nn.Module):
         return ((observations - self.shift) * self.scale).clamp_(-self.bound, self.bound)
 
     def snapshot(self) -> Callable[[np.ndarray], np.ndarray]:
-        """The normalizer as it is now, in NumPy; it gives the same bits."""
+        """Return the normalizer as it is now, in NumPy; it gives the same bits."""
         shift, scale, bound = self.shift.cpu().numpy(), self.scale.cpu().numpy(), self.bound
 
         def normalize(observations: np.ndarray) -> np.ndarray:

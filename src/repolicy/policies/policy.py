@@ -44,7 +44,7 @@ class Actor(Protocol):
         """Stored actions `[N, A]` for raw observations `[N, O]`."""
 
     def log_probs(self, actions: Tensor) -> Tensor:
-        """log π of all the actions that it took, `[T, N]` for `[T, N, A]`, as it was when it took them."""
+        """Return log π of all the actions that it took, `[T, N]` for `[T, N, A]`, as it was when it took them."""
 
 
 @runtime_checkable
@@ -130,7 +130,7 @@ class PolicySpec:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "PolicySpec":
-        """The spec that `as_dict` wrote, also after its tuples became JSON's lists."""
+        """Return the spec that `as_dict` wrote, also after its tuples became JSON's lists."""
         space = values["actions"]
         actions = ActionSpace(space["kind"], tuple(space["sizes"]), tuple(space["low"]), tuple(space["high"]))
         lists: dict[str, Any] = {name: tuple(values[name]) for name in ("hidden", "norms", "std_bounds")}
@@ -157,15 +157,15 @@ class Policy(nn.Module):
             self.log_std = nn.Parameter(torch.full(shape, STDS[spec.std].inverse(spec.initial_std)))
 
     def forward(self, observations: Tensor) -> Distribution:
-        """The distribution over actions at raw observations `[..., O]`."""
+        """Return the distribution over actions at raw observations `[..., O]`."""
         return self.distribution(self.normalizer(observations))
 
     def distribution(self, inputs: Tensor) -> Distribution:
-        """The distribution at observations that are normalized already."""
+        """Return the distribution at observations that are normalized already."""
         return self.head(self.network(inputs))
 
     def head(self, outputs: Tensor) -> Distribution:
-        """The distribution that the network's outputs `[..., outputs]` stand for."""
+        """Return the distribution that the network's outputs `[..., outputs]` stand for."""
         return self.family.distribution(outputs, self.spec, self.log_std)
 
     @property
@@ -186,7 +186,7 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """log π(a|s), without gradient: what makes a policy a prior."""
+        """Return log π(a|s), without gradient: what makes a policy a prior."""
         return self(observations).log_prob(actions)
 
     def predict(
@@ -224,7 +224,7 @@ class Policy(nn.Module):
         return np.asarray(self.family.to_environment(actions, low, high))
 
     def alike(self) -> Self:
-        """Another policy of this shape."""
+        """Return another policy of this shape."""
         return type(self)(self.spec)
 
     def _mode(self, outputs: np.ndarray) -> np.ndarray:
@@ -232,7 +232,7 @@ class Policy(nn.Module):
 
 
 def seeded(spec: PolicySpec, seed: int) -> Policy:
-    """A new policy, whose first weights are drawn from this seed; the global random stream stays where it is."""
+    """Return a new policy, whose first weights are drawn from this seed; the global random stream stays where it is."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Policy(spec)
@@ -265,7 +265,7 @@ P = TypeVar("P", bound=Policy)
 
 
 def frozen(policy: P) -> P:
-    """A copy of the policy that takes no gradient and changes no more: a prior."""
+    """Return a copy of the policy that takes no gradient and changes no more: a prior."""
     copy = policy.alike()
     copy.load_state_dict(policy.state_dict())
     return copy.requires_grad_(False).eval()

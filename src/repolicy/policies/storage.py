@@ -30,7 +30,7 @@ def write(path: Path, kind: str, tensors: dict[str, Tensor], header: dict[str, A
 
 
 def packed(kind: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> bytes:
-    """What `write` writes."""
+    """Return what `write` writes."""
     tensors = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
     header = {"format": FORMAT, "kind": kind} | header
     header["sha256"] = _checksum(tensors, header)
@@ -64,7 +64,7 @@ def read(path: Path, kind: str = "", content: bytes | None = None) -> tuple[dict
 
 
 def is_own(path: Path, content: bytes | None = None) -> bool:
-    """Whether a file is one of these, perhaps a damaged one: by its first bytes, or else by its name."""
+    """Return whether a file is one of these, perhaps a damaged one: by its first bytes, or else by its name."""
     head = content
     if head is None:
         try:
@@ -157,7 +157,7 @@ def _short(value: Any) -> str:
 
 
 def finite(value: Any) -> Any:
-    """The same with null for numbers that are not finite, which JSON does not know."""
+    """Return the same with null for numbers that are not finite, which JSON does not know."""
     if isinstance(value, dict):
         return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

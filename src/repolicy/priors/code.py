@@ -78,7 +78,7 @@ class Acting(NamedTuple):
 
 
 def acting(reference: str | Path, options: Options, trust: bool) -> Acting:
-    """A policy to run, of our own or as it is."""
+    """Return a policy to run, of our own or as it is."""
     found = opened(str(reference), options, trust)
     if isinstance(found, ScoredPrior):
         raise UsageError(f"{found.name} scores actions and does not choose any: it is a prior, and no policy to run")
@@ -108,7 +108,7 @@ def _with_std(thing: Any, options: Options, name: str = "", notes: tuple[str, ..
 
 
 def source_of(given: Any, exact: Exact, options: Options | None, trust: bool) -> Source | None:
-    """How other processes get this prior; None where they cannot."""
+    """Return how other processes get this prior; None where they cannot."""
     options = options or Options()
     if isinstance(given, MeanPrior):
         given, options = given.mean, replace(options, std=1.0)

@@ -51,7 +51,7 @@ def dial(policy: str | Path | SavedPolicy, t: float | None = None, how: How = "m
 
 
 def turned(prior: Policy, customized: Policy, t: float, how: How = "mixture") -> Policy:
-    """The policy at `t` between two of one family."""
+    """Return the policy at `t` between two of one family."""
     if isinstance(t, bool) or not isinstance(t, int | float) or not math.isfinite(t):
         raise UsageError(f"t is {t!r}; it must be a number: 0 is the prior, 1 the customized policy")
     if how not in HOWS:
@@ -61,14 +61,14 @@ def turned(prior: Policy, customized: Policy, t: float, how: How = "mixture") ->
 
 
 def prior_of(saved: SavedPolicy, name: str | Path) -> Policy:
-    """The prior in a customized policy's file."""
+    """Return the prior in a customized policy's file."""
     if saved.prior is None:
         raise UsageError(f"{name} holds no prior; a dial needs what `repolicy customize` made, which holds its prior")
     return saved.prior
 
 
 def beyond(t: float) -> str:
-    """What a user must know of a `t` outside 0..1; empty for one inside."""
+    """Return what a user must know of a `t` outside 0..1; empty for one inside."""
     if 0 <= t <= 1 or not math.isfinite(t):
         return ""
     end = "the customized policy" if t > 1 else "the prior"
@@ -110,7 +110,7 @@ def _mixture(prior: Policy, customized: Policy, t: float) -> Policy:
 
 
 def _shares(prior: Policy, customized: Policy, t: float) -> tuple[Tensor, Tensor, Tensor | None]:
-    """How much of each network's outputs the mixture takes, and its std `[A]` where it has one.
+    """Return how much of each network's outputs the mixture takes, and its std `[A]` where it has one.
 
     Logits are logarithms, so they are taken in the proportion (1 − t) : t. Gaussians are taken in proportion to
     (1 − t)/σ² : t/σ_c², which sum up to the mixture's 1/σ².
@@ -179,6 +179,6 @@ def _check_alike(prior: Policy, customized: Policy) -> None:
 
 
 def _differing(prior: Policy, customized: Policy) -> str:
-    """The entries of their specs that are not the same."""
+    """Return the entries of their specs that are not the same."""
     one, other = prior.spec.as_dict(), customized.spec.as_dict()
     return ", ".join(name for name in one if one[name] != other[name])

@@ -70,22 +70,22 @@ SHELF = {
 
 
 def cache() -> Path:
-    """Where this user's programs keep what can be fetched again."""
+    """Return where this user's programs keep what can be fetched again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repolicy" / "shelf"
 
 
 def place(name: str) -> Path:
-    """Where the policy of this name is, or will be."""
+    """Return where the policy of this name is, or will be."""
     return cache() / name.replace(":", "-") / next(iter(SHELF[name].files))
 
 
 def on_shelf(path: str | Path) -> Published | None:
-    """The row that a name or a file in the cache is of."""
+    """Return the row that a name or a file in the cache is of."""
     return next((row for name, row in SHELF.items() if str(path) in (name, str(place(name)))), None)
 
 
 def fetched(name: str, download: Callable[[str], bytes] | None = None) -> Path:
-    """The policy's file, checked; fetched first where it is not in the cache."""
+    """Return the policy's file, checked; fetched first where it is not in the cache."""
     row, folder = SHELF[name], place(name).parent
     for file, (path, sha256) in row.files.items():
         here = folder / file
@@ -174,5 +174,5 @@ def check_reachable(path: Path) -> None:
 
 
 def shipped() -> list[str]:
-    """The names of the priors that ship."""
+    """Return the names of the priors that ship."""
     return sorted(path.stem for path in PRIORS.glob("*.safetensors"))

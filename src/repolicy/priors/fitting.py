@@ -130,7 +130,7 @@ EDGE = 1.0 - 1e-4  # actions are clipped to ± this before atanh
 
 
 def wants_fit(options: Options) -> bool:
-    """Whether a std is to be fitted; refused where there is nothing to fit it to, and the other way round."""
+    """Return whether a std is to be fitted; refused where there is nothing to fit it to, and the other way round."""
     if options.std == "fit" and options.demonstrations is None:
         raise UsageError(
             "--std fit needs recorded actions of this policy: --demonstrations FILE.npz, with observations and actions"
@@ -141,7 +141,7 @@ def wants_fit(options: Options) -> bool:
 
 
 def fitted_to(prior: Policy | MeanPrior, options: Options) -> tuple[Tensor, str]:
-    """The std `[A]` under which the recorded actions are likeliest, and what it means."""
+    """Return the std `[A]` under which the recorded actions are likeliest, and what it means."""
     assert options.demonstrations is not None
     data = read_demonstrations(options.demonstrations)
     if data.discrete:

@@ -32,7 +32,7 @@ def is_on_hub(reference: str | Path) -> bool:
 
 
 def place(reference: str | Path) -> Place:
-    """What a name stands for; a path has lost one of the two slashes."""
+    """Return what a name stands for; a path has lost one of the two slashes."""
     match = re.fullmatch(r"hf:/{1,2}([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", str(reference))
     if match is None:
         raise UsageError(f"{str(reference)!r} is no name on the hub; write hf://USER/NAME or hf://USER/NAME@REVISION")

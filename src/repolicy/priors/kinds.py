@@ -29,10 +29,10 @@ class Program(Protocol):
     """A mean that depends on what came before, too."""
 
     def begin(self, count: int) -> State:
-        """What it remembers at the start of an episode, for `count` environments."""
+        """Return what it remembers at the start of an episode, for `count` environments."""
 
     def step(self, observations: np.ndarray, state: State) -> tuple[Any, State]:
-        """The means `[N, A]` at observations `[N, O]`, and what it remembers afterwards."""
+        """Return the means `[N, A]` at observations `[N, O]`, and what it remembers afterwards."""
 
 
 @runtime_checkable
@@ -63,7 +63,7 @@ class MeanPrior:
             raise UsageError(f"the std of {self.name} is {std}; it must be above 0, {LEAST_STD:g} or more")
 
     def placed(self, observation_size: int, actions: ActionSpace) -> Self:
-        """The same prior for an environment with these spaces."""
+        """Return the same prior for an environment with these spaces."""
         if actions.kind != "continuous":
             raise UsageError(
                 f"{self.name} gives a mean, and this environment's actions are {actions}; choices have no mean: give "
@@ -84,7 +84,7 @@ class MeanPrior:
         return prior
 
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """log π(a|s) of observations `[..., O]`."""
+        """Return log π(a|s) of observations `[..., O]`."""
         if self.remembers:
             raise UsageError(f"{self.name} has a memory: what it does depends on the steps before")
         return self.distribution(observations).log_prob(actions)
@@ -94,7 +94,7 @@ class MeanPrior:
         return self._around(self.means(flat.numpy(), {})[0].reshape(*observations.shape[:-1], -1))
 
     def follow(self, observations: Tensor, ended: Tensor, state: State | None) -> tuple[Distribution, State]:
-        """The distributions along a rollout `[T, N]`, in the order of time, and what is remembered at its end.
+        """Return the distributions along a rollout `[T, N]`, in the order of time, and what is remembered at its end.
 
         ended `[T, N]`: after which steps an episode ended, so that the next one begins with a fresh memory.
         """
@@ -133,7 +133,7 @@ class MeanPrior:
             return self.program.begin(count) if self.program is not None else {}
 
     def forgotten(self, state: State, ended: Tensor) -> State:
-        """The memory with the rows of ended episodes as at the start."""
+        """Return the memory with the rows of ended episodes as at the start."""
         if not bool(ended.any()):
             return state
         fresh = self.fresh(len(ended))
@@ -157,7 +157,7 @@ def _mixed(rows: Tensor, these: Any, others: Any) -> Any:
 
 
 def _numbers(std: Any) -> Tensor:
-    """A std in single precision; NaN where it is no number, such as a text or True."""
+    """Return a std in single precision; NaN where it is no number, such as a text or True."""
     try:
         given = torch.as_tensor(std)
         if given.dtype != torch.bool and not given.is_complex():
@@ -240,7 +240,7 @@ class Scorer:
 
 
 def prior_of(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior | ScoredPrior:
-    """The prior that an object or a function of the user's stands for."""
+    """Return the prior that an object or a function of the user's stands for."""
     name = name or name_of(thing)
     if isinstance(thing, type):
         with in_one_sentence(f"{name} cannot be made without arguments", UsageError):
@@ -264,5 +264,5 @@ def prior_of(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior | 
 
 
 def name_of(thing: Any) -> str:
-    """What people call it, in a sentence."""
+    """Return what people call it, in a sentence."""
     return getattr(thing, "__qualname__", "") or type(thing).__qualname__

@@ -19,7 +19,7 @@ from repolicy.readers.recognize import PolicyFile
 
 
 def read_policy(path: str | Path, options: Options | None = None) -> SavedPolicy:
-    """A policy's file; refused unless the policy reproduces the log-probabilities that were stored with it.
+    """Return a policy's file; refused unless the policy reproduces the log-probabilities that were stored with it.
 
     Of a file that another library wrote, a copy of its policy, read with these options.
     """
@@ -101,7 +101,7 @@ def _copied(file: PolicyFile, options: Options) -> SavedPolicy:
 
 
 def _is_idle(name: str, file: PolicyFile, options: Options, described: Described) -> bool:
-    """Whether an option of reading a file is for nothing: without it, the file says as much."""
+    """Return whether an option of reading a file is for nothing: without it, the file says as much."""
     try:
         plain = file.described(replace(options, **{name: None}))
     except RepolicyError:

@@ -73,7 +73,7 @@ class Signature(NamedTuple):
 
 
 def signature(graph: Any, path: Path) -> Signature:
-    """What a graph takes and gives, from its file alone; FileError where it cannot be a prior as it is."""
+    """Return what a graph takes and gives, from its file alone; FileError where it cannot be a prior as it is."""
     known = {tensor.name for tensor in graph.initializer}
     inputs = {entry.name: _shape(entry) for entry in graph.input if entry.name not in known}
     outputs = [output.name for output in graph.output]
@@ -259,7 +259,7 @@ class Script:
         return mean.detach().clone()
 
     def _packed(self, name: str, rows: Tensor) -> Tensor:
-        """A memory `[N, …, 1, …]` as one buffer, with a row an environment where it had one row."""
+        """Return a memory `[N, …, 1, …]` as one buffer, with a row an environment where it had one row."""
         axis = self._axes[name]
         if axis is None or rows.shape[1 + axis] != 1:
             raise RuntimeError("it has no axis of rows")
@@ -284,6 +284,6 @@ class Script:
             setattr(module, last, value.clone())
 
     def _holder(self, name: str) -> tuple[Any, str]:
-        """The module that has this buffer, and what the buffer is called there."""
+        """Return the module that has this buffer, and what the buffer is called there."""
         *modules, last = name.split(".")
         return reduce(getattr, modules, self._module), last

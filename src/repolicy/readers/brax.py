@@ -44,7 +44,7 @@ OR_RAW = (
 
 
 def recognized(parts: Any) -> bool:
-    """Whether a pickle holds a normalizer's statistics and then layers."""
+    """Return whether a pickle holds a normalizer's statistics and then layers."""
     return isinstance(parts, tuple | list) and len(parts) >= 2 and _module(parts[1]) is not None
 
 
@@ -72,7 +72,7 @@ def read(path: Path, parts: Any, options: Options) -> Described:
 
 
 def _module(parameters: Any) -> dict[str, Any] | None:
-    """The layers of a module: under `params`, and under `MLP_0` where the std has parameters of its own."""
+    """Return the layers of a module: under `params`, and under `MLP_0` where the std has parameters of its own."""
     parameters = parameters.get("params") if isinstance(parameters, dict) else None
     if not isinstance(parameters, dict):
         return None
@@ -153,7 +153,7 @@ def _normalizer(statistics: Any, width: int, where: str) -> tuple[Normalizer | N
 
 
 def _count(count: Any) -> float:
-    """How many observations were seen: a number, or two halves of one."""
+    """Return how many observations were seen: a number, or two halves of one."""
     if isinstance(count, Shell) and {"hi", "lo"} <= count.state.keys():
         return float(count.state["hi"]) * 2.0**32 + float(count.state["lo"])
     return float(count) if isinstance(count, int | float | np.number | np.ndarray) and np.size(count) == 1 else 0.0

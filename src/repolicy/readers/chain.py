@@ -70,7 +70,7 @@ class Recognized:
 
 
 def joined(first: Chain, second: Chain) -> Chain | None:
-    """The chain whose value is the product of two chains' values, where that is swish or gelu; else None."""
+    """Return the chain whose value is the product of two chains' values, where that is swish or gelu; else None."""
     shared = 0
     while shared < min(len(first), len(second)) and first[shared] is second[shared]:
         shared += 1
@@ -89,7 +89,7 @@ def joined(first: Chain, second: Chain) -> Chain | None:
 
 
 def recognize(chain: Chain, width: int, where: str) -> Recognized:
-    """The chain as a policy of `width` observations."""
+    """Return the chain as a policy of `width` observations."""
     if not all(np.all(np.isfinite(np.asarray(numbers, np.float64))) for s in chain for numbers in (s.scale, s.shift)):
         raise FileError(f"{where} cannot be used: its weights are not finite")
     try:
@@ -164,7 +164,7 @@ def _behind(
 
 
 def _front(steps: list[Step], width: int) -> tuple[Array, Array, float | None]:
-    """The normalizer in front, as shift and scale, and where it clips."""
+    """Return the normalizer in front, as shift and scale, and where it clips."""
     scale, offset = np.ones(width), np.zeros(width)
     if _next(steps) == "affine":
         scale, offset = _rows(steps[0], width)
@@ -175,7 +175,7 @@ def _front(steps: list[Step], width: int) -> tuple[Array, Array, float | None]:
 
 
 def _take_linear(steps: list[Step], where: str) -> Linear:
-    """The next layer, with the elementwise factors and shifts on both of its sides taken into it."""
+    """Return the next layer, with the elementwise factors and shifts on both of its sides taken into it."""
     before = steps.pop(0) if _next(steps) == "affine" else Step("affine")
     if _next(steps) != "linear":
         raise CannotCopyError(
@@ -194,7 +194,7 @@ def _take_linear(steps: list[Step], where: str) -> Linear:
 
 
 def _take_clip(steps: list[Step]) -> float | None:
-    """The bound of a clip that is alike on both sides."""
+    """Return the bound of a clip that is alike on both sides."""
     return steps.pop(0).high if _next(steps) == "clip" and -steps[0].low == steps[0].high > 0.0 else None
 
 
@@ -215,7 +215,7 @@ def _sliced(output: Linear, step: Step, where: str) -> tuple[Linear, Linear | No
 
 
 def _merged(chain: Chain) -> list[Step]:
-    """The same with neighboring elementwise factors and shifts as one."""
+    """Return the same with neighboring elementwise factors and shifts as one."""
     steps: list[Step] = []
     for step in chain:
         if step.name == "affine" and steps and steps[-1].name == "affine":

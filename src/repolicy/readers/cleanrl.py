@@ -35,7 +35,7 @@ UNCLIPPED = (
 
 
 def recognized(checkpoint: Any) -> bool:
-    """Whether a checkpoint's contents are one of CleanRL's models."""
+    """Return whether a checkpoint's contents are one of CleanRL's models."""
     return _kind(checkpoint) is not None
 
 
@@ -130,7 +130,7 @@ def _state(checkpoint: Any) -> Any:
 
 
 def _wrapper(state: dict[Any, Any]) -> str:
-    """What stands before all names, if it is known to be put there."""
+    """Return what stands before all names, if it is known to be put there."""
     names = [str(name) for name in state]
     return next((each for each in WRAPPERS if names and all(name.startswith(each) for name in names)), "")
 

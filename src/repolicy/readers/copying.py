@@ -16,7 +16,7 @@ from repolicy.readers.described import Array, Described, Linear, Normalizer
 
 
 def policy_from(described: Described) -> Policy:
-    """The same policy as a network of ours."""
+    """Return the same policy as a network of ours."""
     spec, std = _spec(described), described.std
     normalizer = described.normalizer or Normalizer(np.zeros(spec.observation_size), np.ones(spec.observation_size))
     state = _state(described, spec, normalizer)
@@ -37,7 +37,7 @@ def policy_from(described: Described) -> Policy:
 
 
 def _state(described: Described, spec: PolicySpec, normalizer: Normalizer) -> dict[str, Tensor]:
-    """The numbers of normalizer and network, by the names that they have in our policies."""
+    """Return the numbers of normalizer and network, by the names that they have in our policies."""
     statistics = {"mean": normalizer.shift, "var": normalizer.var - 1e-8, "count": normalizer.count}
     state = {
         f"normalizer.{name}": torch.tensor(np.asarray(each), dtype=torch.float64) for name, each in statistics.items()

@@ -30,7 +30,7 @@ class Demonstrations:
 
 
 def read_demonstrations(reference: str | Path) -> Demonstrations:
-    """What is in `FILE.npz` (arrays `observations`, `actions`, perhaps `ended`), or in a Minari dataset."""
+    """Return what is in `FILE.npz` (arrays `observations`, `actions`, perhaps `ended`), or in a Minari dataset."""
     path = Path(reference)
     if path.is_file() or path.suffix == ".npz":
         arrays = _npz(path)

@@ -51,7 +51,7 @@ def without_std(options: Options) -> tuple[str, ...]:
 
 
 def statistics(inside: Normalizer | None, width: int, options: Options, where: str) -> Normalizer | None:
-    """The normalizer that a graph holds, or, where it holds none, the one that the user names."""
+    """Return the normalizer that a graph holds, or, where it holds none, the one that the user names."""
     if inside is not None:
         check_no_other(options, where)
         return inside
@@ -82,7 +82,7 @@ def chosen_statistics(options: Options, inside: Callable[[], Normalizer | None])
 
 
 def agent_settings(path: Path) -> dict[str, str]:
-    """The settings of the policy in `params/agent.yaml`, the first of each name, as they stand on their lines.
+    """Return the settings of the policy in `params/agent.yaml`, the first of each name, as they stand on their lines.
 
     A list stands on one line, `[a, b]`. Beside them `class_names`, of all its classes. Without such a file there is
     nothing.
@@ -105,12 +105,12 @@ LINE = re.compile(r"^[ \t]+(\w+):[ \t]+(\S.*?)[ \t]*(?:[ \t]#.*)?$", re.M)
 
 
 def listed(setting: str) -> list[str]:
-    """The entries of a setting that is a list, or the one that it is."""
+    """Return the entries of a setting that is a list, or the one that it is."""
     return [entry.strip(" '\"") for entry in setting.strip("[]()").split(",")]
 
 
 def numbers_in(agent: dict[str, str], name: str, default: str) -> list[float]:
-    """The numbers of a setting, as many as its default has."""
+    """Return the numbers of a setting, as many as its default has."""
     entries, wanted = listed(agent.get(name, default)), listed(default)
     try:
         numbers = [float(entry.replace(".inf", "inf")) for entry in entries]

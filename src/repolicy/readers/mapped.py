@@ -94,12 +94,12 @@ BY_USER = [field for field in fields(Layout) if field.name not in ("library", "k
 
 
 def recognized(saved: Any) -> bool:
-    """Whether it is of a library's layout that is known here."""
+    """Return whether it is of a library's layout that is known here."""
     return _known(tensors_in(saved)) is not None
 
 
 def read(path: Path, saved: Any, options: Options) -> Described:
-    """The policy, by the user's layout where one is given, or by a library's own."""
+    """Return the policy, by the user's layout where one is given, or by a library's own."""
     where, tensors = str(path), tensors_in(saved)
     if options.layout is None:
         known = _known(tensors)
@@ -111,7 +111,7 @@ def read(path: Path, saved: Any, options: Options) -> Described:
 
 
 def of_text(text: str) -> Layout:
-    """A user's layout, such as `actor=model.actor, log_std=model.logstd, activation=elu, normalizer=obs_rms`."""
+    """Return a user's layout, such as `actor=model.actor, log_std=model.logstd, activation=elu, normalizer=obs_rms`."""
     given: dict[str, Any] = {}
     for part in text.split(","):
         name, equals, value = (word.strip() for word in part.partition("="))
@@ -133,7 +133,7 @@ def of_text(text: str) -> Layout:
 
 
 def tensors_in(saved: Any) -> dict[str, Array]:
-    """All arrays and numbers of nested dicts, lists and shells of objects, by their names joined with dots."""
+    """Return all arrays and numbers of nested dicts, lists and shells of objects, by their names joined with dots."""
     found: dict[str, Array] = {}
     for name, value in _named(saved, "", DEEPEST, set()):
         found[name] = value
@@ -155,7 +155,7 @@ def _named(value: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[
 
 
 def _known(tensors: Tensors) -> tuple[Layout, str] | None:
-    """The first layout whose parts are all there, and what stands before their names."""
+    """Return the first layout whose parts are all there, and what stands before their names."""
     modules = {module for name in tensors for module in name.split(".")}
     for layout in LAYOUTS:
         last = layout.actor.rpartition("+")[2]
@@ -208,7 +208,7 @@ def _layers(tensors: Tensors, name: str, where: str) -> list[Hidden]:
 
 
 def _std(tensors: Tensors, layout: Layout, root: str, width: int, where: str) -> Std:
-    """One for all states, or a layer of its own."""
+    """Return one for all states, or a layer of its own."""
     name, link = f"{root}{layout.log_std or layout.std}", "exp" if layout.log_std else "identity"
     raw: Array | Linear
     if name in tensors:
@@ -254,7 +254,7 @@ RECURRENT = ("weight_ih", "weight_hh")
 
 
 def suggested(saved: Any) -> str:
-    """A layout to try, by the names and shapes of tensors; nothing where none of them looks like an actor."""
+    """Return a layout to try, by the names and shapes of tensors; nothing where none of them looks like an actor."""
     tensors = {name: each for name, each in tensors_in(saved).items() if not _has(name, NOT_ACTORS)}
     modules = _modules(tensors)
     plain = [name for name in modules if not _has(name, WIDTHS)]
@@ -285,7 +285,7 @@ def _has(name: str, words: tuple[str, ...]) -> bool:
 
 
 def _modules(tensors: Tensors) -> dict[str, list[Array]]:
-    """The weights of linear layers, those of a Sequential together."""
+    """Return the weights of linear layers, those of a Sequential together."""
     modules: dict[str, list[Array]] = {}
     for name, each in tensors.items():
         module, _, last = name.rpartition(".")

@@ -28,7 +28,7 @@ PRECISE = (1, 11)  # types that keep what a cast gets: single and double precisi
 
 
 def read(path: Path, model: Any, options: Options) -> Described:
-    """The perceptron in a graph; CannotCopyError where the graph is something else."""
+    """Return the perceptron in a graph; CannotCopyError where the graph is something else."""
     where = str(path)
     graph = model.graph
     width, source = _input_of(graph, where)
@@ -47,7 +47,7 @@ def read(path: Path, model: Any, options: Options) -> Described:
 
 
 def _std(recognized: Recognized, alone: bool, options: Options) -> tuple[Std | None, list[str]]:
-    """The user's; or, of a graph with this output `alone`, the half of the last layer that it drops."""
+    """Return the user's; or, of a graph with this output `alone`, the half of the last layer that it drops."""
     if options.std is None and recognized.unused is not None and recognized.squashed and alone:
         return Std("head", recognized.unused, "softplus", floor=BRAX_MIN_STD), [
             "the unused half of the last layer is taken as Brax's scale: std = softplus(raw) + 0.001, before tanh"
@@ -77,7 +77,7 @@ class _Graph:
                 raise FileError(f"{self.where} is damaged: a node {node.op_type} is not whole ({error})") from None
 
     def result(self) -> tuple[str, Chain]:
-        """The output that is the action: by its name, or the first that depends on the observations."""
+        """Return the output that is the action: by its name, or the first that depends on the observations."""
         outputs = [output.name for output in self.graph.output]
         outputs.sort(key=unlike_an_action)
         for name in outputs:
@@ -118,7 +118,7 @@ class _Graph:
             self.refused |= dict.fromkeys(node.output, reason)
 
     def chain(self, node: Any, inputs: list[str], attributes: Mapping[str, Any]) -> Chain | None:
-        """The chain behind a node, None where the node is none that a perceptron has."""
+        """Return the chain behind a node, None where the node is none that a perceptron has."""
         operator, chains = node.op_type, [self.chains.get(name) for name in inputs]
         moving = [chain for chain in chains if chain is not None]
         if len(moving) > 1:
@@ -166,7 +166,7 @@ class _Graph:
 
 
 def unlike_an_action(name: str) -> tuple[bool, bool, bool]:
-    """By which outputs are sorted: what is called an action is first, and what is called something else last.
+    """Return by which outputs are sorted: what is called an action is first, and what is called something else last.
 
     ML-Agents' `continuous_actions` are drawn, and `deterministic_continuous_actions` beside them are their mean.
     """
@@ -175,13 +175,13 @@ def unlike_an_action(name: str) -> tuple[bool, bool, bool]:
 
 
 def left_out(names: Iterable[str], taken: str) -> tuple[str, ...]:
-    """A sentence about the outputs that are not the action, where there are some."""
+    """Return a sentence about the outputs that are not the action, where there are some."""
     others = [name for name in names if name != taken]
     return (f"of the graph's outputs {taken} is taken, and not {some(others)}",) if others else ()
 
 
 def _width(chain: Chain, width: int) -> int:
-    """How many numbers a row has behind a chain."""
+    """Return how many numbers a row has behind a chain."""
     for step in chain:
         if step.name == "linear":
             width = len(np.asarray(step.scale))
@@ -191,7 +191,7 @@ def _width(chain: Chain, width: int) -> int:
 
 
 def _step(operator: str, place: int, constants: list[Array], attributes: Mapping[str, Any]) -> Step | None:
-    """A node with one moving input, at `place`, and constants beside it."""
+    """Return a node with one moving input, at `place`, and constants beside it."""
     if operator == "Gemm" and place == 0 and constants[0].ndim == 2 and not attributes.get("transA", 0):
         weight = constants[0].astype(np.float64) * attributes.get("alpha", 1.0)
         weight = weight if attributes.get("transB", 0) else weight.T
@@ -212,7 +212,7 @@ def _step(operator: str, place: int, constants: list[Array], attributes: Mapping
 
 
 def _clip(bounds: list[Array | None], attributes: Mapping[str, Any]) -> Step:
-    """Its bounds are inputs, either of which may be left out, or attributes in older graphs."""
+    """Return its bounds are inputs, either of which may be left out, or attributes in older graphs."""
     low, high = (
         attributes.get(name, default) if bound is None else float(bound.reshape(-1)[0])
         for bound, name, default in zip(bounds, ("min", "max"), (-math.inf, math.inf), strict=False)
@@ -221,7 +221,7 @@ def _clip(bounds: list[Array | None], attributes: Mapping[str, Any]) -> Step:
 
 
 def _slice(constants: list[Array]) -> Step | None:
-    """A slice of the last axis, by steps of 1."""
+    """Return a slice of the last axis, by steps of 1."""
     values = [int(constant.reshape(-1)[0]) for constant in constants if constant.size == 1]
     if len(values) != len(constants) or len(values) < 3 or values[2] not in (-1, 1) or values[3:] not in ([], [1]):
         return None
@@ -261,7 +261,7 @@ FOLDS: dict[str, Callable[..., Array]] = {
 
 
 def _fold(operator: str, constants: list[Array], attributes: Mapping[str, Any]) -> Array | None:
-    """A node of constants as a constant, where that is no larger than they are."""
+    """Return a node of constants as a constant, where that is no larger than they are."""
     if operator == "Transpose" and len(constants) == 1 and list(attributes.get("perm", [1, 0])) == [1, 0]:
         return constants[0].T
     if operator == "Cast" and attributes.get("to") in TYPES:
@@ -298,7 +298,7 @@ TYPES = {1: "f4", 10: "f2", 11: "f8", 6: "i4", 7: "i8", 9: "b1"}  # of ONNX's te
 
 
 def recognized(content: bytes) -> bool:
-    """Whether bytes may be an ONNX model: its first part is the version, which begins so."""
+    """Return whether bytes may be an ONNX model: its first part is the version, which begins so."""
     return content[:1] == b"\x08"
 
 

@@ -77,7 +77,7 @@ def _slice(args: Args, _: Named) -> Any:
 
 
 def _unflatten(args: Args, _: Named) -> Moving | None:
-    """The last axis as two rows, of which `select` takes one."""
+    """Return the last axis as two rows, of which `select` takes one."""
     moving, dim, sizes = args
     if dim != -1 or len(sizes) != 2 or min(sizes) < 1:
         return None
@@ -106,7 +106,7 @@ def _chunk(args: Args, _: Named) -> list[Moving] | None:
 
 
 def _arithmetic(operator: str, fold: Callable[[Any, Any], Any]) -> Operation:
-    """Two values, at least one of which does not move; or a product that is swish or gelu."""
+    """Return two values, at least one of which does not move; or a product that is swish or gelu."""
 
     def operation(args: Args, named: Named) -> Any:
         first, second = args[0], args[1]
@@ -139,7 +139,7 @@ def _array(value: Any) -> Array:
 
 
 def _constant(value: Any) -> Array:
-    """A row of numbers, or one."""
+    """Return a row of numbers, or one."""
     array = _array(value)
     if array.size not in (1, *array.shape[-1:]):
         raise ValueError(f"an array of shape {array.shape} stands where a row is expected")

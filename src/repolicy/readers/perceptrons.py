@@ -25,21 +25,21 @@ OTHER_NAMES = {"silu": "swish", "lrelu": "leaky_relu", "leakyrelu": "leaky_relu"
 
 
 def tensors_of(state: Any, where: str) -> dict[str, Array]:
-    """The arrays of a state dict, by name."""
+    """Return the arrays of a state dict, by name."""
     if not isinstance(state, dict):
         raise FileError(f"{where} holds no state dict where one is expected")
     return {name: values for name, values in state.items() if isinstance(name, str) and isinstance(values, np.ndarray)}
 
 
 def below(tensors: Tensors, prefix: str) -> dict[str, Array]:
-    """The tensors whose names begin with `prefix.`, without it."""
+    """Return the tensors whose names begin with `prefix.`, without it."""
     return {
         name.removeprefix(f"{prefix}."): values for name, values in tensors.items() if name.startswith(f"{prefix}.")
     }
 
 
 def linear(tensors: Tensors, name: str, where: str) -> Linear:
-    """One layer; a missing bias is zero."""
+    """Return one layer; a missing bias is zero."""
     weight = tensors.get(f"{name}.weight")
     if weight is None or weight.ndim != 2:
         raise FileError(f"{where} has no layer {name}: it holds {some(tensors)}")
@@ -57,7 +57,7 @@ def numbers(values: Array, name: str, where: str) -> Array:
 
 
 def sequence(tensors: Tensors, prefix: str, where: str) -> list[Hidden]:
-    """The layers of a `torch.nn.Sequential` under a name, the last one among them.
+    """Return the layers of a `torch.nn.Sequential` under a name, the last one among them.
 
     Its modules are told apart by their numbers and shapes: between two linear ones there must be room for exactly one
     activation, and a LayerNorm stands before or after it.
@@ -119,12 +119,12 @@ def perceptron(layers: Iterable[Hidden], output: Linear | None, activation: str,
 
 
 def perceptron_under(tensors: Tensors, prefix: str, activation: str, where: str) -> Perceptron:
-    """All layers of a `torch.nn.Sequential` under a name."""
+    """Return all layers of a `torch.nn.Sequential` under a name."""
     return perceptron(sequence(tensors, prefix, where), None, activation, where)
 
 
 def activation_named(name: str, where: str) -> str:
-    """One of our activations, by any of its customary names."""
+    """Return one of our activations, by any of its customary names."""
     plain = OTHER_NAMES.get(name.lower(), name.lower())
     if plain not in ACTIVATIONS:
         raise CannotCopyError(f"{where} cannot be copied: its activation is {name}; {', '.join(ACTIVATIONS)} are known")
@@ -134,7 +134,7 @@ def activation_named(name: str, where: str) -> str:
 def chosen_activation(
     options: Options, default: str, library: str, recorded: str | None = None
 ) -> tuple[str, list[str]]:
-    """The activation of a file that holds only weights, and a sentence about it where it was assumed."""
+    """Return the activation of a file that holds only weights, and a sentence about it where it was assumed."""
     if options.file_activation is not None:
         try:
             return activation_named(options.file_activation, library), []
@@ -167,6 +167,6 @@ def check_width(width: int, normalizer: Normalizer | None, where: str) -> None:
 
 
 def some(tensors: Iterable[str], count: int = 6) -> str:
-    """The first few names, for a sentence."""
+    """Return the first few names, for a sentence."""
     names = list(tensors)
     return (", ".join(names[:count]) + (f" and {len(names) - count} more" if names[count:] else "")) or "nothing"

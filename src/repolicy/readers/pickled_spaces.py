@@ -14,7 +14,7 @@ MOST_SWITCHES = 100_000
 
 
 def observations_of(space: Any, where: str) -> tuple[tuple[str, int], ...]:
-    """How many numbers an observation has: one group without a name, or those of a Dict."""
+    """Return how many numbers an observation has: one group without a name, or those of a Dict."""
     if not isinstance(space, Shell) or space.last != "Dict":
         return (("", _size(space, where)),)
     parts = space.state.get("spaces")
@@ -39,7 +39,7 @@ def _size(space: Any, where: str) -> int:
 
 
 def actions_of(space: Any, where: str) -> tuple[ActionSpace, bool]:
-    """The action space, and whether it is one of switches."""
+    """Return the action space, and whether it is one of switches."""
     if not isinstance(space, Shell):
         raise FileError(f"{where} does not say which actions its policy gives")
     try:

@@ -49,7 +49,7 @@ OPTION = re.compile(
 
 
 def as_in_python(text: str) -> str:
-    """A sentence with `load_policy`'s names for the options in the place of the command line's."""
+    """Return a sentence with `load_policy`'s names for the options in the place of the command line's."""
 
     def word(found: re.Match[str]) -> str:
         name, value = found[1].removeprefix("file-"), found[2]

@@ -65,7 +65,7 @@ LAYOUTS = (
 
 
 def recognized(checkpoint: Any) -> bool:
-    """Whether a checkpoint's contents are rsl_rl's."""
+    """Return whether a checkpoint's contents are rsl_rl's."""
     return isinstance(checkpoint, dict) and any(isinstance(checkpoint.get(layout.state), dict) for layout in LAYOUTS)
 
 
@@ -116,7 +116,7 @@ def _check_whole(tensors: dict[str, Array], layout: Layout, where: str) -> None:
 def _std(
     tensors: dict[str, Array], layout: Layout, actor: Perceptron, agent: dict[str, str], where: str
 ) -> tuple[Std, Perceptron, list[str]]:
-    """One for all states, or the second half of the last layer."""
+    """Return one for all states, or the second half of the last layer."""
     notes = [ASSUMED] if layout.version.startswith("4") and not agent else []
     for name, link in layout.stds.items():
         if name in tensors:

@@ -123,12 +123,12 @@ class Parts(NamedTuple):
 
 
 def recognized(names: list[str]) -> bool:
-    """Whether a zip with these entries is Stable-Baselines3's."""
+    """Return whether a zip with these entries is Stable-Baselines3's."""
     return "data" in names and "policy.pth" in names
 
 
 def read(path: Path, model: Zip, options: Options) -> Described:
-    """The policy in a zip, with the normalizer from the file that VecNormalize wrote."""
+    """Return the policy in a zip, with the normalizer from the file that VecNormalize wrote."""
     _check_code(model)
     parts = _kind(model)(model, options)
     normalizer, notes = _normalizer(path, model, options)
@@ -274,7 +274,7 @@ def _noise(model: Zip, raw: Array) -> Std:
 
 
 def _maybe(model: Zip, prefix: str) -> list[Hidden]:
-    """The layers under a name, none where there are none: a policy may have no hidden layer of its own."""
+    """Return the layers under a name, none where there are none: a policy may have no hidden layer of its own."""
     return sequence(model.tensors, prefix, model.where) if below(model.tensors, prefix) else []
 
 
@@ -317,7 +317,7 @@ def opened(content: bytes, where: str) -> Zip:
 
 
 def _value(data: dict[str, Any], name: str, where: str) -> Any:
-    """A setting: as it is, or out of its pickle."""
+    """Return a setting: as it is, or out of its pickle."""
     value = data.get(name)
     if not isinstance(value, dict) or ":serialized:" not in value:
         return value
@@ -362,7 +362,7 @@ def _normalizer(path: Path, model: Zip, options: Options) -> tuple[Normalizer | 
 
 
 def _inside(model: Zip) -> Normalizer:
-    """The normalizer in a network that our adapter built."""
+    """Return the normalizer in a network that our adapter built."""
     try:
         mean, var, count = (model.tensors[f"features_extractor.normalizer.{name}"] for name in ("mean", "var", "count"))
         bound = model.settings["features_extractor_kwargs"]["bound"]
@@ -372,7 +372,7 @@ def _inside(model: Zip) -> Normalizer:
 
 
 def _was_normalized(model: Zip) -> bool | None:
-    """Whether VecNormalize was used: the on-policy algorithms keep the observations before it only if it was.
+    """Return whether VecNormalize was used: the on-policy algorithms keep the observations before it only if it was.
 
     The others always keep them, so that their zips do not tell.
     """

@@ -46,7 +46,7 @@ OTHERS = ("value", "optimizer", "policy_optimizer", "target_policy")  # one of t
 
 
 def recognized(saved: Any) -> bool:
-    """Whether a checkpoint's contents are skrl's."""
+    """Return whether a checkpoint's contents are skrl's."""
     return isinstance(saved, dict) and isinstance(saved.get("policy"), dict) and any(name in saved for name in OTHERS)
 
 
@@ -88,7 +88,7 @@ def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
 
 
 def _activation(agent: dict[str, str], where: str) -> str | None:
-    """The one activation in a run's settings, of which each hidden layer may have its own."""
+    """Return the one activation in a run's settings, of which each hidden layer may have its own."""
     if "activations" not in agent:
         return None
     names = {*listed(agent["activations"])}

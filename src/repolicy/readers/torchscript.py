@@ -26,12 +26,12 @@ BUDGET = 20_000  # statements and expressions that are looked at
 
 
 def recognized(names: list[str]) -> bool:
-    """Whether a zip with these entries is TorchScript."""
+    """Return whether a zip with these entries is TorchScript."""
     return any(name.endswith("constants.pkl") for name in names) and any("/code/" in name for name in names)
 
 
 def read(path: Path, archive: zipfile.ZipFile, options: Options) -> Described:
-    """The perceptron in a TorchScript file; CannotCopyError where it is something else."""
+    """Return the perceptron in a TorchScript file; CannotCopyError where it is something else."""
     where = str(path)
     module = read_entry(archive, "data", where)
     memory = _memory(module)
@@ -65,7 +65,7 @@ def _followed(code: "_Code", module: Any, where: str) -> Moving:
 
 
 def _memory(module: Any) -> str:
-    """The class of a recurrent layer among the modules, if there is one."""
+    """Return the class of a recurrent layer among the modules, if there is one."""
     waiting, seen = [module], set[Shell]()
     while waiting:
         part = waiting.pop()
@@ -99,7 +99,7 @@ class _Code:
         return CannotCopyError(f"{self.where} cannot be copied: its code has {what}, which no perceptron of ours has")
 
     def tree(self, module: str) -> ast.Module:
-        """A file of code; `__torch__.a.b` is in code/__torch__/a/b.py."""
+        """Return a file of code; `__torch__.a.b` is in code/__torch__/a/b.py."""
         if module not in self.files:
             text = entry(self.archive, f"{self.root}code/{module.replace('.', '/')}.py", self.where)
             try:
@@ -109,7 +109,7 @@ class _Code:
         return self.files[module]
 
     def members(self, shell: Any) -> list[ast.stmt]:
-        """What stands in the class of a module."""
+        """Return what stands in the class of a module."""
         if not isinstance(shell, Shell) or not isinstance(shell.name, Name):
             raise self.refuse("a call of something that is no module")
         module, _, class_name = shell.name.text.rpartition(".")
@@ -141,7 +141,7 @@ class _Code:
         return returned[0] if returned else None
 
     def block(self, body: list[ast.stmt], local: dict[str, Any]) -> tuple[Any] | None:
-        """The value that is returned, in a tuple; None where nothing is returned."""
+        """Return the value that is returned, in a tuple; None where nothing is returned."""
         for node in body:
             if isinstance(node, ast.Return):
                 return (None if node.value is None else self.value(node.value, local),)
@@ -221,7 +221,7 @@ class _Code:
         return self.in_place(args[0], result, name.text) if operator.endswith("_") else result
 
     def in_place(self, target: Any, result: Any, name: str) -> Moving:
-        """The same value, changed for all who hold it; a part of another value would change that one too."""
+        """Return the same value, changed for all who hold it; a part of another value would change that one too."""
         if not isinstance(target, Moving) or not isinstance(result, Moving) or is_part(target) or target.cast:
             raise self.refuse(f"{name} in place")
         target.chain = result.chain

@@ -53,7 +53,7 @@ def _read_pickle(content: bytes, keys: tuple[str, ...], path: Path) -> Normalize
 
 
 def beside(policy: Path) -> Path | None:
-    """A VecNormalize's file where Stable-Baselines3, its zoo and its hub put it."""
+    """Return a VecNormalize's file where Stable-Baselines3, its zoo and its hub put it."""
     policy = Path(os.path.abspath(policy))  # whose folders have names
     steps = re.fullmatch(r"(.+)_(\d+_steps)", policy.stem)
     places = [
@@ -104,7 +104,7 @@ def _read_arrays(content: bytes, where: str) -> Normalizer:
 
 
 def _array(content: bytes, where: str) -> np.ndarray:
-    """An .npy's array, its size compared with its bytes first."""
+    """Return an .npy's array, its size compared with its bytes first."""
     stream = io.BytesIO(content)
     try:
         version = np.lib.format.read_magic(stream)

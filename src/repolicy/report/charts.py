@@ -49,7 +49,7 @@ class Axes:
         return self
 
     def named(self, across: str, up: str) -> str:
-        """The names of the axes, for which room is made on both sides."""
+        """Return the names of the axes, for which room is made on both sides."""
         self.left, self.bottom = LEFT + 28, BOTTOM + 22
         middle = (TOP + self.height - self.bottom) / 2
         return text("name", (self.left + self.width - RIGHT) / 2, self.height - 6, across, "middle") + (
@@ -82,7 +82,7 @@ def curve(
     least: float = 0.0,
     levels: Mapping[str, float] | None = None,
 ) -> str:
-    """A line over environment steps from 0 to `until`; empty where there is nothing to draw.
+    """Return a line over environment steps from 0 to `until`; empty where there is nothing to draw.
 
     `levels` are horizontal lines with their names: where the prior is, or a budget. The vertical axis spans a tenth of
     the largest value, and `least`, at the least: what hardly moves looks like it.
@@ -121,7 +121,7 @@ def charts(figures: Sequence[str]) -> str:
 
 
 def histogram(series: Mapping[str, np.ndarray], what: str) -> str:
-    """How the episodes spread, a row for each of the series (its name is its color), on one axis."""
+    """Return how the episodes spread, a row for each of the series (its name is its color), on one axis."""
     values = np.concatenate(list(series.values()))
     low, high = float(values.min()), float(values.max())
     if high - low < 1e-9 * max(1.0, abs(high)):
@@ -204,7 +204,7 @@ def short(value: float, digits: int = 3) -> str:
 
 
 def read_out(value: float) -> str:
-    """A value of a curve; a small one, such as a weight, keeps its digits."""
+    """Return a value of a curve; a small one, such as a weight, keeps its digits."""
     return short(value) if 0 < abs(value) < 0.01 else number(value)
 
 
@@ -262,7 +262,7 @@ NOTE = (
 
 
 def learning(folder: RunFolder, request: dict[str, Any], sampled: dict[str, Evaluation], of_clone: bool = False) -> str:
-    """The section; `sampled` are evaluations with sampled actions, by who acts.
+    """Return the section; `sampled` are evaluations with sampled actions, by who acts.
 
     `of_clone`: the prior's is of a clone, and the run was scored by the prior, so its levels are others.
     """
@@ -286,7 +286,7 @@ def learning(folder: RunFolder, request: dict[str, Any], sampled: dict[str, Eval
 
 
 def lines(request: dict[str, Any], prior: Evaluation | None) -> dict[str, dict[str, float]]:
-    """The horizontal lines of each curve: what the prior has of it, with sampled actions, and the budget."""
+    """Return the horizontal lines of each curve: what the prior has of it, with sampled actions, and the budget."""
     if prior is None:
         return {}
     objective, columns = Objective(**request["objective"]), prior.columns

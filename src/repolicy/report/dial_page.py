@@ -110,7 +110,7 @@ class Turning:
         return dict(zip([dial.name for dial in self.trained] or ["t"], position, strict=True))
 
     def written(self, position: Sequence[float]) -> list[tuple[str, str]]:
-        """The values in words, each behind its dial's name, which is empty where there is but one."""
+        """Return the values in words, each behind its dial's name, which is empty where there is but one."""
         return [(name if len(position) > 1 else "", exactly(value)) for name, value in self.named(position).items()]
 
     def asked(self, number: float | None, values: dict[str, float]) -> tuple[tuple[float, ...], str]:
@@ -139,7 +139,7 @@ class Turning:
         save_policy(path, self.at(position), self.card(position), self.saved.prior)
 
     def card(self, position: Sequence[float]) -> dict[str, Any]:
-        """The run's request at that position, and where it is on the dials; the scores were another's."""
+        """Return the run's request at that position, and where it is on the dials; the scores were another's."""
         card, values = self.saved.card, self.named(position)
         rest = {key: card[key] for key in ("request", "versions", "steps") if key in card}
         where = ", ".join(f"{name} = {exactly(value)}" for name, value in values.items())
@@ -153,12 +153,12 @@ class Turning:
         return rest | {"which": f"{self.how} at {where}", "dial": place}
 
     def file(self, position: Sequence[float], words: str) -> Path:
-        """Where a position is kept, beside the policy."""
+        """Return where a position is kept, beside the policy."""
         each = [f"{as_file_name(name)}-{value}" if name else value for name, value in self.written(position)]
         return beside(self.path) / f"{'-'.join([self.path.stem, words, *each])}.safetensors"
 
     def command(self, position: Sequence[float]) -> str:
-        """What exports a position."""
+        """Return what exports a position."""
         how = ["--how", self.how] if self.how == "weights" else []
         places = [f"{name}={value}" if name else value for name, value in self.written(position)]
         words = [word for place in places for word in ("--at", place)]
@@ -172,7 +172,7 @@ def exactly(value: float) -> str:
 
 
 def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lambda _: None) -> Found:
-    """Every position's episodes: with the mean action, and sampled; the same seeds for all, in one thread.
+    """Return every position's episodes: with the mean action, and sampled; the same seeds for all, in one thread.
 
     A dialed add-on counts once at every position, so that positions can be compared.
     """
@@ -214,7 +214,7 @@ def write_dial_report(dial: Turning, swept: Found, say: Callable[[str], None] = 
 
 
 def as_dict(dial: Turning, swept: Found) -> dict[str, Any]:
-    """What `dial.json` holds; numbers that are not finite become null."""
+    """Return what `dial.json` holds; numbers that are not finite become null."""
 
     def described(point: Point, at: Any) -> dict[str, Any]:
         distance = {"at": at, "kl": point.kl, "log_prior": point.log_prior}
@@ -228,7 +228,7 @@ def as_dict(dial: Turning, swept: Found) -> dict[str, Any]:
 
 
 def points_of(sweep: Path, env: str, wishes: Sequence[str]) -> tuple[Beside, ...]:
-    """The points of a sweep of the same task, from its folder; those whose wish is known."""
+    """Return the points of a sweep of the same task, from its folder; those whose wish is known."""
     path = sweep / "sweep.json"
     content = read_json(path)
     point = {"omega": float, "kl": float, "mean_action": {"summary": {str: {}}}}
@@ -249,7 +249,7 @@ def points_of(sweep: Path, env: str, wishes: Sequence[str]) -> tuple[Beside, ...
 
 
 def _filmed(dial: Turning, say: Callable[[str], None]) -> tuple[list[bytes | None], str]:
-    """A film of each position, from files, because films are made from files."""
+    """Return a film of each position, from files, because films are made from files."""
     with tempfile.TemporaryDirectory(prefix="repolicy-dial-") as folder:
         files = [Path(folder, f"{index}.safetensors") for index in range(len(dial.positions))]
         for position, file in zip(dial.positions, files, strict=True):
@@ -259,7 +259,7 @@ def _filmed(dial: Turning, say: Callable[[str], None]) -> tuple[list[bytes | Non
 
 
 def _lead(dial: Turning, swept: Found) -> str:
-    """What the page is of, in a sentence or two."""
+    """Return what the page is of, in a sentence or two."""
     file, verdict = escape(str(dial.path)), f"{escape(swept.verdict[0].upper() + swept.verdict[1:])}."
     if not dial.trained:
         return f"Between the prior (t = 0) and {file} (t = 1): {WORDS[dial.how]}. Nothing was trained. {verdict}"
@@ -271,7 +271,7 @@ def _lead(dial: Turning, swept: Found) -> str:
 
 
 def _sliders(dial: Turning, swept: Found) -> list[str]:
-    """One for each dial, in the middle at first; that of one dial begins at its best position."""
+    """Return one for each dial, in the middle at first; that of one dial begins at its best position."""
     if swept.in_a_row:
         *_, left, right = meaning(dial.trained[0]) if dial.trained else ("prior", "customized")
         return [slider(swept, swept.first, left, right)]

@@ -105,12 +105,12 @@ def _check(shot: Shot) -> None:
 
 
 def pictures_of(shot: Shot) -> int:
-    """How many it has at most; an environment with fewer a second has fewer."""
+    """Return how many it has at most; an environment with fewer a second has fewer."""
     return round(shot.seconds * FRAMES_A_SECOND)
 
 
 def libraries() -> tuple[str, ...]:
-    """What may draw here, in the order in which it is tried."""
+    """Return what may draw here, in the order in which it is tried."""
     wanted = os.environ.get("MUJOCO_GL", "")
     return (wanted,) if wanted in LIBRARIES else LIBRARIES
 
@@ -178,7 +178,7 @@ class _NoRendererError(Exception):
 
 
 def frames(shot: Shot, seen: Callable[[], None] = lambda: None) -> tuple[list[np.ndarray], float]:
-    """The pictures `[H, W, 3]` of a policy that takes its mean action, and how many make a second."""
+    """Return the pictures `[H, W, 3]` of a policy that takes its mean action, and how many make a second."""
     saved = read_policy(shot.policy)
     policy = saved.prior if shot.which == "prior" else saved.policy
     assert isinstance(policy, Policy)
@@ -209,7 +209,7 @@ def frames(shot: Shot, seen: Callable[[], None] = lambda: None) -> tuple[list[np
 
 
 def choices(shot: Shot, space: ActionSpace) -> np.ndarray:
-    """The given actions `[T, A]`; of discrete ones, counted from 0 as policies count them."""
+    """Return the given actions `[T, A]`; of discrete ones, counted from 0 as policies count them."""
     given = np.array(shot.actions)
     return given - np.array(space.low, int) if space.kind == "discrete" and space.low else given
 
@@ -250,7 +250,7 @@ def _need_context(shot: Shot) -> None:
 
 
 def _made(make: Any, shot: Shot) -> Any:
-    """The environment at the wanted size, if it takes a size."""
+    """Return the environment at the wanted size, if it takes a size."""
     attempts: list[dict[str, Any]] = [
         {"render_mode": "rgb_array", "width": shot.width, "height": shot.height},
         {"render_mode": "rgb_array"},
@@ -268,7 +268,7 @@ def _made(make: Any, shot: Shot) -> Any:
 
 
 def _why(shot: Shot, error: Exception) -> str:
-    """What is wrong in a sentence; where a package is missing, which one would help."""
+    """Return what is wrong in a sentence; where a package is missing, which one would help."""
     if "pygame" in str(error):
         return f"environment {shot.env!r} cannot be filmed without pygame: pip install 'repolicy[film]'"
     return f"environment {shot.env!r} cannot be filmed: {type(error).__name__}: {error}"
@@ -314,7 +314,7 @@ def _picture(env: Any, shot: Shot) -> np.ndarray:
 
 
 def encoded(pictures: list[np.ndarray], rate: float, format: str, most_bytes: int = 0) -> bytes:
-    """An mp4 that every browser plays, or a gif that goes round and round; an mp4 of at most so many bytes."""
+    """Return an mp4 that every browser plays, or a gif that goes round and round; an mp4 of at most so many bytes."""
     for quality in QUALITIES:
         content = _encoded(pictures, rate, format, quality)
         if format != "mp4" or not most_bytes or len(content) <= most_bytes:

@@ -17,7 +17,7 @@ SCRIPT = (Path(__file__).parent / "page.js").read_text()
 
 
 def page(title: str, lead: str, parts: Sequence[str], script: str = "") -> str:
-    """The whole document. `lead` is HTML; `script` is added to what every page does."""
+    """Return the whole document. `lead` is HTML; `script` is added to what every page does."""
     body = "\n".join(parts)
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -34,7 +34,7 @@ def section(heading: str, *content: str, note: str = "") -> str:
 
 
 def verdict(words: str, basis: str) -> str:
-    """What a reader should take away, and what it rests on."""
+    """Return what a reader should take away, and what it rests on."""
     sentence = escape((words[0].upper() if words[0].isascii() else words[0]) + words[1:])  # ω′ stays what it is
     return f'<p class="verdict">{sentence}.</p>\n<p class="note">{escape(basis)}.</p>'
 
@@ -76,7 +76,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], attributes: Se
 
 
 def film(content: bytes | None, caption: str, whose: str, attributes: str = "") -> str:
-    """A short film; `whose` is prior or customized, for its color. None: an empty frame."""
+    """Return a short film; `whose` is prior or customized, for its color. None: an empty frame."""
     picture = '<div class="missing">no film</div>'
     if content is not None:
         source = f"data:video/mp4;base64,{base64.b64encode(content).decode()}"

@@ -87,7 +87,7 @@ def push(
 
 
 def _played(saved: SavedPolicy, path: Path, env: str | None, trust: bool) -> tuple[str, Addon | None]:
-    """The environment of the card's table, and the add-on that it reports."""
+    """Return the environment of the card's table, and the add-on that it reports."""
     env, names = env or env_of(saved.card, path, trust), addons_of(saved.card, path, trust)
     check_env(names, env)
     return env, combined(names) if names else None
@@ -111,7 +111,7 @@ def card(
     license: str | None,
     checksum: str,
 ) -> str:
-    """The model card, in Markdown with the header that the hub reads."""
+    """Return the model card, in Markdown with the header that the hub reads."""
     request = saved.card.get("request", {})
     env, wishes = next(iter(evaluations.values())).env, _quoted(" + ".join(request.get("addons", [])))
     episodes = len(next(iter(evaluations.values())).basic)
@@ -150,7 +150,7 @@ def _env(env: str, request: dict[str, Any]) -> str:
 
 
 def _repeat(path: Path, saved: SavedPolicy, elsewhere: str) -> str:
-    """The command that makes the policy again: a run's own to the bit, else as far as the card tells."""
+    """Return the command that makes the policy again: a run's own to the bit, else as far as the card tells."""
     folder, card = RunFolder(path.resolve().parent), saved.card
     asked = card.get("request", {})
     if "dial" in card:  # a position of a dial, which no run ends with
@@ -170,7 +170,7 @@ def _repeat(path: Path, saved: SavedPolicy, elsewhere: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """What a file says, to stand in a code span or block and not to leave it."""
+    """Return what a file says, to stand in a code span or block and not to leave it."""
     return printable(text).replace("`", "'")
 
 

@@ -114,7 +114,7 @@ def write_report(
 def evaluations(
     saved: SavedPolicy, request: dict[str, Any], addon: Addon | None, episodes: int, deterministic: bool
 ) -> dict[str, Evaluation]:
-    """The same seeds for all: prior and customized, or the policy alone."""
+    """Return the same seeds for all: prior and customized, or the policy alone."""
     who = {"policy": saved.policy} if saved.prior is None else {"prior": saved.prior, "customized": saved.policy}
     return {
         name: evaluate(
@@ -127,7 +127,7 @@ def evaluations(
 
 
 def backend_of(request: dict[str, Any]) -> Backend:
-    """Where films are drawn: Gymnasium where it can make the environment, else the run's own."""
+    """Return where films are drawn: Gymnasium where it can make the environment, else the run's own."""
     if in_gymnasium(request["env"]):
         with contextlib.suppress(RepolicyError):
             probed(request["env"], "gymnasium")
@@ -136,7 +136,7 @@ def backend_of(request: dict[str, Any]) -> Backend:
 
 
 def filmed(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -> tuple[list[bytes | None], str]:
-    """The films, all None with a sentence where that cannot be. Of many, each is smaller: a page stays small."""
+    """Return the films, all None with a sentence where that cannot be. Of many, each is smaller: a page stays small."""
     width, height = (480, 320) if len(shots) <= 3 else (360, 240)
     share = FILM_BYTES // max(1, len(shots))
     alike = [replace(shot, seconds=FILM_SECONDS, width=width, height=height, most_bytes=share) for shot in shots]
@@ -195,7 +195,7 @@ def _what(report: Report) -> str:
 
 
 def by_action(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> dict[str, Evaluation]:
-    """All evaluations, with the kind of action in their names."""
+    """Return all evaluations, with the kind of action in their names."""
     return {f"{who}, mean action": evaluation for who, evaluation in mean.items()} | {
         f"{who}, sampled": evaluation for who, evaluation in sampled.items()
     }
@@ -214,7 +214,7 @@ def rewards(evaluations: dict[str, Evaluation]) -> tuple[list[str], list[list[st
 
 
 def tiles(evaluations: dict[str, Evaluation]) -> list[page.Tile]:
-    """The few numbers that a reader looks for first, each with what it changed by."""
+    """Return the few numbers that a reader looks for first, each with what it changed by."""
     *_, after = evaluations.values()
     changes = differences(evaluations["prior"], after) if "prior" in evaluations else {}
     wanted = [*REWARDS, "metric", *(["log_prior_a_step"] if changes else ["length"])]
@@ -228,7 +228,7 @@ def tiles(evaluations: dict[str, Evaluation]) -> list[page.Tile]:
 
 
 def _change(name: str, change: Difference | None) -> tuple[str, str]:
-    """What a tile says of a change, and how it is to be taken."""
+    """Return what a tile says of a change, and how it is to be taken."""
     if change is None:
         return "", ""
     before = f"prior {number(change.before)}"
@@ -267,7 +267,7 @@ def pairs_of(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> lis
 
 
 def hint(folder: RunFolder, request: dict[str, Any], pairs: Sequence[Pair]) -> str:
-    """What to try after a run, from its verdict and the last that it logged; empty where it gained."""
+    """Return what to try after a run, from its verdict and the last that it logged; empty where it gained."""
     logged, objective = folder.logged(), Objective(**request["objective"])
     drift, explained = (
         next((value for value in reversed(logged.get(name, [])) if value is not None), default)
@@ -309,7 +309,7 @@ def _recipe(request: dict[str, Any]) -> str:
 
 
 def repeat(folder: RunFolder, request: dict[str, Any]) -> str:
-    """The command that makes the run again, to the bit; empty where none can.
+    """Return the command that makes the run again, to the bit; empty where none can.
 
     Some is asked for in Python alone. Where the prior could not be copied, the folder holds a clone of it, and the run
     was scored by the prior. And a folder may have been copied without the prior.
@@ -324,7 +324,7 @@ def repeat(folder: RunFolder, request: dict[str, Any]) -> str:
 
 
 def _prior_of(folder: RunFolder, request: dict[str, Any]) -> Path | str:
-    """The shipped prior's name where it is one, else the copy in the folder."""
+    """Return the shipped prior's name where it is one, else the copy in the folder."""
     from repolicy.priors.finding import PRIORS, shipped
 
     for name in shipped():

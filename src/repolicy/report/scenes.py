@@ -64,7 +64,7 @@ def scenes(file: Path, mean: dict[str, Evaluation]) -> list[Scene]:
 
 
 def episode(evaluation: Evaluation, place: int) -> Episode:
-    """The first one of the environment at this place."""
+    """Return the first one of the environment at this place."""
     length, steps = int(evaluation.lengths[place]), evaluation.steps
     assert steps is not None
     assert evaluation.terminated is not None
@@ -73,7 +73,7 @@ def episode(evaluation: Evaluation, place: int) -> Episode:
 
 
 def typical_and_worst(evaluation: Evaluation) -> tuple[tuple[int, int], int]:
-    """The episodes with the median and the lowest reward, as far as it is known, and of how many.
+    """Return the episodes with the median and the lowest reward, as far as it is known, and of how many.
 
     Of more episodes than environments, those that are the first of their environments: only these begin by its seed.
     """
@@ -85,7 +85,7 @@ def typical_and_worst(evaluation: Evaluation) -> tuple[tuple[int, int], int]:
 
 
 def wrong_at(episode: Episode, usual: Episode) -> int | None:
-    """The step, from 1, at which an episode went wrong beside the usual one; None where it did not.
+    """Return the step, from 1, at which an episode went wrong beside the usual one; None where it did not.
 
     That is its end where the environment ended it sooner. Else, if it earns much less, it is the step that best parts
     its rewards into those before and those after (the largest sum of differences from their mean).
@@ -102,7 +102,7 @@ def wrong_at(episode: Episode, usual: Episode) -> int | None:
 
 
 def story(episode: Episode, usual: Episode, count: int) -> str:
-    """What a film of the worst episode shows, in words."""
+    """Return what a film of the worst episode shows, in words."""
     step, whose = wrong_at(episode, usual), f"the worst of {count} episodes, which earns {episode}"
     if step is None:
         return f"{whose}: nothing went wrong in it"

@@ -86,7 +86,7 @@ def write_sweep_report(swept: Found, say: Callable[[str], None] = lambda _: None
 
 
 def figures(swept: Found, pictures: Sequence[bytes | None]) -> list[str]:
-    """The films of the prior and of each point, of which the slider shows one."""
+    """Return the films of the prior and of each point, of which the slider shows one."""
     drawn = []
     for position, (point, picture) in enumerate(zip([swept.prior, *swept.points], pictures, strict=True)):
         words = caption("prior" if position == 0 else swept.name(point), point.by_mean)
@@ -96,7 +96,7 @@ def figures(swept: Found, pictures: Sequence[bytes | None]) -> list[str]:
 
 
 def verdicts(swept: Found) -> list[str]:
-    """The verdict on each point, and its numbers beside the prior's."""
+    """Return the verdict on each point, and its numbers beside the prior's."""
     drawn, before = [], swept.prior.by_mean
     for index, point in enumerate(swept.points):
         after, pairs = point.by_mean, [(before, point.by_mean), (swept.prior.by_samples, point.by_samples)]
@@ -112,7 +112,7 @@ def slider(swept: Found, first: int, left: str, right: str) -> str:
 
 
 def one_slider(name: str, label: str, stops: Sequence[str], first: int, left: str, right: str) -> str:
-    """An input with a name for each of its stops."""
+    """Return an input with a name for each of its stops."""
     return (
         f'<div class="slider"><label for="{name}">{escape(left)}</label>'
         f'<input type="range" id="{name}" min="0" max="{len(stops) - 1}" step="1" value="{first}" '
@@ -137,7 +137,7 @@ def every_point(swept: Found) -> str:
 
 
 def over(swept: Found) -> str:
-    """What the numbers of every point are."""
+    """Return what the numbers of every point are."""
     count = len(swept.prior.by_mean.basic)
     return (
         f"Mean ± std over {counted(count, 'episode')} with the mean action; log prior and KL(policy ‖ prior) "
@@ -171,7 +171,7 @@ class Beside(NamedTuple):
 
 
 def tradeoff(swept: Found, beside: Sequence[Beside] = ()) -> str:
-    """What each point keeps, across, and what it gains, up, with the errors of both."""
+    """Return what each point keeps, across, and what it gains, up, with the errors of both."""
     everyone = [swept.prior, *swept.points]
     spots = [(_with_error(point, swept.cost), _with_error(point, "addon_reward")) for point in everyone]
     kept = [(other, other.basic if swept.basic_known else other.kl) for other in beside]
@@ -216,7 +216,7 @@ def tradeoff(swept: Found, beside: Sequence[Beside] = ()) -> str:
 
 
 def _with_error(point: Point, name: str) -> tuple[float, float]:
-    """A quantity and two of its standard errors; no error where there is one episode."""
+    """Return a quantity and two of its standard errors; no error where there is one episode."""
     column = point.column(name)
     assert column is not None
     return column.mean, 0.0 if math.isnan(column.error) else 2 * column.error
@@ -238,12 +238,12 @@ def headings(swept: Found) -> list[str]:
 
 
 def _has_shares(swept: Found) -> bool:
-    """Whether a share of the prior's basic reward says anything: of a negative one it does not."""
+    """Return whether a share of the prior's basic reward says anything: of a negative one it does not."""
     return swept.basic_known and (swept.prior.basic or 0.0) > 0
 
 
 def rows(swept: Found, with_std: bool = True) -> list[list[str]]:
-    """The trade-off, the prior first: what is kept of the basic reward, what the add-on gains, how far it is."""
+    """Return the trade-off, the prior first: what is kept of the basic reward, what the add-on gains, how far it is."""
     everyone, lines = [swept.prior, *swept.points], []
     sizes = {
         name: max(abs(point.by_mean.columns[name].mean) for point in everyone) for name in swept.prior.by_mean.columns

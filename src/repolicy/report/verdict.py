@@ -122,12 +122,12 @@ def verdict(pairs: Sequence[Pair], than: str = "its prior") -> str:
 
 
 def name_of_prior(card: dict[str, Any]) -> str:
-    """What stands as the prior in a policy's file: where that could not be copied, what was fitted to it."""
+    """Return what stands as the prior in a policy's file: where that could not be copied, what was fitted to it."""
     return "the clone of its prior" if "prior_is" in card else "its prior"
 
 
 def advice(pairs: Sequence[Pair], drift: float, explained: float, holds: str) -> str:
-    """What to try, from the verdict alone: empty where any kind of action shows a gain and none shows a loss.
+    """Return what to try, from the verdict alone: empty where any kind of action shows a gain and none shows a loss.
 
     `drift` is how many nats a step the run ended from its prior, `explained` the share of the returns that its critic
     explained, `holds` the option that holds it to the prior, or nothing.
@@ -154,7 +154,7 @@ def advice(pairs: Sequence[Pair], drift: float, explained: float, holds: str) ->
 
 
 def _judging(changes: dict[str, Difference]) -> str:
-    """Which difference decides: in total, where that is known."""
+    """Return which difference decides: in total, where that is known."""
     return next(name for name in (*IN, "length") if name in changes)
 
 
