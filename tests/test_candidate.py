@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_worker import segments
+from workers import segments
 
 from repolicy.envs.evaluation import Evaluation
 from repolicy.learning.segments import Segments, clearly_better

@@ -12,43 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import safetensors.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from saved_policies import SPECS, trained
 
 import repolicy
 from repolicy.errors import FileError
 from repolicy.policies import storage
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import check_fingerprint, save_policy
-from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.storage import FORMAT, read, write, write_bytes
 from repolicy.priors.opening import load_policy, read_policy
-
-BOX = ActionSpace("continuous", (2,), (-1.0, -1.0), (1.0, 1.0))
-SPECS = {
-    "gaussian": PolicySpec(3, BOX, hidden=(8,)),
-    "state_gaussian": PolicySpec(3, BOX, "state_gaussian", hidden=(8,)),
-    "squashed": PolicySpec(3, BOX, "squashed", hidden=(8,)),
-    "categorical": PolicySpec(3, ActionSpace("discrete", (2, 3)), "categorical", hidden=(8,)),
-}
-
-
-def trained(family: str = "gaussian", seed: int = 0) -> Policy:
-    """A policy as training leaves it: weights of its own, and a normalizer that has seen something."""
-    policy = Policy(SPECS[family])
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    seen = np.random.default_rng(seed).normal(5.0, 3.0, (100, 3))
-    policy.normalizer.update(sums(seen.astype(np.float32)))
-    return policy
-
 
 TENSORS = {
     "floats": torch.tensor([1.5, -math.inf, math.nan]),

@@ -6,13 +6,13 @@ import re
 import signal
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 from tiny_envs import tiny
+from typed_commands import SMALL, answered, refused, typed
 
 from repolicy.cli import doctor
 from repolicy.cli import main as cli
@@ -22,53 +22,7 @@ from repolicy.policies.file import save_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.terminal import Terminal
 
-SMALL = [
-    "--steps",
-    "512",
-    "--envs",
-    "8",
-    "--n-steps",
-    "16",
-    "--minibatch",
-    "64",
-    "--checkpoint-every",
-    "2",
-    "--ranks",
-    "1",
-]
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def typed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """The exit code, stdout and stderr of a command."""
-    code = 0
-    try:
-        cli.main(list(words))
-    except SystemExit as ended:
-        code = int(ended.code or 0)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def answered(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
-    """What `--json` prints: one object, and nothing else on stdout."""
-    code, out, err = typed(capsys, *words, "--json")
-    assert code == 0, err
-    return json.loads(out)
-
-
-def refused(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
-    """The one sentence on stderr of a command that must fail with `code`."""
-    found, out, err = typed(capsys, *words)
-    assert (found, out) == (code, ""), err
-    assert "Traceback" not in err
-    assert err.startswith("repolicy: ")
-    assert err.count("\n") == 1, err
-    return err
+pytestmark = pytest.mark.usefixtures("_elsewhere")
 
 
 def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_customize import ALPHA, SETTINGS, Log, as_policy, gain_and_std, optimum, wish
+from known_optimum import ALPHA, EXACT, FEW, GAIN, SETTINGS, STD, WISH, Log, as_policy, gain_and_std, optimum
 from tiny_envs import CONTROL_COST, STATE_COST, tiny
 from torch import Tensor
 
@@ -26,11 +26,6 @@ from repolicy.ranges import Range
 from repolicy.report.run_page import repeat
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
-
-EXACT = optimum(STATE_COST, CONTROL_COST, ALPHA)
-GAIN, STD = float(EXACT.gain), math.sqrt(float(EXACT.covariance))
-WISH = f"{Path(__file__).with_name('test_customize.py')}:{wish.__name__}"
-FEW = replace(SETTINGS, steps=2_048, checkpoint_every=2)
 
 
 def steer(observations: np.ndarray) -> np.ndarray:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_envs import tiny
 
 from repolicy.policies.storage import read
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import shares_memory
 
-HERE = Path(__file__).parent
 PROGRAM = """
 import numpy as np
 
@@ -30,7 +30,7 @@ def test_a_clone_under_torchrun_ends_in_the_bits_of_two_ranks(tmp_path: Path) ->
     """Whatever number of threads a process may have: torchrun gives each one, a plain shell as many as there are."""
     (tmp_path / "mine.py").write_text(PROGRAM)
     words = ["-m", "repolicy", "customize", "mine.py:steer", "--std", "0.3", "--addon", "mine.py:wish"]
-    words += ["--env", f"{HERE / 'tiny_envs.py'}:LinearQuadratic", "--omega", "0.3", "--alpha", "0.1", "--no-report"]
+    words += ["--env", tiny("LinearQuadratic"), "--omega", "0.3", "--alpha", "0.1", "--no-report"]
     words += [
         "--steps",
         "1024",

@@ -9,51 +9,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, WithoutReward, tiny
+from known_optimum import (
+    ALPHA,
+    SETTINGS,
+    WISH,
+    WISH_CONTROL_COST,
+    WISH_STATE_COST,
+    Log,
+    as_policy,
+    customized,
+    gain_and_std,
+    optimum,
+)
+from tiny_envs import CONTROL_COST, STATE_COST, WithoutReward, tiny
 
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
-from repolicy.exact import LinearGaussian, LinearQuadratic, linear_quadratic_optimal, quadratic_cost
-from repolicy.learning.training import Result, customize
+from repolicy.learning.training import customize
 from repolicy.objective import Objective, greedy, kl, residual
-from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
-from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request, words
 from repolicy.runs.settings import Settings
-
-DISCOUNT = 0.9
-ALPHA = 0.2  # the prior's temperature
-WISH_STATE_COST, WISH_CONTROL_COST = 0.3, 2.0
-SETTINGS = Settings(
-    steps=250_000, ranks=1, envs=64, n_steps=16, minibatch=512, checkpoint_every=150, learning_rate=3e-3,
-    gamma=DISCOUNT, normalize_observations=False, critic_warmup=0.1, hidden=(32,), evaluation_episodes=4,
-)  # fmt: skip
-
-
-def wish(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
-    """The second task's reward: mind the control more."""
-    return -(WISH_STATE_COST * observations[..., 0] ** 2 + WISH_CONTROL_COST * actions[..., 0] ** 2)
-
-
-def optimum(state_cost: float, control_cost: float, alpha: float) -> LinearGaussian:
-    """The closed-form maximum-entropy optimum of a cost."""
-    problem = LinearQuadratic(DYNAMICS, CONTROL, quadratic_cost(state_cost, control_cost), DISCOUNT)
-    return linear_quadratic_optimal(problem, alpha).policy
-
-
-def as_policy(exact: LinearGaussian) -> Policy:
-    """The same distribution as a network: −K·x = −K·relu(x) + K·relu(−x)."""
-    spec = PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(2,), activation="relu", min_std=0.0)
-    policy = Policy(spec)
-    gain, std = float(exact.gain), math.sqrt(float(exact.covariance))
-    with torch.no_grad():
-        policy.network.weights[0].copy_(torch.tensor([[1.0], [-1.0]]))
-        policy.network.weights[1].copy_(torch.tensor([[-gain, gain]]))
-        policy.log_std.fill_(math.log(std))
-    return policy
 
 
 @pytest.fixture(scope="module")
@@ -63,20 +41,6 @@ def prior(tmp_path_factory: pytest.TempPathFactory) -> Path:
     policy = as_policy(optimum(STATE_COST, CONTROL_COST, ALPHA))
     save_policy(path, policy, {"request": {"env": tiny("WithoutReward"), "objective": {"alpha": ALPHA}}})
     return path
-
-
-def customized(
-    prior: Path, objective: Objective, out: Path, settings: Settings = SETTINGS, env: str = "WithoutReward"
-) -> Result:
-    return customize(prior, f"{Path(__file__)}:wish", objective, out, settings, env=tiny(env))
-
-
-def gain_and_std(policy: Policy) -> tuple[float, float]:
-    """What the policy does between −1 and 1, as the line that fits it best, and its std."""
-    states = torch.linspace(-1.0, 1.0, 41).unsqueeze(1)
-    with torch.no_grad():
-        distribution = policy(states)
-    return -float((states * distribution.mean).sum() / states.square().sum()), float(distribution.log_std.exp())  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +88,7 @@ def test_the_result_carries_its_prior(prior: Path, tmp_path: Path) -> None:
     assert saved.prior is not None
     states, actions = torch.randn(5, 1), torch.randn(5, 1)
     assert torch.equal(saved.prior.log_prob(states, actions), read_policy(prior).policy.log_prob(states, actions))
-    assert saved.card["request"]["addons"] == [f"{Path(__file__)}:wish"]
+    assert saved.card["request"]["addons"] == [WISH]
 
 
 def test_omega_holds_a_budget_of_drift(prior: Path, tmp_path: Path) -> None:
@@ -155,7 +119,7 @@ def test_omega_alone_holds_a_budget_of_likelihood(prior: Path, tmp_path: Path) -
     assert budget > 0.1
     settings = replace(SETTINGS, log_prior_budget=float(budget), steps=200_000)
     log = Log()
-    wish_for = [f"{Path(__file__)}:wish", residual(omega / 3, alpha)]
+    wish_for = [WISH, residual(omega / 3, alpha)]
     customize(prior, *wish_for, tmp_path / "run", settings, env=tiny("WithoutReward"), callbacks=[log])
     last = log.metrics[-50:]
     assert np.mean([metrics["below_prior"] for metrics in last]) == pytest.approx(budget, rel=0.05)
@@ -163,27 +127,10 @@ def test_omega_alone_holds_a_budget_of_likelihood(prior: Path, tmp_path: Path) -
     assert {metrics["alpha"] for metrics in log.metrics} == {alpha}
 
 
-class Log:
-    """A callback that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.metrics: list[dict[str, float]] = []
-        self.said: list[str] = []
-
-    def begin(self, request: Any, start: int, total: int) -> None: ...
-    def write(self, metrics: dict[str, float]) -> None:
-        self.metrics.append(metrics)
-
-    def say(self, sentence: str) -> None:
-        self.said.append(sentence)
-
-    def close(self) -> None: ...
-
-
 def test_the_drift_is_held_on_its_way_to_the_budget_and_after_a_resumption(prior: Path, tmp_path: Path) -> None:
     """From weights a hundred times too small, and stopped in the middle."""
     settings = replace(SETTINGS, kl_budget=0.02, checkpoint_every=120, steps=240 * SETTINGS.iteration_steps)
-    wish_for = [f"{Path(__file__)}:wish", kl(ALPHA / 10)]
+    wish_for = [WISH, kl(ALPHA / 10)]
     whole, stopped = Log(), Log()
     customize(prior, *wish_for, tmp_path / "whole", settings, env=tiny("WithoutReward"), callbacks=[whole])
     drift = [metrics["prior_kl"] for metrics in whole.metrics]
@@ -231,7 +178,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     prior: Path, tmp_path: Path, change: dict[str, Any], sentence: str
 ) -> None:
     asked: dict[str, Any] = {
-        "addon": f"{Path(__file__)}:wish", "objective": residual(0.2, 0.1), "env": tiny("WithoutReward"),
+        "addon": WISH, "objective": residual(0.2, 0.1), "env": tiny("WithoutReward"),
         "settings": SETTINGS,
     } | change  # fmt: skip
     with pytest.raises(UsageError, match=sentence):

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_worth import ALPHA, optimum
 from tiny_envs import Endless, tiny
+from typed_commands import typed
+from worth_known import ALPHA, LONG, optimum
 
-from repolicy.cli import main as cli
 from repolicy.cli.diagnose import Diagnose
 from repolicy.envs.addons import combined
 from repolicy.plan import diagnosis
@@ -21,8 +21,6 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy
 from repolicy.readers.reading import Options
-
-LONG = f"{Path(__file__).parent / 'test_worth.py'}:Long"
 
 
 @pytest.fixture(autouse=True)
@@ -122,16 +120,6 @@ def test_short_episodes_are_driven_for_as_many_steps_as_long_ones() -> None:
 
 def one(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
     return np.ones(len(observations))
-
-
-def typed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = 0
-    try:
-        cli.main(list(words))
-    except SystemExit as ended:
-        code = int(ended.code or 0)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def test_the_command_tells_the_verdict_first_and_a_command_last(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_checkpoint import SPECS, trained
-from test_cli import answered, refused, typed
+from saved_policies import SMALL, SPECS, trained
 from tiny_envs import tiny
+from typed_commands import answered, refused, typed
 
 import repolicy
 from benchmarks import fuzz
@@ -28,16 +27,9 @@ from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings, read_settings
 from repolicy.runs.terminal import Terminal
 
-SMALL = Settings(
-    steps=256, envs=4, n_steps=16, minibatch=32, checkpoint_every=2, ranks=1, evaluation_episodes=1, hidden=(8,)
-)
+pytestmark = pytest.mark.usefixtures("_elsewhere")
+
 SHORT = ["--steps", "64", "--envs", "4", "--n-steps", "16", "--minibatch", "32", "--ranks", "1", "--no-report"]
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", list(sys.path))
 
 
 # A file runs no code --------------------------------------------------------------------------------------------------

@@ -14,10 +14,8 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from test_checkpoint import SPECS
-from test_cli import refused, typed
-from test_doors_files import SMALL
-from test_doors_files import _elsewhere as _elsewhere
+from saved_policies import SMALL, SPECS
+from typed_commands import refused, typed
 
 import repolicy
 from repolicy.cli.inspection import inspect
@@ -36,6 +34,8 @@ from repolicy.runs.callbacks import TensorBoard
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.terminal import Terminal
+
+pytestmark = pytest.mark.usefixtures("_elsewhere")
 
 SPACE = ActionSpace("continuous", (3,), (-1.0,) * 3, (1.0,) * 3)
 

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
+import known_optimum as linear
 import numpy as np
 import pytest
-import test_customize as linear
-from test_worker import SETTINGS, segments
 from tiny_envs import tiny
+from workers import SETTINGS, segments
 
 from repolicy.envs.evaluation import Evaluation
 from repolicy.learning.training import customize
@@ -59,7 +59,7 @@ def test_a_run_that_gains_nothing_hands_back_its_prior(tmp_path: Path) -> None:
     said: list[str] = []
     log.say = said.append  # type: ignore[method-assign]
     rough = replace(linear.SETTINGS, steps=4_096, checkpoint_every=4, n_steps=4, learning_rate=0.3, schedule="constant")
-    wish, objective = f"{linear.__file__}:wish", kl(30.0)
+    wish, objective = linear.WISH, kl(30.0)
     customize(prior, wish, objective, tmp_path / "run", rough, env=tiny("WithoutReward"), callbacks=[log])
     assert not any("--omega" in sentence or "--addon" in sentence for sentence in said)  # hints follow the verdict
     folder = RunFolder(tmp_path / "run")

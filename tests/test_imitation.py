@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_cli import SMALL, _elsewhere, answered, refused  # noqa: F401
-from test_cloning import EXACT, GAIN, STD
-from test_customize import as_policy
+from known_optimum import EXACT, GAIN, STD, as_policy
 from tiny_envs import tiny
+from typed_commands import SMALL, answered, refused
 
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.plan.imitation import imitate
@@ -24,6 +23,8 @@ from repolicy.priors.kinds import MeanPrior
 from repolicy.priors.opening import load_policy, read_policy
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
 from repolicy.readers.reading import Options
+
+pytestmark = pytest.mark.usefixtures("_elsewhere")
 
 ROWS = 3_000
 
@@ -90,7 +91,6 @@ def test_choices_are_imitated_with_their_frequencies(tmp_path: Path) -> None:
     assert chances.tolist() == pytest.approx([0.8, 0.8, 0.2], abs=0.05)
 
 
-@pytest.mark.usefixtures("_elsewhere")
 def test_customizing_goes_on_from_an_imitation(capsys: pytest.CaptureFixture[str]) -> None:
     recorded(Path("d.npz"), 500)
     env = tiny("LinearQuadratic")

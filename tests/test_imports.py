@@ -2,8 +2,10 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -29,6 +31,7 @@ WINGS = {
 MOST_NAMES = 14  # behind one door
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Every file of the package by its name below `repolicy`; a folder's `__init__` goes by the folder's name."""
     found = {}
@@ -38,6 +41,7 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """What a file imports of repolicy, wherever in the file, types alone excepted: `train.ppo`, `objective`."""
     known, found = modules(), set()
@@ -112,6 +116,12 @@ def test_every_file_has_a_name_of_its_own() -> None:
 def test_no_circle() -> None:
     graph = {name: imports(path) for name, path in modules().items() if name}
     assert [*TopologicalSorter(graph).static_order()]  # raises CycleError, with the circle
+
+
+def test_no_test_module_imports_another() -> None:
+    """What two of them need stands in a file beside them, in `tests/helpers` or in a conftest."""
+    past = re.compile(r"^ *(?:from|import) (?:\w+\.)*test_\w+", re.MULTILINE)
+    assert not [path.name for path in Path(__file__).parent.rglob("*.py") if past.search(path.read_text())]
 
 
 def test_the_parser_sees_imports(tmp_path: Path) -> None:

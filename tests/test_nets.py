@@ -10,13 +10,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from test_cli import _elsewhere as _elsewhere
-from test_cli import answered, refused, typed
 from tiny_envs import tiny
+from typed_commands import answered, refused, typed
 
 from repolicy.cli.about import Addons
 from repolicy.cli.run_commands import Train
 from repolicy.errors import RepolicyError
+
+pytestmark = pytest.mark.usefixtures("_elsewhere")
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from test_cli import SMALL, _elsewhere, typed  # noqa: F401
-from test_cloning import FEW
+from known_optimum import FEW
+from typed_commands import SMALL, typed
 
 import repolicy
 from repolicy.plan import cloning

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from test_training import same, weights
+from small_runs import same, weights
 from torch import Tensor
 
 from repolicy.cli import main as cli

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_envs
 import torch
+from small_runs import SMALL, same, small, weights
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, Endless, Raises, tiny
 from torch import Tensor
 
@@ -24,7 +26,7 @@ from repolicy.envs.evaluation import evaluate
 from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
 from repolicy.exact import LinearQuadratic, linear_quadratic_optimal, quadratic_cost
 from repolicy.learning.segments import Segments
-from repolicy.learning.training import Result, customize, train
+from repolicy.learning.training import customize, train
 from repolicy.many.sweep import sweep
 from repolicy.objective import Objective, greedy, kl, no_entropy, soft
 from repolicy.plan.defaults import train_defaults
@@ -36,33 +38,6 @@ from repolicy.runs.ranks import Alone
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
-SMALL = Settings(
-    steps=4_096,
-    ranks=1,
-    envs=8,
-    n_steps=16,
-    minibatch=64,
-    checkpoint_every=4,
-    hidden=(16,),
-    evaluation_episodes=2,
-    gamma=0.9,
-)
-
-
-def weights(folder: Path) -> dict[str, Tensor]:
-    latest = RunFolder(folder).latest()
-    assert latest is not None
-    return latest[0]
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def small(out: Path, settings: Settings = SMALL, env: str = "LinearQuadratic", resume: bool = False) -> Result:
-    return train(tiny(env), soft(0.1), out, settings, resume=resume)
-
-
 # The same bits --------------------------------------------------------------------------------------------------------
 
 
@@ -73,17 +48,18 @@ def test_the_seed_decides_every_bit(tmp_path: Path) -> None:
     assert not same(weights(tmp_path / "one"), weights(tmp_path / "other"))
 
 
+HELPERS = str(Path(tiny_envs.__file__).parent)
 PROGRAM = """
 import sys
 from pathlib import Path
-from test_training import SMALL, small
+from small_runs import SMALL, small
 small(Path(sys.argv[1]), resume=True)
 """
 
 
 def test_a_run_that_is_killed_and_resumed_ends_in_the_same_bits(tmp_path: Path) -> None:
     small(tmp_path / "whole")
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {"PYTHONPATH": HELPERS}
     for wait in (0.0, 0.15, 0.4):
         process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path / "killed")], env=environment)
         while not RunFolder(tmp_path / "killed").latest() and process.poll() is None:
@@ -205,7 +181,7 @@ def test_torchrun_ends_in_the_bits_of_two_ranks_and_speaks_once(tmp_path: Path) 
     words = ["-m", "repolicy", "train", tiny("LinearQuadratic"), "--alpha", "0.1", "--steps", "1024", "--json"]
     words += ["--envs", "16", "--n-steps", "16", "--minibatch", "64", "--checkpoint-every", "2"]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": HELPERS}
 
     def run(name: str, *more: str) -> str:
         done = subprocess.run(

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_worth import ALPHA, optimum
 from tiny_envs import LinearQuadratic, tiny
+from worth_known import ALPHA, CALM, LONG, RARELY, optimum
 
 from repolicy.cli.main import main
 from repolicy.errors import NumericError, UsageError
@@ -23,7 +23,7 @@ from repolicy.runs.settings import Settings
 
 FEW = Settings(envs=4, n_steps=4, minibatch=8, ranks=1, hidden=(4,))
 ENV = tiny("LinearQuadratic")
-HERE, LONG = f"{Path(__file__)}:", f"{Path(__file__).parent / 'test_worth.py'}:Long"
+HERE = f"{Path(__file__)}:"
 
 
 def either_way(observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Any) -> np.ndarray:
@@ -204,7 +204,7 @@ def test_a_prior_whose_worth_cannot_be_told_is_held_by_a_budget() -> None:
 
 def test_where_a_worth_stays_uncertain_alpha_begins_at_the_most_that_it_can_be() -> None:
     """Whether the file tells nothing, or what may be chance: who is held too much is let go later."""
-    rarely, wish = LONG.replace(":Long", ":Rarely"), (LONG.replace(":Long", ":calm"),)
+    rarely, wish = RARELY, (CALM,)
     short = replace(FEW, steps=64)
     for card in ({}, {"nat_worth": {"value": 0.25, "error": 0.2, "episodes": 8}}):
         held = plan(residual(), SavedPolicy(optimum(), None, card), rarely, wish, short)

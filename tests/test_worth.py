@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, LinearQuadratic, Tiny, tiny
+from tiny_envs import CONTROL_COST, STATE_COST, Tiny, tiny
+from worth_known import ALPHA, CALM, LONG, RARELY, optimum
 
-from repolicy import exact
 from repolicy.learning.training import train
 from repolicy.objective import greedy, soft
 from repolicy.plan.states import MOST_NUMBERS
@@ -31,40 +31,17 @@ from repolicy.plan.worth import (
 )
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import add_to_card, read_card, save_policy
-from repolicy.policies.policy import Policy, PolicySpec, seeded
+from repolicy.policies.policy import PolicySpec, seeded
 from repolicy.priors.finding import find_policy, shipped
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
 
-ALPHA = 0.3
 LOW, HIGH = (-1.0, -1.0), (1.0, 1.0)
 
 
-class Long(LinearQuadratic):
-    """From 0, cut after 200 steps, so that its ends do not count for much."""
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        Tiny.reset(self, seed=seed)
-        self._x, self._t = 0.0, -192
-        return np.zeros(1, np.float32), {}
-
-
-def optimum() -> Policy:
-    problem = exact.LinearQuadratic(DYNAMICS, CONTROL, exact.quadratic_cost(STATE_COST, CONTROL_COST), 0.9999)
-    best = exact.linear_quadratic_optimal(problem, ALPHA).policy
-    actions = ActionSpace("continuous", (1,), (-1.0,), (1.0,))
-    policy = Policy(PolicySpec(1, actions, hidden=(2,), activation="relu", min_std=0.0))
-    with torch.no_grad():
-        policy.network.weights[0].copy_(torch.tensor([[1.0], [-1.0]]))
-        policy.network.weights[1].copy_(float(best.gain) * torch.tensor([[-1.0, 1.0]]))
-        assert policy.log_std is not None
-        policy.log_std.fill_(0.5 * math.log(float(best.covariance)))
-    return policy
-
-
 def test_a_nat_is_worth_alpha_at_the_optimum_of_alpha() -> None:
-    found = measured(optimum(), f"{Path(__file__)}:Long", 100)
+    found = measured(optimum(), LONG, 100)
     assert found is not None
     assert found.error < 0.02 * ALPHA
     assert found.value == pytest.approx(ALPHA, abs=3 * found.error + 0.01 * ALPHA)  # the last steps cost less: 1 %
@@ -283,7 +260,7 @@ def stay(observations: Any, actions: Any, next_observations: Any, info: Any) -> 
 
 
 def test_the_worth_is_sought_in_both_rewards_at_once() -> None:
-    found = sought(optimum(), f"{Path(__file__)}:Long", (f"{Path(__file__)}:stay",), 1)
+    found = sought(optimum(), LONG, (f"{Path(__file__)}:stay",), 1)
     assert found.basic is not None
     assert found.addon is not None
     assert found.addon.value == pytest.approx(0.1 * found.basic.value, rel=1e-4)
@@ -291,26 +268,8 @@ def test_the_worth_is_sought_in_both_rewards_at_once() -> None:
     assert (found.length, found.basic.episodes) == (200.0, EPISODES)
 
 
-class Rarely(Tiny):
-    """Pays 1 a step, and in one of 32 sampled episodes nothing: what noise costs shows after some rounds."""
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self._steps, self._broken = 0, False
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self._steps += 1
-        self._broken |= self._steps == 1 and action[0] != 0.0 and self.np_random.random() < 1 / 16
-        return np.zeros(1, np.float32), 0.0 if self._broken else 1.0, False, self._steps == 20, {}
-
-
-def calm(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
-    return np.zeros(observations.shape[:-1])
-
-
 def test_a_cost_that_shows_seldom_is_sought_for_longer() -> None:
-    policy, env, wish = optimum(), f"{Path(__file__)}:Rarely", (f"{Path(__file__)}:calm",)
+    policy, env, wish = optimum(), RARELY, (CALM,)
     once, often = (sought(policy, env, wish, steps) for steps in (1, 10_000))
     assert once.basic is not None
     assert often.basic is not None
@@ -344,6 +303,6 @@ def test_what_may_well_be_chance_is_sought_no_longer(monkeypatch: pytest.MonkeyP
 
 
 def test_nothing_is_sought_where_no_reward_says_anything() -> None:
-    found = sought(optimum(), tiny("WithoutReward"), (f"{Path(__file__)}:calm",), 2_000)
+    found = sought(optimum(), tiny("WithoutReward"), (CALM,), 2_000)
     assert found.basic is None
     assert (found.addon, found.known) == (Worth(0.0, 0.0, EPISODES), [])

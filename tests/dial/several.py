@@ -1,16 +1,11 @@
 """What the tests of trained dials share: a prior of linear–quadratic control, wishes for it, and a worker."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-import test_customize
-from test_customize import SETTINGS, as_policy, optimum
+from known_optimum import SETTINGS, WISH, as_policy, optimum
 from tiny_envs import CONTROL_COST, STATE_COST, tiny
 
 from repolicy.learning.segments import Segments
@@ -24,7 +19,6 @@ from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
 ALPHA = 0.2
-WISH = f"{Path(test_customize.__file__)}:wish"
 FAST, QUIET = (f"{__file__}:{name}" for name in ("fast", "quiet"))
 FEW = Settings(
     **SETTINGS.as_dict() | {"steps": 512, "envs": 16, "checkpoint_every": 1, "minibatch": 128, "hidden": (8,)}

@@ -1,18 +1,14 @@
 """Learning for every ω′ of a range at once: what each environment is asked for, and how it is paid."""
 
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
+from known_optimum import SETTINGS, WISH_CONTROL_COST, WISH_STATE_COST, customized, gain_and_std, optimum
 from several import ALPHA, QUIET, WISH, prior_file, worker
-from test_customize import SETTINGS, WISH_CONTROL_COST, WISH_STATE_COST, customized, gain_and_std, optimum
 from tiny_envs import CONTROL_COST, STATE_COST, tiny
 
 import repolicy

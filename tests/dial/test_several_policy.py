@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dialed_priors import prior, shaken
 from several import ALPHA, FAST, QUIET, prior_file
-from test_conditioned_policy import prior, shaken
 from tiny_envs import tiny
 
 import repolicy

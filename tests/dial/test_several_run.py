@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from known_optimum import SETTINGS, WISH_CONTROL_COST, WISH_STATE_COST, gain_and_std, optimum
 from several import ALPHA, FAST, FEW, QUIET, WISH, prior_file, worker
-from test_customize import SETTINGS, WISH_CONTROL_COST, WISH_STATE_COST, gain_and_std, optimum
 from tiny_envs import CONTROL_COST, STATE_COST, tiny
 
 from experiments.dial import others, shuffled

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from tiny_envs import tiny
+from worth_known import optimum
 
 from experiments import found, real_robot, robot_film
 from repolicy.envs.addons import combined
 from repolicy.objective import kl
-from tests.test_worth import optimum
 
 
 def test_the_objective_of_a_policy_that_is_its_prior_is_the_wish(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import small
 import torch
+from runners import Algorithm, runner
 
 pytest.importorskip("rsl_rl")
 from rsl_rl.runners import OnPolicyRunner
@@ -21,13 +22,6 @@ from repolicy.hosts import kept_prior as common
 from repolicy.hosts.rsl_rl import ResidualPPO, RunnersPrior
 from repolicy.learning.worker import FARTHEST, off_budget, steered
 from repolicy.objective import Objective, reformulated
-
-Algorithm = dict[str, Any]
-
-
-def runner(network: str = "mlp", algorithm: Algorithm | None = None, seed: int = 0, **env: Any) -> OnPolicyRunner:
-    torch.manual_seed(seed)
-    return OnPolicyRunner(Drift(images=network == "cnn", **env), settings(network, algorithm), None, "cpu")
 
 
 def residual(prior: Any = None, omega: float = 0.3, alpha: float = 0.2, **more: Any) -> Algorithm:

@@ -4,7 +4,7 @@ import inspect
 from typing import Any
 
 import pytest
-from test_rsl_rl import runner
+from runners import runner
 
 pytest.importorskip("rsl_rl")
 from rsl_rl.algorithms import PPO

@@ -4,7 +4,7 @@ import inspect
 from typing import Any
 
 import pytest
-from test_sb3 import model
+from sb3_models import model
 
 pytest.importorskip("stable_baselines3")
 from stable_baselines3 import PPO

@@ -52,3 +52,7 @@ def assert_equal(found: Any, wanted: Any) -> None:
     assert np.all(np.std(wanted, axis=0) > 1e-4)
     worst = float((np.abs(found - wanted) / np.maximum(1.0, np.abs(wanted))).max())
     assert worst <= TOLERANCE, f"off by {worst:.3g}"
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).normal(size=shape)

@@ -12,29 +12,13 @@ import numpy as np
 import pytest
 import torch
 from comparing import COUNT, assert_equal, log_prob, mean, observations, stirred
+from made_checkpoints import Agent, mlp, named, saved
 from torch import nn
 
 from repolicy.errors import FileError, UsageError
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.reading import Options
 from repolicy.readers.recognize import describe, recognized
-
-
-def mlp(sizes: tuple[int, ...], activation: type[nn.Module]) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for a, b in itertools.pairwise(sizes):
-        layers += [nn.Linear(a, b), activation()]
-    return nn.Sequential(*layers[:-1])
-
-
-def named(prefix: str, module: nn.Module) -> dict[str, torch.Tensor]:
-    return {f"{prefix}.{name}": tensor for name, tensor in module.state_dict().items()}
-
-
-def saved(path: Path, kept: Any) -> Path:
-    torch.save(kept, path)
-    return path
-
 
 # rsl_rl ---------------------------------------------------------------------------------------------------------------
 
@@ -223,20 +207,6 @@ def test_skrls_own_modules(tmp_path: Path) -> None:
 
 
 # CleanRL --------------------------------------------------------------------------------------------------------------
-
-
-class Agent(nn.Module):
-    """The model of CleanRL's script for PPO with continuous actions, as it is published there."""
-
-    def __init__(self, size: int, actions: int) -> None:
-        super().__init__()
-        self.critic = mlp((size, 64, 64, 1), nn.Tanh)
-        self.actor_mean = mlp((size, 64, 64, actions), nn.Tanh)
-        self.actor_logstd = nn.Parameter(torch.zeros(1, actions))
-
-    def log_prob(self, x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-        mean = self.actor_mean(x)
-        return torch.distributions.Normal(mean, self.actor_logstd.expand_as(mean).exp()).log_prob(action).sum(1)
 
 
 def test_cleanrls_halfcheetah(real: Callable[[str], Path], tmp_path: Path) -> None:

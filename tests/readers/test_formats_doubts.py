@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparing import COUNT, assert_equal, log_prob, mean, observations, stirred
+from comparing import COUNT, assert_equal, log_prob, mean, observations, random, stirred
 from gymnasium import spaces
-from test_formats_checkpoints import Agent, mlp, named, saved
-from test_formats_graphs import graph, node, random, script, stacked
-from test_formats_sb3 import Still, contrib, made, sb3
+from made_checkpoints import Agent, brax_file, mlp, named, saved
+from made_graphs import graph, node, script, stacked
+from made_sb3 import Still, contrib, made, sb3
 from torch import nn
 
 from repolicy.cli.inspection import inspect
@@ -362,13 +362,6 @@ def test_a_pickle_is_not_written_out_to_say_what_it_is(read: Any, tmp_path: Path
     with pytest.raises(FileError, match="params") as caught:
         read(tmp_path / "params")
     assert len(str(caught.value)) < 600
-
-
-def brax_file(path: Path, **more: Any) -> Path:
-    layers = {"hidden_0": {"kernel": random(5, 4), "bias": random(4)}}
-    layers |= {"hidden_1": {"kernel": random(4, 6), "bias": random(6)}} | more
-    path.write_bytes(pickle.dumps((0, {"params": layers})))
-    return path
 
 
 def test_what_is_missing_in_a_known_layout_is_said(tmp_path: Path) -> None:

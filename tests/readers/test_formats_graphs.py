@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparing import COUNT, assert_equal, log_prob, mean, observations, stirred
+from comparing import COUNT, assert_equal, log_prob, mean, observations, random, stirred
+from made_graphs import graph, node, run, script, stacked
 from torch import nn
 
 from repolicy.errors import FileError, UsageError
@@ -26,24 +27,6 @@ from repolicy.readers.recognize import describe, recognized
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
-
-
-def run(path: Path, obs: torch.Tensor, output: int = 0) -> np.ndarray:
-    """onnxruntime's own outputs, row by row where the batch is fixed at one."""
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    (entry,) = session.get_inputs()
-    fixed = entry.shape[0] == 1
-    batches = [obs[i : i + 1].numpy() for i in range(len(obs))] if fixed else [obs.numpy()]
-    return np.concatenate([session.run(None, {entry.name: batch})[output] for batch in batches])
-
-
-def script(path: Path, module: nn.Module, size: int, traced: bool = False) -> Path:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        scripted = torch.jit.trace(module, torch.zeros(2, size)) if traced else torch.jit.script(module)
-        torch.jit.save(scripted, str(path))
-    return path
-
 
 # Real robots ----------------------------------------------------------------------------------------------------------
 
@@ -103,13 +86,6 @@ def test_unitrees_policy_with_a_memory_cannot_be_copied(real: Callable[[str], Pa
 
 
 # Graphs made here -----------------------------------------------------------------------------------------------------
-
-
-def stacked(activation: nn.Module, norm: bool = False) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for a, b in ((5, 9), (9, 8)):
-        layers += [nn.Linear(a, b), *([nn.LayerNorm(b, eps=1e-4)] if norm else []), activation]
-    return nn.Sequential(*layers, nn.Linear(8, 3))
 
 
 class Exported(nn.Module):
@@ -206,37 +182,6 @@ def test_rsl_rls_exports(hetero: bool, tmp_path: Path) -> None:
 
 
 # By hand: what exporters write in other ways --------------------------------------------------------------------------
-
-
-def graph(
-    path: Path,
-    nodes: list[Any],
-    constants: dict[str, np.ndarray],
-    inputs: tuple[Any, ...] = ("obs",),
-    opset: int = 18,
-    kind: int = TensorProto.FLOAT,
-) -> Path:
-    """A graph from five observations to `out`."""
-    made = helper.make_graph(
-        nodes,
-        "policy",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 5]) for name in inputs],
-        [helper.make_tensor_value_info("out", kind, None)],
-        [
-            numpy_helper.from_array(values if values.dtype in (np.int64, np.bool_) else values.astype("f4"), name)
-            for name, values in constants.items()
-        ],
-    )
-    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=9), path)
-    return path
-
-
-def random(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape)
-
-
-def node(kind: str, inputs: str, output: str, **attributes: Any) -> Any:
-    return helper.make_node(kind, inputs.split(), [output], **attributes)
 
 
 @pytest.mark.parametrize("number", sorted(TYPES))

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 from comparing import assert_equal, mean, observations
-from test_formats_checkpoints import mlp, named, saved
-from test_formats_doubts import brax_file
+from made_checkpoints import brax_file, mlp, named, saved
 from torch import nn
 
 from repolicy.errors import FileError

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_formats_doubts import brax_file
-from test_formats_graphs import script, stacked
-from test_formats_shells import with_entry
+from made_checkpoints import Seen, brax_file, with_entry
+from made_graphs import script, stacked
 from torch import nn
 
 from repolicy.errors import FileError
@@ -141,13 +140,6 @@ def test_a_storage_of_a_newer_file_has_a_name(tmp_path: Path) -> None:
     kept = with_entry(zipfile.ZipFile(buffer), "data.pkl", lambda pkl: pkl.replace(b"X\x01\x00\x00\x000", b")"))
     with pytest.raises(FileError, match="a storage in it has no name"):
         load(kept, "a file")
-
-
-class Seen:
-    """Running statistics: a pickle of it holds its attributes."""
-
-    def __init__(self, **state: Any) -> None:
-        self.__dict__ = state
 
 
 def test_rows_of_rows_are_no_array(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from comparing import assert_equal, log_prob, mean, observations
-from test_formats_checkpoints import mlp, named, saved
+from made_checkpoints import mlp, named, saved
 from torch import nn
 
 from repolicy.cli.inspection import inspect

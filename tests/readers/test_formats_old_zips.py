@@ -16,7 +16,7 @@ import pytest
 import torch
 from comparing import COUNT, assert_equal, log_prob, mean, observations
 from gymnasium import spaces
-from test_formats_sb3 import SMALL, contrib, made, rewritten, sb3, with_statistics
+from made_sb3 import SMALL, contrib, made, rewritten, sb3, with_statistics
 
 from repolicy.cli.inspection import inspect
 from repolicy.errors import UsageError

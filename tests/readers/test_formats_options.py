@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_formats_checkpoints import mlp, named, saved
-from test_formats_limits import Seen
+from made_checkpoints import Seen, mlp, named, saved
 from torch import nn
 
 from repolicy.cli import main as cli

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparing import assert_equal, mean, observations, stirred
-from test_formats_graphs import graph, node, random, run, script
+from comparing import assert_equal, mean, observations, random, stirred
+from made_checkpoints import Around
+from made_graphs import graph, node, run, script
 from torch import Tensor, nn
 
 from repolicy.cli.inspection import inspect
@@ -257,18 +258,6 @@ def test_weights_outside_of_a_graphs_folder_are_refused_before_it_runs(place: st
 
 
 # TorchScript ----------------------------------------------------------------------------------------------------------
-
-
-class Around(nn.Module):
-    """A connection around a layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.last = nn.Linear(5, 7), nn.Linear(7, 7), nn.Linear(7, 3)
-
-    def forward(self, obs: Tensor) -> Tensor:
-        first = torch.tanh(self.first(obs))
-        return self.last(first + torch.tanh(self.second(first)))
 
 
 class Recurrent(nn.Module):

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
-from comparing import COUNT, assert_equal, log_prob, mean, observations, stirred
+from comparing import COUNT, assert_equal, log_prob, mean, observations
 from gymnasium import spaces
+from made_sb3 import SMALL, check_soft, contrib, made, rewritten, with_statistics
 
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
@@ -25,44 +25,6 @@ from repolicy.readers.reading import Options
 from repolicy.readers.recognize import describe, recognized
 
 sb3 = pytest.importorskip("stable_baselines3")
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize  # noqa: E402
-
-LOW, HIGH = np.array([-2.0, -1.0, 0.5], np.float32), np.array([1.0, 3.0, 2.5], np.float32)
-SPACES = {
-    "box": spaces.Box(LOW, HIGH),
-    "choice": spaces.Discrete(4),
-    "choices": spaces.MultiDiscrete([2, 3, 4]),
-    "switches": spaces.MultiBinary(3),
-}
-SMALL: dict[str, Any] = {"learning_starts": 1, "buffer_size": 10}
-
-
-class Still(gymnasium.Env[Any, Any]):
-    """Nothing ever happens; only its spaces matter."""
-
-    def __init__(self, actions: str = "box", seen: spaces.Space[Any] | None = None) -> None:
-        self.observation_space: Any = seen or spaces.Box(-np.inf, np.inf, (5,), np.float64)
-        self.action_space = SPACES[actions]
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Any) -> Any:
-        return self.observation_space.sample(), 0.0, False, False, {}
-
-
-def made(kind: Any, path: Path, actions: str = "box", seen: Any = None, **settings: Any) -> tuple[Any, Path]:
-    """A model with random parameters, and its zip."""
-    model = kind(settings.pop("policy", "MlpPolicy"), Still(actions, seen), device="cpu", seed=0, **settings)
-    stirred(model.policy)
-    model.save(path / "model.zip")
-    model.policy.set_training_mode(False)
-    return model, path / "model.zip"
-
-
-def contrib(name: str) -> Any:
-    return getattr(pytest.importorskip("sb3_contrib"), name)
 
 
 KINDS: dict[str, Callable[[], Any]] = {
@@ -157,26 +119,6 @@ def test_squashed_policies(kind: str, sde: bool, tmp_path: Path) -> None:
     check_soft(model.policy, described, obs, sde)
 
 
-def check_soft(policy: Any, described: Described, obs: torch.Tensor, sde: bool = False) -> None:
-    """Stable-Baselines3 adds 1e-6 inside of the Jacobian's logarithm, which is no probability: it is taken out here.
-
-    Its stds go down to e⁻²⁰, where single precision has no digits left, so its actor computes in double precision.
-    """
-    actor = policy.actor.double()
-    actor.extract_features = lambda obs, _: obs
-    with torch.no_grad():
-        mu, log_std, extra = actor.get_action_dist_params(obs.double())
-        dist = actor.action_dist.proba_distribution(mu, log_std, **extra)
-        before = dist.distribution.sample().clamp(-5.0, 5.0)  # beyond, 1 − tanh² of theirs has no digits left
-        if sde:
-            dist.bijector.epsilon = 0.0
-            wanted = dist.log_prob(torch.tanh(before))
-        else:
-            dist.epsilon = 0.0
-            wanted = dist.log_prob(torch.tanh(before), before)
-    assert_equal(log_prob(described, obs, before), wanted)
-
-
 def predicted(model: Any, obs: torch.Tensor) -> np.ndarray:
     """The library's own mean action, scaled to the environment's bounds."""
     with torch.no_grad():
@@ -256,19 +198,6 @@ def test_searched_policies_have_no_std(policy: str, tmp_path: Path) -> None:
 # VecNormalize ---------------------------------------------------------------------------------------------------------
 
 
-def with_statistics(folder: Path, file: str, seen: Any = None, **settings: Any) -> tuple[Any, Path, VecNormalize]:
-    """A PPO that learned a little under VecNormalize, whose statistics lie in `file`."""
-    inner = DummyVecEnv([lambda: Still(seen=seen)])
-    envs = VecNormalize(inner, clip_obs=2.5, epsilon=0.1, **settings)
-    policy = "MultiInputPolicy" if isinstance(seen, spaces.Dict) else "MlpPolicy"
-    model = sb3.PPO(policy, envs, n_steps=8, batch_size=8, n_epochs=1, device="cpu", seed=0)
-    model.learn(8)
-    model.save(folder / "model.zip")
-    (folder / file).parent.mkdir(exist_ok=True)
-    envs.save(str(folder / file))
-    return model, folder / "model.zip", envs
-
-
 @pytest.mark.parametrize(
     "file", ["model.vecnormalize.pkl", "vec_normalize.pkl", "model/vecnormalize.pkl", "elsewhere/statistics.pkl"]
 )
@@ -319,14 +248,6 @@ def test_statistics_of_another_size_do_not_fit(tmp_path: Path) -> None:
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
-
-
-def rewritten(path: Path, to: Path, **entries: bytes) -> Path:
-    """The same zip with some of its entries replaced."""
-    with zipfile.ZipFile(path) as old, zipfile.ZipFile(to, "w") as new:
-        for name in old.namelist():
-            new.writestr(name, entries.get(name.split(".")[0], old.read(name)))
-    return to
 
 
 class Touches:

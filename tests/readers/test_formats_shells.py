@@ -17,6 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_checkpoints import with_entry
 
 from repolicy.errors import FileError
 from repolicy.readers.pickles import Name, Shell, load, read_pickle
@@ -128,15 +129,6 @@ def saved_tensor() -> zipfile.ZipFile:
     buffer = io.BytesIO()
     torch.save({"w": torch.arange(6.0).reshape(2, 3)}, buffer)
     return zipfile.ZipFile(buffer)
-
-
-def with_entry(archive: zipfile.ZipFile, ending: str, change: Any, compress: int = zipfile.ZIP_STORED) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", compress) as new:
-        for name in archive.namelist():
-            content = archive.read(name)
-            new.writestr(name, change(content) if name.endswith(ending) else content)
-    return buffer.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparing import assert_equal, mean, observations
-from test_formats_graphs import graph, node, random, run
+from comparing import assert_equal, mean, observations, random
+from made_graphs import graph, node, run
 
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.recognize import describe

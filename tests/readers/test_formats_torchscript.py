@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from comparing import assert_equal, mean, observations, stirred
-from test_formats_graphs import script, stacked
+from made_graphs import script, stacked
 from torch import nn
 
 from repolicy.errors import FileError

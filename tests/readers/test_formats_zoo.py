@@ -13,7 +13,7 @@ import pytest
 import torch
 from comparing import COUNT, assert_equal, log_prob, mean, observations
 from gymnasium import spaces
-from test_formats_sb3 import Still, check_soft
+from made_sb3 import Still, check_soft
 
 from repolicy.errors import UsageError
 from repolicy.readers.recognize import describe

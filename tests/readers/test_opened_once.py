@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_formats_checkpoints import Agent, mlp, named, saved
-from test_formats_doubts import brax_file
-from test_formats_graphs import graph, node, random, script, stacked
-from test_formats_running import Around
-from test_formats_sb3 import made, sb3
+from comparing import random
+from made_checkpoints import Agent, Around, brax_file, mlp, named, saved
+from made_graphs import graph, node, script, stacked
+from made_sb3 import made, sb3
 
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy

@@ -1,6 +1,5 @@
 """ResidualDQN against residual soft value iteration, solved exactly."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,16 +8,15 @@ import numpy as np
 import pytest
 import torch
 from known_problems import Double, Table, Walk, WithoutReward
+from small_priors import wild_prior
 from torch import Tensor, nn
 
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import NumericError, UsageError
 from repolicy.exact import Solution, soft_optimal, solve_residual
 from repolicy.objective import Objective, full, greedy, residual, soft
-from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
-from repolicy.policies.normalizer import sums
-from repolicy.policies.policy import Policy, PolicySpec, frozen
+from repolicy.policies.policy import frozen
 from repolicy.priors.opening import read_policy
 from repolicy.rql import ResidualDQN, Settings
 
@@ -54,17 +52,6 @@ def every_transition(reward: np.ndarray) -> SimpleNamespace:
         next_observations=STATES[Walk.goes[states, actions]],
         dones=torch.zeros(6, 1),
     )
-
-
-def wild_prior(**changes: Any) -> Policy:
-    """A prior with weights of its own and a normalizer that has seen something."""
-    spec = PolicySpec(3, ActionSpace("discrete", (2,)), "categorical", hidden=(8, 5), activation="relu")
-    policy = Policy(replace(spec, **changes))
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.5)
-    policy.normalizer.update(sums(np.random.default_rng(0).normal(0.5, 0.4, (100, 3)).astype(np.float32)))
-    return policy
 
 
 # Targets and policy ---------------------------------------------------------------------------------------------------

@@ -15,8 +15,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from known_problems import Bounded, Table, Walk
-from test_dqn import wild_prior
-from test_sac import constant
+from small_priors import constant, wild_prior
 
 import repolicy
 from repolicy.cli.main import main

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from known_problems import Bounded, Double
+from small_priors import ACTIONS, constant
 from torch import Tensor, nn
 
 from repolicy.envs.evaluation import evaluate
@@ -30,19 +31,9 @@ from repolicy.rql import ResidualSAC, Settings, customize
 from repolicy.rql.sac import _noise
 from repolicy.rql.wrapping import normalizer_for
 
-ACTIONS = ActionSpace("continuous", (1,), (-2.0,), (6.0,))
 MEAN, STD = 0.3, 0.5  # of the prior, before tanh
 CURVATURE, GOAL = 0.7, 0.9
 OBJECTIVES = [kl(0.4), residual(0.5, 0.3), residual(0.2, 0.6)]
-
-
-def constant(mean: float, std: float, family: Any = "state_squashed", actions: ActionSpace = ACTIONS) -> Policy:
-    """A policy that does the same everywhere."""
-    policy = Policy(PolicySpec(1, actions, family, hidden=(4,), activation="relu", min_std=0.0))
-    with torch.no_grad():
-        policy.network.weights[-1].zero_()
-        policy.network.biases[-1].copy_(torch.tensor([mean, math.log(std)]).repeat_interleave(actions.width))
-    return policy
 
 
 class Quadratic(nn.Module):

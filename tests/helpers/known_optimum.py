@@ -1,0 +1,87 @@
+"""Linear–quadratic control whose optimum is known, a prior of it, and a wish for it."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
+
+from repolicy.exact import LinearGaussian, LinearQuadratic, linear_quadratic_optimal, quadratic_cost
+from repolicy.learning.training import Result, customize
+from repolicy.objective import Objective
+from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.runs.settings import Settings
+
+DISCOUNT = 0.9
+ALPHA = 0.2  # the prior's temperature
+WISH_STATE_COST, WISH_CONTROL_COST = 0.3, 2.0
+SETTINGS = Settings(
+    steps=250_000, ranks=1, envs=64, n_steps=16, minibatch=512, checkpoint_every=150, learning_rate=3e-3,
+    gamma=DISCOUNT, normalize_observations=False, critic_warmup=0.1, hidden=(32,), evaluation_episodes=4,
+)  # fmt: skip
+
+
+def wish(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
+    """The second task's reward: mind the control more."""
+    return -(WISH_STATE_COST * observations[..., 0] ** 2 + WISH_CONTROL_COST * actions[..., 0] ** 2)
+
+
+WISH = f"{__file__}:wish"
+
+
+def optimum(state_cost: float, control_cost: float, alpha: float) -> LinearGaussian:
+    """The closed-form maximum-entropy optimum of a cost."""
+    problem = LinearQuadratic(DYNAMICS, CONTROL, quadratic_cost(state_cost, control_cost), DISCOUNT)
+    return linear_quadratic_optimal(problem, alpha).policy
+
+
+def as_policy(exact: LinearGaussian) -> Policy:
+    """The same distribution as a network: −K·x = −K·relu(x) + K·relu(−x)."""
+    spec = PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(2,), activation="relu", min_std=0.0)
+    policy = Policy(spec)
+    gain, std = float(exact.gain), math.sqrt(float(exact.covariance))
+    with torch.no_grad():
+        policy.network.weights[0].copy_(torch.tensor([[1.0], [-1.0]]))
+        policy.network.weights[1].copy_(torch.tensor([[-gain, gain]]))
+        policy.log_std.fill_(math.log(std))
+    return policy
+
+
+def customized(
+    prior: Path, objective: Objective, out: Path, settings: Settings = SETTINGS, env: str = "WithoutReward"
+) -> Result:
+    return customize(prior, WISH, objective, out, settings, env=tiny(env))
+
+
+def gain_and_std(policy: Policy) -> tuple[float, float]:
+    """What the policy does between −1 and 1, as the line that fits it best, and its std."""
+    states = torch.linspace(-1.0, 1.0, 41).unsqueeze(1)
+    with torch.no_grad():
+        distribution = policy(states)
+    return -float((states * distribution.mean).sum() / states.square().sum()), float(distribution.log_std.exp())  # type: ignore[attr-defined]
+
+
+class Log:
+    """A callback that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.metrics: list[dict[str, float]] = []
+        self.said: list[str] = []
+
+    def begin(self, request: Any, start: int, total: int) -> None: ...
+    def write(self, metrics: dict[str, float]) -> None:
+        self.metrics.append(metrics)
+
+    def say(self, sentence: str) -> None:
+        self.said.append(sentence)
+
+    def close(self) -> None: ...
+
+
+EXACT = optimum(STATE_COST, CONTROL_COST, ALPHA)
+GAIN, STD = float(EXACT.gain), math.sqrt(float(EXACT.covariance))
+FEW = replace(SETTINGS, steps=2_048, checkpoint_every=2)

@@ -1,0 +1,38 @@
+"""Runs of a second, and how two of them are compared."""
+
+from pathlib import Path
+
+import torch
+from tiny_envs import tiny
+from torch import Tensor
+
+from repolicy.learning.training import Result, train
+from repolicy.objective import soft
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.settings import Settings
+
+SMALL = Settings(
+    steps=4_096,
+    ranks=1,
+    envs=8,
+    n_steps=16,
+    minibatch=64,
+    checkpoint_every=4,
+    hidden=(16,),
+    evaluation_episodes=2,
+    gamma=0.9,
+)
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    latest = RunFolder(folder).latest()
+    assert latest is not None
+    return latest[0]
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def small(out: Path, settings: Settings = SMALL, env: str = "LinearQuadratic", resume: bool = False) -> Result:
+    return train(tiny(env), soft(0.1), out, settings, resume=resume)

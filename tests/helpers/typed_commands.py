@@ -1,0 +1,38 @@
+"""Commands, typed as a user does."""
+
+import json
+from typing import Any
+
+import pytest
+
+from repolicy.cli import main as cli
+
+SMALL = ["--steps=512", "--envs=8", "--n-steps=16", "--minibatch=64", "--checkpoint-every=2", "--ranks=1"]
+
+
+def typed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """The exit code, stdout and stderr of a command."""
+    code = 0
+    try:
+        cli.main(list(words))
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def answered(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    """What `--json` prints: one object, and nothing else on stdout."""
+    code, out, err = typed(capsys, *words, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
+    """The one sentence on stderr of a command that must fail with `code`."""
+    found, out, err = typed(capsys, *words)
+    assert (found, out) == (code, ""), err
+    assert "Traceback" not in err
+    assert err.startswith("repolicy: ")
+    assert err.count("\n") == 1, err
+    return err

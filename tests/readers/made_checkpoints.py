@@ -1,0 +1,77 @@
+"""Files of several libraries, as these write them."""
+
+import io
+import itertools
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from comparing import random
+from torch import Tensor, nn
+
+
+def mlp(sizes: tuple[int, ...], activation: type[nn.Module]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for a, b in itertools.pairwise(sizes):
+        layers += [nn.Linear(a, b), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+def named(prefix: str, module: nn.Module) -> dict[str, torch.Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in module.state_dict().items()}
+
+
+def saved(path: Path, kept: Any) -> Path:
+    torch.save(kept, path)
+    return path
+
+
+class Agent(nn.Module):
+    """The model of CleanRL's script for PPO with continuous actions, as it is published there."""
+
+    def __init__(self, size: int, actions: int) -> None:
+        super().__init__()
+        self.critic = mlp((size, 64, 64, 1), nn.Tanh)
+        self.actor_mean = mlp((size, 64, 64, actions), nn.Tanh)
+        self.actor_logstd = nn.Parameter(torch.zeros(1, actions))
+
+    def log_prob(self, x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        mean = self.actor_mean(x)
+        return torch.distributions.Normal(mean, self.actor_logstd.expand_as(mean).exp()).log_prob(action).sum(1)
+
+
+def brax_file(path: Path, **more: Any) -> Path:
+    layers = {"hidden_0": {"kernel": random(5, 4), "bias": random(4)}}
+    layers |= {"hidden_1": {"kernel": random(4, 6), "bias": random(6)}} | more
+    path.write_bytes(pickle.dumps((0, {"params": layers})))
+    return path
+
+
+class Seen:
+    """Running statistics: a pickle of it holds its attributes."""
+
+    def __init__(self, **state: Any) -> None:
+        self.__dict__ = state
+
+
+def with_entry(archive: zipfile.ZipFile, ending: str, change: Any, compress: int = zipfile.ZIP_STORED) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compress) as new:
+        for name in archive.namelist():
+            content = archive.read(name)
+            new.writestr(name, change(content) if name.endswith(ending) else content)
+    return buffer.getvalue()
+
+
+class Around(nn.Module):
+    """A connection around a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(5, 7), nn.Linear(7, 7), nn.Linear(7, 3)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        first = torch.tanh(self.first(obs))
+        return self.last(first + torch.tanh(self.second(first)))

@@ -1,0 +1,64 @@
+"""Graphs and scripts to read, and what their own runtimes make of them."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+
+def run(path: Path, obs: torch.Tensor, output: int = 0) -> np.ndarray:
+    """onnxruntime's own outputs, row by row where the batch is fixed at one."""
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (entry,) = session.get_inputs()
+    fixed = entry.shape[0] == 1
+    batches = [obs[i : i + 1].numpy() for i in range(len(obs))] if fixed else [obs.numpy()]
+    return np.concatenate([session.run(None, {entry.name: batch})[output] for batch in batches])
+
+
+def script(path: Path, module: nn.Module, size: int, traced: bool = False) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.trace(module, torch.zeros(2, size)) if traced else torch.jit.script(module)
+        torch.jit.save(scripted, str(path))
+    return path
+
+
+def stacked(activation: nn.Module, norm: bool = False) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for a, b in ((5, 9), (9, 8)):
+        layers += [nn.Linear(a, b), *([nn.LayerNorm(b, eps=1e-4)] if norm else []), activation]
+    return nn.Sequential(*layers, nn.Linear(8, 3))
+
+
+def graph(
+    path: Path,
+    nodes: list[Any],
+    constants: dict[str, np.ndarray],
+    inputs: tuple[Any, ...] = ("obs",),
+    opset: int = 18,
+    kind: int = TensorProto.FLOAT,
+) -> Path:
+    """A graph from five observations to `out`."""
+    made = helper.make_graph(
+        nodes,
+        "policy",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 5]) for name in inputs],
+        [helper.make_tensor_value_info("out", kind, None)],
+        [
+            numpy_helper.from_array(values if values.dtype in (np.int64, np.bool_) else values.astype("f4"), name)
+            for name, values in constants.items()
+        ],
+    )
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=9), path)
+    return path
+
+
+def node(kind: str, inputs: str, output: str, **attributes: Any) -> Any:
+    return helper.make_node(kind, inputs.split(), [output], **attributes)
