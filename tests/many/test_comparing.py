@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -50,13 +51,18 @@ def test_no_stake_knows_the_number_it_is_on() -> None:
     assert (wealth(values, np.concatenate([np.ones(60), np.full(40, 9.0)]))[:61] == after[:61]).all()
 
 
-def test_wealth_does_not_grow_on_average() -> None:
-    """Every order of gains and losses of a fair coin, enumerated: the mean wealth of those who bet is 1."""
+def test_the_largest_loss_is_remembered() -> None:
+    gains, losses = np.full(50, 0.05), np.ones(50)
+    losses[3] = 9.0
+    assert (wealth(gains, losses) == wealth(gains, np.full(50, 9.0))).all()
+
+
+def test_one_in_w_at_most_reaches_a_wealth_of_w() -> None:
+    """Every order of gains and losses of a fair coin, enumerated: as few reach a wealth as is promised."""
     coins = np.array([[1 if row >> place & 1 else -1 for place in range(4)] for row in range(16)], float)
     seen = np.tile(np.where(np.arange(WATCHED) % 5, 0.5, -0.2), (16, 1))  # so that there is a stake
     final = np.exp(wealth(np.hstack([seen, coins]), np.ones((16, WATCHED + 4))))
     assert final.max() > 2.0
-    # `wealth` is the highest so far; that fewer than 1 in w reach w is what is promised.
     assert all((final >= level).mean() <= 1.0 / level for level in (1.5, 2.0, 4.0, 8.0))
 
 
@@ -167,13 +173,18 @@ def test_without_a_reward_a_wish_decides_alone() -> None:
         compare(GOOD, BAD, env)
 
 
+OTHERS = count()
+
+
 class Unseeded(LinearQuadratic):
+    """Whatever the seed, each start is another."""
+
     def reset(self, *, seed: int | None = None, options: object = None) -> object:
-        return super().reset()
+        return super().reset(seed=next(OTHERS))
 
 
 def test_an_environment_without_seeds_is_told() -> None:
-    found = compare(GOOD, BAD, Unseeded)
+    found = compare(GOOD, BAD, Unseeded, episodes=100)
     assert not found.is_paired
     assert found.verdict == "worse"
     assert "from starts of their own" in sentences(found)[1]

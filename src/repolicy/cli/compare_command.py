@@ -1,5 +1,6 @@
 """The command that tells whether a new policy may take the place of an old one."""
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -93,4 +94,5 @@ def cells(row: "Compared") -> list[str]:
         shares = [number(row.old), number(row.new), number(row.new - row.old, plus=True)]
         shares += [number(each, plus=True) for each in (row.low, row.high)]
     old, new, difference, low, high = shares
-    return [row.title, old, new, difference, f"{low} to {high}", row.verdict]
+    interval = f"{low} to {high}" if math.isfinite(row.high - row.low) else "unknown"
+    return [row.title, old, new, difference, interval, row.verdict]
