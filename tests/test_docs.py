@@ -55,7 +55,7 @@ def test_programs_that_pages_name_are_there(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_tests_that_pages_name_are_there(page: Path) -> None:
-    for test in re.findall(r"`(tests/[\w/]+\.py)`", page.read_text()):
+    for test in re.findall(r"`(?:pytest )?(tests/[\w/.]+)`", page.read_text()):
         assert (DOCS.parent / test).exists(), f"{page.name}: {test}"
 
 

@@ -118,6 +118,11 @@ def test_no_circle() -> None:
     assert [*TopologicalSorter(graph).static_order()]  # raises CycleError, with the circle
 
 
+def test_tests_stand_in_the_rooms_of_what_they_test() -> None:
+    folders = {path.parent.name for path in Path(__file__).parent.glob("*/*.py")}
+    assert folders <= {*ROW, *WINGS, "experiments", "helpers"}
+
+
 def test_no_test_module_imports_another() -> None:
     """What two of them need stands in a file beside them, in `tests/helpers` or in a conftest."""
     past = re.compile(r"^ *(?:from|import) (?:\w+\.)*test_\w+", re.MULTILINE)

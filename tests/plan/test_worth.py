@@ -137,7 +137,7 @@ def test_a_card_says_more_and_the_tensors_stay(tmp_path: Path) -> None:
 
 
 def test_the_priors_that_ship_tell_what_was_measured() -> None:
-    rows = json.loads((Path(__file__).parents[1] / "results" / "nat_worth.json").read_text())
+    rows = json.loads((Path(__file__).parents[2] / "results" / "nat_worth.json").read_text())
     for name in shipped():
         card = read_card(find_policy(name))
         assert card["nat_worth"] == {key: rows[name][key] for key in ("value", "error", "episodes")}

@@ -131,12 +131,12 @@ def test_what_tells_of_itself(name: str, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_doctor_knows_every_extra_of_the_package() -> None:
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert {*doctor.EXTRAS} == {*project["optional-dependencies"]} - {"dev", "docs"}
 
 
 def test_a_wheel_takes_no_later_major_than_those_that_were_tested() -> None:
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     extras = [text for name in doctor.EXTRAS for text in project["optional-dependencies"][name]]
     tested = dict(
@@ -285,7 +285,7 @@ def test_a_failure_is_one_sentence_and_1(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_the_installed_command_is_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """What pip makes `repolicy` from, in pyproject.toml."""
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     module, _, name = project["scripts"]["repolicy"].partition(":")
     ran: list[str] = []
     monkeypatch.setattr(cli, "main", lambda: ran.append("it"))

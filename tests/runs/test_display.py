@@ -103,7 +103,7 @@ def test_the_panel_keeps_the_bar_apart_from_the_text() -> None:
 
 
 def test_every_row_is_a_metric_that_is_explained() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "reading-a-report.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reading-a-report.md").read_text()
     of_q_learning = {"task_return", "loss", "critic_loss", "actor_loss", "best"}
     assert all(f"`{name}`" in page for _, rows in ROWS for name, *_ in rows if name not in of_q_learning)
 

@@ -161,7 +161,7 @@ main()
 
 
 def test_ctrl_c_is_no_traceback_from_the_first_import_on() -> None:
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     module = project["scripts"]["repolicy"].partition(":")[0]
     program = [sys.executable, "-c", STOPS_AT.format(module)]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
