@@ -18,8 +18,9 @@ ACTIONS = {"mean": "with the mean action", "sampled": "with sampled actions"}
 
 @dataclass(frozen=True)
 class Compare:
-    """Tell whether a new policy is worse than an old one, with as many episodes as that takes. Exits with 0 if not, 3
-    if it is or cannot be told.
+    """Tell whether a new policy is worse than an old one, with as many episodes as that takes.
+
+    Exits with 0 if it is not worse, with 3 if it is, or if that cannot be told.
 
     Example: repolicy compare halfcheetah runs/cheetah --not-worse 5%
     """
