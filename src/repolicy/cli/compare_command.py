@@ -38,7 +38,7 @@ class Compare:
     sampled: bool = False
     """Let sampled actions decide, and only show the mean action."""
     error: float = 0.05
-    """The probability at most of a wrong verdict."""
+    """The probability at most of a wrong verdict, but for losses that are rare and larger than all that were seen."""
     episodes: int = 1000
     """At most so many of each policy, with each kind of action."""
     seed: int = 0
@@ -81,7 +81,8 @@ def sentences(found: "Comparison") -> list[str]:
     return [
         f"{found.verdict}, {ACTIONS[deciding]}, by {judges}; the margin is {found.margin}",
         f"{counted(found.episodes, 'episode')} each in {found.env} ({found.backend}), {starts}, in "
-        f"{counted(found.rounds, 'round')}; a verdict is wrong with a probability of at most {found.error:.0%}",
+        f"{counted(found.rounds, 'round')}; a verdict is wrong with a probability of at most "
+        f"{found.error:.0%}, but for losses that are rare and larger than all that were seen",
     ]
 
 

@@ -48,7 +48,6 @@ class Option:
     metavar: str = ""  # of a positional one
     is_on: bool = False  # a switch that can be turned off
     repeatable: bool = False
-    required: bool = False
 
     @property
     def setting(self) -> bool:
@@ -100,7 +99,7 @@ def _options(cls: type, place: tuple[str, ...], examples: list[Any], usual: Usua
             here, renamed.replace("_", "-"), hint, texts.get(each.name, ""),
             _shown(values[0]) if same else f"(default: depends on {on})", metavar,
             is_on=hint is bool and values[0] is True,
-            repeatable=any(isinstance(extra, Repeatable) for extra in extras), required=values[0] is MISSING,
+            repeatable=any(isinstance(extra, Repeatable) for extra in extras),
         )  # fmt: skip
 
 

@@ -174,7 +174,7 @@ def compare(
         not_worse: how much less it may have: a share of the old policy's mean, such as "5%", or a number.
         addon: the wish that decides beside the return; by default that of the new policy's file. () is none.
         sampled: let sampled actions decide, and no mean actions.
-        error: the probability at most of a wrong verdict.
+        error: the probability at most of a wrong verdict, but for losses that are rare and larger than all seen.
         episodes: at most so many of each policy, with each kind of action.
         seed: of environments and sampling.
         backend: whose environments: "envpool", "gymnasium", or "auto".

@@ -1,4 +1,4 @@
-"""What a Python program may give that a command line cannot, what is left out, and a resumed run known again."""
+"""What a run begins with: its folder, its prior, and what it was asked for before, where it is resumed."""
 
 import contextlib
 import os
@@ -207,7 +207,7 @@ def shown(progress: bool | None) -> list[Any]:
     return [Display()]
 
 
-# What a customization starts from: a copy of the prior, or the prior as it is with a policy that is fitted to----------
+# What a customization starts from -------------------------------------------------------------------------------------
 
 
 Init = Literal["auto", "copy", "clone"]

@@ -64,7 +64,7 @@ def plan(
     """
     if objective.is_set:
         return Plan(objective, settings, [])
-    task = Task(prior, env, wishes, settings, say)
+    task = Weighing(prior, env, wishes, settings, say)
     if prior is None:
         alpha, why = task.alpha_of_training(objective)
         return Plan(with_alpha(objective, alpha), settings, [f"alpha is {alpha:g}, {why}; --alpha sets another"])
@@ -134,7 +134,7 @@ def usual_budget(prior: Policy) -> float:
 
 
 @dataclass(frozen=True)
-class Task:
+class Weighing:
     """What weights are found for. `prior` is None where a policy is trained from nothing."""
 
     prior: SavedPolicy | None

@@ -152,7 +152,7 @@ def flatten(parameters: Iterable[nn.Parameter], extra: int = 0) -> tuple[Tensor,
     return values, gradients
 
 
-# Networks as the weight and the bias of each of their layers; and sums of networks that are one network again----------
+# The layers of networks, and their sums -------------------------------------------------------------------------------
 
 
 Layers = Sequence[tuple[Tensor, Tensor]]
