@@ -24,9 +24,9 @@ from torch import nn
 from repolicy.envs.making import make_envs
 from repolicy.learning.segments import Segments
 from repolicy.objective import residual
-from repolicy.plan.defaults import customize_defaults
 from repolicy.policies.file import policy_bytes
 from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.prepare.defaults import customize_defaults
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import command, commit
 from repolicy.runs.ranks import Alone, one_thread

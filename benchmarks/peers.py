@@ -54,7 +54,7 @@ def ours(turns: Turns, envs: int, minibatch: int) -> None:
     """Repolicy with one rank a core; evaluations and checkpoints count."""
     from repolicy.learning.training import train
     from repolicy.objective import soft
-    from repolicy.plan.defaults import train_defaults
+    from repolicy.prepare.defaults import train_defaults
 
     settings = replace(train_defaults(ENV), steps=10**10, envs=envs, minibatch=minibatch)
 

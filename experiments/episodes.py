@@ -9,9 +9,9 @@ from repolicy.envs.addons import Addon
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, run_episodes
 from repolicy.envs.making import make_envs
 from repolicy.objective import Objective, reformulated, task_reward
-from repolicy.plan.states import familiarity
 from repolicy.policies.density import Density
 from repolicy.policies.policy import Policy
+from repolicy.prepare.states import familiarity
 from repolicy.runs.ranks import one_thread
 
 

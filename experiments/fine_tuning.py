@@ -33,8 +33,8 @@ from experiments.through_hosts import summary
 from repolicy import Policy, load_policy
 from repolicy.hosts.sb3 import ResidualPPO, from_repolicy, like, to_repolicy
 from repolicy.many.ledger import Ledger, Row
-from repolicy.plan.defaults import customize_defaults
 from repolicy.policies.policy import frozen
+from repolicy.prepare.defaults import customize_defaults
 from repolicy.runs.machine import die_with
 
 

@@ -23,9 +23,9 @@ from repolicy.envs.making import observing
 from repolicy.learning.training import customize
 from repolicy.many.ledger import Row
 from repolicy.objective import Objective, residual
-from repolicy.plan.defaults import customize_defaults
 from repolicy.policies.density import Density
 from repolicy.policies.policy import Policy
+from repolicy.prepare.defaults import customize_defaults
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder

@@ -22,9 +22,9 @@ from repolicy.envs.addons import combined
 from repolicy.learning.training import customize, train
 from repolicy.many.ledger import Ledger, Row
 from repolicy.objective import Objective, greedy, no_entropy, residual
-from repolicy.plan.defaults import customize_defaults, train_defaults
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Policy, frozen
+from repolicy.prepare.defaults import customize_defaults, train_defaults
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder

@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from repolicy.envs.trust import env_of
-from repolicy.plan.worth import measured
 from repolicy.policies.file import add_to_card
+from repolicy.prepare.worth import measured
 from repolicy.priors.finding import find_policy, shipped
 from repolicy.priors.opening import read_policy
 from repolicy.runs.machine import commit

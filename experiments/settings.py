@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from repolicy.plan.defaults import train_defaults
+from repolicy.prepare.defaults import train_defaults
 from repolicy.runs.request import option
 from repolicy.runs.settings import Settings
 

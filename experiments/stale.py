@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ROOMS = ("policies", "readers", "priors", "envs")
 POLICY = ("src/repolicy/objective.py", *(f"src/repolicy/{room}" for room in ROOMS))
-TRAINING = (*POLICY, *(f"src/repolicy/{room}" for room in ("runs", "plan", "learning")))
+TRAINING = (*POLICY, *(f"src/repolicy/{room}" for room in ("runs", "prepare", "learning")))
 HOSTS = ("src/repolicy/hosts", "experiments/batches.py")
 # By the file's name, the first that fits: what the rows of that kind depend on.
 KINDS: dict[str, tuple[str, ...]] = {
@@ -28,7 +28,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "adapters.jsonl": (*HOSTS, "benchmarks/adapters.py"),
     "through_hosts.jsonl": (*HOSTS, "experiments/through_hosts.py", *TRAINING),  # some rows are the engine's
     "fine_tuning.jsonl": (*HOSTS, "experiments/fine_tuning.py", *POLICY),
-    "nat_worth.json": (*POLICY, "src/repolicy/plan/worth.py"),
+    "nat_worth.json": (*POLICY, "src/repolicy/prepare/worth.py"),
     "peers.jsonl": (*TRAINING, "benchmarks/peers.py"),
     "kill.jsonl": (*TRAINING, "benchmarks/kill.py"),
     "*": TRAINING,

@@ -14,8 +14,8 @@ from experiments import campaign
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
 from repolicy.objective import residual
-from repolicy.plan.states import SKIPPED, density_of, familiarity
 from repolicy.policies.policy import Policy
+from repolicy.prepare.states import SKIPPED, density_of, familiarity
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.ranks import Alone, one_thread

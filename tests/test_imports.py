@@ -17,7 +17,19 @@ from repolicy.cli.main import GROUPS
 SOURCE = Path(repolicy.__file__).parent
 
 ROW = [
-    *("errors", "loading", "ranges", "objective", "policies", "readers", "priors", "envs", "runs", "plan", "learning"),
+    *(
+        "errors",
+        "loading",
+        "ranges",
+        "objective",
+        "policies",
+        "readers",
+        "priors",
+        "envs",
+        "runs",
+        "prepare",
+        "learning",
+    ),
     *("many", "report", "cli", "__main__"),
 ]
 # Wings: folders beside the row, and what they may know of it. Their visitors come through the command line alone.
@@ -140,7 +152,7 @@ def test_the_parser_sees_imports(tmp_path: Path) -> None:
 
 
 LIGHT = [
-    *("repolicy", "repolicy.runs.settings", "repolicy.plan.defaults", "repolicy.objective", "repolicy.cli.main"),
+    *("repolicy", "repolicy.runs.settings", "repolicy.prepare.defaults", "repolicy.objective", "repolicy.cli.main"),
     *(module for _, module in GROUPS.values()),
 ]
 

@@ -20,7 +20,7 @@ def cells() -> list[str]:
 
 def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib").use("agg")
-    monkeypatch.setattr("repolicy.plan.states.WANTED", 6_400)  # steps to learn the prior's states from
+    monkeypatch.setattr("repolicy.prepare.states.WANTED", 6_400)  # steps to learn the prior's states from
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "__main__"}
     for cell in cells():

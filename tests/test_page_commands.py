@@ -15,10 +15,10 @@ from repolicy.cli.options import read
 from repolicy.envs import evaluation
 from repolicy.many import sweep
 from repolicy.many.pool import Job
-from repolicy.plan import states, worth
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.prepare import states, worth
 from repolicy.priors.finding import find_policy
 from repolicy.report import movie as film
 from repolicy.report import run_page as report

@@ -16,7 +16,7 @@ from known_optimum import FEW
 from typed_commands import SMALL, typed
 
 import repolicy
-from repolicy.plan import cloning
+from repolicy.prepare import cloning
 
 DOCS = Path(__file__).parents[1] / "docs"
 pytestmark = pytest.mark.usefixtures("_elsewhere")

@@ -10,7 +10,7 @@ from repolicy.envs.evaluation import EVALUATION_SEED
 from repolicy.envs.registered import CHEETAH_JOINTS
 from repolicy.errors import UsageError
 from repolicy.loading import nearest
-from repolicy.plan.defaults import train_defaults
+from repolicy.prepare.defaults import train_defaults
 from repolicy.runs.settings import Settings
 
 STEPS = "5e6"

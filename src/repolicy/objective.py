@@ -23,7 +23,7 @@ from repolicy.ranges import Dial, Range
 
 Task = Literal["basic", "addon", "both"]
 Array = TypeVar("Array", bound=Any)
-Weight = Any  # a number; a Range, for a policy with a dial over it; or one that `plan` sets: None, "auto"
+Weight = Any  # a number; a Range, for a policy with a dial over it; or one that `decide` sets: None, "auto"
 
 WEIGHTS = ("omega", "alpha", "bonus", "states")
 DIALED = ("omega", "alpha")  # those that can be a range
@@ -33,7 +33,7 @@ DIALED = ("omega", "alpha")  # those that can be a range
 class Objective:
     """What the return contains.
 
-    A weight of None is not set yet: `plan.weights.plan` sets it to the usual one, and customize and train call that.
+    A weight of None is not set yet: `prepare.weights.decide` sets it for customize and train.
 
     Args:
         task: whose reward: the environment's own (`basic`), the add-on's (`addon`), or their sum (`both`).
@@ -113,7 +113,7 @@ def _weight(name: str, value: Weight) -> Weight:
     return float(value)
 
 
-# The eight objectives of the paper, a row each. `plan` sets a weight that is left out ---------------------------------
+# The eight objectives of the paper, a row each. `decide` sets a weight that is left out -------------------------------
 
 
 def no_entropy() -> Objective:

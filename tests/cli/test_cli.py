@@ -311,7 +311,7 @@ def test_a_prior_whose_nat_is_worth_something_gives_omega(
     for name, error in (("known", 0.01), ("unknown", 0.4)):
         worth = {"value": 0.25, "error": error, "episodes": 32}
         save_policy(f"{name}.safetensors", saved.policy, saved.card | {"nat_worth": worth})
-    monkeypatch.setattr("repolicy.plan.weights.weights_found", lambda *_: None)
+    monkeypatch.setattr("repolicy.prepare.weights.weights_found", lambda *_: None)
     code, _, said = typed(capsys, "customize", "unknown.safetensors", *wish, "--out", "held")
     assert (code, "the policy drifts 2 nats a step from its prior" in said) == (0, True)
     assert json.loads(Path("held/run.json").read_text())["request"]["settings"]["kl_budget"] == 2.0

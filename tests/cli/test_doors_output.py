@@ -21,14 +21,14 @@ import repolicy
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.objective import soft
-from repolicy.plan import imitation
-from repolicy.plan.weights import weights_of
-from repolicy.plan.worth import Worth
 from repolicy.policies import storage
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.export import export
 from repolicy.policies.file import read_card, save_policy
 from repolicy.policies.policy import PolicySpec
+from repolicy.prepare import imitation
+from repolicy.prepare.weights import weights_of
+from repolicy.prepare.worth import Worth
 from repolicy.priors.finding import beside, find_policy
 from repolicy.runs.callbacks import TensorBoard
 from repolicy.runs.folder import RunFolder
@@ -263,7 +263,7 @@ def test_a_card_may_tell_more_of_what_a_nat_is_worth(
     def told(*_: Any, nat_worth: Worth, **__: Any) -> None:
         raise UsageError(f"it is worth {nat_worth.value} ± {nat_worth.error} by {nat_worth.episodes} episodes")
 
-    monkeypatch.setattr("repolicy.plan.diagnosis.diagnose", told)
+    monkeypatch.setattr("repolicy.prepare.diagnosis.diagnose", told)
     worth = {"value": 0.5, "error": 0.125, "episodes": 9, "measured": "by a version to come"}
     card = {"request": {"env": "Hopper-v4"}, "nat_worth": worth}
     save_policy("mine", repolicy.Policy(PolicySpec(11, SPACE)), card)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from repolicy.exact import MDP, soft_optimal
 from repolicy.exact.solve import Trajectories, enumerate_trajectories
-from repolicy.plan.worth import Sums, worth_of
+from repolicy.prepare.worth import Sums, worth_of
 
 END = 0  # the state of an episode that is over: it pays nothing and has no nats
 

@@ -17,7 +17,7 @@ from repolicy.envs.evaluation import EVALUATION_SEED
 from repolicy.errors import UsageError
 from repolicy.many.ledger import Ledger, checksum
 from repolicy.objective import named
-from repolicy.plan.defaults import customize_defaults, train_defaults
+from repolicy.prepare.defaults import customize_defaults, train_defaults
 from tests.experiments.rows import row
 
 

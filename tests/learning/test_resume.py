@@ -7,7 +7,7 @@ import pytest
 
 from repolicy.errors import FileError, UsageError
 from repolicy.objective import full
-from repolicy.plan.session import begun
+from repolicy.prepare.session import begun
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings

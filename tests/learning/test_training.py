@@ -29,8 +29,8 @@ from repolicy.learning.segments import Segments
 from repolicy.learning.training import customize, train
 from repolicy.many.sweep import sweep
 from repolicy.objective import Objective, greedy, kl, no_entropy, soft
-from repolicy.plan.defaults import train_defaults
 from repolicy.policies.storage import read
+from repolicy.prepare.defaults import train_defaults
 from repolicy.runs import ranks
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import shares_memory

@@ -15,9 +15,9 @@ from repolicy.envs.evaluation import run_episodes
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
 from repolicy.errors import NumericError, UsageError
-from repolicy.plan.session import open_prior
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.prepare.session import open_prior
 from repolicy.priors.code import from_source, is_code, opened, source_of
 from repolicy.priors.finding import find_policy
 from repolicy.priors.kinds import MeanPrior, ScoredPrior, Scorer, State, prior_of

@@ -19,9 +19,9 @@ from repolicy.envs.evaluation import EVALUATION_SEED, Column, Evaluation, evalua
 from repolicy.errors import FileError, RepolicyError
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, residual, soft
-from repolicy.plan.defaults import customize_defaults, train_defaults
-from repolicy.plan.weights import plan
 from repolicy.policies.file import save_policy
+from repolicy.prepare.defaults import customize_defaults, train_defaults
+from repolicy.prepare.weights import decide
 from repolicy.priors.opening import read_policy
 from repolicy.report import run_page as report
 from repolicy.report.charts import curve, labels, short, ticks
@@ -161,7 +161,7 @@ def test_the_command_on_the_page_asks_for_the_same_run(runs: tuple[RunFolder, Ru
     assert json.loads(json.dumps(settings.as_dict())) == request["settings"]
     assert command.addon == tuple(request["addons"])
     if which:
-        chosen = plan(command.wanted(), read_policy(command.prior), ENV, command.addon, settings)
+        chosen = decide(command.wanted(), read_policy(command.prior), ENV, command.addon, settings)
         assert chosen.objective == Objective(**request["objective"])
         assert read_policy(command.prior).card == read_policy(runs[which].prior).card
     else:

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Objective, kl, residual, soft
-from repolicy.plan import cloning
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
+from repolicy.prepare import cloning
 from repolicy.priors.opening import read_policy
 from repolicy.rql import ResidualSAC, Settings, customize
 from repolicy.rql.sac import _noise

@@ -14,11 +14,11 @@ from repolicy.learning import ppo
 from repolicy.learning.terms import OneWeight
 from repolicy.learning.worker import Worker
 from repolicy.objective import residual
-from repolicy.plan import states
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.network import Mlp
 from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
+from repolicy.prepare import states
 from repolicy.priors.kinds import Scorer
 from repolicy.runs import ranks
 from repolicy.runs.request import Request

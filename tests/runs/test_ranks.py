@@ -16,7 +16,7 @@ import torch
 from rank_programs import add_up_and_compare, one_step, put_up, step_with_states
 
 from repolicy.errors import RepolicyError
-from repolicy.plan import states
+from repolicy.prepare import states
 from repolicy.runs import ranks
 from repolicy.runs.machine import shares_memory
 

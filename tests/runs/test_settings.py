@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from repolicy.errors import UsageError
-from repolicy.plan.defaults import TABLE, customize_defaults, train_defaults
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.prepare.defaults import TABLE, customize_defaults, train_defaults
 from repolicy.runs.settings import Settings, read_settings, validated
 
 

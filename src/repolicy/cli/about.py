@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 from repolicy.cli.options import Positional
 from repolicy.errors import UsageError
 from repolicy.loading import counted
-from repolicy.plan.defaults import TABLE, train_defaults
+from repolicy.prepare.defaults import TABLE, train_defaults
 from repolicy.runs.settings import BUDGETS, Settings
 
 

@@ -10,7 +10,7 @@ from repolicy.errors import UsageError
 from repolicy.readers.reading import Options
 
 if TYPE_CHECKING:
-    from repolicy.plan.diagnosis import Diagnosis, Drive
+    from repolicy.prepare.diagnosis import Diagnosis, Drive
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Diagnose:
     def run(self) -> dict[str, Any]:
         from repolicy.envs.addons import at_one, at_one_in_words, check_env, combined
         from repolicy.envs.making import with_roles
-        from repolicy.plan.diagnosis import ENVS, STEPS, check_addon, diagnose
-        from repolicy.plan.weights import worth_in
         from repolicy.policies.file import notes_of
+        from repolicy.prepare.diagnosis import ENVS, STEPS, check_addon, diagnose
+        from repolicy.prepare.weights import worth_in
         from repolicy.priors.finding import find_policy
         from repolicy.priors.opening import read_policy
         from repolicy.runs.ranks import one_thread

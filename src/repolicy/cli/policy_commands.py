@@ -278,7 +278,7 @@ class Imitate:
     """Print one JSON object on stdout."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.plan.imitation import imitate
+        from repolicy.prepare.imitation import imitate
         from repolicy.runs.ranks import one_thread
         from repolicy.runs.terminal import Terminal
 

@@ -46,7 +46,7 @@ class Train(Run):
         return "the environment", [train_defaults(env) for env in ("", *TASKS)]
 
     def run(self) -> dict[str, Any]:
-        from repolicy.plan.session import folder_for
+        from repolicy.prepare.session import folder_for
         from repolicy.rql.customizing import train
 
         folder = folder_for(self.out, self.env, self.objective, self.settings, self.resume, ROOT)
@@ -84,7 +84,7 @@ class Customize(Run):
         return "the environment", [customize_defaults(env) for env in ("", *TASKS)]
 
     def run(self) -> dict[str, Any]:
-        from repolicy.plan.session import folder_for
+        from repolicy.prepare.session import folder_for
         from repolicy.rql.customizing import customize
 
         folder = folder_for(self.out, self.prior, "residual", self.settings, self.resume, ROOT)

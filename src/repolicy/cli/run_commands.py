@@ -10,7 +10,7 @@ from repolicy.cli.options import Named, Positional, Repeated
 from repolicy.cli.policy_commands import warn_of_unfinished
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.objective import Objective, Weight, named
-from repolicy.plan.defaults import TABLE, of_shape, train_defaults
+from repolicy.prepare.defaults import TABLE, of_shape, train_defaults
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
 from repolicy.runs.machine import torchrun_place
@@ -80,7 +80,7 @@ class Train(Run):
 
     def run(self) -> dict[str, Any]:
         from repolicy.learning.training import train
-        from repolicy.plan.session import folder_for
+        from repolicy.prepare.session import folder_for
 
         folder = folder_for(self.out, self.env, self.objective, self.settings, self.resume)
         result = train(
@@ -160,7 +160,7 @@ class Customize(Run):
 
     def run(self) -> dict[str, Any]:
         from repolicy.learning.training import customize
-        from repolicy.plan.session import folder_for
+        from repolicy.prepare.session import folder_for
 
         warn_of_unfinished(self.prior)
         folder = folder_for(self.out, self.prior, self.objective, self.settings, self.resume)

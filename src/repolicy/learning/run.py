@@ -15,12 +15,12 @@ from repolicy.errors import RepolicyError, UsageError
 from repolicy.learning.segments import Segments
 from repolicy.learning.terms import collapsed
 from repolicy.learning.worker import overspent
-from repolicy.plan.session import (
+from repolicy.policies.file import add_to_card
+from repolicy.prepare.session import (
     Start,
     begun,
 )
-from repolicy.plan.worth import measured
-from repolicy.policies.file import add_to_card
+from repolicy.prepare.worth import measured
 from repolicy.priors.code import from_source
 from repolicy.priors.kinds import Exact
 from repolicy.priors.opening import read_policy

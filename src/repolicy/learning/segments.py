@@ -23,11 +23,11 @@ from repolicy.envs.step import Envs
 from repolicy.errors import FileError, NumericError
 from repolicy.learning.worker import Worker
 from repolicy.objective import Objective, reformulated, task_reward
-from repolicy.plan.states import density_of
 from repolicy.policies.density import Density
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, frozen
 from repolicy.policies.storage import write
+from repolicy.prepare.states import density_of
 from repolicy.priors.kinds import Exact, MeanPrior
 from repolicy.priors.opening import read_policy
 from repolicy.runs import ranks

@@ -13,8 +13,9 @@ from repolicy.envs.watchdog import Watchdog
 from repolicy.errors import UsageError
 from repolicy.learning.run import Callback, run, tell
 from repolicy.objective import Objective, residual, soft
-from repolicy.plan.defaults import train_defaults
-from repolicy.plan.session import (
+from repolicy.policies.policy import Policy, Prior
+from repolicy.prepare.defaults import train_defaults
+from repolicy.prepare.session import (
     Init,
     called,
     called_objective,
@@ -28,9 +29,8 @@ from repolicy.plan.session import (
     settings_of,
     shown,
 )
-from repolicy.plan.states import check_learnable
-from repolicy.plan.weights import plan, trial
-from repolicy.policies.policy import Policy, Prior
+from repolicy.prepare.states import check_learnable
+from repolicy.prepare.weights import decide, trial
 from repolicy.priors.kinds import Function
 from repolicy.readers.reading import Options
 from repolicy.runs.folder import RunFolder
@@ -92,7 +92,7 @@ def train(
     with watchdog(env_timeout):
         name = with_roles(name, backend=how.backend)
         notes = [f"training in {name}, into {folder.path}", *notes]
-        wanted, how, chosen = plan(wanted, None, name, wishes, how)
+        wanted, how, chosen = decide(wanted, None, name, wishes, how)
         if wanted.reads_prior:
             raise UsageError("an objective with omega above 0 needs a prior: use customize")
         if wanted.reads_states:
@@ -188,7 +188,7 @@ def customize(
         saved, content = start.saved, start.content
         assert saved is not None
         notes += try_addon(saved.policy, name, wishes, how, sparse)
-        wanted, how, chosen = plan(wanted, saved, name, wishes, how, say)
+        wanted, how, chosen = decide(wanted, saved, name, wishes, how, say)
         if not wanted.reads_addon:
             raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
         request = Request(name, wanted, how, wishes, hashlib.sha256(content).hexdigest(), sparse)

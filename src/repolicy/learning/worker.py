@@ -15,10 +15,10 @@ from repolicy.errors import NumericError
 from repolicy.learning import ppo
 from repolicy.learning.terms import OneWeight, RangeOfWeights
 from repolicy.objective import DIALED, Objective, Reward, reformulated
-from repolicy.plan.states import familiarity
 from repolicy.policies.density import Density
 from repolicy.policies.normalizer import BOUND, Normalizer, sums
 from repolicy.policies.policy import Policy, frozen
+from repolicy.prepare.states import familiarity
 from repolicy.priors.kinds import Exact, Scorer
 from repolicy.runs import ranks
 from repolicy.runs.request import Request, spec_for

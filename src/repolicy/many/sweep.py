@@ -23,11 +23,11 @@ from repolicy.many import pool
 from repolicy.many.pool import Here, Job, Start, work
 from repolicy.many.tradeoff import Found, Point, as_dict, point_words
 from repolicy.objective import Objective
-from repolicy.plan.session import open_prior, settings_of
-from repolicy.plan.states import check_learnable
-from repolicy.plan.weights import plan
 from repolicy.policies.policy import Policy
 from repolicy.policies.storage import check_shape, write_bytes, write_json
+from repolicy.prepare.session import open_prior, settings_of
+from repolicy.prepare.states import check_learnable
+from repolicy.prepare.weights import decide
 from repolicy.priors.opening import read_policy
 from repolicy.readers.reading import Options
 from repolicy.runs import ranks
@@ -128,8 +128,8 @@ def sweep(
     env = start.with_roles(name, how.backend)
     least = next((omega for omega in omegas if omega), 0.0)
     notes = [*start.notes, *try_addon(saved.policy, env, wishes, how, sparse)]
-    planned = plan(Objective("addon", least, alpha, states=states), saved, env, wishes, how, say)
-    objective, notes = planned.objective, notes + planned.notes
+    decided = decide(Objective("addon", least, alpha, states=states), saved, env, wishes, how, say)
+    objective, notes = decided.objective, notes + decided.notes
     request = {"env": env, "addons": list(wishes), "alpha": objective.alpha, "states": objective.states}
     request |= {"settings": how.as_dict(), "sparse": sparse}
     check(Request(env, replace(objective, omega=omegas[-1]), how, wishes, sparse=sparse))

@@ -2,7 +2,7 @@
 
 There are three depths of prior. *Copied*: its network is one of ours, and the actor starts as it (`readers/`).
 *Cloned*: its log-probability goes into the return, and the actor is a policy of ours that is fitted to it
-(`plan/cloning.py`). *With a memory*: the same, and its state runs along with each episode.
+(`prepare/cloning.py`). *With a memory*: the same, and its state runs along with each episode.
 """
 
 import math

@@ -11,8 +11,8 @@ from repolicy.envs.addons import Addon, check_env, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.trust import addons_of, env_of
 from repolicy.loading import counted, printable
-from repolicy.plan.defaults import customize_defaults, train_defaults
 from repolicy.policies.file import SavedPolicy
+from repolicy.prepare.defaults import customize_defaults, train_defaults
 from repolicy.priors.finding import find_policy
 from repolicy.priors.hub import FILE, Place, in_sentences, library, place
 from repolicy.priors.opening import own_bytes, read_policy

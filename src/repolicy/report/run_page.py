@@ -18,9 +18,9 @@ from repolicy.envs.trust import confirm
 from repolicy.errors import FileError, RepolicyError
 from repolicy.loading import file_sum
 from repolicy.objective import Objective, name_of
-from repolicy.plan.defaults import customize_defaults, train_defaults
 from repolicy.policies.file import SavedPolicy, read_card
 from repolicy.policies.storage import write_bytes
+from repolicy.prepare.defaults import customize_defaults, train_defaults
 from repolicy.priors.opening import read_policy
 from repolicy.report import charts, page
 from repolicy.report.charts import learning

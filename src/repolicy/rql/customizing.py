@@ -27,10 +27,10 @@ from repolicy.learning.run import Callback, tell
 from repolicy.learning.training import check_given, watchdog
 from repolicy.loading import nearest
 from repolicy.objective import Objective
-from repolicy.plan.cloning import fitted, spec_of
-from repolicy.plan.session import check_objective, earlier, settings_of
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Policy, seeded
+from repolicy.prepare.cloning import fitted, spec_of
+from repolicy.prepare.session import check_objective, earlier, settings_of
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import own_bytes, read_policy
 from repolicy.readers.reading import Options

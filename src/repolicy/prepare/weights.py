@@ -16,10 +16,10 @@ from repolicy.envs.rollout import Collector, Rollout
 from repolicy.errors import NumericError, UsageError
 from repolicy.loading import without_version
 from repolicy.objective import Objective
-from repolicy.plan.states import MOST_NUMBERS, SKIPPED
-from repolicy.plan.worth import Worth, Worths, sought
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Agent, Policy, seeded
+from repolicy.prepare.states import MOST_NUMBERS, SKIPPED
+from repolicy.prepare.worth import Worth, Worths, sought
 from repolicy.ranges import Range
 from repolicy.runs.ranks import one_thread
 from repolicy.runs.request import spec_for
@@ -39,7 +39,7 @@ ENVS, STEPS = 8, 256  # of a trial
 Say = Callable[[str], None]
 
 
-class Plan(NamedTuple):
+class Decision(NamedTuple):
     """An objective whose weights are all set, the settings with its budget, and a sentence for each choice."""
 
     objective: Objective
@@ -47,15 +47,15 @@ class Plan(NamedTuple):
     notes: list[str]
 
 
-def plan(
+def decide(
     objective: Objective,
     prior: SavedPolicy | None,
     env: str,
     wishes: tuple[str, ...],
     settings: Settings,
     say: Say = lambda sentence: None,
-) -> Plan:
-    """Return the plan of a run: each weight that is not set yet is set to the usual one.
+) -> Decision:
+    """Return a run's objective with all its weights: each that is not set yet is set to the usual one.
 
     Training from nothing (`prior` is None) takes alpha from a row of settings, else from the reward of trial steps.
     Customizing takes omega and states from what a nat of the prior is worth, else holds a budget; and alpha from the
@@ -63,11 +63,11 @@ def plan(
     weight exclude each other.
     """
     if objective.is_set:
-        return Plan(objective, settings, [])
+        return Decision(objective, settings, [])
     task = Weighing(prior, env, wishes, settings, say)
     if prior is None:
         alpha, why = task.alpha_of_training(objective)
-        return Plan(with_alpha(objective, alpha), settings, [f"alpha is {alpha:g}, {why}; --alpha sets another"])
+        return Decision(with_alpha(objective, alpha), settings, [f"alpha is {alpha:g}, {why}; --alpha sets another"])
 
     omega, states, notes, most = objective.omega, objective.states, list[str](), 0.0
     if settings.budget is not None:
@@ -117,7 +117,7 @@ def plan(
         if isinstance(alpha, Range) or not 0.0 < alpha < math.inf:
             raise UsageError(f"alpha is {alpha}; where a budget moves omega and alpha it must be one number above 0")
         omega = alpha
-    return Plan(replace(objective, omega=omega, alpha=alpha, states=states or 0.0), settings, notes)
+    return Decision(replace(objective, omega=omega, alpha=alpha, states=states or 0.0), settings, notes)
 
 
 def with_alpha(objective: Objective, alpha: float) -> Objective:

@@ -13,13 +13,13 @@ from tiny_envs import tiny
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, residual
-from repolicy.plan.states import check_learnable, density_of, visited
 from repolicy.policies import density
 from repolicy.policies.density import MOST, QUANTILE, Density, fitted
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.prepare.states import check_learnable, density_of, visited
 from repolicy.priors.opening import read_policy
 from repolicy.report.charts import learning
 from repolicy.runs.folder import RunFolder
@@ -104,7 +104,7 @@ def asked(tmp_path: Path, out: str, objective: Objective, **options: Any) -> Any
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    from repolicy.plan import states
+    from repolicy.prepare import states
 
     for name, value in {"ENVS": 8, "WANTED": 400, "LEAST": 100}.items():
         monkeypatch.setattr(states, name, value)
@@ -113,7 +113,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_a_run_stores_its_density_and_is_resumed_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repolicy.plan.states.SKIPPED", 3)  # a rollout is shorter than what is left out
+    monkeypatch.setattr("repolicy.prepare.states.SKIPPED", 3)  # a rollout is shorter than what is left out
     whole = asked(tmp_path, "whole", residual(0.1, 0.1, states=0.5))
     assert whole.last["reward_states"] < 0
     parts = [whole.last[f"reward_{part}"] for part in ("task", "prior", "entropy", "states")]
@@ -142,7 +142,7 @@ def test_a_run_stores_its_density_and_is_resumed_to_the_bit(tmp_path: Path, monk
 @pytest.mark.usefixtures("quick")
 def test_how_an_episode_begins_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of episodes of 3, 4, 5, ... steps that show their number, with the first three left out."""
-    monkeypatch.setattr("repolicy.plan.states.SKIPPED", 3)
+    monkeypatch.setattr("repolicy.prepare.states.SKIPPED", 3)
     prior = read_policy(prior_in(tmp_path / "prior.safetensors", size=2)).policy
     states = visited(prior, Request(tiny("Counter"), residual(0.1, 0.1, states=0.5), SETTINGS))
     assert sorted(map(tuple, states[states[:, 0] < 4].unique(dim=0).tolist())) == [(2, 4), (3, 4), (3, 5)]

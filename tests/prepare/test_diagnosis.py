@@ -14,12 +14,12 @@ from worth_known import ALPHA, LONG, optimum
 
 from repolicy.cli.diagnose import Diagnose
 from repolicy.envs.addons import combined
-from repolicy.plan import diagnosis
-from repolicy.plan.diagnosis import Diagnosis, Drive, complaints, diagnose
-from repolicy.plan.worth import Worth
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy
+from repolicy.prepare import diagnosis
+from repolicy.prepare.diagnosis import Diagnosis, Drive, complaints, diagnose
+from repolicy.prepare.worth import Worth
 from repolicy.readers.reading import Options
 
 

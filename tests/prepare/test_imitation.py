@@ -16,8 +16,8 @@ from tiny_envs import tiny
 from typed_commands import SMALL, answered, refused
 
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.plan.imitation import imitate
 from repolicy.policies.file import save_policy
+from repolicy.prepare.imitation import imitate
 from repolicy.priors.code import opened
 from repolicy.priors.kinds import MeanPrior
 from repolicy.priors.opening import load_policy, read_policy

@@ -18,13 +18,13 @@ from repolicy.envs.trust import confirm, env_of
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import as_file_name, lives_here_alone, stem_of
 from repolicy.objective import WEIGHTS, Objective, name_of
-from repolicy.plan.cloning import clone, spec_of
-from repolicy.plan.defaults import customize_defaults
-from repolicy.plan.weights import trial
 from repolicy.policies.file import SavedPolicy, notes_of, policy_bytes
 from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy, frozen, seeded
 from repolicy.policies.storage import read, write
+from repolicy.prepare.cloning import clone, spec_of
+from repolicy.prepare.defaults import customize_defaults
+from repolicy.prepare.weights import trial
 from repolicy.priors.code import Source, opened, source_of
 from repolicy.priors.kinds import Exact, MeanPrior, ScoredPrior
 from repolicy.priors.kinds import name_of as called_prior

@@ -17,9 +17,12 @@ from worth_known import ALPHA, CALM, LONG, RARELY, optimum
 
 from repolicy.learning.training import train
 from repolicy.objective import greedy, soft
-from repolicy.plan.states import MOST_NUMBERS
-from repolicy.plan.weights import weights_found, weights_of
-from repolicy.plan.worth import (
+from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.file import add_to_card, read_card, save_policy
+from repolicy.policies.policy import PolicySpec, seeded
+from repolicy.prepare.states import MOST_NUMBERS
+from repolicy.prepare.weights import weights_found, weights_of
+from repolicy.prepare.worth import (
     EPISODES,
     Entropy,
     Sums,
@@ -29,9 +32,6 @@ from repolicy.plan.worth import (
     sought,
     worth_of,
 )
-from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.file import add_to_card, read_card, save_policy
-from repolicy.policies.policy import PolicySpec, seeded
 from repolicy.priors.finding import find_policy, shipped
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
@@ -241,7 +241,7 @@ class Calms(Tiny):
 @pytest.mark.parametrize("longest", [30, 70])
 def test_it_does_not_matter_where_an_episode_is_cut(monkeypatch: pytest.MonkeyPatch, longest: int) -> None:
     """Neither by the longest that counts nor by a time limit: nats are summed over the steps of the return."""
-    monkeypatch.setattr("repolicy.plan.worth.LONGEST", longest)
+    monkeypatch.setattr("repolicy.prepare.worth.LONGEST", longest)
     for env, limit in ((f"{Path(__file__)}:Calms", math.inf), (f"{Path(__file__)}:calms_within_a_limit", 50)):
         found = sought(optimum(), env, (), 1)
         assert found.basic is not None
@@ -295,7 +295,7 @@ def test_what_may_well_be_chance_is_sought_no_longer(monkeypatch: pytest.MonkeyP
             log_prior=np.full(EPISODES, 1.0),
         )
 
-    monkeypatch.setattr("repolicy.plan.worth.evaluate", told)
+    monkeypatch.setattr("repolicy.prepare.worth.evaluate", told)
     found = sought(optimum(), "any", (), 10_000)
     assert found.basic is not None
     assert found.basic.value == pytest.approx(cost / 5)

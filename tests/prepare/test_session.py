@@ -15,9 +15,9 @@ import repolicy
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import lives_here_alone, load_object, reference_to
 from repolicy.objective import residual
-from repolicy.plan.session import continued, ranks_for
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.prepare.session import continued, ranks_for
 from repolicy.runs import ranks
 from repolicy.runs.request import Request
 from repolicy.runs.result import Result

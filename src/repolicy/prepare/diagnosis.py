@@ -15,9 +15,10 @@ from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, check_fit, eva
 from repolicy.envs.making import probed
 from repolicy.envs.step import Backend
 from repolicy.errors import UsageError
-from repolicy.plan.defaults import customize_defaults
-from repolicy.plan.weights import Weights, usual_budget, weights_found
-from repolicy.plan.worth import (
+from repolicy.policies.policy import Policy, seeded
+from repolicy.prepare.defaults import customize_defaults
+from repolicy.prepare.weights import Weights, usual_budget, weights_found
+from repolicy.prepare.worth import (
     Entropy,
     Sums,
     Worth,
@@ -25,7 +26,6 @@ from repolicy.plan.worth import (
     nats_of,
     worth_of,
 )
-from repolicy.policies.policy import Policy, seeded
 from repolicy.runs.request import spec_for
 from repolicy.runs.settings import Settings
 

@@ -13,11 +13,11 @@ from worth_known import ALPHA, CALM, LONG, RARELY, optimum
 from repolicy.cli.main import main
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import full, greedy, kl, no_entropy, residual, soft
-from repolicy.plan import weights
-from repolicy.plan.weights import ALPHAS, BUDGET, SHARE, UNSEEN, plan
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.prepare import weights
+from repolicy.prepare.weights import ALPHAS, BUDGET, SHARE, UNSEEN, decide
 from repolicy.ranges import Range
 from repolicy.runs.settings import Settings
 
@@ -52,24 +52,24 @@ def told(alpha: float) -> dict[str, Any]:
 
 def test_training_takes_alpha_from_a_row_whatever_the_version_and_options() -> None:
     for name, alpha in ALPHAS.items():
-        found = plan(soft(), None, f"{name}-v5?reset_noise_scale=0.3", (), FEW)
+        found = decide(soft(), None, f"{name}-v5?reset_noise_scale=0.3", (), FEW)
         assert found.objective == soft(alpha)
         assert found.notes == [f"alpha is {alpha:g}, the usual one for {name}; --alpha sets another"]
 
 
 def test_what_is_named_is_taken_without_a_word() -> None:
-    assert plan(soft(alpha=0.3), None, "Hopper-v4", (), FEW) == (soft(0.3), FEW, [])
-    assert plan(no_entropy(), None, "Hopper-v4", (), FEW) == (no_entropy(), FEW, [])
+    assert decide(soft(alpha=0.3), None, "Hopper-v4", (), FEW) == (soft(0.3), FEW, [])
+    assert decide(no_entropy(), None, "Hopper-v4", (), FEW) == (no_entropy(), FEW, [])
     every = residual(0.3, 0.2, 0.1)
-    assert plan(every, prior(), ENV, (), FEW) == (residual(0.3, 0.2, 0.1), FEW, [])
+    assert decide(every, prior(), ENV, (), FEW) == (residual(0.3, 0.2, 0.1), FEW, [])
 
 
 def test_alpha_is_scaled_from_the_reward() -> None:
     """CartPole pays 1 a step, for one choice; with a wish of 3 or −3 it pays 4 or −2."""
-    found = plan(soft(), None, "CartPole-v1", (), FEW)
+    found = decide(soft(), None, "CartPole-v1", (), FEW)
     assert found.objective == soft(SHARE)
     assert found.notes == ["alpha is 0.01, scaled from the reward in trial steps (1 a step); --alpha sets another"]
-    both = plan(full(), None, "CartPole-v1", (f"{HERE}either_way=3",), FEW).objective
+    both = decide(full(), None, "CartPole-v1", (f"{HERE}either_way=3",), FEW).objective
     assert both.alpha == pytest.approx(SHARE * np.sqrt(10), rel=0.05)
     assert both == full(both.alpha)
 
@@ -81,41 +81,41 @@ def test_the_reward_is_shared_out_over_the_numbers_of_an_action() -> None:
 
 
 def test_a_reward_that_trial_steps_do_not_see() -> None:
-    wish = plan(greedy(), prior(), ENV, (f"{HERE}nowhere",), FEW)
+    wish = decide(greedy(), prior(), ENV, (f"{HERE}nowhere",), FEW)
     assert wish.objective == greedy(UNSEEN)
     assert "was 0 throughout" in wish.notes[0]
     with pytest.raises(NumericError, match="reward in trial steps is not a finite number"):
-        plan(soft(), None, tiny("WithoutReward"), (), FEW)
+        decide(soft(), None, tiny("WithoutReward"), (), FEW)
 
 
 def test_customizing_takes_the_priors_alpha_then_omega_then_the_wish() -> None:
     wish = (f"{HERE}either_way=5",)
-    assert plan(kl(), prior(request=told(0.7)), ENV, wish, FEW) == (kl(0.7), FEW, [])
-    found = plan(residual(0.4), prior(), ENV, wish, FEW)
+    assert decide(kl(), prior(request=told(0.7)), ENV, wish, FEW) == (kl(0.7), FEW, [])
+    found = decide(residual(0.4), prior(), ENV, wish, FEW)
     assert found.objective == residual(0.4, 0.13)
     assert "alpha is 0.13, a third of omega" in found.notes[0]
     for omega in (0.0, None):  # an omega of 0 is no measure of anything
-        found = plan(residual(0.0) if omega == 0.0 else kl(), prior(), ENV, wish, FEW)
+        found = decide(residual(0.0) if omega == 0.0 else kl(), prior(), ENV, wish, FEW)
         assert found.objective.alpha == 5 * SHARE
         assert found.notes[-1].startswith("alpha is 0.05, scaled from the add-on's reward under the prior (5 a step)")
 
 
 def test_customizing_takes_omega_from_the_worth_of_a_nat_or_else_holds_a_budget() -> None:
     worth = {"value": 0.25, "error": 0.01, "episodes": 32}
-    found = plan(residual(), prior(request=told(0.7), nat_worth=worth), ENV, (), FEW)
+    found = decide(residual(), prior(request=told(0.7), nat_worth=worth), ENV, (), FEW)
     assert found.objective == residual(0.25, 0.7)
     assert "omega is 0.25, what a nat of the prior is worth" in found.notes[0]
     known = prior(request=told(0.7), nat_worth=worth, evaluation={"evaluation_length": 1000.0})
     for states, expected in ((None, 0.25), (0.1, 0.1), (0.0, 0.0)):
-        found = plan(residual(states=states), known, ENV, (), FEW)
+        found = decide(residual(states=states), known, ENV, (), FEW)
         assert found.objective == residual(0.25, 0.7, expected)
-    assert plan(residual(0.3), known, ENV, (), FEW).objective == residual(0.3, 0.7)
+    assert decide(residual(0.3), known, ENV, (), FEW).objective == residual(0.3, 0.7)
     unknown = worth | {"error": 0.2}
     for asked, card in (
         (residual(), {"nat_worth": unknown}),
         (residual("auto"), {"nat_worth": worth}),
     ):
-        held = plan(asked, prior(request=told(0.7), **card), f"{HERE}Indifferent", (), FEW)
+        held = decide(asked, prior(request=told(0.7), **card), f"{HERE}Indifferent", (), FEW)
         assert (held.objective, held.settings.kl_budget) == (kl(0.7), BUDGET)
         *why, held_by = held.notes
         assert f"drifts {BUDGET:g} nats a step" in held_by
@@ -128,11 +128,11 @@ def test_a_range_of_omega_prices_states_at_what_a_nat_is_worth() -> None:
     worth = {"value": 0.25, "error": 0.01, "episodes": 32}
     known = prior(request=told(0.7), nat_worth=worth, evaluation={"evaluation_length": 1000.0})
     for states, expected in ((None, 0.25), (0.1, 0.1), (0.0, 0.0)):
-        found = plan(residual(Range(0.1, 3.0), states=states), known, ENV, (), FEW)
+        found = decide(residual(Range(0.1, 3.0), states=states), known, ENV, (), FEW)
         assert found.objective == residual(Range(0.1, 3.0), 0.7, expected)
         assert [note.split(",")[0] for note in found.notes] == ["states is 0.25"] * (states is None)
     unknown = prior(request=told(0.7), nat_worth=worth | {"error": 0.2})
-    found = plan(residual(Range(0.1, 3.0)), unknown, f"{HERE}Indifferent", (), FEW)
+    found = decide(residual(Range(0.1, 3.0)), unknown, f"{HERE}Indifferent", (), FEW)
     assert found.objective == residual(Range(0.1, 3.0), 0.7, 0.0)
     assert [note.split(",")[1] for note in found.notes] == [" so new states have no price; --states names one"]
 
@@ -141,7 +141,7 @@ def test_a_range_of_omega_prices_states_at_what_a_nat_is_worth() -> None:
 def test_a_prior_that_tells_nothing_or_not_for_certain_is_measured(card: dict[str, Any]) -> None:
     """The optimum of an episode of 200 steps, without a wish: a nat is worth alpha, to two digits."""
     saved, said = SavedPolicy(optimum(), None, card), list[str]()
-    found = plan(residual(), saved, LONG, (), FEW, said.append)
+    found = decide(residual(), saved, LONG, (), FEW, said.append)
     omega = found.objective.omega
     assert omega == pytest.approx(ALPHA, rel=0.05)
     assert found.objective == residual(omega, float(f"{omega / 3:.2g}"), omega)
@@ -150,7 +150,7 @@ def test_a_prior_that_tells_nothing_or_not_for_certain_is_measured(card: dict[st
     assert f"omega is {omega:.3g}, what a nat of the prior is worth" in found.notes[0]
     said.clear()
     for named in (residual(0.3), residual("auto"), kl()):
-        plan(named, saved, LONG, (f"{HERE}either_way",), FEW, said.append)
+        decide(named, saved, LONG, (f"{HERE}either_way",), FEW, said.append)
     assert said == []
 
 
@@ -171,12 +171,12 @@ def test_a_wish_of_ten_times_the_weight_counts_ten_times() -> None:
         ("far", "-", "the wish '{}' at weight 1"),
     ):
         found = [
-            plan(residual(), saved, LONG, (f"{HERE}{wish}={sign}{weight}",), FEW)
+            decide(residual(), saved, LONG, (f"{HERE}{wish}={sign}{weight}",), FEW)
             for weight in ("1", "10", "0..10" if not sign else "0.1")
         ]
         assert len({each.objective.omega for each in found}) == 1
         assert f"what a nat of the prior is worth of {reward.format(wish)}, and states" in found[0].notes[0]
-    both = plan(residual(), saved, LONG, (f"{HERE}far=-3", f"{HERE}near=5"), FEW)
+    both = decide(residual(), saved, LONG, (f"{HERE}far=-3", f"{HERE}near=5"), FEW)
     assert "of the wishes 'far' and 'near' at weight 1" in both.notes[0]
     assert both.objective.omega == pytest.approx(found[0].objective.omega, rel=0.05)
 
@@ -185,21 +185,21 @@ def test_a_card_tells_in_which_reward_it_was_measured() -> None:
     worth = {"value": 0.25, "error": 0.01, "episodes": 32}
     for addons, reward in (([], "the environment's reward"), (["height"], "the reward that it was trained with")):
         saved = prior(request=told(0.7) | {"addons": addons}, nat_worth=worth)
-        assert f"worth of {reward}, and" in plan(residual(), saved, ENV, (), FEW).notes[0]
+        assert f"worth of {reward}, and" in decide(residual(), saved, ENV, (), FEW).notes[0]
 
 
 def test_a_budget_needs_an_alpha_to_begin_at() -> None:
     for omega, alpha in (("auto", 0.0), (None, 0.0), ("auto", Range(0.1, 0.3))):
         with pytest.raises(UsageError, match=r"alpha is .*; where a budget moves omega and alpha"):
-            plan(residual(omega, alpha), prior(), f"{HERE}Indifferent", (f"{HERE}nowhere",), FEW)
+            decide(residual(omega, alpha), prior(), f"{HERE}Indifferent", (f"{HERE}nowhere",), FEW)
 
 
 def test_a_prior_whose_worth_cannot_be_told_is_held_by_a_budget() -> None:
     still = SavedPolicy(optimum(), None, {})
-    held = plan(residual(), still, f"{HERE}Indifferent", (f"{HERE}nowhere",), FEW)
+    held = decide(residual(), still, f"{HERE}Indifferent", (f"{HERE}nowhere",), FEW)
     assert held.settings.kl_budget == BUDGET
     with pytest.raises(UsageError, match="cannot be told, and beside a dial no budget can find it"):
-        plan(residual(), still, f"{HERE}Indifferent", (f"{HERE}nowhere=0..1",), FEW)
+        decide(residual(), still, f"{HERE}Indifferent", (f"{HERE}nowhere=0..1",), FEW)
 
 
 def test_where_a_worth_stays_uncertain_alpha_begins_at_the_most_that_it_can_be() -> None:
@@ -207,7 +207,7 @@ def test_where_a_worth_stays_uncertain_alpha_begins_at_the_most_that_it_can_be()
     rarely, wish = RARELY, (CALM,)
     short = replace(FEW, steps=64)
     for card in ({}, {"nat_worth": {"value": 0.25, "error": 0.2, "episodes": 8}}):
-        held = plan(residual(), SavedPolicy(optimum(), None, card), rarely, wish, short)
+        held = decide(residual(), SavedPolicy(optimum(), None, card), rarely, wish, short)
         assert held.settings.kl_budget == BUDGET
         assert held.objective.alpha > UNSEEN
         assert "the most that a nat of the prior can be worth" in held.notes[-1]

@@ -15,10 +15,10 @@ from torch import Tensor
 from repolicy.errors import UsageError
 from repolicy.learning.training import Result, customize
 from repolicy.objective import Objective, residual
-from repolicy.plan import cloning
-from repolicy.plan.cloning import fitted, score_loss
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.prepare import cloning
+from repolicy.prepare.cloning import fitted, score_loss
 from repolicy.priors.fitting import Samples
 from repolicy.priors.kinds import Exact, MeanPrior, ScoredPrior, State, prior_of
 from repolicy.priors.opening import read_policy
