@@ -146,8 +146,8 @@ def reaching(reached: list[Any]) -> Iterator[None]:
         "many.sweep._train": note("a sweep's points"), "many.sweep.try_addon": lambda *_: [],
         "many.pool.on_ray": note("Ray"), "cli.doctor._renders": lambda *_: True,
         "rql.customizing._algorithm": note("Q-learning"), "report.publish.library": mock.MagicMock,
-        "plan.diagnosis.diagnose": note("a diagnosis"), "plan.imitation.fit": note("an imitation"),
-        "plan.session.clone": note("a clone"), "priors.running.PATIENCE": 1.0,
+        "prepare.diagnosis.diagnose": note("a diagnosis"), "prepare.imitation.fit": note("an imitation"),
+        "prepare.session.clone": note("a clone"), "priors.running.PATIENCE": 1.0,
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         for place in replaced:  # a module that is imported later would keep another's replacement
