@@ -39,9 +39,8 @@ def main() -> None:
         prices = []
         for seed in range(SEEDS):
             request = Request(ENV, residual(0.1, 0.1, states=0.1), Settings(seed=seed))
-            found = familiarity(
-                density_of(prior, request, Alone()), prior, seen.next_observations[late], seen.ages[late]
-            )
+            states, ages = torch.from_numpy(seen.next_observations[late]), torch.from_numpy(seen.ages[late])
+            found = familiarity(density_of(prior, request, Alone()), prior.normalizer, states, ages)
             prices.append(-float(found.mean()))
             print(f"seed {seed}: {prices[-1]:.1f} nats a step", flush=True)
     print(f"(most - least) / mean: {np.ptp(prices) / np.mean(prices):.2f}")

@@ -179,11 +179,15 @@ def given_objective(
     return residual(omega, alpha)
 
 
-def plain(objective: Objective, host: str) -> Objective:
-    """Refuse the parts that only Repolicy's own PPO has: the host would leave them out without a word."""
+def plain(objective: Objective, host: str, states: bool = False) -> Objective:
+    """Refuse the parts that only Repolicy's own PPO has: the host would leave them out without a word.
+
+    `states`: whether the host knows a price on them.
+    """
     if not objective.is_set:
         raise UsageError(f"{host} sets no weight by itself: name omega and alpha")
-    for name, what in (("bonus", "entropy in the loss"), ("states", "price on unfamiliar states")):
+    unknown = {"bonus": "entropy in the loss"} | ({} if states else {"states": "price on unfamiliar states"})
+    for name, what in unknown.items():
         if value := getattr(objective, name):
             raise UsageError(f"{name} is {value:g}, and {host} knows no {what}: leave it at 0")
     for dial in objective.dials:

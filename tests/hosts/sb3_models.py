@@ -74,3 +74,8 @@ def rollout(of: Any) -> tuple[np.ndarray, np.ndarray]:
     of.rollout_buffer.reformulate = noted
     of.collect_rollouts(of.env, callback, of.rollout_buffer, of.n_steps)
     return before[0], of.rollout_buffer.rewards
+
+
+def kl_of(of: Any) -> float:
+    """KL(policy ‖ prior) of the last rollout."""
+    return float(of.method.spent[0]["prior_kl"])

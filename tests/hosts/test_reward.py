@@ -138,14 +138,22 @@ def test_a_squashed_policy_is_no_prior_of_actions_that_an_environment_gets() -> 
 
 
 def test_what_another_librarys_file_lacks_is_asked_for_as_python_gives_it(tmp_path: Path) -> None:
-    """`--temperature` would be of the command line; here `load_policy` takes it."""
+    """`--temperature` would be of the command line; here it stands beside the path, as YAML can write it."""
     sb3, gymnasium = pytest.importorskip("stable_baselines3"), pytest.importorskip("gymnasium")
     sb3.DQN("MlpPolicy", gymnasium.make("CartPole-v1"), buffer_size=10, device="cpu").save(tmp_path / "dqn.zip")
-    with pytest.raises(UsageError, match=r"with temperature, .*; give such an option to repolicy.load_policy\(FILE"):
+    with pytest.raises(UsageError, match=r"with temperature, .*; give it beside the path: prior={'path': FILE, "):
         prior_reward(tmp_path / "dqn.zip", 0.3, 0.2)
     with pytest.raises(UsageError, match=r"with temperature, in units of the return$"):
         load_policy(tmp_path / "dqn.zip")
-    prior_reward(load_policy(tmp_path / "dqn.zip", temperature=0.5), 0.3, 0.2)
+    reading: Any = {"temperature": 0.5, "vecnormalize": "none"}
+    with pytest.warns(UserWarning, match="observations are not normalized, as you asked for"):
+        found = prior_reward({"path": tmp_path / "dqn.zip"} | reading, 0.3, 0.2)
+    same = prior_reward(load_policy(tmp_path / "dqn.zip", **reading), 0.3, 0.2)
+    parts = torch.randn(5, 4), torch.randint(0, 2, (5,)), torch.randn(5), torch.randn(5)
+    assert torch.equal(found(*parts), same(*parts))
+    for wrong, said in (({"std": 0.2}, "names no path"), ({"path": "x", "sdt": 1}, "has sdt; as a mapping it takes")):
+        with pytest.raises(UsageError, match=said):
+            prior_reward(wrong, 0.3, 0.2)
     assert as_in_python("such as --std 0.2, or --vecnormalize none") == "such as std=0.2, or vecnormalize='none'"
 
 

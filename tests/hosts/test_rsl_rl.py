@@ -1,5 +1,6 @@
 """rsl_rl's runner with our algorithm: nothing but the rewards is changed."""
 
+import copy
 import math
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from runner_envs import NETWORKS, OURS, SIZE, Drift, settings
 from repolicy import save_policy
 from repolicy.errors import FileError, NumericError, UsageError
 from repolicy.hosts import kept_prior as common
-from repolicy.hosts.rsl_rl import ResidualPPO, RunnersPrior
+from repolicy.hosts.rsl_rl import ResidualPPO
 from repolicy.learning.worker import FARTHEST, off_budget, steered
 from repolicy.objective import Objective, reformulated
 
@@ -90,10 +91,12 @@ def test_a_weight_makes_a_difference() -> None:
 def test_the_storage_holds_the_reformulated_reward(tmp_path: Path, network: str) -> None:
     ours = runner(network, residual(str(checkpoint(tmp_path, network))), seed=3)
     st = collected(ours)
-    prior = RunnersPrior(ours.alg.actor, ours.alg.prior.model.state_dict(), Path("copy"))
-    log_prior = []
+    prior, log_prior = copy.deepcopy(ours.alg.prior.model), []
+    prior.reset()
     for t in range(st.num_transitions_per_env):  # a memory of its own, from the start
-        log_prior.append(prior.log_prob(st.observations[t], st.actions[t]))
+        with torch.no_grad():
+            prior(st.observations[t], stochastic_output=True)
+            log_prior.append(prior.get_output_log_prob(st.actions[t]))
         prior.reset(st.dones[t].squeeze(-1))
     paid = torch.stack(ours.env.paid)
     reward = reformulated(ours.alg.steering.objective, paid, torch.stack(log_prior), st.actions_log_prob.squeeze(-1))
@@ -242,7 +245,7 @@ def test_a_file_of_ours_is_a_prior(tmp_path: Path) -> None:
 def test_whatever_has_log_prob_is_a_prior() -> None:
     class Flat:
         def log_prob(self, observations: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-            assert observations.shape == (8, SIZE)
+            assert observations.shape == (len(actions), SIZE)
             return -actions.square().sum(-1)
 
     ours = runner(algorithm=residual(Flat(), omega=1.0, alpha=0.0))
@@ -384,7 +387,8 @@ def test_an_rsl_rl_that_lacks_what_is_imported_is_named_by_its_version(monkeypat
     import rsl_rl.modules
 
     monkeypatch.delattr(rsl_rl.modules, "GaussianDistribution")
-    monkeypatch.delitem(sys.modules, "repolicy.hosts.rsl_rl")
+    for name in ("rsl_rl", "rsl_rl_policies"):
+        monkeypatch.delitem(sys.modules, f"repolicy.hosts.{name}")
     monkeypatch.setattr(common, "version", lambda package: "3.1.2")
     with pytest.raises(UsageError, match=r"rsl-rl-lib 3.1.2 is installed, and .* works with rsl-rl-lib>=5.4,<6.0"):
         __import__("repolicy.hosts.rsl_rl")
@@ -394,9 +398,8 @@ def test_an_rsl_rl_that_lacks_what_is_imported_is_named_by_its_version(monkeypat
     ("module", "host", "extra"), [("rsl_rl", "rsl_rl", "rsl-rl"), ("sb3", "stable_baselines3", "sb3")]
 )
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, module: str, host: str, extra: str) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == host or ".hosts.sb3" in name]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == host or f".hosts.{module}" in name]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, host, None)
-    monkeypatch.delitem(sys.modules, f"repolicy.hosts.{module}", raising=False)
     with pytest.raises(UsageError, match=rf"not installed: pip install 'repolicy\[{extra}\]'"):
         __import__(f"repolicy.hosts.{module}")

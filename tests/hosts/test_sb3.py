@@ -13,7 +13,7 @@ import pytest
 import torch
 
 pytest.importorskip("stable_baselines3")
-from sb3_models import Drift, model, residual, rollout, trained
+from sb3_models import Drift, kl_of, model, residual, rollout, trained
 from small import small_policy
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -113,10 +113,10 @@ def test_actions_are_scored_as_sampled() -> None:
 def test_noise_that_depends_on_the_state_is_theirs_and_the_priors() -> None:
     ours = residual(prior=trained(use_sde=True), use_sde=True)
     rollout(ours)
-    assert ours._prior_kl == pytest.approx(0.0, abs=1e-5)
+    assert kl_of(ours) == pytest.approx(0.0, abs=1e-5)
     ours.learn(32)
     rollout(ours)
-    assert ours._prior_kl != pytest.approx(0.0, abs=1e-5)
+    assert kl_of(ours) != pytest.approx(0.0, abs=1e-5)
 
 
 def test_the_first_ratio_is_one() -> None:
@@ -156,7 +156,7 @@ def test_the_actor_begins_as_its_prior_and_waits_for_the_critic(kind: str) -> No
 
 def test_a_budget_turns_both_weights_by_a_mean_over_the_rollouts_steps() -> None:
     ours = residual(prior=small_policy(), copy_prior=False, kl_budget=0.1).learn(32)
-    expected = steered(Objective("addon", 0.3, 0.2), -FARTHEST, off_budget(ours._prior_kl, 0.1, -FARTHEST, 32))
+    expected = steered(Objective("addon", 0.3, 0.2), -FARTHEST, off_budget(kl_of(ours), 0.1, -FARTHEST, 32))
     assert ours.steering.objective == expected
 
 
@@ -186,10 +186,10 @@ def test_a_saved_model_holds_no_pickle_of_ours(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "model.zip") as archive:
         assert "prior.safetensors" in archive.namelist()
         data = json.loads(archive.read("data"))
-    ours = {"objective", "omega", "alpha", "critic_warmup", "kl_budget", "position"}
+    ours = {"objective", "omega", "alpha", "critic_warmup", "kl_budget", "log_prior_budget", "position"}
     assert ours <= data.keys()
     assert not any(isinstance(data[name], dict) and ":serialized:" in data[name] for name in ours)
-    assert not {"prior", "dial"} & data.keys()
+    assert not {"prior", "method"} & data.keys()
 
 
 def test_a_model_beside_another_prior_is_refused_with_both_names(tmp_path: Path) -> None:
@@ -234,7 +234,6 @@ def test_plain_values_are_enough_as_in_a_yaml_file(tmp_path: Path) -> None:
 
 UNKNOWN = {
     "bonus": Objective("addon", 0.1, 0.1, bonus=1.0),
-    "states": ours(0.1, 0.1, states=1.0),
     "omega": ours(Range(0.1, 1.0), 0.1, 0.0),
     "alpha": ours(0.1, Range(0.1, 1.0)),
 }
@@ -244,14 +243,13 @@ WRONG = [
     ({"omega": 0.0, "prior": None}, "alpha is 0.2 and omega is 0, and Stable-Baselines3 clips actions"),
     ({"critic_warmup": 0.05}, "critic_warmup is 0.05; here it counts iterations"),
     ({"critic_warmup": math.nan}, "critic_warmup is nan; here it counts iterations"),
-    ({"critic_warmup": None}, "critic_warmup is None; here it counts iterations"),
     ({"kl_budget": "2"}, "kl_budget is '2'; it must be a number of nats"),
     *(
         ({"objective": objective, "omega": None, "alpha": None}, rf"{name} is (1|a range), and ResidualPPO knows no")
         for name, objective in UNKNOWN.items()
     ),
     ({"kl_budget": math.inf}, "kl_budget is inf; it must be a number of nats"),
-    ({"kl_budget": 1.0, "omega": 0.0}, "kl_budget adapts omega and alpha, so omega must start above 0"),
+    ({"kl_budget": 1.0, "omega": 0.0}, "a budget adapts omega, so omega must start above 0"),
     ({"prior": object()}, "a object cannot be a prior: it has no log_prob"),
 ]
 

@@ -1,29 +1,26 @@
-"""What both hosts need: their version, the objective, how a budget moves it, and a prior that fits."""
+"""What the hosts need of a prior: to open it, to score a rollout by it, and to say where it does not fit."""
 
-import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from repolicy.envs.evaluation import untold
-from repolicy.errors import NumericError, UsageError
-from repolicy.learning.worker import FARTHEST, off_budget, steered
+from repolicy.errors import UsageError
 from repolicy.loading import printable
-from repolicy.objective import Objective, plain
-from repolicy.policies.file import notes_of
+from repolicy.objective import Objective
+from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.file import SavedPolicy, notes_of
 from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy, PolicySpec, Prior, check_scores, frozen
-from repolicy.priors.finding import find_policy
-from repolicy.priors.opening import read_policy
-from repolicy.readers.reading import as_in_python, told_in_python
+from repolicy.priors.code import opened
+from repolicy.priors.kinds import MeanPrior
+from repolicy.readers.reading import Options, as_in_python, told_in_python
 
 
 def check_version(package: str, start: tuple[int, int], stop: tuple[int, int], extra: str) -> None:
@@ -40,69 +37,53 @@ def check_version(package: str, start: tuple[int, int], stop: tuple[int, int], e
         )
 
 
-@dataclass
-class Steering:
-    """The objective in force, and what a warm-up and a budget make of it from iteration to iteration."""
-
-    objective: Objective
-    kl_budget: float | None = None
-    critic_warmup: int = 0
-    iterations: int = 0
-    off_budget: float = -FARTHEST
-
-    def __post_init__(self) -> None:
-        plain(self.objective, "ResidualPPO")
-        warmup, budget = self.critic_warmup, self.kl_budget
-        if isinstance(warmup, bool) or not isinstance(warmup, Real) or not float(warmup).is_integer() or warmup < 0:
-            raise UsageError(
-                f"critic_warmup is {warmup!r}; here it counts iterations, so it must be a whole number, 0 or more"
-            )
-        if budget is not None and not (isinstance(budget, Real) and math.isfinite(budget) and budget > 0):
-            raise UsageError(f"kl_budget is {budget!r}; it must be a number of nats greater than 0")
-        if self.kl_budget is not None and not self.objective.reads_prior:
-            raise UsageError("kl_budget adapts omega and alpha, so omega must start above 0")
-
-    @property
-    def fits_actor(self) -> bool:
-        """Whether the actor learns in the iteration under way; the critic always does."""
-        return self.iterations >= self.critic_warmup
-
-    def steer(self, prior_kl: float, samples: int) -> None:
-        """The end of an iteration in which the policy was so far from its prior, in nats a step, over so many steps."""
-        if self.kl_budget is not None and self.fits_actor:
-            before = self.off_budget
-            self.off_budget = off_budget(prior_kl, self.kl_budget, before, samples)
-            self.objective = steered(self.objective, before, self.off_budget)
-        self.iterations += 1
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold to go on from here; plain numbers and words."""
-        return {"objective": asdict(self.objective), "iterations": self.iterations, "off_budget": self.off_budget}
-
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken. Without a budget, the weights stay as they were asked for now."""
-        self.iterations, self.off_budget = int(state["iterations"]), float(state["off_budget"])
-        if self.kl_budget is not None:
-            self.objective = Objective(**state["objective"])
+BESIDE = "; give it beside the path: prior={'path': FILE, ...}"
+READING = ("std", "temperature", "vecnormalize", "trust")  # what a mapping says of a file, beside its path
 
 
-LOAD = "; give such an option to repolicy.load_policy(FILE, ...), and the policy that it reads as the prior"
+class Opened(NamedTuple):
+    """A prior that was named: what scores, what to call it, and what its file tells of its training."""
+
+    prior: Prior
+    name: str
+    card: dict[str, Any]
 
 
-def read_prior(prior: str | Path | Prior) -> Prior:
-    """Return a file, a run's folder or a shipped name as a frozen policy; whatever has `log_prob` as it is."""
-    if isinstance(prior, str | Path):
-        with told_in_python(LOAD):
-            saved = read_policy(find_policy(prior))
-        for note in notes_of(saved.card):
-            said = as_in_python(note)
-            warnings.warn(said if said == note else said + LOAD, stacklevel=3)
-        policy = saved.policy
-    elif isinstance(prior, Policy):
-        policy = frozen(prior)
-    else:
-        check_scores(prior)
-        return prior
+def path_of(given: Any) -> Any:
+    """Return what a mapping `{path, std, temperature, vecnormalize, trust}` names, and anything else as it is."""
+    if not isinstance(given, Mapping):
+        return given
+    if "path" not in given or (unknown := {*given} - {"path", *READING}):
+        what = f"has {', '.join(sorted(unknown))}" if "path" in given else "names no path"
+        raise UsageError(f"the prior {what}; as a mapping it takes path, {', '.join(READING)}")
+    return given["path"]
+
+
+def open_prior(given: Any) -> Opened:
+    """Return a file, a run's folder or a shipped name as a frozen policy or, where it cannot be copied, as it runs.
+
+    Whatever has `log_prob` is returned as it is.
+    """
+    path, name = path_of(given), called(path_of(given))
+    if isinstance(path, Policy):
+        return Opened(_usable(frozen(path)), name, {})
+    if not isinstance(path, str | Path):
+        check_scores(path)
+        return Opened(path, name, {})
+    reading = dict(given) if isinstance(given, Mapping) else {}
+    trust = bool(reading.pop("trust", False))
+    reading.pop("path", None)
+    with told_in_python(BESIDE):
+        found = opened(path, Options(**reading), trust)
+    prior, card = (found.policy, found.card) if isinstance(found, SavedPolicy) else (found, {})
+    for note in notes_of(card) if isinstance(found, SavedPolicy) else getattr(found, "notes", ()):
+        said = as_in_python(note)
+        warnings.warn(said if said == note else said + BESIDE, stacklevel=3)
+    return Opened(_usable(prior) if isinstance(prior, Policy) else prior, name, card)
+
+
+def _usable(policy: Policy) -> Policy:
+    """Raise where a policy of ours cannot score what a host stores."""
     if isinstance(policy, Conditioned):
         raise UsageError(untold(policy, "the prior"))
     if policy.family.squashes:
@@ -128,8 +109,60 @@ def check_same_prior(given: Mapping[str, Tensor], kept: Mapping[str, Tensor], na
     )
 
 
+ROWS = 4096  # of a rollout that a prior scores at once
+
+
+class Given(nn.Module):
+    """A prior of any kind, which takes observations as rows of numbers. One with a memory runs along with episodes."""
+
+    def __init__(self, prior: Prior, observations: int, actions: ActionSpace) -> None:
+        super().__init__()
+        self.prior = prior.placed(observations, actions) if isinstance(prior, MeanPrior) else prior
+        if isinstance(prior, Policy):
+            check_sizes(prior, observations, str(actions), actions.kind, actions.sizes)
+        self.memory: Any = None
+
+    @torch.no_grad()
+    def score(self, observations: Tensor, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return log prior and, where it is known, the prior's entropy, both `[T, N]`."""
+        if isinstance(self.prior, MeanPrior) and self.prior.remembers:
+            distribution, self.memory = self.prior.follow(observations, ended, self.memory)
+            return distribution.log_prob(actions), distribution.entropy()
+        return in_rows(self._score, observations, actions)
+
+    def _score(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor | None]:
+        if not isinstance(self.prior, Policy | MeanPrior):
+            return scored(self.prior, observations, actions), None
+        distribution = (self.prior if isinstance(self.prior, Policy) else self.prior.distribution)(observations)
+        return distribution.log_prob(actions), distribution.entropy()
+
+
+def in_rows(
+    score: Callable[[Any, Tensor], tuple[Tensor, Tensor | None]], observations: Any, actions: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Return what `score` makes of a rollout `[T, N, ...]`, some thousand rows at a time, `[T, N]` each."""
+    lead = actions.shape[:2]
+    flat, actions = _flat(observations), actions.flatten(0, 1)
+    blocks = [slice(start, start + ROWS) for start in range(0, len(actions), ROWS)]
+    found = [score(_block(flat, rows), actions[rows]) for rows in blocks]
+    whole = (None if parts[0] is None else torch.cat(parts).reshape(lead) for parts in zip(*found, strict=True))
+    return tuple(whole)  # type: ignore[return-value]
+
+
+def _flat(observations: Any) -> Any:
+    if isinstance(observations, dict):
+        return {name: part.flatten(0, 1) for name, part in observations.items()}
+    return observations.flatten(0, 1)
+
+
+def _block(observations: Any, rows: slice) -> Any:
+    if isinstance(observations, dict):
+        return {name: part[rows] for name, part in observations.items()}
+    return observations[rows]
+
+
 def scored(prior: Prior, observations: Any, actions: Tensor) -> Tensor:
-    """Return the prior's log-probability of each action `[N]`. Raises where a user's `log_prob` gives another shape."""
+    """Return the prior's log-probability of each action `[B]`. Raises where a user's `log_prob` gives another shape."""
     found: Any = prior.log_prob(observations, actions)
     if not isinstance(found, Tensor) or tuple(found.shape) != (len(actions),):
         what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
@@ -171,14 +204,6 @@ def check_needs(objective: Objective, has_prior: bool, clips: str = "") -> None:
             f"alpha is {objective.alpha:g} and omega is 0, and {clips}: the entropy is that of the unclipped actions, "
             "so nothing bounds the std; widen the bounds, or set omega above 0"
         )
-
-
-def check_finite(parts: Mapping[str, float]) -> None:
-    """Raise where a part of the reward stopped being finite, before anything learns from it."""
-    for name, value in parts.items():
-        if not math.isfinite(value):
-            what = {"task": "reward", "prior": "prior's log-probability", "entropy": "policy's log-probability"}[name]
-            raise NumericError(f"the {what} is not finite in this iteration; no update was made from it")
 
 
 ALIKE = (

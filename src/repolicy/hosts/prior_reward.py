@@ -4,7 +4,7 @@ reward = prior_reward("prior.safetensors", omega=0.17, alpha=0.13)
 rewards = reward(observations, actions, rewards, log_probs)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.hosts.kept_prior import check_finite, read_prior
+from repolicy.hosts.kept_prior import open_prior
+from repolicy.hosts.method import check_finite
 from repolicy.objective import reformulated, residual
 from repolicy.policies.policy import Policy, Prior
 
 RewardFunction = Callable[[Any, Any, Any, Any], Any]
 
 
-def prior_reward(prior: str | Path | Prior, omega: float, alpha: float) -> RewardFunction:
+def prior_reward(prior: str | Path | Mapping[str, Any] | Prior, omega: float, alpha: float) -> RewardFunction:
     """Return a function that makes task + omega · log prior − alpha · log policy out of a rollout (Eq. 16).
 
     It takes raw observations `[..., O]`, actions as sampled `[..., A]`, the task's rewards `[...]` and the
@@ -32,7 +33,7 @@ def prior_reward(prior: str | Path | Prior, omega: float, alpha: float) -> Rewar
     observations and actions as they come, so with a `log_prob` of your own in JAX the whole function can be compiled.
     """
     objective = residual(omega, alpha)
-    source = read_prior(prior)
+    source = open_prior(prior).prior
     score = _scored_by(source) if isinstance(source, Policy) else source.log_prob
 
     def reward(observations: Any, actions: Any, rewards: Any, log_policy: Any) -> Any:

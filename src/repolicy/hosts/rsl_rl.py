@@ -13,7 +13,6 @@ The environment pays the add-on. Rewards change on their way into the storage, o
 
 import copy
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,35 +22,28 @@ from torch import Tensor, nn
 
 from repolicy.errors import FileError, UsageError
 from repolicy.hosts.kept_prior import (
-    Steering,
+    Given,
     called,
-    check_finite,
     check_needs,
-    check_same_network,
     check_same_prior,
-    check_sizes,
-    check_version,
     fill,
-    read_prior,
-    scored,
+    in_rows,
+    open_prior,
+    path_of,
     without_gradient,
 )
+from repolicy.hosts.method import Method, Seen, Steering
+from repolicy.hosts.rsl_rl_policies import from_repolicy, layers_of, to_repolicy
 from repolicy.loading import read_bytes
-from repolicy.objective import Objective, given_objective, reformulated, task_reward
+from repolicy.objective import Objective, given_objective, task_reward
 from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.network import MODULES
-from repolicy.policies.policy import Policy, PolicySpec, Prior
+from repolicy.policies.policy import Policy
 from repolicy.readers.pickles import load, shortened
 
-check_version("rsl-rl-lib", (5, 4), (6, 0), "rsl-rl")  # first: others lack what is imported here
+from rsl_rl.algorithms import PPO  # isort: skip  # after ours, which say what to install where it is missing
+from rsl_rl.modules import EmpiricalNormalization  # isort: skip
 
-try:
-    from rsl_rl.algorithms import PPO
-    from rsl_rl.modules import EmpiricalNormalization, GaussianDistribution
-except ImportError:
-    raise UsageError("this runs inside rsl_rl, which is not installed: pip install 'repolicy[rsl-rl]'") from None
-
-PARTS = ("task", "prior", "entropy", "log_policy", "log_prior", "steps")  # what is added up over an iteration
+__all__ = ["ResidualPPO", "from_repolicy", "to_repolicy"]
 
 
 class ResidualPPO(PPO):
@@ -79,53 +71,59 @@ class ResidualPPO(PPO):
         objective: Objective | Mapping[str, Any] | None = None,
         omega: float | None = None,
         alpha: float | None = None,
-        prior: str | Path | Prior | None = None,
+        prior: Any = None,
         copy_prior: bool = True,
         addon: str | None = None,
-        critic_warmup: int = 0,
+        critic_warmup: int | None = 0,
         kl_budget: float | None = None,
+        log_prior_budget: float | None = None,
         device: str = "cpu",
         **host: Any,
     ) -> None:
-        self.steering = Steering(given_objective(objective, omega, alpha), kl_budget, critic_warmup)
-        if self.steering.objective.omega or self.steering.objective.alpha:
+        steering = Steering(given_objective(objective, omega, alpha), kl_budget, log_prior_budget, critic_warmup)
+        if steering.objective.omega or steering.objective.alpha:
             host = {"entropy_coef": 0.0} | host  # rsl_rl's 0.01 would pay for an entropy that alpha already pays for
         super().__init__(actor, critic, storage, device=device, **host)
         self.addon = addon
-        check_needs(self.steering.objective, has_prior=prior is not None)
-        if addon is None and self.steering.objective.task == "both":
+        check_needs(steering.objective, has_prior=prior is not None)
+        if addon is None and steering.objective.task == "both":
             raise UsageError(
                 "the task 'both' needs two rewards: name the entry of extras that holds the add-on, addon="
             )
-        self.prior = (
-            None if prior is None else _prior_for(prior, self.get_policy(), storage, copy_prior).to(self.device)
-        )
-        self._prior_name = called(prior)
-        self._sums = torch.zeros(len(PARTS), device=self.device)
+        own = None if prior is None else _prior_for(prior, self.get_policy(), storage, copy_prior).to(self.device)
+        self.prior, self._prior_name = own, called(path_of(prior))
+        self.method = Method(steering, own, self._add_up)
+        self.method.scaled(self._raw_critic, layers_of(self._raw_critic)[-1])
+        self._paid = torch.zeros_like(storage.rewards.squeeze(-1))  # the task's rewards of the iteration, [T, N]
 
-    def act(self, obs: Any) -> Tensor:
-        """Sample actions, and let the prior score them as they were sampled."""
-        actions: Tensor = super().act(obs)
-        self._log_prior = None if self.prior is None else self.prior.log_prob(obs, actions)
-        return actions
+    @property
+    def steering(self) -> Steering:
+        return self.method.steering
 
     def process_env_step(self, obs: Any, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:
-        """Record one step with its reformulated reward; time limits are rsl_rl's own affair."""
-        log_policy = self.transition.actions_log_prob.detach().view_as(rewards)
-        log_prior = None if self._log_prior is None else self._log_prior.view_as(rewards)
-        reward = reformulated(self.steering.objective, self._task(rewards, extras), log_prior, log_policy)
-        seen = (reward.task, reward.prior, reward.entropy, log_policy, log_policy if log_prior is None else log_prior)
-        self._sums += torch.stack([*(part.sum() for part in seen), torch.ones_like(rewards).sum()])
-        super().process_env_step(obs, reward.total, dones, extras)
-        if self.prior is not None:
-            self.prior.reset(dones)
+        """Record one step with the task's reward; time limits are rsl_rl's own affair."""
+        task = self._task(rewards, extras)
+        self._paid[self.storage.step].copy_(task)
+        super().process_env_step(obs, task, dones, extras)
+
+    def compute_returns(self, obs: Any) -> None:
+        """rsl_rl's, of the reformulated rewards."""
+        st = self.storage
+        rewards, returns, values, log_policy, dones = (
+            part.squeeze(-1) for part in (st.rewards, st.returns, st.values, st.actions_log_prob, st.dones)
+        )
+        seen = Seen(
+            st.observations, st.actions, log_policy, self._paid, dones > 0,
+            lambda: torch.cat([self._rows(st.observations)[1:], self._rows(obs).unsqueeze(0)]),
+        )  # fmt: skip
+        at_limits = rewards - self._paid  # what rsl_rl has added for what would have followed
+        rewards.copy_(self.method.reward(seen) + at_limits)
+        super().compute_returns(obs)
+        self.method.credit(returns, values)
 
     def update(self) -> dict[str, float]:
         """rsl_rl's update, of the critic alone while that warms up; then the budget steers."""
-        means, steps = self._means()
-        parts = {name: means[name] for name in ("task", "prior", "entropy")}
-        weights = {"omega": self.steering.objective.omega, "alpha": self.steering.objective.alpha}  # that were in force
-        check_finite(parts)
+        shown = self.method.measured()
         if self.steering.fits_actor:
             losses = super().update()
         else:
@@ -133,14 +131,12 @@ class ResidualPPO(PPO):
             with without_gradient(self.get_policy().parameters()):
                 losses = super().update()
             self.schedule = schedule
-        prior_kl = means["log_policy"] - means["log_prior"]  # KL(policy ‖ prior), from samples
-        self.steering.steer(prior_kl, steps)
-        logged = {f"reward_{name}": part for name, part in parts.items()} | weights
-        return losses | logged | ({} if self.prior is None else {"prior_kl": prior_kl})
+        self.method.steer()
+        return losses | shown
 
     def save(self) -> dict[str, Any]:
         """rsl_rl's checkpoint with the prior, its name, and where the steering stands beside it."""
-        saved: dict[str, Any] = super().save() | {"residual": self.steering.state()}
+        saved: dict[str, Any] = super().save() | {"residual": self.method.state()}
         if self.prior is None:
             return saved
         return saved | {"prior_state_dict": self.prior.state_dict(), "prior_name": self._prior_name}
@@ -152,7 +148,7 @@ class ResidualPPO(PPO):
             if self.prior is not None:
                 kept, name = loaded_dict.get("prior_state_dict", {}), loaded_dict.get("prior_name")
                 check_same_prior(self.prior.state_dict(), kept, self._prior_name, name)
-            self.steering.resume(loaded_dict["residual"])
+            self.method.resume(loaded_dict["residual"])
         return bool(goes_on)
 
     @staticmethod
@@ -178,13 +174,15 @@ class ResidualPPO(PPO):
         addon = torch.as_tensor(extras[self.addon], device=rewards.device).to(rewards.dtype).view_as(rewards)
         return task_reward(self.steering.objective, rewards, addon)
 
-    def _means(self) -> tuple[dict[str, float], int]:
-        """Of everything in PARTS over the iteration's steps, on all GPUs, and how many steps these are."""
+    def _rows(self, observations: Any) -> Tensor:
+        """Return the actor's observation groups side by side, `[..., O]`."""
+        return torch.cat([observations[group] for group in self.get_policy().obs_groups], dim=-1)
+
+    def _add_up(self, tensor: Tensor) -> Tensor:
+        """Add a tensor up over all GPUs, in place."""
         if self.is_multi_gpu:
-            torch.distributed.all_reduce(self._sums)
-        *sums, steps = self._sums.tolist()
-        self._sums = torch.zeros_like(self._sums)
-        return {name: total / steps for name, total in zip(PARTS, sums, strict=False)}, int(steps)
+            torch.distributed.all_reduce(tensor)
+        return tensor
 
 
 # Priors ---------------------------------------------------------------------------------------------------------------
@@ -203,50 +201,60 @@ class RunnersPrior(nn.Module):
         self.requires_grad_(False).eval()
 
     @torch.no_grad()
-    def log_prob(self, observations: Any, actions: Tensor) -> Tensor:
-        """Return one step of it, `[N]`; without a sample, which would take random numbers from the actor."""
+    def score(self, observations: Any, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return log prior and the prior's entropy, both `[T, N]`; a memory goes on where the last rollout stopped."""
+        if not self.model.is_recurrent:
+            return in_rows(self._step, observations, actions)
+        found = []
+        for seen, acted, last in zip(observations, actions, ended, strict=True):
+            found.append(self._step(seen, acted))
+            self._forget(last)
+        log_prob, entropy = (torch.stack(part) for part in zip(*found, strict=True))
+        return log_prob, entropy
+
+    def _step(self, observations: Any, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both of rows; without a sample, which would take random numbers from the actor."""
         self.model.distribution.update(self.model.mlp(self.model.get_latent(observations)))
-        log_prob: Tensor = self.model.get_output_log_prob(actions)
-        return log_prob
+        return self.model.get_output_log_prob(actions), self.model.output_entropy
 
-    def reset(self, dones: Tensor) -> None:
-        """An episode that ended leaves no memory behind."""
-        self.model.reset(dones)
+    def _forget(self, ended: Tensor) -> None:
+        """An episode that ended leaves no memory behind. (rsl_rl's own reset of some rows waits for the device.)"""
+        state, keep = self.model.get_hidden_state(), ~ended.unsqueeze(-1)
+        parts = tuple(part * keep for part in (state if isinstance(state, tuple) else (state,)))
+        self.model.reset(hidden_state=parts if isinstance(state, tuple) else parts[0])
 
 
-class RawPrior(nn.Module):
+class SideBySide(Given):
     """A prior of any kind, which takes the actor's observation groups side by side, as they come."""
 
-    def __init__(self, prior: Prior, groups: list[str]) -> None:
-        super().__init__()
-        self.prior, self.groups = prior, groups
+    groups: list[str]
 
-    def log_prob(self, observations: Any, actions: Tensor) -> Tensor:
-        return scored(self.prior, torch.cat([observations[group] for group in self.groups], dim=-1), actions)
-
-    def reset(self, dones: Tensor) -> None:
-        """It has no memory."""
+    def score(self, observations: Any, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
+        return super().score(torch.cat([observations[group] for group in self.groups], dim=-1), actions, ended)
 
 
-def _prior_for(prior: str | Path | Prior, actor: Any, storage: Any, copied: bool) -> RunnersPrior | RawPrior:
+def _prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrior | SideBySide:
     """Return the prior in the form that the runner asks, and the actor begun as it."""
-    if isinstance(prior, str | Path) and Path(prior).suffix == ".pt":
-        weights = _read_checkpoint(Path(prior))
+    path = path_of(given)
+    if isinstance(path, str | Path) and Path(path).suffix == ".pt":
+        weights = _read_checkpoint(Path(path))
         if weights is not None:
-            own = RunnersPrior(actor, weights, Path(prior))
+            own = RunnersPrior(actor, weights, Path(path))
             if copied:
                 actor.load_state_dict(weights)
                 _keep_statistics(actor)
             return own
-    source = read_prior(prior)
-    if isinstance(source, Policy):
-        seen = sum(storage.observations[group].shape[-1] for group in actor.obs_groups)
-        count = storage.actions_shape[0]
-        check_sizes(source, seen, f"{count} numbers", "continuous", (count,))
-        if copied:
-            from_repolicy(source, actor)
-            _keep_statistics(actor)
-    return RawPrior(source, list(actor.obs_groups))
+    seen = sum(storage.observations[group].shape[-1] for group in actor.obs_groups)
+    width = int(storage.actions_shape[0])
+    endless = (float("inf"),) * width
+    actions = ActionSpace("continuous", (width,), tuple(-bound for bound in endless), endless)
+    source = open_prior(given).prior
+    prior = SideBySide(source, seen, actions)
+    prior.groups = list(actor.obs_groups)
+    if copied and isinstance(source, Policy):
+        from_repolicy(source, actor)
+        _keep_statistics(actor)
+    return prior
 
 
 def _read_checkpoint(path: Path) -> dict[str, Tensor] | None:
@@ -267,91 +275,3 @@ def _keep_statistics(actor: Any) -> None:
     """No more updates of the actor's observation statistics: they would move the policy without a gradient."""
     if isinstance(actor.obs_normalizer, EmpiricalNormalization):
         actor.obs_normalizer.until = 0
-
-
-# Policies of ours and of rsl_rl ---------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def from_repolicy(policy: Policy, actor: Any) -> None:
-    """Make rsl_rl's actor (an `MLPModel`) act as the policy; refuse where its networks are others."""
-    spec, host, std = policy.spec, _spec_of(actor), policy.std
-    if std is None or policy.family.squashes:
-        raise UsageError(f"the policy is {spec.family}, and rsl_rl's GaussianDistribution has one std for all states")
-    remedy = "make the actor's settings the same, or set copy_prior to false to begin elsewhere"
-    check_same_network(spec, host, "actor", remedy)
-    low, high = actor.distribution.std_range
-    if not torch.allclose(std.clamp(low, high), std, rtol=1e-4, atol=0.0):
-        raise UsageError(
-            f"the policy has a std from {std.min():.3g} to {std.max():.3g}, and the actor's std_range is {low:g} to "
-            f"{high:g}: widen std_range in the actor's distribution_cfg"
-        )
-    for layer, weight, bias in zip(_layers(actor), policy.network.weights, policy.network.biases, strict=True):
-        layer.weight.copy_(weight)
-        layer.bias.copy_(bias)
-    if actor.distribution.std_type == "log":
-        actor.distribution.log_std_param.copy_(std.log())
-    else:
-        actor.distribution.std_param.copy_(std)
-    _copy_statistics(policy, actor)
-
-
-@torch.no_grad()
-def to_repolicy(actor: Any) -> Policy:
-    """rsl_rl's actor (an `MLPModel` with a Gaussian of one std) as a policy of ours, its normalizer included."""
-    policy = Policy(_spec_of(actor))
-    for layer, weight, bias in zip(_layers(actor), policy.network.weights, policy.network.biases, strict=True):
-        weight.copy_(layer.weight)
-        bias.copy_(layer.bias)
-    distribution = actor.distribution
-    std = distribution.std_param if distribution.std_type != "log" else distribution.log_std_param.exp()
-    assert policy.log_std is not None
-    policy.log_std.copy_(std.clamp(*distribution.std_range).log())
-    normalizer = actor.obs_normalizer
-    if isinstance(normalizer, EmpiricalNormalization):
-        var = (normalizer._std.squeeze(0).double() + normalizer.eps).square() - 1e-8
-        state = {"mean": normalizer._mean.squeeze(0).double(), "var": var, "count": normalizer.count.double()}
-        policy.normalizer.load_state_dict(state)
-    return policy.requires_grad_(False).eval()
-
-
-def _copy_statistics(policy: Policy, actor: Any) -> None:
-    """Our (x − mean) / √(var + 1e-8) as rsl_rl's (x − mean) / (std + eps); its inputs are not clipped to ±10."""
-    normalizer, theirs = policy.normalizer, actor.obs_normalizer
-    if not isinstance(theirs, EmpiricalNormalization):
-        if float(normalizer.count):
-            raise UsageError("the prior normalizes its observations, and the actor does not: set obs_normalization")
-        return
-    std = (normalizer.var + 1e-8).sqrt() - theirs.eps
-    theirs._mean.copy_(normalizer.mean)
-    theirs._std.copy_(std)
-    theirs._var.copy_(std.square())
-    theirs.count.fill_(int(normalizer.count))
-
-
-def _layers(actor: Any) -> list[nn.Linear]:
-    return [layer for layer in actor.mlp if isinstance(layer, nn.Linear)]
-
-
-def _spec_of(actor: Any) -> PolicySpec:
-    """Return what rsl_rl's actor would be as a policy of ours, or a sentence that says why it cannot be one."""
-    if actor.is_recurrent or hasattr(actor, "cnns"):
-        raise UsageError(f"a {type(actor).__name__} has a memory or images, which Repolicy's own policies have not")
-    if type(actor.distribution) is not GaussianDistribution:
-        raise UsageError(
-            f"the actor has a {type(actor.distribution).__name__}; only a GaussianDistribution can be turned into a "
-            "policy of Repolicy and back"
-        )
-    layers = _layers(actor)
-    sizes = [layers[0].in_features, *(layer.out_features for layer in layers)]
-    classes = {type(module) for module in actor.mlp if not isinstance(module, nn.Linear)}
-    activation = [name for name, module in MODULES.items() if classes == {module}]
-    if not activation or not all(a.out_features == b.in_features for a, b in pairwise(layers)):
-        raise UsageError(
-            f"the actor's network has {', '.join(sorted(each.__name__ for each in classes))}; Repolicy's "
-            f"have {', '.join(MODULES)}"
-        )
-    unbounded = (float("inf"),) * sizes[-1]
-    actions = ActionSpace("continuous", (sizes[-1],), tuple(-bound for bound in unbounded), unbounded)
-    hidden = tuple(sizes[1:-1])
-    return PolicySpec(sizes[0], actions, "gaussian", hidden, activation[0], min_std=0.0, observation_bound=None)

@@ -27,20 +27,20 @@ from torch import Tensor, nn
 
 from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import (
-    Steering,
+    Given,
     called,
-    check_finite,
     check_needs,
     check_same_prior,
-    check_sizes,
     check_version,
     fill,
-    read_prior,
-    scored,
+    in_rows,
+    open_prior,
+    path_of,
     without_gradient,
 )
+from repolicy.hosts.method import Method, Seen, Steering
 from repolicy.hosts.sb3_policies import actions_of, from_repolicy, like, to_repolicy
-from repolicy.objective import Objective, given_objective, reformulated
+from repolicy.objective import Objective, given_objective
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy
 from repolicy.priors.opening import load_policy
@@ -57,7 +57,6 @@ check_version("stable-baselines3", (2, 6), (3, 0), "sb3")
 __all__ = ["ResidualPPO", "Unclipped", "from_repolicy", "like", "to_repolicy"]
 
 WIDE = 1e6  # bounds of actions so wide that clipping to them changes nothing
-ROWS = 4096  # of a rollout that a prior scores at once
 OURS, THEIRS = "prior.safetensors", "prior_of_sb3.safetensors"  # names in a saved model's zip
 
 
@@ -89,43 +88,54 @@ class ResidualPPO(PPO):
         alpha: float | None = None,
         prior: Any = None,
         copy_prior: bool = True,
-        critic_warmup: int = 0,
+        critic_warmup: int | None = 0,
         kl_budget: float | None = None,
+        log_prior_budget: float | None = None,
         policy_kwargs: dict[str, Any] | None = None,
         _init_setup_model: bool = True,
         **host: Any,
     ) -> None:
         # what `load` may set anew; plain values, so that a saved model has no pickle of ours
         self.objective = objective.as_dict() if isinstance(objective, Objective) else objective
-        self.omega, self.alpha, self.critic_warmup, self.kl_budget = omega, alpha, critic_warmup, kl_budget
-        self.position: dict[str, Any] | None = None  # the steering's state, in a saved model
-        self.prior, self.prior_name = _read(prior), called(prior)
+        self.omega, self.alpha, self.critic_warmup = omega, alpha, critic_warmup
+        self.kl_budget, self.log_prior_budget = kl_budget, log_prior_budget
+        self.position: dict[str, Any] | None = None  # the method's state, in a saved model
+        self.prior, self.prior_name = _read(prior), called(path_of(prior))
         if copy_prior and policy_kwargs is None and policy == "MlpPolicy" and isinstance(self.prior, Policy):
             policy_kwargs = like(self.prior)
         super().__init__(policy, env, policy_kwargs=policy_kwargs, _init_setup_model=_init_setup_model, **host)
         if _init_setup_model and copy_prior:
-            if isinstance(self.prior, Policy):
+            if isinstance(self.prior, Given) and isinstance(self.prior.prior, Policy):
                 _check_seen_alike(self)
-                from_repolicy(self.prior, self)
+                from_repolicy(self.prior.prior, self)
             elif isinstance(self.prior, SameKind):
                 own, weights = _critics_own(self.policy), self.prior.policy.state_dict()
                 begun = {name: tensor for name, tensor in weights.items() if not name.startswith(own)}
                 self.policy.load_state_dict(begun, strict=False)
 
     def _setup_model(self) -> None:
-        self.steering = Steering(
-            given_objective(self.objective, self.omega, self.alpha), self.kl_budget, self.critic_warmup
+        steering = Steering(
+            given_objective(self.objective, self.omega, self.alpha),
+            self.kl_budget,
+            self.log_prior_budget,
+            self.critic_warmup,
         )
-        if self.position is not None:
-            self.steering.resume(self.position)
-        _check_env(self.steering.objective, self.env)
+        _check_env(steering.objective, self.env)
         given = self.rollout_buffer_class
         host = given or (DictRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else RolloutBuffer)
         self.rollout_buffer_class = type("ResidualBuffer", (Reformulated, host), {})
         super()._setup_model()
         self.rollout_buffer_class = given  # a saved model names no class of ours
-        self.rollout_buffer.reformulate = self._reformulated
-        self.prior = self._fitted(_read(self.prior))
+        self.rollout_buffer.reformulate, self.rollout_buffer.credit = self._reformulated, self._credited
+        self.prior = self._fitted(steering.objective, _read(self.prior))
+        self.method = Method(steering, self.prior)
+        self.method.scaled(self.policy.value_net, self.policy.value_net)
+        if self.position is not None:
+            self.method.resume(self.position)
+
+    @property
+    def steering(self) -> Steering:
+        return self.method.steering
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
         """Stable-Baselines3's; an environment that is refused, as one that was given at first, is not taken."""
@@ -139,11 +149,11 @@ class ResidualPPO(PPO):
         actor = [parameter for name, parameter in self.policy.named_parameters() if not name.startswith(own)]
         with nullcontext() if self.steering.fits_actor else without_gradient(actor):
             super().train()
-        self.steering.steer(self._prior_kl, self.rollout_buffer.rewards.size)
+        self.method.steer()
 
     def save(self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         """Stable-Baselines3's zip, which its own PPO loads as well, with the prior's tensors in it."""
-        self.position = self.steering.state()
+        self.position = self.method.state()
         written = io.BytesIO()
         super().save(written, exclude, include)
         with zipfile.ZipFile(written, "a") as archive:
@@ -161,7 +171,7 @@ class ResidualPPO(PPO):
         if options.get("prior") is None:
             options["prior"] = kept
         else:
-            options["prior"], options["prior_name"] = _read(options["prior"]), called(options["prior"])
+            options["prior"], options["prior_name"] = _read(options["prior"]), called(path_of(options["prior"]))
             if kept is not None:
                 check_same_prior(_tensors(options["prior"]), _tensors(kept), options["prior_name"], name)
         if isinstance(options.get("objective"), Objective):
@@ -170,42 +180,44 @@ class ResidualPPO(PPO):
         return loaded
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "prior", "steering", "_prior_kl"]
+        return [*super()._excluded_save_params(), "prior", "method"]
 
     def _reformulated(self, buffer: RolloutBuffer) -> np.ndarray:
-        """Return the rewards of a whole rollout `[T, N]`, with their parts logged."""
+        """Return the rewards of a whole rollout `[T, N]`."""
         _check_env(self.steering.objective, self.env)  # statistics may have begun to move
-        log_prior = None if self.prior is None else self._log_prior(buffer)
-        objective = self.steering.objective
-        reward = reformulated(objective, buffer.rewards, log_prior, buffer.log_probs)
-        parts = {name: float(np.mean(getattr(reward, name))) for name in ("task", "prior", "entropy")}
-        check_finite(parts)
-        self._prior_kl = 0.0 if log_prior is None else float(np.mean(buffer.log_probs - log_prior))
-        measured = parts | {"prior_kl": self._prior_kl, "omega": objective.omega, "alpha": objective.alpha}
-        for name, value in measured.items():
-            self.logger.record(f"residual/{name}", value)
-        total: np.ndarray = reward.total
-        return total
+        log_policy, task = (torch.as_tensor(part, device=self.device) for part in (buffer.log_probs, buffer.rewards))
+        ended = np.concatenate([buffer.episode_starts[1:], self._last_episode_starts[None]]).astype(bool)
+        seen = Seen(
+            self._observed(buffer.observations), self._tensor(buffer.actions), log_policy, task,
+            torch.as_tensor(ended, device=self.device),
+            lambda: self._observed(np.concatenate([buffer.observations[1:], self._last_obs[None]])),
+        )  # fmt: skip
+        return self.method.reward(seen).cpu().numpy()
 
-    def _log_prior(self, buffer: RolloutBuffer) -> np.ndarray:
-        """Return log prior of a rollout's actions as they were sampled, `[T, N]`."""
-        observations = buffer.observations
+    def _credited(self, buffer: RolloutBuffer) -> None:
+        """Turn a buffer's returns and values into the critic's unit, and log what the rollout paid."""
+        self.method.credit(torch.from_numpy(buffer.returns), torch.from_numpy(buffer.values))
+        for name, value in self.method.measured().items():
+            self.logger.record(f"residual/{name.removeprefix('reward_')}", value)
+
+    def _observed(self, observations: Any) -> Any:
+        """Return observations `[T, N, ...]` as the prior takes them."""
         normalized = self.get_vec_normalize_env()
         if normalized is not None and normalized.norm_obs and not isinstance(self.prior, SameKind):
             observations = normalized.unnormalize_obs(observations)
         if isinstance(observations, dict):
-            tensors: Any = {name: _rows(part, self.device) for name, part in observations.items()}
-        else:
-            tensors = _rows(observations, self.device)
-        actions = _rows(buffer.actions, self.device)
-        blocks = [slice(start, start + ROWS) for start in range(0, len(actions), ROWS)]
-        with torch.no_grad():
-            log_probs = [scored(self.prior, _block(tensors, rows), actions[rows]) for rows in blocks]
-        return torch.cat(log_probs).reshape(buffer.rewards.shape).cpu().numpy()
+            return {name: self._tensor(part) for name, part in observations.items()}
+        tensor = self._tensor(observations)
+        return tensor.flatten(2) if isinstance(self.prior, Given) and tensor.dim() > 3 else tensor
 
-    def _fitted(self, prior: Any) -> Any:
+    def _tensor(self, part: np.ndarray) -> Tensor:
+        """Return an array on the model's device; numbers in single precision, images as they are."""
+        tensor = torch.as_tensor(part, device=self.device)
+        return tensor.float() if tensor.is_floating_point() else tensor
+
+    def _fitted(self, objective: Objective, prior: Any) -> Any:
         """Return the prior on the model's device, checked against its spaces."""
-        check_needs(self.steering.objective, prior is not None, _clips(self))
+        check_needs(objective, prior is not None, _clips(self))
         if isinstance(prior, Weights):
             if self.use_sde:  # its noise has a gradient, and could not be copied
                 with torch.no_grad():
@@ -213,13 +225,12 @@ class ResidualPPO(PPO):
             twin = copy.deepcopy(self.policy)
             fill(twin, prior, "the prior")
             prior = SameKind(twin.requires_grad_(False).eval())
-        if isinstance(prior, Policy):
-            if not isinstance(self.observation_space, spaces.Box):
+        if prior is not None and not isinstance(prior, SameKind):
+            if isinstance(prior, Policy) and not isinstance(self.observation_space, spaces.Box):
                 space_name = type(self.observation_space).__name__
                 raise UsageError(f"observations are of kind {space_name}, and the prior takes rows of numbers")
-            space = actions_of(self.action_space)
-            count = int(np.prod(self.observation_space.shape))
-            check_sizes(prior, count, str(space), space.kind, space.sizes)
+            count = int(np.prod(self.observation_space.shape or 0))
+            prior = Given(prior, count, actions_of(self.action_space))
         return prior.to(self.device) if isinstance(prior, nn.Module) else prior
 
 
@@ -227,11 +238,13 @@ class Reformulated:
     """A rollout buffer, of whatever kind, whose rewards change before its advantages are computed."""
 
     reformulate: Callable[[Any], np.ndarray]
+    credit: Callable[[Any], None]
     rewards: np.ndarray
 
     def compute_returns_and_advantage(self, last_values: Tensor, dones: np.ndarray) -> None:
         self.rewards = self.reformulate(self)
         super().compute_returns_and_advantage(last_values, dones)  # type: ignore[misc]
+        self.credit(self)
 
 
 class Unclipped(gymnasium.ActionWrapper[Any, Any, Any]):
@@ -255,29 +268,34 @@ class SameKind(nn.Module):
         super().__init__()
         self.policy = policy
 
-    def log_prob(self, observations: Any, actions: Tensor) -> Tensor:
+    @torch.no_grad()
+    def score(self, observations: Any, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return log prior and, where it is known, the prior's entropy, both `[T, N]`."""
+        return in_rows(self._score, observations, actions)
+
+    def _score(self, observations: Any, actions: Tensor) -> tuple[Tensor, Tensor | None]:
         one_choice = isinstance(self.policy.action_space, spaces.Discrete)
         actions = actions.long().flatten() if one_choice else actions.float()
-        log_prob: Tensor = self.policy.get_distribution(observations).log_prob(actions)
-        return log_prob
+        distribution = self.policy.get_distribution(observations)
+        return distribution.log_prob(actions), distribution.entropy()
 
 
 def _read(prior: Any) -> Any:
     """Return a prior of any kind; of a model of Stable-Baselines3, the weights."""
-    if prior is None or isinstance(prior, Weights | SameKind):
+    if prior is None or isinstance(prior, Weights | SameKind | Given):
         return prior
     policy = prior.policy if isinstance(prior, BaseAlgorithm) else prior
     if isinstance(policy, ActorCriticPolicy):
         return Weights({name: tensor.detach().cpu().clone() for name, tensor in policy.state_dict().items()})
-    return read_prior(prior)
+    return open_prior(prior).prior
 
 
 def _stored(prior: Any) -> list[tuple[str, bytes]]:
     """Return the prior as a file's name and bytes; an object of the user's own has none, and must be named again."""
-    if isinstance(prior, Policy):
+    if isinstance(prior, Given) and isinstance(prior.prior, Policy):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / OURS
-            save_policy(path, copy.deepcopy(prior).cpu(), {})
+            save_policy(path, copy.deepcopy(prior.prior).cpu(), {})
             return [(OURS, path.read_bytes())]
     if isinstance(prior, SameKind):
         tensors = {name: tensor.cpu().contiguous().clone() for name, tensor in prior.policy.state_dict().items()}
@@ -289,7 +307,7 @@ def _tensors(prior: Any) -> Mapping[str, Tensor]:
     """Return the numbers of a prior; an object of the user's own has none that are known."""
     if isinstance(prior, Weights):
         return prior
-    module = prior.policy if isinstance(prior, SameKind) else prior
+    module = prior.policy if isinstance(prior, SameKind) else prior.prior if isinstance(prior, Given) else prior
     return module.state_dict() if isinstance(module, nn.Module) else {}
 
 
@@ -309,18 +327,6 @@ def _prior_in(path: Any) -> tuple[Policy | Weights | None, object]:
     finally:
         file.close() if isinstance(path, str | Path) else file.seek(0)
     return None, None
-
-
-def _rows(part: np.ndarray, device: torch.device) -> Tensor:
-    """`[T, N, ...]` as `[T · N, ...]`; numbers in single precision, images as they are."""
-    flat = torch.as_tensor(part.reshape(-1, *part.shape[2:]), device=device)
-    return flat.float() if flat.is_floating_point() else flat
-
-
-def _block(observations: Any, rows: slice) -> Any:
-    if isinstance(observations, dict):
-        return {name: part[rows] for name, part in observations.items()}
-    return observations[rows]
 
 
 # What must hold -------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +13,14 @@ from repolicy.policies.network import Mlp, flatten
 from repolicy.policies.normalizer import merged
 from repolicy.policies.policy import Policy
 from repolicy.runs.settings import Settings
+
+
+class Rescaled(Protocol):
+    """A critic whose outputs `[..., H]` can be turned into others."""
+
+    def rescale(self, factor: Tensor, offset: Tensor) -> None:
+        """From now on its outputs are factor · what they were + offset, both `[H]`."""
+
 
 MEMORY = 1.0  # all rollouts before count as much as this one: a critic that begins sees its returns move far
 
@@ -31,15 +39,15 @@ class ReturnScale:
     def std(self) -> Tensor:
         return (self.statistics[2] + 1e-8).sqrt()
 
-    def update(self, added: Tensor, critic: Mlp) -> None:
-        """Take in a rollout's returns, by their `moments.sums`. What the critic predicts stays the same.
+    def update(self, added: Tensor, critic: Rescaled) -> None:
+        """Take in a rollout's returns, by their `normalizer.sums`. What the critic predicts stays the same.
 
         But at first the critic knows nothing, and so its outputs stay, which are about 0: it predicts the mean.
         """
-        count, mean, std = self.statistics[0], self.mean, self.std
-        self.statistics = merged(torch.stack([count.clamp(max=MEMORY * added[0]), mean, self.statistics[2]]), added)
-        if bool(count.any()):
-            critic.rescale(std / self.std, (mean - self.mean) / self.std)
+        count, mean, var = self.statistics.to(added.device)
+        known, std = count > 0, (var + 1e-8).sqrt()
+        self.statistics = merged(torch.stack([count.clamp(max=MEMORY * added[0]), mean, var]), added)
+        critic.rescale(torch.where(known, std / self.std, 1.0), torch.where(known, (mean - self.mean) / self.std, 0.0))
 
     def apply(self, returns: Tensor) -> Tensor:
         """Returns `[..., H]` in this unit."""

@@ -316,7 +316,8 @@ class Worker:
         """Of true next observations, where the objective weighs it."""
         if self.density is None or self.prior is None or observations is None:
             return None
-        return familiarity(self.density, self.prior, self.bare(observations), ages)
+        seen = torch.from_numpy(self.bare(observations))
+        return familiarity(self.density, self.prior.normalizer, seen, torch.from_numpy(ages))
 
     @torch.no_grad()
     def below_prior(self, rollout: Rollout, log_prior: Tensor | None) -> dict[str, Tensor]:

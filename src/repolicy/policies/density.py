@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.policies.normalizer import Normalizer
+from repolicy.policies.normalizer import BOUND, Normalizer
 
 QUANTILE = 0.25  # the least likely quarter of the prior's own states costs something
 MOST = 60.0  # nats, the most that one state can cost
@@ -41,8 +41,15 @@ class Density:
     def familiarity(self, inputs: Tensor) -> Tensor:
         """Of normalized observations `[..., O]`: 0 inside the prior's range, below it minus the missing nats."""
         away = distances(inputs, self.mean, self.whitening)
-        half = 0.5 * (FREEDOM + len(self.mean) - len(self.left_out))
+        half = 0.5 * (FREEDOM + (self.whitening != 0).any(1).sum())  # on the device: nothing waits for it
         return -(half * torch.log((FREEDOM + away) / (FREEDOM + self.edge))).clamp_(0.0, MOST)
+
+    def normalized(self, observations: Tensor) -> Tensor:
+        """Return raw observations `[..., O]` as the normalizer gives them that it was fitted behind."""
+        return ((observations - self.shift.float()) * self.scale.float()).clamp_(-BOUND, BOUND)
+
+    def to(self, device: torch.device | str) -> "Density":
+        return Density(*(getattr(self, name).to(device) for name in PARTS))
 
     @property
     def left_out(self) -> list[int]:
@@ -83,7 +90,7 @@ def fitted(inputs: Tensor, normalizer: Normalizer) -> Density:
     some = torch.nonzero(variances > CONSTANT).flatten()
     if not len(some):
         raise UsageError("no observation changes under the prior, so it has no states to learn: --states 0 goes on")
-    mean, whitening = inputs.mean(0), torch.zeros(len(variances), len(variances), dtype=torch.float64)
+    mean, whitening = inputs.mean(0), inputs.new_zeros(len(variances), len(variances))
     mean[some], whitening[some[:, None], some] = of_likeliest(inputs[:, some])
     edge = torch.quantile(distances(inputs, mean, whitening)[:: max(1, len(inputs) // 100_000)], 1.0 - QUANTILE)
     return Density(mean, whitening, edge, normalizer.shift.double(), normalizer.scale.double())
@@ -101,7 +108,8 @@ def of_likeliest(inputs: Tensor) -> tuple[Tensor, Tensor]:
         covariance = (kept - mean).T @ (kept - mean) / len(kept)
         lower = torch.linalg.cholesky(covariance + RIDGE * variances.diag())
         # C = L·Lᵀ, so |L⁻¹·x|² = xᵀ·C⁻¹·x, and a row vector x is whitened by L⁻ᵀ
-        whitening = torch.linalg.solve_triangular(lower, torch.eye(size, dtype=torch.float64), upper=False).T
+        one = torch.eye(size, dtype=lower.dtype, device=lower.device)
+        whitening = torch.linalg.solve_triangular(lower, one, upper=False).T
         away = torch.stack([each.mean() for each in distances(inputs, mean, whitening).split(STRETCH)])
         near = away <= away.kthvalue(max(1, int(KEPT * len(away)))).values
         kept = inputs[near.repeat_interleave(STRETCH)[: len(inputs)]]

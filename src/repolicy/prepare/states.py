@@ -1,5 +1,6 @@
 """The states that a prior visits by itself, fitted once before customizing. No reward is read."""
 
+from collections.abc import Callable
 from contextlib import closing
 
 import numpy as np
@@ -67,7 +68,6 @@ def visited(prior: Policy, request: Request) -> Tensor:
     return torch.from_numpy(states)
 
 
-def familiarity(density: Density, prior: Policy, observations: np.ndarray, ages: np.ndarray) -> Tensor:
+def familiarity(density: Density, normalize: Callable[[Tensor], Tensor], observations: Tensor, ages: Tensor) -> Tensor:
     """Of true next observations, this many steps into their episodes. How one begins is not the policy's doing."""
-    found = density.familiarity(prior.normalizer(torch.from_numpy(observations)))
-    return found.masked_fill_(torch.from_numpy(ages <= SKIPPED), 0.0)
+    return density.familiarity(normalize(observations)).masked_fill_(ages <= SKIPPED, 0.0)

@@ -1,0 +1,244 @@
+"""The method, whatever the host: what a rollout pays, the unit in which its critic predicts, and how the weights move.
+
+All of it is torch on the device of the host's tensors, once an iteration. Only `Method.measured` waits for them.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from numbers import Real
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from repolicy.errors import NumericError, UsageError
+from repolicy.learning.ppo import ReturnScale
+from repolicy.learning.worker import FARTHEST, LOST, WAITS, off_budget, steered
+from repolicy.objective import Objective, plain, reformulated
+from repolicy.policies.density import Density
+from repolicy.policies.normalizer import sums
+from repolicy.prepare.states import familiarity
+from repolicy.runs.settings import Budget, budget_of
+
+WARMUP = 5  # iterations in which a critic that begins with nothing learns alone, where nobody names another number
+EXPLAINS = 0.3  # share of the returns that it must explain by then, or it has up to three times as many
+PARTS = ("task", "prior", "entropy", "states")
+
+
+@dataclass
+class Steering:
+    """The objective in force, and what a warm-up and a budget make of it from iteration to iteration.
+
+    `critic_warmup` of None: the usual one, which waits longer for a critic that explains too little.
+    """
+
+    objective: Objective
+    kl_budget: float | None = None
+    log_prior_budget: float | None = None
+    critic_warmup: int | None = 0
+    iterations: int = 0
+    off_budget: float = -FARTHEST
+    explained: float = field(default=0.0, compare=False)  # share of the returns, in the iteration under way
+
+    def __post_init__(self) -> None:
+        plain(self.objective, "ResidualPPO", states=True)
+        warmup: Any = self.critic_warmup
+        real = isinstance(warmup, Real) and not isinstance(warmup, bool)
+        if warmup is not None and not (real and float(warmup).is_integer() and float(warmup) >= 0):
+            raise UsageError(
+                f"critic_warmup is {warmup!r}; here it counts iterations, so it must be a whole number, 0 or more"
+            )
+        for name in ("kl_budget", "log_prior_budget"):
+            budget: Any = getattr(self, name)
+            if budget is not None and not (isinstance(budget, int | float) and 0 < budget < math.inf):
+                raise UsageError(f"{name} is {budget!r}; it must be a number of nats greater than 0")
+        if self.kl_budget is not None and self.log_prior_budget is not None:
+            raise UsageError("kl_budget and log_prior_budget are two ways to find omega: choose one")
+        if self.budget is not None and not self.objective.reads_prior:
+            raise UsageError("a budget adapts omega, so omega must start above 0")
+
+    @property
+    def budget(self) -> Budget | None:
+        return budget_of(vars(self))
+
+    @property
+    def fits_actor(self) -> bool:
+        """Whether the actor learns in the iteration under way; the critic always does."""
+        if self.critic_warmup is not None:
+            return self.iterations >= self.critic_warmup
+        explains = self.explained >= EXPLAINS or self.iterations >= WAITS * WARMUP
+        return self.iterations >= WARMUP and explains
+
+    def steer(self, spent: Mapping[str, float], samples: int) -> None:
+        """The end of an iteration over so many steps, in which so many nats a step were spent."""
+        if self.budget is not None and self.fits_actor and self.explained > LOST:
+            before, nats = self.off_budget, spent[self.budget.spent]
+            alone = self.log_prior_budget is not None
+            variance = spent["below_prior_squares"] - nats**2 if alone else None
+            self.off_budget = off_budget(nats, self.budget.nats, before, samples, variance)
+            self.objective = steered(self.objective, before, self.off_budget, omega_alone=alone)
+        self.iterations += 1
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold to go on from here; plain numbers and words."""
+        return {"objective": asdict(self.objective), "iterations": self.iterations, "off_budget": self.off_budget}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken. Without a budget, the weights stay as they were asked for now."""
+        self.iterations, self.off_budget = int(state["iterations"]), float(state["off_budget"])
+        if self.budget is not None:
+            self.objective = Objective(**state["objective"])
+
+
+class Scoring(Protocol):
+    """A prior in the form that a host's rollouts ask."""
+
+    def score(self, observations: Any, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return log prior and, where it is known, the prior's entropy, both `[T, N]`, of a rollout `[T, N, ...]`.
+
+        ended `[T, N]`: after which steps an episode ended, and with it what the prior remembers of it.
+        """
+
+
+class Seen(NamedTuple):
+    """A rollout as a host tells it: each part is `[T, N, ...]`, on one device."""
+
+    observations: Any  # as the prior takes them
+    actions: Tensor  # as they were sampled
+    log_policy: Tensor
+    task: Tensor
+    ended: Tensor  # bool
+    states: Callable[[], Tensor]  # returns what the environment showed after each step, in rows of numbers
+
+
+class UnitCritic:
+    """A host's critic whose outputs are in the unit of its returns while it learns, and in rewards otherwise.
+
+    Hosts take a gradient where they learn, and take none where they act, so a hook on the module tells which it is.
+    """
+
+    def __init__(self, module: nn.Module, last: nn.Linear, scale: ReturnScale) -> None:
+        self.last = last
+        module.register_forward_hook(lambda _, __, outputs: outputs if torch.is_grad_enabled() else scale.undo(outputs))
+
+    @torch.no_grad()
+    def rescale(self, factor: Tensor, offset: Tensor) -> None:
+        """From now on the outputs are factor · what they were + offset."""
+        self.last.weight.mul_(factor.unsqueeze(-1))
+        self.last.bias.mul_(factor).add_(offset)
+        self.moved = factor, offset
+
+
+class Method:
+    """What a host's class asks in every iteration: `reward`, `credit`, `measured`, in this order."""
+
+    critic: UnitCritic  # of a host whose rewards are changed
+    spent: tuple[dict[str, float], int]  # nats a step by each way to count them, and over how many steps
+
+    def __init__(
+        self, steering: Steering, prior: Scoring | None, add_up: Callable[[Tensor], Any] = lambda tensor: tensor
+    ) -> None:
+        """`add_up` adds a tensor up over all GPUs, in place."""
+        self.steering, self.prior, self.add_up = steering, prior, add_up
+        self.scale = ReturnScale()
+        self.density: Density | None = None  # of the prior's states, where the objective weighs them
+        self.ages: Tensor | None = None  # steps into the episode under way, `[N]`
+
+    @property
+    def changes_rewards(self) -> bool:
+        objective = self.steering.objective
+        return bool(objective.omega or objective.alpha or objective.states)
+
+    def scaled(self, module: nn.Module, last: nn.Linear) -> None:
+        """Let the host's critic predict in the unit of its returns; without any weight it stays the host's own."""
+        if self.changes_rewards:
+            self.critic = UnitCritic(module, last, self.scale)
+
+    def reward(self, seen: Seen) -> Tensor:
+        """Return the reformulated rewards `[T, N]` of a rollout; their sums are kept for `measured`."""
+        task, log_policy, below = seen.task, seen.log_policy, torch.zeros_like(seen.task)
+        log_prior = None
+        if self.prior is not None:
+            log_prior, entropy = self.prior.score(seen.observations, seen.actions, seen.ended)
+            below = below if entropy is None else -entropy - log_prior
+        reward = reformulated(self.steering.objective, task, log_prior, log_policy, self._familiarity(seen))
+        away = below if log_prior is None else log_policy - log_prior
+        shown = [*(getattr(reward, name) for name in PARTS), away, below, below.square(), torch.ones_like(task)]
+        self._sums = self.add_up(torch.stack([part.double().sum() for part in shown]))
+        total: Tensor = reward.total
+        return total
+
+    def credit(self, returns: Tensor, values: Tensor) -> None:
+        """Take in a rollout's returns, and turn both, `[T, N]`, into the critic's unit, in place."""
+        self._moments = self.add_up(sums(torch.stack([returns - values, returns], -1)))
+        if not self.changes_rewards:
+            return
+        outputs = self.scale.apply(values)
+        self.scale.update(self._moments[:, 1:], self.critic)
+        factor, offset = self.critic.moved
+        returns.copy_(self.scale.apply(returns))
+        values.copy_(outputs * factor.to(outputs.dtype) + offset.to(outputs.dtype))
+
+    def measured(self) -> dict[str, float]:
+        """Return the iteration's means, and move the weights by them. Raises where one is not finite."""
+        numbers = torch.cat([self._sums, self._moments.flatten(), self.scale.std]).tolist()  # the one wait
+        *parts, away, below, squares, steps = numbers[: len(self._sums)]
+        count, (of_gains, of_returns), (gains, returns) = steps, numbers[-5:-3], numbers[-3:-1]
+        means = {name: part / steps for name, part in zip(PARTS, parts, strict=True)}
+        check_finite(means)
+        unexplained, varied = (
+            max(0.0, squares / count - (total / count) ** 2)
+            for total, squares in ((of_gains, gains), (of_returns, returns))
+        )
+        self.steering.explained = 1.0 - unexplained / max(varied, 1e-12)
+        objective = self.steering.objective
+        shown = {f"reward_{name}": mean for name, mean in means.items() if name != "states" or objective.states}
+        shown |= {"omega": objective.omega, "alpha": objective.alpha}  # that were in force
+        if self.prior is not None:
+            shown["prior_kl"] = away / steps  # KL(policy ‖ prior), from samples
+        spent = {"prior_kl": away / steps, "below_prior": below / steps, "below_prior_squares": squares / steps}
+        self.spent = spent, int(steps)
+        return shown | {"explained_variance": self.steering.explained, "return_scale": numbers[-1]}
+
+    def steer(self) -> None:
+        """The end of an iteration."""
+        self.steering.steer(*self.spent)
+
+    def _familiarity(self, seen: Seen) -> Tensor | None:
+        """Return how familiar the states are that the steps led to, `[T, N]`; how an episode begins does not count."""
+        if self.density is None or not self.steering.objective.states:
+            return None
+        started = torch.zeros_like(seen.ended[0], dtype=torch.long) if self.ages is None else self.ages
+        ages = ages_of(seen.ended, started)
+        self.ages = ages[-1]
+        return familiarity(self.density, self.density.normalized, seen.states(), ages).to(seen.task.dtype)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold beside the networks, in plain numbers, and the density's tensors."""
+        return self.steering.state() | {"returns": self.scale.statistics.flatten().tolist()}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken."""
+        self.steering.resume(state)
+        if "returns" in state:
+            self.scale.statistics = torch.tensor(state["returns"], dtype=torch.float64).reshape(3, -1)
+
+
+def ages_of(ended: Tensor, before: Tensor) -> Tensor:
+    """Return how many steps into its episode each next observation is, `[T, N]`; 0 where an episode begins with it.
+
+    before: `[N]`, the same of the observations that the rollout began with.
+    """
+    steps = torch.arange(1, len(ended) + 1, device=ended.device).unsqueeze(-1)
+    last = torch.where(ended, steps, 0).cummax(0).values
+    return torch.where(last > 0, steps - last, before + steps)
+
+
+def check_finite(parts: Mapping[str, float]) -> None:
+    """Raise where a part of the reward stopped being finite, before anything learns from it."""
+    words = {"task": "reward", "prior": "prior's log-probability", "entropy": "policy's log-probability"}
+    for name, value in parts.items():
+        if not math.isfinite(value):
+            what = words.get(name, "price on states")
+            raise NumericError(f"the {what} is not finite in this iteration; no update was made from it")

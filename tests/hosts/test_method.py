@@ -1,0 +1,85 @@
+"""What is the same in every host: the unit of returns, ages of episodes, and when the actor moves."""
+
+import pytest
+import torch
+from torch import nn
+
+from repolicy.hosts.method import EXPLAINS, WARMUP, Method, Seen, Steering, ages_of
+from repolicy.learning.worker import WAITS
+from repolicy.objective import Objective, residual
+
+ENDED = torch.tensor([[0, 0], [1, 0], [0, 0], [0, 1], [0, 0]]).bool()
+
+
+class Pushing:
+    """A prior whose log-probability is the action, and whose entropy is 2."""
+
+    def score(self, observations: torch.Tensor, actions: torch.Tensor, ended: torch.Tensor) -> tuple:  # type: ignore[type-arg]
+        return actions.squeeze(-1), torch.full(ended.shape, 2.0)
+
+
+def seen(task: torch.Tensor) -> Seen:
+    return Seen(task, torch.full((*task.shape, 1), 3.0), torch.full_like(task, -1.0), task, ENDED, lambda: task)
+
+
+def test_the_age_of_a_state_is_its_steps_into_the_episode() -> None:
+    assert ages_of(ENDED, torch.tensor([7, 0])).tolist() == [[8, 1], [0, 2], [1, 3], [2, 0], [3, 1]]
+
+
+def test_a_rollout_pays_its_parts_and_tells_their_means() -> None:
+    method, task = Method(Steering(residual(0.5, 0.25), critic_warmup=0), Pushing()), torch.arange(10.0).view(5, 2)
+    method.scaled(nn.Linear(1, 1), nn.Linear(1, 1))
+    assert torch.equal(method.reward(seen(task)), task + 0.5 * 3.0 + 0.25)
+    method.credit(task.clone(), torch.zeros(5, 2))
+    found = method.measured()
+    assert {name: found[name] for name in ("reward_task", "reward_prior", "reward_entropy", "prior_kl")} == {
+        "reward_task": 4.5, "reward_prior": 1.5, "reward_entropy": 0.25, "prior_kl": -4.0,
+    }  # fmt: skip
+    assert method.spent == ({"prior_kl": -4.0, "below_prior": -5.0, "below_prior_squares": 25.0}, 10)
+    assert found["explained_variance"] == pytest.approx(0.0)
+
+
+def test_the_critic_learns_in_the_unit_of_its_returns_and_acts_in_rewards() -> None:
+    critic, inputs = nn.Linear(3, 1), torch.randn(5, 2, 3)
+    method = Method(Steering(residual(0.5, 0.25)), Pushing())
+    method.scaled(critic, critic)
+    for spread in (1.0, 40.0, 3.0):
+        with torch.no_grad():
+            values = critic(inputs).squeeze(-1)
+        raw, returns = values.clone(), 50.0 + spread * torch.randn(5, 2)
+        target, unit = returns.clone(), values.clone()
+        method.credit(target, unit)
+        torch.testing.assert_close(method.scale.undo(target), returns, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(critic(inputs).squeeze(-1), unit, rtol=1e-4, atol=1e-4)  # with a gradient: its unit
+        with torch.no_grad():
+            if spread != 1.0:  # at first its outputs stay, and so it predicts the mean
+                torch.testing.assert_close(critic(inputs).squeeze(-1), raw, rtol=1e-3, atol=1e-2)
+    assert float(method.scale.std) > 10
+
+
+def test_without_weights_the_critic_is_the_hosts_own() -> None:
+    method, critic = Method(Steering(Objective()), None), nn.Linear(1, 1)
+    method.scaled(critic, critic)
+    returns, values = torch.randn(5, 2), torch.randn(5, 2)
+    copies = returns.clone(), values.clone()
+    method.credit(returns, values)
+    assert torch.equal(returns, copies[0])
+    assert torch.equal(values, copies[1])
+    assert not critic._forward_hooks
+
+
+@pytest.mark.parametrize(("explained", "first"), [(EXPLAINS, WARMUP), (EXPLAINS - 0.1, WAITS * WARMUP)])
+def test_the_usual_warm_up_waits_for_a_critic_that_explains_too_little(explained: float, first: int) -> None:
+    steering = Steering(residual(0.5, 0.25), critic_warmup=None)
+    while not steering.fits_actor:
+        steering.explained = explained
+        if not steering.fits_actor:
+            steering.steer({}, 1)
+    assert steering.iterations == first
+
+
+def test_a_budget_of_log_prior_moves_omega_alone() -> None:
+    steering = Steering(residual(0.5, 0.25), log_prior_budget=1.0)
+    steering.steer({"prior_kl": 0.0, "below_prior": 9.0, "below_prior_squares": 90.0}, 10_000)
+    assert steering.objective.omega > 0.5
+    assert steering.objective.alpha == 0.25
