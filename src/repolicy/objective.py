@@ -162,21 +162,19 @@ def full(alpha: Weight = None) -> Objective:
 
 
 def given_objective(
-    objective: Objective | Mapping[str, Any] | None, omega: float | None, alpha: float | None
+    objective: Objective | Mapping[str, Any] | None, omega: Weight, alpha: Weight, states: Weight = None
 ) -> Objective:
-    """The objective, said once: whole (settings files write it as a mapping), or as omega and alpha."""
-    if objective is not None:
-        if omega is not None or alpha is not None:
-            raise UsageError("an objective was given, and omega or alpha too; give one or the other")
-        if isinstance(objective, Objective):
-            return objective
-        try:
-            return Objective(**objective)
-        except TypeError:
-            raise UsageError(f"the objective {objective!r} must have the fields task, omega, alpha, bonus") from None
-    if omega is None or alpha is None:
-        raise UsageError("omega and alpha are not both set; set both, or an objective such as residual(0.2, 0.1)")
-    return residual(omega, alpha)
+    """The objective, said once: whole (settings files write it as a mapping), or by weights; a missing one is None."""
+    if objective is None:
+        return residual(omega, alpha, states)
+    if omega is not None or alpha is not None or states is not None:
+        raise UsageError("an objective was given, and omega, alpha or states too; give one or the other")
+    if isinstance(objective, Objective):
+        return objective
+    try:
+        return Objective(**objective)
+    except TypeError:
+        raise UsageError(f"the objective {objective!r} must have the fields task, omega, alpha, bonus") from None
 
 
 def plain(objective: Objective, host: str, states: bool = False) -> Objective:

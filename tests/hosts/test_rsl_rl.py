@@ -283,8 +283,8 @@ def test_both_rewards_add_up() -> None:
 # Bad input ------------------------------------------------------------------------------------------------------------
 
 WRONG = [
-    ({"omega": None}, "omega and alpha are not both set"),
-    ({"objective": {"task": "addon"}}, "an objective was given, and omega or alpha too"),
+    ({"omega": None, "prior": None}, "omega and alpha are measured by a prior, and there is none"),
+    ({"objective": {"task": "addon"}}, "an objective was given, and omega, alpha or states too"),
     ({"prior": None}, "omega is 0.3, which weighs a prior's log-probability, and there is no prior"),
     ({"critic_warmup": 0.05}, "critic_warmup is 0.05; here it counts iterations"),
     ({"kl_budget": -1.0}, "kl_budget is -1.0; it must be a number of nats greater than 0"),

@@ -238,7 +238,7 @@ UNKNOWN = {
     "alpha": ours(0.1, Range(0.1, 1.0)),
 }
 WRONG = [
-    ({"omega": None}, "omega and alpha are not both set"),
+    ({"omega": None, "prior": None}, "omega and alpha are measured by a prior, and there is none"),
     ({"prior": None}, "omega is 0.3, which weighs a prior's log-probability, and there is no prior"),
     ({"omega": 0.0, "prior": None}, "alpha is 0.2 and omega is 0, and Stable-Baselines3 clips actions"),
     ({"critic_warmup": 0.05}, "critic_warmup is 0.05; here it counts iterations"),

@@ -154,7 +154,7 @@ class TestRefused:
             (soft(0.2), {}, "reads a basic reward"),
             (Objective("addon", 0.1, 0.1, bonus=0.1), {}, "bonus is 0.1"),
             (residual(0.1, 0.1, states=0.5), {}, "states is 0.5, and a language model's trainer knows no price"),
-            (None, {"omega": 0.1}, "not both set"),
+            (None, {"omega": 0.1}, "sets no weight by itself: name omega and alpha"),
             (kl(0.1), {"alpha": 0.1}, "one or the other"),
             (kl(0.1), {"f_divergence_type": "js_divergence"}, "must be 'reverse_kl'"),
             (kl(0.1), {"loss_type": "ipo"}, "no decomposed form"),

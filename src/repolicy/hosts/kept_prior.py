@@ -115,8 +115,9 @@ ROWS = 4096  # of a rollout that a prior scores at once
 class Given(nn.Module):
     """A prior of any kind, which takes observations as rows of numbers. One with a memory runs along with episodes."""
 
-    def __init__(self, prior: Prior, observations: int, actions: ActionSpace) -> None:
+    def __init__(self, opened: Opened, observations: int, actions: ActionSpace) -> None:
         super().__init__()
+        prior, self.name, self.card = opened
         self.prior = prior.placed(observations, actions) if isinstance(prior, MeanPrior) else prior
         if isinstance(prior, Policy):
             check_sizes(prior, observations, str(actions), actions.kind, actions.sizes)
@@ -130,11 +131,41 @@ class Given(nn.Module):
             return distribution.log_prob(actions), distribution.entropy()
         return in_rows(self._score, observations, actions)
 
+    def act(self, observations: Tensor, sample: bool) -> tuple[Tensor, Tensor]:
+        """Return actions, and their nats `[N]`: the entropy of sampled ones, log π of the likeliest."""
+        if isinstance(self.prior, Policy):
+            return nats_of(self.prior(observations), sample)
+        if not isinstance(self.prior, MeanPrior):
+            raise UsageError(
+                f"{self.name} scores actions and chooses none, so nothing can be measured: name omega and alpha, and "
+                "leave states out"
+            )
+        ended = torch.zeros(1, len(observations), dtype=torch.bool, device=observations.device)
+        distribution, self.memory = self.prior.follow(observations.unsqueeze(0), ended, self.memory)
+        actions, nats = nats_of(distribution, sample)
+        return actions[0], nats[0]
+
+    def forget(self, ended: Tensor | None = None) -> None:
+        """Begin anew where an episode ended `[N]`; without `ended` everywhere."""
+        if ended is None or not isinstance(self.prior, MeanPrior):
+            self.memory = None
+        elif self.memory:
+            self.memory = self.prior.forgotten(self.memory, ended)
+
     def _score(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor | None]:
         if not isinstance(self.prior, Policy | MeanPrior):
             return scored(self.prior, observations, actions), None
         distribution = (self.prior if isinstance(self.prior, Policy) else self.prior.distribution)(observations)
         return distribution.log_prob(actions), distribution.entropy()
+
+
+def nats_of(distribution: Any, sample: bool) -> tuple[Tensor, Tensor]:
+    """Return sampled actions with their entropy, where it is known, else −log π; or the likeliest with log π."""
+    if not sample:
+        likeliest = distribution.mode()
+        return likeliest, distribution.log_prob(likeliest)
+    actions, entropy = distribution.sample(), distribution.entropy()
+    return actions, -distribution.log_prob(actions) if entropy is None else entropy
 
 
 def in_rows(
@@ -197,6 +228,8 @@ def check_same_network(prior: PolicySpec, host: PolicySpec, what: str, remedy: s
 
 def check_needs(objective: Objective, has_prior: bool, clips: str = "") -> None:
     """Raise where the objective cannot be had: no prior to weigh, or an entropy that nothing bounds."""
+    if not objective.is_set and not has_prior:
+        raise UsageError("omega and alpha are measured by a prior, and there is none: name a prior, or both weights")
     if objective.reads_prior and not has_prior:
         raise UsageError(f"omega is {objective.omega:g}, which weighs a prior's log-probability, and there is no prior")
     if clips and objective.alpha and not objective.omega:

@@ -42,7 +42,8 @@ class Steering:
     explained: float = field(default=0.0, compare=False)  # share of the returns, in the iteration under way
 
     def __post_init__(self) -> None:
-        plain(self.objective, "ResidualPPO", states=True)
+        if self.objective.is_set:
+            plain(self.objective, "ResidualPPO", states=True)
         warmup: Any = self.critic_warmup
         real = isinstance(warmup, Real) and not isinstance(warmup, bool)
         if warmup is not None and not (real and float(warmup).is_integer() and float(warmup) >= 0):
@@ -82,12 +83,15 @@ class Steering:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold to go on from here; plain numbers and words."""
-        return {"objective": asdict(self.objective), "iterations": self.iterations, "off_budget": self.off_budget}
+        names = ("iterations", "off_budget", "kl_budget")
+        return {"objective": asdict(self.objective)} | {name: getattr(self, name) for name in names}
 
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken. Without a budget, the weights stay as they were asked for now."""
+    def resume(self, state: Mapping[str, Any], named: bool) -> None:
+        """Go on where `state` was taken. Weights that are named now stay, unless a budget moves them."""
         self.iterations, self.off_budget = int(state["iterations"]), float(state["off_budget"])
-        if self.budget is not None:
+        if not named:
+            self.kl_budget = state.get("kl_budget")
+        if self.budget is not None or not named:
             self.objective = Objective(**state["objective"])
 
 
@@ -141,14 +145,16 @@ class Method:
     ) -> None:
         """`add_up` adds a tensor up over all GPUs, in place."""
         self.steering, self.prior, self.add_up = steering, prior, add_up
+        self.named = steering.objective.is_set  # or the weights are measured
         self.scale = ReturnScale()
         self.density: Density | None = None  # of the prior's states, where the objective weighs them
         self.ages: Tensor | None = None  # steps into the episode under way, `[N]`
 
     @property
     def changes_rewards(self) -> bool:
+        """Whether there is a weight, perhaps one that is not measured yet."""
         objective = self.steering.objective
-        return bool(objective.omega or objective.alpha or objective.states)
+        return any(weight != 0 for weight in (objective.omega, objective.alpha, objective.states))
 
     def scaled(self, module: nn.Module, last: nn.Linear) -> None:
         """Let the host's critic predict in the unit of its returns; without any weight it stays the host's own."""
@@ -220,7 +226,7 @@ class Method:
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken."""
-        self.steering.resume(state)
+        self.steering.resume(state, self.named)
         if "returns" in state:
             self.scale.statistics = torch.tensor(state["returns"], dtype=torch.float64).reshape(3, -1)
 

@@ -32,10 +32,12 @@ from repolicy.hosts.kept_prior import (
     path_of,
     without_gradient,
 )
+from repolicy.hosts.measuring import Look, Paid, Sizes, decide_in
 from repolicy.hosts.method import Method, Seen, Steering
 from repolicy.hosts.rsl_rl_policies import from_repolicy, layers_of, to_repolicy
 from repolicy.loading import read_bytes
 from repolicy.objective import Objective, given_objective, task_reward
+from repolicy.policies.density import Density
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy
 from repolicy.readers.pickles import load, shortened
@@ -71,6 +73,7 @@ class ResidualPPO(PPO):
         objective: Objective | Mapping[str, Any] | None = None,
         omega: float | None = None,
         alpha: float | None = None,
+        states: float | None = None,
         prior: Any = None,
         copy_prior: bool = True,
         addon: str | None = None,
@@ -80,8 +83,9 @@ class ResidualPPO(PPO):
         device: str = "cpu",
         **host: Any,
     ) -> None:
-        steering = Steering(given_objective(objective, omega, alpha), kl_budget, log_prior_budget, critic_warmup)
-        if steering.objective.omega or steering.objective.alpha:
+        weights = given_objective(objective, omega, alpha, states)
+        steering = Steering(weights, kl_budget, log_prior_budget, critic_warmup)
+        if weights.omega != 0 or weights.alpha != 0:
             host = {"entropy_coef": 0.0} | host  # rsl_rl's 0.01 would pay for an entropy that alpha already pays for
         super().__init__(actor, critic, storage, device=device, **host)
         self.addon = addon
@@ -114,7 +118,7 @@ class ResidualPPO(PPO):
         )
         seen = Seen(
             st.observations, st.actions, log_policy, self._paid, dones > 0,
-            lambda: torch.cat([self._rows(st.observations)[1:], self._rows(obs).unsqueeze(0)]),
+            lambda: torch.cat([self.rows(st.observations)[1:], self.rows(obs).unsqueeze(0)]),
         )  # fmt: skip
         at_limits = rewards - self._paid  # what rsl_rl has added for what would have followed
         rewards.copy_(self.method.reward(seen) + at_limits)
@@ -137,6 +141,8 @@ class ResidualPPO(PPO):
     def save(self) -> dict[str, Any]:
         """rsl_rl's checkpoint with the prior, its name, and where the steering stands beside it."""
         saved: dict[str, Any] = super().save() | {"residual": self.method.state()}
+        if self.method.density is not None:
+            saved["residual_states"] = self.method.density.tensors()
         if self.prior is None:
             return saved
         return saved | {"prior_state_dict": self.prior.state_dict(), "prior_name": self._prior_name}
@@ -149,6 +155,8 @@ class ResidualPPO(PPO):
                 kept, name = loaded_dict.get("prior_state_dict", {}), loaded_dict.get("prior_name")
                 check_same_prior(self.prior.state_dict(), kept, self._prior_name, name)
             self.method.resume(loaded_dict["residual"])
+            if "residual_states" in loaded_dict:
+                self.method.density = Density.from_tensors(loaded_dict["residual_states"]).to(self.device)
         return bool(goes_on)
 
     @staticmethod
@@ -160,29 +168,77 @@ class ResidualPPO(PPO):
         words = " to ".join(f"{each:g}" for each in (*limits[:1], *limits[1:][-1:]))
         clips = f"the environment clips actions to ±{words} (clip_actions)" if limits else ""
         check_needs(algorithm.steering.objective, algorithm.prior is not None, clips)
+        algorithm.begin(RunnerEnvs(env, algorithm))
         return algorithm
+
+    def begin(self, envs: "RunnerEnvs") -> None:
+        """Measure the weights that are not named, and learn the prior's states where they have a price."""
+        weights = self.steering.objective
+        if self.prior is None or (weights.is_set and not weights.states):
+            return
+        if self.is_multi_gpu and self.gpu_global_rank:
+            told: list[Any] = [None, None]
+            torch.distributed.broadcast_object_list(told)
+            state, density = told
+            self.method.steering.resume(state, named=False)
+            self.method.density = density if density is None else density.to(self.device)
+            return
+        sizes = Sizes(envs.states(self.storage.observations[0]).shape[-1], _actions(self.storage))
+        decide_in(
+            self.method, Look(envs, self.prior), self.prior.card, sizes, lambda said: print(f"ResidualPPO: {said}")
+        )
+        if self.is_multi_gpu:
+            found = self.method.density
+            torch.distributed.broadcast_object_list([self.steering.state(), found and found.to("cpu")])
 
     def _task(self, rewards: Tensor, extras: dict[str, Any]) -> Tensor:
         """Return the task's own reward. Where the task is the add-on's alone, the environment's is not read."""
         if self.addon is None:
             return rewards
+        return task_reward(self.steering.objective, rewards, self.addon_in(extras, rewards))
+
+    def addon_in(self, extras: dict[str, Any], rewards: Tensor) -> Tensor:
+        """Return the add-on `[N]` from the environment's extras."""
         if self.addon not in extras:
             raise UsageError(
                 f"the environment's extras have no {self.addon!r}, which was to hold the add-on; they have "
                 f"{', '.join(sorted(extras)) or 'nothing'}"
             )
-        addon = torch.as_tensor(extras[self.addon], device=rewards.device).to(rewards.dtype).view_as(rewards)
-        return task_reward(self.steering.objective, rewards, addon)
+        return torch.as_tensor(extras[self.addon], device=rewards.device).to(rewards.dtype).view_as(rewards)
 
-    def _rows(self, observations: Any) -> Tensor:
+    def rows(self, observations: Any) -> Tensor:
         """Return the actor's observation groups side by side, `[..., O]`."""
-        return torch.cat([observations[group] for group in self.get_policy().obs_groups], dim=-1)
+        lead = len(observations.batch_size)
+        return torch.cat([observations[group].flatten(lead) for group in self.get_policy().obs_groups], dim=-1)
 
     def _add_up(self, tensor: Tensor) -> Tensor:
         """Add a tensor up over all GPUs, in place."""
         if self.is_multi_gpu:
             torch.distributed.all_reduce(tensor)
         return tensor
+
+
+class RunnerEnvs:
+    """The runner's environments, for episodes of the prior before training."""
+
+    def __init__(self, env: Any, algorithm: ResidualPPO) -> None:
+        self.env, self.algorithm, self.states = env, algorithm, algorithm.rows
+        self.stepped = False
+
+    def begin(self) -> tuple[Any, bool]:
+        """Return observations; not every runner's environments can be reset, and then some episodes are under way."""
+        if self.stepped and hasattr(self.env, "reset"):
+            self.env.reset()
+            self.stepped = False
+        return self.env.get_observations().to(self.algorithm.device), not self.stepped
+
+    def step(self, actions: Tensor) -> Paid:
+        """Return what followed; beside an add-on in the extras, the environment's reward is its own."""
+        self.stepped, named = True, self.algorithm.addon is not None
+        observations, rewards, dones, extras = self.env.step(actions.to(self.env.device))
+        observations, rewards, dones = (part.to(self.algorithm.device) for part in (observations, rewards, dones))
+        addon = self.algorithm.addon_in(extras, rewards) if named else rewards
+        return Paid(observations, rewards if named else None, addon, dones > 0)
 
 
 # Priors ---------------------------------------------------------------------------------------------------------------
@@ -193,6 +249,7 @@ class RunnersPrior(nn.Module):
 
     def __init__(self, actor: Any, weights: Mapping[str, Tensor], path: Path) -> None:
         super().__init__()
+        self.card: dict[str, Any] = {}  # the runner's checkpoints tell nothing of their training
         self.model = copy.deepcopy(actor)
         self.model.reset()
         if any(name.startswith("rnn.") for name in weights) and not actor.is_recurrent:
@@ -208,17 +265,34 @@ class RunnersPrior(nn.Module):
         found = []
         for seen, acted, last in zip(observations, actions, ended, strict=True):
             found.append(self._step(seen, acted))
-            self._forget(last)
+            self.forget(last)
         log_prob, entropy = (torch.stack(part) for part in zip(*found, strict=True))
         return log_prob, entropy
 
     def _step(self, observations: Any, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Return both of rows; without a sample, which would take random numbers from the actor."""
-        self.model.distribution.update(self.model.mlp(self.model.get_latent(observations)))
+        self._look(observations)
         return self.model.get_output_log_prob(actions), self.model.output_entropy
 
-    def _forget(self, ended: Tensor) -> None:
-        """An episode that ended leaves no memory behind. (rsl_rl's own reset of some rows waits for the device.)"""
+    def _look(self, observations: Any) -> Tensor:
+        """Move the distribution, and the memory, to these observations; return the likeliest actions."""
+        outputs = self.model.mlp(self.model.get_latent(observations))
+        self.model.distribution.update(outputs)
+        likeliest: Tensor = self.model.distribution.deterministic_output(outputs)
+        return likeliest
+
+    def act(self, observations: Any, sample: bool) -> tuple[Tensor, Tensor]:
+        """Return actions, and their nats `[N]`: the entropy of sampled ones, log π of the likeliest."""
+        likeliest = self._look(observations)
+        if sample:
+            return self.model.distribution.sample(), self.model.output_entropy
+        return likeliest, self.model.get_output_log_prob(likeliest)
+
+    def forget(self, ended: Tensor | None = None) -> None:
+        """Begin anew where an episode ended. (rsl_rl's own reset of some rows waits for the device.)"""
+        if ended is None or not self.model.is_recurrent:
+            self.model.reset()
+            return
         state, keep = self.model.get_hidden_state(), ~ended.unsqueeze(-1)
         parts = tuple(part * keep for part in (state if isinstance(state, tuple) else (state,)))
         self.model.reset(hidden_state=parts if isinstance(state, tuple) else parts[0])
@@ -230,7 +304,13 @@ class SideBySide(Given):
     groups: list[str]
 
     def score(self, observations: Any, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
-        return super().score(torch.cat([observations[group] for group in self.groups], dim=-1), actions, ended)
+        return super().score(self._rows(observations), actions, ended)
+
+    def act(self, observations: Any, sample: bool) -> tuple[Tensor, Tensor]:
+        return super().act(self._rows(observations), sample)
+
+    def _rows(self, observations: Any) -> Tensor:
+        return torch.cat([observations[group] for group in self.groups], dim=-1)
 
 
 def _prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrior | SideBySide:
@@ -245,16 +325,17 @@ def _prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPri
                 _keep_statistics(actor)
             return own
     seen = sum(storage.observations[group].shape[-1] for group in actor.obs_groups)
-    width = int(storage.actions_shape[0])
-    endless = (float("inf"),) * width
-    actions = ActionSpace("continuous", (width,), tuple(-bound for bound in endless), endless)
-    source = open_prior(given).prior
-    prior = SideBySide(source, seen, actions)
+    prior = SideBySide(open_prior(given), seen, _actions(storage))
     prior.groups = list(actor.obs_groups)
-    if copied and isinstance(source, Policy):
-        from_repolicy(source, actor)
+    if copied and isinstance(prior.prior, Policy):
+        from_repolicy(prior.prior, actor)
         _keep_statistics(actor)
     return prior
+
+
+def _actions(storage: Any) -> ActionSpace:
+    width = int(storage.actions_shape[0])
+    return ActionSpace("continuous", (width,), (-float("inf"),) * width, (float("inf"),) * width)
 
 
 def _read_checkpoint(path: Path) -> dict[str, Tensor] | None:

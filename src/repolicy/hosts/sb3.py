@@ -10,8 +10,6 @@ The environment pays the add-on. Rewards change in the rollout buffer, once a ro
 
 import copy
 import io
-import json
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -20,7 +18,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import safetensors.torch
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -28,40 +25,34 @@ from torch import Tensor, nn
 from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import (
     Given,
+    Opened,
     called,
     check_needs,
     check_same_prior,
     check_version,
     fill,
-    in_rows,
-    open_prior,
     path_of,
     without_gradient,
 )
+from repolicy.hosts.measuring import Look, Paid, Sizes, decide_in
 from repolicy.hosts.method import Method, Seen, Steering
 from repolicy.hosts.sb3_policies import actions_of, from_repolicy, like, to_repolicy
+from repolicy.hosts.sb3_priors import SameKind, Weights, kept_in, read, stored, tensors_of
 from repolicy.objective import Objective, given_objective
-from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy
-from repolicy.priors.opening import load_policy
+from repolicy.prepare.states import MOST_NUMBERS
 
 from stable_baselines3 import PPO  # isort: skip  # after ours, which say what to install where it is missing
-from stable_baselines3.common.base_class import BaseAlgorithm  # isort: skip
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer  # isort: skip
 from stable_baselines3.common.policies import ActorCriticPolicy  # isort: skip
 from stable_baselines3.common.save_util import open_path  # isort: skip
-from stable_baselines3.common.vec_env import unwrap_vec_normalize  # isort: skip
+from stable_baselines3.common.vec_env import VecFrameStack, unwrap_vec_normalize, unwrap_vec_wrapper  # isort: skip
 
 check_version("stable-baselines3", (2, 6), (3, 0), "sb3")
 
 __all__ = ["ResidualPPO", "Unclipped", "from_repolicy", "like", "to_repolicy"]
 
 WIDE = 1e6  # bounds of actions so wide that clipping to them changes nothing
-OURS, THEIRS = "prior.safetensors", "prior_of_sb3.safetensors"  # names in a saved model's zip
-
-
-class Weights(dict[str, Tensor]):
-    """A policy of Stable-Baselines3 as its tensors."""
 
 
 class ResidualPPO(PPO):
@@ -86,6 +77,7 @@ class ResidualPPO(PPO):
         objective: Objective | Mapping[str, Any] | None = None,
         omega: float | None = None,
         alpha: float | None = None,
+        states: float | None = None,
         prior: Any = None,
         copy_prior: bool = True,
         critic_warmup: int | None = 0,
@@ -97,17 +89,18 @@ class ResidualPPO(PPO):
     ) -> None:
         # what `load` may set anew; plain values, so that a saved model has no pickle of ours
         self.objective = objective.as_dict() if isinstance(objective, Objective) else objective
-        self.omega, self.alpha, self.critic_warmup = omega, alpha, critic_warmup
+        self.omega, self.alpha, self.states, self.critic_warmup = omega, alpha, states, critic_warmup
         self.kl_budget, self.log_prior_budget = kl_budget, log_prior_budget
         self.position: dict[str, Any] | None = None  # the method's state, in a saved model
-        self.prior, self.prior_name = _read(prior), called(path_of(prior))
-        if copy_prior and policy_kwargs is None and policy == "MlpPolicy" and isinstance(self.prior, Policy):
-            policy_kwargs = like(self.prior)
+        self.prior, self.prior_name = read(prior), called(path_of(prior))
+        named = self.prior.prior if isinstance(self.prior, Opened) else None
+        if copy_prior and policy_kwargs is None and policy == "MlpPolicy" and isinstance(named, Policy):
+            policy_kwargs = like(named)
         super().__init__(policy, env, policy_kwargs=policy_kwargs, _init_setup_model=_init_setup_model, **host)
         if _init_setup_model and copy_prior:
-            if isinstance(self.prior, Given) and isinstance(self.prior.prior, Policy):
+            if isinstance(named, Policy):
                 _check_seen_alike(self)
-                from_repolicy(self.prior.prior, self)
+                from_repolicy(named, self)
             elif isinstance(self.prior, SameKind):
                 own, weights = _critics_own(self.policy), self.prior.policy.state_dict()
                 begun = {name: tensor for name, tensor in weights.items() if not name.startswith(own)}
@@ -115,7 +108,7 @@ class ResidualPPO(PPO):
 
     def _setup_model(self) -> None:
         steering = Steering(
-            given_objective(self.objective, self.omega, self.alpha),
+            given_objective(self.objective, self.omega, self.alpha, self.states),
             self.kl_budget,
             self.log_prior_budget,
             self.critic_warmup,
@@ -127,7 +120,7 @@ class ResidualPPO(PPO):
         super()._setup_model()
         self.rollout_buffer_class = given  # a saved model names no class of ours
         self.rollout_buffer.reformulate, self.rollout_buffer.credit = self._reformulated, self._credited
-        self.prior = self._fitted(steering.objective, _read(self.prior))
+        self.prior = self._fitted(steering.objective, read(self.prior))
         self.method = Method(steering, self.prior)
         self.method.scaled(self.policy.value_net, self.policy.value_net)
         if self.position is not None:
@@ -157,7 +150,7 @@ class ResidualPPO(PPO):
         written = io.BytesIO()
         super().save(written, exclude, include)
         with zipfile.ZipFile(written, "a") as archive:
-            for name, content in _stored(self.prior):
+            for name, content in stored(self.prior, self.method.density):
                 archive.writestr(name, content)
         file = open_path(path, "w", verbose=0, suffix="zip")
         file.write(written.getvalue())
@@ -167,20 +160,32 @@ class ResidualPPO(PPO):
     @classmethod
     def load(cls, path: Any, env: Any = None, device: Any = "auto", **options: Any) -> "ResidualPPO":
         """Stable-Baselines3's load: of a model of this class, or of its PPO with `prior=`, `omega=`, `alpha=` given."""
-        kept, name = _prior_in(path)
+        kept = kept_in(path)
         if options.get("prior") is None:
-            options["prior"] = kept
+            options["prior"] = kept.prior
         else:
-            options["prior"], options["prior_name"] = _read(options["prior"]), called(path_of(options["prior"]))
-            if kept is not None:
-                check_same_prior(_tensors(options["prior"]), _tensors(kept), options["prior_name"], name)
+            options["prior"], options["prior_name"] = read(options["prior"]), called(path_of(options["prior"]))
+            if kept.prior is not None:
+                check_same_prior(tensors_of(options["prior"]), tensors_of(kept.prior), options["prior_name"], kept.name)
         if isinstance(options.get("objective"), Objective):
             options["objective"] = options["objective"].as_dict()
         loaded: ResidualPPO = super().load(path, env, device, **options)
+        loaded.method.density = None if kept.density is None else kept.density.to(loaded.device)
         return loaded
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "prior", "method"]
+
+    def _setup_learn(self, *given: Any, **named: Any) -> Any:
+        """Stable-Baselines3's, after what is not named was measured."""
+        weights, method = self.steering.objective, self.method
+        if self.prior is not None and not (weights.is_set and (not weights.states or method.density is not None)):
+            envs = ModelEnvs(self)
+            sizes = Sizes(envs.numbers, actions_of(self.action_space))
+            say = lambda said: print(f"ResidualPPO: {said}")  # noqa: E731
+            decide_in(method, Look(envs, self.prior), getattr(self.prior, "card", {}), sizes, say)
+            self._last_obs = None  # the episodes that were under way are over
+        return super()._setup_learn(*given, **named)
 
     def _reformulated(self, buffer: RolloutBuffer) -> np.ndarray:
         """Return the rewards of a whole rollout `[T, N]`."""
@@ -188,9 +193,9 @@ class ResidualPPO(PPO):
         log_policy, task = (torch.as_tensor(part, device=self.device) for part in (buffer.log_probs, buffer.rewards))
         ended = np.concatenate([buffer.episode_starts[1:], self._last_episode_starts[None]]).astype(bool)
         seen = Seen(
-            self._observed(buffer.observations), self._tensor(buffer.actions), log_policy, task,
+            self.observed(buffer.observations), self.tensor(buffer.actions), log_policy, task,
             torch.as_tensor(ended, device=self.device),
-            lambda: self._observed(np.concatenate([buffer.observations[1:], self._last_obs[None]])),
+            lambda: self.rows(np.concatenate([buffer.observations[1:], self._last_obs[None]])),  # type: ignore[index]
         )  # fmt: skip
         return self.method.reward(seen).cpu().numpy()
 
@@ -200,17 +205,25 @@ class ResidualPPO(PPO):
         for name, value in self.method.measured().items():
             self.logger.record(f"residual/{name.removeprefix('reward_')}", value)
 
-    def _observed(self, observations: Any) -> Any:
+    def rows(self, observations: Any) -> Tensor:
+        """Return raw observations `[T, N, ...]` in rows of numbers; of frames in a stack, the newest."""
+        normalized, stack = self.get_vec_normalize_env(), unwrap_vec_wrapper(self.env, VecFrameStack)  # type: ignore[arg-type]
+        if normalized is not None and normalized.norm_obs:
+            observations = normalized.unnormalize_obs(observations)
+        rows = self.tensor(observations)
+        return (rows if stack is None else rows[..., -rows.shape[-1] // stack.n_stack :]).flatten(2)
+
+    def observed(self, observations: Any) -> Any:
         """Return observations `[T, N, ...]` as the prior takes them."""
         normalized = self.get_vec_normalize_env()
         if normalized is not None and normalized.norm_obs and not isinstance(self.prior, SameKind):
             observations = normalized.unnormalize_obs(observations)
         if isinstance(observations, dict):
-            return {name: self._tensor(part) for name, part in observations.items()}
-        tensor = self._tensor(observations)
+            return {name: self.tensor(part) for name, part in observations.items()}
+        tensor = self.tensor(observations)
         return tensor.flatten(2) if isinstance(self.prior, Given) and tensor.dim() > 3 else tensor
 
-    def _tensor(self, part: np.ndarray) -> Tensor:
+    def tensor(self, part: np.ndarray) -> Tensor:
         """Return an array on the model's device; numbers in single precision, images as they are."""
         tensor = torch.as_tensor(part, device=self.device)
         return tensor.float() if tensor.is_floating_point() else tensor
@@ -225,13 +238,51 @@ class ResidualPPO(PPO):
             twin = copy.deepcopy(self.policy)
             fill(twin, prior, "the prior")
             prior = SameKind(twin.requires_grad_(False).eval())
-        if prior is not None and not isinstance(prior, SameKind):
-            if isinstance(prior, Policy) and not isinstance(self.observation_space, spaces.Box):
+        if isinstance(prior, Opened):
+            if isinstance(prior.prior, Policy) and not isinstance(self.observation_space, spaces.Box):
                 space_name = type(self.observation_space).__name__
                 raise UsageError(f"observations are of kind {space_name}, and the prior takes rows of numbers")
             count = int(np.prod(self.observation_space.shape or 0))
             prior = Given(prior, count, actions_of(self.action_space))
         return prior.to(self.device) if isinstance(prior, nn.Module) else prior
+
+
+class ModelEnvs:
+    """A model's environments, for episodes of the prior before training."""
+
+    def __init__(self, model: ResidualPPO) -> None:
+        assert model.env is not None
+        self.model, self.env = model, model.env
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers a state has; a Dict of observations is none."""
+        if not isinstance(self.env.observation_space, spaces.Box):
+            return MOST_NUMBERS + 1
+        return int(self.model.rows(self.env.observation_space.sample()[None, None]).shape[-1])
+
+    def begin(self) -> tuple[Any, bool]:
+        """Return the first observations of episodes."""
+        self.seen = self.env.reset()
+        return self._observed(), True
+
+    def _observed(self) -> Any:
+        row = {name: part[None] for name, part in self.seen.items()} if isinstance(self.seen, dict) else self.seen[None]
+        found = self.model.observed(row)
+        return {name: part[0] for name, part in found.items()} if isinstance(found, dict) else found[0]
+
+    def step(self, actions: Tensor) -> Paid:
+        """Return what followed; an environment may tell its own reward as `basic_reward` in its info."""
+        space, taken = self.env.action_space, actions.cpu().numpy().reshape(-1, *self.env.action_space.shape)
+        if isinstance(space, spaces.Box):
+            taken = taken.clip(space.low, space.high)
+        self.seen, rewards, ended, infos = self.env.step(taken)
+        basic = [info.get("basic_reward", np.nan) for info in infos]
+        own, paid = (self.model.tensor(np.asarray(part, np.float32)) for part in (basic, rewards))
+        return Paid(self._observed(), own, paid, self.model.tensor(ended))
+
+    def states(self, observations: Any) -> Tensor:
+        return self.model.rows(self.seen[None])[0]
 
 
 class Reformulated:
@@ -256,77 +307,6 @@ class Unclipped(gymnasium.ActionWrapper[Any, Any, Any]):
 
     def action(self, action: Any) -> Any:
         return action
-
-
-# Priors ---------------------------------------------------------------------------------------------------------------
-
-
-class SameKind(nn.Module):
-    """A policy of Stable-Baselines3 that is built like the model's own, and sees what that one sees."""
-
-    def __init__(self, policy: ActorCriticPolicy) -> None:
-        super().__init__()
-        self.policy = policy
-
-    @torch.no_grad()
-    def score(self, observations: Any, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return log prior and, where it is known, the prior's entropy, both `[T, N]`."""
-        return in_rows(self._score, observations, actions)
-
-    def _score(self, observations: Any, actions: Tensor) -> tuple[Tensor, Tensor | None]:
-        one_choice = isinstance(self.policy.action_space, spaces.Discrete)
-        actions = actions.long().flatten() if one_choice else actions.float()
-        distribution = self.policy.get_distribution(observations)
-        return distribution.log_prob(actions), distribution.entropy()
-
-
-def _read(prior: Any) -> Any:
-    """Return a prior of any kind; of a model of Stable-Baselines3, the weights."""
-    if prior is None or isinstance(prior, Weights | SameKind | Given):
-        return prior
-    policy = prior.policy if isinstance(prior, BaseAlgorithm) else prior
-    if isinstance(policy, ActorCriticPolicy):
-        return Weights({name: tensor.detach().cpu().clone() for name, tensor in policy.state_dict().items()})
-    return open_prior(prior).prior
-
-
-def _stored(prior: Any) -> list[tuple[str, bytes]]:
-    """Return the prior as a file's name and bytes; an object of the user's own has none, and must be named again."""
-    if isinstance(prior, Given) and isinstance(prior.prior, Policy):
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / OURS
-            save_policy(path, copy.deepcopy(prior.prior).cpu(), {})
-            return [(OURS, path.read_bytes())]
-    if isinstance(prior, SameKind):
-        tensors = {name: tensor.cpu().contiguous().clone() for name, tensor in prior.policy.state_dict().items()}
-        return [(THEIRS, safetensors.torch.save(tensors))]
-    return []
-
-
-def _tensors(prior: Any) -> Mapping[str, Tensor]:
-    """Return the numbers of a prior; an object of the user's own has none that are known."""
-    if isinstance(prior, Weights):
-        return prior
-    module = prior.policy if isinstance(prior, SameKind) else prior.prior if isinstance(prior, Given) else prior
-    return module.state_dict() if isinstance(module, nn.Module) else {}
-
-
-def _prior_in(path: Any) -> tuple[Policy | Weights | None, object]:
-    """Return the prior in a saved model and its name; None where there is none, or where this is no zip."""
-    file = open_path(path, "r", verbose=0, suffix="zip")
-    try:
-        with zipfile.ZipFile(file) as archive:
-            if not {OURS, THEIRS}.isdisjoint(archive.namelist()):
-                name = json.loads(archive.read("data")).get("prior_name")
-                if THEIRS in archive.namelist():
-                    return Weights(safetensors.torch.load(archive.read(THEIRS))), name
-                with tempfile.TemporaryDirectory() as folder:
-                    return load_policy(archive.extract(OURS, folder)), name
-    except zipfile.BadZipFile:
-        pass
-    finally:
-        file.close() if isinstance(path, str | Path) else file.seek(0)
-    return None, None
 
 
 # What must hold -------------------------------------------------------------------------------------------------------

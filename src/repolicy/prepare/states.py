@@ -60,12 +60,17 @@ def visited(prior: Policy, request: Request) -> Tensor:
             steps += BLOCK * ENVS
             episodes += len(rollout.episodes.lengths)
     states = np.concatenate(blocks).astype(np.float32)
-    if len(states) < LEAST:
+    check_enough(len(states), steps / max(episodes, 1))
+    return torch.from_numpy(states)
+
+
+def check_enough(states: int, length: float) -> None:
+    """Raise where so many states, of episodes that are so long on average, are too few."""
+    if states < LEAST:
         raise UsageError(
-            f"the prior's episodes end after {steps / max(episodes, 1):.0f} steps on average, too soon to learn its "
+            f"the prior's episodes end after {length:.0f} steps on average, too soon to learn its "
             f"states (the first {SKIPPED} steps of an episode are left out): --states 0 goes without them"
         )
-    return torch.from_numpy(states)
 
 
 def familiarity(density: Density, normalize: Callable[[Tensor], Tensor], observations: Tensor, ages: Tensor) -> Tensor:

@@ -68,7 +68,13 @@ def decide(
     if prior is None:
         alpha, why = task.alpha_of_training(objective)
         return Decision(with_alpha(objective, alpha), settings, [f"alpha is {alpha:g}, {why}; --alpha sets another"])
+    return decided(objective, task)
 
+
+def decided(objective: Objective, task: "Weighing") -> Decision:
+    """Return the same for a policy that is customized, wherever its episodes run."""
+    prior, wishes, settings = task.prior, task.wishes, task.settings
+    assert prior is not None
     omega, states, notes, most = objective.omega, objective.states, list[str](), 0.0
     if settings.budget is not None:
         if omega not in (None, "auto"):
@@ -160,13 +166,27 @@ class Weighing:
             "measuring what a nat of the prior is worth, by episodes of its mean action and of sampled ones "
             f"({unless} goes without)"
         )
-        longest = int(MEASURED * self.settings.steps)
-        with one_thread():
-            found = sought(policy, self.env, addons.at_one(self.wishes), longest, self.settings.backend)
+        found = self.worths()
         weights = weights_found(found, policy.observation_size)
         in_wish = weights is not None and wish_counts_more(found)
-        reward = addons.at_one_in_words(self.wishes) if in_wish else "the environment's reward"
-        return weights, found.most, reward
+        return weights, found.most, self.wish if in_wish else "the environment's reward"
+
+    @property
+    def wish(self) -> str:
+        return addons.at_one_in_words(self.wishes)
+
+    def worths(self) -> Worths:
+        """Return what a nat is worth by episodes of the prior."""
+        assert self.prior is not None
+        longest = int(MEASURED * self.settings.steps)
+        with one_thread():
+            return sought(self.prior.policy, self.env, addons.at_one(self.wishes), longest, self.settings.backend)
+
+    def paid(self) -> np.ndarray:
+        """Return what the wish pays in some steps of the prior."""
+        assert self.prior is not None
+        steps = trial(self.prior.policy, self.env, self.settings)
+        return addons.combined(addons.at(self.wishes)).reward(*steps.transitions)
 
     def alpha_of_customizing(self, omega: Any, most: float) -> tuple[float, str]:
         """Return the prior's own alpha, without a reason; else a third of omega; else one by the wish's reward.
@@ -182,9 +202,7 @@ class Weighing:
             least = omega.low if isinstance(omega, Range) else omega
             third = two_digits(ALPHA_SHARE * least)
             return third, f"a third of omega {least:g}, since the prior's file does not tell its own"
-        steps = trial(self.prior.policy, self.env, self.settings)
-        rewards = addons.combined(addons.at(self.wishes)).reward(*steps.transitions)
-        alpha, why = _scaled(rewards, self.prior.policy.actions.width, "add-on's reward under the prior")
+        alpha, why = _scaled(self.paid(), self.prior.policy.actions.width, "add-on's reward under the prior")
         return (alpha, why) if alpha >= most else (two_digits(most), "the most that a nat of the prior can be worth")
 
     def alpha_of_training(self, objective: Objective) -> tuple[float, str]:

@@ -1,0 +1,192 @@
+"""Episodes of a prior in a host's environments, before it trains: what a nat is worth, and which states it visits."""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy.errors import UsageError
+from repolicy.hosts.method import Method
+from repolicy.policies.density import Density, fitted
+from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.file import SavedPolicy
+from repolicy.policies.normalizer import Normalizer, sums
+from repolicy.prepare.states import MOST_NUMBERS, PATIENCE, SKIPPED, WANTED, check_enough
+from repolicy.prepare.weights import Weighing, decided
+from repolicy.prepare.worth import EPISODES, LONGEST, Sums, Worth, Worths, worth_of
+from repolicy.runs.settings import Settings
+
+LOOKED_AT = 64  # environments whose states are kept, at most
+
+
+class Acting(Protocol):
+    """A prior at work in a host's environments."""
+
+    def act(self, observations: Any, sample: bool) -> tuple[Tensor, Tensor]:
+        """Return actions, and their nats `[N]`: the entropy of sampled ones, log π of the likeliest."""
+
+    def forget(self, ended: Tensor | None = None) -> None:
+        """Begin anew where an episode ended `[N]`; without `ended` everywhere."""
+
+
+class Paid(NamedTuple):
+    """What a step led to, each `[N, ...]`."""
+
+    observations: Any
+    basic: Tensor | None  # the environment's own reward, where it tells one beside the add-on's
+    addon: Tensor
+    ended: Tensor  # bool
+
+
+class Envs(Protocol):
+    """A host's environments."""
+
+    def begin(self) -> tuple[Any, bool]:
+        """Return observations, and whether episodes begin with them."""
+
+    def step(self, actions: Tensor) -> Paid: ...
+
+    def states(self, observations: Any) -> Tensor:
+        """Return the observations in rows of numbers `[N, O]`."""
+
+
+class Episodes(NamedTuple):
+    """One episode of each environment, or its first thousand steps: sums, each `[N]`, and the states `[M, O]`."""
+
+    basic: Tensor
+    addon: Tensor
+    squares: Tensor  # of what the add-on paid in each step
+    nats: Tensor
+    lengths: Tensor
+    states: Tensor
+
+
+@torch.no_grad()
+def one_each(envs: Envs, prior: Acting, sample: bool) -> Episodes:
+    """Run one episode of the prior in each environment. States are kept of sampled ones, in the order of time."""
+    observations, begins = envs.begin()
+    prior.forget()
+    total: Any = 0.0
+    states, late = list[Tensor](), list[Tensor]()
+    counts = finished = ages = torch.zeros(())
+    for step in range(LONGEST if begins else 2 * LONGEST):
+        actions, nats = prior.act(observations, sample)
+        observations, basic, addon, ended = envs.step(actions)
+        if step == 0:
+            finished, ages = torch.zeros_like(ended), torch.zeros_like(ended, dtype=torch.long)
+            counts = torch.full_like(ended, begins)
+        unknown = torch.full_like(addon, math.nan)
+        row = torch.stack([unknown if basic is None else basic, addon, addon.square(), nats, torch.ones_like(addon)])
+        total = total + torch.where(counts & ~finished, row.double(), 0.0)
+        ages = torch.where(ended, 0, ages + 1)
+        if sample:
+            states.append(envs.states(observations)[:LOOKED_AT])
+            late.append(ages[:LOOKED_AT] > SKIPPED)
+        prior.forget(ended)
+        finished = finished | (counts & ended)
+        counts = counts | ended
+        if bool(finished.all()):
+            break
+    seen = torch.stack(states).transpose(0, 1)[torch.stack(late).T] if sample else torch.empty(0)
+    basic, addon, squares, nats, lengths = total
+    return Episodes(basic, addon, squares, nats, lengths, seen)
+
+
+class Look:
+    """Episodes by the mean action and sampled ones, run when somebody asks for what they tell."""
+
+    def __init__(self, envs: Envs, prior: Acting) -> None:
+        self.envs, self.prior = envs, prior
+        self.sampled = list[Episodes]()
+
+    def worths(self) -> Worths:
+        """Return what a nat is worth in the environment's own reward, and in the add-on, by some 32 episodes."""
+        by_mean = list[Episodes]()
+        while not by_mean or sum(len(each.nats) for each in by_mean) < EPISODES:
+            by_mean.append(one_each(self.envs, self.prior, sample=False))
+            self.sampled.append(one_each(self.envs, self.prior, sample=True))
+
+        def worth(name: str) -> Worth | None:
+            both = (Sums(_joined(each, name), _joined(each, "nats")) for each in (by_mean, self.sampled))
+            return worth_of(*both)
+
+        return Worths(worth("basic"), worth("addon"), float(_joined(self.sampled, "lengths").mean()))
+
+    def paid(self) -> np.ndarray:
+        """Return the usual size of what the add-on pays for a sampled step."""
+        self._sample()
+        squares, lengths = (_joined(self.sampled, name).sum() for name in ("squares", "lengths"))
+        return np.sqrt(np.array([squares / lengths]))
+
+    def density(self) -> Density:
+        """Return the density of the prior's states. Raises where these are too few, or too wide."""
+        self._sample()
+        while sum(len(each.states) for each in self.sampled) < WANTED and len(self.sampled) < PATIENCE:
+            self.sampled.append(one_each(self.envs, self.prior, sample=True))
+        states = torch.cat([each.states for each in self.sampled])[:WANTED].float()
+        if states.shape[-1] > MOST_NUMBERS:
+            raise UsageError(f"states of more than {MOST_NUMBERS:,} numbers are not learned: set states to 0")
+        check_enough(len(states), float(_joined(self.sampled, "lengths").mean()))
+        normalizer = Normalizer(states.shape[-1]).to(states.device)
+        normalizer.update(sums(states))
+        return fitted(normalizer(states), normalizer)
+
+    def _sample(self) -> None:
+        if not self.sampled:
+            self.sampled.append(one_each(self.envs, self.prior, sample=True))
+
+
+def _joined(episodes: list[Episodes], name: str) -> np.ndarray:
+    found: np.ndarray = torch.cat([getattr(each, name) for each in episodes]).cpu().numpy()
+    return found
+
+
+@dataclass(frozen=True)
+class InHost(Weighing):
+    """What weights are found for in a host, whose own environments run the episodes."""
+
+    look: Look = field(kw_only=True)
+
+    @property
+    def wish(self) -> str:
+        return "the add-on"
+
+    def worths(self) -> Worths:
+        return self.look.worths()
+
+    def paid(self) -> np.ndarray:
+        return self.look.paid()
+
+
+class Sizes(NamedTuple):
+    """What weights depend on of a policy that is none of ours."""
+
+    observation_size: int
+    actions: ActionSpace
+
+
+def decide_in(method: Method, look: Look, card: dict[str, Any], sizes: Sizes, say: Callable[[str], None]) -> None:
+    """Set all weights of a method that are not named, and learn the prior's states where they have a price.
+
+    `card` is what the prior's file tells of its training. `say` hears each choice in a sentence.
+    """
+    steering = method.steering
+    if not steering.objective.is_set:
+        settings = Settings(kl_budget=steering.kl_budget, log_prior_budget=steering.log_prior_budget)
+        prior = SavedPolicy(sizes, None, card)  # type: ignore[arg-type]
+
+        def told(sentence: str) -> None:
+            say(re.sub(r"--([a-z-]+)", lambda option: option[1].replace("-", "_"), sentence))
+
+        found = decided(steering.objective, InHost(prior, "", (), settings, told, look=look))
+        for note in found.notes:
+            told(note)
+        method.steering = replace(steering, objective=found.objective, kl_budget=found.settings.kl_budget)
+    if method.steering.objective.states and method.density is None:
+        method.density = look.density()
+    look.envs.begin()

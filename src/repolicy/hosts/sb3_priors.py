@@ -1,0 +1,118 @@
+"""Priors inside Stable-Baselines3: a model of its own, and what a saved model holds of its prior."""
+
+import copy
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors.torch
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.save_util import open_path
+from torch import Tensor, nn
+
+from repolicy.hosts.kept_prior import Given, Opened, in_rows, nats_of, open_prior
+from repolicy.policies.density import Density
+from repolicy.policies.file import policy_bytes, read_own
+from repolicy.policies.policy import Policy
+
+OURS, THEIRS, STATES = (
+    "prior.safetensors",
+    "prior_of_sb3.safetensors",
+    "states.safetensors",
+)  # names in a saved model's zip
+
+
+class Weights(dict[str, Tensor]):
+    """A policy of Stable-Baselines3 as its tensors."""
+
+
+class SameKind(nn.Module):
+    """A policy of Stable-Baselines3 that is built like the model's own, and sees what that one sees."""
+
+    def __init__(self, policy: ActorCriticPolicy) -> None:
+        super().__init__()
+        self.policy, self.card = policy, dict[str, Any]()  # a model tells nothing of its training
+
+    @torch.no_grad()
+    def score(self, observations: Any, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return log prior and, where it is known, the prior's entropy, both `[T, N]`."""
+        return in_rows(self._score, observations, actions)
+
+    def act(self, observations: Any, sample: bool) -> tuple[Tensor, Tensor]:
+        """Return actions, and their nats `[N]`: the entropy of sampled ones, log π of the likeliest."""
+        return nats_of(self.policy.get_distribution(observations), sample)
+
+    def forget(self, ended: Tensor | None = None) -> None:
+        """It has no memory."""
+
+    def _score(self, observations: Any, actions: Tensor) -> tuple[Tensor, Tensor | None]:
+        one_choice = isinstance(self.policy.action_space, spaces.Discrete)
+        actions = actions.long().flatten() if one_choice else actions.float()
+        distribution = self.policy.get_distribution(observations)
+        return distribution.log_prob(actions), distribution.entropy()
+
+
+def read(prior: Any) -> Any:
+    """Return a prior of any kind; of a model of Stable-Baselines3, the weights."""
+    if prior is None or isinstance(prior, Weights | SameKind | Given | Opened):
+        return prior
+    policy = prior.policy if isinstance(prior, BaseAlgorithm) else prior
+    if isinstance(policy, ActorCriticPolicy):
+        return Weights({name: tensor.detach().cpu().clone() for name, tensor in policy.state_dict().items()})
+    return open_prior(prior)
+
+
+def stored(prior: Any, density: Density | None) -> list[tuple[str, bytes]]:
+    """Return a prior and the density of its states as names and bytes of files.
+
+    An object of the user's own has none, and must be named again.
+    """
+    found = [] if density is None else [(STATES, safetensors.torch.save(density.to("cpu").tensors()))]
+    if isinstance(prior, Given) and isinstance(prior.prior, Policy):
+        return [*found, (OURS, policy_bytes(copy.deepcopy(prior.prior).cpu(), {}))]
+    if isinstance(prior, SameKind):
+        tensors = {name: tensor.cpu().contiguous().clone() for name, tensor in prior.policy.state_dict().items()}
+        return [*found, (THEIRS, safetensors.torch.save(tensors))]
+    return found
+
+
+def tensors_of(prior: Any) -> Mapping[str, Tensor]:
+    """Return the numbers of a prior; an object of the user's own has none that are known."""
+    if isinstance(prior, Weights):
+        return prior
+    module = (
+        prior.policy if isinstance(prior, SameKind) else prior.prior if isinstance(prior, Given | Opened) else prior
+    )
+    return module.state_dict() if isinstance(module, nn.Module) else {}
+
+
+class Kept(NamedTuple):
+    """What a saved model holds of its prior; nothing, where this is no zip, or one of Stable-Baselines3's own."""
+
+    prior: Policy | Weights | None = None
+    name: object = None
+    density: Density | None = None
+
+
+def kept_in(path: Any) -> Kept:
+    file = open_path(path, "r", verbose=0, suffix="zip")
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+            prior: Policy | Weights | None = None
+            if THEIRS in names:
+                prior = Weights(safetensors.torch.load(archive.read(THEIRS)))
+            elif OURS in names:
+                prior = read_own(Path(OURS), archive.read(OURS)).policy
+            states = safetensors.torch.load(archive.read(STATES)) if STATES in names else None
+            density = None if states is None else Density.from_tensors(states)
+            return Kept(prior, json.loads(archive.read("data")).get("prior_name"), density)
+    except zipfile.BadZipFile:
+        return Kept()
+    finally:
+        file.close() if isinstance(path, str | Path) else file.seek(0)

@@ -1,0 +1,182 @@
+"""What is not named is measured by the prior's own episodes, in the host's own environments."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small import small_policy
+
+pytest.importorskip("rsl_rl")
+pytest.importorskip("stable_baselines3")
+from rsl_rl.runners import OnPolicyRunner
+from runner_envs import OURS, Drift, settings
+from sb3_models import Drift as Sb3Drift
+from sb3_models import residual as sb3
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from repolicy import Policy
+from repolicy.errors import UsageError
+from repolicy.hosts.measuring import Paid, one_each
+from repolicy.hosts.method import Method, Seen, Steering
+from repolicy.hosts.sb3 import Unclipped
+from repolicy.objective import residual
+from repolicy.prepare.states import SKIPPED
+from repolicy.prepare.weights import BUDGET
+
+STD = 0.5  # of every prior here: with −|action|² as the reward, a nat is worth 2 · STD² of it, whatever the mean
+
+
+def resting(hidden: tuple[int, ...] = (16, 16)) -> Policy:
+    """A policy whose likeliest action is 0 everywhere."""
+    policy = small_policy(hidden=hidden)
+    with torch.no_grad():
+        policy.network.weights[-1].zero_()
+        policy.network.biases[-1].zero_()
+        assert policy.log_std is not None
+        policy.log_std.fill_(np.log(STD))
+    return policy.requires_grad_(False)
+
+
+class Ages:
+    """Two environments whose episodes last 3 and 5 steps; the add-on is the action, the own reward is 10 a step."""
+
+    def begin(self) -> tuple[torch.Tensor, bool]:
+        self.time = torch.zeros(2, 1)
+        return self.time, self.fresh
+
+    def __init__(self, fresh: bool) -> None:
+        self.fresh = fresh
+
+    def step(self, actions: torch.Tensor) -> Paid:
+        self.time = self.time + 1
+        ended = self.time.squeeze(-1) == torch.tensor([3.0, 5.0])
+        self.time = torch.where(ended[:, None], 0.0, self.time)
+        return Paid(self.time, torch.full((2,), 10.0), actions.squeeze(-1), ended)
+
+    def states(self, observations: torch.Tensor) -> torch.Tensor:
+        return observations
+
+
+class Telling:
+    """Acts by the time, and tells 7 nats a step."""
+
+    def act(self, observations: torch.Tensor, sample: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        return observations + float(sample), torch.full((2,), 7.0)
+
+    def forget(self, ended: torch.Tensor | None = None) -> None: ...
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_of_each_environment_one_episode_counts_from_its_beginning(fresh: bool) -> None:
+    """Where the first episode had begun before, the next one counts: this one may be short."""
+    found = one_each(Ages(fresh), Telling(), sample=False)
+    assert found.lengths.tolist() == [3, 5]
+    assert found.basic.tolist() == [30, 50]
+    assert found.addon.tolist() == [0 + 1 + 2, 0 + 1 + 2 + 3 + 4]
+    assert found.nats.tolist() == [21, 35]
+    assert found.squares.tolist() == [0 + 1 + 4, 0 + 1 + 4 + 9 + 16]
+
+
+def in_runner(env: Drift | None = None, **more: Any) -> Any:
+    """The steering of a runner whose environments pay −|action|² beside a reward that does not know of actions."""
+    env = Drift(count=64) if env is None else env
+    env.push.zero_()
+    config = settings(algorithm={"class_name": OURS, "addon": "addon", "prior": resting()} | more)
+    return OnPolicyRunner(env, config, None, "cpu").alg.steering
+
+
+def test_the_runner_measures_what_a_nat_is_worth(capsys: pytest.CaptureFixture[str]) -> None:
+    weights = in_runner().objective
+    assert weights.omega == pytest.approx(2 * STD**2, rel=0.2)
+    assert weights.alpha == pytest.approx(weights.omega / 3, rel=0.05)
+    assert weights.states == 0.0
+    said = capsys.readouterr().out
+    assert "ResidualPPO: omega is " in said
+    assert "what a nat of the prior is worth of the add-on" in said
+    assert "omega and states set others" in said
+
+
+def test_a_named_number_wins() -> None:
+    assert in_runner(alpha=0.7).objective.alpha == 0.7
+    assert in_runner(omega=0.9).objective.omega == 0.9
+    assert in_runner(omega=0.9).objective.states == 0.0
+
+
+def test_a_worth_that_cannot_be_told_falls_back_to_a_budget_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    class Indifferent(Drift):
+        def step(self, actions: torch.Tensor) -> Any:
+            observations, rewards, *rest = super().step(actions)
+            return observations, torch.ones_like(rewards), *rest
+
+    found = in_runner(Indifferent(count=64), addon=None)
+    assert found.kl_budget == BUDGET
+    assert found.objective.omega == found.objective.alpha > 0
+    said = capsys.readouterr().out
+    assert "cannot be told" in said
+    assert "drifts 2 nats a step from its prior; kl_budget sets another distance" in said
+
+
+def test_what_only_scores_cannot_be_measured() -> None:
+    class Mine:
+        def log_prob(self, observations: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+            return -actions.square().sum(-1)
+
+    with pytest.raises(UsageError, match="a Mine scores actions and chooses none, .* name omega and alpha"):
+        in_runner(prior=Mine())
+
+
+class Resting(Sb3Drift):
+    """Pays −|action|²; its state wanders by itself, in episodes without an end."""
+
+    def step(self, action: Any) -> Any:
+        observation, basic, _, _, info = super().step(0 * action)
+        return observation, -float(np.square(action).sum()), False, False, info | {"basic_reward": basic}
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_stable_baselines3_measures_and_learns_states(shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("repolicy.hosts.measuring.LONGEST", 250)
+    env = DummyVecEnv([lambda: Unclipped(Resting())] * 40)
+    model = sb3(env=env, prior=resting((8, 8)), omega=None, alpha=None, n_steps=8, **({} if shown else {"states": 0.3}))
+    model.learn(1)
+    weights = model.steering.objective
+    assert weights.omega == pytest.approx(2 * STD**2, rel=0.1)
+    assert weights.states == (0.0 if shown else 0.3)  # its own reward does not know what the actions are
+    assert (model.method.density is None) == shown
+    if not shown:
+        near, far = model.method.density.familiarity(
+            model.method.density.normalized(torch.tensor([[0.0, 0.0, 0.0], [5.0, 5.0, 5.0]]))
+        )
+        assert near == 0.0
+        assert far < -10.0
+
+
+def test_a_saved_model_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("repolicy.hosts.measuring.LONGEST", 250)
+    env = DummyVecEnv([Resting] * 40)
+    model = sb3(env=env, prior=resting((8, 8)), omega=None, alpha=None, states=0.3).learn(1)
+    model.save(tmp_path / "model.zip")
+    again = type(model).load(tmp_path / "model.zip", env)
+    assert again.steering.objective == model.steering.objective
+    torch.testing.assert_close(again.method.density.tensors(), model.method.density.tensors())
+
+
+def test_unfamiliar_states_cost_once_an_episode_is_under_way() -> None:
+    class Far:
+        def normalized(self, states: torch.Tensor) -> torch.Tensor:
+            return states
+
+        def familiarity(self, states: torch.Tensor) -> torch.Tensor:
+            return -states.squeeze(-1).double()
+
+    method = Method(Steering(residual(0.0, 0.0, states=0.5)), None)
+    method.density = Far()  # type: ignore[assignment]
+    steps, zeros = SKIPPED + 2, torch.zeros(SKIPPED + 2, 1)
+    ended = torch.zeros(steps, 1, dtype=torch.bool)
+    ended[0] = True
+    found = method.reward(Seen(zeros, zeros, zeros, zeros, ended, lambda: torch.full((steps, 1, 1), 4.0)))
+    assert found.squeeze(-1).tolist() == [0.0] * (SKIPPED + 1) + [-2.0]
+    assert method.ages is not None
+    assert int(method.ages) == SKIPPED + 1
