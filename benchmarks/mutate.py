@@ -28,6 +28,7 @@ class Mutant:
 
 
 OBJECTIVE, PPO, WORKER = "tests/test_objective.py", "tests/learning/test_ppo.py", "tests/learning/test_worker.py"
+LIMITS = "tests/learning/test_limits.py"
 POLICY, PRIVILEGED = "tests/policies/test_policy.py", "tests/learning/test_privileged.py"
 STATES, WORTH = "tests/prepare/test_states.py", "tests/prepare/test_worth.py"
 DIAL = (
@@ -108,7 +109,12 @@ MUTANTS = [
     Mutant("learning/worker.py", "raw[..., policy.observation_size :]", "raw[..., : self.critic_size]", PRIVILEGED, "the critic is shown the policy's part"),
     Mutant("learning/worker.py", "self.critic_normalizer} if self.critic_size else {}", "self.critic_normalizer} if False else {}", PRIVILEGED, "the critic's statistics not in the checkpoint"),
     Mutant("learning/worker.py", "self.critic_normalizer.update(self.team.sum(sums(raw)))", "self.critic_normalizer.update(sums(raw))", PRIVILEGED, "the critic's statistics of each rank's own"),
-    Mutant("learning/worker.py", "exp(STEERING * now", "exp(-STEERING * now", WORKER, "KL budget steered the wrong way"),
+    Mutant("learning/multipliers.py", "exp(STEERING * now", "exp(-STEERING * now", WORKER, "KL budget steered the wrong way"),
+    Mutant("learning/multipliers.py", "[limit.sign * weight.value *", "[-limit.sign * weight.value *", LIMITS, "a limit that is rewarded for being broken"),
+    Mutant("learning/multipliers.py", "np.where(rollout.terminated, lacking, 0.0)", "0.0", LIMITS, "an early end that keeps its return"),
+    Mutant("learning/multipliers.py", "probed.basic.mean(0) - expected", "probed.basic.mean(0) + expected", LIMITS, "a share of the old return without the old return"),
+    Mutant("learning/segments.py", 'worker.multipliers.restore(header, state.get("prior_earns"))', "pass", LIMITS, "multipliers that a resumed run forgets"),
+    Mutant("envs/limits.py", "one.broken_by(other.bound) > 0", "False", LIMITS, "limits that exclude each other"),
     Mutant("learning/worker.py", "objective.alpha if omega_alone else", "", "tests/learning/test_steering.py", "a log-prior budget moves alpha too"),
     Mutant("learning/worker.py", "nats = own - log_prior.double()", "nats = log_prior.double() - own", "tests/learning/test_steering.py", "likelier actions spend the log-prior budget"),
     Mutant("learning/worker.py", "DAMPING * (now - before)", "DAMPING * (before - now)", WORKER, "a drift on its way pushed along"),

@@ -86,7 +86,7 @@ def worker(name: str, task: Task, objective: Objective, path: Path) -> Worker:
     segments = Segments(request, folder, Alone())
     if not objective.reads_prior:
         segments.worker.prior = None
-    segments.learn_states()
+    segments.learn_prior()
     segments.begin()
     return segments.worker
 

@@ -21,7 +21,7 @@ from repolicy import save_policy
 from repolicy.errors import FileError, NumericError, UsageError
 from repolicy.hosts import kept_prior as common
 from repolicy.hosts.rsl_rl import ResidualPPO
-from repolicy.learning.worker import FARTHEST, off_budget, steered
+from repolicy.learning.multipliers import FARTHEST, off_budget, steered
 from repolicy.objective import Objective, reformulated
 
 

@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from repolicy import save_policy
 from repolicy.errors import NumericError, UsageError
 from repolicy.hosts.sb3 import ResidualPPO, Unclipped, like
-from repolicy.learning.worker import FARTHEST, off_budget, steered
+from repolicy.learning.multipliers import FARTHEST, off_budget, steered
 from repolicy.objective import Objective, reformulated
 from repolicy.objective import residual as ours
 from repolicy.policies.modulated import Conditioned

@@ -148,9 +148,7 @@ def test_the_drift_is_held_on_its_way_to_the_budget_and_after_a_resumption(prior
     said = "min_std changed nothing: the actor begins as its prior"
     assert (said in whole.said, said in short.said) == (False, True)
     spent = short.metrics[-1]["prior_kl"]
-    assert short.said[-1].startswith(
-        f"the run ends beyond its budget of 0.02 nats a step: the last iteration spent {spent:.3g};"
-    )
+    assert short.said[-1].startswith(f"the run ends beyond its budget: {spent:.2f} nats a step, the budget is 0.02;")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from torch import Tensor
 from repolicy import objective as objectives
 from repolicy.envs.rollout import Episodes, Rollout
 from repolicy.exact import MDP, estimator_gradient
+from repolicy.learning.multipliers import Multipliers
 from repolicy.learning.ppo import Learner
 from repolicy.learning.terms import OneWeight
 from repolicy.learning.worker import Worker
@@ -25,6 +26,7 @@ from repolicy.policies.network import Mlp
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.kinds import Scorer
 from repolicy.runs.ranks import Alone
+from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
 STEPS, GAMMA = 3, 0.8
@@ -136,6 +138,7 @@ def engine_gradient(objective: Objective, surrogate: Any) -> tuple[Policy, Tenso
     made.prior = tabular(PRIOR.log()) if objective.reads_prior or objective.reads_states else None
     made.exact, made.scorer = made.prior, None if made.prior is None else Scorer(made.prior)
     made.density = Known() if objective.reads_states else None
+    made.multipliers, made.probed = Multipliers(Request("", objective, made.settings), 2), None
     made.terms = OneWeight.__new__(OneWeight)
     made.terms.settings, made.terms.size = made.settings, 2
     made.terms.addon = Table() if objective.reads_addon else None

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from repolicy.learning.worker import Worker, off_budget, overspent, steered
+from repolicy.learning.multipliers import Multipliers, broken, off_budget, steered
+from repolicy.learning.worker import Worker
 from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec, frozen
+from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
 
@@ -59,8 +61,10 @@ def test_a_log_prior_budget_is_spent_by_actions_less_likely_than_the_priors_own(
 
 
 def test_an_end_beyond_the_budget_is_told_from_five_quarters_of_it_on() -> None:
-    budget = Settings(kl_budget=2.0).budget
-    assert budget is not None
-    assert overspent(off_budget(2.49, 2.0), 2.49, budget) == []
-    [said] = overspent(off_budget(2.51, 2.0), 2.51, budget)
-    assert said.startswith("the run ends beyond its budget of 2 nats a step: the last iteration spent 2.51;")
+    request = Request("CartPole-v1", residual(0.2, 0.1), Settings(kl_budget=2.0), prior="a checksum")
+    held = Multipliers(request, 4)
+    for spent, count in ((2.49, 0), (2.51, 1)):
+        held.off_budget = off_budget(spent, 2.0)
+        said = broken(held, {"prior_kl": [spent]})
+        assert len(said) == count
+    assert said[0].startswith("the run ends beyond its budget: 2.51 nats a step, the budget is 2; the weights follow")

@@ -14,9 +14,10 @@ from workers import SETTINGS, segments, worker
 from repolicy.envs.rollout import Rollout
 from repolicy.errors import NumericError
 from repolicy.learning import ppo
+from repolicy.learning.multipliers import off_budget, steered
 from repolicy.learning.ppo import ReturnScale
 from repolicy.learning.segments import derived_seed
-from repolicy.learning.worker import Worker, lowest_tenth, off_budget, steered
+from repolicy.learning.worker import Worker, lowest_tenth
 from repolicy.objective import Objective, full, kl, reformulated, residual, soft
 from repolicy.policies.modulated import FilmMlp
 from repolicy.policies.network import Mlp

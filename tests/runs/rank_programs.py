@@ -11,6 +11,7 @@ from torch import Tensor
 
 from repolicy.envs.rollout import Episodes, Rollout
 from repolicy.learning import ppo
+from repolicy.learning.multipliers import Multipliers
 from repolicy.learning.terms import OneWeight
 from repolicy.learning.worker import Worker
 from repolicy.objective import residual
@@ -140,6 +141,7 @@ def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
     made.exact, made.scorer = made.prior, Scorer(made.prior)
     made.density = states.density_of(made.prior, made.request, team)
     made.learner = ppo.Learner(policy, Mlp(SIZE, (16,), 1), 1e-3)
+    made.multipliers, made.probed = Multipliers(made.request, SIZE), None
     made.terms = OneWeight.__new__(OneWeight)
     made.terms.settings, made.terms.size = made.settings, SIZE
     made.terms.addon = SimpleNamespace(reward=lambda before, actions, after, info: -np.abs(after[..., 0]))

@@ -15,8 +15,8 @@ from repolicy.cli.options import Option, add_options, options
 # A row a group, in order. Options that no row names stand with "learning" where they are settings, with "what to ask
 # for" where they are the command's own.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "first": ("addon", "omega", "kl-budget", "alpha", "env", "steps", "out", "resume", "ranks", "trust"),
-    "what to ask for": ("objective", "states", "log-prior-budget", "sparse"),
+    "first": ("addon", "limit", "keep", "omega", "env", "steps", "out", "resume", "ranks", "trust"),
+    "what to ask for": ("alpha", "objective", "states", "kl-budget", "log-prior-budget", "sparse"),
     "how long": (
         *("seed", "envs", "n-steps", "checkpoint-every", "epochs", "critic-warmup", "critic-explains"),
         *("jobs", "episodes", "env-timeout"),

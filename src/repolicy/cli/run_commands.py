@@ -117,6 +117,9 @@ class Customize(Run):
     addon: Repeated = ()
     """The new requirement: NAME, NAME=WEIGHT, module:function or file.py:function; repolicy addons lists names.
     NAME=0..2: all weights from one to the other, as a dial. Repeatable."""
+    limit: Repeated = ()
+    """What must hold for the mean action: NAME<=NUMBER or NAME>=NUMBER, where NAME is an add-on (by its metric, where
+    it has one), an entry of the environment's info, module:function or file.py:function. Repeatable."""
     omega: str | None = None
     """ω′, the reward that a nat of the prior's log-likelihood is worth. 0.03..3: all from one to the other, as one
     policy with a dial; auto: moved to hold --kl-budget (and alpha with it) or --log-prior-budget. By default what a
@@ -169,6 +172,7 @@ class Customize(Run):
             env=self.env, resume=self.resume, callbacks=callbacks_of(folder, self.wandb), progress=False,
             env_timeout=self.env_timeout, observe=self.observe or "", observe_critic=self.observe_critic or "",
             trust=self.trust, reading=self.reading, init=self.init, sparse=self.sparse,
+            limits=self.limit,
         )  # fmt: skip
         return ended(result) | (_reported(result) if self.report else {})
 

@@ -7,6 +7,7 @@ __all__ = [
     "envpool",
     "evaluation",
     "gymnasium",
+    "limits",
     "making",
     "names",
     "registered",

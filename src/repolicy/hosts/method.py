@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from repolicy.errors import NumericError, UsageError
 from repolicy.learning.ppo import ReturnScale
-from repolicy.learning.worker import FARTHEST, LOST, WAITS, off_budget, steered
+from repolicy.learning.multipliers import FARTHEST, LOST, WAITS, off_budget, steered
 from repolicy.objective import Objective, plain, reformulated
 from repolicy.policies.density import Density
 from repolicy.policies.normalizer import sums

@@ -12,9 +12,9 @@ import torch
 
 from repolicy.envs.watchdog import Watchdog
 from repolicy.errors import RepolicyError, UsageError
+from repolicy.learning.multipliers import broken
 from repolicy.learning.segments import Segments
 from repolicy.learning.terms import collapsed
-from repolicy.learning.worker import overspent
 from repolicy.policies.file import add_to_card
 from repolicy.prepare.session import (
     Start,
@@ -122,8 +122,8 @@ def work(
             segments.notes.clear()
         if worker.iteration == request.settings.iterations:
             tell(callbacks, collapsed(metrics))
-            if (budget := request.settings.budget) is not None and metrics:
-                tell(callbacks, overspent(worker.off_budget, metrics[budget.spent], budget))
+            if metrics and team.index == 0:
+                tell(callbacks, broken(worker.multipliers, folder.logged()))
     finished = worker.iteration == request.settings.iterations
     if not metrics and worker.iteration:  # nothing was left to do
         metrics = {name: values[-1] for name, values in folder.logged().items() if values and values[-1] is not None}

@@ -21,6 +21,7 @@ from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector, staggered
 from repolicy.envs.step import Envs
 from repolicy.errors import FileError, NumericError
+from repolicy.learning.multipliers import PROBES, earned_by_age
 from repolicy.learning.worker import Worker
 from repolicy.objective import Objective, reformulated, task_reward
 from repolicy.policies.density import Density
@@ -85,7 +86,8 @@ class Segments:
             self.keep(self.evaluated(), start=True)
         while worker.iteration < settings.iterations:
             end = min(worker.iteration + settings.checkpoint_every, settings.iterations)
-            with closing(self.begin()):
+            self.begin()
+            with closing(worker):
                 while worker.iteration < end:
                     try:
                         metrics = worker.iterate(stop())
@@ -102,25 +104,37 @@ class Segments:
             if stopped:
                 return
 
-    def begin(self) -> Envs:
-        """Environments and random streams, all from (seed, segment, rank)."""
+    def begin(self) -> None:
+        """Environments and random streams, all from (seed, segment, rank). The worker closes them."""
         worker, settings, index = self.worker, self.worker.settings, self.team.index
         share = settings.envs // self.team.count
         stream = torch.Generator().manual_seed(derived_seed(settings.seed, self.segment, 1 + index))
-        seed = derived_seed(settings.seed, self.segment, 0) + index * share
-        envs: Envs = make_envs(worker.request.env, share, seed, settings.backend, critic=True)
+        envs = self.environments(0, share)
         if worker.prior is not None:
             check_fit(worker.prior, envs, "the prior")
         if dials := len(worker.request.dials):
             envs = Dialed(envs, derived_seed(settings.seed, self.segment, 10**6), index * share, settings.envs, dials)
-        cuts = staggered(envs.limit, index * share, share, settings.envs)
-        worker.begin(Collector(envs, settings.n_steps, stream, worker.terms.addon is not None, cuts), stream)
-        return envs
+        probes = (
+            self.collector(self.environments(10**7, max(1, share // PROBES))) if worker.multipliers.measures else None
+        )
+        worker.begin(self.collector(envs, stream), stream, probes)
+
+    def collector(self, envs: Envs, stream: torch.Generator | None = None) -> Collector:
+        """Return what acts in these environments; without a random stream, only the mean action can."""
+        cuts = staggered(envs.limit, self.team.index * envs.count, envs.count, self.team.count * envs.count)
+        keeps = self.worker.terms.addon is not None
+        return Collector(envs, self.worker.settings.n_steps, stream or torch.Generator(), keeps, cuts)
+
+    def environments(self, which: int, share: int) -> Envs:
+        """Return this rank's share of a stream of environments."""
+        settings = self.worker.settings
+        seed = derived_seed(settings.seed, self.segment, which) + self.team.index * share
+        return make_envs(self.worker.request.env, share, seed, settings.backend, critic=True)
 
     @property
     def moves(self) -> bool:
         """Whether each segment has weights of its own."""
-        return self.worker.settings.budget is not None
+        return self.worker.settings.budget is not None or bool(self.worker.multipliers.limits)
 
     @property
     def compared(self) -> str:
@@ -134,7 +148,7 @@ class Segments:
 
     def end(self) -> dict[str, float]:
         """Return a short evaluation, shared out over the ranks, and the policy that is handed out."""
-        self.worker.collector.envs.close()
+        self.worker.close()
         return self.keep(self.evaluated())
 
     def keep(self, metrics: dict[str, float], start: bool = False) -> dict[str, float]:
@@ -231,7 +245,9 @@ class Segments:
             state |= {f"{prefix}.{name}": value for name, value in normalizer.state_dict().items()}
         state |= worker.density.tensors() if worker.density is not None else {}
         header: dict[str, Any] = {"iteration": worker.iteration, "steps": worker.steps}
-        header |= {"off_budget": worker.off_budget, "objective": worker.objective.as_dict()}
+        header |= {"objective": worker.objective.as_dict()} | worker.multipliers.state()
+        if (earns := worker.multipliers.prior_earns) is not None:
+            state["prior_earns"] = earns
         if self.candidate is not None:
             state |= {f"candidate.{name}": value for name, value in self.candidate.policy.state_dict().items()}
             header["candidate"] = {"steps": self.candidate.steps, "evaluation": self.candidate.evaluation}
@@ -241,7 +257,7 @@ class Segments:
         """Take up the newest whole checkpoint. Returns what was wrong with others."""
         checkpoint = self.folder.latest()
         if checkpoint is None:
-            return self.learn_states()
+            return self.learn_prior()
         state, header, complaints = checkpoint
         try:
             self.take_up(state, header)
@@ -263,11 +279,14 @@ class Segments:
             policy = frozen(worker.learner.policy)
             policy.load_state_dict({name: state[f"candidate.{name}"] for name in policy.state_dict()})
             self.candidate = Candidate(policy, **header["candidate"])
-        worker.off_budget, worker.objective = header["off_budget"], Objective(**header["objective"])
+        worker.objective = Objective(**header["objective"])
+        worker.multipliers.restore(header, state.get("prior_earns"))
 
-    def learn_states(self) -> list[str]:
-        """Fit the density of the prior's states, once, before the first iteration. Returns what is to be said of it."""
+    def learn_prior(self) -> list[str]:
+        """Learn the prior's states and what it earns, where that is needed, once. Returns what is to be said of it."""
         worker = self.worker
+        if worker.prior is not None and worker.multipliers.keep:
+            worker.multipliers.prior_earns = earned_by_age(worker.prior, worker.request, self.team)
         if worker.prior is None or not worker.objective.reads_states:
             return []
         worker.density = density_of(worker.prior, worker.request, self.team)

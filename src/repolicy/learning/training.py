@@ -6,7 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from repolicy.envs import addons
+from repolicy.envs.limits import Limit
+from repolicy.envs.limits import limits as limits_of
 from repolicy.envs.making import probed, with_roles
 from repolicy.envs.names import EnvLike, env_name, with_observed, with_observed_of
 from repolicy.envs.watchdog import Watchdog
@@ -123,6 +127,7 @@ def customize(
     reading: Options | None = None,
     init: Init = "auto",
     sparse: bool = False,
+    limits: str | Sequence[str] = (),
 ) -> Result:
     """Give a trained policy a new requirement, without the reward that trained it.
 
@@ -150,6 +155,8 @@ def customize(
         init: "copy" starts the actor as the prior, "clone" fits it to the prior first, "auto" clones what cannot be
             copied.
         sparse: accept an add-on that is constant over some thousand trial steps.
+        limits: what must hold for the mean action, such as "energy<=0.09"; a name is an add-on, an entry of `info`, or
+            file.py:function. A share of the old return is kept by the setting `keep`.
     """
     check_given(settings, callbacks)
     callbacks = [*callbacks, *shown(progress)]
@@ -159,11 +166,12 @@ def customize(
     reading = reading if std is None else replace(reading or Options(), std=std)
     folder.check_new(resume)  # before anything that takes a while
     wishes, name = addons.names(addon), None if env is None else env_name(env)
+    held = (limits,) if isinstance(limits, str) else tuple(limits)
     trusted = trust or isinstance(prior, Result)  # the names are of this session
-    before = earlier(folder, resume, trusted, env=name, addon=wishes, customizes=True)
+    before = earlier(folder, resume, trusted, env=name, addon=wishes, limits=held, customizes=True)
     if before is not None:
         wishes, name, sparse = wishes or before.addons, name or before.env, sparse or before.sparse
-        wanted = before.objective if objective is None else wanted
+        wanted, held = before.objective if objective is None else wanted, held or before.limits
     start = open_prior(prior, reading, init, trust, folder.prior)
     if not wishes:
         raise UsageError(f"customizing {NO_ADDON}")
@@ -187,11 +195,11 @@ def customize(
         start.check_not_fitted_to_another(folder.prior)
         saved, content = start.saved, start.content
         assert saved is not None
-        notes += try_addon(saved.policy, name, wishes, how, sparse)
+        notes += try_addon(saved.policy, name, wishes, how, sparse, limits_of(held, name))
         wanted, how, chosen = decide(wanted, saved, name, wishes, how, say)
         if not wanted.reads_addon:
             raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
-        request = Request(name, wanted, how, wishes, hashlib.sha256(content).hexdigest(), sparse)
+        request = Request(name, wanted, how, wishes, hashlib.sha256(content).hexdigest(), sparse, held)
         check(request)
         if wanted.reads_states:
             check_learnable(saved.policy)
@@ -224,10 +232,19 @@ def check_given(settings: object, callbacks: object = (), kind: type = Settings)
             )
 
 
-def try_addon(prior: Policy, env: str, wishes: tuple[str, ...], settings: Settings, sparse: bool) -> list[str]:
-    """Drive the prior for some steps and look at each add-on: its shape, whether it is finite, its range."""
+def try_addon(
+    prior: Policy, env: str, wishes: tuple[str, ...], settings: Settings, sparse: bool, limits: Sequence[Limit] = ()
+) -> list[str]:
+    """Drive the prior for some steps and look at each add-on and limit: its shape, whether it is finite, its range."""
     rollout = trial(prior, env, settings)
-    notes = []
+    notes = [
+        f"limit {limit}: {limit.values(rollout, prior.observation_size).mean():.3g} a step under the prior"
+        for limit in limits
+    ]
+    if settings.keep is not None:
+        if not np.isfinite(rollout.basic).all():
+            raise UsageError(f"--keep needs the environment's own reward, and {env} does not tell it")
+        notes.append("the environment's own reward is read to tell what share of it is kept, and for nothing else")
     for name in addons.at(wishes):
         addon = addons.combined([name])
         reward = addon.reward(*rollout.transitions)
@@ -275,5 +292,7 @@ def check(request: Request) -> None:
             "a log-prior budget moves omega from a value above 0 on, at a fixed alpha above 0: it goes with customize "
             "--omega auto, or in Python with residual(omega, alpha)"
         )
+    if settings.keep is not None and not (request.prior and objective.omega > 0):
+        raise UsageError("keep moves omega, from a value above 0 on: it goes with customize, and not with greedy")
     if request.prior and request.settings.family != "auto":
         raise UsageError("a policy keeps the family of its prior while it is customized: leave --family out")

@@ -1,8 +1,7 @@
 """One rank's share of a run: collect, score, reward, update."""
 
-import math
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -13,6 +12,7 @@ from repolicy.envs.making import critic_size, probed
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.errors import NumericError
 from repolicy.learning import ppo
+from repolicy.learning.multipliers import Multipliers
 from repolicy.learning.terms import OneWeight, RangeOfWeights
 from repolicy.objective import DIALED, Objective, Reward, reformulated
 from repolicy.policies.density import Density
@@ -22,51 +22,6 @@ from repolicy.prepare.states import familiarity
 from repolicy.priors.kinds import Exact, Scorer
 from repolicy.runs import ranks
 from repolicy.runs.request import Request, spec_for
-from repolicy.runs.settings import Budget
-
-FARTHEST = 2.0  # bound of the logarithm of spent/budget
-STEERING = 0.03  # how much the weights follow this logarithm in an iteration
-DAMPING = 1.0  # how much they follow its change: without this they answer too late, and the policy drifts far beyond
-NOISE = 0.25  # the std that a measurement near the budget may have, as a share of the budget
-LEAST = 1e-6  # smallest value of a weight
-BEYOND = 1.25  # spent/budget from which the end of a run is said to be beyond its budget
-
-
-def off_budget(
-    spent: float, budget: float, before: float = 0.0, samples: float = math.inf, variance: float | None = None
-) -> float:
-    """Return how far the nats that are spent are from the budget: the logarithm of their ratio, within bounds.
-
-    They are a mean over samples, each with some variance (of a KL near its budget, twice the budget). Where its std is
-    much for a small budget (the measured KL may be below 0), this one is averaged with those `before`, over at most
-    some 20 iterations.
-    """
-    variance = 2 * budget if variance is None else variance
-    share = max(0.05, min(1.0, NOISE**2 * budget**2 * samples / max(variance, 1e-12)))
-    if share < 1.0:
-        spent = share * spent + (1.0 - share) * budget * math.exp(before)
-    return max(-FARTHEST, min(FARTHEST, math.log(max(spent, budget * math.exp(-2 * FARTHEST)) / budget)))
-
-
-def steered(objective: Objective, before: float, now: float, *, omega_alone: bool = False) -> Objective:
-    """Return the objective with more weight on the prior where the policy is beyond the budget or on its way there.
-
-    omega and alpha move together: they are the multiplier of the constraint KL ≤ budget. A larger omega alone would
-    sharpen the policy around the prior's mode, and so move it away from the prior. But omega alone is the multiplier of
-    E[log prior] ≥ its own − budget, and a larger one always makes likelier actions.
-    """
-    factor = math.exp(STEERING * now + DAMPING * (now - before))
-    alpha = objective.alpha if omega_alone else max(LEAST, objective.alpha * factor)
-    return replace(objective, omega=max(LEAST, objective.omega * factor), alpha=alpha)
-
-
-def overspent(off: float, spent: float, budget: Budget) -> list[str]:
-    """Return what is to be said of a run that ends beyond its budget, by what `off_budget` made of what was spent."""
-    return [
-        f"the run ends beyond its budget of {budget.nats:g} nats a step: the last iteration spent {spent:.3g}; the "
-        "weights follow slowly, and more --steps give them time"
-    ] * (off > math.log(BEYOND))
-
 
 LOST = -0.5  # explained variance below which a budget's weights stay as they are, because the critic cannot follow
 ALONE = 1e-3  # least learning rate while only the critic learns, where the KL of the policy steers it later
@@ -89,7 +44,7 @@ class Worker:
         self.terms: OneWeight | RangeOfWeights = (RangeOfWeights if request.dials else OneWeight)(request)
         self.density: Density | None = None  # of the prior's states, where the objective weighs them
         self.iteration = 0
-        self.off_budget = -FARTHEST
+        self.probed: Rollout | None = None  # the last steps with the mean action, where something is measured in them
         self.evidence: dict[str, Tensor] = {}  # what the last iteration saw, in case it fails
         self.critic_size = critic_size(request.env, self.settings.backend)  # 0: the critic sees what the policy sees
         bound = BOUND if self.settings.normalize_observations else None
@@ -99,6 +54,7 @@ class Worker:
             policy = Policy(spec_for(probed(request.env, self.settings.backend), self.settings))
         else:
             policy = frozen(prior).requires_grad_(True)
+        self.multipliers = Multipliers(request, policy.observation_size)
         self.learner = ppo.Learner(*self.terms.networks(policy, self.critic_size), self.settings.learning_rate)
 
     @property
@@ -124,26 +80,35 @@ class Worker:
         own = {"normalizer": self.learner.policy.normalizer}
         return own | ({"critic_normalizer": self.critic_normalizer} if self.critic_size else {})
 
-    def begin(self, collector: Collector, stream: torch.Generator) -> None:
-        """Go on with these environments and this random stream."""
-        self.collector, self.stream = collector, stream
+    def begin(self, collector: Collector, stream: torch.Generator, probes: Collector | None = None) -> None:
+        """Go on with these environments and this random stream, and with those where the mean action is measured."""
+        self.collector, self.stream, self.probes = collector, stream, probes
         if self.scorer is not None:
             self.scorer.begin()
+
+    def close(self) -> None:
+        """Close the environments."""
+        for collector in (self.collector, self.probes):
+            if collector is not None:
+                collector.envs.close()
 
     def iterate(self, stop: bool) -> dict[str, float]:
         """Run one iteration and return its metrics. The ranks meet twice, apart from the minibatches."""
         learner, began = self.learner, time.perf_counter()
         # Collect: the policy acts for `n_steps` in each environment.
         rollout = self.collector.collect(learner.policy)
+        self.probed = None if self.probes is None else self.probes.collect(learner.policy, deterministic=True)
         collected = time.perf_counter()
         self.iteration += 1
         fresh = self.begin_critic_normalizer(rollout)
         # Score, reward, advantages: what happened becomes what the update learns from.
         batch, summary = self.prepared(rollout, stop)
         explained = summary.metrics["explained_variance"]
-        # A budget moves the weights of the next iteration, once the actor moves and its critic can follow.
+        # Budgets and limits move the weights of the next iteration, once the actor moves and its critic can follow.
         moves, weights = self.actor_moves(explained), self.weights_in_force
-        self.steer(summary.metrics, moves and explained > LOST)
+        if moves and explained > LOST:
+            self.objective = self.multipliers.steer(summary.metrics, self.objective)
+        summary.metrics.pop("below_prior_squares", None)
         # Update: the critic always, the actor where it moves.
         report = self.update(batch, moves)
         self.fit_normalizers(summary.observations, fresh)
@@ -202,18 +167,6 @@ class Worker:
             self.learner.policy.normalizer.update(observed[:, :size])
         if self.fits_critic_normalizer and not fresh:
             self.critic_normalizer.update(observed[:, size:])
-
-    def steer(self, metrics: dict[str, float], fit_actor: bool) -> None:
-        """Move the weights towards the budget, where there is one, as soon as the actor moves."""
-        budget, before = self.settings.budget, self.off_budget
-        if budget is None:
-            return
-        alone, spent = self.settings.log_prior_budget is not None, metrics[budget.spent]
-        variance = metrics.pop("below_prior_squares") - spent**2 if alone else None
-        if not fit_actor:
-            return
-        self.off_budget = off_budget(spent, budget.nats, before, self.settings.iteration_steps, variance)
-        self.objective = steered(self.objective, before, self.off_budget, omega_alone=alone)
 
     def actor_moves(self, explained: float) -> bool:
         """Return whether the critic has had its time alone and explains enough now, or has had three times as much."""
@@ -296,6 +249,8 @@ class Worker:
             self.familiarity(rollout.next_observations, rollout.ages),
             **weights,
         )
+        price = self.multipliers.price(rollout)
+        parts = parts if price is None else parts._replace(total=parts.total - price)
         for name, part in (
             ("reward", parts.task),
             ("prior's log-probability", parts.prior),
@@ -330,11 +285,17 @@ class Worker:
 
     def exchange(self, rollout: Rollout, reward: Reward, log_prior: Tensor | None, stop: bool) -> "Summary":
         """Return one sum over the ranks of all that they need to know of each other's rollouts."""
+        measured = self.multipliers.sums(self.probed, rollout, reward.task)
         values = {
             "reward_task": reward.task.sum(),
             "reward_prior": reward.prior.sum(),
             "reward_entropy": reward.entropy.sum(),
             **({"reward_states": reward.states.sum()} if self.objective.reads_states else {}),
+            **(
+                {"reward_limits": (reward.total - sum(reward[:3]) - reward.states).sum()}
+                if self.multipliers.limits
+                else {}
+            ),
             "reward_total": reward.total.sum(),
             "log_policy": rollout.log_probs.double().sum(),
             "log_prior": log_prior.double().sum() if log_prior is not None else 0.0,
@@ -344,6 +305,7 @@ class Worker:
             "episode_length": sum(rollout.episodes.lengths),
             "episodes": len(rollout.episodes.lengths),
             "stop": float(stop),
+            **measured,
         }
         numbers = torch.tensor([float(value) for value in values.values()], dtype=torch.float64)
         fits = self.fits_normalizer or self.fits_critic_normalizer
@@ -352,10 +314,15 @@ class Worker:
         numbers, observed = packed.split([len(numbers), observed.numel()])
         totals = dict(zip(values, numbers.tolist(), strict=True))
         episodes, samples = totals["episodes"], self.settings.iteration_steps
-        metrics = {
-            name: total / (samples if name.startswith(("reward", "log", "below")) else max(episodes, 1.0))
-            for name, total in totals.items()
-        } | {"episodes": episodes, "stop": totals["stop"]}
+        metrics = (
+            {
+                name: total / (samples if name.startswith(("reward", "log", "below")) else max(episodes, 1.0))
+                for name, total in totals.items()
+                if name not in measured
+            }
+            | {"episodes": episodes, "stop": totals["stop"]}
+            | self.multipliers.told(totals)
+        )
         if not episodes:
             del metrics["basic_return"], metrics["episode_length"]
         if log_prior is None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from repolicy.envs import addons
+from repolicy.envs.limits import named as named_limits
 from repolicy.envs.making import placed, probed, with_roles
 from repolicy.envs.step import Backend
 from repolicy.envs.trust import confirm, env_of
@@ -34,7 +35,7 @@ from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import torchrun_place, versions
 from repolicy.runs.request import Request, spec_for
 from repolicy.runs.result import Result
-from repolicy.runs.settings import AnySettings, S, Settings, validated
+from repolicy.runs.settings import BUDGETS, AnySettings, S, Settings, validated
 
 
 def ranks_for(settings: Settings, names: Sequence[str]) -> tuple[Settings, list[str]]:
@@ -90,7 +91,14 @@ def called(thing: object) -> str:
 
 
 def earlier(
-    folder: RunFolder, resume: bool, trust: bool, *, env: str | None, addon: Sequence[str], customizes: bool = False
+    folder: RunFolder,
+    resume: bool,
+    trust: bool,
+    *,
+    env: str | None,
+    addon: Sequence[str],
+    limits: Sequence[str] = (),
+    customizes: bool = False,
 ) -> Request | None:
     """Return what the run that is resumed was asked for, None where there is none.
 
@@ -104,7 +112,8 @@ def earlier(
         whose = "customize" if kept["prior"] else "train"
         raise UsageError(f"{folder.path} is a run of `{whose}`; go on with it by that command")
     named = kept["env"] if env is None else None
-    confirm(folder.path / "run.json", trust, env=named, addons=() if addon else kept["addons"])
+    code = [*([] if addon else kept["addons"]), *([] if limits else named_limits(kept.get("limits", ())))]
+    confirm(folder.path / "run.json", trust, env=named, addons=code)
     return folder.kind_of(kept).from_dict(kept)
 
 
@@ -127,9 +136,9 @@ def continued(
     kept, budget = before.settings, before.settings.budget
     by_itself = objective == before.objective or not isinstance(objective.omega, float)
     if budget is not None and settings.budget is None and by_itself:
-        settings = replace(settings, kl_budget=kept.kl_budget, log_prior_budget=kept.log_prior_budget)
+        settings = replace(settings, **{name: getattr(kept, name) for name in BUDGETS})
     other = ""
-    if budget is not None and not by_itself:
+    if budget is not None and kept.keep is None and not by_itself:
         other = f"{budget.words}, and now omega is to be {objective.omega:g}"
     elif budget is None and settings.budget is not None:
         other = f"it has no budget, and now {settings.budget.words}"

@@ -76,7 +76,7 @@ def decided(objective: Objective, task: "Weighing") -> Decision:
     prior, wishes, settings = task.prior, task.wishes, task.settings
     assert prior is not None
     omega, states, notes, most = objective.omega, objective.states, list[str](), 0.0
-    if settings.budget is not None:
+    if settings.budget is not None and settings.keep is None:
         if omega not in (None, "auto"):
             option = "--kl-budget" if settings.kl_budget is not None else "--log-prior-budget"
             raise UsageError(f"{option} goes with --omega auto and no other --objective than residual")

@@ -310,5 +310,5 @@ def lines(request: dict[str, Any], prior: Evaluation | None) -> dict[str, dict[s
             at["evaluation_objective"] = float(np.mean(parts.total))
     drawn = {name: {"prior": value} for name, value in at.items() if value is not None}
     if budget is not None:
-        drawn[budget.spent]["budget"] = budget.nats
+        drawn.setdefault(budget.spent, {})["budget"] = budget.amount
     return drawn

@@ -150,7 +150,7 @@ class Display:
             return []
         return [
             f"ω′ {latest['omega']:.3g}",
-            f"{max(latest[budget.spent], 0.0):.2f} nats a step, the budget is {budget.nats:g}",
+            budget.beside.format(max(latest[budget.spent], 0.0), budget.amount),
         ]
 
     def _panel(self) -> Group:

@@ -286,6 +286,7 @@ REQUEST = {
     "addons": [str],
     "prior": str,
     "sparse": bool,
+    "limits?": [str],
     "method?": str,
 }
 CHECKPOINT = {
@@ -294,6 +295,7 @@ CHECKPOINT = {
     "steps?": int,
     "candidate?": {"steps": int, "evaluation": {str: float}},
     "off_budget?": float,
+    "limits?": {str: [float]},
     "objective?": REQUEST["objective"],
     "request?": REQUEST,
     "versions?": {str: str},

@@ -26,6 +26,7 @@ class Request:
     addons: tuple[str, ...] = ()
     prior: str = ""  # the checksum of the prior's file, a copy of which lies in the run's folder
     sparse: bool = False  # whether an add-on may be constant over a trial
+    limits: tuple[str, ...] = ()  # such as energy<=0.09
 
     method: ClassVar[str] = ""  # empty for Residual PPO
 
@@ -42,7 +43,7 @@ class Request:
             "addons": list(self.addons),
             "prior": self.prior,
             "sparse": self.sparse,
-        } | ({"method": self.method} if self.method else {})
+        } | {name: value for name, value in (("limits", list(self.limits)), ("method", self.method)) if value}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -54,6 +55,7 @@ class Request:
             tuple(values["addons"]),
             values["prior"],
             values["sparse"],
+            tuple(values.get("limits", ())),
         )
 
 
@@ -85,10 +87,10 @@ def check_dials(request: Request) -> None:
     names = [dial.name for dial in request.dials]
     if not names:
         return
-    if request.settings.budget is not None:
+    if request.settings.budget is not None or request.limits:
         raise UsageError(
-            f"a run with a dial ({', '.join(names)}) trains for many weights at once, and a budget needs one that it "
-            "can move: name --omega, a number or a range, and leave the budget out"
+            f"a run with a dial ({', '.join(names)}) trains for many weights at once, and a budget or a limit needs "
+            "one that it can move: name --omega, a number or a range, and leave the budget or limit out"
         )
     if taken := [dial.name for dial in addons.dials(request.addons) if dial.name in TAKEN]:
         raise UsageError(f"the dial of an add-on cannot be called {taken[0]!r}, as others are: rename its function")
@@ -109,12 +111,15 @@ def words(request: Request, prior: str | Path = "") -> list[str]:
     if named is None:
         return []
     objective, coefficients = named
-    if request.settings.budget is not None and request.objective.omega != request.objective.alpha:
+    auto = request.settings.budget is not None and request.settings.keep is None
+    if auto and request.objective.omega != request.objective.alpha:
         return []  # --omega auto begins at alpha
     parts = ["customize", str(prior), "--env", request.env] if prior else ["train", request.env]
     for name in request.addons:
         parts += ["--addon", name]
-    if request.settings.budget is None:
+    for limit in request.limits:
+        parts += ["--limit", limit]
+    if not auto:
         parts += ["--objective", objective]
     else:
         parts += ["--omega", "auto"]

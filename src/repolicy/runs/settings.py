@@ -54,23 +54,31 @@ class AnySettings:
 
 
 class Budget(NamedTuple):
-    """Nats a step that a run may spend: what they are counted by, and what moves to hold them."""
+    """What a run may spend a step of nats, or is to keep: what that is counted by, and what moves to hold it."""
 
-    nats: float
-    spent: str  # the metric that must stay below
+    amount: float
+    spent: str  # the metric that must stay below or, of what is kept, above
     moves: str
     until: str
+    beside: str  # what is spent, beside the amount
 
     @property
     def words(self) -> str:
         """`ω′ and α̂ move to stay 2 nats a step from the prior`."""
-        return f"{self.moves} {self.until.format(self.nats)}"
+        return f"{self.moves} {self.until.format(self.amount)}"
 
 
-# Of each setting that is a budget: what is spent, what moves, and until when.
+# Of each setting that is a budget: what is spent, what moves, until when, and both numbers side by side.
 BUDGETS = {
-    "kl_budget": ("prior_kl", "ω′ and α̂ move", "to stay {:g} nats a step from the prior"),
-    "log_prior_budget": ("below_prior", "ω′ moves", "until actions are {:g} nats less likely than the prior's own"),
+    "kl_budget": (
+        *("prior_kl", "ω′ and α̂ move", "to stay {:g} nats a step from the prior"),
+        "{:.2f} nats a step, the budget is {:g}",
+    ),
+    "log_prior_budget": (
+        *("below_prior", "ω′ moves", "until actions are {:g} nats less likely than the prior's own"),
+        "{:.2f} nats a step, the budget is {:g}",
+    ),
+    "keep": ("kept", "ω′ moves", "to keep {:.4g} of the old return", "{:.3f} of the old return kept, of {:g}"),
 }
 
 
@@ -80,8 +88,8 @@ ACTORS = ("family", "initial_std", "min_std")  # settings of a new actor; while 
 def budget_of(settings: Mapping[str, Any]) -> Budget | None:
     """Return the budget among settings, perhaps those of a file, where there is one."""
     for name, row in BUDGETS.items():
-        if isinstance(nats := settings.get(name), int | float):
-            return Budget(float(nats), *row)
+        if isinstance(amount := settings.get(name), int | float):
+            return Budget(float(amount), *row)
     return None
 
 
@@ -152,6 +160,9 @@ class Settings(AnySettings):
     """Adapt omega and alpha together so that the policy stays this far from its prior, in nats a step."""
     log_prior_budget: Annotated[float | None, Within(1e-9, 1e6)] = None
     """Adapt omega alone so that actions are, to the prior, this many nats less likely than its own, on average."""
+    keep: Annotated[float | None, Within(0.01, 1)] = None
+    """Adapt omega so that the mean action keeps this share of what the prior's earns of the environment's own reward,
+    which is read for this number alone."""
     backend: Literal["auto", "envpool", "gymnasium"] = "auto"
     """Whose environments: EnvPool's where it knows the name, or one of the two."""
 
@@ -166,8 +177,9 @@ class Settings(AnySettings):
 
     def resolved(self) -> "Settings":
         """With `ranks` counted out, and what must fit together checked."""
-        if self.kl_budget is not None and self.log_prior_budget is not None:
-            raise UsageError("kl_budget and log_prior_budget are two ways to find omega: choose one")
+        named = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(named) > 1:
+            raise UsageError(f"{named[0]} and {named[1]} are two ways to find omega: choose one")
         if self.surrogate == "vanilla" and self.epochs != 1:
             raise UsageError(
                 f"epochs is {self.epochs}, but the vanilla policy gradient holds for the policy that acted, for one "

@@ -1,0 +1,277 @@
+"""Weights that move until something holds: a budget of nats, a share of the old return, limits in a user's own units.
+
+Each is a Lagrange multiplier. It is raised while what it holds is broken and lowered while that holds, by a
+proportional and an integral part (PI) of how far off it is, of its logarithm:
+
+    log weight ← log weight + STEERING · off + DAMPING · (off − off before)
+
+A budget moves the weights of the prior in the objective, and so does a share of the old return. Each limit has a weight
+of its own, with which its quantity is in the reward. Shares and limits are measured with the mean action, because that
+is what becomes of a policy, in environments beside those that train.
+"""
+
+import math
+from contextlib import closing
+from dataclasses import astuple, dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy.envs.evaluation import LONGEST, run_episodes
+from repolicy.envs.limits import limits
+from repolicy.envs.making import make_envs
+from repolicy.envs.rollout import Rollout
+from repolicy.objective import Objective
+from repolicy.policies.policy import Policy
+from repolicy.runs.ranks import Ranks
+from repolicy.runs.request import Request, derived_seed
+
+FARTHEST = 2.0  # bound of how far off something is
+STEERING = 0.03  # how much a weight follows it in an iteration
+DAMPING = 1.0  # how much it follows its change: without this it answers too late, and the policy drifts far beyond
+NOISE = 0.25  # the std that a measurement near the budget may have, as a share of the budget
+LEAST = 1e-6  # smallest value of a weight
+BEYOND = 1.25  # spent/budget from which the end of a run is said to be beyond its budget
+
+UNIT = 0.1  # of a limit's bound: broken by so much, it is off by 1
+BEGINS = 0.1  # a limit's quantity counts so much at first, beside the wish
+WIDEST = 1e3  # times as much, or as little, it may count later
+PROBES = 8  # for so many environments that train there is one with the mean action
+ENDS = 20  # iterations, by which a limit is judged at the end
+EPISODES = 32  # of the prior, by which it is known what it earns
+FINEST = 0.01  # share of the old return, to which one can be held
+
+
+def newest(noise: float) -> float:
+    """Return the share of the newest measurement in an average, by its std, in the unit of what is off.
+
+    So what is off is averaged over at most some 20 iterations.
+    """
+    return max(0.05, min(1.0, NOISE**2 / max(noise**2, 1e-12)))
+
+
+def off_budget(
+    spent: float, budget: float, before: float = 0.0, samples: float = math.inf, variance: float | None = None
+) -> float:
+    """Return how far the nats that are spent are from the budget: the logarithm of their ratio, within bounds.
+
+    They are a mean over samples, each with some variance (of a KL near its budget, twice the budget). Where its std is
+    much for a small budget (the measured KL may be below 0), this one is averaged with those `before`.
+    """
+    variance = 2 * budget if variance is None else variance
+    share = newest(math.sqrt(max(variance, 0.0) / samples) / budget)
+    if share < 1.0:
+        spent = share * spent + (1.0 - share) * budget * math.exp(before)
+    return bounded(math.log(max(spent, budget * math.exp(-2 * FARTHEST)) / budget))
+
+
+def off_limit(broken_by: float, noise: float, before: float | None) -> float:
+    """Return how far a limit is from just holding, averaged with those before; all in the unit of the limit.
+
+    Within bounds twice as wide, so that noise is cut on neither side.
+    """
+    off = max(-2 * FARTHEST, min(2 * FARTHEST, broken_by))
+    return off if before is None else before + newest(noise) * (off - before)
+
+
+def bounded(off: float) -> float:
+    return max(-FARTHEST, min(FARTHEST, off))
+
+
+def raised(weight: float, before: float, now: float) -> float:
+    """Return a weight, larger where what it holds is broken or on its way there."""
+    return max(LEAST, weight * math.exp(STEERING * now + DAMPING * (now - before)))
+
+
+def steered(objective: Objective, before: float, now: float, *, omega_alone: bool = False) -> Objective:
+    """Return the objective with more weight on the prior where the policy is beyond the budget or on its way there.
+
+    omega and alpha move together: they are the multiplier of the constraint KL ≤ budget. A larger omega alone would
+    sharpen the policy around the prior's mode, and so move it away from the prior. But omega alone is the multiplier of
+    E[log prior] ≥ its own − budget, and a larger one always makes likelier actions.
+    """
+    alpha = objective.alpha if omega_alone else raised(objective.alpha, before, now)
+    return replace(objective, omega=raised(objective.omega, before, now), alpha=alpha)
+
+
+class Measured(NamedTuple):
+    """A mean over environments, and its std."""
+
+    value: float
+    noise: float
+
+    @classmethod
+    def of(cls, total: float, squares: float, count: float) -> "Measured":
+        value = total / count
+        return cls(value, math.sqrt(max(squares / count - value**2, 0.0) / max(count - 1.0, 1.0)))
+
+
+@dataclass
+class Weight:
+    """The weight of one limit, and how far that is off: None before it was measured."""
+
+    value: float = 0.0
+    first: float = 0.0  # where the weight began
+    unit: float = 0.0  # of what is off
+    off: float | None = None
+
+    def move(self, broken_by: float, noise: float) -> None:
+        """Follow a limit that is broken by so much."""
+        now = off_limit(broken_by / self.unit, noise / self.unit, self.off)
+        value = raised(self.value, bounded(now if self.off is None else self.off), bounded(now))
+        self.off, self.value = now, max(self.first / WIDEST, min(self.first * WIDEST, value))
+
+
+class Multipliers:
+    """What a run holds. The weights that a budget moves stand in the run's objective, those of the limits here."""
+
+    def __init__(self, request: Request, size: int) -> None:
+        """`size`: how many numbers of an observation a limit's quantity sees."""
+        self.settings, self.size = request.settings, size
+        self.keep = request.settings.keep
+        self.off_budget: float | None = None if self.keep else -FARTHEST
+        self.limits = {str(limit): (limit, Weight()) for limit in limits(request.limits, request.env)}
+        self.prior_earns: Tensor | None = None  # at each age of an episode [L], where a share of it is kept
+        self.measured: dict[str, Measured] = {}
+
+    @property
+    def measures(self) -> bool:
+        """Whether something is measured with the mean action."""
+        return bool(self.limits or self.keep)
+
+    def price(self, rollout: Rollout) -> Tensor | None:
+        """Return what the limits take from the reward of each step, `[T, N]`."""
+        if not self.limits:
+            return None
+        each = [limit.sign * weight.value * limit.values(rollout, self.size) for limit, weight in self.limits.values()]
+        return torch.from_numpy(np.sum(each, 0))
+
+    def sums(self, probed: Rollout | None, rollout: Rollout, task: Tensor) -> dict[str, float]:
+        """Return what is to be summed over the ranks: of the mean action's steps and, once, how large numbers are."""
+        if probed is None:
+            return {}
+        each = {name: limit.values(probed, self.size).mean(0) for name, (limit, _) in self.limits.items()}  # [N]
+        found = {"probed": float(probed.basic.shape[1]), "size": float(task.square().sum())}
+        if self.prior_earns is not None:
+            expected = earned(self.prior_earns, probed)
+            each["kept"] = probed.basic.mean(0) - expected
+            found["expected"] = float(expected.sum())
+        for name, (limit, _) in self.limits.items():
+            found[f"size of {name}"] = float(np.square(limit.values(rollout, self.size)).sum())
+        for name, values in each.items():
+            found |= {name: float(values.sum()), f"squares of {name}": float(np.square(values).sum())}
+        return found
+
+    def told(self, totals: dict[str, float]) -> dict[str, float]:
+        """Return what the log says, from the sums; and begin the weights of limits, where they have not."""
+        if "probed" not in totals:
+            return {}
+        found, steps = dict[str, float](), self.settings.iteration_steps
+        names = [*self.limits, *["kept"] * (self.keep is not None)]
+        self.measured = {
+            name: Measured.of(totals[name], totals[f"squares of {name}"], totals["probed"]) for name in names
+        }
+        if self.keep:
+            a_step, (more, noise) = max(abs(totals["expected"] / totals["probed"]), 1e-12), self.measured["kept"]
+            self.measured["kept"] = Measured(1.0 + more / a_step, noise / a_step)
+            found["kept"] = self.measured["kept"].value
+        for name, (limit, weight) in self.limits.items():
+            if not weight.first:
+                task, size = (math.sqrt(totals[each] / steps) for each in ("size", f"size of {name}"))
+                weight.first = weight.value = max(LEAST, BEGINS * task / max(size, LEAST))
+                weight.unit = UNIT * (abs(limit.bound) or size or 1.0)
+            found |= {f"limit_{name}": self.measured[name].value, f"multiplier_{name}": weight.value}
+        return found
+
+    def steer(self, metrics: dict[str, float], objective: Objective) -> Objective:
+        """Move every weight by what was measured; return the objective with those that a budget moves."""
+        for name, (limit, weight) in self.limits.items():
+            value, noise = self.measured[name]
+            weight.move(limit.broken_by(value), noise)
+        budget, before = self.settings.budget, self.off_budget
+        if budget is None:
+            return objective
+        if self.keep:
+            (value, noise), unit = self.measured["kept"], max(1.0 - self.keep, FINEST)
+            self.off_budget = off_limit((self.keep - value) / unit, noise / unit, before)
+        else:
+            spent = metrics[budget.spent]
+            variance = None if self.settings.kl_budget else metrics["below_prior_squares"] - spent**2
+            self.off_budget = off_budget(spent, budget.amount, before or 0.0, self.settings.iteration_steps, variance)
+        before = bounded(self.off_budget if before is None else before)
+        return steered(objective, before, bounded(self.off_budget), omega_alone=not self.settings.kl_budget)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of it; `prior_earns` is a tensor, and apart."""
+        each = {
+            name: [number for number in astuple(weight) if number is not None]
+            for name, (_, weight) in self.limits.items()
+        }
+        off = {} if self.off_budget is None else {"off_budget": self.off_budget}
+        return off | ({"limits": each} if each else {})
+
+    def restore(self, state: dict[str, Any], prior_earns: Tensor | None) -> None:
+        self.off_budget, self.prior_earns = state.get("off_budget"), prior_earns
+        self.limits = {name: (limit, Weight(*state["limits"][name])) for name, (limit, _) in self.limits.items()}
+
+
+def earned(prior_earns: Tensor, rollout: Rollout) -> np.ndarray:
+    """Return what the prior earns a step `[N]` at the ages of these steps, and in what an early end leaves out.
+
+    So the sum over an episode is the prior's return, however long it is.
+    """
+    curve = np.append(prior_earns.numpy(), 0.0)
+    rest, last = np.cumsum(curve[::-1])[::-1], len(curve) - 1
+    at, lacking = (curve[np.minimum(rollout.ages - 1, last)], rest[np.minimum(rollout.ages, last)])
+    found: np.ndarray = (at + np.where(rollout.terminated, lacking, 0.0)).mean(0)
+    return found
+
+
+def earned_by_age(prior: Policy, request: Request, team: Ranks) -> Tensor:
+    """Return what the prior earns with the mean action at each age of an episode `[L]`, 0 where all have ended.
+
+    Found by the first rank, and the same bits on every rank.
+    """
+    earned = torch.zeros(LONGEST, dtype=torch.float64)
+    if team.index == 0:
+        seed = derived_seed(request.settings.seed, 0, 3000)
+        with closing(make_envs(request.env, EPISODES, seed, request.settings.backend)) as envs:
+            found = run_episodes(prior, envs, EPISODES)
+        assert found.steps is not None
+        rewards = found.steps.rewards
+        lasts = np.arange(len(rewards))[:, None] < found.lengths
+        earned[: len(rewards)] = torch.from_numpy(np.where(lasts, rewards, 0.0).mean(1))[:LONGEST]
+    return team.sum(earned)
+
+
+def broken(multipliers: Multipliers, logged: dict[str, list[Any]]) -> list[str]:
+    """Return what is to be said of a finished run that ends beyond its budget, or with a limit that is broken."""
+    budget, off, said = multipliers.settings.budget, multipliers.off_budget, []
+    if budget is not None and off is not None:
+        amount, last = budget.amount, logged[budget.spent][-ENDS:]
+        if multipliers.keep:
+            beyond, shown = beyond_noise(amount - np.array(last), max(1.0 - amount, FINEST)), float(np.mean(last))
+        else:
+            beyond, shown = off > math.log(BEYOND), last[-1]
+        said += [
+            f"the run ends beyond its budget: {budget.beside.format(shown, amount)}; the weights follow slowly, and "
+            "more --steps give them time"
+        ] * beyond
+    for name, (limit, weight) in multipliers.limits.items():
+        values = np.array(logged[f"limit_{name}"])
+        if beyond_noise(limit.broken_by(values[-ENDS:]), weight.unit):
+            count = min(ENDS, len(values))
+            nearest = min(np.convolve(values, np.full(count, 1 / count), "valid"), key=limit.broken_by)
+            said.append(
+                f"limit {name} is broken: the last {count} iterations have {values[-count:].mean():.3g}, and no "
+                f"{count} came nearer than {nearest:.3g}; more --steps may do, or a wish that weighs less"
+            )
+    return said
+
+
+def beyond_noise(broken_by: np.ndarray, unit: float) -> bool:
+    """Return whether something is broken by more than a little and by more than two standard errors."""
+    error = broken_by.std() / math.sqrt(len(broken_by))
+    return bool(broken_by.mean() > unit * math.log(BEYOND) + 2.0 * error)

@@ -1,0 +1,180 @@
+"""Limits in a user's units, and a share of the old return: each is held by a weight of its own."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from known_optimum import (
+    ALPHA,
+    FEW,
+    GAIN,
+    SETTINGS,
+    WISH,
+    WISH_CONTROL_COST,
+    WISH_STATE_COST,
+    Log,
+    as_policy,
+    gain_and_std,
+    optimum,
+)
+from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
+
+from repolicy.envs.limits import limits
+from repolicy.errors import UsageError
+from repolicy.learning.multipliers import earned, off_limit
+from repolicy.learning.training import customize
+from repolicy.objective import greedy, residual
+from repolicy.policies.file import save_policy
+
+EFFORT = f"{__file__}:effort"
+
+
+def effort(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:
+    return np.square(actions[..., 0])
+
+
+@pytest.fixture(scope="module")
+def prior(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prior") / "prior.safetensors"
+    policy = as_policy(optimum(STATE_COST, CONTROL_COST, ALPHA))
+    save_policy(path, policy, {"request": {"env": tiny("LinearQuadratic"), "objective": {"alpha": ALPHA}}})
+    return path
+
+
+def mean_effort(gain: float) -> float:
+    """The mean of u² over eight steps of u = −gain·x from x between −2 and 2."""
+    return gain**2 * 4 / 3 * float(np.mean((DYNAMICS - CONTROL * gain) ** (2 * np.arange(8))))
+
+
+def mean_cost(gain: float) -> float:
+    """The basic cost of the same steps."""
+    return mean_effort(gain) * (STATE_COST / gain**2 + CONTROL_COST)
+
+
+def test_a_limit_is_met_as_the_closed_form_says(prior: Path, tmp_path: Path) -> None:
+    """The bound is what the exact optimum has at a known weight of the limit. So that is the weight to find."""
+    omega, alpha, multiplier = 1.0, ALPHA, 2.0
+    wanted = float(
+        optimum(omega * STATE_COST + WISH_STATE_COST, omega * CONTROL_COST + WISH_CONTROL_COST + multiplier, alpha).gain
+    )
+    bound, log = mean_effort(wanted), Log()
+    found = customize(
+        prior, WISH, residual(omega * ALPHA, alpha), tmp_path / "run", SETTINGS,
+        env=tiny("LinearQuadratic"), callbacks=[log], limits=(f"{EFFORT}<={bound}", "distance<=9"),
+    )  # fmt: skip
+    name = f"effort<={bound:g}"
+    met, weights = (np.array([each[what + name] for each in log.metrics[-80:]]) for what in ("limit_", "multiplier_"))
+    assert met.mean() == pytest.approx(bound, rel=0.03)
+    assert np.exp(np.log(weights).mean()) == pytest.approx(multiplier, rel=0.1)
+    assert gain_and_std(found.policy)[0] == pytest.approx(wanted, rel=0.08)
+    assert log.metrics[-1]["multiplier_distance<=9"] < 0.01 * log.metrics[0]["multiplier_distance<=9"]  # far from it
+    assert not any("broken" in sentence for sentence in log.said)
+
+
+def test_a_share_of_the_old_return_is_kept(prior: Path, tmp_path: Path) -> None:
+    """The share is what the exact optimum at a known omega keeps, and that omega is found from another one."""
+    omega, alpha = 0.5, ALPHA
+    wanted = float(optimum(omega * STATE_COST + WISH_STATE_COST, omega * CONTROL_COST + WISH_CONTROL_COST, alpha).gain)
+    keep, log = 1.0 - mean_cost(wanted) / mean_cost(GAIN) + 1.0, Log()
+    settings = replace(SETTINGS, keep=keep)
+    env = tiny("LinearQuadratic")
+    found = customize(prior, WISH, residual(0.2, alpha), tmp_path / "run", settings, env=env, callbacks=[log])
+    kept, omegas = (np.array([each[name] for each in log.metrics[-80:]]) for name in ("kept", "omega"))
+    assert kept.mean() == pytest.approx(keep, abs=0.03)
+    assert np.exp(np.log(omegas).mean()) == pytest.approx(omega * ALPHA, rel=0.2)
+    assert gain_and_std(found.policy)[0] == pytest.approx(wanted, rel=0.08)
+
+
+def test_what_moves_is_resumed_to_the_bit_and_a_limit_that_cannot_be_met_is_told(prior: Path, tmp_path: Path) -> None:
+    settings = replace(FEW, keep=0.9, steps=8 * FEW.iteration_steps, critic_warmup=0.0)
+    asked: dict[str, Any] = {"env": tiny("LinearQuadratic"), "limits": (f"{EFFORT}>=0.6", "distance<=9")}
+    whole, stopped = Log(), Log()
+    customize(prior, WISH, residual(0.2, ALPHA), tmp_path / "whole", settings, callbacks=[whole], **asked)
+    assert any("reward is read to tell what share of it is kept, and for nothing else" in each for each in whole.said)
+    assert "limit effort>=0.6 is broken: the last 8 iterations have " in whole.said[-1]
+
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    max((tmp_path / "run" / "checkpoints").iterdir()).unlink()  # as if it had stopped in its last segment
+    again = {"settings": settings, "env": asked["env"], "callbacks": [stopped]}
+    with pytest.raises(UsageError, match="names code that would be run: .*:effort"):
+        customize(prior, WISH, out=tmp_path / "run", resume=True, **again)
+    customize(prior, WISH, out=tmp_path / "run", resume=True, trust=True, **again)
+    moving = [name for name in whole.metrics[-1] if name.startswith(("limit", "multiplier", "kept", "omega"))]
+    assert len(moving) == 6
+    assert [[each[name] for name in moving] for each in stopped.metrics] == [
+        [each[name] for name in moving] for each in whole.metrics[6:]
+    ]
+
+
+def test_two_ranks_hold_what_one_holds(prior: Path, tmp_path: Path) -> None:
+    """Each rank sees other steps, and all follow the mean."""
+    asked: dict[str, Any] = {"env": tiny("LinearQuadratic"), "limits": (f"{EFFORT}<=0.05",)}
+    settings = replace(FEW, keep=0.9, ranks=2, critic_warmup=0.0)
+    log = Log()
+    customize(prior, WISH, residual(0.2, ALPHA), tmp_path / "run", settings, callbacks=[log], **asked)
+    assert log.metrics[0]["kept"] == pytest.approx(1.0, abs=0.5)
+    assert log.metrics[0]["limit_effort<=0.05"] == pytest.approx(mean_effort(GAIN), rel=0.5)
+
+
+def test_a_whole_episode_is_expected_to_earn_what_the_prior_earns() -> None:
+    """However long it is: what an early end leaves out is lost."""
+    earns = torch.tensor([1.0, 3.0, 0.5, 0.25, 0.0], dtype=torch.float64)
+    for length, ends in ((2, True), (4, False), (4, True), (9, False)):
+        ages = np.arange(1, length + 1)[:, None]
+        last = ages == length
+        rollout: Any = SimpleNamespace(ages=ages, terminated=last & ends)
+        assert length * earned(earns, rollout) == pytest.approx(4.75)
+
+
+@pytest.mark.parametrize(
+    ("noise", "steps"), [(0.01, 1), (0.25, 1), (10.0, 20)], ids=["told", "just told", "averaged over 20"]
+)
+def test_what_is_off_follows_a_measurement_as_far_as_that_is_certain(noise: float, steps: int) -> None:
+    assert off_limit(1.0, noise, 0.0) == pytest.approx(1 / steps)
+    assert off_limit(-50.0, noise, None) == -4.0
+
+
+def test_a_limit_is_an_add_on_an_entry_of_info_or_a_function() -> None:
+    metric, entry, own = limits(["hind_leg<=0.25", "x_velocity >= 7.5", f"{EFFORT}<=1e-1"], "HalfCheetah-v4")
+    assert [str(each) for each in (metric, entry, own)] == ["hind_leg<=0.25", "x_velocity>=7.5", "effort<=0.1"]
+    steps: Any = SimpleNamespace(
+        transitions=(
+            np.zeros((2, 3, 17)),
+            np.full((2, 3, 6), 2.0),
+            np.full((2, 3, 17), -3.0),
+            {"x_velocity": np.ones((2, 3))},
+        )
+    )
+    assert [each.values(steps, 17).tolist()[0][0] for each in (metric, entry, own)] == [3.0, 1.0, 4.0]
+    assert [each.broken_by(1.0) for each in (metric, entry)] == [0.75, 6.5]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"limits": "effort"}, "limit 'effort' is not of the form NAME<=NUMBER or NAME>=NUMBER"),
+        ({"limits": "effort<=much"}, "limit 'effort<=much' is not of the form"),
+        ({"limits": "power<=1"}, "'power', .* the environment's info does not tell it; that has distance"),
+        ({"limits": ["distance<=1", "distance>=2"]}, "limits distance<=1 and distance>=2 contradict each other"),
+        ({"limits": ["distance<=1", "distance<=2"]}, "limits distance<=1 and distance<=2 name the same side twice"),
+        ({"limits": "nobody.py:effort<=1"}, "add-on 'nobody.py:effort'"),
+        ({"keep": 0.9, "env": "WithoutReward"}, "--keep needs the environment's own reward, and .* does not tell it"),
+        ({"keep": 0.9, "objective": greedy(0.1)}, "keep moves omega, from a value above 0 on"),
+        ({"keep": 1.2}, "keep is 1.2; it must lie between 0.01 and 1"),
+        ({"keep": 0.9, "kl_budget": 1.0}, "kl_budget and keep are two ways to find omega: choose one"),
+        ({"limits": "distance<=1", "objective": residual((0.1, 1.0), 0.1)}, "a limit needs one that it can move"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_held_is_refused_in_one_sentence(
+    prior: Path, tmp_path: Path, change: dict[str, Any], sentence: str
+) -> None:
+    given = {"env": "LinearQuadratic", "objective": residual(0.2, 0.1), "limits": ()} | change
+    env, objective, held = tiny(given.pop("env")), given.pop("objective"), given.pop("limits")
+    with pytest.raises(UsageError, match=sentence):
+        customize(prior, WISH, objective, tmp_path / "run", FEW.as_dict() | given, env=env, limits=held)
+    assert not (tmp_path / "run").exists()
