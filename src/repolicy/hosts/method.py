@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.errors import NumericError, UsageError
+from repolicy.learning.multipliers import FARTHEST, off_budget, steered
 from repolicy.learning.ppo import ReturnScale
-from repolicy.learning.multipliers import FARTHEST, LOST, WAITS, off_budget, steered
+from repolicy.learning.worker import LOST, WAITS
 from repolicy.objective import Objective, plain, reformulated
 from repolicy.policies.density import Density
 from repolicy.policies.normalizer import sums
@@ -77,7 +78,7 @@ class Steering:
             before, nats = self.off_budget, spent[self.budget.spent]
             alone = self.log_prior_budget is not None
             variance = spent["below_prior_squares"] - nats**2 if alone else None
-            self.off_budget = off_budget(nats, self.budget.nats, before, samples, variance)
+            self.off_budget = off_budget(nats, self.budget.amount, before, samples, variance)
             self.objective = steered(self.objective, before, self.off_budget, omega_alone=alone)
         self.iterations += 1
 
