@@ -41,7 +41,7 @@ def measured(path: Path, env: str, episodes: int, deterministic: bool) -> Row:
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
     collector = Collector(envs, BLOCK, generator, keep_transitions=True, longest=LONGEST)
     sums = EpisodeSums(episodes, episodes)
-    scales = {name: _largest(envs.name, key) for name, key in TRACKED.items()}
+    scales = {name: largest(envs.name, key) for name, key in TRACKED.items()}
     while sums.missing:
         with one_thread():
             rollout = collector.collect(policy, deterministic)
@@ -62,7 +62,7 @@ def error(kept: np.ndarray) -> np.ndarray:
     return np.sqrt(-WIDTH * np.log(np.clip(kept, 1e-6, 1.0)))  # type: ignore[no-any-return]
 
 
-def _largest(env: str, key: str) -> float:
+def largest(env: str, key: str) -> float:
     """Return a tracking term at no error, which is the weight that the task gives it."""
     import envpool
 

@@ -1,0 +1,110 @@
+"""Limits on HalfCheetah and on a robot: are they held, and what becomes of the wish?
+
+    python -m experiments.limits                                # HalfCheetah
+    python -m experiments.limits --go1 playground:go1           # or a copy of go1_policy.onnx
+
+A line of the ledger a run: its command, what the policy that is handed out has of the prior's return, of the wish and
+of each limit, with the mean action, over 100 episodes. A run that is in the ledger is not repeated.
+"""
+
+import shlex
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from experiments import campaign, real_robot
+from experiments.pages import markdown
+from repolicy.cli.main import main as command_line
+from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
+from repolicy.envs.step import Info
+from repolicy.many.ledger import Row
+from repolicy.priors.finding import find_policy
+from repolicy.runs.machine import versions
+from repolicy.runs.ranks import one_thread
+
+EPISODES = 100
+KEPT = "halfcheetah --addon hind_leg=10 --keep 0.95"
+CHEETAH = {
+    **{f"keep/{seed}": f"{KEPT} --seed {seed}" for seed in range(3)},
+    **{f"wish/{seed}": f"halfcheetah --addon hind_leg --limit hind_leg<=0.25 --seed {seed}" for seed in range(3)},
+    "two/0": "halfcheetah --addon hind_leg=10 --limit hind_leg>=0.25 --limit x_velocity>=7.2",
+}
+GO1 = {
+    f"go1/{seed}": f"--observe state --addon energy --limit {__name__}:speed_error<=0.1 --seed {seed}"
+    for seed in range(2)
+}
+
+
+def speed_error(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info) -> np.ndarray:
+    """How far the Go1's speed is from the commanded one, m/s: from the task's own term, exp(−error² / 0.25)."""
+    scale = real_robot.largest(real_robot.ENV, real_robot.TRACKED["speed_error"])
+    return real_robot.error(info[real_robot.TRACKED["speed_error"]] / scale)
+
+
+def words(told: str, steps: str) -> list[str]:
+    return ["customize", *shlex.split(told.replace("<", "'<'").replace(">", "'>'")), "--steps", steps, "--ranks", "1"]
+
+
+def run(told: str, steps: str, folder: Path) -> list[str]:
+    """Make a run, or go on with it. Returns its command."""
+    asked = words(told, steps)
+    command_line([*asked, "--no-report", "--resume", "--out", str(folder)])
+    return ["repolicy", *asked]
+
+
+def on_cheetah(told: str, folder: Path) -> Row:
+    """Return what a run has of the prior's return and of the wish."""
+    command = run(told, "1e6", folder)
+    with one_thread():
+        both = [
+            evaluate(find_policy(who), "HalfCheetah-v4", EPISODES, addon="hind_leg=10", seed=EVALUATION_SEED)
+            for who in ("halfcheetah", folder)
+        ]
+    before, after = (each.columns for each in both)
+    row: Row = {"command": shlex.join(command), "versions": versions(), "episodes": EPISODES}
+    row |= {
+        name: [round(after[name].mean, 4), round(after[name].error, 4)]
+        for name in ("basic_reward", "addon_reward", "metric")
+    }
+    return row | {"kept": round(after["basic_reward"].mean / before["basic_reward"].mean, 4)}
+
+
+def on_go1(prior: str, told: str, folder: Path) -> Row:
+    command = run(f"{prior} {told}", "5e5", folder)
+    measured = [real_robot.measured(find_policy(who), real_robot.ENV, EPISODES, True) for who in (prior, folder)]
+    kept = measured[1]["basic"][0] / measured[0]["basic"][0]
+    saved = 1.0 - measured[1]["energy"][0] / measured[0]["energy"][0]
+    row: Row = {"command": shlex.join(command).replace(prior, "playground:go1"), "versions": versions()}
+    return row | measured[1] | {"kept": round(kept, 4), "saved": round(saved, 4)}
+
+
+def table(rows: dict[str, Row]) -> str:
+    """Return a row a run on HalfCheetah."""
+    headings = ["run", "seed", "of the old return", "wish", "mean |θ|"]
+    lines = []
+    for key, row in rows.items():
+        if "metric" in row:
+            told = (
+                row["command"]
+                .removeprefix("repolicy customize halfcheetah ")
+                .partition(" --seed")[0]
+                .partition(" --steps")[0]
+            )
+            wish, angle = row["addon_reward"][0], row["metric"][0]
+            lines.append([f"`{told}`", key.rpartition("/")[2], f"{row['kept']:.1%}", f"{wish:,.0f}", f"{angle:.4f}"])
+    return markdown(headings, lines)
+
+
+def main() -> None:
+    parser = campaign.parser("limits", __doc__, ("runs",))
+    parser.add_argument("--go1", default="", metavar="PRIOR")
+    options = parser.parse_args()
+    wanted = {key: partial(on_cheetah, told, options.runs / key) for key, told in CHEETAH.items()}
+    if options.go1:
+        wanted = {key: partial(on_go1, options.go1, told, options.runs / key) for key, told in GO1.items()}
+    campaign.measure(options.ledger, wanted)
+
+
+if __name__ == "__main__":
+    campaign.run_main(main)
