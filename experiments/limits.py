@@ -1,7 +1,7 @@
 """Limits on HalfCheetah and on a robot: are they held, and what becomes of the wish?
 
-    python -m experiments.limits                                # HalfCheetah
-    python -m experiments.limits --go1 playground:go1           # or a copy of go1_policy.onnx
+    python -m experiments.limits                # HalfCheetah
+    python -m experiments.limits --robot        # the Go1
 
 A line of the ledger a run: its command, what the policy that is handed out has of the prior's return, of the wish and
 of each limit, with the mean action, over 100 episodes. A run that is in the ledger is not repeated.
@@ -31,7 +31,7 @@ CHEETAH = {
     "two/0": "halfcheetah --addon hind_leg=10 --limit hind_leg>=0.25 --limit x_velocity>=7.2",
 }
 GO1 = {
-    f"go1/{seed}": f"--observe state --addon energy --limit {__name__}:speed_error<=0.1 --seed {seed}"
+    f"go1/{seed}": f"playground:go1 --observe state --addon energy --limit {__name__}:speed_error<=0.1 --seed {seed}"
     for seed in range(2)
 }
 
@@ -70,12 +70,14 @@ def on_cheetah(told: str, folder: Path) -> Row:
     return row | {"kept": round(after["basic_reward"].mean / before["basic_reward"].mean, 4)}
 
 
-def on_go1(prior: str, told: str, folder: Path) -> Row:
-    command = run(f"{prior} {told}", "5e5", folder)
-    measured = [real_robot.measured(find_policy(who), real_robot.ENV, EPISODES, True) for who in (prior, folder)]
+def on_go1(told: str, folder: Path) -> Row:
+    """Return what a run has of the old return, the power that it saves, how well it does as told, and its falls."""
+    command = run(told, "5e5", folder)
+    whose = (find_policy("playground:go1"), find_policy(folder))
+    measured = [real_robot.measured(who, real_robot.ENV, EPISODES, True) for who in whose]
     kept = measured[1]["basic"][0] / measured[0]["basic"][0]
     saved = 1.0 - measured[1]["energy"][0] / measured[0]["energy"][0]
-    row: Row = {"command": shlex.join(command).replace(prior, "playground:go1"), "versions": versions()}
+    row: Row = {"command": shlex.join(command), "versions": versions()}
     return row | measured[1] | {"kept": round(kept, 4), "saved": round(saved, 4)}
 
 
@@ -98,11 +100,10 @@ def table(rows: dict[str, Row]) -> str:
 
 def main() -> None:
     parser = campaign.parser("limits", __doc__, ("runs",))
-    parser.add_argument("--go1", default="", metavar="PRIOR")
+    parser.add_argument("--robot", action="store_true")
     options = parser.parse_args()
-    wanted = {key: partial(on_cheetah, told, options.runs / key) for key, told in CHEETAH.items()}
-    if options.go1:
-        wanted = {key: partial(on_go1, options.go1, told, options.runs / key) for key, told in GO1.items()}
+    measured, told = (on_go1, GO1) if options.robot else (on_cheetah, CHEETAH)
+    wanted = {key: partial(measured, words, options.runs / key) for key, words in told.items()}
     campaign.measure(options.ledger, wanted)
 
 
