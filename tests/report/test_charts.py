@@ -161,3 +161,14 @@ def test_axes_say_what_they_are() -> None:
     assert {">across<", ">up<"} <= set(re.findall(r">\w+<", axes.named("across", "up")))
     assert axes.x(0.0) > before[0]  # room is made for them
     assert axes.y(0.0) < before[1]
+
+
+def test_a_limit_is_drawn_with_its_bound_and_its_weight(tmp_path: object) -> None:
+    folder = RunFolder(str(tmp_path))
+    for step in (100, 200):
+        folder.log({"iteration": step, "steps": step, "kept": 0.9, "limit_power<=2": 3.0, "multiplier_power<=2": 0.5})
+    asked = Request("env", residual(0.1, 0.2), Settings(keep=0.95), ("hind_leg",), limits=("my.py:power<=2",))
+    text = learning(folder, asked.as_dict(), {"prior": prior()})
+    for words in ("power&lt;=2: with the mean action", "power&lt;=2: its weight", "limit 2", "budget 0.95"):
+        assert words in text
+    assert text.count("<figure") == 3

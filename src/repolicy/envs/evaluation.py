@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from repolicy.envs.addons import Addon, Wish, check_env, combined, names
+from repolicy.envs.limits import Limit
+from repolicy.envs.limits import limits as parsed_limits
 from repolicy.envs.making import make_envs, observing, placed
 from repolicy.envs.names import EnvLike, env_name
 from repolicy.envs.rollout import Collector, Rollout
@@ -57,6 +59,7 @@ class Evaluation:
     familiarity: np.ndarray | None = None  # of the states to the prior
     terminated: np.ndarray | None = None  # whether the environment ended it, and no time limit
     wishes: dict[str, np.ndarray] = field(default_factory=dict)  # what each of several add-ons paid
+    limits: dict[str, np.ndarray] = field(default_factory=dict)  # of each limit's quantity, the mean over each episode
     steps: Steps | None = None  # by which the first episode of each environment can be shown again
 
     @property
@@ -76,6 +79,7 @@ class Evaluation:
             "length": ("length", self.lengths),
         }
         known = {name: Column(title, values) for name, (title, values) in wide.items() if values is not None}
+        known |= {f"limit_{name}": Column(name, values, self.lengths) for name, values in self.limits.items()}
         if self.log_prior is not None:
             known["log_prior_a_step"] = Column("log prior a step", self.log_prior / self.lengths, self.lengths)
             if not self.deterministic:  # samples of KL(policy ‖ prior), at the states that the policy itself visits
@@ -148,6 +152,7 @@ def evaluate(
     progress: Callable[[int], None] | None = None,
     longest: int = 0,
     trust: bool = False,
+    limits: Sequence[str] = (),
 ) -> Evaluation:
     """Run a policy for whole episodes, and return what each of them gave.
 
@@ -164,6 +169,7 @@ def evaluate(
         progress: is given the number of episodes that are done.
         longest: an episode counts as one after so many steps, where they are given.
         trust: run code that the policy's file names.
+        limits: what else is reported, as a mean over all steps: `power<=0.07`, as for `customize`.
     """
     env = None if env is None else env_name(env)
     if isinstance(agent, str | Path):
@@ -191,7 +197,7 @@ def evaluate(
         check_fit(agent, envs)
         return run_episodes(
             agent, envs, episodes, addon=addon, prior=prior, deterministic=deterministic, seed=seed, progress=progress,
-            longest=longest,
+            longest=longest, limits=parsed_limits(limits, env),
         )  # fmt: skip
 
 
@@ -240,19 +246,20 @@ def run_episodes(
     progress: Callable[[int], None] | None = None,
     familiarity: Callable[[np.ndarray | None, np.ndarray], Tensor | None] | None = None,
     longest: int = 0,
+    limits: Sequence[Limit] = (),
 ) -> Evaluation:
     """Run the episodes, shared out evenly beforehand: environments with short episodes do not run more of them.
 
     The environments act in blocks of steps, and each block is scored at once. Episodes are in the order of their
     environments, not of their ends, so those of two policies by one seed are pairs that began alike.
     """
-    keeps, longest = bool(addon or familiarity), longest or LONGEST
+    keeps, longest = bool(addon or familiarity or limits), longest or LONGEST
     collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keeps, longest=longest)
     scorer = None if prior is None else Scorer(prior)
     sums, rewards, sent = EpisodeSums(envs.count, episodes), list[np.ndarray](), list[np.ndarray]()
     while sums.missing:
         rollout = collector.collect(agent, deterministic)
-        found = quantities(rollout, addon, scorer, familiarity)
+        found = quantities(rollout, addon, scorer, familiarity, limits)
         if sums.first:
             extra = found.get("addon", 0.0)
             rewards.append(np.where(np.isfinite(rollout.basic), rollout.basic + extra, extra))
@@ -274,6 +281,7 @@ def run_episodes(
         familiarity=each.get("familiarity"),
         terminated=each["terminated"].astype(bool),
         wishes={name.removeprefix(OF): values for name, values in each.items() if name.startswith(OF)},
+        limits={str(limit): each[f"limit {limit}"] / each["length"] for limit in limits},
         steps=Steps(np.concatenate(rewards), np.concatenate(sent)),
     )
 
@@ -286,6 +294,7 @@ def quantities(
     addon: Addon | None,
     scorer: Scorer | None = None,
     familiarity: Callable[[np.ndarray | None, np.ndarray], Tensor | None] | None = None,
+    limits: Sequence[Limit] = (),
 ) -> dict[str, np.ndarray]:
     """Return what is summed over an episode, of each step `[T, N]`."""
     found = {"basic": rollout.basic, "length": np.ones_like(rollout.basic), "log_policy": rollout.log_probs.numpy()}
@@ -297,6 +306,7 @@ def quantities(
         found |= {"metric": addon.metric(*rollout.transitions)} if addon.reported else {}
         for title, reward in zip(addon.titles, rewards, strict=True) if len(rewards) > 1 else ():
             found[OF + title] = found.get(OF + title, 0.0) + reward
+    found |= {f"limit {limit}": limit.values(rollout) for limit in limits}
     if familiarity is not None:
         found["familiarity"] = np.asarray(familiarity(rollout.next_observations, rollout.ages))
     return found

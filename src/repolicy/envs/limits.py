@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,21 +30,31 @@ class Limit:
     name: str
     sign: int
     bound: float
-    quantity: Addon
 
     @classmethod
     def of(cls, text: str) -> "Limit":
-        """Return what `NAME<=NUMBER` or `NAME>=NUMBER` says."""
-        name, side, number = _parted(text)
-        is_addon = ":" in name or name.partition("(")[0] in REGISTERED
-        quantity = addons.combined([name]) if is_addon else Addon((name,), (_entry(name),), (1.0,))
-        return cls(name, 1 if side == "<=" else -1, float(number), quantity)
+        """Return what `NAME<=NUMBER` or `NAME>=NUMBER` says. Nothing is imported yet."""
+        form = FORM.fullmatch(text.strip())
+        try:
+            bound = math.nan if form is None else float(form[3])
+        except ValueError:
+            bound = math.nan
+        if form is None or not math.isfinite(bound):
+            raise UsageError(f"limit {text!r} is not of the form NAME<=NUMBER or NAME>=NUMBER")
+        return cls(form[1], 1 if form[2] == "<=" else -1, bound)
 
     def __str__(self) -> str:
         return f"{self.name.rpartition(':')[2]}{'<=' if self.sign > 0 else '>='}{self.bound:g}"
 
-    def values(self, rollout: Rollout, size: int) -> np.ndarray:
-        """Return the quantity in each step `[T, N]`, of the first `size` numbers of each observation."""
+    @cached_property
+    def quantity(self) -> Addon:
+        """What is measured; a function of the user's own is imported here."""
+        if ":" in self.name or self.name.partition("(")[0] in REGISTERED:
+            return addons.combined([self.name])
+        return Addon((self.name,), (_entry(self.name),), (1.0,))
+
+    def values(self, rollout: Rollout, size: int | None = None) -> np.ndarray:
+        """Return the quantity in each step `[T, N]`, of the first `size` numbers of each observation, or of all."""
         before, actions, after, info = rollout.transitions
         measure = self.quantity.metric if self.quantity.reported else self.quantity.reward
         return measure(before[..., :size], actions, after[..., :size], info)
@@ -63,23 +74,6 @@ def limits(wanted: Sequence[str], env: str) -> tuple[Limit, ...]:
                 what = "name the same side twice" if one.sign == other.sign else "contradict each other"
                 raise UsageError(f"the limits {other} and {one} {what}: leave one of them out")
     return found
-
-
-def named(wanted: Sequence[str]) -> tuple[str, ...]:
-    """Return what each limit is on, without importing it."""
-    return tuple(_parted(text)[0] for text in wanted)
-
-
-def _parted(text: str) -> tuple[str, str, str]:
-    """Return name, side and bound of a limit."""
-    form = FORM.fullmatch(text.strip())
-    try:
-        bound = math.nan if form is None else float(form[3])
-    except ValueError:
-        bound = math.nan
-    if form is None or not math.isfinite(bound):
-        raise UsageError(f"limit {text!r} is not of the form NAME<=NUMBER or NAME>=NUMBER")
-    return form[1], form[2], form[3]
 
 
 def _entry(name: str) -> Function:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from repolicy.envs import addons
-from repolicy.envs.limits import named as named_limits
+from repolicy.envs.limits import Limit
 from repolicy.envs.making import placed, probed, with_roles
 from repolicy.envs.step import Backend
 from repolicy.envs.trust import confirm, env_of
@@ -112,7 +112,10 @@ def earlier(
         whose = "customize" if kept["prior"] else "train"
         raise UsageError(f"{folder.path} is a run of `{whose}`; go on with it by that command")
     named = kept["env"] if env is None else None
-    code = [*([] if addon else kept["addons"]), *([] if limits else named_limits(kept.get("limits", ())))]
+    code = [
+        *([] if addon else kept["addons"]),
+        *([] if limits else [Limit.of(each).name for each in kept.get("limits", ())]),
+    ]
     confirm(folder.path / "run.json", trust, env=named, addons=code)
     return folder.kind_of(kept).from_dict(kept)
 

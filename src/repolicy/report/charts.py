@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from repolicy.envs.evaluation import Evaluation
+from repolicy.envs.limits import Limit
 from repolicy.objective import Objective, reformulated, task_reward
 from repolicy.ranges import enough_digits
 from repolicy.report import page
@@ -248,6 +249,7 @@ CURVES = [
     Curve("prior_kl", "KL to the prior, nats a step", 0.1),
     Curve("below_prior", "Less likely than the prior's own actions, nats a step", 0.1),
     Curve("log_prior", "Log prior a step, nats", 1.0),
+    Curve("kept", "Share of the old return that the mean action keeps", 0.1),
     Curve("omega", "ω′"),
     Curve("entropy", "Entropy of the policy, nats", 1.0),
     Curve("std", "Mean std of the actions"),
@@ -280,6 +282,10 @@ def learning(folder: RunFolder, request: dict[str, Any], sampled: dict[str, Eval
             continue  # each value of it has weights of its own
         title = each.title.format(metric=metric[0].upper() + metric[1:])
         drawn.append(curve(title, steps, values, until, each.least, levels.get(each.name)))
+    for limit in map(Limit.of, request.get("limits", ())):
+        values, weights = (columns.get(f"{what}_{limit}", [None] * len(steps)) for what in ("limit", "multiplier"))
+        drawn.append(curve(f"{limit}: with the mean action", steps, values, until, 0.0, {"limit": limit.bound}))
+        drawn.append(curve(f"{limit}: its weight", steps, weights, until))
     if not any(drawn):
         return page.section("While it learned", note="The run logged no metrics.")
     return page.section("While it learned", charts([chart for chart in drawn if chart]), note=NOTE)

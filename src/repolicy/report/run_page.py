@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from repolicy.envs.addons import Addon, at, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.envs.limits import Limit
 from repolicy.envs.making import probed
 from repolicy.envs.names import in_gymnasium
 from repolicy.envs.step import Backend
@@ -87,7 +88,8 @@ def write_report(
     if request is None:
         raise FileError(f"{folder.path} holds no run: it has no run.json")
     remedy = "if you trust it, give trust=True"
-    confirm(folder.path, trust, env=request["env"], addons=request["addons"], remedy=remedy)
+    limits = [Limit.of(each).name for each in request.get("limits", ())]
+    confirm(folder.path, trust, env=request["env"], addons=[*request["addons"], *limits], remedy=remedy)
     if not folder.policy.exists():
         raise FileError(f"{folder.path} has no policy yet: its first segment is not done")
     saved = read_policy(folder.policy)
@@ -120,7 +122,7 @@ def evaluations(
         name: evaluate(
             policy, request["env"], episodes,
             addon=addon, prior=saved.prior, deterministic=deterministic, seed=EVALUATION_SEED,
-            backend=backend_of(request),
+            backend=backend_of(request), limits=request.get("limits", ()),
         )
         for name, policy in who.items()
     }  # fmt: skip

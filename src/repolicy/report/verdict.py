@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from repolicy.envs.evaluation import Column, Evaluation
+from repolicy.envs.limits import Limit
 
 
 def number(value: float, like: float | None = None, plus: bool = False) -> str:
@@ -115,10 +116,23 @@ def verdict(pairs: Sequence[Pair], than: str = "its prior") -> str:
         parts.append(where + _price(changes[which]["basic_reward"], changes[which]["addon_reward"]))
     elif name == "addon_reward":
         parts.append("the environment tells no basic reward, so what it cost is unknown")
+    parts += [f"with {action(pairs[0][1])} {sentence}" for sentence in held(pairs[0][1])]
     for prior, customized in pairs:
         with_what = f"with {action(customized)} " if len(pairs) > 1 else ""
         parts += [with_what + sentence for sentence in early(customized, prior)]
     return "; ".join(parts)
+
+
+def held(evaluation: Evaluation) -> list[str]:
+    """Return for each limit whether it holds, with its mean: `limit energy<=0.09 holds (0.0894 ± 0.0003)`."""
+    sentences = []
+    for text in evaluation.limits:
+        column, limit = evaluation.columns[f"limit_{text}"], Limit.of(text)
+        off = limit.broken_by(column.mean)
+        how = f"is broken by {rounded(off, column.error)}" if off > ENOUGH * column.error else "holds"
+        mean = f"{rounded(column.mean, column.error)} ± {rounded(column.error, column.error, of=column.mean)}"
+        sentences.append(f"limit {text} {how} ({mean})")
+    return sentences
 
 
 def name_of_prior(card: dict[str, Any]) -> str:
