@@ -85,9 +85,9 @@ class ForSb3(VecEnv):
     def step_wait(self) -> Any:
         step, rewards = self.paid.step(self.actions)
         ended = step.terminated | step.truncated
-        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        infos: list[dict[str, Any]] = [{"basic_reward": reward} for reward in step.rewards.tolist()]
         for n in np.flatnonzero(ended):
-            infos[n] = {"terminal_observation": step.final[n], "TimeLimit.truncated": bool(step.truncated[n])}
+            infos[n] |= {"terminal_observation": step.final[n], "TimeLimit.truncated": bool(step.truncated[n])}
         return step.observations, rewards.astype(np.float32), ended, infos
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ def trained(env: Any = None, policy: str = "MlpPolicy", **options: Any) -> Any:
 
 
 def residual(**options: Any) -> Any:
-    return model(**{"omega": 0.3, "alpha": 0.2} | options)
+    return model(**{"omega": 0.3, "alpha": 0.2, "critic_warmup": 0, "learning_rate": 3e-4} | options)
 
 
 def rollout(of: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -26,7 +26,8 @@ from repolicy.objective import Objective, reformulated
 
 
 def residual(prior: Any = None, omega: float = 0.3, alpha: float = 0.2, **more: Any) -> Algorithm:
-    return {"class_name": OURS, "prior": prior, "omega": omega, "alpha": alpha} | more
+    weights = {"omega": omega, "alpha": alpha, "critic_warmup": 0, "schedule": "adaptive"}
+    return {"class_name": OURS, "prior": prior} | weights | more
 
 
 def checkpoint(folder: Path, network: str = "mlp", seed: int = 1) -> Path:

@@ -96,6 +96,11 @@ class Steering:
             self.objective = Objective(**state["objective"])
 
 
+def weighs(objective: Objective) -> bool:
+    """Whether there is a weight, perhaps one that is not measured yet; without any, a class is its host's own."""
+    return any(weight != 0 for weight in (objective.omega, objective.alpha, objective.states))
+
+
 class Scoring(Protocol):
     """A prior in the form that a host's rollouts ask."""
 
@@ -139,6 +144,7 @@ class Method:
     """What a host's class asks in every iteration: `reward`, `credit`, `measured`, in this order."""
 
     critic: UnitCritic  # of a host whose rewards are changed
+    moved: Tensor | None = None  # by the last update: KL(before ‖ after) summed over some states, and their number
     spent: tuple[dict[str, float], int]  # nats a step by each way to count them, and over how many steps
 
     def __init__(
@@ -153,9 +159,7 @@ class Method:
 
     @property
     def changes_rewards(self) -> bool:
-        """Whether there is a weight, perhaps one that is not measured yet."""
-        objective = self.steering.objective
-        return any(weight != 0 for weight in (objective.omega, objective.alpha, objective.states))
+        return weighs(self.steering.objective)
 
     def scaled(self, module: nn.Module, last: nn.Linear) -> None:
         """Let the host's critic predict in the unit of its returns; without any weight it stays the host's own."""
@@ -189,7 +193,10 @@ class Method:
 
     def measured(self) -> dict[str, float]:
         """Return the iteration's means, and move the weights by them. Raises where one is not finite."""
-        numbers = torch.cat([self._sums, self._moments.flatten(), self.scale.std]).tolist()  # the one wait
+        moved = torch.zeros_like(self._sums[:2]) if self.moved is None else self.moved
+        numbers = torch.cat([self._sums, self._moments.flatten(), self.scale.std, moved]).tolist()  # the one wait
+        *numbers, kl, states = numbers
+        self.update_kl = kl / max(states, 1.0)  # KL of the last update
         *parts, away, below, squares, steps = numbers[: len(self._sums)]
         count, (of_gains, of_returns), (gains, returns) = steps, numbers[-5:-3], numbers[-3:-1]
         means = {name: part / steps for name, part in zip(PARTS, parts, strict=True)}

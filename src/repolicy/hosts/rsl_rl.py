@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from repolicy.errors import FileError, UsageError
 from repolicy.hosts.kept_prior import (
+    ROWS,
     Given,
     called,
     check_needs,
@@ -33,19 +34,25 @@ from repolicy.hosts.kept_prior import (
     without_gradient,
 )
 from repolicy.hosts.measuring import Look, Paid, Sizes, decide_in
-from repolicy.hosts.method import Method, Seen, Steering
+from repolicy.hosts.method import Method, Seen, Steering, weighs
 from repolicy.hosts.rsl_rl_policies import from_repolicy, layers_of, to_repolicy
+from repolicy.learning.ppo import adapted
+from repolicy.learning.worker import ALONE
 from repolicy.loading import read_bytes
 from repolicy.objective import Objective, given_objective, task_reward
 from repolicy.policies.density import Density
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy
+from repolicy.prepare.defaults import of_shape
 from repolicy.readers.pickles import load, shortened
+from repolicy.runs.settings import Settings
 
 from rsl_rl.algorithms import PPO  # isort: skip  # after ours, which say what to install where it is missing
 from rsl_rl.modules import EmpiricalNormalization  # isort: skip
 
 __all__ = ["ResidualPPO", "from_repolicy", "to_repolicy"]
+
+DESIRED_KL = Settings().desired_kl  # of an update
 
 
 class ResidualPPO(PPO):
@@ -77,16 +84,32 @@ class ResidualPPO(PPO):
         prior: Any = None,
         copy_prior: bool = True,
         addon: str | None = None,
-        critic_warmup: int | None = 0,
+        critic_warmup: int | None = None,
         kl_budget: float | None = None,
         log_prior_budget: float | None = None,
         device: str = "cpu",
         **host: Any,
     ) -> None:
         weights = given_objective(objective, omega, alpha, states)
+        critic_warmup = 0 if critic_warmup is None and not (copy_prior and prior is not None) else critic_warmup
         steering = Steering(weights, kl_budget, log_prior_budget, critic_warmup)
-        if weights.omega != 0 or weights.alpha != 0:
+        self.adapts, self.learning_rate = False, 0.0  # whether the learning rate moves once an iteration
+        if weighs(weights):
             host = {"entropy_coef": 0.0} | host  # rsl_rl's 0.01 would pay for an entropy that alpha already pays for
+        if prior is not None and weighs(weights):
+            usual = of_shape(max(layer.out_features for layer in layers_of(actor)), int(storage.actions_shape[0]))
+            samples = storage.num_envs * storage.num_transitions_per_env
+            self.adapts = "schedule" not in host and not actor.is_recurrent
+            host = {
+                "num_learning_epochs": usual.epochs,
+                "num_mini_batches": max(1, round(samples / usual.minibatch)),
+                "gamma": usual.gamma,
+                "learning_rate": usual.learning_rate,
+                "schedule": "fixed",
+                "max_grad_norm": usual.max_gradient_norm,
+                "value_loss_coef": usual.value_coefficient,
+                "use_clipped_value_loss": False,
+            } | host
         super().__init__(actor, critic, storage, device=device, **host)
         self.addon = addon
         check_needs(steering.objective, has_prior=prior is not None)
@@ -128,15 +151,34 @@ class ResidualPPO(PPO):
     def update(self) -> dict[str, float]:
         """rsl_rl's update, of the critic alone while that warms up; then the budget steers."""
         shown = self.method.measured()
+        if self.adapts:
+            self.learning_rate = adapted(self.learning_rate, self.method.update_kl, DESIRED_KL)
         if self.steering.fits_actor:
+            self._take(self.learning_rate)
             losses = super().update()
+            self.method.moved = self._moved() if self.adapts else None
         else:
+            self._take(max(self.learning_rate, ALONE) if self.adapts else self.learning_rate)
             schedule, self.schedule = self.schedule, "fixed"  # a policy that stands still would speed up its learning
             with without_gradient(self.get_policy().parameters()):
                 losses = super().update()
             self.schedule = schedule
         self.method.steer()
         return losses | shown
+
+    def _take(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    @torch.no_grad()
+    def _moved(self) -> Tensor:
+        """Return the KL by which the update moved the actor, summed over some states, and their number."""
+        st, actor = self.storage, self.get_policy()
+        some = slice(None, None, max(1, st.num_envs * st.num_transitions_per_env // ROWS))
+        actor.distribution.update(actor.mlp(actor.get_latent(st.observations.flatten(0, 1)[some])))
+        before = tuple(part.flatten(0, 1)[some] for part in st.distribution_params)
+        kl = actor.get_kl_divergence(before, actor.output_distribution_params)
+        return self._add_up(torch.stack([kl.sum(), torch.ones_like(kl).sum()]).double())
 
     def save(self) -> dict[str, Any]:
         """rsl_rl's checkpoint with the prior, its name, and where the steering stands beside it."""

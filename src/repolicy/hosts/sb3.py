@@ -35,12 +35,16 @@ from repolicy.hosts.kept_prior import (
     without_gradient,
 )
 from repolicy.hosts.measuring import Look, Paid, Sizes, decide_in
-from repolicy.hosts.method import Method, Seen, Steering
+from repolicy.hosts.method import Method, Seen, Steering, weighs
 from repolicy.hosts.sb3_policies import actions_of, from_repolicy, like, to_repolicy
 from repolicy.hosts.sb3_priors import SameKind, Weights, kept_in, read, stored, tensors_of
+from repolicy.learning.ppo import adapted
+from repolicy.learning.worker import ALONE
 from repolicy.objective import Objective, given_objective
 from repolicy.policies.policy import Policy
+from repolicy.prepare.defaults import ROLLOUT, of_shape
 from repolicy.prepare.states import MOST_NUMBERS
+from repolicy.runs.settings import Settings
 
 from stable_baselines3 import PPO  # isort: skip  # after ours, which say what to install where it is missing
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer  # isort: skip
@@ -52,6 +56,8 @@ check_version("stable-baselines3", (2, 6), (3, 0), "sb3")
 
 __all__ = ["ResidualPPO", "Unclipped", "from_repolicy", "like", "to_repolicy"]
 
+DESIRED_KL = Settings().desired_kl  # of an update
+TARGET_KL = 0.02  # Stable-Baselines3 stops an update at one and a half times as much
 WIDE = 1e6  # bounds of actions so wide that clipping to them changes nothing
 
 
@@ -80,7 +86,7 @@ class ResidualPPO(PPO):
         states: float | None = None,
         prior: Any = None,
         copy_prior: bool = True,
-        critic_warmup: int | None = 0,
+        critic_warmup: int | None = None,
         kl_budget: float | None = None,
         log_prior_budget: float | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -90,12 +96,21 @@ class ResidualPPO(PPO):
         # what `load` may set anew; plain values, so that a saved model has no pickle of ours
         self.objective = objective.as_dict() if isinstance(objective, Objective) else objective
         self.omega, self.alpha, self.states, self.critic_warmup = omega, alpha, states, critic_warmup
+        if critic_warmup is None and not (copy_prior and prior is not None):
+            self.critic_warmup = 0
         self.kl_budget, self.log_prior_budget = kl_budget, log_prior_budget
         self.position: dict[str, Any] | None = None  # the method's state, in a saved model
         self.prior, self.prior_name = read(prior), called(path_of(prior))
         named = self.prior.prior if isinstance(self.prior, Opened) else None
         if copy_prior and policy_kwargs is None and policy == "MlpPolicy" and isinstance(named, Policy):
             policy_kwargs = like(named)
+        customizes = prior is not None and env is not None
+        customizes = customizes and weighs(given_objective(self.objective, omega, alpha, states))
+        self.adapts = customizes and "learning_rate" not in host  # the learning rate, once an iteration
+        if customizes:
+            env = gymnasium.make(env) if isinstance(env, str) else env
+            hidden = named.spec.hidden if isinstance(named, Policy) else ()
+            host = _usual(env, max((64, *hidden)), host) | host
         super().__init__(policy, env, policy_kwargs=policy_kwargs, _init_setup_model=_init_setup_model, **host)
         if _init_setup_model and copy_prior:
             if isinstance(named, Policy):
@@ -140,9 +155,19 @@ class ResidualPPO(PPO):
         """Stable-Baselines3's update, of the critic alone while that warms up; then the budget steers."""
         own = _critics_own(self.policy)
         actor = [parameter for name, parameter in self.policy.named_parameters() if not name.startswith(own)]
-        with nullcontext() if self.steering.fits_actor else without_gradient(actor):
+        rate, alone = self.learning_rate, not self.steering.fits_actor
+        if self.adapts and alone:
+            self._take(max(float(rate), ALONE))  # type: ignore[arg-type]
+        with without_gradient(actor) if alone else nullcontext():
             super().train()
+        if self.adapts:
+            kl = 0.0 if alone else float(self.logger.name_to_value["train/approx_kl"])  # of the last epoch
+            self._take(adapted(float(rate), kl, DESIRED_KL))  # type: ignore[arg-type]
         self.method.steer()
+
+    def _take(self, rate: float) -> None:
+        self.learning_rate = rate
+        self._setup_lr_schedule()
 
     def save(self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         """Stable-Baselines3's zip, which its own PPO loads as well, with the prior's tensors in it."""
@@ -339,6 +364,22 @@ def _check_seen_alike(model: ResidualPPO) -> None:
             "VecNormalize changes what the actor sees, and the prior takes observations as they are, with a normalizer "
             "of its own: set norm_obs=False, or copy_prior=False to begin elsewhere"
         )
+
+
+def _usual(env: Any, widest: int, host: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the engine's settings for customizing, in Stable-Baselines3's words."""
+    usual = of_shape(widest, int(np.prod(env.action_space.shape or 1)))
+    count = getattr(env, "num_envs", 1)
+    n_steps = host.get("n_steps", 2 ** max(0, int(np.log2(ROLLOUT / count))))
+    sizes = (size for size in range(usual.minibatch, 0, -1) if n_steps * count % size == 0)
+    return {
+        "n_steps": n_steps,
+        "batch_size": next(sizes),
+        "n_epochs": usual.epochs,
+        "gamma": usual.gamma,
+        "learning_rate": usual.learning_rate,
+        "target_kl": TARGET_KL,
+    }
 
 
 def _clips(model: ResidualPPO) -> str:
