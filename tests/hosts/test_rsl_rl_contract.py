@@ -41,3 +41,4 @@ def test_what_the_adapter_uses_of_rsl_rl_is_where_it_was() -> None:
     assert issubclass(CNNModel, MLPModel)
     assert hasattr(GaussianDistribution(1), "std_type")
     assert plain.actor.obs_groups == ["policy"]
+    assert "if self.obs_normalization:" in inspect.getsource(MLPModel.update_normalization)

@@ -81,7 +81,8 @@ def one_each(envs: Envs, prior: Acting, sample: bool) -> Episodes:
             finished, ages = torch.zeros_like(ended), torch.zeros_like(ended, dtype=torch.long)
             counts = torch.full_like(ended, begins)
         unknown = torch.full_like(addon, math.nan)
-        row = torch.stack([unknown if basic is None else basic, addon, addon.square(), nats, torch.ones_like(addon)])
+        nats, one = nats.to(addon.device), torch.ones_like(addon)
+        row = torch.stack([unknown if basic is None else basic, addon, addon.square(), nats, one])
         total = total + torch.where(counts & ~finished, row.double(), 0.0)
         ages = torch.where(ended, 0, ages + 1)
         if sample:

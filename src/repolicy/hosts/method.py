@@ -129,15 +129,24 @@ class UnitCritic:
     """
 
     def __init__(self, module: nn.Module, last: nn.Linear, scale: ReturnScale) -> None:
-        self.last = last
-        module.register_forward_hook(lambda _, __, outputs: outputs if torch.is_grad_enabled() else scale.undo(outputs))
+        self.last, self.scale = last, scale
+        self.place()
+        module.register_forward_hook(
+            lambda _, __, outputs: outputs if torch.is_grad_enabled() else outputs * self.std + self.mean
+        )
+
+    def place(self) -> None:
+        """Take the unit to the critic's device, once an iteration, for all the steps that ask for it."""
+        self.mean, self.std = self.scale.mean.to(self.last.weight), self.scale.std.to(self.last.weight)
 
     @torch.no_grad()
     def rescale(self, factor: Tensor, offset: Tensor) -> None:
         """From now on the outputs are factor · what they were + offset."""
+        self.moved = factor, offset
+        self.place()
+        factor, offset = factor.to(self.last.weight), offset.to(self.last.weight)
         self.last.weight.mul_(factor.unsqueeze(-1))
         self.last.bias.mul_(factor).add_(offset)
-        self.moved = factor, offset
 
 
 class Method:
@@ -237,6 +246,8 @@ class Method:
         self.steering.resume(state, self.named)
         if "returns" in state:
             self.scale.statistics = torch.tensor(state["returns"], dtype=torch.float64).reshape(3, -1)
+            if self.changes_rewards:
+                self.critic.place()
 
 
 def ages_of(ended: Tensor, before: Tensor) -> Tensor:

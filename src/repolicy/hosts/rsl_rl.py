@@ -48,7 +48,6 @@ from repolicy.readers.pickles import load, shortened
 from repolicy.runs.settings import Settings
 
 from rsl_rl.algorithms import PPO  # isort: skip  # after ours, which say what to install where it is missing
-from rsl_rl.modules import EmpiricalNormalization  # isort: skip
 
 __all__ = ["ResidualPPO", "from_repolicy", "to_repolicy"]
 
@@ -107,7 +106,7 @@ class ResidualPPO(PPO):
                 "learning_rate": usual.learning_rate,
                 "schedule": "fixed",
                 "max_grad_norm": usual.max_gradient_norm,
-                "value_loss_coef": usual.value_coefficient,
+                "value_loss_coef": usual.value_coefficient / 2,  # of the whole squared error, not of half of it
                 "use_clipped_value_loss": False,
             } | host
         super().__init__(actor, critic, storage, device=device, **host)
@@ -396,5 +395,4 @@ def _read_checkpoint(path: Path) -> dict[str, Tensor] | None:
 
 def _keep_statistics(actor: Any) -> None:
     """No more updates of the actor's observation statistics: they would move the policy without a gradient."""
-    if isinstance(actor.obs_normalizer, EmpiricalNormalization):
-        actor.obs_normalizer.until = 0
+    actor.obs_normalization = False

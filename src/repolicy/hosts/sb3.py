@@ -37,7 +37,7 @@ from repolicy.hosts.kept_prior import (
 from repolicy.hosts.measuring import Look, Paid, Sizes, decide_in
 from repolicy.hosts.method import Method, Seen, Steering, weighs
 from repolicy.hosts.sb3_policies import actions_of, from_repolicy, like, to_repolicy
-from repolicy.hosts.sb3_priors import SameKind, Weights, kept_in, read, stored, tensors_of
+from repolicy.hosts.sb3_priors import FromHost, SameKind, Weights, kept_in, read, stored, tensors_of
 from repolicy.learning.ppo import adapted
 from repolicy.learning.worker import ALONE
 from repolicy.objective import Objective, given_objective
@@ -136,7 +136,7 @@ class ResidualPPO(PPO):
         self.rollout_buffer_class = given  # a saved model names no class of ours
         self.rollout_buffer.reformulate, self.rollout_buffer.credit = self._reformulated, self._credited
         self.prior = self._fitted(steering.objective, read(self.prior))
-        self.method = Method(steering, self.prior)
+        self.method = Method(steering, None if self.prior is None else FromHost(self.prior))
         self.method.scaled(self.policy.value_net, self.policy.value_net)
         if self.position is not None:
             self.method.resume(self.position)
@@ -195,7 +195,7 @@ class ResidualPPO(PPO):
         if isinstance(options.get("objective"), Objective):
             options["objective"] = options["objective"].as_dict()
         loaded: ResidualPPO = super().load(path, env, device, **options)
-        loaded.method.density = None if kept.density is None else kept.density.to(loaded.device)
+        loaded.method.density = kept.density
         return loaded
 
     def _excluded_save_params(self) -> list[str]:
@@ -215,14 +215,13 @@ class ResidualPPO(PPO):
     def _reformulated(self, buffer: RolloutBuffer) -> np.ndarray:
         """Return the rewards of a whole rollout `[T, N]`."""
         _check_env(self.steering.objective, self.env)  # statistics may have begun to move
-        log_policy, task = (torch.as_tensor(part, device=self.device) for part in (buffer.log_probs, buffer.rewards))
         ended = np.concatenate([buffer.episode_starts[1:], self._last_episode_starts[None]]).astype(bool)
+        log_policy, task, last = (torch.from_numpy(part) for part in (buffer.log_probs, buffer.rewards, ended))
         seen = Seen(
-            self.observed(buffer.observations), self.tensor(buffer.actions), log_policy, task,
-            torch.as_tensor(ended, device=self.device),
+            self.observed(buffer.observations), self.tensor(buffer.actions), log_policy, task, last,
             lambda: self.rows(np.concatenate([buffer.observations[1:], self._last_obs[None]])),  # type: ignore[index]
         )  # fmt: skip
-        return self.method.reward(seen).cpu().numpy()
+        return self.method.reward(seen).numpy()
 
     def _credited(self, buffer: RolloutBuffer) -> None:
         """Turn a buffer's returns and values into the critic's unit, and log what the rollout paid."""
@@ -235,7 +234,7 @@ class ResidualPPO(PPO):
         normalized, stack = self.get_vec_normalize_env(), unwrap_vec_wrapper(self.env, VecFrameStack)  # type: ignore[arg-type]
         if normalized is not None and normalized.norm_obs:
             observations = normalized.unnormalize_obs(observations)
-        rows = self.tensor(observations)
+        rows = torch.from_numpy(observations).float()
         return (rows if stack is None else rows[..., -rows.shape[-1] // stack.n_stack :]).flatten(2)
 
     def observed(self, observations: Any) -> Any:
@@ -303,8 +302,8 @@ class ModelEnvs:
             taken = taken.clip(space.low, space.high)
         self.seen, rewards, ended, infos = self.env.step(taken)
         basic = [info.get("basic_reward", np.nan) for info in infos]
-        own, paid = (self.model.tensor(np.asarray(part, np.float32)) for part in (basic, rewards))
-        return Paid(self._observed(), own, paid, self.model.tensor(ended))
+        own, paid = (torch.from_numpy(np.array(part, np.float32)) for part in (basic, rewards))
+        return Paid(self._observed(), own, paid, torch.from_numpy(np.array(ended)))
 
     def states(self, observations: Any) -> Tensor:
         return self.model.rows(self.seen[None])[0]
@@ -379,6 +378,7 @@ def _usual(env: Any, widest: int, host: Mapping[str, Any]) -> dict[str, Any]:
         "gamma": usual.gamma,
         "learning_rate": usual.learning_rate,
         "target_kl": TARGET_KL,
+        "vf_coef": usual.value_coefficient / 2,  # of the whole squared error, not of half of it
     }
 
 

@@ -109,7 +109,7 @@ class Continuous:
         raw = rest + form.inverse(spec.initial_std) if raw_std is None else raw_std
         if self.std == "shared" and rest.shape[-1]:
             raw = raw + rest
-        least = raw.new_tensor(math.log(max(spec.min_std if self.std != "features" else 0.0, 1e-30)))
+        least = raw.new_full((), math.log(max(spec.min_std if self.std != "features" else 0.0, 1e-30)))
         log_std = form.log_std(bounded(raw, spec), least)
         if self.std == "features":
             log_std = 0.5 * torch.log(rest.square() @ (2.0 * log_std).exp() + spec.min_std**2)

@@ -43,22 +43,24 @@ class Prepared(Protocol):
         """Get ready for observations of this size. Returns whether it remembers anything."""
 
 
-class MeanPrior:
+class MeanPrior(nn.Module):
     """A Gaussian prior: `mean` maps observations `[N, O]` to actions `[N, A]`, and you say the std.
 
-    The function gets NumPy arrays (a torch module gets tensors). A `Program` remembers: its state runs along with an
-    episode. The std is one number, or one for each number of an action.
+    The function gets NumPy arrays; a torch module gets tensors, on the device where they are. A `Program` remembers:
+    its state runs along with an episode. The std is one number, or one for each number of an action.
     """
 
     observation_size = 0  # until an environment is known
     actions = ActionSpace("continuous", (0,))
+    std: Tensor
 
     def __init__(self, mean: Function | Program, std: Std, name: str = "") -> None:
+        super().__init__()
         self.mean, self.name = mean, name or name_of(mean)
         self.notes: tuple[str, ...] = ()  # what is to be known of it, a sentence each
         self.program = mean if isinstance(mean, Program) else None
         self.remembers = self.program is not None
-        self.std = _numbers(std)
+        self.register_buffer("std", _numbers(std))
         if self.std.dim() > 1 or not bool((torch.isfinite(self.std) & (self.std >= LEAST_STD * (1.0 - 1e-6))).all()):
             raise UsageError(f"the std of {self.name} is {std}; it must be above 0, {LEAST_STD:g} or more")
 
@@ -91,7 +93,7 @@ class MeanPrior:
 
     def distribution(self, observations: Tensor) -> Distribution:
         flat = observations.reshape(-1, observations.shape[-1])
-        return self._around(self.means(flat.numpy(), {})[0].reshape(*observations.shape[:-1], -1))
+        return self._around(self.means(flat, {})[0].reshape(*observations.shape[:-1], -1))
 
     def follow(self, observations: Tensor, ended: Tensor, state: State | None) -> tuple[Distribution, State]:
         """Return the distributions along a rollout `[T, N]`, in the order of time, and what is remembered at its end.
@@ -101,32 +103,40 @@ class MeanPrior:
         if not self.remembers:
             return self.distribution(observations), {}
         means, state = [], self.fresh(observations.shape[1]) if state is None else state
-        for step, last in zip(observations.numpy(), ended, strict=True):
+        for step, last in zip(observations.cpu(), ended.cpu(), strict=True):  # where programs run
             mean, state = self.means(step, state)
             means.append(mean)
             state = self.forgotten(state, last)
-        return self._around(torch.stack(means)), state
+        return self._around(torch.stack(means).to(observations.device)), state
 
-    def means(self, observations: np.ndarray, state: State) -> tuple[Tensor, State]:
-        """One call of the function or the program, which may change its own copy, and whether it gave what it must."""
-        observations = observations.copy()
+    def means(self, observations: Tensor, state: State) -> tuple[Tensor, State]:
+        """One call of the function or the program, which may change its own copy, and whether it gave what it must.
+
+        Nothing waits for what a torch module gives, so whether that is finite shows later.
+        """
         with in_one_sentence(f"{self.name} failed", UsageError), torch.no_grad():
-            if self.program is not None:
-                result, state = self.program.step(observations, state)
-            elif isinstance(self.mean, nn.Module):
-                result = self.mean(torch.from_numpy(observations))
+            if self.program is None and isinstance(self.mean, nn.Module):
+                mean = self.mean(observations.clone()).detach().float()
             else:
-                result = self.mean(observations)  # type: ignore[operator]
-            mean = torch.as_tensor(np.asarray(result.detach() if isinstance(result, Tensor) else result)).float()
+                array = observations.cpu().numpy().copy()
+                if self.program is not None:
+                    result, state = self.program.step(array, state)
+                else:
+                    result = self.mean(array)  # type: ignore[operator]
+                found = torch.as_tensor(np.asarray(result.detach() if isinstance(result, Tensor) else result)).float()
+                self.check_finite(found)
+                mean = found.to(observations.device)
         wanted = (len(observations), self.actions.width or mean.shape[-1:].numel())
         if tuple(mean.shape) != wanted:
             raise UsageError(
                 f"{self.name} gave means of shape {list(mean.shape)} for observations of shape "
                 f"{list(observations.shape)}; it must give {list(wanted)}, a row an environment"
             )
+        return mean, state
+
+    def check_finite(self, mean: Tensor) -> None:
         if not bool(torch.isfinite(mean).all()):
             raise NumericError(f"{self.name} gave a mean that is not finite")
-        return mean, state
 
     def fresh(self, count: int) -> State:
         with in_one_sentence(f"begin of {self.name} failed", UsageError):
@@ -134,6 +144,7 @@ class MeanPrior:
 
     def forgotten(self, state: State, ended: Tensor) -> State:
         """Return the memory with the rows of ended episodes as at the start."""
+        ended = ended.cpu()
         if not bool(ended.any()):
             return state
         fresh = self.fresh(len(ended))
@@ -177,7 +188,8 @@ class MeanActor:
         self._noise = iter((noise * prior.std).numpy())
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        mean, self.memory = self._prior.means(observations, self.memory)
+        mean, self.memory = self._prior.means(torch.from_numpy(observations), self.memory)
+        self._prior.check_finite(mean)
         self._means.append(mean)
         acted: np.ndarray = mean.numpy() + next(self._noise)
         return acted

@@ -1,0 +1,129 @@
+"""Nothing in a host's loop waits for the device: what would is counted on the CPU, where it costs nothing."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from small import small_policy
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("rsl_rl")
+pytest.importorskip("stable_baselines3")
+from runner_envs import OURS, Drift
+from runners import runner
+from sb3_models import residual as sb3
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from repolicy.hosts.sb3 import ResidualPPO
+from repolicy.policies.density import fitted
+from repolicy.policies.normalizer import Normalizer
+from repolicy.priors.kinds import MeanPrior
+
+OPERATIONS = {"_local_scalar_dense", "nonzero", "lift_fresh", "is_nonzero", "equal", "masked_select", "unique_dim"}
+FUNCTIONS = {"item", "cpu", "numpy", "tolist", "__bool__", "__float__", "__int__", "__index__", "tensor", "from_numpy"}
+
+
+class Waits(TorchDispatchMode):
+    """Counts operations by name: those that would wait, and all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits, self.all = Counter[str](), 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        picked = args[1] if name in ("index", "index_put_") else ()  # by truth: as many rows as are true
+        self.waits[name] += name in OPERATIONS or any(part is not None and part.dtype == torch.bool for part in picked)
+        self.all += not func.is_view and name != "detach"
+        return func(*args, **(kwargs or {}))
+
+
+class Calls(TorchFunctionMode):
+    """Counts what is asked of tensors in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = Counter[str]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        self.waits[name] += name in FUNCTIONS
+        return func(*args, **(kwargs or {}))
+
+
+def waits(work: Callable[[], Any]) -> tuple[int, int]:
+    """How often a piece of work waits, by the stricter of two counts, and how many operations it takes."""
+    with Waits() as below, Calls() as above:
+        work()
+    return max(below.waits.total(), above.waits.total()), below.all
+
+
+class Pushing:
+    def log_prob(self, observations: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        return -(actions - 0.5).square().sum(-1)
+
+
+PRIORS: dict[str, Any] = {
+    "a file of ours": lambda: small_policy(hidden=(16, 16)),
+    "an object": Pushing,
+    "a mean": lambda: MeanPrior(nn.Linear(3, 2), 0.5),
+    "a checkpoint": lambda: "mlp",
+    "a checkpoint with a memory": lambda: "gru",
+    "none": lambda: None,
+}
+
+
+@pytest.mark.parametrize("kind", PRIORS)
+def test_a_step_of_rsl_rl_waits_for_nothing_and_an_iteration_once(kind: str, tmp_path: Any) -> None:
+    prior: Any = PRIORS[kind]()
+    network = prior if isinstance(prior, str) else "mlp"
+    if isinstance(prior, str):
+        runner(network).save(tmp_path / "prior.pt")
+        prior = str(tmp_path / "prior.pt")
+    weights: dict[str, Any] = {"omega": 0.3, "alpha": 0.2} if prior is not None else {"omega": 0, "alpha": 0.2}
+    weights |= {} if prior is not None else {"schedule": "fixed"}
+    ours = runner(network, {"class_name": OURS, "prior": prior, "critic_warmup": 0} | weights)
+    if prior is not None:
+        states = torch.randn(500, 3)
+        ours.alg.method.density = fitted(states, Normalizer(3))
+        ours.alg.method.steering.objective = ours.alg.steering.objective.__class__("addon", 0.3, 0.2, states=0.1)
+    found = {}
+    for name, each in {"theirs": runner(network, {"schedule": "fixed"}), "ours": ours}.items():
+        each.learn(1)  # what is made once is made
+        env, steps = Drift(), list[tuple[int, int]]()
+        with torch.inference_mode():
+            seen = env.get_observations()
+            for _ in range(6):
+                following = env.step(torch.zeros(8, 2))
+
+                def step(alg: Any = each.alg, seen: Any = seen, following: Any = following) -> None:
+                    alg.act(seen)
+                    alg.process_env_step(*following)
+
+                steps.append(waits(step))
+                seen = following[0]
+            ending = waits(lambda alg=each.alg, seen=seen: alg.compute_returns(seen))  # type: ignore[misc]
+        found[name] = steps, ending, waits(each.alg.update)
+    for theirs, mine in zip(found["theirs"][0], found["ours"][0], strict=True):
+        assert mine[0] == theirs[0]
+        assert mine[1] <= theirs[1] + 10
+    assert found["ours"][1][0] == found["theirs"][1][0] == 0
+    assert found["ours"][2][0] <= found["theirs"][2][0] + 1
+
+
+def test_a_step_of_stable_baselines3_is_its_own(tmp_path: Any) -> None:
+    for name in ("_on_step", "collect_rollouts", "predict"):
+        assert name not in vars(ResidualPPO)
+
+
+@pytest.mark.parametrize("kind", ["a file of ours", "an object", "a mean"])
+def test_a_rollout_of_stable_baselines3_is_copied_once(kind: str) -> None:
+    from sb3_models import Drift as Other
+
+    model = sb3(env=DummyVecEnv([Other] * 4), prior=PRIORS[kind](), policy_kwargs={}, copy_prior=False)
+    observations, actions, ended = torch.randn(8, 4, 3), torch.randn(8, 4, 2), torch.zeros(8, 4, dtype=torch.bool)
+    assert waits(lambda: model.method.prior.score(observations, actions, ended))[0] == 1
