@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from repolicy.envs.addons import combined
 from repolicy.envs.making import make_envs
 from repolicy.envs.step import Step
-from repolicy.hosts.sb3 import WIDE
+from repolicy.hosts.sb3_vec_envs import WIDE
 
 
 class Paid:

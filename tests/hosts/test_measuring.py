@@ -180,3 +180,21 @@ def test_unfamiliar_states_cost_once_an_episode_is_under_way() -> None:
     assert found.squeeze(-1).tolist() == [0.0] * (SKIPPED + 1) + [-2.0]
     assert method.ages is not None
     assert int(method.ages) == SKIPPED + 1
+
+
+def test_the_verdict_is_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An actor whose std is a tenth of its prior's pays less for its noise, when it samples."""
+    monkeypatch.setattr("repolicy.hosts.measuring.LONGEST", 60)
+    env = DummyVecEnv([lambda: Unclipped(Resting())] * 32)
+    model = sb3(env=env, prior=resting((8, 8)), n_steps=8, batch_size=256)
+    with torch.no_grad():
+        model.policy.log_std.sub_(np.log(10.0))
+    said = model.verdict()
+    assert "prior with the mean action: total reward" in said
+    assert "in total, beside its prior: no better with the mean action" in said
+    assert "better with sampled actions" in said
+    algorithm = {"class_name": OURS, "addon": "addon", "prior": resting(), "omega": 0.3, "alpha": 0.1}
+    runner = OnPolicyRunner(Drift(count=64), settings(algorithm=algorithm), None, "cpu")
+    with torch.no_grad():
+        runner.alg.actor.distribution.std_param.div_(10.0)
+    assert "than its prior" in (said := runner.alg.verdict()) or "beside its prior" in said

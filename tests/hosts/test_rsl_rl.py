@@ -4,38 +4,22 @@ import copy
 import math
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import small
 import torch
-from runners import Algorithm, runner
+from runners import Algorithm, checkpoint, collected, residual, runner, small_policy
 
 pytest.importorskip("rsl_rl")
 from rsl_rl.runners import OnPolicyRunner
 from runner_envs import NETWORKS, OURS, SIZE, Drift, settings
 
 from repolicy import save_policy
-from repolicy.errors import FileError, NumericError, UsageError
-from repolicy.hosts import kept_prior as common
+from repolicy.errors import UsageError
 from repolicy.hosts.rsl_rl import ResidualPPO
 from repolicy.learning.multipliers import FARTHEST, off_budget, steered
 from repolicy.objective import Objective, reformulated
-
-
-def residual(prior: Any = None, omega: float = 0.3, alpha: float = 0.2, **more: Any) -> Algorithm:
-    weights = {"omega": omega, "alpha": alpha, "critic_warmup": 0, "schedule": "adaptive"}
-    return {"class_name": OURS, "prior": prior} | weights | more
-
-
-def checkpoint(folder: Path, network: str = "mlp", seed: int = 1) -> Path:
-    """A checkpoint of rsl_rl's own PPO after an iteration."""
-    trained = runner(network, seed=seed)
-    trained.learn(1)
-    trained.save(str(folder / f"{network}-{seed}.pt"))
-    return folder / f"{network}-{seed}.pt"
 
 
 def tensors(algorithm: Any) -> list[torch.Tensor]:
@@ -44,20 +28,6 @@ def tensors(algorithm: Any) -> list[torch.Tensor]:
 
 def same(first: Any, second: Any) -> bool:
     return all(torch.equal(a, b) for a, b in zip(tensors(first), tensors(second), strict=True))
-
-
-small_policy = partial(small.small_policy, hidden=(16, 16))
-
-
-def collected(started: OnPolicyRunner) -> Any:
-    """The storage after one rollout, before any update."""
-    with torch.inference_mode():
-        observations = started.env.get_observations()
-        for _ in range(started.cfg["num_steps_per_env"]):
-            observations, rewards, dones, extras = started.env.step(started.alg.act(observations))
-            started.alg.process_env_step(observations, rewards, dones, extras)
-        started.alg.compute_returns(observations)
-    return started.alg.storage
 
 
 # Equal to the host ----------------------------------------------------------------------------------------------------
@@ -279,128 +249,3 @@ def test_both_rewards_add_up() -> None:
     free = st.dones.squeeze(-1) == 0
     expected = torch.stack(ours.env.paid) - st.actions.square().sum(-1)
     torch.testing.assert_close(st.rewards.squeeze(-1)[free], expected[free], rtol=0, atol=1e-6)
-
-
-# Bad input ------------------------------------------------------------------------------------------------------------
-
-WRONG = [
-    ({"omega": None, "prior": None}, "omega and alpha are measured by a prior, and there is none"),
-    ({"objective": {"task": "addon"}}, "an objective was given, and omega, alpha or states too"),
-    ({"prior": None}, "omega is 0.3, which weighs a prior's log-probability, and there is no prior"),
-    ({"critic_warmup": 0.05}, "critic_warmup is 0.05; here it counts iterations"),
-    ({"kl_budget": -1.0}, "kl_budget is -1.0; it must be a number of nats greater than 0"),
-    ({"prior": "nowhere.pt"}, "there is no file nowhere.pt"),
-    ({"prior": 3}, "a int cannot be a prior: it has no log_prob"),
-    ({"objective": {"task": "both"}, "omega": None, "alpha": None}, "the task 'both' needs two rewards"),
-    ({"objective": {"wish": 1}, "omega": None, "alpha": None}, "must have the fields task, omega, alpha, bonus"),
-]
-
-
-@pytest.mark.parametrize(("change", "sentence"), WRONG)
-def test_wrong_settings_are_one_sentence(change: Algorithm, sentence: str) -> None:
-    with pytest.raises((UsageError, FileError), match=sentence):
-        runner(algorithm=residual(small_policy()) | change)
-
-
-def test_a_prior_of_other_sizes_is_refused_with_both(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="takes observations of 4 numbers, but the environment gives 3"):
-        runner(algorithm=residual(small_policy(observations=4)))
-    with pytest.raises(UsageError, match="acts with 1 numbers, but the environment takes 2 numbers"):
-        runner(algorithm=residual(small_policy(actions=1)))
-    with pytest.raises(UsageError, match=r"hidden layers \[8\], and the actor has \[16, 16\]"):
-        runner(algorithm=residual(small_policy(hidden=(8,))))
-    path = checkpoint(tmp_path)
-    with pytest.raises(UsageError, match=r"mlp.0.weight of \[16, 3\], and the actor of \[5, 3\]"):
-        OnPolicyRunner(Drift(), settings(algorithm=residual(str(path)), hidden_dims=[5]), None, "cpu")
-
-
-def test_a_recurrent_prior_needs_a_recurrent_actor(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is recurrent, and this runner's actor has no memory"):
-        runner(algorithm=residual(str(checkpoint(tmp_path, "lstm"))))
-
-
-def test_a_checkpoint_that_runs_code_is_refused(tmp_path: Path) -> None:
-    class Trap:
-        def __reduce__(self) -> Any:
-            return (Path.touch, (tmp_path / "ran",))
-
-    torch.save({"actor_state_dict": Trap()}, tmp_path / "trap.pt")
-    torch.save({"actor_state_dict": {"mlp.0.weight": Trap()}}, tmp_path / "inside.pt")
-    for name, said in (("trap", "no policy of a known layout"), ("inside", "mlp.0.weight is .* and no tensor")):
-        with pytest.raises(FileError, match=said):
-            runner(algorithm=residual(str(tmp_path / f"{name}.pt")))
-        assert not (tmp_path / "ran").exists()
-
-
-def test_a_damaged_checkpoint_is_no_prior(tmp_path: Path) -> None:
-    whole = checkpoint(tmp_path).read_bytes()
-    weight = torch.load(checkpoint(tmp_path), weights_only=True)["actor_state_dict"]["mlp.0.weight"].numpy().tobytes()
-    damaged, place = bytearray(whole), whole.index(weight)
-    damaged[place + 9] ^= 64
-    contents = {bytes(damaged): "CRC", whole[:-100]: "no whole zip", b"": "model.pt", b"\0" * 100: "model.pt"}
-    for content, said in contents.items():
-        (tmp_path / "model.pt").write_bytes(content)
-        with pytest.raises(FileError, match=said):
-            runner(algorithm=residual(str(tmp_path / "model.pt")))
-    loaded = torch.load(checkpoint(tmp_path), weights_only=True)
-    loaded["actor_state_dict"]["mlp.0.bias"][0] = torch.nan
-    torch.save(loaded, tmp_path / "nan.pt")
-    with pytest.raises(FileError, match="mlp.0.bias has numbers that are not finite"):
-        runner(algorithm=residual(str(tmp_path / "nan.pt")))
-
-
-def test_clipped_actions_with_nothing_to_hold_the_std_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"clips actions to ±1 \(clip_actions\): the entropy is that of the unclipped"):
-        runner(algorithm=residual(omega=0.0), clip_actions=1.0)
-    with pytest.raises(UsageError, match=r"clips actions to ±0.5 to 2 \(clip_actions\)"):
-        runner(algorithm=residual(omega=0.0), clip_actions=torch.tensor([1.0, 0.5, 2.0]))
-    runner(algorithm=residual(small_policy()), clip_actions=1.0)  # a prior holds it
-
-
-def test_a_missing_entry_of_extras_is_named() -> None:
-    ours = runner(algorithm={"class_name": OURS, "omega": 0, "alpha": 0, "addon": "wish"})
-    with pytest.raises(UsageError, match="extras have no 'wish', .* they have addon, log, time_outs"):
-        collected(ours)
-
-
-def test_a_reward_that_is_not_finite_is_not_learnt_from() -> None:
-    class Broken:
-        def log_prob(self, observations: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-            return actions.sum(-1) * math.nan
-
-    ours = runner(algorithm=residual(Broken()))
-    before = [parameter.detach().clone() for parameter in ours.alg.actor.parameters()]
-    collected(ours)
-    with pytest.raises(NumericError, match="the prior's log-probability is not finite in this iteration"):
-        ours.alg.update()
-    assert all(torch.equal(a, b) for a, b in zip(before, ours.alg.actor.parameters(), strict=True))
-
-
-@pytest.mark.parametrize("found", ["5.3.9", "6.0.0", "4.1"])
-def test_an_unsupported_version_is_refused(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
-    monkeypatch.setattr(common, "version", lambda package: found)
-    with pytest.raises(UsageError, match=f"rsl-rl-lib {found} is installed, .* works with rsl-rl-lib>=5.4,<6.0"):
-        common.check_version("rsl-rl-lib", (5, 4), (6, 0), "rsl-rl")
-
-
-def test_an_rsl_rl_that_lacks_what_is_imported_is_named_by_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In 3.x there is no `GaussianDistribution`, so that the import fails."""
-    import rsl_rl.modules
-
-    monkeypatch.delattr(rsl_rl.modules, "GaussianDistribution")
-    for name in ("rsl_rl", "rsl_rl_policies"):
-        monkeypatch.delitem(sys.modules, f"repolicy.hosts.{name}")
-    monkeypatch.setattr(common, "version", lambda package: "3.1.2")
-    with pytest.raises(UsageError, match=r"rsl-rl-lib 3.1.2 is installed, and .* works with rsl-rl-lib>=5.4,<6.0"):
-        __import__("repolicy.hosts.rsl_rl")
-
-
-@pytest.mark.parametrize(
-    ("module", "host", "extra"), [("rsl_rl", "rsl_rl", "rsl-rl"), ("sb3", "stable_baselines3", "sb3")]
-)
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, module: str, host: str, extra: str) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == host or f".hosts.{module}" in name]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, host, None)
-    with pytest.raises(UsageError, match=rf"not installed: pip install 'repolicy\[{extra}\]'"):
-        __import__(f"repolicy.hosts.{module}")

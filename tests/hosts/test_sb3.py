@@ -263,6 +263,8 @@ def test_wrong_settings_are_one_sentence(change: dict[str, Any], sentence: str) 
 def test_rewards_on_a_moving_scale_are_refused() -> None:
     with pytest.raises(UsageError, match=r"VecNormalize\(norm_reward=True\), and omega and alpha weigh"):
         residual(env=VecNormalize(DummyVecEnv([Drift])), prior=small_policy())
+    with pytest.raises(UsageError, match=r"VecNormalize\(norm_reward=True\)"):
+        residual(env=VecNormalize(DummyVecEnv([Drift])), prior=small_policy(), omega=None, alpha=None)
     with pytest.raises(UsageError, match="wrapped in NormalizeReward"):
         residual(env=gymnasium.wrappers.NormalizeReward(Drift()), prior=small_policy())
     with pytest.raises(UsageError, match=r"statistics that move, .* set env.training = False"):

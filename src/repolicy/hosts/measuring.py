@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from repolicy.envs.evaluation import Evaluation
 from repolicy.errors import UsageError
 from repolicy.hosts.method import Method
 from repolicy.policies.density import Density, fitted
@@ -19,6 +20,7 @@ from repolicy.policies.normalizer import Normalizer, sums
 from repolicy.prepare.states import MOST_NUMBERS, PATIENCE, SKIPPED, WANTED, check_enough
 from repolicy.prepare.weights import Weighing, decided
 from repolicy.prepare.worth import EPISODES, LONGEST, Sums, Worth, Worths, worth_of
+from repolicy.report.verdict import Pair, action, spread, verdict
 from repolicy.runs.settings import Settings
 
 LOOKED_AT = 64  # environments whose states are kept, at most
@@ -140,6 +142,28 @@ class Look:
     def _sample(self) -> None:
         if not self.sampled:
             self.sampled.append(one_each(self.envs, self.prior, sample=True))
+
+
+def compared(envs: Envs, prior: Acting, policy: Acting) -> str:
+    """Return a table of some 32 episodes of a prior and of what became of it, and the engine's verdict on them."""
+    pairs, lines = list[Pair](), list[str]()
+    for sample in (False, True):
+        pair = tuple(_evaluation(envs, each, sample, seed) for seed, each in enumerate((prior, policy)))
+        for who, found in zip(("prior", "customized"), pair, strict=True):
+            numbers = ", ".join(f"{column.title} {spread(column)}" for column in found.columns.values())
+            lines.append(f"{who} with {action(found)}: {numbers}")
+        pairs.append(pair)  # type: ignore[arg-type]
+    envs.begin()
+    return "\n".join([*lines, verdict(pairs)])
+
+
+def _evaluation(envs: Envs, acting: Acting, sample: bool, seed: int) -> Evaluation:
+    """Return episodes as the engine's evaluations have them; `seed` tells two apart, which began otherwise."""
+    found = list[Episodes]()
+    while sum(len(each.nats) for each in found) < EPISODES:
+        found.append(one_each(envs, acting, sample))
+    basic, addon, lengths = (_joined(found, name) for name in ("basic", "addon", "lengths"))
+    return Evaluation("", "", not sample, seed, basic, addon, None, lengths, np.zeros(len(basic)), None)
 
 
 def _joined(episodes: list[Episodes], name: str) -> np.ndarray:

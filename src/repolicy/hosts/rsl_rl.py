@@ -11,40 +11,31 @@
 The environment pays the add-on. Rewards change on their way into the storage, once a step, on the storage's device.
 """
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from repolicy.errors import FileError, UsageError
+from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import (
     ROWS,
-    Given,
     called,
     check_needs,
     check_same_prior,
-    fill,
-    in_rows,
-    open_prior,
     path_of,
     without_gradient,
 )
-from repolicy.hosts.measuring import Look, Paid, Sizes, decide_in
+from repolicy.hosts.measuring import Look, Paid, Sizes, compared, decide_in
 from repolicy.hosts.method import Method, Seen, Steering, weighs
 from repolicy.hosts.rsl_rl_policies import from_repolicy, layers_of, to_repolicy
+from repolicy.hosts.rsl_rl_priors import RunnersPrior, actions_of, prior_for
 from repolicy.learning.ppo import adapted
 from repolicy.learning.worker import ALONE
-from repolicy.loading import read_bytes
 from repolicy.objective import Objective, given_objective, task_reward
 from repolicy.policies.density import Density
-from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.policy import Policy
 from repolicy.prepare.defaults import of_shape
-from repolicy.readers.pickles import load, shortened
 from repolicy.runs.settings import Settings
 
 from rsl_rl.algorithms import PPO  # isort: skip  # after ours, which say what to install where it is missing
@@ -69,6 +60,7 @@ class ResidualPPO(PPO):
     """
 
     schedule: str
+    envs: "RunnerEnvs"
 
     def __init__(
         self,
@@ -116,7 +108,7 @@ class ResidualPPO(PPO):
             raise UsageError(
                 "the task 'both' needs two rewards: name the entry of extras that holds the add-on, addon="
             )
-        own = None if prior is None else _prior_for(prior, self.get_policy(), storage, copy_prior).to(self.device)
+        own = None if prior is None else prior_for(prior, self.get_policy(), storage, copy_prior).to(self.device)
         self.prior, self._prior_name = own, called(path_of(prior))
         self.method = Method(steering, own, self._add_up)
         self.method.scaled(self._raw_critic, layers_of(self._raw_critic)[-1])
@@ -209,8 +201,16 @@ class ResidualPPO(PPO):
         words = " to ".join(f"{each:g}" for each in (*limits[:1], *limits[1:][-1:]))
         clips = f"the environment clips actions to ±{words} (clip_actions)" if limits else ""
         check_needs(algorithm.steering.objective, algorithm.prior is not None, clips)
-        algorithm.begin(RunnerEnvs(env, algorithm))
+        algorithm.envs = RunnerEnvs(env, algorithm)
+        algorithm.begin(algorithm.envs)
         return algorithm
+
+    def verdict(self) -> str:
+        """Run the prior and the actor as it is now; return their rewards, and whether the actor is better."""
+        if self.prior is None:
+            raise UsageError("there is no prior to compare with")
+        actor = self.get_policy()
+        return compared(self.envs, self.prior, RunnersPrior(actor, actor.state_dict(), Path()))
 
     def begin(self, envs: "RunnerEnvs") -> None:
         """Measure the weights that are not named, and learn the prior's states where they have a price."""
@@ -224,7 +224,7 @@ class ResidualPPO(PPO):
             self.method.steering.resume(state, named=False)
             self.method.density = density if density is None else density.to(self.device)
             return
-        sizes = Sizes(envs.states(self.storage.observations[0]).shape[-1], _actions(self.storage))
+        sizes = Sizes(envs.states(self.storage.observations[0]).shape[-1], actions_of(self.storage))
         decide_in(
             self.method, Look(envs, self.prior), self.prior.card, sizes, lambda said: print(f"ResidualPPO: {said}")
         )
@@ -280,119 +280,3 @@ class RunnerEnvs:
         observations, rewards, dones = (part.to(self.algorithm.device) for part in (observations, rewards, dones))
         addon = self.algorithm.addon_in(extras, rewards) if named else rewards
         return Paid(observations, rewards if named else None, addon, dones > 0)
-
-
-# Priors ---------------------------------------------------------------------------------------------------------------
-
-
-class RunnersPrior(nn.Module):
-    """A copy of the runner's actor with a checkpoint's weights: its normalizer, memory and images included."""
-
-    def __init__(self, actor: Any, weights: Mapping[str, Tensor], path: Path) -> None:
-        super().__init__()
-        self.card: dict[str, Any] = {}  # the runner's checkpoints tell nothing of their training
-        self.model = copy.deepcopy(actor)
-        self.model.reset()
-        if any(name.startswith("rnn.") for name in weights) and not actor.is_recurrent:
-            raise UsageError(f"the prior {path} is recurrent, and this runner's actor has no memory: use an RNNModel")
-        fill(self.model, weights, f"the prior {path}")
-        self.requires_grad_(False).eval()
-
-    @torch.no_grad()
-    def score(self, observations: Any, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return log prior and the prior's entropy, both `[T, N]`; a memory goes on where the last rollout stopped."""
-        if not self.model.is_recurrent:
-            return in_rows(self._step, observations, actions)
-        found = []
-        for seen, acted, last in zip(observations, actions, ended, strict=True):
-            found.append(self._step(seen, acted))
-            self.forget(last)
-        log_prob, entropy = (torch.stack(part) for part in zip(*found, strict=True))
-        return log_prob, entropy
-
-    def _step(self, observations: Any, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both of rows; without a sample, which would take random numbers from the actor."""
-        self._look(observations)
-        return self.model.get_output_log_prob(actions), self.model.output_entropy
-
-    def _look(self, observations: Any) -> Tensor:
-        """Move the distribution, and the memory, to these observations; return the likeliest actions."""
-        outputs = self.model.mlp(self.model.get_latent(observations))
-        self.model.distribution.update(outputs)
-        likeliest: Tensor = self.model.distribution.deterministic_output(outputs)
-        return likeliest
-
-    def act(self, observations: Any, sample: bool) -> tuple[Tensor, Tensor]:
-        """Return actions, and their nats `[N]`: the entropy of sampled ones, log π of the likeliest."""
-        likeliest = self._look(observations)
-        if sample:
-            return self.model.distribution.sample(), self.model.output_entropy
-        return likeliest, self.model.get_output_log_prob(likeliest)
-
-    def forget(self, ended: Tensor | None = None) -> None:
-        """Begin anew where an episode ended. (rsl_rl's own reset of some rows waits for the device.)"""
-        if ended is None or not self.model.is_recurrent:
-            self.model.reset()
-            return
-        state, keep = self.model.get_hidden_state(), ~ended.unsqueeze(-1)
-        parts = tuple(part * keep for part in (state if isinstance(state, tuple) else (state,)))
-        self.model.reset(hidden_state=parts if isinstance(state, tuple) else parts[0])
-
-
-class SideBySide(Given):
-    """A prior of any kind, which takes the actor's observation groups side by side, as they come."""
-
-    groups: list[str]
-
-    def score(self, observations: Any, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
-        return super().score(self._rows(observations), actions, ended)
-
-    def act(self, observations: Any, sample: bool) -> tuple[Tensor, Tensor]:
-        return super().act(self._rows(observations), sample)
-
-    def _rows(self, observations: Any) -> Tensor:
-        return torch.cat([observations[group] for group in self.groups], dim=-1)
-
-
-def _prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrior | SideBySide:
-    """Return the prior in the form that the runner asks, and the actor begun as it."""
-    path = path_of(given)
-    if isinstance(path, str | Path) and Path(path).suffix == ".pt":
-        weights = _read_checkpoint(Path(path))
-        if weights is not None:
-            own = RunnersPrior(actor, weights, Path(path))
-            if copied:
-                actor.load_state_dict(weights)
-                _keep_statistics(actor)
-            return own
-    seen = sum(storage.observations[group].shape[-1] for group in actor.obs_groups)
-    prior = SideBySide(open_prior(given), seen, _actions(storage))
-    prior.groups = list(actor.obs_groups)
-    if copied and isinstance(prior.prior, Policy):
-        from_repolicy(prior.prior, actor)
-        _keep_statistics(actor)
-    return prior
-
-
-def _actions(storage: Any) -> ActionSpace:
-    width = int(storage.actions_shape[0])
-    return ActionSpace("continuous", (width,), (-float("inf"),) * width, (float("inf"),) * width)
-
-
-def _read_checkpoint(path: Path) -> dict[str, Tensor] | None:
-    """Return the actor in one of the runner's checkpoints, without running anything; None where it is no such file."""
-    loaded = load(read_bytes(path), str(path))
-    actor = loaded.get("actor_state_dict") if isinstance(loaded, dict) else None
-    if not isinstance(actor, dict):
-        return None
-    for name, part in actor.items():
-        if not isinstance(part, np.ndarray):
-            raise FileError(f"{path} cannot be read: {name} is {shortened(part)}, and no tensor")
-        if part.dtype.kind == "f" and not np.isfinite(part).all():
-            raise FileError(f"{path} cannot be used: {name} has numbers that are not finite")
-    return {name: torch.from_numpy(np.array(part)) for name, part in actor.items()}
-
-
-def _keep_statistics(actor: Any) -> None:
-    """No more updates of the actor's observation statistics: they would move the policy without a gradient."""
-    actor.obs_normalization = False

@@ -34,23 +34,23 @@ from repolicy.hosts.kept_prior import (
     path_of,
     without_gradient,
 )
-from repolicy.hosts.measuring import Look, Paid, Sizes, decide_in
+from repolicy.hosts.measuring import Look, Sizes, compared, decide_in
 from repolicy.hosts.method import Method, Seen, Steering, weighs
 from repolicy.hosts.sb3_policies import actions_of, from_repolicy, like, to_repolicy
 from repolicy.hosts.sb3_priors import FromHost, SameKind, Weights, kept_in, read, stored, tensors_of
+from repolicy.hosts.sb3_vec_envs import WIDE, ModelEnvs, check_env, check_seen_alike, clips
 from repolicy.learning.ppo import adapted
 from repolicy.learning.worker import ALONE
 from repolicy.objective import Objective, given_objective
 from repolicy.policies.policy import Policy
 from repolicy.prepare.defaults import ROLLOUT, of_shape
-from repolicy.prepare.states import MOST_NUMBERS
 from repolicy.runs.settings import Settings
 
 from stable_baselines3 import PPO  # isort: skip  # after ours, which say what to install where it is missing
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer  # isort: skip
 from stable_baselines3.common.policies import ActorCriticPolicy  # isort: skip
 from stable_baselines3.common.save_util import open_path  # isort: skip
-from stable_baselines3.common.vec_env import VecFrameStack, unwrap_vec_normalize, unwrap_vec_wrapper  # isort: skip
+from stable_baselines3.common.vec_env import VecFrameStack, unwrap_vec_wrapper  # isort: skip
 
 check_version("stable-baselines3", (2, 6), (3, 0), "sb3")
 
@@ -58,7 +58,6 @@ __all__ = ["ResidualPPO", "Unclipped", "from_repolicy", "like", "to_repolicy"]
 
 DESIRED_KL = Settings().desired_kl  # of an update
 TARGET_KL = 0.02  # Stable-Baselines3 stops an update at one and a half times as much
-WIDE = 1e6  # bounds of actions so wide that clipping to them changes nothing
 
 
 class ResidualPPO(PPO):
@@ -114,7 +113,7 @@ class ResidualPPO(PPO):
         super().__init__(policy, env, policy_kwargs=policy_kwargs, _init_setup_model=_init_setup_model, **host)
         if _init_setup_model and copy_prior:
             if isinstance(named, Policy):
-                _check_seen_alike(self)
+                check_seen_alike(self)
                 from_repolicy(named, self)
             elif isinstance(self.prior, SameKind):
                 own, weights = _critics_own(self.policy), self.prior.policy.state_dict()
@@ -128,7 +127,7 @@ class ResidualPPO(PPO):
             self.log_prior_budget,
             self.critic_warmup,
         )
-        _check_env(steering.objective, self.env)
+        check_env(steering.objective, self.env)
         given = self.rollout_buffer_class
         host = given or (DictRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else RolloutBuffer)
         self.rollout_buffer_class = type("ResidualBuffer", (Reformulated, host), {})
@@ -148,7 +147,7 @@ class ResidualPPO(PPO):
     def set_env(self, env: Any, force_reset: bool = True) -> None:
         """Stable-Baselines3's; an environment that is refused, as one that was given at first, is not taken."""
         env = self._wrap_env(env, self.verbose)
-        _check_env(self.steering.objective, env)
+        check_env(self.steering.objective, env)
         super().set_env(env, force_reset)
 
     def train(self) -> None:
@@ -212,9 +211,16 @@ class ResidualPPO(PPO):
             self._last_obs = None  # the episodes that were under way are over
         return super()._setup_learn(*given, **named)
 
+    def verdict(self) -> str:
+        """Run the prior and the policy as it is now; return their rewards, and whether the policy is better."""
+        if self.prior is None:
+            raise UsageError("there is no prior to compare with")
+        self._last_obs = None  # the episodes that were under way are over
+        return compared(ModelEnvs(self), self.prior, SameKind(self.policy))
+
     def _reformulated(self, buffer: RolloutBuffer) -> np.ndarray:
         """Return the rewards of a whole rollout `[T, N]`."""
-        _check_env(self.steering.objective, self.env)  # statistics may have begun to move
+        check_env(self.steering.objective, self.env)  # statistics may have begun to move
         ended = np.concatenate([buffer.episode_starts[1:], self._last_episode_starts[None]]).astype(bool)
         log_policy, task, last = (torch.from_numpy(part) for part in (buffer.log_probs, buffer.rewards, ended))
         seen = Seen(
@@ -254,7 +260,7 @@ class ResidualPPO(PPO):
 
     def _fitted(self, objective: Objective, prior: Any) -> Any:
         """Return the prior on the model's device, checked against its spaces."""
-        check_needs(objective, prior is not None, _clips(self))
+        check_needs(objective, prior is not None, clips(self))
         if isinstance(prior, Weights):
             if self.use_sde:  # its noise has a gradient, and could not be copied
                 with torch.no_grad():
@@ -269,44 +275,6 @@ class ResidualPPO(PPO):
             count = int(np.prod(self.observation_space.shape or 0))
             prior = Given(prior, count, actions_of(self.action_space))
         return prior.to(self.device) if isinstance(prior, nn.Module) else prior
-
-
-class ModelEnvs:
-    """A model's environments, for episodes of the prior before training."""
-
-    def __init__(self, model: ResidualPPO) -> None:
-        assert model.env is not None
-        self.model, self.env = model, model.env
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers a state has; a Dict of observations is none."""
-        if not isinstance(self.env.observation_space, spaces.Box):
-            return MOST_NUMBERS + 1
-        return int(self.model.rows(self.env.observation_space.sample()[None, None]).shape[-1])
-
-    def begin(self) -> tuple[Any, bool]:
-        """Return the first observations of episodes."""
-        self.seen = self.env.reset()
-        return self._observed(), True
-
-    def _observed(self) -> Any:
-        row = {name: part[None] for name, part in self.seen.items()} if isinstance(self.seen, dict) else self.seen[None]
-        found = self.model.observed(row)
-        return {name: part[0] for name, part in found.items()} if isinstance(found, dict) else found[0]
-
-    def step(self, actions: Tensor) -> Paid:
-        """Return what followed; an environment may tell its own reward as `basic_reward` in its info."""
-        space, taken = self.env.action_space, actions.cpu().numpy().reshape(-1, *self.env.action_space.shape)
-        if isinstance(space, spaces.Box):
-            taken = taken.clip(space.low, space.high)
-        self.seen, rewards, ended, infos = self.env.step(taken)
-        basic = [info.get("basic_reward", np.nan) for info in infos]
-        own, paid = (torch.from_numpy(np.array(part, np.float32)) for part in (basic, rewards))
-        return Paid(self._observed(), own, paid, torch.from_numpy(np.array(ended)))
-
-    def states(self, observations: Any) -> Tensor:
-        return self.model.rows(self.seen[None])[0]
 
 
 class Reformulated:
@@ -333,38 +301,6 @@ class Unclipped(gymnasium.ActionWrapper[Any, Any, Any]):
         return action
 
 
-# What must hold -------------------------------------------------------------------------------------------------------
-
-
-def _check_env(objective: Objective, env: Any) -> None:
-    """Raise where rewards or observations reach the model on a scale that moves."""
-    if env is None or not (objective.omega or objective.alpha):
-        return
-    normalized = unwrap_vec_normalize(env)
-    why = "omega and alpha weigh log-probabilities against rewards, and the scale of these would move"
-    if normalized is not None and normalized.norm_reward:
-        raise UsageError(f"the environment is VecNormalize(norm_reward=True), and {why}: set norm_reward=False")
-    if any(env.env_is_wrapped(gymnasium.wrappers.NormalizeReward)):
-        raise UsageError(f"the environment is wrapped in NormalizeReward, and {why}: take the wrapper off")
-    moving = normalized is not None and normalized.norm_obs and normalized.training
-    if objective.reads_prior and (moving or any(env.env_is_wrapped(gymnasium.wrappers.NormalizeObservation))):
-        what = "VecNormalize" if moving else "wrapped in NormalizeObservation"
-        raise UsageError(
-            f"the environment is {what} with statistics that move, and the prior would not see what it was trained on: "
-            "take a VecNormalize with the statistics that it was trained with, and set env.training = False"
-        )
-
-
-def _check_seen_alike(model: ResidualPPO) -> None:
-    """Raise where an actor that is copied from a policy of ours would see other observations than that one."""
-    normalized = model.get_vec_normalize_env()
-    if normalized is not None and normalized.norm_obs:
-        raise UsageError(
-            "VecNormalize changes what the actor sees, and the prior takes observations as they are, with a normalizer "
-            "of its own: set norm_obs=False, or copy_prior=False to begin elsewhere"
-        )
-
-
 def _usual(env: Any, widest: int, host: Mapping[str, Any]) -> dict[str, Any]:
     """Return the engine's settings for customizing, in Stable-Baselines3's words."""
     usual = of_shape(widest, int(np.prod(env.action_space.shape or 1)))
@@ -380,14 +316,6 @@ def _usual(env: Any, widest: int, host: Mapping[str, Any]) -> dict[str, Any]:
         "target_kl": TARGET_KL,
         "vf_coef": usual.value_coefficient / 2,  # of the whole squared error, not of half of it
     }
-
-
-def _clips(model: ResidualPPO) -> str:
-    """Return how Stable-Baselines3 clips this model's actions, or nothing."""
-    space = model.action_space
-    if not isinstance(space, spaces.Box) or float(np.abs([space.low, space.high]).max()) >= WIDE:
-        return ""
-    return "Stable-Baselines3 clips actions to the environment's bounds (wrap it in Unclipped)"
 
 
 def _critics_own(policy: ActorCriticPolicy) -> tuple[str, ...]:

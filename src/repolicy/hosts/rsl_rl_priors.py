@@ -1,0 +1,131 @@
+"""Priors inside rsl_rl: a checkpoint of the runner's, or any other in the form that the runner asks."""
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from repolicy.errors import FileError, UsageError
+from repolicy.hosts.kept_prior import Given, fill, in_rows, open_prior, path_of
+from repolicy.hosts.rsl_rl_policies import from_repolicy
+from repolicy.loading import read_bytes
+from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.policy import Policy
+from repolicy.readers.pickles import load, shortened
+
+
+class RunnersPrior(nn.Module):
+    """A copy of the runner's actor with a checkpoint's weights: its normalizer, memory and images included."""
+
+    def __init__(self, actor: Any, weights: Mapping[str, Tensor], path: Path) -> None:
+        super().__init__()
+        self.card: dict[str, Any] = {}  # the runner's checkpoints tell nothing of their training
+        self.model = copy.deepcopy(actor)
+        self.model.reset()
+        if any(name.startswith("rnn.") for name in weights) and not actor.is_recurrent:
+            raise UsageError(f"the prior {path} is recurrent, and this runner's actor has no memory: use an RNNModel")
+        fill(self.model, weights, f"the prior {path}")
+        self.requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def score(self, observations: Any, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return log prior and the prior's entropy, both `[T, N]`; a memory goes on where the last rollout stopped."""
+        if not self.model.is_recurrent:
+            return in_rows(self._step, observations, actions)
+        found = []
+        for seen, acted, last in zip(observations, actions, ended, strict=True):
+            found.append(self._step(seen, acted))
+            self.forget(last)
+        log_prob, entropy = (torch.stack(part) for part in zip(*found, strict=True))
+        return log_prob, entropy
+
+    def _step(self, observations: Any, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both of rows; without a sample, which would take random numbers from the actor."""
+        self._look(observations)
+        return self.model.get_output_log_prob(actions), self.model.output_entropy
+
+    def _look(self, observations: Any) -> Tensor:
+        """Move the distribution, and the memory, to these observations; return the likeliest actions."""
+        outputs = self.model.mlp(self.model.get_latent(observations))
+        self.model.distribution.update(outputs)
+        likeliest: Tensor = self.model.distribution.deterministic_output(outputs)
+        return likeliest
+
+    def act(self, observations: Any, sample: bool) -> tuple[Tensor, Tensor]:
+        """Return actions, and their nats `[N]`: the entropy of sampled ones, log π of the likeliest."""
+        likeliest = self._look(observations)
+        if sample:
+            return self.model.distribution.sample(), self.model.output_entropy
+        return likeliest, self.model.get_output_log_prob(likeliest)
+
+    def forget(self, ended: Tensor | None = None) -> None:
+        """Begin anew where an episode ended. (rsl_rl's own reset of some rows waits for the device.)"""
+        if ended is None or not self.model.is_recurrent:
+            self.model.reset()
+            return
+        state, keep = self.model.get_hidden_state(), ~ended.unsqueeze(-1)
+        parts = tuple(part * keep for part in (state if isinstance(state, tuple) else (state,)))
+        self.model.reset(hidden_state=parts if isinstance(state, tuple) else parts[0])
+
+
+class SideBySide(Given):
+    """A prior of any kind, which takes the actor's observation groups side by side, as they come."""
+
+    groups: list[str]
+
+    def score(self, observations: Any, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
+        return super().score(self._rows(observations), actions, ended)
+
+    def act(self, observations: Any, sample: bool) -> tuple[Tensor, Tensor]:
+        return super().act(self._rows(observations), sample)
+
+    def _rows(self, observations: Any) -> Tensor:
+        return torch.cat([observations[group] for group in self.groups], dim=-1)
+
+
+def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrior | SideBySide:
+    """Return the prior in the form that the runner asks, and the actor begun as it."""
+    path = path_of(given)
+    if isinstance(path, str | Path) and Path(path).suffix == ".pt":
+        weights = _read_checkpoint(Path(path))
+        if weights is not None:
+            own = RunnersPrior(actor, weights, Path(path))
+            if copied:
+                actor.load_state_dict(weights)
+                _keep_statistics(actor)
+            return own
+    seen = sum(storage.observations[group].shape[-1] for group in actor.obs_groups)
+    prior = SideBySide(open_prior(given), seen, actions_of(storage))
+    prior.groups = list(actor.obs_groups)
+    if copied and isinstance(prior.prior, Policy):
+        from_repolicy(prior.prior, actor)
+        _keep_statistics(actor)
+    return prior
+
+
+def actions_of(storage: Any) -> ActionSpace:
+    width = int(storage.actions_shape[0])
+    return ActionSpace("continuous", (width,), (-float("inf"),) * width, (float("inf"),) * width)
+
+
+def _read_checkpoint(path: Path) -> dict[str, Tensor] | None:
+    """Return the actor in one of the runner's checkpoints, without running anything; None where it is no such file."""
+    loaded = load(read_bytes(path), str(path))
+    actor = loaded.get("actor_state_dict") if isinstance(loaded, dict) else None
+    if not isinstance(actor, dict):
+        return None
+    for name, part in actor.items():
+        if not isinstance(part, np.ndarray):
+            raise FileError(f"{path} cannot be read: {name} is {shortened(part)}, and no tensor")
+        if part.dtype.kind == "f" and not np.isfinite(part).all():
+            raise FileError(f"{path} cannot be used: {name} has numbers that are not finite")
+    return {name: torch.from_numpy(np.array(part)) for name, part in actor.items()}
+
+
+def _keep_statistics(actor: Any) -> None:
+    """No more updates of the actor's observation statistics: they would move the policy without a gradient."""
+    actor.obs_normalization = False

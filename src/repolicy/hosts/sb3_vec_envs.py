@@ -1,0 +1,96 @@
+"""Environments of Stable-Baselines3: what must hold of them, and episodes of a prior in them."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import unwrap_vec_normalize
+from torch import Tensor
+
+from repolicy.errors import UsageError
+from repolicy.hosts.measuring import Paid
+from repolicy.hosts.method import weighs
+from repolicy.objective import Objective
+from repolicy.prepare.states import MOST_NUMBERS
+
+WIDE = 1e6  # bounds of actions so wide that clipping to them changes nothing
+
+
+class ModelEnvs:
+    """A model's environments, for episodes of the prior before training."""
+
+    def __init__(self, model: Any) -> None:
+        assert model.env is not None
+        self.model, self.env = model, model.env
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers a state has; a Dict of observations is none."""
+        if not isinstance(self.env.observation_space, spaces.Box):
+            return MOST_NUMBERS + 1
+        return int(self.model.rows(self.env.observation_space.sample()[None, None]).shape[-1])
+
+    def begin(self) -> tuple[Any, bool]:
+        """Return the first observations of episodes."""
+        self.seen = self.env.reset()
+        return self._observed(), True
+
+    def _observed(self) -> Any:
+        row = {name: part[None] for name, part in self.seen.items()} if isinstance(self.seen, dict) else self.seen[None]
+        found = self.model.observed(row)
+        return {name: part[0] for name, part in found.items()} if isinstance(found, dict) else found[0]
+
+    def step(self, actions: Tensor) -> Paid:
+        """Return what followed; an environment may tell its own reward as `basic_reward` in its info."""
+        space, taken = self.env.action_space, actions.cpu().numpy().reshape(-1, *self.env.action_space.shape)
+        if isinstance(space, spaces.Box):
+            taken = taken.clip(space.low, space.high)
+        self.seen, rewards, ended, infos = self.env.step(taken)
+        basic = [info.get("basic_reward", np.nan) for info in infos]
+        own, paid = (torch.from_numpy(np.array(part, np.float32)) for part in (basic, rewards))
+        return Paid(self._observed(), own, paid, torch.from_numpy(np.array(ended)))
+
+    def states(self, observations: Any) -> Tensor:
+        return self.model.rows(self.seen[None])[0]
+
+
+# What must hold -------------------------------------------------------------------------------------------------------
+
+
+def check_env(objective: Objective, env: Any) -> None:
+    """Raise where rewards or observations reach the model on a scale that moves."""
+    if env is None or not weighs(objective):
+        return
+    normalized = unwrap_vec_normalize(env)
+    why = "omega and alpha weigh log-probabilities against rewards, and the scale of these would move"
+    if normalized is not None and normalized.norm_reward:
+        raise UsageError(f"the environment is VecNormalize(norm_reward=True), and {why}: set norm_reward=False")
+    if any(env.env_is_wrapped(gymnasium.wrappers.NormalizeReward)):
+        raise UsageError(f"the environment is wrapped in NormalizeReward, and {why}: take the wrapper off")
+    moving = normalized is not None and normalized.norm_obs and normalized.training
+    if objective.reads_prior and (moving or any(env.env_is_wrapped(gymnasium.wrappers.NormalizeObservation))):
+        what = "VecNormalize" if moving else "wrapped in NormalizeObservation"
+        raise UsageError(
+            f"the environment is {what} with statistics that move, and the prior would not see what it was trained on: "
+            "take a VecNormalize with the statistics that it was trained with, and set env.training = False"
+        )
+
+
+def check_seen_alike(model: Any) -> None:
+    """Raise where an actor that is copied from a policy of ours would see other observations than that one."""
+    normalized = model.get_vec_normalize_env()
+    if normalized is not None and normalized.norm_obs:
+        raise UsageError(
+            "VecNormalize changes what the actor sees, and the prior takes observations as they are, with a normalizer "
+            "of its own: set norm_obs=False, or copy_prior=False to begin elsewhere"
+        )
+
+
+def clips(model: Any) -> str:
+    """Return how Stable-Baselines3 clips this model's actions, or nothing."""
+    space = model.action_space
+    if not isinstance(space, spaces.Box) or float(np.abs([space.low, space.high]).max()) >= WIDE:
+        return ""
+    return "Stable-Baselines3 clips actions to the environment's bounds (wrap it in Unclipped)"
