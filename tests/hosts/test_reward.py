@@ -15,6 +15,8 @@ from repolicy.objective import reformulated, residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import PolicySpec
+from repolicy.priors.finding import find_policy
+from repolicy.priors.opening import read_policy
 from repolicy.ranges import Dial
 from repolicy.readers.reading import as_in_python
 
@@ -68,6 +70,50 @@ def test_what_is_not_finite_is_no_reward(which: int, said: str, as_arrays: bool)
     parts[which].view(-1)[3] = torch.nan
     with pytest.raises(NumericError, match=f"the {said} is not finite"):
         prior_reward(policy(), 0.3, 0.2)(*(part.numpy() if as_arrays else part for part in parts))
+
+
+def test_the_parts_of_the_last_rollout_are_told() -> None:
+    prior, parts = policy(), rollout()
+    reward = prior_reward(prior, 0.3, 0.2)
+    reward(*parts)
+    log_prior = prior.log_prob(*parts[:2])
+    expected = {
+        "task": parts[2].mean(), "prior": 0.3 * log_prior.mean(), "entropy": -0.2 * parts[3].mean(), "states": 0.0,
+        "prior_kl": (parts[3] - log_prior).mean(),
+    }  # fmt: skip
+    assert reward.parts == pytest.approx({name: float(value) for name, value in expected.items()}, abs=1e-5)
+
+
+def test_a_budget_moves_both_weights_after_a_rollout() -> None:
+    prior, parts = policy(), list(rollout())
+    parts[3] = prior.log_prob(*parts[:2]) + 9.0  # far beyond
+    reward = prior_reward(prior, 0.3, 0.2, kl_budget=0.5)
+    total = reward(*parts)
+    torch.testing.assert_close(total, reformulated(residual(0.3, 0.2), parts[2], parts[3] - 9.0, parts[3]).total)
+    assert reward.objective.omega > 0.3
+    assert reward.objective.omega / 0.3 == pytest.approx(reward.objective.alpha / 0.2)
+
+
+def test_what_a_nat_is_worth_stands_in_the_priors_file() -> None:
+    reward, card = prior_reward("halfcheetah"), read_policy(find_policy("halfcheetah")).card
+    assert reward.objective.omega == card["nat_worth"]["value"]
+    assert reward.objective.alpha == card["request"]["objective"]["alpha"]
+    assert reward.objective.states == 0.0, "a price on states needs states that the prior visited"
+    with pytest.raises(UsageError, match="a function has no environment to measure it in: name omega and alpha"):
+        prior_reward(policy())
+
+
+@pytest.mark.parametrize("as_arrays", [False, True])
+def test_states_that_the_prior_does_not_visit_cost(as_arrays: bool) -> None:
+    reward = prior_reward(policy(), 0.0, 0.0, states=0.5, visited=np.random.default_rng(0).normal(size=(9_000, 4)))
+    near, far = torch.zeros(5, 6, 4), torch.full((5, 6, 4), 9.0)
+    parts = [part.numpy() if as_arrays else part for part in (*rollout(), near, far)]
+    np.testing.assert_array_equal(reward(*parts[:4], parts[4]), parts[2])
+    assert float((reward(*parts[:4], parts[5]) - parts[2]).max()) < -1.0
+    with pytest.raises(UsageError, match="the function takes next_observations as well"):
+        reward(*parts[:4])
+    with pytest.raises(UsageError, match="visited is missing"):
+        prior_reward(policy(), 0.1, 0.1, states=0.5)
 
 
 def test_choices_may_come_without_an_axis_of_their_own() -> None:

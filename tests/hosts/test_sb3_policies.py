@@ -117,3 +117,12 @@ def test_a_model_that_bounds_no_observation_becomes_a_policy_that_bounds_none() 
     with torch.no_grad():
         expected = theirs.policy.get_distribution(far).distribution.mean
     torch.testing.assert_close(to_repolicy(theirs)(far).mode(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("which", ["model", "policy"])
+def test_a_model_with_a_memory_is_refused_by_its_name(which: str) -> None:
+    contrib = pytest.importorskip("sb3_contrib")
+    env = DummyVecEnv([Drift] * 4)
+    found = contrib.RecurrentPPO("MlpLstmPolicy", env, n_steps=8, batch_size=16, device="cpu")
+    with pytest.raises(UsageError, match=r"the prior is a Recurrent\w+, and this class runs beside"):
+        residual(env=env, prior=found if which == "model" else found.policy)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from repolicy.envs.evaluation import Evaluation
 from repolicy.errors import UsageError
-from repolicy.hosts.method import Method
+from repolicy.hosts.method import Method, Steering
 from repolicy.policies.density import Density, fitted
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import SavedPolicy
@@ -135,13 +135,18 @@ class Look:
         if states.shape[-1] > MOST_NUMBERS:
             raise UsageError(f"states of more than {MOST_NUMBERS:,} numbers are not learned: set states to 0")
         check_enough(len(states), float(_joined(self.sampled, "lengths").mean()))
-        normalizer = Normalizer(states.shape[-1]).to(states.device)
-        normalizer.update(sums(states))
-        return fitted(normalizer(states), normalizer)
+        return density_of_states(states)
 
     def _sample(self) -> None:
         if not self.sampled:
             self.sampled.append(one_each(self.envs, self.prior, sample=True))
+
+
+def density_of_states(states: Tensor) -> Density:
+    """Return the density of raw observations `[M, O]` that a prior has visited, in the order of time."""
+    normalizer = Normalizer(states.shape[-1]).to(states.device)
+    normalizer.update(sums(states))
+    return fitted(normalizer(states), normalizer)
 
 
 def compared(envs: Envs, prior: Acting, policy: Acting) -> str:
@@ -195,23 +200,28 @@ class Sizes(NamedTuple):
     actions: ActionSpace
 
 
-def decide_in(method: Method, look: Look, card: dict[str, Any], sizes: Sizes, say: Callable[[str], None]) -> None:
-    """Set all weights of a method that are not named, and learn the prior's states where they have a price.
+def weighed(steering: Steering, look: Any, card: dict[str, Any], sizes: Sizes, say: Callable[[str], None]) -> Steering:
+    """Return the same with all weights that are not named: by the prior's card, else by what `look` measures.
 
-    `card` is what the prior's file tells of its training. `say` hears each choice in a sentence.
+    `say` hears each choice in a sentence.
     """
-    steering = method.steering
-    if not steering.objective.is_set:
-        settings = Settings(kl_budget=steering.kl_budget, log_prior_budget=steering.log_prior_budget)
-        prior = SavedPolicy(sizes, None, card)  # type: ignore[arg-type]
+    if steering.objective.is_set:
+        return steering
+    settings = Settings(kl_budget=steering.kl_budget, log_prior_budget=steering.log_prior_budget)
+    prior = SavedPolicy(sizes, None, card)  # type: ignore[arg-type]
 
-        def told(sentence: str) -> None:
-            say(re.sub(r"--([a-z-]+)", lambda option: option[1].replace("-", "_"), sentence))
+    def told(sentence: str) -> None:
+        say(re.sub(r"--([a-z-]+)", lambda option: option[1].replace("-", "_"), sentence))
 
-        found = decided(steering.objective, InHost(prior, "", (), settings, told, look=look))
-        for note in found.notes:
-            told(note)
-        method.steering = replace(steering, objective=found.objective, kl_budget=found.settings.kl_budget)
+    found = decided(steering.objective, InHost(prior, "", (), settings, told, look=look))
+    for note in found.notes:
+        told(note)
+    return replace(steering, objective=found.objective, kl_budget=found.settings.kl_budget)
+
+
+def decide_in(method: Method, look: Look, card: dict[str, Any], sizes: Sizes, say: Callable[[str], None]) -> None:
+    """Set all weights of a method that are not named, and learn the prior's states where they have a price."""
+    method.steering = weighed(method.steering, look, card, sizes, say)
     if method.steering.objective.states and method.density is None:
         method.density = look.density()
     look.envs.begin()

@@ -13,40 +13,114 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.hosts.kept_prior import open_prior
-from repolicy.hosts.method import check_finite
-from repolicy.objective import reformulated, residual
+from repolicy.hosts.kept_prior import Opened, open_prior
+from repolicy.hosts.measuring import Sizes, density_of_states, weighed
+from repolicy.hosts.method import PARTS, Steering, check_finite
+from repolicy.objective import Objective, reformulated, residual
+from repolicy.policies.density import Density
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, Prior
 
-RewardFunction = Callable[[Any, Any, Any, Any], Any]
 
-
-def prior_reward(prior: str | Path | Mapping[str, Any] | Prior, omega: float, alpha: float) -> RewardFunction:
+def prior_reward(
+    prior: str | Path | Mapping[str, Any] | Prior,
+    omega: float | None = None,
+    alpha: float | None = None,
+    *,
+    states: float = 0.0,
+    visited: Any = None,
+    kl_budget: float | None = None,
+) -> "PriorReward":
     """Return a function that makes task + omega · log prior − alpha · log policy out of a rollout (Eq. 16).
 
-    It takes raw observations `[..., O]`, actions as sampled `[..., A]`, the task's rewards `[...]` and the
-    log-probabilities `[...]` that the policy gave those actions, and returns rewards `[...]`. All are tensors, and the
-    result is one on their device without a gradient; or all are arrays, and it is an array. It reads nothing else and
-    changes nothing. Raises where a tensor or an array that it takes, or what the prior makes of them, is not finite.
-
-    A prior of ours computes with torch, and one whose actions pass through tanh is refused. Any other gets the
-    observations and actions as they come, so with a `log_prob` of your own in JAX the whole function can be compiled.
+    Args:
+        prior: a file, a mapping with its path and how to read it, a policy, or whatever has `log_prob`.
+        omega: what a nat of log prior is worth; by default as the prior's file tells it.
+        alpha: what a nat of entropy is worth; by default as the prior's file tells it, else a third of omega.
+        states: what a nat of the next states' familiarity to the prior is worth.
+        visited: for `states`, observations `[M, O]` that the prior visits, in the order of time.
+        kl_budget: after each rollout omega and alpha move so that the policy stays so many nats a step from the prior.
     """
-    objective = residual(omega, alpha)
-    source = open_prior(prior).prior
-    score = _scored_by(source) if isinstance(source, Policy) else source.log_prob
+    source = open_prior(prior)
+    steering = Steering(residual(omega, alpha, states), kl_budget)
+    own = source.prior
+    sizes = (
+        Sizes(own.observation_size, own.actions) if isinstance(own, Policy) else Sizes(0, ActionSpace("discrete", ()))
+    )
+    steering = weighed(steering, Unseen(), source.card, sizes, lambda said: print(f"prior_reward: {said}"))
+    if states and visited is None:
+        raise UsageError("states has a price and visited is missing: observations of the prior's own, [M, O]")
+    density = density_of_states(torch.as_tensor(visited).float()) if states else None
+    return PriorReward(source, steering, density)
 
-    def reward(observations: Any, actions: Any, rewards: Any, log_policy: Any) -> Any:
+
+class Unseen:
+    """In the place of an environment to measure in: a function has none."""
+
+    def worths(self) -> Any:
+        raise UsageError(
+            "the prior's file does not tell what a nat of it is worth, and a function has no environment to measure it "
+            "in: name omega and alpha"
+        )
+
+    paid = worths
+
+
+class PriorReward:
+    """What `prior_reward` returns.
+
+    parts: of the last rollout, the means of task, prior, entropy and states, and prior_kl; unknown inside of `jax.jit`.
+    """
+
+    def __init__(self, source: Opened, steering: Steering, density: Density | None) -> None:
+        self.steering, self.density, self.parts = steering, density, dict[str, float]()
+        prior = source.prior
+        self._score = _scored_by(prior) if isinstance(prior, Policy) else prior.log_prob
+
+    @property
+    def objective(self) -> Objective:
+        """The weights in force."""
+        return self.steering.objective
+
+    def __call__(
+        self, observations: Any, actions: Any, rewards: Any, log_policy: Any, next_observations: Any = None
+    ) -> Any:
+        """Return the rewards `[...]` of a rollout.
+
+        It takes raw observations `[..., O]`, actions as sampled `[..., A]`, the task's rewards `[...]` and the
+        log-probabilities `[...]` that the policy gave those actions, and where states have a price the observations
+        that the steps led to. All are tensors, and the result is one on their device without a gradient; or all are
+        arrays, and it is an array. It changes none of them. Raises where a part is not finite.
+
+        A prior of ours computes with torch, and one whose actions pass through tanh is refused. Any other gets the
+        observations and actions as they come, so with a `log_prob` of your own in JAX the whole function can be
+        compiled.
+        """
+        objective = self.objective
         _check_same_shape("log-probabilities", log_policy, rewards)
-        rewards, log_policy = _usable("task", rewards), _usable("entropy", log_policy)
-        log_prior = None
+        rewards, log_policy, log_prior = _detached(rewards), _detached(log_policy), None
         if objective.reads_prior:
-            log_prior = score(observations, actions)
+            log_prior = _detached(self._score(observations, actions))
             _check_same_shape("the prior's log-probabilities", log_prior, rewards)
-            log_prior = _usable("prior", log_prior)
-        return reformulated(objective, rewards, log_prior, log_policy).total
+        reward = reformulated(objective, rewards, log_prior, log_policy, self._familiarity(next_observations, rewards))
+        if isinstance(rewards, Tensor | np.ndarray):
+            given = {"task": rewards, "entropy": log_policy} | ({} if log_prior is None else {"prior": log_prior})
+            check_finite({name: float(part.mean()) for name, part in given.items()})
+            shown = {name: float(getattr(reward, name).mean()) for name in PARTS}
+            apart = 0.0 if log_prior is None else float((log_policy - log_prior).mean())
+            self.parts = shown | {"prior_kl": apart}
+            self.steering.steer({"prior_kl": apart}, int(np.prod(rewards.shape)))
+        return reward.total
 
-    return reward
+    def _familiarity(self, following: Any, rewards: Any) -> Any:
+        """Return how familiar states `[..., O]` are to the prior, `[...]`."""
+        if self.density is None:
+            return None
+        if following is None:
+            raise UsageError("states has a price, so the function takes next_observations as well")
+        density = self.density.to(following.device if isinstance(following, Tensor) else "cpu")
+        found = density.familiarity(density.normalized(torch.as_tensor(following).float()))
+        return found.to(rewards.dtype) if isinstance(rewards, Tensor) else found.numpy().astype(rewards.dtype)
 
 
 def _scored_by(prior: Policy) -> Callable[[Any, Any], Any]:
@@ -73,13 +147,8 @@ def _scored_by(prior: Policy) -> Callable[[Any, Any], Any]:
     return score
 
 
-def _usable(name: str, part: Any) -> Any:
-    """Return a part of the reward without its gradient; it is finite where its numbers are known, in JAX not always."""
-    if isinstance(part, Tensor) and part.requires_grad:
-        part = part.detach()
-    if isinstance(part, Tensor | np.ndarray):
-        check_finite({name: float(part.sum())})
-    return part
+def _detached(part: Any) -> Any:
+    return part.detach() if isinstance(part, Tensor) and part.requires_grad else part
 
 
 def _check_same_shape(what: str, given: Any, rewards: Any) -> None:

@@ -15,6 +15,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.save_util import open_path
 from torch import Tensor, nn
 
+from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import Given, Opened, in_rows, nats_of, open_prior
 from repolicy.policies.density import Density
 from repolicy.policies.file import policy_bytes, read_own
@@ -76,6 +77,11 @@ def read(prior: Any) -> Any:
     if prior is None or isinstance(prior, Weights | SameKind | Given | Opened):
         return prior
     policy = prior.policy if isinstance(prior, BaseAlgorithm) else prior
+    if isinstance(policy, ActorCriticPolicy) and (hasattr(policy, "lstm_actor") or "Maskable" in type(policy).__name__):
+        raise UsageError(
+            f"the prior is a {type(prior).__name__}, and this class runs beside Stable-Baselines3's PPO, which has "
+            "neither a memory nor masks; export a policy with a memory to ONNX, which runs as it is"
+        )
     if isinstance(policy, ActorCriticPolicy):
         return Weights({name: tensor.detach().cpu().clone() for name, tensor in policy.state_dict().items()})
     return open_prior(prior)
