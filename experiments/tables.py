@@ -256,16 +256,21 @@ def frontier_runs(world: str, method: str) -> dict[float, list[Row]]:
 
 
 def through_hosts() -> str:
-    """Return a row a trainer: mean over its seeds, and each seed's total."""
+    """Return a row a task, its steps and a trainer: means over its seeds, and from which seed to which."""
     lines = []
-    runs = list(ledger("through_hosts.jsonl", "/1000000").values())
-    for host in dict.fromkeys(run["host"] for run in runs):
-        mine = [run for run in runs if run["host"] == host]
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for key, run in ledger("through_hosts.jsonl").items():
+        found.setdefault((run["prior"], key.rpartition("/")[2], run["host"]), []).append(run)
+    for (prior, steps, host), mine in sorted(found.items(), key=lambda item: (item[0][0] == "ant", int(item[0][1]))):
+        nats = [run["nats"] for run in mine]
         parts = [mean(run["mean"][f"{part}_reward"][0] for run in mine) for part in ("basic", "addon", "total")]
-        totals = [[run[which]["total_reward"][0] for run in mine] for which in ("mean", "sampled")]
-        cells = [*(f"{part:,.0f}" for part in parts[:2]), *(each_and_mean(part) for part in totals), str(len(mine))]
-        lines.append([host, *cells])
-    return markdown(["trainer", "basic", "add-on", "total", "total, sampled", "seeds"], lines)
+        totals = [run["mean"]["total_reward"][0] for run in mine]
+        sampled = mean(run["sampled"]["total_reward"][0] for run in mine)
+        cells = [f"{min(nats):.2f}–{max(nats):.2f}", *(f"{part:,.0f}" for part in parts[:2]), f"**{parts[2]:,.0f}**"]
+        of_seeds = f"{min(totals):,.0f}–{max(totals):,.0f}"
+        lines.append([prior, f"{int(steps):,}", host, *cells, of_seeds, f"{sampled:,.0f}", str(len(mine))])
+    head = ["prior", "steps", "trainer", "nats", "basic", "add-on", "total", "of seeds", "sampled", "seeds"]
+    return markdown(head, lines)
 
 
 # A task, and that of `heavy` with the same prior and wish. Go1's prior is a row of `real_robot`.

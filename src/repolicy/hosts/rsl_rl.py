@@ -2,13 +2,11 @@
 
     algorithm = {
         "class_name": "repolicy.hosts.rsl_rl:ResidualPPO",
-        "prior": "logs/prior/model_500.pt",
-        "omega": 0.1,
-        "alpha": 0.05,
+        "prior": "logs/prior/model_500.pt",    # all weights are measured
         ...                                    # whatever rsl_rl's own PPO takes
     }
 
-The environment pays the add-on. Rewards change on their way into the storage, once a step, on the storage's device.
+The environment pays the add-on. Rewards change in the storage, once an iteration, on its device.
 """
 
 from collections.abc import Mapping
@@ -48,15 +46,17 @@ DESIRED_KL = Settings().desired_kl  # of an update
 class ResidualPPO(PPO):
     """rsl_rl's PPO whose storage gets task + omega · log prior − alpha · log policy. The rest is rsl_rl's.
 
-    objective: an `Objective`, or its fields as a mapping; or `omega` and `alpha` by themselves.
+    objective: an `Objective`, or its fields as a mapping; or its weights by themselves: `omega`, `alpha`, `states`.
+        Those that are not named are measured before training.
     prior: one of the runner's own checkpoints (`.pt`, of the same networks as the actor), any file that Repolicy
-        reads, or an object with `log_prob(observations, actions)`.
+        reads, a mapping with its `path` and how to read it, or an object with `log_prob(observations, actions)`.
     copy_prior: whether the actor begins as the prior, and keeps its observation statistics as they are.
     addon: the entry of the environment's `extras` that holds the add-on `[N]`; without it, the environment's own
         reward is the task's, whatever the objective calls it.
-    critic_warmup: iterations at the start that fit the critic alone.
+    critic_warmup: iterations at the start that fit the critic alone; by default 5, or more for a critic that lags.
     kl_budget: adapt omega and alpha so that the policy stays this far from its prior, in nats a step.
-    host: everything that rsl_rl's PPO takes; beside omega or alpha, `entropy_coef` is 0 unless it is named.
+    log_prior_budget: adapt omega alone so that actions are to the prior this many nats less likely than its own.
+    host: everything that rsl_rl's PPO takes; beside a prior the engine's settings where none is named.
     """
 
     schedule: str
@@ -111,7 +111,7 @@ class ResidualPPO(PPO):
         own = None if prior is None else prior_for(prior, self.get_policy(), storage, copy_prior).to(self.device)
         self.prior, self._prior_name = own, called(path_of(prior))
         self.method = Method(steering, own, self._add_up)
-        self.method.scaled(self._raw_critic, layers_of(self._raw_critic)[-1])
+        self.method.scaled(critic, layers_of(critic)[-1])
         self._paid = torch.zeros_like(storage.rewards.squeeze(-1))  # the task's rewards of the iteration, [T, N]
 
     @property

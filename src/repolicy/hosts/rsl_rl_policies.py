@@ -1,5 +1,6 @@
 """Policies of ours as rsl_rl's actors, and the other way round."""
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.network import MODULES
 from repolicy.policies.policy import Policy, PolicySpec
 
-check_version("rsl-rl-lib", (5, 4), (6, 0), "rsl-rl")  # first: others lack what is imported here
+check_version("rsl-rl-lib", (5, 0), (6, 0), "rsl-rl")  # first: others lack what is imported here
 
 try:
     from rsl_rl.modules import EmpiricalNormalization, GaussianDistribution
@@ -28,7 +29,7 @@ def from_repolicy(policy: Policy, actor: Any) -> None:
         raise UsageError(f"the policy is {spec.family}, and rsl_rl's GaussianDistribution has one std for all states")
     remedy = "make the actor's settings the same, or set copy_prior to false to begin elsewhere"
     check_same_network(spec, host, "actor", remedy)
-    low, high = actor.distribution.std_range
+    low, high = _std_range(actor)
     if not torch.allclose(std.clamp(low, high), std, rtol=1e-4, atol=0.0):
         raise UsageError(
             f"the policy has a std from {std.min():.3g} to {std.max():.3g}, and the actor's std_range is {low:g} to "
@@ -54,7 +55,7 @@ def to_repolicy(actor: Any) -> Policy:
     distribution = actor.distribution
     std = distribution.std_param if distribution.std_type != "log" else distribution.log_std_param.exp()
     assert policy.log_std is not None
-    policy.log_std.copy_(std.clamp(*distribution.std_range).log())
+    policy.log_std.copy_(std.clamp(*_std_range(actor)).log())
     normalizer = actor.obs_normalizer
     if isinstance(normalizer, EmpiricalNormalization):
         var = (normalizer._std.squeeze(0).double() + normalizer.eps).square() - 1e-8
@@ -75,6 +76,11 @@ def _copy_statistics(policy: Policy, actor: Any) -> None:
     theirs._std.copy_(std)
     theirs._var.copy_(std.square())
     theirs.count.fill_(int(normalizer.count))
+
+
+def _std_range(actor: Any) -> tuple[float, float]:
+    low, high = getattr(actor.distribution, "std_range", (1e-12, math.inf))  # rsl_rl bounds it since 5.4
+    return low, high
 
 
 def layers_of(actor: Any) -> list[nn.Linear]:

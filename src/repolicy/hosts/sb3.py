@@ -2,8 +2,9 @@
 
     from repolicy.hosts.sb3 import ResidualPPO
 
-    model = ResidualPPO("MlpPolicy", env, prior="prior.safetensors", omega=0.17, alpha=0.13, critic_warmup=5)
+    model = ResidualPPO("MlpPolicy", env, prior="prior.safetensors")  # all weights are measured
     model.learn(1_000_000)
+    print(model.verdict())
 
 The environment pays the add-on. Rewards change in the rollout buffer, once a rollout, before it computes advantages.
 """
@@ -63,13 +64,16 @@ TARGET_KL = 0.02  # Stable-Baselines3 stops an update at one and a half times as
 class ResidualPPO(PPO):
     """PPO whose rollout buffer holds task + omega · log prior − alpha · log policy. The rest is Stable-Baselines3's.
 
-    objective: an `Objective`, or its fields as a mapping; or `omega` and `alpha` by themselves.
-    prior: any file that Repolicy reads; a trained model of Stable-Baselines3 with the same policy as this one's; or an
-        object with `log_prob(observations, actions)`. The second sees what the actor sees, the others raw observations.
+    objective: an `Objective`, or its fields as a mapping; or its weights by themselves: `omega`, `alpha`, `states`.
+        Those that are not named are measured when `learn` begins.
+    prior: any file that Repolicy reads, or a mapping with its `path` and how to read it; a trained model of
+        Stable-Baselines3 with the same policy as this one's; or an object with `log_prob(observations, actions)`. The
+        model sees what the actor sees, the others raw observations.
     copy_prior: whether the actor begins as the prior. Without `policy_kwargs` it is built like it, too.
-    critic_warmup: iterations at the start that fit the critic alone.
+    critic_warmup: iterations at the start that fit the critic alone; by default 5, or more for a critic that lags.
     kl_budget: adapt omega and alpha so that the policy stays this far from its prior, in nats a step.
-    host: everything that Stable-Baselines3's PPO takes.
+    log_prior_budget: adapt omega alone so that actions are to the prior this many nats less likely than its own.
+    host: everything that Stable-Baselines3's PPO takes; beside a prior the engine's settings where none is named.
     """
 
     rollout_buffer_class: Any
