@@ -36,8 +36,7 @@ LEAST = 1e-6  # smallest value of a weight
 BEYOND = 1.25  # spent/budget from which the end of a run is said to be beyond its budget
 
 UNIT = 0.1  # of a limit's bound: broken by so much, it is off by 1
-BEGINS = 0.1  # a limit's quantity counts so much at first, beside the wish
-WIDEST = 1e3  # times as much, or as little, it may count later
+WIDEST = 1e3  # times as much, or as little, as at first a limit may weigh later
 PROBES = 8  # for so many environments that train there is one with the mean action
 ENDS = 20  # iterations, by which a limit is judged at the end
 EPISODES = 32  # of the prior, by which it is known what it earns
@@ -64,7 +63,7 @@ def off_budget(
     share = newest(math.sqrt(max(variance, 0.0) / samples) / budget)
     if share < 1.0:
         spent = share * spent + (1.0 - share) * budget * math.exp(before)
-    return bounded(math.log(max(spent, budget * math.exp(-2 * FARTHEST)) / budget))
+    return max(-FARTHEST, min(FARTHEST, math.log(max(spent, budget * math.exp(-2 * FARTHEST)) / budget)))
 
 
 def off_limit(broken_by: float, noise: float, before: float | None) -> float:
@@ -76,13 +75,14 @@ def off_limit(broken_by: float, noise: float, before: float | None) -> float:
     return off if before is None else before + newest(noise) * (off - before)
 
 
-def bounded(off: float) -> float:
-    return max(-FARTHEST, min(FARTHEST, off))
+def near(off: float) -> float:
+    """Return how far off a limit is, within the bounds where its change says something."""
+    return max(-1.0, min(1.0, off))
 
 
-def raised(weight: float, before: float, now: float) -> float:
+def raised(weight: float, off: float, change: float) -> float:
     """Return a weight, larger where what it holds is broken or on its way there."""
-    return max(LEAST, weight * math.exp(STEERING * now + DAMPING * (now - before)))
+    return max(LEAST, weight * math.exp(STEERING * off + DAMPING * change))
 
 
 def steered(objective: Objective, before: float, now: float, *, omega_alone: bool = False) -> Objective:
@@ -92,8 +92,8 @@ def steered(objective: Objective, before: float, now: float, *, omega_alone: boo
     sharpen the policy around the prior's mode, and so move it away from the prior. But omega alone is the multiplier of
     E[log prior] ≥ its own − budget, and a larger one always makes likelier actions.
     """
-    alpha = objective.alpha if omega_alone else raised(objective.alpha, before, now)
-    return replace(objective, omega=raised(objective.omega, before, now), alpha=alpha)
+    alpha = objective.alpha if omega_alone else raised(objective.alpha, now, now - before)
+    return replace(objective, omega=raised(objective.omega, now, now - before), alpha=alpha)
 
 
 class Measured(NamedTuple):
@@ -120,7 +120,7 @@ class Weight:
     def move(self, broken_by: float, noise: float) -> None:
         """Follow a limit that is broken by so much."""
         now = off_limit(broken_by / self.unit, noise / self.unit, self.off)
-        value = raised(self.value, bounded(now if self.off is None else self.off), bounded(now))
+        value = raised(self.value, now, near(now) - near(now if self.off is None else self.off))
         self.off, self.value = now, max(self.first / WIDEST, min(self.first * WIDEST, value))
 
 
@@ -148,12 +148,12 @@ class Multipliers:
         each = [limit.sign * weight.value * limit.values(rollout, self.size) for limit, weight in self.limits.values()]
         return torch.from_numpy(np.sum(each, 0))
 
-    def sums(self, probed: Rollout | None, rollout: Rollout, task: Tensor) -> dict[str, float]:
+    def sums(self, probed: Rollout | None, rollout: Rollout) -> dict[str, float]:
         """Return what is to be summed over the ranks: of the mean action's steps and, once, how large numbers are."""
         if probed is None:
             return {}
         each = {name: limit.values(probed, self.size).mean(0) for name, (limit, _) in self.limits.items()}  # [N]
-        found = {"probed": float(probed.basic.shape[1]), "size": float(task.square().sum())}
+        found = {"probed": float(probed.basic.shape[1])}
         if self.prior_earns is not None:
             expected = earned(self.prior_earns, probed)
             each["kept"] = probed.basic.mean(0) - expected
@@ -164,8 +164,11 @@ class Multipliers:
             found |= {name: float(values.sum()), f"squares of {name}": float(np.square(values).sum())}
         return found
 
-    def told(self, totals: dict[str, float]) -> dict[str, float]:
-        """Return what the log says, from the sums; and begin the weights of limits, where they have not."""
+    def told(self, totals: dict[str, float], objective: Objective) -> dict[str, float]:
+        """Return what the log says, from the sums; and begin the weights of limits, where they have not.
+
+        At first a limit's quantity is worth as much as a nat of the prior.
+        """
         if "probed" not in totals:
             return {}
         found, steps = dict[str, float](), self.settings.iteration_steps
@@ -179,8 +182,8 @@ class Multipliers:
             found["kept"] = self.measured["kept"].value
         for name, (limit, weight) in self.limits.items():
             if not weight.first:
-                task, size = (math.sqrt(totals[each] / steps) for each in ("size", f"size of {name}"))
-                weight.first = weight.value = max(LEAST, BEGINS * task / max(size, LEAST))
+                size = math.sqrt(totals[f"size of {name}"] / steps)
+                weight.first = weight.value = (objective.omega or objective.alpha or 1.0) / max(size, LEAST)
                 weight.unit = UNIT * (abs(limit.bound) or size or 1.0)
             found |= {f"limit_{name}": self.measured[name].value, f"multiplier_{name}": weight.value}
         return found
@@ -195,13 +198,14 @@ class Multipliers:
             return objective
         if self.keep:
             (value, noise), unit = self.measured["kept"], max(1.0 - self.keep, FINEST)
-            self.off_budget = off_limit((self.keep - value) / unit, noise / unit, before)
-        else:
-            spent = metrics[budget.spent]
-            variance = None if self.settings.kl_budget else metrics["below_prior_squares"] - spent**2
-            self.off_budget = off_budget(spent, budget.amount, before or 0.0, self.settings.iteration_steps, variance)
-        before = bounded(self.off_budget if before is None else before)
-        return steered(objective, before, bounded(self.off_budget), omega_alone=not self.settings.kl_budget)
+            self.off_budget = now = off_limit((self.keep - value) / unit, noise / unit, before)
+            change = near(now) - near(now if before is None else before)
+            return replace(objective, omega=raised(objective.omega, now, change))
+        assert before is not None
+        spent = metrics[budget.spent]
+        variance = None if self.settings.kl_budget else metrics["below_prior_squares"] - spent**2
+        self.off_budget = off_budget(spent, budget.amount, before, self.settings.iteration_steps, variance)
+        return steered(objective, before, self.off_budget, omega_alone=not self.settings.kl_budget)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds of it; `prior_earns` is a tensor, and apart."""
@@ -243,7 +247,8 @@ def earned_by_age(prior: Policy, request: Request, team: Ranks) -> Tensor:
         rewards = found.steps.rewards
         lasts = np.arange(len(rewards))[:, None] < found.lengths
         earned[: len(rewards)] = torch.from_numpy(np.where(lasts, rewards, 0.0).mean(1))[:LONGEST]
-    return team.sum(earned)
+    team.sum(earned)
+    return earned[: int(earned.nonzero().max()) + 1 if earned.any() else 1].clone()
 
 
 def broken(multipliers: Multipliers, logged: dict[str, list[Any]]) -> list[str]:

@@ -285,7 +285,7 @@ class Worker:
 
     def exchange(self, rollout: Rollout, reward: Reward, log_prior: Tensor | None, stop: bool) -> "Summary":
         """Return one sum over the ranks of all that they need to know of each other's rollouts."""
-        measured = self.multipliers.sums(self.probed, rollout, reward.task)
+        measured = self.multipliers.sums(self.probed, rollout)
         values = {
             "reward_task": reward.task.sum(),
             "reward_prior": reward.prior.sum(),
@@ -321,7 +321,7 @@ class Worker:
                 if name not in measured
             }
             | {"episodes": episodes, "stop": totals["stop"]}
-            | self.multipliers.told(totals)
+            | self.multipliers.told(totals, self.objective)
         )
         if not episodes:
             del metrics["basic_return"], metrics["episode_length"]
