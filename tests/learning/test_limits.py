@@ -86,7 +86,6 @@ def test_a_share_of_the_old_return_is_kept(prior: Path, tmp_path: Path) -> None:
     found = customize(prior, WISH, residual(0.2, alpha), tmp_path / "run", settings, env=env, callbacks=[log])
     kept, omegas = (np.array([each[name] for each in log.metrics[-80:]]) for name in ("kept", "omega"))
     gain, _ = gain_and_std(found.policy)
-    print(keep, 2.0 - mean_cost(gain) / mean_cost(GAIN), kept.mean(), gain, wanted, np.exp(np.log(omegas).mean()))
     assert 2.0 - mean_cost(gain) / mean_cost(GAIN) == pytest.approx(keep, abs=0.03)
     assert kept.mean() == pytest.approx(keep, abs=0.1)  # an iteration's has a std of 0.35
     assert np.exp(np.log(omegas).mean()) == pytest.approx(omega * ALPHA, rel=0.2)

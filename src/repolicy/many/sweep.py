@@ -24,7 +24,7 @@ from repolicy.many.pool import Here, Job, Start, work
 from repolicy.many.tradeoff import Found, Point, as_dict, point_words
 from repolicy.objective import Objective
 from repolicy.policies.policy import Policy
-from repolicy.policies.storage import check_shape, write_bytes, write_json
+from repolicy.policies.storage import FORMAT, check_shape, write_bytes, write_json
 from repolicy.prepare.session import open_prior, settings_of
 from repolicy.prepare.states import check_learnable
 from repolicy.prepare.weights import decide
@@ -150,7 +150,7 @@ def sweep(
         if not trained:
             raise RepolicyError(f"no point of the sweep could be trained: {failed[0].error}")
         swept = _evaluated(folder, request, saved.policy, trained, failed, episodes, say)
-        write_json(folder / "sweep.json", as_dict(swept))
+        write_json(folder / "sweep.json", {"format": FORMAT} | as_dict(swept))
     return swept
 
 
@@ -211,7 +211,7 @@ def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: by
             raise UsageError(f"{folder / name} is there already, and of no sweep; choose another --out")
     write_bytes(folder / "prior.safetensors", prior)
     write_json(folder / "settings.json", request["settings"])
-    write_json(file, {"request": request, "omegas": omegas})
+    write_json(file, {"format": FORMAT, "request": request, "omegas": omegas})
     return omegas
 
 

@@ -20,7 +20,7 @@ from repolicy.objective import DIALED
 from repolicy.policies.file import SavedPolicy, read_card, save_policy
 from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy
-from repolicy.policies.storage import check_shape, finite, is_own, write_bytes, write_json
+from repolicy.policies.storage import FORMAT, check_shape, finite, is_own, write_bytes, write_json
 from repolicy.priors.dials import How, beyond, prior_of, turned
 from repolicy.priors.finding import beside
 from repolicy.ranges import Dial
@@ -207,7 +207,7 @@ def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lam
 def write_dial_report(dial: Turning, swept: Found, say: Callable[[str], None] = lambda _: None) -> Path:
     """Film every position, and write `report.html` and `dial.json` into the dial's folder."""
     pictures, complaint = _filmed(dial, say)
-    write_json(dial.out / "dial.json", as_dict(dial, swept))
+    write_json(dial.out / "dial.json", {"format": FORMAT} | as_dict(dial, swept))
     path = dial.out / "report.html"
     write_bytes(path, _html(dial, swept, pictures, complaint).encode())
     return path
