@@ -41,7 +41,7 @@ FEWER = {
 }
 # Downloads, a hub, several machines; and the files of your-policy.md, tested on their own: these are only parsed.
 NOT_HERE = re.compile(
-    r"go1_policy|playground:|hf://|torchrun|swing\.py|runs/calm|policy\.onnx|lstm\.pt|cheetah\.npz|imitated"
+    r"go1_policy|playground:|hf://|torchrun|swing\.py|runs/calm|policy\.onnx|lstm\.pt|cheetah\.npz|imitated|model_200"
 )
 
 

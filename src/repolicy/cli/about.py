@@ -1,6 +1,7 @@
 """The commands about what is here: the add-ons that ship, the speed, the installation."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from repolicy.cli.options import Positional
@@ -72,18 +73,33 @@ class Bench:
 
 @dataclass(frozen=True)
 class Doctor:
-    """Say what this installation can do: versions, backends, rendering, cores.
+    """Say what this installation can do; or, of a training that broke when it was resumed, the usual causes.
 
-    Example: repolicy doctor
+    Example: repolicy doctor model_200.pt --before model_150.pt
     """
 
+    checkpoint: Annotated[Path | None, Positional("RUN")] = None
+    """A checkpoint of rsl_rl or Stable-Baselines3: soon after it was resumed."""
+    before: Path | None = None
+    """The checkpoint that was resumed."""
     json: bool = False
     """Print one JSON object on stdout."""
 
     def run(self) -> dict[str, Any]:
         from repolicy.cli.doctor import doctor
+        from repolicy.runs.terminal import Terminal
 
-        return doctor()
+        if self.checkpoint is None:
+            if self.before is not None:
+                raise UsageError("--before goes with the checkpoint of the training that went on from it")
+            return doctor()
+        from repolicy.hosts.resuming import causes, read_checkpoint
+
+        found = causes(read_checkpoint(self.checkpoint), None if self.before is None else read_checkpoint(self.before))
+        terminal = Terminal()
+        for sentence in found or ["none of the usual causes is there"]:
+            terminal.say(sentence)
+        return {"causes": found}
 
 
 def _show(figures: dict[str, Any]) -> None:

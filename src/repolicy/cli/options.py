@@ -173,7 +173,8 @@ def add_options(made: argparse.ArgumentParser, command: type) -> None:
             more |= {"choices": typing.get_args(option.value)}
         more |= {"nargs": "+"} if option.several else {"action": "append"} if option.repeatable else {}
         if option.metavar:
-            made.add_argument(place, **more)
+            optional = not option.several and option.default != "(required)"
+            made.add_argument(place, **more | ({"nargs": "?", "default": None} if optional else {}))
         else:
             made.add_argument(*names, dest=place, **more)
 

@@ -144,16 +144,17 @@ class ResidualPPO(PPO):
         shown = self.method.measured()
         if self.adapts:
             self.learning_rate = adapted(self.learning_rate, self.method.update_kl, DESIRED_KL)
+            self._take(self.learning_rate if self.steering.fits_actor else max(self.learning_rate, ALONE))
         if self.steering.fits_actor:
-            self._take(self.learning_rate)
             losses = super().update()
             self.method.moved = self._moved() if self.adapts else None
         else:
-            self._take(max(self.learning_rate, ALONE) if self.adapts else self.learning_rate)
             schedule, self.schedule = self.schedule, "fixed"  # a policy that stands still would speed up its learning
             with without_gradient(self.get_policy().parameters()):
                 losses = super().update()
             self.schedule = schedule
+        if self.adapts:
+            self._take(self.learning_rate)  # which a checkpoint keeps
         self.method.steer()
         return losses | shown
 

@@ -1,0 +1,123 @@
+"""Why a training that was resumed in rsl_rl or Stable-Baselines3 broke: the usual causes, from its files alone."""
+
+import io
+import json
+import re
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from repolicy.errors import FileError
+from repolicy.loading import read_bytes
+from repolicy.readers.pickles import load
+
+FAR = 2.0  # times: by so much a learning rate or a std does not change in a few iterations
+COLLAPSED = 0.01  # a std below this hardly tries anything
+SHIFTED = 0.25  # of a std: by so much the mean of an observation moves only where statistics begin anew
+
+Tensors = dict[str, np.ndarray]
+
+
+class Checkpoint(NamedTuple):
+    """What a checkpoint tells of a training; None where it does not."""
+
+    rate: float | None
+    remembers: bool  # whether the optimizer's state is there
+    std: np.ndarray | None
+    statistics: Tensors  # of observations: mean, var, count
+    critic: Tensors
+    entropy_bonus: float | None
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Return what a checkpoint of rsl_rl (.pt) or a model of Stable-Baselines3 (.zip) tells; no code of it runs."""
+    content = read_bytes(path)
+    if zipfile.is_zipfile(io.BytesIO(content)):
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            if "policy.pth" in archive.namelist():
+                return _of_sb3(archive, str(path))
+    loaded = load(content, str(path))
+    actor = loaded.get("actor_state_dict", loaded.get("model_state_dict")) if isinstance(loaded, dict) else None
+    if not isinstance(actor, dict):
+        raise FileError(f"{path} is no checkpoint of rsl_rl and no model of Stable-Baselines3")
+    if "student_state_dict" in loaded or any(name.startswith("student") for name in actor):
+        raise FileError(f"{path} is a checkpoint of a distillation: it has a student and no actor")
+    critic = loaded.get("critic_state_dict") or {name: part for name, part in actor.items() if "critic" in name}
+    return _checkpoint(actor, critic, loaded.get("optimizer_state_dict"), _bonus_beside(path))
+
+
+def _of_sb3(archive: zipfile.ZipFile, where: str) -> Checkpoint:
+    weights = load(archive.read("policy.pth"), where)
+    has = "policy.optimizer.pth" in archive.namelist()
+    optimizer = load(archive.read("policy.optimizer.pth"), where) if has else None
+    critic = {name: part for name, part in weights.items() if "value_net" in name}
+    return _checkpoint(weights, critic, optimizer, json.loads(archive.read("data")).get("ent_coef"))
+
+
+def _checkpoint(actor: Tensors, critic: Tensors, optimizer: Any, bonus: Any) -> Checkpoint:
+    ends: tuple[Tensors, Tensors] = {}, {}  # by the end of their names: the normalizer's, and the others
+    for name, part in actor.items():
+        ends["normalizer" not in name][name.rpartition(".")[2].lstrip("_")] = np.asarray(part)
+    found, last = ends
+    std = next((last[name] for name in ("std", "std_param") if name in last), None)
+    log = next((last[name] for name in ("log_std", "log_std_param") if name in last), None)
+    groups = optimizer.get("param_groups") if isinstance(optimizer, dict) else None
+    return Checkpoint(
+        float(groups[0]["lr"]) if groups else None,
+        bool(optimizer and optimizer.get("state")),
+        std if log is None else np.exp(log),
+        {name: found[name] for name in ("mean", "var", "count") if name in found},
+        critic,
+        bonus if isinstance(bonus, int | float) else None,
+    )
+
+
+def _bonus_beside(path: Path) -> float | None:
+    """Return the entropy's coefficient by the settings that a runner writes beside its checkpoints."""
+    for folder in (path.parent, path.parent / "params"):
+        for file in sorted(folder.glob("agent.*")):
+            if named := re.search(r"entropy_coef\W+([\d.eE+-]+)", file.read_text(errors="replace")):
+                return float(named[1])
+    return None
+
+
+def causes(now: Checkpoint, before: Checkpoint | None = None) -> list[str]:
+    """Return the usual causes that a checkpoint shows, a sentence each; `before` is the one that was resumed."""
+    found = []
+    if not now.remembers:
+        found.append("the optimizer's state is missing, so its first steps are as large as they can be: load it, too")
+    if now.std is not None and now.std.min() < COLLAPSED:
+        found.append(f"the std has collapsed to {now.std.min():.2g}: nothing new is tried; begin with a larger one")
+    if now.entropy_bonus:
+        found.append(
+            f"the entropy bonus is on ({now.entropy_bonus:g}), which widens a policy that was narrow: set it to 0"
+        )
+    if before is None:
+        return found
+    if now.rate and before.rate and now.rate > FAR * before.rate:
+        found.append(
+            f"the learning rate is {now.rate:.2g}, and was {before.rate:.2g}: it is back at its start; set it to that"
+        )
+    if now.std is not None and before.std is not None and (now.std / before.std).max() > FAR:
+        found.append(f"the std is {now.std.max():.2g}, and was {before.std.max():.2g}: it was reset; copy it as well")
+    found += _of_statistics(now.statistics, before.statistics)
+    same = now.critic and now.critic.keys() == before.critic.keys()
+    if same and all(np.array_equal(now.critic[name], before.critic[name]) for name in now.critic):
+        found.append("the critic is the one of before: where the reward is another, begin with a fresh one, alone")
+    return found
+
+
+def _of_statistics(now: Tensors, before: Tensors) -> list[str]:
+    if not before:
+        return []
+    if not now:
+        return ["the statistics of observations are missing, so the policy sees other numbers: copy the normalizer"]
+    moved = np.abs(now["mean"] - before["mean"]) / np.sqrt(before["var"] + 1e-8)
+    if float(now["count"]) < float(before["count"]) or moved.max() > SHIFTED:
+        return [
+            f"the statistics of observations moved by up to {moved.max():.2g} of their std, and the policy with them: "
+            "keep them as they were"
+        ]
+    return []

@@ -1,0 +1,127 @@
+"""Each usual cause of a training that broke when it was resumed, built on purpose and found."""
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("rsl_rl")
+pytest.importorskip("stable_baselines3")
+from runners import runner
+from sb3_models import trained
+
+from repolicy.cli.main import main
+from repolicy.errors import FileError
+from repolicy.hosts.resuming import causes, read_checkpoint
+
+
+def saved(path: Path, change: Callable[[dict[str, Any]], Any] = lambda checkpoint: None) -> Path:
+    """A checkpoint of rsl_rl after two iterations, changed."""
+    started = runner()
+    started.learn(2)
+    checkpoint = started.alg.save() | {"iter": 2}
+    change(checkpoint)
+    torch.save(checkpoint, path)
+    return path
+
+
+def gone_on(checkpoint: dict[str, Any]) -> None:
+    """As it is some iterations later."""
+    for tensor in checkpoint["critic_state_dict"].values():
+        tensor.add_(1)
+
+
+def rate_at_its_start(checkpoint: dict[str, Any]) -> None:
+    checkpoint["optimizer_state_dict"]["param_groups"][0]["lr"] = 0.5
+
+
+def no_optimizer(checkpoint: dict[str, Any]) -> None:
+    checkpoint["optimizer_state_dict"]["state"] = {}
+
+
+def collapsed(checkpoint: dict[str, Any]) -> None:
+    checkpoint["actor_state_dict"]["distribution.std_param"].fill_(1e-4)
+
+
+def reset(checkpoint: dict[str, Any]) -> None:
+    checkpoint["actor_state_dict"]["distribution.std_param"].fill_(3.0)
+
+
+def no_statistics(checkpoint: dict[str, Any]) -> None:
+    actor = checkpoint["actor_state_dict"]
+    checkpoint["actor_state_dict"] = {name: part for name, part in actor.items() if "normalizer" not in name}
+
+
+def fresh_statistics(checkpoint: dict[str, Any]) -> None:
+    checkpoint["actor_state_dict"]["obs_normalizer.count"].fill_(1)
+
+
+def moving_statistics(checkpoint: dict[str, Any]) -> None:
+    checkpoint["actor_state_dict"]["obs_normalizer._mean"].add_(2.0)
+
+
+CAUSES = {
+    rate_at_its_start: "the learning rate is 0.5, and was",
+    no_optimizer: "the optimizer's state is missing",
+    collapsed: "the std has collapsed to 0.0001",
+    reset: "the std is 3, and was 0.",
+    no_statistics: "the statistics of observations are missing",
+    fresh_statistics: "the statistics of observations moved",
+    moving_statistics: "the statistics of observations moved",
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_each_cause_is_found_and_no_other(cause: Callable[[dict[str, Any]], Any], tmp_path: Path) -> None:
+    def both(checkpoint: dict[str, Any]) -> None:
+        gone_on(checkpoint)
+        cause(checkpoint)
+
+    before = read_checkpoint(saved(tmp_path / "before.pt"))
+    [found] = causes(read_checkpoint(saved(tmp_path / "now.pt", both)), before)
+    assert found.startswith(CAUSES[cause])
+
+
+def test_a_training_that_goes_on_has_none_and_an_old_critic_is_named(tmp_path: Path) -> None:
+    before, now = (saved(tmp_path / name) for name in ("before.pt", "now.pt"))
+    [found] = causes(read_checkpoint(now), read_checkpoint(before))
+    assert found.startswith("the critic is the one of before: where the reward is another")
+    assert causes(read_checkpoint(saved(now, gone_on)), read_checkpoint(before)) == []
+
+
+def test_an_entropy_bonus_is_found_in_the_settings_beside(tmp_path: Path) -> None:
+    path = saved(tmp_path / "model_2.pt")
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params/agent.yaml").write_text("algorithm:\n  entropy_coef: 0.01\n")
+    assert causes(read_checkpoint(path)) == [
+        "the entropy bonus is on (0.01), which widens a policy that was narrow: set it to 0"
+    ]
+
+
+def test_a_model_of_stable_baselines3_is_read_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = trained(ent_coef=0.02)
+    model.save(tmp_path / "before.zip")
+    model.learning_rate, model.lr_schedule = 0.1, lambda left: 0.1
+    model.learn(64)
+    model.save(tmp_path / "now.zip")
+    main(["doctor", str(tmp_path / "now.zip"), "--before", str(tmp_path / "before.zip"), "--json"])
+    said = json.loads(capsys.readouterr().out)["causes"]
+    assert any(sentence.startswith("the entropy bonus is on (0.02)") for sentence in said)
+    assert any(sentence.startswith("the learning rate is 0.1, and was 0.0003") for sentence in said)
+
+
+def test_what_is_no_checkpoint_is_one_sentence(tmp_path: Path) -> None:
+    torch.save({"x": 1}, tmp_path / "x.pt")
+    with pytest.raises(FileError, match="is no checkpoint of rsl_rl and no model of Stable-Baselines3"):
+        read_checkpoint(tmp_path / "x.pt")
+    torch.save({"model_state_dict": {"student.0.weight": torch.zeros(1)}}, tmp_path / "x.pt")
+    with pytest.raises(FileError, match="is a checkpoint of a distillation"):
+        read_checkpoint(tmp_path / "x.pt")
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("data", "{}")
+    with pytest.raises(FileError):
+        read_checkpoint(tmp_path / "x.zip")
