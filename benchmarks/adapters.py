@@ -24,7 +24,8 @@ from experiments.batches import ForRslRl, ForSb3, Paid
 from repolicy.runs.machine import command, commit
 
 ENV, ADDON, PRIOR, COUNT, STEPS = "HalfCheetah-v4", "hind_leg=10", "halfcheetah", 64, 64
-WEIGHTS: dict[str, Any] = {"prior": PRIOR, "omega": 0.17, "alpha": 0.13472}
+WEIGHTS: dict[str, Any] = {"prior": PRIOR, "omega": 0.17, "alpha": 0.13472, "critic_warmup": 0}
+UPDATE = {"num_learning_epochs": 5, "num_mini_batches": 4, "schedule": "fixed", "use_clipped_value_loss": True}
 Iteration = Callable[[], Any]
 
 
@@ -34,7 +35,8 @@ def sb3(residual: bool) -> Iteration:
     from repolicy import load_policy
     from repolicy.hosts.sb3 import ResidualPPO, like
 
-    settings = {"n_steps": STEPS, "batch_size": 1024, "n_epochs": 5, "device": "cpu"}
+    settings: dict[str, Any] = {"n_steps": STEPS, "batch_size": 1024, "n_epochs": 5, "device": "cpu"}
+    settings |= {"target_kl": None, "learning_rate": 3e-4}  # as many minibatches for both
     settings["policy_kwargs"] = like(load_policy(PRIOR))  # the same networks for both
     envs = ForSb3(Paid(ENV, ADDON, COUNT, 0))
     model = ResidualPPO("MlpPolicy", envs, **settings, **WEIGHTS) if residual else PPO("MlpPolicy", envs, **settings)
@@ -52,7 +54,13 @@ def rsl_rl(residual: bool) -> Iteration:
         "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
         "actor": network | {"distribution_cfg": {"class_name": "GaussianDistribution"}},
         "critic": network,
-        "algorithm": {"num_learning_epochs": 5, "num_mini_batches": 4, "schedule": "fixed"} | named,
+        "algorithm": {
+            "num_learning_epochs": 5,
+            "num_mini_batches": 4,
+            "schedule": "fixed",
+            "use_clipped_value_loss": True,
+        }
+        | named,
         "multi_gpu": None,
     }
     runner = OnPolicyRunner(ForRslRl(Paid(ENV, ADDON, COUNT, 0)), config, None, "cpu")

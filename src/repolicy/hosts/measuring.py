@@ -219,9 +219,10 @@ def weighed(steering: Steering, look: Any, card: dict[str, Any], sizes: Sizes, s
     return replace(steering, objective=found.objective, kl_budget=found.settings.kl_budget)
 
 
-def decide_in(method: Method, look: Look, card: dict[str, Any], sizes: Sizes, say: Callable[[str], None]) -> None:
-    """Set all weights of a method that are not named, and learn the prior's states where they have a price."""
-    method.steering = weighed(method.steering, look, card, sizes, say)
+def decide_in(method: Method, look: Look, sizes: Sizes) -> None:
+    """Set all weights of a method that are not named, saying each choice; learn states where they have a price."""
+    card = getattr(look.prior, "card", {})
+    method.steering = weighed(method.steering, look, card, sizes, lambda said: print(f"ResidualPPO: {said}"))
     if method.steering.objective.states and method.density is None:
         method.density = look.density()
     look.envs.begin()

@@ -226,9 +226,7 @@ class ResidualPPO(PPO):
             self.method.density = density if density is None else density.to(self.device)
             return
         sizes = Sizes(envs.states(self.storage.observations[0]).shape[-1], actions_of(self.storage))
-        decide_in(
-            self.method, Look(envs, self.prior), self.prior.card, sizes, lambda said: print(f"ResidualPPO: {said}")
-        )
+        decide_in(self.method, Look(envs, self.prior), sizes)
         if self.is_multi_gpu:
             found = self.method.density
             torch.distributed.broadcast_object_list([self.steering.state(), found and found.to("cpu")])

@@ -210,8 +210,7 @@ class ResidualPPO(PPO):
         if self.prior is not None and not (weights.is_set and (not weights.states or method.density is not None)):
             envs = ModelEnvs(self)
             sizes = Sizes(envs.numbers, actions_of(self.action_space))
-            say = lambda said: print(f"ResidualPPO: {said}")  # noqa: E731
-            decide_in(method, Look(envs, self.prior), getattr(self.prior, "card", {}), sizes, say)
+            decide_in(method, Look(envs, self.prior), sizes)
             self._last_obs = None  # the episodes that were under way are over
         return super()._setup_learn(*given, **named)
 
