@@ -224,6 +224,8 @@ MUTANTS = [
     Mutant("rql/sac.py", " + half.log().sum()", "", SAC, "a prior in the environment's units"),
     Mutant("rql/sac.py", "if actions.requires_grad and not found.requires_grad:", "if False:", SAC, "a prior without a gradient"),
     Mutant("hosts/method.py", "before, samples, variance)", "before)", "tests/hosts/test_sb3.py", "a budget without its noise"),
+    Mutant("hosts/measuring.py", "counts & ~finished, row", "~finished, row", "tests/hosts/test_measuring.py", "an episode counts that had begun before"),
+    Mutant("hosts/rsl_rl_priors.py", "part * keep", "part", "tests/hosts/test_rsl_rl.py", "a prior that remembers the episode before"),
     Mutant("hosts/method.py", "outputs if torch.is_grad_enabled()", "outputs if False", "tests/hosts/test_method.py", "a critic that learns in another unit"),
     Mutant("hosts/method.py", "returns.copy_(self.scale.apply(returns))", "pass", "tests/hosts/test_method.py", "returns that keep their unit"),
     Mutant("hosts/method.py", "steps - last, before + steps)", "steps - last, steps)", "tests/hosts/test_method.py", "the age of an episode that began in the rollout before"),

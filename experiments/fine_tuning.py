@@ -179,6 +179,8 @@ def measure(task: str, way: str, seed: int, steps: int, priors: Path) -> Row:
         n_epochs=settings.epochs,
         gamma=settings.gamma,
         gae_lambda=settings.gae_lambda,
+        vf_coef=0.5,  # Stable-Baselines3's own, as every way has them
+        target_kl=None,
         seed=seed,
         device="cpu",
     )
