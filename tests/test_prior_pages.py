@@ -67,6 +67,16 @@ def run_all(capsys: pytest.CaptureFixture[str], text: str, monkeypatch: pytest.M
     return said
 
 
+def test_a_generative_policy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    text = section("your-policy.md", "A generative policy")
+    Path("flow.py").write_text(code(text)[0])
+    trained, evaluated = run_all(capsys, text.replace("--stochastic", "--stochastic --episodes 2"), monkeypatch)
+    assert "noise of scale 0.5: basic reward" in trained
+    assert "4 of 4 directions of the noise change the actions" in trained
+    assert "nats a step, the budget is" in trained
+    assert "in Hopper-v4?decoder=flow.py:decode&noise=4&chunk=2" in evaluated
+
+
 def test_a_function(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     text = section("your-policy.md", "A function")
     program, _, snippet = code(text)

@@ -179,6 +179,7 @@ class Export:
     reading: Options = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
+        from repolicy.envs.names import decoder
         from repolicy.policies.export import BY_SUFFIX, SUFFIXES, export
         from repolicy.priors.finding import find_policy
         from repolicy.priors.opening import read_policy
@@ -192,7 +193,10 @@ class Export:
         if ending not in (None, format):
             raise UsageError(f"--out {self.out} is the name of a file in {ending}, and --format is {format}")
         out = _out(self.out, path, SUFFIXES[format])
-        difference = export(read_policy(path, self.reading).policy, out, format)
+        saved = read_policy(path, self.reading)
+        difference = export(saved.policy, out, format)
+        if decoder(saved.card.get("request", {}).get("env", "")) is not None:
+            print("what comes out is a generative policy's noise, and no action: decode it", file=sys.stderr)
         print(f"exported: {out}, {format}, equal to the policy within {max(difference, 1e-9):.1g}", file=sys.stderr)
         return {"file": str(out), "format": format, "difference": difference}
 

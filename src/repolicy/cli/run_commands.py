@@ -145,6 +145,11 @@ class Customize(Run):
     clone what cannot be copied."""
     out: Path | None = None
     """The run's folder; by default runs/PRIOR-OBJECTIVE-SEED."""
+    noise: int = 0
+    """Of a generative policy, which turns observations and noise into actions (ONNX, TorchScript with --trust, or
+    file.py:decode): how many numbers of noise it takes. The noise is what is chosen then, and N(0, I) the prior."""
+    chunk: int = 1
+    """How many actions in a row a generative policy gives at a time."""
     sparse: bool = False
     """Accept an add-on that is constant over some thousand trial steps."""
     trust: bool = field(default=False, kw_only=True)
@@ -171,7 +176,8 @@ class Customize(Run):
             self.prior, self.addon, self.wanted(), folder, overrides(self),
             env=self.env, resume=self.resume, callbacks=callbacks_of(folder, self.wandb), progress=False,
             env_timeout=self.env_timeout, observe=self.observe or "", observe_critic=self.observe_critic or "",
-            trust=self.trust, reading=self.reading, init=self.init, sparse=self.sparse,
+            trust=self.trust, reading=self.reading, init=self.init, noise=self.noise, chunk=self.chunk,
+            sparse=self.sparse,
             limits=self.limit,
         )  # fmt: skip
         return ended(result) | (_reported(result) if self.report else {})

@@ -301,9 +301,11 @@ def quantities(
     if scorer is not None:
         found["log_prior"] = scorer(*rollout.scored).numpy()
     if addon is not None:
-        rewards = [*addon.apart(*rollout.transitions)]
+        rewards = [rollout.of_decisions(reward) for reward in addon.apart(*rollout.transitions)]
         found["addon"] = sum(rewards, np.zeros_like(rollout.basic))
-        found |= {"metric": addon.metric(*rollout.transitions)} if addon.reported else {}
+        found |= (
+            {"metric": rollout.of_decisions(addon.metric(*rollout.transitions), mean=True)} if addon.reported else {}
+        )
         for title, reward in zip(addon.titles, rewards, strict=True) if len(rewards) > 1 else ():
             found[OF + title] = found.get(OF + title, 0.0) + reward
     found |= {f"limit {limit}": limit.values(rollout) for limit in limits}

@@ -57,7 +57,7 @@ class Limit:
         """Return the quantity in each step `[T, N]`, of the first `size` numbers of each observation, or of all."""
         before, actions, after, info = rollout.transitions
         measure = self.quantity.metric if self.quantity.reported else self.quantity.reward
-        return measure(before[..., :size], actions, after[..., :size], info)
+        return rollout.of_decisions(measure(before[..., :size], actions, after[..., :size], info), mean=True)
 
     def broken_by(self, value: Any) -> Any:
         """Return by how much a mean, or each of several, is beyond the bound; below 0 where it is within."""

@@ -7,10 +7,12 @@ step = envs.step(actions)
 
 from repolicy.envs.envpool import EnvPoolEnvs
 from repolicy.envs.gymnasium import GymnasiumEnvs
-from repolicy.envs.names import envpool_names, observed, observed_by_critic, parsed, with_observed
+from repolicy.envs.names import decoder, envpool_names, observed, observed_by_critic, parsed, with_observed
+from repolicy.envs.noise import NoiseEnvs
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.errors import UsageError
 from repolicy.loading import nearest
+from repolicy.priors.decoders import decoder_of
 from repolicy.priors.kinds import MeanPrior
 
 CUSTOMARY = ("state", "policy", "obs", "actor")  # what a policy's part of an observation is called
@@ -23,15 +25,17 @@ def make_envs(name: str, count: int, seed: int, backend: Backend = "auto", *, cr
     `name` is an id that either of them knows, or `module:callable` (or `file.py:callable`) that makes a Gymnasium
     environment. Options of the environment follow it as in an address: `HalfCheetah-v4?reset_noise_scale=0.2`. Of an
     observation that is a Dict, `?observe=KEY,KEY` takes these parts. For a `critic`, the numbers of those parts that
-    `observe_critic=KEY,KEY` names follow in each observation.
+    `observe_critic=KEY,KEY` names follow in each observation. With `?decoder=FILE&noise=8&chunk=4` an action is the
+    noise of a generative policy, and a step is a chunk of its actions.
     """
     plain, _ = parsed(name)
     if backend == "envpool" and plain not in envpool_names():
         known = "is not installed" if not envpool_names() else f"has no {plain!r}{nearest(plain, envpool_names())}"
         raise UsageError(f"EnvPool {known}; leave out --backend envpool to use Gymnasium")
-    if backend == "gymnasium" or plain not in envpool_names():
-        return GymnasiumEnvs(name, count, seed, critic=critic)
-    return EnvPoolEnvs(name, count, seed, critic=critic)
+    kind = GymnasiumEnvs if backend == "gymnasium" or plain not in envpool_names() else EnvPoolEnvs
+    envs: Envs = kind(name, count, seed, critic=critic)
+    through = decoder(name)
+    return envs if through is None else NoiseEnvs(envs, decoder_of(*through.values()), name)
 
 
 def probed(name: str, backend: Backend = "auto", *, critic: bool = False) -> HasSpaces:

@@ -11,6 +11,7 @@ from repolicy.errors import UsageError
 from repolicy.loading import load_object, nearest, reference_to
 
 OBSERVE = ("observe", "observe_critic")  # options of any environment, which name parts of an observation
+DECODER = ("decoder", "noise", "chunk")  # options of an environment whose actions are a generative policy's noise
 
 EnvLike = str | Callable[..., "gymnasium.Env[Any, Any]"]
 
@@ -28,9 +29,21 @@ def env_name(env: EnvLike) -> str:
 
 
 def parsed(name: str) -> tuple[str, dict[str, Any]]:
-    """`HalfCheetah-v4?reset_noise_scale=0.2` as the name alone, and the options, which `OBSERVE` are none of."""
+    """`HalfCheetah-v4?reset_noise_scale=0.2` as the name alone, and the options, without those that are Repolicy's."""
     plain, options = _read(name)
-    return plain, {key: value for key, value in options.items() if key not in OBSERVE}
+    ours = (*OBSERVE, *DECODER) if "decoder" in options else OBSERVE
+    return plain, {key: value for key, value in options.items() if key not in ours}
+
+
+def decoder(name: str) -> dict[str, Any] | None:
+    """Of `NAME?decoder=FILE&noise=8&chunk=4`, these options; None where the environment takes actions themselves."""
+    _, options = _read(name)
+    return {key: options.get(key) for key in DECODER} if "decoder" in options else None
+
+
+def with_decoder(name: str, file: str, noise: int, chunk: int) -> str:
+    """Return the name of the environment whose actions are a generative policy's noise."""
+    return f"{name}{'&' if '?' in name else '?'}decoder={file}&noise={noise}&chunk={chunk}"
 
 
 def observed(name: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs.step import Envs, Info, Step, own_numbers
+from repolicy.envs.step import Chunk, Envs, Info, Step, own_numbers, stacked
 from repolicy.errors import NumericError
 from repolicy.policies.policy import Agent, Recalling
 
@@ -45,6 +45,7 @@ class Rollout:
     episodes: Episodes
     physics_seconds: float
     policy_seconds: float
+    chunks: list[Chunk] = field(default_factory=list)  # T of them, where they are kept and a decision is several steps
 
     @property
     def scored(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,15 +55,27 @@ class Rollout:
 
     @property
     def transitions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, Info]:
-        """What an add-on is asked about: observations, actions, true next observations, info, all `[T, N, ...]`."""
+        """What an add-on is asked about: observations, actions, true next observations, info, all `[T, N, ...]`.
+
+        Where a decision is several steps, these are its steps, `[T, C, N, ...]`; `of_decisions` adds up what they pay.
+        """
+        if self.chunks:
+            before, actions, after, infos, _ = zip(*self.chunks, strict=True)
+            return np.stack(before), np.stack(actions), np.stack(after), stacked(list(infos))
         assert self.next_observations is not None
         return self.observations[:-1], self.sent, self.next_observations, self.info
 
+    def of_decisions(self, values: np.ndarray, mean: bool = False) -> np.ndarray:
+        """Return `[T, N]` of values of the transitions: as they are, or the sum (or mean) of a decision's steps."""
+        if not self.chunks:
+            return values
+        counts = np.stack([chunk.counts for chunk in self.chunks])
+        total: np.ndarray = np.where(counts, values, 0.0).sum(1)
+        return total / counts.sum(1) if mean else total
+
     @cached_property
     def info(self) -> Info:
-        """The infos as arrays `[T, N]`, 0 in the steps that do not tell an entry."""
-        zeros = {key: np.zeros_like(value) for info in self.infos for key, value in info.items()}
-        return {key: np.stack([info.get(key, zero) for info in self.infos]) for key, zero in sorted(zeros.items())}
+        return stacked(self.infos)
 
 
 class Collector:
@@ -142,6 +155,7 @@ class Collector:
             cut_observations=np.array(last, np.float32).reshape(-1, observations.shape[-1]),
             next_observations=np.stack([step.final for step in steps]) if keeps else None,
             infos=[step.info for step in steps] if keeps else [],
+            chunks=[step.chunk for step in steps if step.chunk is not None] if keeps else [],
             episodes=episodes,
             physics_seconds=physics_seconds,
             policy_seconds=perf_counter() - started - physics_seconds,

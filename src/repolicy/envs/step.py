@@ -137,6 +137,16 @@ Backend = Literal["auto", "envpool", "gymnasium"]
 Info = dict[str, np.ndarray]
 
 
+class Chunk(NamedTuple):
+    """The C steps of N environments that one decision led to. Those after an episode's end count for nothing."""
+
+    observations: np.ndarray  # [C, N, O]
+    actions: np.ndarray  # [C, N, A]
+    final: np.ndarray  # [C, N, O]
+    info: Info  # entries [C, N]
+    counts: np.ndarray  # [C, N] bool
+
+
 class Step(NamedTuple):
     """What N environments answer to N actions."""
 
@@ -146,6 +156,13 @@ class Step(NamedTuple):
     truncated: np.ndarray  # [N] bool: a time limit cut the episode; its value goes on
     final: np.ndarray  # [N, O] float32: true next observations, also where an episode ended
     info: Info  # numeric entries of shape [N], as they were at the end of the step
+    chunk: Chunk | None = None  # where an action is a decision that several steps follow from
+
+
+def stacked(infos: list[Info]) -> Info:
+    """Return infos as arrays `[T, ...]`, 0 in the steps that do not tell an entry."""
+    zeros = {key: np.zeros_like(value) for info in infos for key, value in info.items()}
+    return {key: np.stack([info.get(key, zero) for info in infos]) for key, zero in sorted(zeros.items())}
 
 
 def check_last(final: np.ndarray, ended: np.ndarray, name: str) -> None:

@@ -7,7 +7,6 @@ linear in reward and value, so those of the parts, each times its weight in that
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,7 +80,7 @@ class OneWeight:
 def paid(addon: Addon, rollout: Rollout, size: int) -> Tensor:
     """Return what an add-on pays, `[T, N]`; it sees the first `size` numbers of each observation."""
     before, actions, after, info = rollout.transitions
-    return torch.from_numpy(np.asarray(addon.reward(before[..., :size], actions, after[..., :size], info)))
+    return torch.from_numpy(rollout.of_decisions(addon.reward(before[..., :size], actions, after[..., :size], info)))
 
 
 # For every weight of one or several ranges at once --------------------------------------------------------------------

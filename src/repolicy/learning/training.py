@@ -12,13 +12,14 @@ from repolicy.envs import addons
 from repolicy.envs.limits import Limit
 from repolicy.envs.limits import limits as limits_of
 from repolicy.envs.making import probed, with_roles
-from repolicy.envs.names import EnvLike, env_name, with_observed, with_observed_of
+from repolicy.envs.names import EnvLike, decoder, env_name, with_observed, with_observed_of
 from repolicy.envs.watchdog import Watchdog
 from repolicy.errors import UsageError
 from repolicy.learning.run import Callback, run, tell
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies.policy import Policy, Prior
 from repolicy.prepare.defaults import train_defaults
+from repolicy.prepare.generative import begun_through_noise, free
 from repolicy.prepare.session import (
     Init,
     called,
@@ -126,6 +127,8 @@ def customize(
     std: float | Literal["fit"] | None = None,
     reading: Options | None = None,
     init: Init = "auto",
+    noise: int = 0,
+    chunk: int = 1,
     sparse: bool = False,
     limits: str | Sequence[str] = (),
 ) -> Result:
@@ -154,6 +157,9 @@ def customize(
         reading: options for a file of another library.
         init: "copy" starts the actor as the prior, "clone" fits it to the prior first, "auto" clones what cannot be
             copied.
+        noise: of a generative policy, which turns observations and noise into actions: how many numbers of noise it
+            takes. Its noise is what is chosen then, and N(0, I) the prior.
+        chunk: how many actions in a row a generative policy gives at a time.
         sparse: accept an add-on that is constant over some thousand trial steps.
         limits: what must hold for the mean action, such as "energy<=0.09"; a name is an add-on, an entry of `info`, or
             file.py:function. A share of the old return is kept by the setting `keep`.
@@ -172,9 +178,17 @@ def customize(
     if before is not None:
         wishes, name, sparse = wishes or before.addons, name or before.env, sparse or before.sparse
         wanted, held = before.objective if objective is None else wanted, held or before.limits
-    start = open_prior(prior, reading, init, trust, folder.prior)
     if not wishes:
         raise UsageError(f"customizing {NO_ADDON}")
+    if noise:
+        if reading not in (None, Options()):
+            raise UsageError(
+                "a generative policy runs as it is: leave out --std and what else tells how to read a file"
+            )
+        shape, kept = settings_of(settings, Settings()), None if before is None else folder.prior
+        start, name = begun_through_noise(prior, noise, chunk, name, shape, trust, kept)
+    else:
+        start = open_prior(prior, reading, init, trust, folder.prior)
     name = with_observed(name or start.env(trust), observe, observe_critic)
     usual = start.usual(name) if before is None else before.settings
     how, notes = ranks_for(start.settings(settings_of(settings, usual)), [name, *wishes])
@@ -196,6 +210,8 @@ def customize(
         saved, content = start.saved, start.content
         assert saved is not None
         notes += try_addon(saved.policy, name, wishes, how, sparse, limits_of(held, name))
+        if decoder(name) is not None and before is None:
+            notes += free(saved.policy, name, wishes, how)
         wanted, how, chosen = decide(wanted, saved, name, wishes, how, say)
         if not wanted.reads_addon:
             raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")

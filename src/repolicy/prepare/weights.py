@@ -12,6 +12,7 @@ import torch
 from repolicy.envs import addons
 from repolicy.envs.evaluation import check_fit
 from repolicy.envs.making import make_envs, probed
+from repolicy.envs.names import decoder
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.errors import NumericError, UsageError
 from repolicy.loading import without_version
@@ -32,6 +33,7 @@ ALPHA_SHARE = 1 / 3  # of omega, where the prior's file tells no alpha: by itsel
 UNSEEN = 0.01  # alpha where the trial steps see no reward
 BUDGET = 2.0  # nats a step that a policy may drift, where nobody can tell what a nat is worth
 SHARE_OF_CHOICES = 0.25  # the same for choices, as a share of what can be chosen from, in nats
+BUDGET_OF_NOISE = 5.0  # nats an episode that the noise of a generative policy may drift
 MEASURED = 0.25  # of a run's steps, at most, to measure that before
 
 ENVS, STEPS = 8, 256  # of a trial
@@ -81,6 +83,8 @@ def decided(objective: Objective, task: "Weighing") -> Decision:
             option = "--kl-budget" if settings.kl_budget is not None else "--log-prior-budget"
             raise UsageError(f"{option} goes with --omega auto and no other --objective than residual")
         omega = "auto"
+    elif omega is None and task.acts_by_noise:
+        omega = "auto"
     elif omega is None:
         known, most, reward = task.weights("--omega or --kl-budget")
         if known is None and (isinstance(objective.alpha, Range) or addons.dials(wishes)):
@@ -109,7 +113,8 @@ def decided(objective: Objective, task: "Weighing") -> Decision:
             else f"states is {states:.3g}, the weight of the prior's states; --states sets another"
         )
     if omega == "auto" and settings.budget is None:
-        settings = replace(settings, kl_budget=usual_budget(prior.policy))
+        usual = task.budget_of_noise() if task.acts_by_noise else usual_budget(prior.policy)
+        settings = replace(settings, kl_budget=usual)
         notes.append(
             f"omega and alpha move together so that the policy drifts {settings.kl_budget:g} nats a step from its "
             "prior; --kl-budget sets another distance, --omega a weight"
@@ -186,7 +191,7 @@ class Weighing:
         """Return what the wish pays in some steps of the prior."""
         assert self.prior is not None
         steps = trial(self.prior.policy, self.env, self.settings)
-        return addons.combined(addons.at(self.wishes)).reward(*steps.transitions)
+        return steps.of_decisions(addons.combined(addons.at(self.wishes)).reward(*steps.transitions))
 
     def alpha_of_customizing(self, omega: Any, most: float) -> tuple[float, str]:
         """Return the prior's own alpha, without a reason; else a third of omega; else one by the wish's reward.
@@ -200,10 +205,23 @@ class Weighing:
             return float(alpha), ""
         if omega not in ("auto", "alpha", 0):
             least = omega.low if isinstance(omega, Range) else omega
+            if self.acts_by_noise:
+                return least, "omega's own value, since N(0, I) is what entropy is measured from, too"
             third = two_digits(ALPHA_SHARE * least)
             return third, f"a third of omega {least:g}, since the prior's file does not tell its own"
         alpha, why = _scaled(self.paid(), self.prior.policy.actions.width, "add-on's reward under the prior")
         return (alpha, why) if alpha >= most else (two_digits(most), "the most that a nat of the prior can be worth")
+
+    @property
+    def acts_by_noise(self) -> bool:
+        """Whether the prior is a generative policy, whose likeliest action is no better than the others."""
+        return decoder(self.env) is not None
+
+    def budget_of_noise(self) -> float:
+        """Return the nats a decision at which an episode has spent those that a generative policy may drift."""
+        assert self.prior is not None
+        lengths = trial(self.prior.policy, self.env, self.settings).episodes.lengths
+        return two_digits(BUDGET_OF_NOISE / (float(np.mean(lengths)) if lengths else STEPS))
 
     def alpha_of_training(self, objective: Objective) -> tuple[float, str]:
         """Return the row of the environment, else an alpha by the size of the reward that a new policy meets."""

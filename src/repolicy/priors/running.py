@@ -31,12 +31,17 @@ def runner(file: PolicyFile, trust: bool) -> "Graph | Script":
     """Return what runs an ONNX graph or TorchScript, as a `Program`; TorchScript only where it is trusted."""
     if file.format == "onnx":
         return Graph(file)
+    check_trusted(file, trust)
+    return Script(file)
+
+
+def check_trusted(file: PolicyFile, trust: bool) -> None:
+    """Raise where a TorchScript file is to run and nobody trusts it."""
     if not trust:
         raise UsageError(
             f"{file.path} is TorchScript that cannot be copied, and TorchScript is a program, which may do what you "
             "may; if you trust it, add --trust (in Python, trust=True)"
         )
-    return Script(file)
 
 
 def _check_same(first: Tensor, again: Tensor, path: Path) -> None:
@@ -74,8 +79,7 @@ class Signature(NamedTuple):
 
 def signature(graph: Any, path: Path) -> Signature:
     """Return what a graph takes and gives, from its file alone; FileError where it cannot be a prior as it is."""
-    known = {tensor.name for tensor in graph.initializer}
-    inputs = {entry.name: _shape(entry) for entry in graph.input if entry.name not in known}
+    inputs = inputs_of(graph)
     outputs = [output.name for output in graph.output]
     pairs = {name: re.sub("in$", "out", name) for name in inputs if len(inputs) > 1}
     memory = {name: other for name, other in pairs.items() if other != name and other in outputs}
@@ -84,7 +88,8 @@ def signature(graph: Any, path: Path) -> Signature:
         beside = " beside those of its memory" if memory else ""
         raise FileError(
             f"{path} takes {len(sources)} inputs ({', '.join(sources)}){beside}, and a prior takes observations alone: "
-            "write a function that runs it and gives the mean actions, and name that as file.py:act"
+            "write a function that runs it and gives the mean actions, and name that as file.py:act; if one of them is "
+            "noise, it is a generative policy, and `repolicy customize --noise COUNT` takes it"
         )
     left = [name for name in outputs if name not in memory.values()]
     if not left:
@@ -99,33 +104,64 @@ def signature(graph: Any, path: Path) -> Signature:
     return Signature(sources[0], shape, memory, sizes, action, left_out(left, action))
 
 
+def inputs_of(graph: Any) -> dict[str, list[Any]]:
+    """Return the shape of each input of a graph."""
+    known = {tensor.name for tensor in graph.initializer}
+    return {entry.name: _shape(entry) for entry in graph.input if entry.name not in known}
+
+
 def _shape(entry: Any) -> list[Any]:
     dimensions = entry.type.tensor_type.shape.dim
     return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dimensions]
 
 
-class Graph:
+class Session:
     """An ONNX graph in onnxruntime, on one core."""
 
-    observation_size = 0  # where the graph does not fix it
-
     def __init__(self, file: PolicyFile) -> None:
-        path, model = file.path, file.opened
+        self.path, self.model = file.path, file.opened
         try:
             import onnxruntime
         except ImportError:
-            raise UsageError(f"{path} needs the package onnxruntime: pip install 'repolicy[onnx]'") from None
+            raise UsageError(f"{self.path} needs the package onnxruntime: pip install 'repolicy[onnx]'") from None
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4
         try:
             self._session = onnxruntime.InferenceSession(
-                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+                self.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # onnxruntime's own, of several classes
-            raise FileError(f"{path} cannot be run by onnxruntime: {described(error)[:200]}") from None
-        self._path, self._options, self._thread = path, onnxruntime.RunOptions, ThreadPoolExecutor(1)
-        self._source, shape, self._memory, self._shapes, self._action, self.notes = signature(model.graph, path)
+            raise FileError(f"{self.path} cannot be run by onnxruntime: {described(error)[:200]}") from None
+        self._options, self._thread = onnxruntime.RunOptions, ThreadPoolExecutor(1)
+
+    @property
+    def inputs(self) -> dict[str, list[Any]]:
+        """The shape of each input: a number for each axis, or a name where it is not fixed."""
+        return inputs_of(self.model.graph)
+
+    def run(self, given: dict[str, np.ndarray], wanted: list[str] | None = None) -> list[np.ndarray]:
+        """Return the outputs. A thread runs it, and this one waits: so Ctrl-C ends it, also a loop without an end."""
+        options = self._options()
+        running = self._thread.submit(self._session.run, wanted, given, options)
+        try:
+            return [np.asarray(output) for output in running.result(PATIENCE)]
+        except TimeoutError:
+            raise UsageError(f"{self.path} takes longer than {PATIENCE:.0f} seconds for a step") from None
+        finally:
+            options.terminate = True
+
+
+class Graph:
+    """An ONNX graph as a `Program`."""
+
+    observation_size = 0  # where the graph does not fix it
+
+    def __init__(self, file: PolicyFile) -> None:
+        self._session, self._path = Session(file), file.path
+        self._source, shape, self._memory, self._shapes, self._action, self.notes = signature(
+            self._session.model.graph, file.path
+        )
         self.remembers = bool(self._memory)
         self._one_by_one = shape[0] == 1
         if isinstance(shape[1], int):
@@ -151,21 +187,10 @@ class Graph:
         return {name: torch.zeros(count, *shape) for name, shape in self._shapes.items()}
 
     def step(self, observations: np.ndarray, state: State) -> tuple[np.ndarray, State]:
-        """In a thread, for which this one waits: so Ctrl-C ends it, and so does a loop without an end."""
-        options = self._options()
-        running = self._thread.submit(self._step, observations, state, options)
-        try:
-            return running.result(PATIENCE)
-        except TimeoutError:
-            raise UsageError(f"{self._path} takes longer than {PATIENCE:.0f} seconds for a step") from None
-        finally:
-            options.terminate = True
-
-    def _step(self, observations: np.ndarray, state: State, options: Any) -> tuple[np.ndarray, State]:
         if not self._one_by_one and not self._memory:
-            return self._run(observations, {}, options)[0], state
+            return self._run(observations, {})[0], state
         rows = [
-            self._run(observations[n : n + 1], {name: memory[n].numpy() for name, memory in state.items()}, options)
+            self._run(observations[n : n + 1], {name: memory[n].numpy() for name, memory in state.items()})
             for n in range(len(observations))
         ]
         after = {
@@ -173,12 +198,23 @@ class Graph:
         }
         return np.concatenate([row[0] for row in rows]), after
 
-    def _run(
-        self, observations: np.ndarray, memory: dict[str, np.ndarray], options: Any
-    ) -> tuple[np.ndarray, list[np.ndarray]]:
-        wanted = [self._action, *self._memory.values()]
-        mean, *after = self._session.run(wanted, {self._source: observations} | memory, options)
-        return np.asarray(mean), after
+    def _run(self, observations: np.ndarray, memory: dict[str, np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+        mean, *after = self._session.run({self._source: observations} | memory, [self._action, *self._memory.values()])
+        return mean, after
+
+
+def scripted(file: PolicyFile) -> Any:
+    """Return the module in a TorchScript file, on the CPU and without gradients."""
+    from repolicy.policies.export import _quiet
+
+    try:
+        with _quiet():
+            module = torch.jit.load(io.BytesIO(file.content), map_location="cpu").eval()
+            for tensor in (*module.parameters(), *module.buffers()):
+                tensor.requires_grad_(False)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise FileError(f"{file.path} cannot be loaded by PyTorch: {described(error)[:200]}") from None
+    return module
 
 
 class Script:
@@ -187,17 +223,8 @@ class Script:
     notes = ()
 
     def __init__(self, file: PolicyFile) -> None:
-        from repolicy.policies.export import _quiet
-
-        path = file.path
-        try:
-            with _quiet():
-                self._module = torch.jit.load(io.BytesIO(file.content), map_location="cpu").eval()
-                for tensor in (*self._module.parameters(), *self._module.buffers()):
-                    tensor.requires_grad_(False)
-        except (RuntimeError, ValueError, OSError) as error:
-            raise FileError(f"{path} cannot be loaded by PyTorch: {described(error)[:200]}") from None
-        self._path, self._names, self._axes = path, list[str](), dict[str, int | None]()
+        self._module, self._path = scripted(file), file.path
+        self._names, self._axes = list[str](), dict[str, int | None]()
         self.remembers = self._together = False
 
     def prepare(self, observation_size: int) -> bool:

@@ -13,7 +13,7 @@ from repolicy.envs.addons import Addon, at, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.limits import Limit
 from repolicy.envs.making import probed
-from repolicy.envs.names import in_gymnasium
+from repolicy.envs.names import decoder, in_gymnasium
 from repolicy.envs.step import Backend
 from repolicy.envs.trust import confirm
 from repolicy.errors import FileError, RepolicyError
@@ -264,8 +264,12 @@ def _verdict(report: Report) -> str:
 
 
 def pairs_of(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> list[Pair]:
-    """Prior and customized, with the mean action and sampled; nothing where there is no prior."""
-    return [(each["prior"], each["customized"]) for each in (mean, sampled) if "prior" in each]
+    """Prior and customized, with the mean action and sampled; nothing where there is no prior.
+
+    Of a generative policy, sampled noise comes first: its mean is a policy that nobody has.
+    """
+    first, other = (sampled, mean) if decoder(next(iter(mean.values())).env) else (mean, sampled)
+    return [(each["prior"], each["customized"]) for each in (first, other) if "prior" in each]
 
 
 def hint(folder: RunFolder, request: dict[str, Any], pairs: Sequence[Pair]) -> str:

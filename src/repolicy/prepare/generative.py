@@ -1,0 +1,118 @@
+"""A generative policy as a prior: N(0, I) over its noise, in the environment in which an action is that noise."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from repolicy.envs.evaluation import Evaluation, evaluate
+from repolicy.envs.making import make_envs, probed
+from repolicy.envs.names import decoder, with_decoder
+from repolicy.errors import UsageError
+from repolicy.loading import lives_here_alone, reference_to
+from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.normalizer import sums
+from repolicy.policies.policy import Policy, PolicySpec, frozen, seeded
+from repolicy.prepare.session import Start, called, open_prior
+from repolicy.prepare.weights import trial
+from repolicy.priors.decoders import decoder_of
+from repolicy.runs.settings import Settings
+
+HIDDEN, LEAST = (128, 128), 1e-3  # layers, and what is added to a std so that it is never 0
+SCALES = (1.0, 0.5, 0.0)  # of the noise, which cost no training
+EPISODES, ROWS = 16, 64
+MOVES = 0.01  # of what the strongest direction of the noise does to the actions
+
+
+def begun_through_noise(
+    given: Any, noise: int, chunk: int, env: str | None, settings: Settings, trust: bool, resumed: Path | None = None
+) -> tuple[Start, str]:
+    """Return what customizing a generative policy starts from, and the name of its environment.
+
+    Of a run that is resumed both are there: the copy of its prior, and the environment's name.
+    """
+    if env is None:
+        raise UsageError(f"{called(given)} does not say which environment it is for; name one with --env")
+    if resumed is not None:
+        return open_prior(resumed), env
+    policy, name = through_noise(given, noise, chunk, env, settings, trust)
+    return replace(open_prior(policy), name=called(given)), name
+
+
+def through_noise(
+    given: Any, noise: int, chunk: int, env: str, settings: Settings | None = None, trust: bool = False
+) -> tuple[Policy, str]:
+    """Return the policy N(0, I), and the name of the environment in which it acts through this decoder.
+
+    Its normalizer has the statistics of the observations in its own trial steps.
+    """
+    settings = settings or Settings()
+    reference = reference_to(given) if callable(given) else str(given)
+    if lives_here_alone(reference):
+        raise UsageError("a decoder is found by other processes, too: write it into a file and name file.py:decode")
+    decoder_of(reference, noise, chunk, trust)
+    name = with_decoder(env, reference, noise, chunk)
+    policy = standard_normal(probed(name, settings.backend).observation_size, noise, settings.seed)
+    rollout = trial(policy, name, settings)
+    policy.normalizer.update(sums(rollout.observations[..., : policy.observation_size]))
+    return frozen(policy), name
+
+
+def standard_normal(observation_size: int, noise: int, seed: int = 0) -> Policy:
+    """Return a policy of mean 0 and std 1 whatever it sees, which can learn another mean for each observation."""
+    space = ActionSpace("continuous", (noise,))
+    policy = seeded(PolicySpec(observation_size, space, hidden=HIDDEN, initial_std=1.0 - LEAST, min_std=LEAST), seed)
+    with torch.no_grad():
+        policy.network.weights[-1].zero_()
+        policy.network.biases[-1].zero_()
+    return policy
+
+
+def scaled(policy: Policy, scale: float) -> Policy:
+    """Return N(0, scale² · I)."""
+    other = frozen(policy)
+    assert other.log_std is not None
+    other.log_std.fill_(float(np.log(scale - LEAST)))
+    return other
+
+
+def free(prior: Policy, env: str, wishes: tuple[str, ...], settings: Settings) -> list[str]:
+    """Return sentences about what the decoder gives without training: at smaller noise, and how its noise moves it."""
+    notes = []
+    for scale in SCALES:
+        agent = scaled(prior, scale) if scale else prior
+        found = evaluate(
+            agent, env, EPISODES, addon=wishes, deterministic=not scale, seed=settings.seed, backend=settings.backend
+        )
+        notes.append(f"without training, noise of scale {scale:g}: {_told(found)}")
+    return [*notes, _moved(env, settings)]
+
+
+def _told(found: Evaluation) -> str:
+    columns = [column for name, column in found.columns.items() if name in ("basic_reward", "addon_reward", "metric")]
+    return ", ".join(f"{column.title} {column.mean:,.4g} ± {column.error:.2g}" for column in columns)
+
+
+def _moved(env: str, settings: Settings) -> str:
+    """Tell how many directions of the noise change the actions, and how long decoding takes."""
+    options = decoder(env) or {}
+    through = decoder_of(*options.values())
+    envs = make_envs(env, ROWS, settings.seed, settings.backend)
+    observations = envs.reset()[:, : envs.observation_size]
+    envs.close()
+    noise = np.random.default_rng(settings.seed).standard_normal((ROWS, options["noise"]), np.float32)
+    began = time.perf_counter()
+    base = through(observations, noise)
+    seconds = time.perf_counter() - began
+    moved = []
+    for direction in np.eye(options["noise"], dtype=np.float32):
+        moved.append((through(observations, noise + 0.1 * direction) - base).ravel())
+    strengths = np.linalg.svd(np.stack(moved), compute_uv=False)
+    count = int((strengths > MOVES * strengths[0]).sum())
+    return (
+        f"{count} of {options['noise']} directions of the noise change the actions; {ROWS} rows are decoded in "
+        f"{1000 * seconds:.1f} ms"
+    )

@@ -1,0 +1,177 @@
+"""Generative policies: their noise is the action, N(0, I) the prior."""
+
+import warnings
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from repolicy.envs.addons import combined
+from repolicy.envs.making import make_envs
+from repolicy.envs.rollout import Collector
+from repolicy.envs.trust import confirm
+from repolicy.errors import NumericError, UsageError
+from repolicy.learning.training import customize
+from repolicy.objective import residual
+from repolicy.policies.file import SavedPolicy, save_policy
+from repolicy.prepare.generative import scaled, standard_normal, through_noise
+from repolicy.prepare.weights import decide
+from repolicy.priors.decoders import decoder_of
+from repolicy.runs.settings import Settings
+
+HERE = "tests.prepare.test_generative"
+FEW = Settings(steps=1024, envs=8, n_steps=16, minibatch=64, epochs=1, checkpoint_every=2, ranks=1)
+MATRIX = np.random.default_rng(0).standard_normal((2, 6)).astype(np.float32)
+
+
+class Walk(gymnasium.Env):
+    """x ← x + a. An episode ends where |x| is above 3, and is cut after 7 steps."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
+    action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.steps = self.np_random.normal(size=2), 0
+        return self.place.astype(np.float32), {}
+
+    def step(self, action):
+        self.place, self.steps = self.place + action, self.steps + 1
+        fallen = bool(np.abs(self.place).max() > 3.0)
+        return self.place.astype(np.float32), float(self.place.sum()), fallen, self.steps >= 7, {"first": self.place[0]}
+
+
+def same(observations, noise):
+    return noise
+
+
+def three(observations, noise):
+    return 0.3 * observations.repeat(3, 1) + noise @ MATRIX
+
+
+def at_random(observations, noise):
+    return noise + np.random.default_rng().standard_normal(noise.shape)
+
+
+def broken(observations, noise):
+    return noise * np.nan
+
+
+def right(observations, actions, next_observations, info):
+    return actions[:, 0] + info["first"]
+
+
+right.metric = lambda observations, actions, next_observations, info: actions[:, 1]
+WALK, RIGHT = f"{HERE}:Walk", f"{HERE}:right"
+
+
+def named(decoder: str, noise: int = 2, chunk: int = 1) -> str:
+    return f"{WALK}?decoder={HERE}:{decoder}&noise={noise}&chunk={chunk}"
+
+
+def test_noise_that_is_the_action_itself_ends_in_the_same_bits(tmp_path: Path) -> None:
+    prior, runs = tmp_path / "prior.safetensors", {}
+    save_policy(prior, standard_normal(2, 2), {})
+    for env in (WALK, named("same")):
+        result = customize(prior, RIGHT, residual(0.1, 0.1, 0.0), tmp_path / str(len(runs)), FEW, env=env)
+        runs[env] = result.policy.state_dict()
+    first, second = runs.values()
+    assert not torch.equal(first["network.weights.1"], standard_normal(2, 2).state_dict()["network.weights.1"])
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def test_a_chunk_is_its_actions_one_after_the_other_until_the_episode_ends() -> None:
+    """Beside an environment that is given the same actions itself."""
+    plain, envs = make_envs(WALK, 1, 5), make_envs(named("three", chunk=3), 1, 5)
+    noise = np.random.default_rng(1).standard_normal((60, 1, 2)).astype(np.float32)
+    seen, ends = [envs.reset(), plain.reset()], {"inside": 0, "with": 0}
+    assert envs.actions.sizes == (2,)
+    for given in noise:
+        np.testing.assert_array_equal(*seen)
+        step, paid = envs.step(given), 0.0
+        for index, action in enumerate(three(seen[1], given).reshape(3, 1, 2)):
+            own = plain.step(action)
+            paid += own.rewards
+            assert step.chunk is not None
+            np.testing.assert_array_equal(step.chunk.final[index], own.final)
+            np.testing.assert_array_equal(step.chunk.info["first"][index], own.info["first"])
+            if own.terminated or own.truncated:
+                ends["with" if index == 2 else "inside"] += 1
+                break
+        assert step.chunk.counts[:, 0].sum() == index + 1
+        assert (step.rewards, step.terminated, step.truncated) == (paid, own.terminated, own.truncated)
+        np.testing.assert_array_equal(step.final, own.final)
+        if own.terminated or own.truncated:  # the two draw other beginnings from here on
+            envs, plain = (make_envs(each.name, 1, len(noise)) for each in (envs, plain))
+            seen = [envs.reset(), plain.reset()]
+        else:
+            seen = [step.observations, own.observations]
+    assert min(ends.values()) > 2
+
+
+def test_an_addon_is_paid_for_each_step_of_a_decision() -> None:
+    addon, envs = combined([RIGHT]), make_envs(named("three", chunk=3), 4, 0)
+    rollout = Collector(envs, 20, torch.Generator(), keep_transitions=True).collect(standard_normal(2, 2))
+    counts = np.stack([chunk.counts for chunk in rollout.chunks])
+    assert 0 < (~counts).sum() < counts.size / 2
+    paid = rollout.of_decisions(addon.reward(*rollout.transitions))
+    means = rollout.of_decisions(addon.metric(*rollout.transitions), mean=True)
+    for (t, n), found in np.ndenumerate(paid):
+        chunk, lasts = rollout.chunks[t], counts[t, :, n].sum()  # the steps that count are the first ones
+        actions, firsts = chunk.actions[:lasts, n], chunk.info["first"][:lasts, n]
+        assert found == pytest.approx((actions[:, 0] + firsts).sum())
+        assert means[t, n] == pytest.approx(actions[:, 1].mean())
+
+
+class Flow(nn.Module):
+    def forward(self, seen: Tensor, noise: Tensor) -> Tensor:
+        return torch.tanh(noise.flatten(1) + seen.sum(1, keepdim=True))
+
+
+def test_a_graph_and_torchscript_decode_as_the_module_does(tmp_path: Path) -> None:
+    flow, noise, seen = Flow(), torch.randn(5, 2, 3), torch.randn(5, 4)
+    with warnings.catch_warnings(action="ignore"):  # the exporter that needs no other package is called old
+        torch.onnx.export(
+            flow, (seen, noise), tmp_path / "flow.onnx", input_names=["seen", "noise"], dynamo=False,
+            dynamic_axes={"noise": {0: "rows"}, "seen": {0: "rows"}},
+        )  # fmt: skip
+        torch.jit.trace(flow, (seen, noise.flatten(1))).save(str(tmp_path / "flow.pt"))
+    for file in ("flow.onnx", "flow.pt"):
+        found = decoder_of(tmp_path / file, 6, 1)(seen.numpy(), noise.flatten(1).numpy())
+        np.testing.assert_allclose(found, flow(seen, noise).numpy(), atol=1e-6)
+    with pytest.raises(UsageError, match="--trust"):
+        decoder_of(tmp_path / "flow.pt", 6, 1, trust=False)
+    with pytest.raises(UsageError, match=r"5 numbers of noise \(seen \[4\], noise \[2, 3\]\)"):
+        decoder_of(tmp_path / "flow.onnx", 5, 1)
+
+
+def test_what_is_no_function_of_its_inputs_is_refused() -> None:
+    for decoder, chunk, error, words in (
+        ("at_random", 1, UsageError, "draws numbers of its own"),
+        ("broken", 1, NumericError, "not finite"),
+        ("same", 2, UsageError, "gives 2 numbers, and 2 actions .* are 4"),
+    ):
+        with pytest.raises(error, match=words):
+            through_noise(f"{HERE}:{decoder}", 2, chunk, WALK, FEW)
+    with pytest.raises(UsageError, match="--noise is 0"):
+        decoder_of(f"{HERE}:same", 0, 1)
+    with pytest.raises(UsageError, match="names code"):
+        confirm("card", False, env="HalfCheetah-v4?decoder=flow.onnx&noise=2&chunk=1")
+
+
+def test_the_prior_is_standard_normal_and_its_weights_move_together() -> None:
+    policy, env = through_noise(f"{HERE}:three", 2, 3, WALK, FEW)
+    found = policy(torch.randn(5, 2))
+    assert torch.equal(found.mean, torch.zeros(5, 2))
+    assert torch.allclose(found.log_std.exp(), torch.ones(2), atol=1e-6)
+    assert torch.allclose(scaled(policy, 0.5)(torch.zeros(2)).log_std.exp(), torch.tensor(0.5))
+    assert policy.normalizer.count > 1000
+    decided = decide(residual(), SavedPolicy(policy, None, {}), env, (RIGHT,), FEW)
+    assert decided.objective.omega == decided.objective.alpha
+    assert decided.objective.states == 0.0
+    assert 1.0 < decided.settings.kl_budget < 5.0  # five nats an episode, and some decisions make one
+    named_one = decide(residual(0.3), SavedPolicy(policy, None, {}), env, (RIGHT,), FEW)
+    assert named_one.objective.alpha == 0.3
