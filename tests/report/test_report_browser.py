@@ -39,7 +39,8 @@ def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     captured = capsys.readouterr()
     found: dict[str, Any] = json.loads(captured.out)
     assert f"report: {out / 'report.html'}" in captured.err
-    assert found == json.loads((out / "sweep.json").read_text()) | {"folder": str(out), "report": found["report"]}
+    kept = json.loads((out / "sweep.json").read_text()) | {"folder": str(out), "report": found["report"]}
+    assert found | {"format": kept["format"]} == kept
     return found
 
 
