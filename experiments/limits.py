@@ -54,9 +54,10 @@ def run(told: str, steps: str, folder: Path) -> list[str]:
 def on_cheetah(told: str, folder: Path) -> Row:
     """Return what a run has of the prior's return and of the wish."""
     command = run(told, "1e6", folder)
+    limits = [word for word in command if "<=" in word or ">=" in word]
     with one_thread():
         both = [
-            evaluate(find_policy(who), "HalfCheetah-v4", EPISODES, addon="hind_leg=10", seed=EVALUATION_SEED)
+            evaluate(who, "HalfCheetah-v4", EPISODES, addon="hind_leg=10", seed=EVALUATION_SEED, limits=limits)
             for who in ("halfcheetah", folder)
         ]
     before, after = (each.columns for each in both)
@@ -65,6 +66,7 @@ def on_cheetah(told: str, folder: Path) -> Row:
         name: [round(after[name].mean, 4), round(after[name].error, 4)]
         for name in ("basic_reward", "addon_reward", "metric")
     }
+    row["limits"] = {limit: round(after[f"limit_{limit}"].mean, 4) for limit in limits}
     return row | {"kept": round(after["basic_reward"].mean / before["basic_reward"].mean, 4)}
 
 
@@ -81,18 +83,13 @@ def on_go1(told: str, folder: Path) -> Row:
 
 def table(rows: dict[str, Row]) -> str:
     """Return a row a run on HalfCheetah."""
-    headings = ["run", "seed", "of the old return", "wish", "mean |θ|"]
-    lines = []
+    headings, lines = ["asked for", "seed", "of the old return", "`hind_leg=10`", "limits"], list[list[str]]()
     for key, row in rows.items():
-        if "metric" in row:
-            told = (
-                row["command"]
-                .removeprefix("repolicy customize halfcheetah ")
-                .partition(" --seed")[0]
-                .partition(" --steps")[0]
-            )
-            wish, angle = row["addon_reward"][0], row["metric"][0]
-            lines.append([f"`{told}`", key.rpartition("/")[2], f"{row['kept']:.1%}", f"{wish:,.0f}", f"{angle:.4f}"])
+        if not key.startswith("go1"):
+            _, _, _, *words = shlex.split(row["command"].partition(" --seed")[0].partition(" --steps")[0])
+            held = ", ".join(f"{name}: {value:.4g}" for name, value in row["limits"].items()) or "–"
+            share, wish = f"{row['kept']:.1%}", f"{row['addon_reward'][0]:,.0f}"
+            lines.append([f"`{' '.join(words)}`", key.rpartition("/")[2], share, wish, held])
     return markdown(headings, lines)
 
 

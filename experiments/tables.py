@@ -15,7 +15,7 @@ from statistics import mean
 
 import numpy as np
 
-from experiments import dial, handed_out, heavy, real_robot, rql_report
+from experiments import dial, handed_out, heavy, limits, real_robot, rql_report
 from experiments import found as found_settings
 from experiments.campaign import finished
 from experiments.curves import smooth
@@ -352,6 +352,7 @@ TABLES: Tables = {
     "alternatives": alternatives,
     "prior": prior,
     "sweeps": sweeps,
+    "limits": lambda: limits.table(ledger("limits.jsonl")),
     "dial": lambda: dial.table([*ledger("dial.jsonl").values()]),
     "dial_whole": lambda: dial.summary([*ledger("dial.jsonl").values()]),
     "free_dial": lambda: dial.free([*ledger("dial.jsonl").values()]),

@@ -101,3 +101,10 @@ def test_tables_are_what_the_results_say() -> None:
     assert not fill(DOCS / "results-paper.md", page_tables(results_of(measured, 5)), check=True), (
         "python -m experiments.paper report"
     )
+
+
+def test_each_promise_names_a_test_that_exists() -> None:
+    promised = re.findall(r"`(tests/[^`]+\.py)::(\w+)`", (DOCS / "promises.md").read_text())
+    assert len(promised) >= 10
+    for file, name in promised:
+        assert re.search(rf"^def {name}\(", (DOCS.parent / file).read_text(), re.MULTILINE), f"{file} has no {name}"
