@@ -45,7 +45,7 @@ def test_episodes_that_began_alike_are_compared_one_by_one() -> None:
     """Starts are worth ±100 to either policy, and the new one gains 10 ± 1 at each of them."""
     before, after = (100 * HALF, 100 * HALF + 10 + np.roll(HALF, 1) / 7), 0 * HALF
     prior = evaluated(before[0], after, seed=5)
-    assert verdict(prior, evaluated(before[1], after, seed=5)).startswith(
+    assert verdict(prior, evaluated(before[1], after, seed=5)).endswith(
         "better than its prior in total: by 10.000 ± 0.020"
     )
     assert verdict(prior, evaluated(before[1], after, seed=6)).startswith(
@@ -59,8 +59,8 @@ def test_better_at_a_price() -> None:
     """7² / 49 makes a standard error of one a set, so that of the difference is √2."""
     prior, after = evaluated(7 * HALF + 7600, 0 * HALF - 3900), evaluated(7 * HALF + 6742, 0 * HALF - 2391, (212,))
     assert verdict(prior, after) == (
+        "it has 88.7 % of the old return and gained 1,509.0 of the wish; "
         "better than its prior in total: by 651.0 ± 1.4 (18 %); "
-        "it lost 858.0 of the basic reward to gain 1,509.0 of the wish; "
         "1 of 50 episodes ended early, at step 212 (of the prior's: none)"
     )
     assert basis([after]).startswith("50 episodes each with the mean action")
@@ -69,8 +69,8 @@ def test_better_at_a_price() -> None:
 def test_worse() -> None:
     prior, after = evaluated(HALF + 100, HALF, (7,)), evaluated(HALF + 90, HALF - 10, (30, 20))
     assert verdict(prior, after) == (
+        "it has 90.0 % of the old return and lost 10.00 of the wish; "
         "worse than its prior in total: by 20.00 ± 0.40 (20 %); "
-        "it lost 10.00 of the basic reward and lost 10.00 of the wish; "
         "2 of 50 episodes ended early, the first at step 20 (of the prior's: 1)"
     )
 
@@ -79,13 +79,12 @@ def test_a_difference_within_its_error_is_none() -> None:
     prior = evaluated(100 * HALF, 0 * HALF)
     for shift, better in ((40.0, False), (41.0, True)):  # twice √(2 · 100² / 49) is 40.4
         said = verdict(prior, evaluated(100 * HALF + shift, 0 * HALF))
-        assert said.startswith(
-            "better than its prior in total: by 41 ± 20" if better else "no better than its prior in total: "
-        )
+        assert ("; better than its prior in total: by 41 ± 20" in said) == better
+        assert said.startswith("no better than its prior in total: ") != better
     assert "a difference of 40 ± 20 is less than two standard errors" in verdict(
         prior, evaluated(100 * HALF + 40, 0 * HALF)
     )
-    assert "it showed no certain change of the basic reward (40 ± 20)" in verdict(
+    assert "it showed no certain change of the old return (40 ± 20)" in verdict(
         prior, evaluated(100 * HALF + 40, 0 * HALF)
     )
 
@@ -107,7 +106,7 @@ def test_one_episode_proves_nothing() -> None:
 
 def test_of_a_negative_reward_no_share_is_gained() -> None:
     said = verdict(evaluated(HALF - 100, 0 * HALF), evaluated(HALF - 50, 0 * HALF))
-    assert said.startswith("better than its prior in total: by 50.00 ± 0.20")
+    assert said.endswith("better than its prior in total: by 50.00 ± 0.20")
     assert "%" not in said
 
 
@@ -156,14 +155,27 @@ def both(by_mean: float, by_samples: float) -> list[tuple[Evaluation, Evaluation
 
 
 def test_one_sentence_covers_both_kinds_of_action() -> None:
-    assert judged(both(20.0, 40.0)).startswith(
+    said = judged(both(20.0, 40.0))
+    assert said.startswith("with the mean action it has 120.0 % of the old return and showed no certain change of the")
+    assert said.endswith(
         "better than its prior in total: by 20.00 ± 0.20 (20 %) with the mean action, "
-        "by 40.00 ± 0.20 (40 %) with sampled actions; with the mean action it gained 20.00"
+        "by 40.00 ± 0.20 (40 %) with sampled actions"
     )
-    assert judged(both(0.1, 40.0)).startswith(
+    said = judged(both(0.1, 40.0))
+    assert said.startswith("with sampled actions it has 140.0 % of the old return")
+    assert said.endswith(
         "in total, beside its prior: no better with the mean action (a difference of 0.10 ± 0.20 is less than two "
-        "standard errors), better with sampled actions (by 40.00 ± 0.20 (40 %)); with sampled actions it gained 40.00"
+        "standard errors), better with sampled actions (by 40.00 ± 0.20 (40 %))"
     )
+
+
+def test_what_is_won_is_told_in_its_own_units() -> None:
+    prior, after = (
+        dataclasses.replace(evaluated(HALF + 100, HALF), metric=mean + HALF / 1000, metric_name="mean |θ|")
+        for mean in (0.39, 0.28)
+    )
+    said = verdict(prior, dataclasses.replace(after, basic=after.basic - 5))
+    assert said.startswith("it has 95.0 % of the old return and has a mean |θ| of 0.28 instead of 0.39; worse than its")
 
 
 @pytest.mark.parametrize(

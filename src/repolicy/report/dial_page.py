@@ -207,7 +207,7 @@ def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lam
 def write_dial_report(dial: Turning, swept: Found, say: Callable[[str], None] = lambda _: None) -> Path:
     """Film every position, and write `report.html` and `dial.json` into the dial's folder."""
     pictures, complaint = _filmed(dial, say)
-    write_json(dial.out / "dial.json", {"format": FORMAT} | as_dict(dial, swept))
+    write_json(dial.out / "dial.json", as_dict(dial, swept))
     path = dial.out / "report.html"
     write_bytes(path, _html(dial, swept, pictures, complaint).encode())
     return path
@@ -220,7 +220,7 @@ def as_dict(dial: Turning, swept: Found) -> dict[str, Any]:
         distance = {"at": at, "kl": point.kl, "log_prior": point.log_prior}
         return distance | {"mean_action": point.by_mean.as_dict(), "sampled_action": point.by_samples.as_dict()}
 
-    whose: dict[str, Any] = {"of": str(dial.path), "sha256": dial.checksum, "how": dial.how}
+    whose: dict[str, Any] = {"format": FORMAT, "of": str(dial.path), "sha256": dial.checksum, "how": dial.how}
     whose |= {"prior": described(swept.prior, swept.prior.omega)} if dial.trained else {}
     places = [each[0] if len(each) == 1 else dial.named(each) for each in dial.positions]
     positions = [described(point, at) for point, at in zip(swept.points, places, strict=True)]

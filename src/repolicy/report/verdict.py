@@ -1,6 +1,6 @@
 """Whether a customized policy is better than its prior, in words and with the error of the claim.
 
-    verdict([(prior, customized)])      # "better than its prior in total: by 653 ± 84 (18 %); it lost 858 of the …"
+    verdict([(prior, customized)])      # "it has 89 % of the old return and gained 1,509 of the wish; better than …"
 
 A difference counts where it is larger than two standard errors of the episodes that were run.
 """
@@ -50,7 +50,6 @@ def spread(column: Column, like: float | None = None) -> str:
 ENOUGH = 2.0  # standard errors
 DRIFT = 0.1  # nats a step from the prior, below which a policy has hardly moved
 IN = {"total_reward": "in total", "basic_reward": "in the basic reward", "addon_reward": "in the wish"}
-NAMES = {"basic_reward": "of the basic reward", "addon_reward": "of the wish"}
 
 
 @dataclass(frozen=True)
@@ -103,9 +102,9 @@ Pair = tuple[Evaluation, Evaluation]  # a prior's and the customized policy's, w
 
 
 def verdict(pairs: Sequence[Pair], than: str = "its prior") -> str:
-    """The sentence without a full stop: better, worse or neither by each kind of action, at what price, and who fell.
+    """The sentence without a full stop: what is kept and won, better, worse or neither in total, limits, and who fell.
 
-    The price is that of the first kind of action by which there is a difference.
+    What is kept and won is that of the first kind of action by which there is a difference in total.
     """
     changes = [differences(*pair) for pair in pairs]
     name = _judging(changes[0])
@@ -113,7 +112,9 @@ def verdict(pairs: Sequence[Pair], than: str = "its prior") -> str:
     which = next((index for index, each in enumerate(changes) if each[name].is_real), 0)
     if name == "total_reward":
         where = f"with {action(pairs[which][1])} " if len(pairs) > 1 else ""
-        parts.append(where + _price(changes[which]["basic_reward"], changes[which]["addon_reward"]))
+        is_certain = any(changes[which][each].is_real for each in ("basic_reward", "addon_reward"))
+        words = f"{where}it {_kept(changes[which]['basic_reward'])} and {_won(pairs[which])}"
+        parts = [words, *parts] if is_certain else [*parts, words]
     elif name == "addon_reward":
         parts.append("the environment tells no basic reward, so what it cost is unknown")
     parts += [f"with {action(pairs[0][1])} {sentence}" for sentence in held(pairs[0][1])]
@@ -218,14 +219,23 @@ def _one_judged(change: Difference) -> tuple[str, str]:
     return "better" if change.value > 0 else "worse", f"by {change.size}{change.share}"
 
 
-def _price(basic: Difference, addon: Difference) -> str:
-    lost, gained = (_moved(change, name) for change, name in ((basic, "basic_reward"), (addon, "addon_reward")))
-    if basic.is_real and addon.is_real and basic.value < 0 < addon.value:
-        return f"it {lost} to gain {gained.removeprefix('gained ')}"
-    return f"it {lost} and {gained}"
+def _kept(change: Difference) -> str:
+    """`has 89 % of the old return`."""
+    if change.is_real and change.before > 0:
+        return f"has {f'{1.0 + change.value / change.before:.1%}'.replace('%', ' %')} of the old return"
+    return _moved(change, "of the old return")
 
 
-def _moved(change: Difference, name: str) -> str:
+def _won(pair: Pair) -> str:
+    """`has a mean |θ| of 0.28 instead of 0.39`, or, of a wish without a number for people, what it gained."""
+    changes, title = differences(*pair), pair[1].metric_name
+    if "metric" in changes and changes["metric"].is_real:
+        before, after = changes["metric"].before, changes["metric"].before + changes["metric"].value
+        return f"has a {title} of {number(after)} instead of {number(before)}"
+    return _moved(changes["addon_reward"], "of the wish")
+
+
+def _moved(change: Difference, what: str) -> str:
     if not change.is_real:
-        return f"showed no certain change {NAMES[name]} ({change})"
-    return f"{'gained' if change.value > 0 else 'lost'} {rounded(abs(change.value), change.error)} {NAMES[name]}"
+        return f"showed no certain change {what} ({change})"
+    return f"{'gained' if change.value > 0 else 'lost'} {rounded(abs(change.value), change.error)} {what}"
