@@ -35,6 +35,7 @@ ROW = [
 # Wings: folders beside the row, and what they may know of it. Their visitors come through the command line alone.
 BEFORE_MANY = ROW[: ROW.index("learning") + 1]
 WINGS = {
+    "planning": BEFORE_MANY,
     "hosts": [*BEFORE_MANY, "report"],
     "exact": ["errors", "objective"],
     "llm": ["errors", "loading", "objective", "report"],

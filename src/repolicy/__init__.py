@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from repolicy.objective import kl as kl
     from repolicy.objective import residual as residual
     from repolicy.objective import soft as soft
+    from repolicy.planning.asking import plan as plan
     from repolicy.policies.file import save_policy as save_policy
     from repolicy.policies.policy import Policy as Policy
     from repolicy.priors.dials import dial as dial
@@ -41,6 +42,7 @@ _HOMES = {
     "full": "objective",
     "kl": "objective",
     "load_policy": "priors.opening",
+    "plan": "planning.asking",
     "residual": "objective",
     "save_policy": "policies.file",
     "soft": "objective",

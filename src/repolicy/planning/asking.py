@@ -1,0 +1,117 @@
+"""`repolicy.plan`: from a prior and a wish to a planner."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from repolicy.envs.addons import Wish, check_env, combined, names
+from repolicy.envs.evaluation import check_fit
+from repolicy.envs.making import probed
+from repolicy.envs.names import EnvLike, env_name
+from repolicy.errors import UsageError
+from repolicy.objective import residual
+from repolicy.planning.mujoco_model import MujocoModel
+from repolicy.planning.planner import Planner, Search
+from repolicy.planning.scoring import Score
+from repolicy.planning.value import fitted_value
+from repolicy.policies.density import Density, fitted
+from repolicy.policies.policy import Policy
+from repolicy.prepare.session import open_prior
+from repolicy.prepare.states import check_learnable, visited
+from repolicy.prepare.weights import Weighing
+from repolicy.priors.kinds import MeanPrior
+from repolicy.readers.reading import Options
+from repolicy.runs.ranks import one_thread
+from repolicy.runs.request import Request
+from repolicy.runs.settings import Settings
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A planner, and what its choices were."""
+
+    planner: Planner
+    env: str
+    addons: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def plan(
+    prior: Any,
+    addon: Wish,
+    *,
+    env: EnvLike | None = None,
+    omega: float | None = None,
+    states: float | None = None,
+    value: bool = False,
+    search: Search | None = None,
+    options: Options | None = None,
+    trust: bool = False,
+) -> Planner:
+    """Return an agent that meets a wish without training, by simulating what it might do before each of its actions.
+
+    Args:
+        prior: a policy, its file, its run's folder, or the name of one that ships.
+        addon: the wish: a name, a function, or a list of them.
+        env: an id, or a function that makes one environment; by default the one that the prior's file names.
+        omega: the weight of the prior; by default what a nat of its log-probability is worth.
+        states: the price on states that the prior does not visit; by default the same.
+        value: count what is still to come after a plan's end, by a value that is fitted to the prior's episodes.
+        search: how plans are looked for: samples, horizon and so on.
+        options: how the prior's file is read, where that is another library's.
+        trust: run code that the prior's file names.
+    """
+    return planned(prior, addon, env, omega, states, value, search or Search(), options, trust).planner
+
+
+def planned(
+    prior: Any,
+    addon: Wish,
+    env: EnvLike | None,
+    omega: float | None,
+    states: float | None,
+    value: bool,
+    search: Search,
+    options: Options | None = None,
+    trust: bool = False,
+    say: Say = lambda sentence: None,
+) -> Planned:
+    """Return the same with what was chosen; `say` hears of what takes a while."""
+    start = open_prior(prior, options, trust=trust)
+    if start.saved is None:
+        raise UsageError(f"{start.name} cannot be copied, and a planner asks its prior in every simulated step")
+    policy = start.saved.policy
+    if policy.actions.kind == "discrete":
+        raise UsageError(f"{start.name} makes choices, and planning is for actions that are numbers")
+    place, wishes = start.env(trust) if env is None else env_name(env), names(addon)
+    if not wishes:
+        raise UsageError("a planner needs a wish: name an add-on")
+    check_env(wishes, place)
+    wish = combined(wishes)
+    check_fit(policy, probed(place), "the prior")
+    notes, settings = list[str](), Settings()
+    if omega is None or states is None:
+        weights, _, reward = Weighing(start.saved, place, wishes, settings, say).weights("--omega and --states")
+        if weights is None:
+            raise UsageError(
+                "what a nat of the prior is worth cannot be told from its episodes: name --omega and --states"
+            )
+        omega = weights.omega if omega is None else omega
+        states = weights.states if states is None else states
+        notes.append(f"omega is {omega:.3g} and states {states:.3g}, by what a nat of the prior is worth of {reward}")
+    model = MujocoModel(place)
+    score = Score(wish, omega, states, search.discount, density_of(policy, place) if states else None, None)
+    with one_thread():
+        score = replace(score, value=fitted_value(policy, place, score, search.seed) if value else None)
+    return Planned(Planner(policy, model, score, search), place, wishes, tuple(notes))
+
+
+def density_of(prior: Policy | MeanPrior, env: str) -> Density:
+    """Return how likely the prior's states are, from its own episodes."""
+    assert isinstance(prior, Policy)
+    check_learnable(prior)
+    with one_thread():
+        request = Request(env, residual(), Settings())
+        return fitted(prior.normalizer(visited(prior, request)), prior.normalizer)

@@ -1,0 +1,29 @@
+"""What a planner simulates with: many states at once, apart from the environment that is acted in."""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from repolicy.envs.step import Info
+
+
+class Simulated(NamedTuple):
+    """What B states became under B actions."""
+
+    states: np.ndarray  # [B, S]
+    observations: np.ndarray  # [B, O] float32
+    info: Info  # what an add-on may read, [B] each
+    ended: np.ndarray  # [B] whether the episode is over
+    failed: np.ndarray  # [B] whether the simulation broke down
+
+
+class Model(Protocol):
+    """A simulator whose state can be had from an observation."""
+
+    name: str
+
+    def states(self, observations: np.ndarray) -> np.ndarray:
+        """Return the states `[N, S]` that are seen as observations `[N, O]`."""
+
+    def step(self, states: np.ndarray, actions: np.ndarray) -> Simulated:
+        """Return what states `[B, S]` become under actions `[B, A]`, as the environment gets them."""

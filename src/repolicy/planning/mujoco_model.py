@@ -1,0 +1,128 @@
+"""Gymnasium's MuJoCo environments as a planner's model, in batches by `mujoco.rollout`.
+
+A state is read out of an observation: each number of the observation must be a coordinate or a velocity, perhaps cut
+to bounds. Which one, is found by trying; what is seen of no state, such as how far a robot has come, must not matter.
+So a planner needs no access to the environment that is acted in, and it plans in EnvPool's as well.
+"""
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from repolicy.envs.names import maker
+from repolicy.envs.step import Info, action_space, native
+from repolicy.errors import UsageError, in_one_sentence
+from repolicy.planning.model import Simulated
+
+TRIED, FAR = 20, 1e3  # steps by which the model is compared with its environment; a coordinate beyond any bound
+NEAR, NEAR_INFO = 1e-3, 0.1  # how far apart they may be
+ENDLESS = ("HalfCheetahEnv", "SwimmerEnv")  # Gymnasium's environments that never end by themselves and do not say so
+
+
+class CannotBatchError(UsageError):
+    """The environment is none that can be simulated in batches."""
+
+
+class MujocoModel:
+    """The physics of one of Gymnasium's MuJoCo environments, from observations alone."""
+
+    def __init__(self, name: str, threads: int = 1) -> None:
+        import mujoco
+        from mujoco import rollout
+
+        self.name = name
+        with (
+            in_one_sentence(f"environment {name!r} cannot be made", UsageError),
+            warnings.catch_warnings(action="ignore"),  # "out of date": a task's version is part of the task
+        ):
+            made = maker(name)()
+        env: Any = made.unwrapped
+        if not all(hasattr(env, part) for part in ("model", "data", "frame_skip", "_get_obs")):
+            raise CannotBatchError(f"{name} is none of Gymnasium's MuJoCo environments")
+        self._env, self._repeats, self._dt = env, int(env.frame_skip), float(env.dt)
+        self._space, self._own = action_space(made.action_space, name), made.action_space
+        physics = mujoco.mjtState.mjSTATE_FULLPHYSICS
+        self._start, (self._positions, velocities) = 1, (env.model.nq, env.model.nv)  # a state's first number is time
+        self._seen = self._positions + velocities
+        self._rest = np.zeros(mujoco.mj_stateSize(env.model, physics))
+        self._rest[1 : 1 + self._seen] = np.concatenate([env.init_qpos, env.init_qvel])
+        self._place, self._bounds = self._found()
+        self._ends = hasattr(type(env), "is_healthy")
+        if not self._ends and type(env).__name__ not in ENDLESS:
+            raise CannotBatchError(f"{name} does not say when its episodes end (is_healthy)")
+        self._data = [mujoco.MjData(env.model) for _ in range(threads)]
+        self._rollout = rollout.Rollout(nthread=threads if threads > 1 else 0)
+        self.told: tuple[str, ...] = ("x_velocity", "y_velocity")  # of the environment's info, what can be rebuilt
+        self._check(made)
+
+    def _found(self) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
+        """Return where in a state each number of an observation stands, and the bounds to which it is cut."""
+        random = np.random.default_rng(0)
+        state = random.uniform(-0.5, 0.5, self._seen)
+        observation = self._observed(state)
+        same = observation[:, None] == state
+        if not (same.sum(1) == 1).all():
+            raise CannotBatchError(
+                f"{self.name} shows {int((same.sum(1) != 1).sum())} numbers that are neither coordinates nor velocities"
+            )
+        far = np.full(self._seen, FAR)
+        return same.argmax(1), (self._observed(-far), self._observed(far))
+
+    def _observed(self, state: np.ndarray) -> np.ndarray:
+        """Return what the environment shows of coordinates and velocities."""
+        self._env.data.qpos[:], self._env.data.qvel[:] = np.split(state, [self._positions])
+        return np.ravel(self._env._get_obs()).astype(np.float64)
+
+    def states(self, observations: np.ndarray) -> np.ndarray:
+        states = np.repeat(self._rest[None], len(observations), 0)
+        states[:, 1 + self._place] = observations
+        return states
+
+    def step(self, states: np.ndarray, actions: np.ndarray) -> Simulated:
+        controls = native(actions, self._space, self._own).reshape(len(states), 1, -1)
+        rows, _ = self._rollout.rollout(
+            self._env.model, self._data, states, np.repeat(controls, self._repeats, 1).astype(np.float64)
+        )
+        after = rows[:, -1]
+        with np.errstate(invalid="ignore"):
+            failed = ~(after[:, 0] > states[:, 0] + 0.5 * self._dt) | ~np.isfinite(after).all(1)
+        after = np.where(failed[:, None], states, after)
+        seen = after[:, 1 : 1 + self._seen]
+        observations = seen[:, self._place].clip(*self._bounds).astype(np.float32)
+        moved = (after[:, 1:3] - states[:, 1:3]) / self._dt
+        info: Info = {key: moved[:, axis] for axis, key in enumerate(("x_velocity", "y_velocity")) if key in self.told}
+        return Simulated(after, observations, info, self._ended(seen), failed)
+
+    def _ended(self, seen: np.ndarray) -> np.ndarray:
+        if not self._ends:
+            return np.zeros(len(seen), bool)
+        ended = np.empty(len(seen), bool)
+        positions, velocities = np.split(seen, [self._positions], axis=1)
+        for row, (qpos, qvel) in enumerate(zip(positions, velocities, strict=True)):
+            self._env.data.qpos[:], self._env.data.qvel[:] = qpos, qvel
+            ended[row] = not self._env.is_healthy
+        return ended
+
+    def _check(self, made: Any) -> None:
+        """Raise where the environment goes elsewhere than the model; of its info, keep what both tell alike."""
+        made.action_space.seed(0)
+        observation, _ = made.reset(seed=0)
+        apart, told = [], dict.fromkeys(self.told, 0.0)
+        for _ in range(TRIED):
+            action = 0.1 * made.action_space.sample()  # gently: what lies beyond the bounds of an observation is lost
+            before = np.ravel(observation)[None]
+            observation, _, terminated, _, info = made.step(action)
+            kept = self._env.data.qpos.copy(), self._env.data.qvel.copy()
+            found = self.step(self.states(before), action.reshape(1, -1))
+            self._env.data.qpos[:], self._env.data.qvel[:] = kept  # which the model used to ask whether it has ended
+            apart.append(float(np.abs(found.observations - np.ravel(observation)).max()))
+            for key in told:
+                told[key] = max(told[key], abs(float(info.get(key, np.inf)) - found.info.get(key, np.zeros(1))[0]))
+            if terminated:
+                observation, _ = made.reset()
+        if not np.median(apart) < NEAR:
+            raise CannotBatchError(
+                f"{self.name} goes elsewhere than its MuJoCo model, by {np.median(apart):.2g} a step"
+            )
+        self.told = tuple(key for key, far in told.items() if far < NEAR_INFO)

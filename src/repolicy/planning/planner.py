@@ -1,0 +1,210 @@
+"""A planner: an agent that looks for its actions in simulation, and needs no training."""
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy.errors import UsageError
+from repolicy.planning.model import Model
+from repolicy.planning.sampling import BASES, Base, between, correction, effective, normalized, temperature
+from repolicy.planning.scoring import Score, simulated
+from repolicy.policies.distributions import Gaussian
+from repolicy.policies.policy import Policy
+from repolicy.priors.kinds import MeanPrior
+
+
+@dataclass(frozen=True)
+class Search:
+    """How plans are looked for."""
+
+    samples: int = 32
+    """How many candidates are simulated for a decision: K."""
+    horizon: int = 8
+    """How many steps each of them has: T."""
+    knots: int = 4
+    """At how many points in time noise is drawn; it goes in straight lines in between. 0: at each step."""
+    noise: float = 0.5
+    """The noise's std, in units of the prior's."""
+    share: float = 0.15
+    """The effective sample size that sets the temperature λ, as a share of the samples."""
+    temperature: float | None = None
+    """λ itself, in place of that."""
+    base: Base = "nominal"
+    """What candidates are spread around before their scores count: nominal, uniform or zero."""
+    closed: bool = True
+    """Candidates deviate from what the prior does in their own simulated states; else in those of its own plan."""
+    warm: bool = True
+    """Go on from the plan of the step before."""
+    discount: float = 0.97
+    """γ of the plan."""
+    seed: int = 0
+    """Of the noise."""
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "horizon"):
+            if getattr(self, name) < (2 if name == "samples" else 1):
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be {2 if name == 'samples' else 1} or more")
+        if self.base not in BASES:
+            raise UsageError(f"there is no base {self.base!r}; choose from {', '.join(BASES)}")
+        if not 0.0 < self.discount <= 1.0:
+            raise UsageError(f"discount is {self.discount}; it must be above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class Look:
+    """Candidates for N decisions."""
+
+    candidates: np.ndarray  # [N, K, T, A] deviations from the prior, in its stds; the first of each K is 0
+    scores: np.ndarray  # [N, K]; −∞ where the simulation broke down
+    weights: np.ndarray  # [N, K]
+
+    @property
+    def plans(self) -> np.ndarray:
+        """The candidates' weighted mean `[N, T, A]`."""
+        mean: np.ndarray = np.einsum("nk,nkta->nta", self.weights, self.candidates)
+        return mean
+
+
+@dataclass
+class Tally:
+    """What a planner's decisions were like, summed up."""
+
+    decisions: int = 0
+    seconds: float = 0.0
+    effective: float = 0.0
+    kept: int = 0  # in how many of them no candidate was better than the prior's own plan
+    failed: int = 0  # simulations that broke down
+
+    @property
+    def rate(self) -> float:
+        """Decisions a second."""
+        return self.decisions / self.seconds if self.seconds else 0.0
+
+    def add(self, found: Look, seconds: float) -> None:
+        self.decisions += len(found.scores)
+        self.seconds += seconds
+        self.effective += float(effective(found.weights).sum())
+        self.kept += int((found.scores.argmax(1) == 0).sum())
+        self.failed += int(np.isneginf(found.scores).sum())
+
+
+@dataclass
+class Mind:
+    """What is remembered from one decision to the next."""
+
+    plans: np.ndarray  # [N, T, A], in units of the prior's std
+    random: np.random.Generator
+
+
+@dataclass(frozen=True, eq=False)
+class Planner:
+    """An agent whose action is the beginning of the best plan that it finds in simulation: Residual-MPPI, mended.
+
+    The first candidate is always what the prior itself would do. Where none is better, that is what is done.
+    """
+
+    prior: Policy | MeanPrior
+    model: Model
+    score: Score
+    search: Search = field(default_factory=Search)
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def observation_size(self) -> int:
+        return self.prior.observation_size
+
+    @property
+    def actions(self) -> Any:
+        return self.prior.actions
+
+    def act(self, observation: np.ndarray) -> np.ndarray:
+        """Return the action for one observation `[O]`, as the environment takes it, planned anew."""
+        rows = np.atleast_2d(np.asarray(observation, np.float32))
+        sent = self.to_environment(self.actor(1, len(rows))(rows))
+        return sent if np.ndim(observation) == 2 else sent[0]
+
+    def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> "Planning":
+        return Planning(self, count, generator)
+
+    def to_environment(self, actions: np.ndarray) -> np.ndarray:
+        return self.prior.to_environment(actions)
+
+    def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Return log π of actions around what is planned anew for each observation, with the prior's std."""
+        flat = observations.reshape(-1, observations.shape[-1])
+        acting = self.actor(1, len(flat))
+        acting(flat.numpy())
+        return acting.log_probs(actions.reshape(1, len(flat), -1)).reshape(actions.shape[:-1])
+
+    def look(self, observations: np.ndarray, plans: np.ndarray, draws: np.ndarray) -> "Look":
+        """Return what candidates around plans `[N, T, A]` are like, by draws `[N, K, H, A]` of standard noise."""
+        search = self.search
+        lines = search.noise * between(search.knots or search.horizon, search.horizon)
+        noise = np.einsum("th,nkha->nkta", lines, draws)
+        noise[:, 0] = -plans  # what the prior itself would do always competes
+        candidates = plans[:, None] + noise
+        scores = simulated(
+            self.model, self.prior, observations, candidates, spread_of(self.prior, observations), self.score,
+            search.closed,
+        )  # fmt: skip
+        corrected = correction(draws, plans, lines, search.base)
+        heat: Any = search.temperature
+        if heat is None:
+            heat = temperature(scores, corrected, search.share * search.samples)
+        return Look(candidates, scores, normalized(scores / heat + corrected))
+
+    def decide(self, observations: np.ndarray, mind: Mind) -> np.ndarray:
+        """Return how far from the prior to act `[N, A]`, in its stds, and remember the plan."""
+        began, search, count = time.perf_counter(), self.search, len(observations)
+        knots = min(search.knots or search.horizon, search.horizon)
+        draws = mind.random.standard_normal((count, search.samples, knots, self.actions.width))
+        found = self.look(observations, mind.plans if search.warm else np.zeros_like(mind.plans), draws)
+        plans = found.plans
+        mind.plans = np.concatenate([plans[:, 1:], np.zeros_like(plans[:, :1])], axis=1)
+        self.tally.add(found, time.perf_counter() - began)
+        chosen: np.ndarray = plans[:, 0]
+        return chosen
+
+    def with_search(self, **changes: Any) -> "Planner":
+        """Return another planner, that looks for plans in another way."""
+        return replace(self, search=replace(self.search, **changes), tally=Tally())
+
+
+def spread_of(prior: Policy | MeanPrior, observations: np.ndarray) -> np.ndarray:
+    """Return the std `[N, A]` of a prior in its states."""
+    rows = torch.from_numpy(observations)
+    with torch.no_grad():
+        distribution = prior(rows) if isinstance(prior, Policy) else prior.distribution(rows)
+    if not isinstance(distribution, Gaussian):
+        raise UsageError("the prior's actions are choices, which have no std: they are planned by a tree")
+    spread: np.ndarray = distribution.log_std.exp().expand_as(distribution.mean).numpy()
+    return spread
+
+
+class Planning:
+    """A planner at work. Its memory is the plan of the step before, and the stream of its noise."""
+
+    def __init__(self, planner: Planner, count: int, generator: torch.Generator | None) -> None:
+        self._planner, self._generator, search = planner, generator, planner.search
+        plans = np.zeros((count, search.horizon, planner.actions.width))
+        self.memory = Mind(plans, np.random.default_rng(search.seed))
+        self._planned: list[Gaussian] = []
+
+    def __call__(self, observations: np.ndarray) -> np.ndarray:
+        planner = self._planner
+        spread = spread_of(planner.prior, observations)
+        mode = planner.prior.actor(1, len(observations))(observations)
+        mean = torch.from_numpy((mode + spread * planner.decide(observations, self.memory)).astype(np.float32))
+        self._planned.append(Gaussian(mean, torch.from_numpy(spread).log()))
+        taken = mean if self._generator is None else self._planned[-1].sample(self._generator)
+        return taken.numpy()
+
+    def begin_anew(self, ended: np.ndarray) -> None:
+        self.memory.plans[ended] = 0.0
+
+    def log_probs(self, actions: Tensor) -> Tensor:
+        return torch.stack([each.log_prob(taken) for each, taken in zip(self._planned, actions, strict=True)])

@@ -1,0 +1,109 @@
+"""What a candidate is worth: the add-on, log prior and the prior's states along its simulated steps."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from repolicy.envs.addons import Addon
+from repolicy.envs.step import Info, own_numbers
+from repolicy.planning.model import Model
+from repolicy.policies.density import MOST, Density
+from repolicy.policies.policy import Policy
+from repolicy.priors.kinds import MeanPrior
+
+Value = Callable[[np.ndarray], np.ndarray]  # from observations [B, O] to what is still to come [B]
+
+
+@dataclass(frozen=True)
+class Score:
+    """S = Σ γ^t·(r_R + ω′·(log π(a|s) − log π(m|s)) + states·h(s′)) + γ^T·V(s_T), where m is the mode in s.
+
+    Beside the mode an action costs nothing, so what a candidate pays does not depend on how wide the prior is.
+    """
+
+    addon: Addon
+    omega: float
+    states: float
+    discount: float
+    density: Density | None
+    value: Value | None
+
+
+@torch.no_grad()
+def simulated(
+    model: Model,
+    prior: Policy | MeanPrior,
+    observations: np.ndarray,
+    plans: np.ndarray,
+    spread: np.ndarray,
+    score: Score,
+    closed: bool = True,
+) -> np.ndarray:
+    """Return the scores `[N, K]` of candidates `[N, K, T, A]`, which are how many stds to deviate from the prior.
+
+    A score is −∞ where the simulation broke down.
+
+    A closed loop deviates from what the prior does in the *simulated* state; an open one from what it would do in the
+    states that the first candidate comes to. observations: `[N, O]`; spread: `[N, A]`, the stds.
+    """
+    count, samples, steps, width = plans.shape
+    act, batch = prior.actor(steps, count * samples), count * samples
+    now = np.repeat(observations, samples, 0)
+    states = np.repeat(model.states(observations), samples, 0)
+    stray = plans * spread[:, None, None]
+    seen, did, sent, modes, after = ([] for _ in range(5))
+    infos: list[Info] = []
+    over, failed = np.zeros((steps + 1, batch), bool), np.zeros(batch, bool)
+    for t in range(steps):
+        mode = act(now)
+        modes.append(mode)
+        around = mode.reshape(count, samples, width)
+        actions = ((around if closed else around[:, :1]) + stray[:, :, t]).reshape(batch, width).astype(np.float32)
+        environments = prior.to_environment(actions)
+        step = model.step(states, environments)
+        failed |= step.failed
+        over[t + 1] = over[t] | step.ended | step.failed
+        seen.append(now)
+        did.append(actions)
+        sent.append(environments)
+        after.append(step.observations)
+        infos.append(step.info)
+        states, now = step.states, step.observations
+    transitions = (
+        np.stack(seen), own_numbers(np.stack(sent), prior.actions), np.stack(after),
+        {key: np.stack([info[key] for info in infos]) for key in infos[0]},
+    )  # fmt: skip
+    chosen, likeliest = (torch.from_numpy(np.stack(each)) for each in (did, modes))
+    beside = (act.log_probs(chosen) - act.log_probs(likeliest)).numpy()
+    gone = over[1:]
+    rewards = step_rewards(score, prior, transitions, beside, gone)
+    total = (score.discount ** np.arange(steps)) @ rewards
+    if score.value is not None:
+        ahead = score.value(now)
+        ahead[gone[-1]] = min(0.0, float(ahead.min()))
+        total += score.discount**steps * ahead
+    total[failed] = -np.inf
+    return total.reshape(count, samples)
+
+
+def step_rewards(
+    score: Score,
+    prior: Policy | MeanPrior,
+    transitions: tuple[np.ndarray, np.ndarray, np.ndarray, Info],
+    beside: np.ndarray,
+    gone: np.ndarray,
+) -> np.ndarray:
+    """Return what steps `[T, B]` pay: beside is log π(a|s) − log π(m|s), and gone is where the episode has ended.
+
+    An end pays nothing more, and must not be a way out: it costs more than the worst of all other steps.
+    """
+    rewards = score.addon.reward(*transitions) + score.omega * beside
+    if score.density is not None and score.states:
+        assert isinstance(prior, Policy)
+        inputs = prior.normalizer(torch.from_numpy(transitions[2]))
+        rewards += score.states * score.density.familiarity(inputs).numpy()
+    if gone.any():
+        rewards[gone] = rewards.min() - MOST * max(score.omega, score.states)
+    return rewards

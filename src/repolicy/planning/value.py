@@ -1,0 +1,77 @@
+"""What is still to come after a plan's end, fitted to episodes of the prior within seconds."""
+
+from contextlib import closing
+
+import numpy as np
+import torch
+
+from repolicy.envs.making import make_envs
+from repolicy.envs.rollout import Collector, Rollout
+from repolicy.errors import UsageError
+from repolicy.planning.scoring import Score, Value, step_rewards
+from repolicy.policies.network import Mlp
+from repolicy.policies.policy import Policy
+
+ENVS, STEPS, BLOCK = 64, 400, 50
+AHEAD = 100  # steps that must be known behind one whose value is learned
+HIDDEN, EPOCHS, MINIBATCH, LEARNING_RATE = (64, 64), 30, 512, 1e-3
+
+
+def fitted_value(prior: Policy, env: str, score: Score, seed: int = 0) -> Value:
+    """Return V by regression on the discounted sums of what a planner scores, along the prior's sampled actions."""
+    with closing(make_envs(env, ENVS, seed)) as envs:
+        collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=True)
+        rollouts = [collector.collect(prior) for _ in range(STEPS // BLOCK)]
+    rewards = np.concatenate([rewards_of(prior, rollout, score) for rollout in rollouts])
+    terminated = np.concatenate([rollout.terminated for rollout in rollouts])
+    ended = terminated | np.concatenate([rollout.truncated for rollout in rollouts])
+    sums, known = to_come(rewards, terminated, ended, score.discount)
+    observations = np.concatenate([rollout.observations[:-1] for rollout in rollouts])[known]
+    if not len(observations):
+        raise UsageError(f"the prior's episodes in {env} are shorter than {AHEAD} steps: plan without a value")
+    return regression(prior, observations, sums[known], seed)
+
+
+def rewards_of(prior: Policy, rollout: Rollout, score: Score) -> np.ndarray:
+    """Return what a planner would have paid in each step `[T, N]`."""
+    observations = torch.from_numpy(rollout.observations[:-1])
+    modes = prior(observations).mode()
+    log_ratio = (rollout.log_probs - prior.log_prob(observations, modes)).numpy()
+    return step_rewards(score, prior, rollout.transitions, log_ratio, rollout.terminated)
+
+
+def to_come(
+    rewards: np.ndarray, terminated: np.ndarray, ended: np.ndarray, discount: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return Σ γ^k·r of each step `[T, N]`, and of which ones enough is known: a cut hides what would have followed."""
+    sums, ahead = np.zeros_like(rewards), np.zeros_like(rewards)
+    following, steps = np.zeros(rewards.shape[1]), np.zeros(rewards.shape[1])
+    for t in reversed(range(len(rewards))):
+        following = rewards[t] + discount * np.where(ended[t], 0.0, following)
+        steps = np.where(terminated[t], np.inf, np.where(ended[t], 0.0, steps) + 1.0)
+        sums[t], ahead[t] = following, steps
+    return sums, ahead >= AHEAD
+
+
+def regression(prior: Policy, observations: np.ndarray, sums: np.ndarray, seed: int) -> Value:
+    """Return a network's fit of sums `[M]` at observations `[M, O]`."""
+    middle, width = float(sums.mean()), float(sums.std()) or 1.0
+    inputs = prior.normalizer(torch.from_numpy(observations))
+    targets = torch.from_numpy((sums - middle) / width).float()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = Mlp(observations.shape[1], HIDDEN, 1)
+        optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE)
+        for _ in range(EPOCHS):
+            for rows in torch.randperm(len(inputs)).split(MINIBATCH):
+                loss = (network(inputs[rows])[:, 0] - targets[rows]).square().mean()
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+    normalize, net = prior.normalizer.snapshot(), network.snapshot()
+
+    def value(seen: np.ndarray) -> np.ndarray:
+        found: np.ndarray = middle + width * net(normalize(seen))[:, 0].astype(np.float64)
+        return found
+
+    return value

@@ -1,0 +1,173 @@
+"""A planner as an agent: what it takes and leaves alone, in a linear world and on MuJoCo."""
+
+import warnings
+from dataclasses import replace
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from linear_world import PRIOR, LinearModel, nothing, planner
+
+import repolicy
+from repolicy.envs.evaluation import evaluate
+from repolicy.errors import UsageError
+from repolicy.planning.mujoco_model import CannotBatchError, MujocoModel
+from repolicy.planning.planner import Search
+from repolicy.planning.value import AHEAD, to_come
+
+SMALL = Search(samples=4, horizon=3)
+
+
+@pytest.fixture(scope="module")
+def cheetah():
+    return repolicy.plan("halfcheetah", "hind_leg=10", omega=0.1, states=0.0, search=SMALL)
+
+
+@pytest.mark.parametrize("env", ["HalfCheetah-v4", "Hopper-v4", "Ant-v4", "Walker2d-v5", "Swimmer-v4"])
+def test_the_model_goes_where_its_environment_goes(env):
+    with warnings.catch_warnings(action="ignore"):
+        model, made = MujocoModel(env), gymnasium.make(env)
+    made.action_space.seed(1)
+    observation, _ = made.reset(seed=1)
+    for _ in range(10):
+        action = made.action_space.sample()
+        found = model.step(model.states(observation[None].astype(np.float32)), action[None])
+        observation, _, terminated, _, info = made.step(action)
+        inside = np.abs(observation) < 9.9  # what is cut to ±10 cannot be known
+        assert found.observations[0][inside] == pytest.approx(observation[inside], abs=0.02)
+        assert bool(found.ended[0]) == terminated
+        for key in model.told:
+            assert found.info[key][0] == pytest.approx(info[key], abs=0.1)
+        if terminated or not inside.all():
+            break
+
+
+def test_a_batch_is_its_rows():
+    model = MujocoModel("Hopper-v4")
+    random = np.random.default_rng(0)
+    states = model.states(random.normal(0, 0.1, (5, 11)).astype(np.float32) + np.eye(11, dtype=np.float32)[0] * 1.2)
+    actions = random.normal(0, 0.3, (5, 3)).astype(np.float32)
+    together = model.step(states, actions)
+    alone = [model.step(states[n : n + 1], actions[n : n + 1]).observations[0] for n in range(5)]
+    assert np.array_equal(together.observations, alone)
+
+
+def test_two_threads_give_the_same_bits(cheetah):
+    two = replace(cheetah, model=MujocoModel("HalfCheetah-v4", threads=2))
+    observations = np.random.default_rng(0).normal(0, 0.1, (3, 17)).astype(np.float32)
+    assert np.array_equal(two.act(observations), cheetah.act(observations))
+
+
+@pytest.mark.parametrize(
+    ("env", "why"),
+    [
+        ("CartPole-v1", "none of Gymnasium's MuJoCo"),
+        ("Reacher-v4", "neither coordinates nor velocities"),
+        ("InvertedPendulum-v4", "does not say when its episodes end"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(env, why):
+    with pytest.raises(CannotBatchError, match=why):
+        MujocoModel(env)
+
+
+def test_evaluate_takes_it_and_the_same_seed_gives_the_same_episode(cheetah):
+    first, second = (evaluate(cheetah, "HalfCheetah-v4", 2, addon="hind_leg=10", longest=25) for _ in range(2))
+    assert np.array_equal(first.total, second.total)
+    prior = evaluate(cheetah.prior, "HalfCheetah-v4", 2, addon="hind_leg=10", longest=25)
+    assert first.addon.mean() > prior.addon.mean()
+
+
+def test_a_wish_of_nothing_leaves_the_prior_s_actions():
+    """The best candidate is the prior's own plan, and the coldest plan is the best candidate."""
+    made = repolicy.plan(
+        "halfcheetah", nothing, omega=0.1, states=0.0, search=replace(SMALL, temperature=1e-9, warm=False)
+    )
+    observations = np.random.default_rng(0).normal(0, 0.1, (3, 17)).astype(np.float32)
+    assert np.allclose(made.act(observations), made.prior.predict(observations)[0])
+    assert made.tally.kept == made.tally.decisions == 3
+
+
+def test_it_is_scored_as_it_acts():
+    made = planner(samples=50)
+    observations = np.array([[0.5], [-1.0]], np.float32)
+    acting = made.actor(1, 2, torch.Generator().manual_seed(0))
+    taken = torch.from_numpy(acting(observations))
+    assert torch.allclose(acting.log_probs(taken[None])[0], made.log_prob(torch.from_numpy(observations), taken))
+    mean = torch.from_numpy(made.actor(1, 2)(observations))
+    normal = torch.distributions.Normal(mean, float(PRIOR.covariance) ** 0.5)
+    assert torch.allclose(acting.log_probs(taken[None])[0], normal.log_prob(taken)[:, 0], atol=1e-5)
+
+
+def test_an_episode_begins_with_a_fresh_plan_and_others_go_on():
+    acting = planner(samples=20).actor(1, 2)
+    acting(np.ones((2, 1), np.float32))
+    kept = acting.memory.plans[1].copy()
+    acting.begin_anew(np.array([True, False]))
+    assert not acting.memory.plans[0].any()
+    assert np.array_equal(acting.memory.plans[1], kept)
+    assert kept.any()
+
+
+def test_the_plan_goes_on_where_it_was():
+    """A warm plan is the plan of the step before, one step later."""
+    made = planner(samples=20)
+    acting = made.actor(1, 1)
+    acting(np.ones((1, 1), np.float32))
+    draws = np.random.default_rng(made.search.seed).standard_normal((1, 20, 3, 1))
+    plans = made.look(np.ones((1, 1), np.float32), np.zeros((1, 3, 1)), draws).plans
+    assert acting.memory.plans == pytest.approx(np.concatenate([plans[:, 1:], np.zeros((1, 1, 1))], 1))
+
+
+def test_an_end_is_no_way_out_and_what_breaks_is_left_out():
+    """Every candidate that leaves the world scores less than every one that stays."""
+    draws = np.random.default_rng(0).standard_normal((1, 200, 3, 1))
+    x, plans = np.array([[1.0]], np.float32), np.zeros((1, 3, 1))
+    free = planner(samples=200).look(x, plans, draws)
+    edge = planner(samples=200, model=LinearModel(edge=0.45)).look(x, plans, draws)
+    stays = np.isclose(free.scores, edge.scores)[0]
+    assert 0 < stays.sum() < 200
+    assert edge.scores[0, ~stays].max() < edge.scores[0, stays].min()
+    broken = planner(samples=200, model=LinearModel(edge=0.45, broken=0.45)).look(x, plans, draws)
+    assert np.array_equal(np.isneginf(broken.scores[0]), ~stays)
+    assert not broken.weights[0, ~stays].any()
+
+
+def test_what_is_to_come_is_known_far_enough_ahead_or_to_an_end():
+    rewards, none = np.ones((AHEAD + 2, 2)), np.zeros((AHEAD + 2, 2), bool)
+    terminated = none.copy()
+    terminated[3, 1] = True
+    sums, known = to_come(rewards, terminated, terminated, 0.5)
+    assert sums[:5, 1] == pytest.approx([1.875, 1.75, 1.5, 1.0, 2.0])
+    assert known[:, 0].sum() == 3
+    assert list(np.flatnonzero(known[:, 1])) == [0, 1, 2, 3]
+    _, cut = to_come(rewards, none, terminated, 0.5)
+    assert not cut[:, 1].any()
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"prior": "halfcheetah", "addon": ()}, "needs a wish"),
+        ({"prior": "halfcheetah", "addon": "sideways"}, "means? something else"),
+        ({"prior": "halfcheetah", "addon": "hind_leg", "env": "HalfCheetah-v4?frames=3"}, "frames"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(asked, why):
+    with pytest.raises(UsageError, match=why):
+        repolicy.plan(**asked)
+
+
+@pytest.mark.parametrize(
+    ("search", "why"),
+    [
+        ({"samples": 1}, "2 or more"),
+        ({"horizon": 0}, "1 or more"),
+        ({"base": "flat"}, "nominal, uniform, zero"),
+        ({"discount": 0.0}, "above 0"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused(search, why):
+    with pytest.raises(UsageError, match=why):
+        Search(**search)

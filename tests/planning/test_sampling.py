@@ -1,0 +1,122 @@
+"""What a planner's weighted samples converge to: closed forms of linear–quadratic control, and limits."""
+
+import numpy as np
+import pytest
+from linear_world import PRIOR, augmented, first_action, looked, planner
+
+from repolicy.planning.sampling import BASES, between, correction, effective, normalized, temperature
+from repolicy.planning.scoring import simulated
+
+STD = float(PRIOR.covariance) ** 0.5
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize(("horizon", "samples"), [(1, 50_000), (3, 100_000), (8, 200_000)])
+def test_the_uniform_base_finds_the_residual_optimum(horizon, samples, closed):
+    """With the exact value at its end, a plan's first action is the optimum's, however long the plan is."""
+    optimum = augmented(0.1).policy
+    mean, variance = first_action(planner(horizon=horizon, samples=samples, base="uniform", closed=closed))
+    assert mean == pytest.approx(-float(optimum.gain), abs=0.01)
+    assert variance == pytest.approx(float(optimum.covariance), rel=0.03)
+
+
+def test_so_it_does_without_a_discount_of_the_plan_and_with_knots():
+    optimum = augmented(0.1, 0.99).policy
+    mean, variance = first_action(planner(discount=0.99, samples=100_000, base="uniform"))
+    assert mean == pytest.approx(-float(optimum.gain), abs=0.01)
+    assert variance == pytest.approx(float(optimum.covariance), rel=0.03)
+
+
+def quadratic(made, horizon):
+    """Gradient and curvature of the score in the deviations, by the score itself, which is a quadratic form."""
+    one = np.eye(horizon)
+    points = [0.0 * one[0], *one, *-one, *(one[i] + one[j] for i in range(horizon) for j in range(horizon))]
+    candidates = np.array(points)[None, :, :, None]
+    scores = simulated(
+        made.model, made.prior, np.ones((1, 1), np.float32), candidates, np.full((1, 1), STD), made.score
+    )[0]
+    up, down, both = scores[1 : 1 + horizon], scores[1 + horizon : 1 + 2 * horizon], scores[1 + 2 * horizon :]
+    curvature = both.reshape(horizon, horizon) - up[:, None] - up[None] + scores[0]
+    return 0.5 * (up - down), curvature
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("knots", [0, 2])
+def test_each_base_converges_to_its_own_closed_form(base, knots):
+    """exp(S/λ) times a Gaussian is a Gaussian. Around a plan that is not the prior's, the bases differ."""
+    plans = np.array([[[0.5], [-0.3], [0.2]]])
+    made = planner(base=base, samples=100_000, knots=knots, noise=0.8)
+    lines = 0.8 * between(knots or 3, 3)
+    if knots:  # the base "zero" knows of the plan what noise could be
+        plans = (lines @ np.array([0.5, -0.4]))[None, :, None]
+    gradient, curvature = quadratic(made, 3)
+    own = {"nominal": 1.0, "zero": 1.0, "uniform": 0.0}[base]
+    center = plans[0, :, 0]
+    precision = own * np.eye(lines.shape[1]) - lines.T @ curvature @ lines / 0.1
+    toward = lines.T @ (gradient + curvature @ center) / 0.1
+    toward = toward - (np.linalg.pinv(lines) @ center if base == "zero" else 0.0)
+    z = np.linalg.solve(precision, toward)
+    found = looked(made, plans=plans)
+    assert found.plans[0, :, 0] == pytest.approx(center + lines @ z, abs=0.02)
+
+
+def test_the_error_falls_as_the_root_of_the_samples():
+    exact = -float(augmented(0.1).policy.gain)
+
+    def error(samples):
+        made = planner(samples=samples, base="uniform")
+        return np.sqrt(np.mean([(first_action(made, seed=seed)[0] - exact) ** 2 for seed in range(30)]))
+
+    assert error(250) / error(4000) == pytest.approx(4.0, rel=0.5)
+
+
+def test_the_prior_s_own_plan_is_a_candidate_and_a_cold_plan_chooses_it_or_a_better_one():
+    found = looked(planner(temperature=1e-9, samples=30))
+    assert not found.candidates[0, 0].any()
+    best = found.scores[0].argmax()
+    assert found.scores[0, best] >= found.scores[0, 0]
+    assert found.plans[0] == pytest.approx(found.candidates[0, best])
+
+
+def test_a_hot_plan_is_the_mean_of_its_candidates():
+    found = looked(planner(temperature=1e12, samples=30), plans=np.ones((1, 3, 1)))
+    assert found.plans[0] == pytest.approx(found.candidates[0].mean(0))
+    assert effective(found.weights) == pytest.approx(30)
+
+
+def test_a_large_omega_leaves_the_prior_as_it_is():
+    made = planner(samples=50)
+    from dataclasses import replace
+
+    bound = replace(made, score=replace(made.score, omega=1e9))
+    assert looked(bound).plans == pytest.approx(0.0, abs=1e-6)
+
+
+def test_lines_have_variance_one_and_pass_through_their_knots():
+    for knots in (1, 2, 4, 8, 20):
+        lines = between(knots, 8)
+        assert lines.shape == (8, min(knots, 8))
+        assert np.square(lines).sum(1) == pytest.approx(1.0)
+    assert between(8, 8) == pytest.approx(np.eye(8))
+
+
+@pytest.mark.parametrize("wanted", [1.5, 4.8, 20.0])
+def test_the_temperature_has_the_wanted_effective_size(wanted):
+    scores = np.random.default_rng(0).normal(size=(3, 32)) * [[1e-3], [1.0], [1e4]]
+    heat = temperature(scores, 0.0, wanted)
+    assert effective(normalized(scores / heat)) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_what_broke_down_weighs_nothing():
+    scores = np.array([[1.0, -np.inf, 2.0, 3.0], [-np.inf] * 4])
+    weights = normalized(scores / temperature(scores, 0.0, 2.0))
+    assert effective(weights)[0] == pytest.approx(2.0)
+    assert weights[0, 1] == 0.0
+    assert list(weights[1]) == [1.0, 0.0, 0.0, 0.0]  # nothing is known: as the prior would
+
+
+def test_zero_pulls_toward_the_prior_by_the_plan_s_own_draws():
+    draws = np.random.default_rng(0).standard_normal((1, 5, 2, 1))
+    lines = between(2, 4)
+    inside = (lines @ np.array([1.0, -2.0]))[None, :, None]
+    assert correction(draws, inside, lines, "zero")[0] == pytest.approx(-draws[0, :, 0, 0] + 2 * draws[0, :, 1, 0])
