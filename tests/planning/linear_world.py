@@ -24,7 +24,7 @@ PRIOR = optimum(STATE_COST, CONTROL_COST, ALPHA)
 class LinearModel:
     """x′ = a·x + b·u. A state beyond `edge` ends the episode; one beyond `broken` breaks the simulation."""
 
-    name = "linear"
+    name, seconds = "linear", 1.0
 
     def __init__(self, edge: float = np.inf, broken: float = np.inf) -> None:
         self.edge, self.broken = edge, broken

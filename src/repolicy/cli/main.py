@@ -15,6 +15,7 @@ from repolicy.cli.compare_command import NOT_SAFE, Compare
 from repolicy.cli.diagnose import Diagnose
 from repolicy.cli.dial_command import Dial
 from repolicy.cli.options import Positional, options, read
+from repolicy.cli.plan_command import Plan
 from repolicy.cli.policy_commands import Evaluate, Export, Imitate, Inspect, Push, Render
 from repolicy.cli.run_commands import Customize, Sweep, Train, speaks
 from repolicy.errors import UsageError
@@ -45,6 +46,7 @@ class Completion:
 
 COMMANDS: dict[str, Any] = {
     "customize": Customize,
+    "plan": Plan,
     "train": Train,
     "sweep": Sweep,
     "dial": Dial,

@@ -133,6 +133,7 @@ class Render:
 
     def run(self) -> dict[str, Any]:
         from repolicy.policies.storage import is_own, write_bytes
+        from repolicy.priors.code import is_plan
         from repolicy.priors.opening import check_own, own_bytes, read_policy
         from repolicy.report.movie import FORMATS, Shot, films
 
@@ -145,10 +146,10 @@ class Render:
         out = _out(self.out, path, suffix)
         shot = Shot(
             str(path), env, seconds=self.seconds, seed=self.seed, width=self.width,
-            height=round(self.width * 2 / 3), format=format, fine=True,
+            height=round(self.width * 2 / 3), format=format, fine=True, trust=self.trust,
         )  # fmt: skip
         with tempfile.TemporaryDirectory(prefix="repolicy-render-") as folder:
-            if is_own(path):
+            if is_own(path) or is_plan(path):
                 check_own(path, self.reading)
             else:  # the process that renders reads only files of ours
                 own = Path(folder, "policy.safetensors")
@@ -235,10 +236,14 @@ def warn_of_unfinished(reference: str | Path) -> None:
 def policy_and_env(reference: str, env: str | None, trust: bool) -> tuple[Path, str]:
     """Return a policy's file, and the environment that is named or else the one that it was made for."""
     from repolicy.envs.trust import env_of
+    from repolicy.loading import read_json
     from repolicy.policies.file import read_card
-    from repolicy.priors.code import is_code
+    from repolicy.priors.code import PLAN, is_code, is_plan
     from repolicy.priors.finding import find_policy
 
+    if is_plan(reference):
+        card = read_json(Path(reference, PLAN))
+        return Path(reference), env or env_of(card, Path(reference, PLAN), trust)
     if is_code(reference):  # which has no card
         return Path(reference), env or env_of({}, Path(reference))
     path = find_policy(reference)

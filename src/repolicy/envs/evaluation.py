@@ -23,9 +23,9 @@ from repolicy.envs.trust import addons_of, env_of
 from repolicy.errors import UsageError
 from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Agent, Prior, check_scores
-from repolicy.priors.finding import find_policy
+from repolicy.priors.code import acting
 from repolicy.priors.kinds import MeanPrior, Scorer
-from repolicy.priors.opening import read_policy
+from repolicy.readers.reading import Options
 
 BLOCK = 20  # steps that are scored together
 EVALUATION_SEED = 10_000  # far from the small seeds that runs are trained with
@@ -157,8 +157,8 @@ def evaluate(
     """Run a policy for whole episodes, and return what each of them gave.
 
     Args:
-        agent: a policy, or its file, its run's folder, or the name of one that ships; then environment, add-on and
-            prior are known.
+        agent: a policy, or its file, its run's or its planner's folder, or the name of one that ships; then the
+            environment, add-on and prior are known.
         env: an id, or a function that makes one environment.
         episodes: how many.
         addon: the wish that is reported: a name, a function, or a list of them; () is none.
@@ -173,11 +173,10 @@ def evaluate(
     """
     env = None if env is None else env_name(env)
     if isinstance(agent, str | Path):
-        path = find_policy(agent)
-        saved = read_policy(path)
-        agent, prior = saved.policy, prior or saved.prior
-        env = env or env_of(saved.card, path, trust)
-        addon = addons_of(saved.card, path, trust) if addon is None else addon
+        path, agent, own, card, _ = acting(agent, Options(), trust)
+        prior = prior or own
+        env = env or env_of(card, path, trust)
+        addon = addons_of(card, path, trust) if addon is None else addon
     if isinstance(agent, Conditioned):
         raise UsageError(untold(agent))
     if prior is not None:

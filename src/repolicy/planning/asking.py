@@ -15,6 +15,7 @@ from repolicy.planning.planner import Planner, Search
 from repolicy.planning.scoring import Score
 from repolicy.planning.value import fitted_value
 from repolicy.policies.density import Density, fitted
+from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Policy
 from repolicy.prepare.session import open_prior
 from repolicy.prepare.states import check_learnable, visited
@@ -30,9 +31,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Planned:
-    """A planner, and what its choices were."""
+    """A planner, its prior's file, and what its choices were."""
 
     planner: Planner
+    saved: SavedPolicy
     env: str
     addons: tuple[str, ...]
     notes: tuple[str, ...]
@@ -105,7 +107,7 @@ def planned(
     score = Score(wish, omega, states, search.discount, density_of(policy, place) if states else None, None)
     with one_thread():
         score = replace(score, value=fitted_value(policy, place, score, search.seed) if value else None)
-    return Planned(Planner(policy, model, score, search), place, wishes, tuple(notes))
+    return Planned(Planner(policy, model, score, search), start.saved, place, wishes, tuple(notes))
 
 
 def density_of(prior: Policy | MeanPrior, env: str) -> Density:

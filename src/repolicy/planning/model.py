@@ -21,6 +21,7 @@ class Model(Protocol):
     """A simulator whose state can be had from an observation."""
 
     name: str
+    seconds: float  # that a step lasts
 
     def states(self, observations: np.ndarray) -> np.ndarray:
         """Return the states `[N, S]` that are seen as observations `[N, O]`."""

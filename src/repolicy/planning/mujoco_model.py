@@ -40,7 +40,7 @@ class MujocoModel:
         env: Any = made.unwrapped
         if not all(hasattr(env, part) for part in ("model", "data", "frame_skip", "_get_obs")):
             raise CannotBatchError(f"{name} is none of Gymnasium's MuJoCo environments")
-        self._env, self._repeats, self._dt = env, int(env.frame_skip), float(env.dt)
+        self._env, self._repeats, self.seconds = env, int(env.frame_skip), float(env.dt)
         self._space, self._own = action_space(made.action_space, name), made.action_space
         physics = mujoco.mjtState.mjSTATE_FULLPHYSICS
         self._start, (self._positions, velocities) = 1, (env.model.nq, env.model.nv)  # a state's first number is time
@@ -86,11 +86,11 @@ class MujocoModel:
         )
         after = rows[:, -1]
         with np.errstate(invalid="ignore"):
-            failed = ~(after[:, 0] > states[:, 0] + 0.5 * self._dt) | ~np.isfinite(after).all(1)
+            failed = ~(after[:, 0] > states[:, 0] + 0.5 * self.seconds) | ~np.isfinite(after).all(1)
         after = np.where(failed[:, None], states, after)
         seen = after[:, 1 : 1 + self._seen]
         observations = seen[:, self._place].clip(*self._bounds).astype(np.float32)
-        moved = (after[:, 1:3] - states[:, 1:3]) / self._dt
+        moved = (after[:, 1:3] - states[:, 1:3]) / self.seconds
         info: Info = {key: moved[:, axis] for axis, key in enumerate(("x_velocity", "y_velocity")) if key in self.told}
         return Simulated(after, observations, info, self._ended(seen), failed)
 

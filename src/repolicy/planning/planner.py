@@ -1,7 +1,7 @@
 """A planner: an agent that looks for its actions in simulation, and needs no training."""
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from repolicy.errors import UsageError
 from repolicy.planning.model import Model
 from repolicy.planning.sampling import BASES, Base, between, correction, effective, normalized, temperature
 from repolicy.planning.scoring import Score, simulated
-from repolicy.policies.distributions import Gaussian
+from repolicy.policies.distributions import ActionSpace, Gaussian
 from repolicy.policies.policy import Policy
 from repolicy.priors.kinds import MeanPrior
 
@@ -100,7 +100,7 @@ class Mind:
     random: np.random.Generator
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Planner:
     """An agent whose action is the beginning of the best plan that it finds in simulation: Residual-MPPI, mended.
 
@@ -113,13 +113,11 @@ class Planner:
     search: Search = field(default_factory=Search)
     tally: Tally = field(default_factory=Tally)
 
-    @property
-    def observation_size(self) -> int:
-        return self.prior.observation_size
+    observation_size: int = field(init=False)
+    actions: ActionSpace = field(init=False)
 
-    @property
-    def actions(self) -> Any:
-        return self.prior.actions
+    def __post_init__(self) -> None:
+        self.observation_size, self.actions = self.prior.observation_size, self.prior.actions
 
     def act(self, observation: np.ndarray) -> np.ndarray:
         """Return the action for one observation `[O]`, as the environment takes it, planned anew."""
@@ -168,10 +166,6 @@ class Planner:
         self.tally.add(found, time.perf_counter() - began)
         chosen: np.ndarray = plans[:, 0]
         return chosen
-
-    def with_search(self, **changes: Any) -> "Planner":
-        """Return another planner, that looks for plans in another way."""
-        return replace(self, search=replace(self.search, **changes), tally=Tally())
 
 
 def spread_of(prior: Policy | MeanPrior, observations: np.ndarray) -> np.ndarray:

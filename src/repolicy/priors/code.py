@@ -15,7 +15,7 @@ import torch
 from repolicy.errors import UsageError
 from repolicy.loading import load_object
 from repolicy.policies.file import SavedPolicy, notes_of
-from repolicy.policies.policy import Policy
+from repolicy.policies.policy import Agent, Policy
 from repolicy.priors.finding import SHELF, find_policy
 from repolicy.priors.fitting import fitted_to, wants_fit
 from repolicy.priors.hub import is_on_hub
@@ -27,7 +27,7 @@ from repolicy.priors.kinds import (
     name_of,
     prior_of,
 )
-from repolicy.priors.opening import read_file
+from repolicy.priors.opening import check_own, read_file
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.reading import Options
 from repolicy.readers.recognize import RUNNABLE, PolicyFile
@@ -67,18 +67,31 @@ def opened(given: Any, options: Options | None = None, trust: bool = False) -> E
         return _with_std(program, options, str(file.path), (f"{error}; it runs as it is", *program.notes))
 
 
+PLAN = "plan.json"  # in a planner's folder
+PLANNER = "repolicy.planning.keeping:opened"  # what opens one; its room comes after this one, and is named
+
+
+def is_plan(reference: object) -> bool:
+    """Return whether it is a planner's folder."""
+    return isinstance(reference, str | Path) and os.path.isfile(Path(reference, PLAN))  # False for a name too long
+
+
 class Acting(NamedTuple):
     """What a reference to a policy leads to, to be run."""
 
     path: Path
-    agent: Policy | MeanPrior
+    agent: Agent
     prior: Policy | None
     card: dict[str, Any]
     notes: tuple[str, ...]
 
 
 def acting(reference: str | Path, options: Options, trust: bool) -> Acting:
-    """Return a policy to run, of our own or as it is."""
+    """Return a policy to run, of our own or as it is; of a planner's folder, the planner."""
+    if is_plan(reference):
+        check_own(reference, options)
+        planner: Acting = load_object(PLANNER, "planner")(Path(reference), trust)
+        return planner
     found = opened(str(reference), options, trust)
     if isinstance(found, ScoredPrior):
         raise UsageError(f"{found.name} scores actions and does not choose any: it is a prior, and no policy to run")

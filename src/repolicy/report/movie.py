@@ -28,9 +28,10 @@ from repolicy.envs.names import envpool_names, in_gymnasium, maker, parsed
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import PYTHON, counted
 from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.policy import Policy
+from repolicy.policies.policy import Recalling
+from repolicy.priors.code import acting, is_plan
 from repolicy.priors.finding import find_policy
-from repolicy.priors.opening import read_policy
+from repolicy.readers.reading import Options
 from repolicy.runs.display import SECONDS_BETWEEN_LINES, clock
 
 CANNOT_RENDER = (
@@ -49,7 +50,7 @@ class Shot:
     """One film to make: who acts, where, for how long, and how it looks."""
 
     policy: str
-    """A policy's file."""
+    """A policy's file, or a planner's folder."""
     env: str
     """The environment, as Gymnasium knows it or, where it does not, EnvPool."""
     which: str = "policy"
@@ -65,6 +66,8 @@ class Shot:
     """What is done in each step, to the end of the episode; else the policy acts, and another episode may follow."""
     around: int = 0
     """The step to show what is before and after it; 0: from the beginning."""
+    trust: bool = False
+    """Run code that a planner's folder names."""
     most_bytes: int = 0
     """How large the film may be; it is made coarser until it fits. 0: as large as it gets."""
 
@@ -78,7 +81,7 @@ def films(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) ->
         _check(shot)
     say(f"{TELLS}{counted(len(shots), 'film')}, up to {sum(map(pictures_of, shots)):,} pictures")
     with tempfile.TemporaryDirectory(prefix="repolicy-film-") as folder:
-        ready = [asdict(replace(shot, policy=str(find_policy(shot.policy).resolve()))) for shot in shots]
+        ready = [asdict(replace(shot, policy=str(_file(shot.policy).resolve()))) for shot in shots]
         Path(folder, "shots.json").write_text(json.dumps(ready))
         for library in libraries():
             code, output = _in_its_own_process(folder, library, say)
@@ -90,6 +93,11 @@ def films(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) ->
             if code > 0 and code != NO_RENDERER:  # below 0: the driver crashed
                 raise RepolicyError(sentence if output.startswith("repolicy: ") else f"filming failed: {output}")
     raise RepolicyError(CANNOT_RENDER)
+
+
+def _file(policy: str) -> Path:
+    """Return a policy's file, or a planner's folder."""
+    return Path(policy) if is_plan(policy) else find_policy(policy)
 
 
 def _check(shot: Shot) -> None:
@@ -179,9 +187,9 @@ class _NoRendererError(Exception):
 
 def frames(shot: Shot, seen: Callable[[], None] = lambda: None) -> tuple[list[np.ndarray], float]:
     """Return the pictures `[H, W, 3]` of a policy that takes its mean action, and how many make a second."""
-    saved = read_policy(shot.policy)
-    policy = saved.prior if shot.which == "prior" else saved.policy
-    assert isinstance(policy, Policy)
+    found = acting(shot.policy, Options(), shot.trust)
+    policy = found.prior if shot.which == "prior" else found.agent
+    assert policy is not None
     env, batch, native = _stage(replace(shot, env=observing(shot.env, policy.observation_size)))
     check_fit(policy, batch)
     stride = max(1, round(native / FRAMES_A_SECOND))
@@ -192,7 +200,10 @@ def frames(shot: Shot, seen: Callable[[], None] = lambda: None) -> tuple[list[np
         nonlocal observations, given
         for _ in range(steps):
             now, given = given[:1], given[1:]
-            observations = batch.step(now if len(now) else policy.to_environment(act(observations))).observations
+            step = batch.step(now if len(now) else policy.to_environment(act(observations)))
+            observations, ended = step.observations, step.terminated | step.truncated
+            if ended.any() and isinstance(act, Recalling):
+                act.begin_anew(ended)
 
     go(max(0, shot.around - round(shot.seconds * native / 2)))
     pictures = [_picture(env, shot)]

@@ -1,0 +1,103 @@
+"""The command that customizes without training."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from repolicy.cli.options import Positional, Repeated
+from repolicy.loading import as_file_name, counted, stem_of
+from repolicy.readers.reading import Options
+from repolicy.runs.settings import Settings
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Meet a wish without training: simulate what the prior might do before each action, and keep that as a folder.
+
+    Example: repolicy plan halfcheetah --addon hind_leg=10 --samples 32 --episodes 2
+    """
+
+    prior: Annotated[str, Positional("PRIOR")]
+    """A policy's file, a run's folder, or a name that ships, as customize takes it."""
+    addon: Repeated = ()
+    """Add-on reward that is wished for. Repeatable."""
+    env: str | None = None
+    """Environment, one of Gymnasium's MuJoCo tasks; by default the one that the prior was trained in."""
+    omega: float | None = None
+    """ω′: the weight of log prior; by default what a nat of it is worth."""
+    states: float | None = None
+    """The price on states that the prior does not visit; by default the same."""
+    value: bool = False
+    """Count what is still to come after a plan's end, by a value that is fitted to the prior's episodes."""
+    samples: int = 32
+    """How many candidates are simulated before each action."""
+    horizon: int = 8
+    """How many steps each of them has."""
+    episodes: int = 2
+    """Episodes of the planner, and of its prior beside it."""
+    steps: int = 1000
+    """An episode is cut after so many steps."""
+    seed: int = 0
+    """Of the planner's noise and of the environments."""
+    out: Path | None = None
+    """The planner's folder, which evaluate, compare and render take; by default runs/PRIOR-plan."""
+    trust: bool = False
+    """Run code that the prior's file names as its environment."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+    reading: Options = field(default_factory=Options)
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.envs.addons import combined
+        from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
+        from repolicy.planning.asking import planned
+        from repolicy.planning.keeping import keep
+        from repolicy.planning.planner import Search
+        from repolicy.policies.storage import check_place
+        from repolicy.priors.code import PLAN
+        from repolicy.runs.ranks import one_thread
+        from repolicy.runs.terminal import Terminal
+
+        Settings(seed=self.seed)  # which refuses one that no environment takes
+        terminal, out = Terminal(), self.out or Path("runs", f"{as_file_name(stem_of(self.prior))}-plan")
+        check_place(out / PLAN)  # before the work, which would be lost
+        search = Search(samples=self.samples, horizon=self.horizon, seed=self.seed)
+        made = planned(
+            self.prior, self.addon, self.env, self.omega, self.states, self.value, search, self.reading, self.trust,
+            terminal.say,
+        )  # fmt: skip
+        for note in made.notes:
+            terminal.say(note)
+        keep(made, out)
+        planner, found = made.planner, {}
+        with one_thread(), terminal.status(f"{made.env}: {counted(self.episodes, 'episode')}"):
+            for name, agent in (("prior", planner.prior), ("planner", planner)):
+                found[name] = evaluate(
+                    agent, made.env, self.episodes, addon=combined(made.addons), seed=EVALUATION_SEED + self.seed,
+                    longest=self.steps,
+                )  # fmt: skip
+        rows = [
+            [column.title, f"{column.mean:,.2f}", f"{found['planner'].columns[name].mean:,.2f}"]
+            for name, column in found["prior"].columns.items()
+        ]
+        terminal.numbers(f"{made.env}, {counted(self.episodes, 'episode')} each", ["", "prior", "planner"], rows)
+        tally = planner.tally
+        told = {
+            "decisions_a_second": tally.rate,
+            "real_time": tally.rate * planner.model.seconds,
+            "effective_samples": tally.effective / tally.decisions,
+            "prior_kept": tally.kept / tally.decisions,
+            "broken_down": tally.failed,
+        }
+        terminal.say(
+            f"{told['decisions_a_second']:.3g} decisions a second, {told['real_time']:.2g} times real time; "
+            f"{told['effective_samples']:.3g} of {self.samples} samples count; in {told['prior_kept']:.1%} of the "
+            "decisions none was better than the prior's own plan"
+        )
+        if tally.failed:
+            terminal.say(f"{tally.failed:,} simulations broke down, and were left out")
+        terminal.say(f"its folder: {out}")
+        results = {name: evaluation.as_dict()["summary"] for name, evaluation in found.items()}
+        return {"folder": str(out), "env": made.env, "omega": planner.score.omega, "states": planner.score.states} | (
+            told | results
+        )

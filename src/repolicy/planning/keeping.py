@@ -1,0 +1,52 @@
+"""A planner's folder: its settings as JSON, and its prior's file. It is made again from these, to the same numbers."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from repolicy.envs.trust import addons_of, env_of
+from repolicy.errors import FileError, UsageError
+from repolicy.loading import lives_here_alone, read_json
+from repolicy.planning.asking import Planned, planned
+from repolicy.planning.planner import Search
+from repolicy.policies.storage import check_shape, write_bytes, write_json
+from repolicy.priors.code import PLAN, Acting
+from repolicy.priors.opening import own_bytes, read_policy
+
+FORMAT, PRIOR = 1, "prior.safetensors"
+SEARCH = {
+    "samples": int, "horizon": int, "knots": int, "noise": float, "share": float, "temperature?": float, "base": str,
+    "closed": bool, "warm": bool, "discount": float, "seed": int,
+}  # fmt: skip
+SHAPE = {
+    "format": int, "request": {"env": str, "addons": [str]}, "omega": float, "states": float, "value": bool,
+    "search": SEARCH,
+}  # fmt: skip
+
+
+def keep(made: Planned, folder: Path) -> None:
+    """Write a planner's folder."""
+    if alone := [name for name in (made.env, *made.addons) if lives_here_alone(name)]:
+        raise UsageError(f"{alone[0].partition(':')[2]} lives in this Python session alone: write it into a file")
+    score, search = made.planner.score, asdict(made.planner.search)
+    write_bytes(folder / PRIOR, own_bytes(made.saved))
+    write_json(
+        folder / PLAN,
+        {
+            "format": FORMAT, "request": {"env": made.env, "addons": list(made.addons)}, "omega": score.omega,
+            "states": score.states, "value": score.value is not None,
+            "search": {name: value for name, value in search.items() if value is not None},
+        },
+    )  # fmt: skip
+
+
+def opened(folder: Path, trust: bool) -> Acting:
+    """Return the planner in a folder, ready to act. Names of code in it are refused, unless the user trusts it."""
+    path = folder / PLAN
+    values = read_json(path)
+    check_shape(values, SHAPE, str(path))
+    if values["format"] > FORMAT:
+        raise FileError(f"{path} has format {values['format']}; this version reads up to {FORMAT}: upgrade repolicy")
+    env, addons = env_of(values, path, trust), addons_of(values, path, trust)
+    search = Search(**{name.removesuffix("?"): values["search"].get(name.removesuffix("?")) for name in SEARCH})
+    made = planned(folder / PRIOR, addons, env, values["omega"], values["states"], values["value"], search)
+    return Acting(folder, made.planner, read_policy(folder / PRIOR).policy, values, made.notes)
