@@ -37,6 +37,7 @@ DIAL = (
 )
 DQN, SAC = "tests/rql/test_dqn.py", "tests/rql/test_sac.py"
 POOL = "tests/many/test_pool.py"
+SAMPLING, PLANNER = "tests/planning/test_sampling.py", "tests/planning/test_planner.py"
 DOORS = "tests/cli/test_doors_files.py tests/cli/test_doors_output.py"
 LLM = {
     name: f"tests/llm/test_{name}.py"
@@ -44,6 +45,15 @@ LLM = {
 }
 LLM["mixing"] = "tests/llm/test_dial.py"
 MUTANTS = [
+    Mutant("planning/sampling.py", "half: np.ndarray = 0.5 *", "half: np.ndarray = 1.0 *", SAMPLING, "uniform base weighed twice"),
+    Mutant("planning/sampling.py", "inner: np.ndarray = -np", "inner: np.ndarray = np", SAMPLING, "sign of the base zero"),
+    Mutant("planning/scoring.py", "discount**steps * ahead", "discount ** (steps - 1) * ahead", SAMPLING, "a plan's end discounted one step too little"),
+    Mutant("planning/scoring.py", "(around if closed else around[:, :1])", "around", SAMPLING, "an open loop that is closed"),
+    Mutant("planning/scoring.py", "+ score.omega * beside", "- score.omega * beside", SAMPLING, "sign of log prior in a plan"),
+    Mutant("planning/scoring.py", "rewards[gone] = rewards.min() -", "rewards[gone] = 0.0 *", PLANNER, "an end as a way out"),
+    Mutant("planning/scoring.py", "total[failed] = -np.inf", "pass", PLANNER, "what broke down counts"),
+    Mutant("planning/planner.py", "noise[:, 0] = -plans", "noise[:, 0] = 0.0", SAMPLING, "the prior's own plan does not compete"),
+    Mutant("planning/planner.py", "[plans[:, 1:], np.zeros_like(plans[:, :1])]", "[plans[:, :-1], np.zeros_like(plans[:, :1])]", PLANNER, "a warm plan not moved on"),
     Mutant("objective.py", "entropy = -(objective.alpha", "entropy = (objective.alpha", OBJECTIVE, "sign of the entropy"),
     Mutant("objective.py", "prior = (objective.omega if", "prior = -(objective.omega if", OBJECTIVE, "sign of the prior"),
     Mutant("objective.py", "total = total + prior", "total = total", OBJECTIVE, "prior dropped"),

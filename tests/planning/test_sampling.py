@@ -1,8 +1,11 @@
 """What a planner's weighted samples converge to: closed forms of linear–quadratic control, and limits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from linear_world import PRIOR, augmented, first_action, looked, planner
+from tiny_envs import CONTROL
 
 from repolicy.planning.sampling import BASES, between, correction, effective, normalized, temperature
 from repolicy.planning.scoring import simulated
@@ -70,12 +73,22 @@ def test_the_error_falls_as_the_root_of_the_samples():
     assert error(250) / error(4000) == pytest.approx(4.0, rel=0.5)
 
 
-def test_the_prior_s_own_plan_is_a_candidate_and_a_cold_plan_chooses_it_or_a_better_one():
-    found = looked(planner(temperature=1e-9, samples=30))
+def test_the_prior_s_own_plan_competes_with_a_warm_one_and_a_cold_plan_is_the_best_candidate():
+    found = looked(planner(temperature=1e-9, samples=30), plans=np.ones((1, 3, 1)))
     assert not found.candidates[0, 0].any()
     best = found.scores[0].argmax()
     assert found.scores[0, best] >= found.scores[0, 0]
     assert found.plans[0] == pytest.approx(found.candidates[0, best])
+
+
+def test_an_open_loop_repeats_the_controls_of_the_prior_s_own_plan():
+    """A closed loop does the same where it takes back what the prior would do about the other state."""
+    made, x, spread = planner(horizon=2), np.ones((1, 1), np.float32), np.full((1, 1), STD)
+    back = float(PRIOR.gain) * CONTROL
+    opened = np.array([[0.0, 0.0], [1.5, 0.0]])[None, :, :, None]
+    closed = np.array([[0.0, 0.0], [1.5, 1.5 * back]])[None, :, :, None]
+    scores = simulated(made.model, made.prior, x, opened, spread, made.score, closed=False)
+    assert scores == pytest.approx(simulated(made.model, made.prior, x, closed, spread, made.score), abs=1e-5)
 
 
 def test_a_hot_plan_is_the_mean_of_its_candidates():
@@ -86,8 +99,6 @@ def test_a_hot_plan_is_the_mean_of_its_candidates():
 
 def test_a_large_omega_leaves_the_prior_as_it_is():
     made = planner(samples=50)
-    from dataclasses import replace
-
     bound = replace(made, score=replace(made.score, omega=1e9))
     assert looked(bound).plans == pytest.approx(0.0, abs=1e-6)
 
