@@ -37,11 +37,12 @@ FEWER = {
     "evaluate": "--episodes 1",
     "compare": "--episodes 2",
     "render": "--seconds 0.1 --width 32",
+    "plan": "--episodes 1 --steps 20 --samples 8",
     "rql": "--steps 100",
 }
 # Downloads, a hub, several machines; and the files of your-policy.md, tested on their own: these are only parsed.
 NOT_HERE = re.compile(
-    r"go1_policy|playground:|hf://|torchrun|swing\.py|runs/calm|policy\.onnx|lstm\.pt|cheetah\.npz|imitated|model_200"
+    r"flow\.py|runs/flow|go1_policy|playground:|hf://|torchrun|swing\.py|runs/calm|policy\.onnx|lstm\.pt|cheetah\.npz|imitated|model_200"
 )
 
 

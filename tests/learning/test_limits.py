@@ -150,7 +150,8 @@ def test_a_limit_is_an_add_on_an_entry_of_info_or_a_function() -> None:
             np.full((2, 3, 6), 2.0),
             np.full((2, 3, 17), -3.0),
             {"x_velocity": np.ones((2, 3))},
-        )
+        ),
+        of_decisions=lambda values, mean: values,  # each step is a decision
     )
     assert [each.values(steps, 17).tolist()[0][0] for each in (metric, entry, own)] == [3.0, 1.0, 4.0]
     assert [each.broken_by(1.0) for each in (metric, entry)] == [0.75, 6.5]
