@@ -37,7 +37,8 @@ def begun_through_noise(
     if env is None:
         raise UsageError(f"{called(given)} does not say which environment it is for; name one with --env")
     if resumed is not None:
-        return open_prior(resumed), env
+        reference = reference_to(given) if callable(given) else str(given)
+        return open_prior(resumed), env if decoder(env) else with_decoder(env, reference, noise, chunk)
     policy, name = through_noise(given, noise, chunk, env, settings, trust)
     return replace(open_prior(policy), name=called(given)), name
 
