@@ -36,7 +36,7 @@ DIAL = (
     "tests/learning/test_conditioned_run.py tests/learning/test_several_run.py"
 )
 DQN, SAC = "tests/rql/test_dqn.py", "tests/rql/test_sac.py"
-POOL = "tests/many/test_pool.py"
+POOL, GENERATIVE = "tests/many/test_pool.py", "tests/prepare/test_generative.py"
 SAMPLING, PLANNER = "tests/planning/test_sampling.py", "tests/planning/test_planner.py"
 DOORS = "tests/cli/test_doors_files.py tests/cli/test_doors_output.py"
 LLM = {
@@ -296,6 +296,12 @@ MUTANTS = [
     Mutant("rql/tasks.py", "10.0 * abs(observation[2]) / 0.2095", "10.0 * observation[2] / 0.2095", "tests/rql/test_tasks.py", "a pole that leans to the left is upright"),
     Mutant("rql/tasks.py", "np.minimum(one, other), np.maximum(one, other)", "one, other", "tests/rql/test_tasks.py", "a line is met from one side alone"),
     Mutant("prepare/defaults.py", "3e-4 * math.sqrt(64 / widest)", "3e-4 * math.sqrt(widest / 64)", "tests/runs/test_settings.py", "a wide network takes larger steps"),
+    Mutant("envs/noise.py", "counts.append(~ended)", "counts.append(~ended | True)", GENERATIVE, "steps behind an end are paid"),
+    Mutant("envs/noise.py", "= self.envs.renew(early, self._current)", "= self._current", GENERATIVE, "an episode begins in the middle"),
+    Mutant("envs/rollout.py", "return total / counts.sum(1) if mean", "return total / counts.shape[1] if mean", GENERATIVE, "a mean over steps that were not done"),
+    Mutant("prepare/generative.py", "initial_std=1.0 - LEAST", "initial_std=1.0", GENERATIVE, "the prior is not N(0, I)"),
+    Mutant("prepare/weights.py", "if self.acts_by_noise:\n                return least", "if self.acts_by_noise:\n                return least / 3", GENERATIVE, "the noise is narrowed for nothing"),
+    Mutant("priors/decoders.py", "if not np.allclose(decoded, self._run", "if False and not np.allclose(decoded, self._run", GENERATIVE, "a decoder draws numbers of its own"),
 ]  # fmt: skip
 
 

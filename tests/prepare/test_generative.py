@@ -17,7 +17,7 @@ from repolicy.errors import NumericError, UsageError
 from repolicy.learning.training import customize
 from repolicy.objective import residual
 from repolicy.policies.file import SavedPolicy, save_policy
-from repolicy.prepare.generative import scaled, standard_normal, through_noise
+from repolicy.prepare.generative import noise_prior, scaled, standard_normal
 from repolicy.prepare.weights import decide
 from repolicy.priors.decoders import decoder_of
 from repolicy.runs.settings import Settings
@@ -126,6 +126,18 @@ def test_an_addon_is_paid_for_each_step_of_a_decision() -> None:
         assert means[t, n] == pytest.approx(actions[:, 1].mean())
 
 
+def test_after_an_end_inside_a_chunk_the_next_episode_has_all_of_its_steps() -> None:
+    envs = make_envs(named("three", chunk=3), 4, 0)
+    rollout = Collector(envs, 60, torch.Generator(), keep_transitions=True).collect(scaled(standard_normal(2, 2), 0.1))
+    steps, cut = np.zeros(4), list[float]()
+    for chunk, truncated, terminated in zip(rollout.chunks, rollout.truncated, rollout.terminated, strict=True):
+        steps += chunk.counts.sum(0)
+        cut += steps[truncated].tolist()
+        steps[truncated | terminated] = 0
+    assert len(cut) > 20
+    assert set(cut) == {7}  # the environment's own limit, which three steps at a time do not meet
+
+
 class Flow(nn.Module):
     def forward(self, seen: Tensor, noise: Tensor) -> Tensor:
         return torch.tanh(noise.flatten(1) + seen.sum(1, keepdim=True))
@@ -155,7 +167,7 @@ def test_what_is_no_function_of_its_inputs_is_refused() -> None:
         ("same", 2, UsageError, "gives 2 numbers, and 2 actions .* are 4"),
     ):
         with pytest.raises(error, match=words):
-            through_noise(f"{HERE}:{decoder}", 2, chunk, WALK, FEW)
+            noise_prior(f"{HERE}:{decoder}", 2, chunk, WALK, FEW)
     with pytest.raises(UsageError, match="--noise is 0"):
         decoder_of(f"{HERE}:same", 0, 1)
     with pytest.raises(UsageError, match="names code"):
@@ -163,7 +175,7 @@ def test_what_is_no_function_of_its_inputs_is_refused() -> None:
 
 
 def test_the_prior_is_standard_normal_and_its_weights_move_together() -> None:
-    policy, env = through_noise(f"{HERE}:three", 2, 3, WALK, FEW)
+    policy, env = noise_prior(f"{HERE}:three", 2, 3, WALK, FEW)
     found = policy(torch.randn(5, 2))
     assert torch.equal(found.mean, torch.zeros(5, 2))
     assert torch.allclose(found.log_std.exp(), torch.ones(2), atol=1e-6)

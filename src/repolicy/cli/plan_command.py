@@ -55,6 +55,7 @@ class Plan:
         from repolicy.planning.planner import Search
         from repolicy.policies.storage import check_place
         from repolicy.priors.code import PLAN
+        from repolicy.report.run_page import rewards
         from repolicy.runs.ranks import one_thread
         from repolicy.runs.terminal import Terminal
 
@@ -76,11 +77,7 @@ class Plan:
                     agent, made.env, self.episodes, addon=combined(made.addons), seed=EVALUATION_SEED + self.seed,
                     longest=self.steps,
                 )  # fmt: skip
-        rows = [
-            [column.title, f"{column.mean:,.2f}", f"{found['planner'].columns[name].mean:,.2f}"]
-            for name, column in found["prior"].columns.items()
-        ]
-        terminal.numbers(f"{made.env}, {counted(self.episodes, 'episode')} each", ["", "prior", "planner"], rows)
+        terminal.numbers(f"{made.env}, {counted(self.episodes, 'episode')} each", *rewards(found))
         tally = planner.tally
         told = {
             "decisions_a_second": tally.rate,

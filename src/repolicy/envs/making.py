@@ -33,7 +33,11 @@ def make_envs(name: str, count: int, seed: int, backend: Backend = "auto", *, cr
         known = "is not installed" if not envpool_names() else f"has no {plain!r}{nearest(plain, envpool_names())}"
         raise UsageError(f"EnvPool {known}; leave out --backend envpool to use Gymnasium")
     kind = GymnasiumEnvs if backend == "gymnasium" or plain not in envpool_names() else EnvPoolEnvs
-    envs: Envs = kind(name, count, seed, critic=critic)
+    return through_noise(kind(name, count, seed, critic=critic), name)
+
+
+def through_noise(envs: Envs, name: str) -> Envs:
+    """Return environments of this name as they are or, where it has a decoder, acted in through its noise."""
     through = decoder(name)
     return envs if through is None else NoiseEnvs(envs, decoder_of(*through.values()), name)
 

@@ -100,11 +100,12 @@ class Mind:
     random: np.random.Generator
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Planner:
     """An agent whose action is the beginning of the best plan that it finds in simulation: Residual-MPPI, mended.
 
-    The first candidate is always what the prior itself would do. Where none is better, that is what is done.
+    The first candidate is always what the prior itself would do. It is weighed like the others: only where λ is small
+    can a plan be no worse than it by its own score.
     """
 
     prior: Policy | MeanPrior
@@ -113,11 +114,13 @@ class Planner:
     search: Search = field(default_factory=Search)
     tally: Tally = field(default_factory=Tally)
 
-    observation_size: int = field(init=False)
-    actions: ActionSpace = field(init=False)
+    @property
+    def observation_size(self) -> int:
+        return self.prior.observation_size
 
-    def __post_init__(self) -> None:
-        self.observation_size, self.actions = self.prior.observation_size, self.prior.actions
+    @property
+    def actions(self) -> ActionSpace:
+        return self.prior.actions
 
     def act(self, observation: np.ndarray) -> np.ndarray:
         """Return the action for one observation `[O]`, as the environment takes it, planned anew."""

@@ -60,8 +60,10 @@ class Recalling(Protocol):
 class Agent(Prior, Protocol):
     """Whatever acts: collectors, evaluations and films ask for no more than this."""
 
-    observation_size: int
-    actions: ActionSpace
+    @property
+    def observation_size(self) -> int: ...
+    @property
+    def actions(self) -> ActionSpace: ...
 
     def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> Actor:
         """What acts up to `steps` times in `count` environments: sampling or, without a generator, by its mode."""

@@ -37,29 +37,33 @@ def begun_through_noise(
     if env is None:
         raise UsageError(f"{called(given)} does not say which environment it is for; name one with --env")
     if resumed is not None:
-        reference = reference_to(given) if callable(given) else str(given)
-        return open_prior(resumed), env if decoder(env) else with_decoder(env, reference, noise, chunk)
-    policy, name = through_noise(given, noise, chunk, env, settings, trust)
+        return open_prior(resumed), env if decoder(env) else with_decoder(env, referred(given), noise, chunk)
+    policy, name = noise_prior(given, noise, chunk, env, settings, trust)
     return replace(open_prior(policy), name=called(given)), name
 
 
-def through_noise(
+def noise_prior(
     given: Any, noise: int, chunk: int, env: str, settings: Settings | None = None, trust: bool = False
 ) -> tuple[Policy, str]:
     """Return the policy N(0, I), and the name of the environment in which it acts through this decoder.
 
     Its normalizer has the statistics of the observations in its own trial steps.
     """
-    settings = settings or Settings()
-    reference = reference_to(given) if callable(given) else str(given)
-    if lives_here_alone(reference):
-        raise UsageError("a decoder is found by other processes, too: write it into a file and name file.py:decode")
+    settings, reference = settings or Settings(), referred(given)
     decoder_of(reference, noise, chunk, trust)
     name = with_decoder(env, reference, noise, chunk)
     policy = standard_normal(probed(name, settings.backend).observation_size, noise, settings.seed)
     rollout = trial(policy, name, settings)
     policy.normalizer.update(sums(rollout.observations[..., : policy.observation_size]))
     return frozen(policy), name
+
+
+def referred(given: Any) -> str:
+    """Return the name by which every process finds a decoder."""
+    reference = reference_to(given) if callable(given) else str(given)
+    if lives_here_alone(reference):
+        raise UsageError("a decoder is found by other processes, too: write it into a file and name file.py:decode")
+    return reference
 
 
 def standard_normal(observation_size: int, noise: int, seed: int = 0) -> Policy:

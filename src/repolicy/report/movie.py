@@ -23,8 +23,9 @@ import numpy as np
 from repolicy.envs.envpool import EnvPoolEnvs
 from repolicy.envs.evaluation import check_fit
 from repolicy.envs.gymnasium import GymnasiumEnvs
-from repolicy.envs.making import observing
-from repolicy.envs.names import envpool_names, in_gymnasium, maker, parsed
+from repolicy.envs.making import observing, through_noise
+from repolicy.envs.names import decoder, envpool_names, in_gymnasium, maker, parsed
+from repolicy.envs.step import Envs
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import PYTHON, counted
 from repolicy.policies.distributions import ActionSpace
@@ -229,21 +230,23 @@ class Stage(NamedTuple):
     """Who renders, the same one behind the contract that policies act in, and its steps a second."""
 
     camera: Any
-    batch: GymnasiumEnvs | EnvPoolEnvs
+    batch: Envs
     rate: float
 
 
 def _stage(shot: Shot) -> Stage:
+    chunk = (decoder(shot.env) or {}).get("chunk", 1)  # of actions, between two pictures
     if not in_gymnasium(shot.env):
         _need_context(shot)
-        batch = EnvPoolEnvs(shot.env, 1, shot.seed, filmed=(shot.width, shot.height))
-        return Stage(batch, batch, batch.steps_a_second)
+        pool = EnvPoolEnvs(shot.env, 1, shot.seed, filmed=(shot.width, shot.height))
+        return Stage(pool, through_noise(pool, shot.env), pool.steps_a_second / chunk)
     env = _made(maker(shot.env), shot)
     if getattr(env, "render_mode", None) != "rgb_array":
         raise UsageError(f"environment {shot.env!r} cannot be filmed: it takes no render_mode='rgb_array'")
     if getattr(env.unwrapped, "mujoco_renderer", None) is not None:
         _prepare(env.unwrapped, shot.fine)
-    return Stage(env, GymnasiumEnvs(shot.env, 1, shot.seed, lambda: env), float(env.metadata.get("render_fps") or 30))
+    batch = through_noise(GymnasiumEnvs(shot.env, 1, shot.seed, lambda: env), shot.env)
+    return Stage(env, batch, float(env.metadata.get("render_fps") or 30) / chunk)
 
 
 _CONTEXTS: list[Any] = []  # kept, so that they live as long as this process

@@ -14,11 +14,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import cache
 from typing import IO, NoReturn, Protocol
 
 import numpy as np
 import torch
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from repolicy.errors import RepolicyError, UsageError, first_line
@@ -226,13 +227,19 @@ def joined(index: int, count: int, descriptor: int, parent: int) -> Ranks:
     return SharedMemory(index, count, mmap.mmap(descriptor, 0), Siblings([], parent=parent))
 
 
+@cache
+def _libraries() -> ThreadpoolController:
+    """Return the libraries with threads of their own, looked for once: another thread's import could block a search."""
+    return ThreadpoolController()
+
+
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """A rank is one core's worth of work; threads of their own would only fight the other ranks."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with threadpool_limits(1, user_api="blas"):  # of NumPy
+        with _libraries().limit(limits=1, user_api="blas"):  # of NumPy
             yield
     finally:
         torch.set_num_threads(before)
