@@ -256,7 +256,7 @@ def run_episodes(
     collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keeps, longest=longest)
     scorer = None if prior is None else Scorer(prior)
     sums, rewards, sent = EpisodeSums(envs.count, episodes), list[np.ndarray](), list[np.ndarray]()
-    while sums.missing:
+    while sums.missing > 0:
         rollout = collector.collect(agent, deterministic)
         found = quantities(rollout, addon, scorer, familiarity, limits)
         if sums.first:
