@@ -139,12 +139,13 @@ def as_page(lead: str, models: list[dict[str, Any]], rows: list[dict[str, Any]],
     names = [each["model"] for each in models]
     cells = [
         [each["model"], *(f"{each[key]:g}" if key in each else "" for key in ("omega", "alpha"))]
-        + ["{mean:.3f} ({low:.3f} to {high:.3f})".format(**each[key]) for key in MEASURES]
+        + ["{mean:.2f}\n{low:.2f} to {high:.2f}".format(**each[key]) for key in MEASURES]
         for each in models
     ]
     shown = [[last_words(row["prompt"]), *texts] for row, *texts in zip(rows[:20], *samples, strict=False)]
+    texts = f'<div class="texts">{table(["prompt", *names], shown)}</div>'
     parts = [
         section("What each is worth", table(["model", "omega", "alpha", *MEASURES.values()], cells), note=NOTE),
-        section("Side by side", table(["prompt", *names], shown), note="The first response of each to each prompt."),
+        section("Side by side", texts, note="The first response of each to each prompt."),
     ]
     return page("Models beside their prior", lead, parts)
