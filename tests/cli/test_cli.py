@@ -98,6 +98,9 @@ def test_a_run_is_resumed_by_its_folder_alone(capsys: pytest.CaptureFixture[str]
             assert answered(capsys, *same, "--out", f"run{'-'.join(words)}")["finished"]
     answered(capsys, "train", env, "--objective", "end_entropy", "--alpha", "0.1", *SMALL)
     assert answered(capsys, "train", env, "--objective", "end_entropy", "--resume")["finished"]
+    answered(capsys, "train", env, "--objective", "end_entropy", "--alpha", "0.1", *SMALL, "--out", "end")
+    assert answered(capsys, "train", env, "--out", "end", "--resume")["finished"]
+    assert "bonus was 0.1" in refused(capsys, 2, "train", env, "--objective", "soft", "--out", "end", "--resume")
 
 
 def test_a_reward_that_nobody_knows_is_null(capsys: pytest.CaptureFixture[str]) -> None:

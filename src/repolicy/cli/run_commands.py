@@ -56,8 +56,8 @@ class Train(Run):
 
     env: Annotated[str, Positional("ENV")]
     """Environment: an id of EnvPool or Gymnasium, or module:callable that makes one; NAME?option=value with options."""
-    objective: ObjectiveName = "soft"
-    """What the return contains (see the docs, "The eight objectives")."""
+    objective: ObjectiveName | None = None
+    """What the return contains (see the docs, "The eight objectives"); by default soft, or that of the resumed run."""
     alpha: float | None = None
     """α, the reward that a nat of entropy is worth; by default the usual one, or scaled from the reward in a trial."""
     addon: Repeated = ()
@@ -82,7 +82,7 @@ class Train(Run):
         from repolicy.learning.training import train
         from repolicy.prepare.session import folder_for
 
-        folder = folder_for(self.out, self.env, self.objective, self.settings, self.resume)
+        folder = folder_for(self.out, self.env, self.objective or "soft", self.settings, self.resume)
         result = train(
             self.env, self.wanted(), folder, overrides(self),
             addon=self.addon, resume=self.resume, callbacks=callbacks_of(folder, self.wandb), progress=False,
@@ -98,9 +98,9 @@ class Train(Run):
 
     def wanted(self) -> Objective | None:
         """Return the objective that the options describe, None where they describe none."""
-        if self.objective == "soft" and self.alpha is None:  # the usual one, or that of the run that is resumed
+        if self.objective is None and self.alpha is None:
             return None
-        return named(self.objective, alpha=self.alpha)
+        return named(self.objective or "soft", alpha=self.alpha)
 
 
 @dataclass(frozen=True)
