@@ -38,6 +38,7 @@ DIAL = (
 DQN, SAC = "tests/rql/test_dqn.py", "tests/rql/test_sac.py"
 POOL, GENERATIVE = "tests/many/test_pool.py", "tests/prepare/test_generative.py"
 SAMPLING, PLANNER = "tests/planning/test_sampling.py", "tests/planning/test_planner.py"
+INFERENCE, PREFERENCES = "tests/wishes/test_inference.py", "tests/wishes/test_preferences.py"
 DOORS = "tests/cli/test_doors_files.py tests/cli/test_doors_output.py"
 LLM = {
     name: f"tests/llm/test_{name}.py"
@@ -45,6 +46,18 @@ LLM = {
 }
 LLM["mixing"] = "tests/llm/test_dial.py"
 MUTANTS = [
+    Mutant("wishes/inference.py", "return (person - policy) / alpha", "return (policy - person) / alpha", INFERENCE, "a wish away from the person"),
+    Mutant("wishes/inference.py", "return (person - policy) / alpha", "return person - policy", INFERENCE, "the gradient without the temperature"),
+    Mutant("wishes/inference.py", "features @ step / alpha + np.log(chances)", "features @ step / alpha", INFERENCE, "trajectories weighed without their chances"),
+    Mutant("wishes/inference.py", "return Theta(before + step / scale,", "return Theta(step / scale,", INFERENCE, "each inference begins anew"),
+    Mutant("wishes/inference.py", "((mine, ours), (other, found))", "((mine, ours),)", INFERENCE, "the error forgets the policy's own noise"),
+    Mutant("wishes/inference.py", "theirs) < least:", "theirs) < 0.0:", INFERENCE, "weights beyond what trajectories tell"),
+    Mutant("wishes/preferences.py", "(answers - chance) - precision @ theta", "(answers - chance)", PREFERENCES, "answers without what is believed beforehand"),
+    Mutant("wishes/preferences.py", "- size * np.log(spread)", "", PREFERENCES, "every spread is as likely"),
+    Mutant("wishes/preferences.py", "Theta(theta / scale, covariance / np.outer(scale, scale))", "Theta(theta / scale, covariance)", PREFERENCES, "errors without the features' units"),
+    Mutant("wishes/preferences.py", "covariance -= weight[best]", "covariance -= 0.0", PREFERENCES, "a pair that was chosen tells as much again"),
+    Mutant("wishes/preferences.py", "told = weight * np", "told = np", PREFERENCES, "pairs whose answer is known"),
+    Mutant("wishes/preferences.py", "rewards[:, 0] - rewards[:, 1]", "rewards[:, 1] - rewards[:, 0]", PREFERENCES, "networks that prefer the worse"),
     Mutant("planning/sampling.py", "half: np.ndarray = 0.5 *", "half: np.ndarray = 1.0 *", SAMPLING, "uniform base weighed twice"),
     Mutant("planning/sampling.py", "inner: np.ndarray = -np", "inner: np.ndarray = np", SAMPLING, "sign of the base zero"),
     Mutant("planning/scoring.py", "discount**steps * ahead", "discount ** (steps - 1) * ahead", SAMPLING, "a plan's end discounted one step too little"),

@@ -36,6 +36,7 @@ ROW = [
 BEFORE_MANY = ROW[: ROW.index("learning") + 1]
 WINGS = {
     "planning": BEFORE_MANY,
+    "wishes": [*BEFORE_MANY, "report"],
     "hosts": [*BEFORE_MANY, "report"],
     "exact": ["errors", "objective"],
     "llm": ["errors", "loading", "objective", "report"],

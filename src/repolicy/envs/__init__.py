@@ -15,4 +15,5 @@ __all__ = [
     "step",
     "trust",
     "watchdog",
+    "wish_file",
 ]

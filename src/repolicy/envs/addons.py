@@ -2,22 +2,25 @@
 
     repolicy customize halfcheetah --addon hind_leg
     repolicy customize hopper --addon height=1.0 --addon my_rewards.py:quiet=0.1
+    repolicy customize hopper --addon wish.safetensors=2
 
 The registered ones are in `registered.py`, a function each. A user's own is named by `module:function` or
-`file.py:function`. Add-ons are added up with weights. One that has an attribute `metric`, a function of the same
-arguments, reports that for people.
+`file.py:function`, and one that was learnt by its file. Add-ons are added up with weights. One that has an attribute
+`metric`, a function of the same arguments, reports that for people.
 """
 
 import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from repolicy.envs.names import parsed
 from repolicy.envs.registered import REGISTERED, STANDS, Function, Registered
 from repolicy.envs.step import Info
+from repolicy.envs.wish_file import check_same_env, is_wish_file, open_wish
 from repolicy.errors import NumericError, UsageError, described, in_one_sentence
 from repolicy.loading import load_object, nearest, reference_to, without_version
 from repolicy.ranges import Dial, Range
@@ -41,7 +44,7 @@ class Addon:
     @property
     def titles(self) -> tuple[str, ...]:
         """The names without their files, where those tell them apart."""
-        short = tuple(name.rpartition(":")[2] for name in self.names)
+        short = tuple(map(_title, self.names))
         return short if len(set(short)) == len(set(self.names)) else self.names
 
     def reward(
@@ -70,6 +73,11 @@ class Addon:
         transitions = _in_one_row(observations, actions, next_observations, info)
         name, function = self.reported
         return _called(f"the add-on's metric {name!r}", function, transitions).reshape(observations.shape[:-1])
+
+
+def _title(name: str) -> str:
+    """Return the name of an add-on without its file."""
+    return Path(name.partition("(")[0]).stem if is_wish_file(name) else name.rpartition(":")[2]
 
 
 def _made_for(name: str) -> str:
@@ -128,6 +136,9 @@ def _shown(numbers: np.ndarray) -> str:
 def check_env(requests: Sequence[str], env: str) -> None:
     """Raise where a registered add-on would take other numbers of an environment for those that it means."""
     own = "write your own and name it as file.py:function"
+    for request in requests:
+        if is_wish_file(called := _weighed(request)[0]):
+            check_same_env(called, env)
     for name in (request.partition("=")[0].partition("(")[0] for request in requests):
         if name not in REGISTERED or ":" in env:
             continue
@@ -172,9 +183,9 @@ def combined(requests: Sequence[str]) -> Addon:
 
 
 def imported(request: str) -> str:
-    """Return what the add-on of a request imports, `module:name` or `file.py:name`; empty for one that ships."""
+    """Return what an add-on imports, `module:name` or `file.py:name`, or which file it is; empty for one that ships."""
     called, _ = _weighed(request)
-    return called if ":" in called else ""
+    return called if ":" in called or is_wish_file(called) else ""
 
 
 def parse(request: str) -> tuple[str, Function, float, tuple[str, Function] | None]:
@@ -182,7 +193,7 @@ def parse(request: str) -> tuple[str, Function, float, tuple[str, Function] | No
     called, written = _weighed(request)
     _, colon, name = called.rpartition(":")
     bare, bracket, options = name.partition("(")
-    if not colon and ("=" in bare or (bracket and not options.endswith(")"))):
+    if not (colon or is_wish_file(called)) and ("=" in bare or (bracket and not options.endswith(")"))):
         raise UsageError(f"add-on {request!r} is not of the form NAME(OPTION=VALUE)=WEIGHT")
     if ".." in written:
         raise UsageError(
@@ -194,6 +205,8 @@ def parse(request: str) -> tuple[str, Function, float, tuple[str, Function] | No
         weight = math.nan
     if not math.isfinite(weight):
         raise UsageError(f"add-on {request!r}: {written!r} is not a weight; write NAME=0.5")
+    if is_wish_file(called):
+        return called, open_wish(called), weight, None
     if own := imported(request):
         if bracket:
             raise UsageError(f"add-on {request!r}: a function of your own has no options in brackets; leave them out")
@@ -218,7 +231,8 @@ def _weighed(request: str) -> tuple[str, str]:
     """(what it names, how its weight is written)."""
     place, colon, name = request.rpartition(":")  # a folder may have a name with = or ( in it
     head, equals, tail = name.rpartition("=")
-    return (f"{place}{colon}{head}", tail) if equals and not tail.endswith(")") else (request, "1")
+    weighs = equals and not tail.endswith((")", ".safetensors"))
+    return (f"{place}{colon}{head}", tail) if weighs else (request, "1")
 
 
 # Ranges of weights: `quiet=0..2` --------------------------------------------------------------------------------------
@@ -231,7 +245,7 @@ def dials(requests: Sequence[str]) -> tuple[Dial, ...]:
         called, written = _weighed(request)
         try:
             if isinstance(weight := Range.of(written), Range):
-                ranges.append(Dial(called.rpartition(":")[2], *weight, "linear").checked())
+                ranges.append(Dial(_title(called), *weight, "linear").checked())
         except ValueError:
             raise UsageError(f"add-on {request!r}: {written!r} is no range of weights; write NAME=0..2") from None
     return tuple(ranges)

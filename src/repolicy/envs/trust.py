@@ -31,8 +31,10 @@ def confirm(
     code["addon"] = [name for name in addons if wishes.imported(name) not in ("", *OWN)]
     if found := [name for named in code.values() for name in named]:
         option = "env" if code["env"] else "addon"
+        opened = all(":" not in wishes.imported(name) for name in found)
+        what = "a file that would be opened" if opened else "code that would be run"
         raise UsageError(
-            f"{path} names code that would be run: {' and '.join(printable(name, 200) for name in found)}; "
+            f"{path} names {what}: {' and '.join(printable(name, 200) for name in found)}; "
             f"{remedy.format(option=option)}"
         )
 

@@ -1,0 +1,222 @@
+"""A wish that was learnt, as a file: θ of the wish θ·f(s, a, s′) or an ensemble of networks, and what they are of.
+
+The features f are entries of observation, action and next observation, which need no code, or the user's own function.
+The file only names that function. It is imported where the user types its name: `wish.safetensors(features=my.py:f)`.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy.envs.step import Info
+from repolicy.errors import FileError, NumericError, UsageError, in_one_sentence
+from repolicy.loading import load_object, printable, without_version
+from repolicy.policies.storage import check_shape, read, write
+
+REQUEST = re.compile(r"(?P<path>.+\.safetensors)(?:\(features=(?P<features>[^()]+)\))?")
+ENTRY = re.compile(r"(observation|action|next)(?:\[(\d+)(?::(\d+))?\])?(?:\^(\d+(?:\.\d+)?))?")
+HEADER = {"env": str, "policy": str, "features": str, "names": [str], "from": str, "sizes": [int]}
+PARTS = ("shift", "scale", "first", "bias", "second")  # of networks
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a wish is a sum of, `(observations, actions, next_observations, info) -> [B, K]`.
+
+    reference: entries such as `next[2]^1,action^2`, where ^p is the p-th power of the absolute value; or
+    `file.py:function`.
+    """
+
+    reference: str
+    function: Function | None = None
+
+    @classmethod
+    def of(cls, reference: str) -> "Features":
+        """Return those that the user names; code is imported."""
+        entries = [part.strip() for part in reference.split(",")]
+        if needs_no_code(reference):
+            return cls(",".join(entries))
+        if ":" not in reference or any(ENTRY.match(entry) for entry in entries):
+            raise UsageError(
+                f"features {reference!r} are none: name entries such as next[2], action^2 or observation[0:3], with "
+                "commas between them, or file.py:function"
+            )
+        function = load_object(reference, "features")
+        if not callable(function):
+            raise UsageError(f"features {reference!r} are not a function")
+        return cls(reference, function)
+
+    def __call__(self, observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Info) -> np.ndarray:
+        if self.function is None:
+            parts = {"observation": observations, "action": actions, "next": after}
+            found = [self._entry(entry, parts) for entry in self.reference.split(",")]
+            return np.concatenate(found, 1)
+        with in_one_sentence(f"features {self.reference!r} failed", UsageError):
+            values = np.asarray(self.function(observations.copy(), actions.copy(), after.copy(), info), np.float64)
+        if values.ndim != 2 or len(values) != len(observations) or not values.shape[1]:
+            raise UsageError(
+                f"features {self.reference!r} returned shape {values.shape} for {len(observations)} transitions, "
+                "not one row of numbers each"
+            )
+        if not np.isfinite(values).all():
+            row, column = np.argwhere(~np.isfinite(values))[0]
+            raise NumericError(f"features {self.reference!r} returned {values[row, column]} as number {column}")
+        return values
+
+    def _entry(self, entry: str, parts: dict[str, np.ndarray]) -> np.ndarray:
+        part, first, last, power = _matched(entry)
+        values = parts[part].astype(np.float64)
+        if first is not None and max(first, last - 1) >= values.shape[1]:
+            raise UsageError(f"feature {entry!r}: there are only {values.shape[1]} numbers in it")
+        chosen = values if first is None else values[:, first:last]
+        return chosen if power is None else np.abs(chosen) ** power
+
+    def names(self, count: int, sizes: tuple[int, int]) -> tuple[str, ...]:
+        """Return what to call each of the `count` features, of so many observed numbers and so many of an action."""
+        if self.function is not None:
+            return tuple(f"{self.reference.rpartition(':')[2]}[{k}]" for k in range(count))
+        named = list[str]()
+        for entry in self.reference.split(","):
+            part, first, last, power = _matched(entry)
+            each = range(sizes[part == "action"]) if first is None else range(first, last)
+            named += [f"{part}[{k}]" + ("" if power is None else f"^{power:g}") for k in each]
+        return tuple(named)
+
+
+def needs_no_code(reference: str) -> bool:
+    """Return whether features are entries of observation, action and next observation."""
+    return all(ENTRY.fullmatch(entry.strip()) for entry in reference.split(","))
+
+
+def _matched(entry: str) -> tuple[str, int | None, int, float | None]:
+    """(part, first, behind the last, power) of an entry."""
+    found = ENTRY.fullmatch(entry)
+    assert found is not None
+    part, first, last, power = found.groups()
+    begin = None if first is None else int(first)
+    return part, begin, (begin or 0) + 1 if last is None else int(last), None if power is None else float(power)
+
+
+@dataclass(frozen=True)
+class Networks:
+    """An ensemble whose mean is the reward: of inputs x, layers w₂·tanh(W₁·(x − shift)/scale + b₁) each."""
+
+    shift: Tensor  # [I]
+    scale: Tensor  # [I]
+    first: Tensor  # [E, I, H]
+    bias: Tensor  # [E, H]
+    second: Tensor  # [E, H]
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Return each network's reward `[E, B]` of inputs `[B, I]`."""
+        rows = (inputs - self.shift) / self.scale
+        hidden = torch.tanh(torch.einsum("bi,eih->ebh", rows, self.first) + self.bias[:, None])
+        return torch.einsum("ebh,eh->eb", hidden, self.second)
+
+
+def inputs_of(observations: np.ndarray, actions: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """Return what networks read, `[..., I]`."""
+    return np.concatenate([observations, actions, after], -1).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class LearntWish:
+    """An add-on: what a person was found to want."""
+
+    env: str
+    policy: str  # the fingerprint of the policy from which it was learnt
+    source: str  # what it was learnt from, in words
+    sizes: tuple[int, int]  # of observation and action
+    features: Features | None  # else networks
+    names: tuple[str, ...] = ()
+    theta: np.ndarray = field(default_factory=lambda: np.zeros(0))  # [K]
+    covariance: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))  # [K, K]
+    networks: Networks | None = None
+
+    def __call__(self, observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Info) -> np.ndarray:
+        sizes = (observations.shape[1], actions.shape[1])
+        if sizes != self.sizes:
+            raise UsageError(
+                f"it was learnt of {self.sizes[0]} observed numbers and {self.sizes[1]} of an action in {self.env}, "
+                f"and here are {sizes[0]} and {sizes[1]}"
+            )
+        if self.networks is not None:
+            rewards: np.ndarray = (
+                self.networks(torch.from_numpy(inputs_of(observations, actions, after))).mean(0).numpy()
+            )
+            return rewards.astype(np.float64)
+        assert self.features is not None
+        values = self.features(observations, actions, after, info)
+        if values.shape[1] != len(self.theta):
+            raise UsageError(f"its features are {values.shape[1]} now, and were {len(self.theta)}: learn it again")
+        return values @ self.theta
+
+    def write(self, path: Path) -> None:
+        """Write it as a file."""
+        header = {
+            "env": self.env, "policy": self.policy, "from": self.source, "sizes": list(self.sizes),
+            "names": list(self.names), "features": self.features.reference if self.features else "",
+        }  # fmt: skip
+        tensors = {"theta": torch.from_numpy(self.theta), "covariance": torch.from_numpy(self.covariance)}
+        if self.networks is not None:
+            tensors = {name: getattr(self.networks, name) for name in PARTS}
+        write(path, "wish", tensors, header)
+
+
+@cache
+def _opened(path: Path, features: str, changed: int) -> LearntWish:
+    tensors, header = read(path, "wish")
+    check_shape(header, HEADER, str(path))
+    where = (header["env"], header["policy"], header["from"], tuple(header["sizes"]))
+    wanted = set(PARTS) if not header["features"] else {"theta", "covariance"}
+    if (
+        {*tensors} != wanted
+        or len(header["sizes"]) != 2
+        or not all(torch.isfinite(tensor).all() for tensor in tensors.values())
+    ):
+        raise FileError(f"{path} is no wish that can be used: its numbers are not those of one")
+    if not header["features"]:
+        return LearntWish(*where, None, networks=Networks(*(tensors[name] for name in PARTS)))
+    theirs = header["features"]
+    if features and features.rpartition(":")[2] != theirs.rpartition(":")[2]:
+        raise UsageError(f"{path} is a wish of the features {printable(theirs, 200)}, not of {features}")
+    if not (features or needs_no_code(theirs)):
+        raise UsageError(
+            f"{path} names code that would be run: {printable(theirs, 200)}; if you trust it, type that yourself: "
+            f"'{path}(features={printable(theirs, 200)})'"
+        )
+    theta, names = tensors["theta"].double().numpy(), tuple(header["names"])
+    if tensors["covariance"].shape != (len(theta),) * 2 or len(names) != len(theta):
+        raise FileError(f"{path} is no wish that can be used: its numbers are not those of one")
+    covariance = tensors["covariance"].double().numpy()
+    return LearntWish(*where, Features.of(features or theirs), names, theta, covariance)
+
+
+def is_wish_file(called: str) -> bool:
+    """Return whether an add-on's name is that of a file."""
+    return REQUEST.fullmatch(called) is not None
+
+
+def open_wish(called: str) -> LearntWish:
+    """Return the wish of `wish.safetensors` or, where its features are code, `wish.safetensors(features=my.py:f)`."""
+    found = REQUEST.fullmatch(called)
+    assert found is not None
+    path = Path(found["path"])
+    if not path.is_file():
+        raise FileError(f"there is no file {path}")
+    return _opened(path, found["features"] or "", path.stat().st_mtime_ns)
+
+
+def check_same_env(called: str, env: str) -> None:
+    """Raise where a wish was learnt in another environment."""
+    wish = open_wish(called)
+    if without_version(wish.env) != without_version(env):
+        raise UsageError(f"the wish {called} was learnt in {printable(wish.env, 100)}, not in {env}")

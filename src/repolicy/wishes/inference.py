@@ -1,0 +1,125 @@
+"""Maximum-entropy inference of a wish θ·f(s, a, s′), with the prior's log-likelihood as the rest of the reward (MEReQ).
+
+A policy that is soft-optimal for ω′·log prior + θ·f at temperature α makes a trajectory τ as likely as exp(θ·f(τ)/α)
+times what does not depend on θ, where f(τ) is the sum of the features along it and the environment repeats itself. So
+from the trajectories of the optimum for one θ, those of another one follow by weights, and the likelihood of a person's
+trajectories is concave in θ. Where chance moves the environment the weights are not exact, but the gradient at the
+policy's own θ is, and so is the θ at which it is 0.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from repolicy.errors import NumericError, UsageError
+
+ROUNDS, CLOSE = 50, 1e-10  # Newton's steps at most; the change, in units of the features' spread, that ends them
+RIDGE = 1e-9  # of the largest curvature: what no trajectory tells apart stays as it is
+
+
+@dataclass(frozen=True)
+class Theta:
+    """What was inferred of a wish with K features."""
+
+    value: np.ndarray  # [K]
+    covariance: np.ndarray  # [K, K]
+    effective: float = 1.0  # the share of the policy's trajectories that still count under it
+
+    @property
+    def error(self) -> np.ndarray:
+        """The standard errors `[K]`."""
+        error: np.ndarray = np.sqrt(np.diag(self.covariance))
+        return error
+
+
+def gradient(person: np.ndarray, policy: np.ndarray, alpha: float) -> np.ndarray:
+    """Return ∂/∂θ of the mean log-likelihood of a person's trajectories: the mean features `[K]` of both, compared."""
+    return (person - policy) / alpha
+
+
+def weights(features: np.ndarray, step: np.ndarray, alpha: float, chances: np.ndarray) -> np.ndarray:
+    """Return how likely trajectories `[N]` of features `[N, K]` are once θ has moved by a step `[K]`."""
+    logits = features @ step / alpha + np.log(chances)
+    found: np.ndarray = np.exp(logits - logits.max())
+    return found / found.sum()
+
+
+def inferred(
+    person: np.ndarray,
+    policy: np.ndarray,
+    alpha: float,
+    theta: np.ndarray | None = None,
+    chances: tuple[np.ndarray, np.ndarray] | None = None,
+    least: float = 0.1,
+) -> Theta:
+    """Return the θ under which a person's trajectories are likeliest.
+
+    Args:
+        person: features `[M, K]` of their trajectories, summed along each.
+        policy: features `[N, K]` of trajectories as long, of the policy that is optimal for `theta`.
+        alpha: the temperature α̂ of that policy.
+        theta: the wish that it has now, `[K]`; by default none, and the policy is the prior.
+        chances: how likely each trajectory is, `[M]` and `[N]`; by default all are alike.
+        least: stop where less than this share of the policy's trajectories counts, and go on from a policy for the θ
+            that was reached.
+    """
+    check(person, "the person")
+    check(policy, "the policy")
+    ours, theirs = (np.full(len(each), 1 / len(each)) for each in (person, policy)) if chances is None else chances
+    scale = np.maximum(policy.std(0), person.std(0))
+    if (constant := np.flatnonzero(scale <= 1e-12 * np.abs(policy).max(0))).size:
+        raise UsageError(f"feature {constant[0]} is the same everywhere, so nothing can be inferred: leave it out")
+    mine, other = person / scale, policy / scale
+    goal, step = ours @ mine, np.zeros(len(scale))
+    for _ in range(ROUNDS):
+        now, curvature = moments(other, weights(other, step, alpha, theirs))
+        move = np.linalg.solve(damped(curvature) / alpha**2, gradient(goal, now, alpha))
+        move *= min(
+            1.0, alpha / np.sqrt(max(move @ curvature @ move, 1e-300))
+        )  # at most one standard deviation at a time
+        while np.abs(move).max() > CLOSE and share(weights(other, step + move, alpha, theirs), theirs) < least:
+            move /= 2
+        if np.abs(move).max() <= CLOSE:
+            break
+        step = step + move
+    found = weights(other, step, alpha, theirs)
+    now, curvature = moments(other, found)
+    noise = sum(_noise(each, chances) for each, chances in ((mine, ours), (other, found)))
+    inverse = np.linalg.pinv(curvature, rcond=1e-8, hermitian=True) * alpha
+    covariance = inverse @ noise @ inverse
+    before = np.zeros(len(scale)) if theta is None else theta
+    return Theta(before + step / scale, covariance / np.outer(scale, scale), share(found, theirs))
+
+
+def moments(features: np.ndarray, chances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean `[K]` and covariance `[K, K]` of features `[N, K]`."""
+    mean = chances @ features
+    apart = features - mean
+    return mean, (apart * chances[:, None]).T @ apart
+
+
+def _noise(features: np.ndarray, chances: np.ndarray) -> np.ndarray:
+    """Return the covariance `[K, K]` of a weighted mean."""
+    apart = (features - chances @ features) * chances[:, None]
+    noise: np.ndarray = apart.T @ apart
+    return noise
+
+
+def share(found: np.ndarray, before: np.ndarray) -> float:
+    """Return the effective number of trajectories by their weights, as a share of what it was before."""
+    return float((before @ before) / (found @ found)) if len(found) else 0.0
+
+
+def damped(curvature: np.ndarray) -> np.ndarray:
+    """Return a curvature that can be inverted."""
+    damping: np.ndarray = curvature + RIDGE * max(np.diag(curvature).max(), 1e-12) * np.eye(len(curvature))
+    return damping
+
+
+def check(features: np.ndarray, whose: str) -> None:
+    """Raise where features are no numbers, or there are none."""
+    if len(features) < 2:
+        raise UsageError(f"{whose} has {len(features)} trajectories, and an inference needs two or more: record more")
+    if not np.isfinite(features).all():
+        row, column = np.argwhere(~np.isfinite(features))[0]
+        raise NumericError(f"feature {column} of {whose} is {features[row, column]} in trajectory {row}")
