@@ -29,6 +29,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import onnx
 import torch
 from torch import Tensor
 
@@ -171,7 +172,10 @@ def prepared(folder: Path) -> None:
     repolicy.customize(folder / "policy.safetensors", "height", objective, folder / "customized", TINY)
     request: dict[str, Any] = {"env": ENV, "addons": ["height"], "alpha": 0.1, "states": 0.0, "sparse": False}
     request["settings"] = TINY.as_dict()
-    export(policy, folder / "theirs.onnx", "onnx")
+    export(policy, folder / "exported.onnx", "onnx")
+    model = onnx.load(folder / "exported.onnx")
+    del model.metadata_props[:]  # a graph like another library's
+    onnx.save(model, folder / "theirs.onnx")
     rows = np.random.default_rng(0).normal(size=(120, 14))
     np.savez(folder / "demonstrations.npz", observations=rows[:, :11], actions=rows[:, 11:], ended=rows[:, 0] > 0)
     (folder / "sweep").mkdir()
@@ -223,6 +227,7 @@ TARGETS: dict[str, list[list[str]]] = {
         ["evaluate", "theirs.onnx", "--env", ENV, "--std", "0.2"],
         ["customize", "theirs.onnx", *WISH, "--env", ENV, "--std", "0.2"],
     ],
+    "exported.onnx": [["inspect", "exported.onnx"], ["evaluate", "exported.onnx", "--env", ENV]],
     "demonstrations.npz": [
         ["imitate", "demonstrations.npz", "--hidden", "4"],
         ["evaluate", "theirs.onnx", "--env", ENV, "--std", "fit", "--demonstrations", "demonstrations.npz"],

@@ -36,6 +36,7 @@ DIAL = (
     "tests/learning/test_conditioned_run.py tests/learning/test_several_run.py"
 )
 DQN, SAC = "tests/rql/test_dqn.py", "tests/rql/test_sac.py"
+CARRYING = "tests/policies/test_carrying.py"
 POOL, GENERATIVE = "tests/many/test_pool.py", "tests/prepare/test_generative.py"
 SAMPLING, PLANNER = "tests/planning/test_sampling.py", "tests/planning/test_planner.py"
 INFERENCE, PREFERENCES = "tests/wishes/test_inference.py", "tests/wishes/test_preferences.py"
@@ -280,6 +281,10 @@ MUTANTS = [
     Mutant("policies/storage.py", '        with open(beside, "wb") as file:', '        path.write_bytes(content)\n        with open(beside, "wb") as file:', "tests/policies/test_checkpoint.py", "a file written in its place"),
     Mutant("runs/folder.py", "write_bytes(self.metrics, b", "self.metrics.write_bytes(b", "tests/policies/test_checkpoint.py", "metrics written in their place"),
     Mutant("envs/envpool.py", "truncated & ~terminated", "truncated", "tests/envs/test_envs.py", "EnvPool: terminated and truncated at once"),
+    Mutant("policies/export.py", ".clamp(dial.low, dial.high)", "", CARRYING, "dials of an exported graph off their range"),
+    Mutant("policies/export.py", "torch.where(torch.isnan(values), dial.if_nan, values)", "values", CARRYING, "NaN as an exported dial"),
+    Mutant("policies/carrying.py", 'told["graph"] == graph', "True", CARRYING, "a changed graph taken for the exported one"),
+    Mutant("cli/contract.py", "model.joint(model.actuator_trnid[index, 0])", "model.joint(index)", CARRYING, "motors named in the order of joints"),
     Mutant("policies/export.py", "names, batch = list(inspect.signature(module.forward).parameters)", "names, batch = list(inspect.signature(module.forward).parameters)[::-1]", "tests/policies/test_several_policy.py", "an exported dial's inputs swap names"),
     Mutant("policies/export.py", "zip(self.dials, dials.unbind(-1), strict=True)]\n        inputs", "zip(self.dials, dials.flip(-1).unbind(-1), strict=True)]\n        inputs", "tests/policies/test_several_policy.py", "an exported policy's dials swap places"),
     Mutant("policies/export.py", "torch.log(values / dial.low) / math.log(dial.high / dial.low)", "(values - dial.low) / (dial.high - dial.low)", "tests/policies/test_several_policy.py", "an exported dial without its logarithm"),

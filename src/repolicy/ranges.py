@@ -90,6 +90,11 @@ class Dial(NamedTuple):
         end = self.nearest(weight)
         return f"{self.name} is {weight:g}, and this policy was trained from {self.ends}: it acts as at {end:g}"
 
+    @property
+    def if_nan(self) -> float:
+        """Where a value that is no number stands in an exported graph: the end that is nearer to the prior."""
+        return self.high if self.name == "omega" else self.low
+
     def nearest(self, value: float) -> float:
         return min(max(value, self.low), self.high)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from repolicy.errors import FileError
 from repolicy.loading import printable
+from repolicy.policies.carrying import fingerprint
 from repolicy.policies.distributions import Gaussian, SquashedGaussian
 from repolicy.policies.file import PROBES
 from repolicy.policies.modulated import Conditioned
@@ -17,7 +18,7 @@ from repolicy.policies.policy import Policy
 from repolicy.policies.storage import is_own, read
 from repolicy.priors.finding import check_reachable, find_policy
 from repolicy.priors.hub import is_on_hub
-from repolicy.priors.opening import check_own, described_with, read_policy
+from repolicy.priors.opening import check_own, described_with, read_file, read_policy
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
 from repolicy.readers.recognize import RUNNABLE, PolicyFile
@@ -26,6 +27,7 @@ from repolicy.runs.request import Request
 from repolicy.runs.settings import budget_of
 from repolicy.runs.terminal import Terminal
 
+MOST_ROWS = 64  # of a table on the screen
 MOST_STDS = 8  # more do not fit a line
 
 
@@ -39,21 +41,29 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
     path = find_policy(path)
     file = PolicyFile(path)
     if not is_own(path, file.content):
-        return _inspect_foreign(file, options)
+        if (carried := file.carried) is None:
+            return _inspect_foreign(file, options)
+        facts = (
+            _inspect_policy(file, options, f", exported to {file.format}")
+            if carried.is_as_exported
+            else _inspect_foreign(file, options)
+        )
+        _say_contract(carried.about)
+        return facts | {"carries": carried.about}
     check_own(path, options)
     tensors, header = read(path, content=file.content)
     if header["kind"] != "policy":
         return _inspect_other(path, tensors, header)
-    return _inspect_policy(path)
+    return _inspect_policy(file, options)
 
 
-def _inspect_policy(path: Path) -> dict[str, Any]:
-    saved = read_policy(path)
+def _inspect_policy(file: PolicyFile, options: Options | None, exported: str = "") -> dict[str, Any]:
+    path, saved = file.path, read_file(file, options or Options())
     spec, card = saved.policy.spec, saved.card
     request = card.get("request", {})
     facts = {
         "file": str(path),
-        "kind": "policy",
+        "kind": f"policy{exported}",
         "which": card.get("which", ""),
         "env": request.get("env", ""),
         "observations": f"{spec.observation_size} numbers",
@@ -68,6 +78,7 @@ def _inspect_policy(path: Path) -> dict[str, Any]:
         "normalizer": f"{float(saved.policy.normalizer.count):,.0f} observations seen",
         "made with": ", ".join(f"{name} {value}" for name, value in card.get("versions", {}).items()),
         "probes": f"{PROBES} log-probabilities reproduced",
+        "fingerprint": fingerprint(saved.policy),
     }
     facts |= _facts_of(card)
     if isinstance(saved.policy, Conditioned):
@@ -75,6 +86,35 @@ def _inspect_policy(path: Path) -> dict[str, Any]:
         facts["dial"] = f"takes {inputs}"
     Terminal().facts(facts)
     return facts | {"card": card}
+
+
+def _say_contract(about: dict[str, Any]) -> None:
+    """Say what an exported graph takes and gives, a line for each number."""
+    observations, actions, terminal, unknown = about["observations"], about["actions"], Terminal(), "unknown"
+    period = about.get("control_period")
+    terminal.facts(
+        {
+            "environment": about["env"] or unknown,
+            "control period": unknown if period is None else f"{period:g} s",
+            "actions stay within their range": "yes" if actions["stay_within"] else "no: clip them",
+            "dials": "; ".join(map(_dial, about["dials"])) or "none",
+            "fingerprint of its prior": about.get("prior", "none"),
+        }
+    )
+    for title, told, size in (
+        ("observation", observations, observations["size"]),
+        ("action", actions, actions["sizes"][0] if actions["kind"] == "continuous" else len(actions["sizes"])),
+    ):
+        blank = [""] * size
+        columns = [told.get("names") or [unknown] * size, *(told.get(key) or blank for key in ("units", "low", "high"))]
+        rows = [[str(index), *map(str, row)] for index, row in enumerate(zip(*columns, strict=False))]
+        terminal.numbers("", [title, "name", "unit", "from", "to"], rows[:MOST_ROWS])
+        if len(rows) > MOST_ROWS:
+            terminal.say(f"and {len(rows) - MOST_ROWS} more, which --json tells")
+
+
+def _dial(told: dict[str, Any]) -> str:
+    return "{name} from {low:g} to {high:g}, {scale}; NaN counts as {if_nan:g}".format(**told)
 
 
 def _facts_of(card: dict[str, Any]) -> dict[str, str]:

@@ -165,6 +165,8 @@ class Render:
 class Export:
     """Write a policy for other programs: raw observations in, the mean action out, checked against the original.
 
+    The file says what it takes and gives: repolicy inspect shows it.
+
     Example: repolicy export runs/cheetah --format onnx --out cheetah.onnx
     """
 
@@ -175,12 +177,18 @@ class Export:
     --out ends in, .onnx or .pt, else onnx."""
     out: Path | None = None
     """Where it goes; by default beside the policy, or here for one that ships or is another library's."""
+    env: str | None = None
+    """Environment whose names and control period are written down; by default the one that the policy was trained in,
+    unless that is code."""
     json: bool = False
     """Print one JSON object on stdout."""
     reading: Options = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
+        from repolicy.cli.contract import contract
+        from repolicy.envs.making import observing
         from repolicy.envs.names import decoder
+        from repolicy.envs.trust import env_of
         from repolicy.policies.export import BY_SUFFIX, SUFFIXES, export
         from repolicy.priors.finding import find_policy
         from repolicy.priors.opening import read_policy
@@ -195,7 +203,10 @@ class Export:
             raise UsageError(f"--out {self.out} is the name of a file in {ending}, and --format is {format}")
         out = _out(self.out, path, SUFFIXES[format])
         saved = read_policy(path, self.reading)
-        difference = export(saved.policy, out, format)
+        told: dict[str, Any] = {}
+        with contextlib.suppress(UsageError) if self.env is None else contextlib.nullcontext():
+            told = contract(observing(self.env or env_of(saved.card, path), saved.policy.spec.observation_size))
+        difference = export(saved.policy, out, format, prior=saved.prior, card=saved.card, told=told)
         if decoder(saved.card.get("request", {}).get("env", "")) is not None:
             print("what comes out is a generative policy's noise, and no action: decode it", file=sys.stderr)
         print(f"exported: {out}, {format}, equal to the policy within {max(difference, 1e-9):.1g}", file=sys.stderr)

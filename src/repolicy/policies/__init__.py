@@ -2,6 +2,7 @@
 
 # The door: other rooms may import these, and nothing else of this folder.
 __all__ = [
+    "carrying",
     "density",
     "distributions",
     "export",

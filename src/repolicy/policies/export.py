@@ -1,8 +1,9 @@
 """A policy for other programs: raw observations to the mean action, in one ONNX or TorchScript file.
 
 What the environment takes comes out: the normalizer is inside, squashed actions are squashed and scaled, and of
-discrete actions the most probable is chosen. A policy with dials has a second input, a value for each dial. The file
-that was written is read back and must agree with the policy.
+discrete actions the most probable is chosen. A policy with dials has a second input, a value for each dial, which the
+graph keeps within its range. The file that was written is read back and must agree with the policy. It carries what a
+robot's program must know, and the policy itself (`carrying`).
 """
 
 import contextlib
@@ -12,15 +13,18 @@ import logging
 import math
 import tempfile
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from repolicy.errors import RepolicyError, UsageError
+from repolicy.policies.carrying import about, for_torchscript, into_onnx
+from repolicy.policies.file import policy_bytes
 from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy, frozen
 from repolicy.policies.storage import write_bytes
@@ -85,19 +89,33 @@ class ActingAt(Acting):
 
 
 def place(dial: Dial, values: Tensor) -> Tensor:
-    """As `Dial.place`, of tensors."""
+    """As `Dial.place`, of tensors. A program may send anything: it counts as the nearer end, and NaN as a safe one."""
+    values = torch.where(torch.isnan(values), dial.if_nan, values).clamp(dial.low, dial.high)
     if dial.scale == "linear":
         return 2.0 * (values - dial.low) / (dial.high - dial.low) - 1.0
     return 2.0 * torch.log(values / dial.low) / math.log(dial.high / dial.low) - 1.0
 
 
-def export(policy: Policy, path: str | Path, format: Format) -> float:
-    """Write the policy for other programs. Returns the largest difference found between the file and the policy."""
+def export(
+    policy: Policy,
+    path: str | Path,
+    format: Format,
+    *,
+    prior: Policy | None = None,
+    card: dict[str, Any] | None = None,
+    told: dict[str, Any] | None = None,
+) -> float:
+    """Write the policy for other programs. Returns the largest difference found between the file and the policy.
+
+    The file tells of the `prior` that it was customized from, of its `card`, and what the environment `told` of itself.
+    """
     if format not in SUFFIXES:
         raise UsageError(f"there is no format {format!r}; choose from {', '.join(SUFFIXES)}")
     acting = ActingAt(policy) if isinstance(policy, Conditioned) else Acting(policy)
     module = acting.eval().requires_grad_(False)
-    content = (_onnx if format == "onnx" else _torchscript)(module, policy.spec.observation_size)
+    card = card or {}
+    beside = about(policy, prior, card, told or {}), policy_bytes(policy, card)
+    content = (_onnx if format == "onnx" else _torchscript)(module, policy.spec.observation_size, *beside)
     worst, own = differences(policy, (_onnx_reader if format == "onnx" else _torchscript_reader)(content))
     if not worst <= max(TOLERANCE, AS_FAR * own):
         raise RepolicyError(f"the exported policy differs from the original by {worst:.3g}; {path} was not written")
@@ -148,7 +166,7 @@ def _example(module: Acting, size: int) -> tuple[Tensor, ...]:
 # ONNX -----------------------------------------------------------------------------------------------------------------
 
 
-def _onnx(module: Acting, size: int) -> bytes:
+def _onnx(module: Acting, size: int, told: dict[str, Any], policy: bytes) -> bytes:
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
@@ -170,7 +188,7 @@ def _onnx(module: Acting, size: int) -> bytes:
         with tempfile.TemporaryDirectory(prefix="repolicy-export-") as folder:
             path = Path(folder, "policy.onnx")
             program.save(str(path), external_data=False)
-            return path.read_bytes()
+            return into_onnx(path.read_bytes(), told, policy)
 
 
 def _onnx_reader(content: bytes) -> Callable[..., np.ndarray]:
@@ -186,11 +204,12 @@ def _onnx_reader(content: bytes) -> Callable[..., np.ndarray]:
 # TorchScript ----------------------------------------------------------------------------------------------------------
 
 
-def _torchscript(module: Acting, size: int) -> bytes:
+def _torchscript(module: Acting, size: int, told: dict[str, Any], policy: bytes) -> bytes:
     with _quiet():
-        traced = torch.jit.trace(module, _example(module, size))
-        buffer = io.BytesIO()
-        torch.jit.save(torch.jit.freeze(traced), buffer)
+        frozen = torch.jit.freeze(torch.jit.trace(module, _example(module, size)))
+        bare, buffer = io.BytesIO(), io.BytesIO()
+        torch.jit.save(frozen, bare)
+        torch.jit.save(frozen, buffer, _extra_files=for_torchscript(zipfile.ZipFile(bare), told, policy))
     return buffer.getvalue()
 
 

@@ -33,7 +33,7 @@ def packed(kind: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> byt
     """Return what `write` writes."""
     tensors = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
     header = {"format": FORMAT, "kind": kind} | header
-    header["sha256"] = _checksum(tensors, header)
+    header["sha256"] = checksum(tensors, header)
     return safetensors.torch.save(tensors, {"repolicy": json.dumps(header)})
 
 
@@ -55,7 +55,7 @@ def read(path: Path, kind: str = "", content: bytes | None = None) -> tuple[dict
         raise FileError(f"{path} is damaged, or no Repolicy file: its header is no object, or one of too many layers")
     if isinstance(header.get("format"), int) and header["format"] > FORMAT:
         raise FileError(f"{path} has format {header['format']}; this version reads up to {FORMAT}: upgrade repolicy")
-    if header.pop("sha256", None) != _checksum(tensors, header):
+    if header.pop("sha256", None) != checksum(tensors, header):
         raise FileError(f"{path} is damaged: its checksum does not match its contents")
     check_shape(header, {"format": int, "kind": str}, f"{path} is no Repolicy file: its header")
     if kind and header["kind"] != kind:
@@ -165,7 +165,8 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _checksum(tensors: dict[str, Tensor], header: dict[str, Any]) -> str:
+def checksum(tensors: dict[str, Tensor], header: dict[str, Any]) -> str:
+    """Return a sum over tensors and a header, in whatever order they are."""
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name in sorted(tensors):
         digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())

@@ -29,7 +29,10 @@ def read_policy(path: str | Path, options: Options | None = None) -> SavedPolicy
 def read_file(file: PolicyFile, options: Options) -> SavedPolicy:
     """Return the policy in a file that was opened already, ours or a copy."""
     if not is_own(file.path, file.content):
-        return _copied(file, options)
+        if (carried := file.carried) is None or not carried.is_as_exported:
+            return _copied(file, options)
+        check_own(file.path, options)
+        return read_own(file.path, carried.policy)
     check_own(file.path, options)
     return read_own(file.path, file.content)
 

@@ -2,12 +2,14 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from repolicy.errors import FileError, first_line
 from repolicy.loading import printable, read_bytes
+from repolicy.policies import carrying
 from repolicy.readers import brax, cleanrl, mapped, skrl, torchscript
 from repolicy.readers import onnx_graphs as onnx
 from repolicy.readers import rsl_rl_checkpoint as rsl_rl
@@ -36,6 +38,7 @@ OTHERS: Mapping[str | None, tuple[Callable[[bytes, str], Any], Reader]] = {
     "onnx": (onnx.load_model, onnx.read),
     "torchscript": (open_zip, torchscript.read),
 }
+CHANGED = "the graph is no more the one that Repolicy exported: it is read, and not the policy that it carries"
 RUNNABLE = ("onnx", "torchscript")
 
 
@@ -82,6 +85,18 @@ class PolicyFile:
         name = self.format
         return OTHERS[name][0](self.content, str(self.path)) if name in OTHERS else self.pickled
 
+    @cached_property
+    def carried(self) -> carrying.Carried | None:
+        """What a graph that Repolicy exported carries beside it; None in any other file."""
+        if self.format not in RUNNABLE:
+            return None
+        try:
+            return (carrying.from_onnx if self.format == "onnx" else carrying.from_torchscript)(self.opened)
+        except FileError as error:
+            raise FileError(f"{self.path} is damaged: {error}") from None
+        except DAMAGE as error:
+            raise FileError(f"{self.path} is damaged: {first_line(error)}") from None
+
     def described(self, options: Options) -> Described:
         """Return the policy in the file, or raise one sentence about why there is none."""
         name = self.format if options.layout is None else "mapped"
@@ -92,7 +107,9 @@ class PolicyFile:
             )
         try:
             reader = OTHERS[name][1] if name in OTHERS else CHECKPOINTS[name][1]
-            return reader(self.path, self.opened if options.layout is None else self.pickled, options)
+            found = reader(self.path, self.opened if options.layout is None else self.pickled, options)
+            changed = self.carried is not None and not self.carried.is_as_exported
+            return replace(found, notes=(*found.notes, CHANGED)) if changed else found
         except CannotCopyError as error:
             raise error if name in RUNNABLE else CannotCopyError(f"{error}; {EXPORT}{self._to_try()}") from None
         except DAMAGE as error:

@@ -1,0 +1,184 @@
+"""What an exported graph carries: the contract of a robot's program, and the policy to the bit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from repolicy import load_policy
+from repolicy.cli import main as cli
+from repolicy.errors import FileError, UsageError
+from repolicy.policies.carrying import ABOUT, POLICY, about, fingerprint
+from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.export import export
+from repolicy.policies.file import save_policy
+from repolicy.policies.modulated import Conditioned
+from repolicy.policies.policy import Policy, PolicySpec, seeded
+from repolicy.ranges import Dial
+from repolicy.readers.recognize import describe
+
+BOX = ActionSpace("continuous", (2,), (-1.0, -3.0), (1.0, 2.0))
+SPECS = [
+    PolicySpec(5, BOX, hidden=(8,)),
+    PolicySpec(5, BOX, "state_squashed", hidden=(8,), activation="relu"),  # half of its last layer is the std
+    PolicySpec(5, ActionSpace("discrete", (3, 2)), "categorical", hidden=(8,)),
+]
+DIALS = [Dial("omega", 0.1, 10.0), Dial("energy", 0.0, 2.0, "linear")]
+FORMATS = {"onnx": "policy.onnx", "torchscript": "policy.pt"}
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.load` is:DeprecationWarning")
+
+
+def dialed() -> Conditioned:
+    torch.manual_seed(3)
+    policy = Conditioned.begun(seeded(PolicySpec(5, BOX, hidden=(8,)), 1), DIALS)
+    with torch.no_grad():
+        policy.network.film.normal_(0.0, 0.3)
+    return policy
+
+
+def observations(count: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(count, 5)).astype(np.float32)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.family)
+def test_an_exported_graph_is_read_back_to_the_bit(spec: PolicySpec, format: Any, tmp_path: Path) -> None:
+    policy, path = seeded(spec, 5), tmp_path / FORMATS[format]
+    export(policy, path, format)
+    again, seen = load_policy(path), torch.from_numpy(observations(20))
+    actions = policy(seen).sample(torch.Generator().manual_seed(0))
+    assert torch.equal(again.log_prob(seen, actions), policy.log_prob(seen, actions))
+    assert fingerprint(again) == fingerprint(policy) != fingerprint(seeded(spec, 6))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_dials_travel(format: Any, tmp_path: Path) -> None:
+    policy, path = dialed(), tmp_path / FORMATS[format]
+    export(policy, path, format)
+    again = load_policy(path)
+    assert isinstance(again, Conditioned)
+    assert again.dials == policy.dials
+    assert fingerprint(again) == fingerprint(policy)
+
+
+def acted(path: Path, seen: np.ndarray, dials: np.ndarray) -> np.ndarray:
+    """By the programs that a robot has."""
+    if path.suffix == ".pt":
+        return np.asarray(torch.jit.load(path)(torch.from_numpy(seen), torch.from_numpy(dials)).numpy())
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(["actions"], {"observations": seen, "dials": dials})[0])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_dials_that_are_off_their_range_are_kept_within_it(format: Any, tmp_path: Path) -> None:
+    policy, path = dialed(), tmp_path / FORMATS[format]
+    export(policy, path, format)
+    inf, nan = float("inf"), float("nan")
+    sent = [(0.1, 0.0), (10.0, 2.0), (0.01, -1.0), (11.0, 3.0), (-inf, -inf), (inf, inf), (0.0, -0.0), (nan, nan)]
+    meant = [(0.1, 0.0), (10.0, 2.0), (0.1, 0.0), (10.0, 2.0), (0.1, 0.0), (10.0, 2.0), (0.1, 0.0), (10.0, 0.0)]
+    seen = np.repeat(observations(1), len(sent), 0)
+    found = acted(path, seen, np.array(sent, np.float32))
+    np.testing.assert_array_equal(found, acted(path, seen, np.array(meant, np.float32)))
+    wanted = [policy.at(omega=one, energy=two)(torch.from_numpy(seen[:1])).mode().numpy()[0] for one, two in meant]
+    np.testing.assert_allclose(found, np.array(wanted), rtol=1e-5, atol=1e-5)
+
+
+def carried(path: Path) -> dict[str, Any]:
+    """As a robot's program reads it."""
+    if path.suffix == ".pt":
+        extra = {ABOUT: ""}
+        torch.jit.load(path, _extra_files=extra)
+        return dict(json.loads(extra[ABOUT]))
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return dict(json.loads(session.get_modelmeta().custom_metadata_map[ABOUT]))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_robots_program_reads_the_contract(format: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy, prior = dialed(), seeded(PolicySpec(5, BOX, hidden=(8,)), 1)
+    save_policy(tmp_path / "mine.safetensors", policy, {"request": {"addons": ["hind_leg=10"]}}, prior)
+    cli.main(["export", str(tmp_path / "mine.safetensors"), "--out", str(path := tmp_path / FORMATS[format])])
+    found = carried(path)
+    assert found["dials"] == [
+        {"name": "omega", "low": 0.1, "high": 10.0, "scale": "log", "if_nan": 10.0},
+        {"name": "energy", "low": 0.0, "high": 2.0, "scale": "linear", "if_nan": 0.0},
+    ]
+    assert (found["observations"], found["addons"]) == ({"size": 5}, ["hind_leg=10"])
+    assert (found["actions"]["low"], found["actions"]["high"]) == ([-1.0, -3.0], [1.0, 2.0])
+    assert (found["policy"], found["prior"]) == (fingerprint(policy), fingerprint(prior))
+    capsys.readouterr()
+    cli.main(["inspect", str(path), "--json"])
+    assert json.loads(capsys.readouterr().out)["carries"] == found
+
+
+def test_names_units_and_the_control_period_of_a_robot(tmp_path: Path) -> None:
+    for env, size, width in (("HalfCheetah-v4", 17, 6), ("Ant-v5", 105, 8), ("Go1JoystickFlatTerrain-v1", 48, 12)):
+        policy = Policy(PolicySpec(size, ActionSpace("continuous", (width,)), hidden=(4,)))
+        save_policy(tmp_path / "mine.safetensors", policy, {"request": {"env": env}})
+        cli.main(["export", str(tmp_path / "mine.safetensors"), "--out", str(tmp_path / f"{env}.pt")])
+    cheetah, ant, dog = (carried(path) for path in sorted(tmp_path.glob("*.pt"), key=lambda p: "HAG".index(p.name[0])))
+    assert cheetah["actions"]["names"] == ["bthigh", "bshin", "bfoot", "fthigh", "fshin", "ffoot"]
+    assert [cheetah["observations"]["names"][index] for index in (2, 8)] == ["position of bthigh", "velocity of rootx"]
+    assert [cheetah["observations"]["units"][index] for index in (0, 1, 8, 9, 10)] == [
+        "m",
+        "rad",
+        "m/s",
+        "m/s",
+        "rad/s",
+    ]
+    assert ant["actions"]["names"][:2] == ["hip_4", "ankle_4"]  # motors are in another order than joints
+    assert [ant["observations"]["names"][index] for index in (0, 4, 13, 27)] == [
+        *("position of root.z", "position of root.qz", "velocity of root.x", "cfrc_ext[0]"),
+    ]
+    assert (dog["observations"]["names"][47], dog["control_period"], cheetah["control_period"]) == (
+        *("state[47]", 0.02, 0.05),
+    )
+
+
+def test_names_of_another_environment_are_refused() -> None:
+    policy = seeded(SPECS[0], 0)
+    with pytest.raises(UsageError, match="Hopper-v4 has 11 observations, and the policy 5: name its own with --env"):
+        about(policy, None, {}, {"env": "Hopper-v4", "observations": {"names": ["z"] * 11}})
+
+
+def test_a_graph_that_was_changed_is_read_as_it_is_now(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    policy, path = seeded(SPECS[0], 5), tmp_path / "policy.onnx"
+    export(policy, path, "onnx")
+    model = onnx.load(path)
+    weights = next(each for each in model.graph.initializer if list(each.dims) == [8, 5])
+    weights.CopyFrom(onnx.numpy_helper.from_array(2.0 * onnx.numpy_helper.to_array(weights), weights.name))
+    onnx.save(model, path)
+    described = describe(path)
+    np.testing.assert_array_equal(described.actor.hidden[0].linear.weight, 2.0 * policy.network.weights[0].detach())
+    assert "no more the one that Repolicy exported" in described.notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "sentence"),
+    [
+        (ABOUT, "[", "is damaged: its repolicy.json is damaged"),
+        (ABOUT, "{}", "its repolicy.json is not whole: it has no 'format'"),
+        (ABOUT, '{"format": 2}', "has format 2; this version reads up to 1: upgrade"),
+        (POLICY, "µ", "its policy.safetensors is damaged"),
+    ],
+)
+def test_damage_is_one_sentence(key: str, text: str, sentence: str, tmp_path: Path) -> None:
+    onnx, path = pytest.importorskip("onnx"), tmp_path / "policy.onnx"
+    export(seeded(SPECS[0], 5), path, "onnx")
+    model = onnx.load(path)
+    next(entry for entry in model.metadata_props if entry.key == key).value = text
+    onnx.save(model, path)
+    with pytest.raises(FileError, match=sentence):
+        load_policy(path)
+
+
+def test_no_path_of_this_machine_is_in_the_file(tmp_path: Path) -> None:
+    for format in FORMATS:
+        export(seeded(SPECS[0], 5), tmp_path / FORMATS[format], format)  # type: ignore[arg-type]
+        assert str(Path(__file__).parents[2]).encode() not in (tmp_path / FORMATS[format]).read_bytes()
