@@ -252,7 +252,7 @@ def test_the_largest_output_is_a_choice(tmp_path: Path) -> None:
             [node("Gemm", "obs w", "a"), node("Relu", "a", "b"), node("Add", "b a", "c"), node("Gemm", "c v", "out")],
             "it holds Add",
         ),
-        ([node("Gemm", "obs w", "a"), node("Elu", "a", "b", alpha=0.5), node("Gemm", "b v", "out")], "another alpha"),
+        ([node("Gemm", "obs w", "a"), node("Elu", "a", "b", alpha=0.5), node("Gemm", "b v", "out")], "it holds Elu"),
         ([node("Relu", "obs", "a"), node("Gemm", "a w", "out")], "relu stands where a linear layer belongs"),
     ],
 )

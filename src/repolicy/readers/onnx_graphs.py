@@ -4,7 +4,6 @@ A normalizer in front, a tanh behind and weights in a file beside the graph are 
 second half of its last layer before a tanh, that half is the scale of Brax's distribution, and it is used.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,9 +12,10 @@ import numpy as np
 
 from repolicy.errors import FileError, UsageError, first_line
 from repolicy.loading import read_bytes
-from repolicy.readers.chain import Chain, Recognized, Step, joined, recognize
+from repolicy.readers.chain import Chain, Recognized, recognize
 from repolicy.readers.described import Array, CannotCopyError, Described, Std
 from repolicy.readers.given_by_user import given_std, statistics, without_std
+from repolicy.readers.operations import OPERATIONS, Moving, rows_of, split
 from repolicy.readers.perceptrons import some
 from repolicy.readers.reading import Options
 
@@ -23,7 +23,6 @@ ACTION_NAMES = ("actions", "action", "continuous_actions", "mean", "mu", "mean_a
 MEAN = "deterministic_"  # in front of one of these
 BRAX_MIN_STD = 1e-3
 OTHER_WORDS = ("value", "std", "sigma", "log_prob", "logp", "entropy")  # in the names of other outputs
-PASSED = ("Identity", "Dropout")  # the same numbers come out
 PRECISE = (1, 11)  # types that keep what a cast gets: single and double precision
 
 
@@ -62,13 +61,14 @@ def _std(recognized: Recognized, alone: bool, options: Options) -> tuple[Std | N
 
 
 class _Graph:
-    """The graph's tensors by name: constants as arrays, and what is computed from the observations as chains."""
+    """What a graph computes, by name: constants are arrays, and what comes of the observations is `Moving`."""
 
     def __init__(self, graph: Any, where: str, source: str, width: int) -> None:
-        self.graph, self.where, self.width = graph, where, width
+        self.outputs = sorted((output.name for output in graph.output), key=unlike_an_action)
+        self.where, self.width = where, width
         tensors = {tensor.name: _array(tensor, where) for tensor in graph.initializer}
-        self.constants: dict[str, Array] = {name: array for name, array in tensors.items() if array.dtype != object}
-        self.chains: dict[str, Chain] = {source: ()}
+        self.values: dict[str, Any] = {name: array for name, array in tensors.items() if array is not None}
+        self.values[source] = Moving(())
         self.refused: dict[str, str] = {}  # what depends on the observations and was not understood, and why
         for node in graph.node:
             try:
@@ -78,91 +78,40 @@ class _Graph:
 
     def result(self) -> tuple[str, Chain]:
         """Return the output that is the action: by its name, or the first that depends on the observations."""
-        outputs = [output.name for output in self.graph.output]
-        outputs.sort(key=unlike_an_action)
-        for name in outputs:
-            if name in self.chains:
-                return name, self.chains[name]
+        for name in self.outputs:
+            if isinstance(found := self.values.get(name), Moving):
+                return name, found.chain
             if name in self.refused:
                 raise CannotCopyError(f"{self.where} cannot be copied: {self.refused[name]}")
         raise CannotCopyError(
-            f"{self.where} cannot be copied: its outputs ({some(outputs)}) do not depend on its input"
+            f"{self.where} cannot be copied: its outputs ({some(self.outputs)}) do not depend on its input"
         )
 
     def visit(self, node: Any) -> None:
         """Note what the node's outputs are, or, for an error that comes later, why it was not understood."""
-        attributes = {attribute.name: _attribute(attribute, self.where) for attribute in node.attribute}
-        inputs = [name for name in node.input if name]
-        own = node.domain in ("", "ai.onnx")
-        if node.op_type == "Constant":
-            if isinstance(attributes.get("value"), np.ndarray):
-                self.constants[node.output[0]] = attributes["value"]
-            elif "value_float" in attributes or "value_int" in attributes:
-                self.constants[node.output[0]] = np.asarray(attributes.get("value_float", attributes.get("value_int")))
-            return
-        if own and all(name in self.constants for name in inputs):
-            folded = _fold(node.op_type, [self.constants[name] for name in inputs], attributes)
-            if folded is not None:
-                self.constants[node.output[0]] = folded
-            return
-        reason = next((self.refused[name] for name in inputs if name in self.refused), "")
-        if not reason and any(name in self.chains for name in inputs):
-            if own and node.op_type == "Split" and self.split(node, attributes):
-                return
-            chain = self.chain(node, inputs, attributes) if own else None
-            if chain is not None:
-                self.chains[node.output[0]] = chain
-                return
-            reason = f"it holds {node.op_type} in a form that no perceptron of ours has"
-        if reason:
+        names = [name for name in node.input if name]
+        reason = next((self.refused[name] for name in names if name in self.refused), "")
+        made = None
+        if not reason and node.domain in ("", "ai.onnx") and all(name in self.values for name in names):
+            made = self.made(node, [self.values.get(name) for name in node.input])
+        if made is not None:
+            self.values |= zip(node.output, made if isinstance(made, list) else [made], strict=False)
+        elif reason or any(isinstance(self.values.get(name), Moving) for name in names):
+            reason = reason or f"it holds {node.op_type} in a form that no perceptron of ours has"
             self.refused |= dict.fromkeys(node.output, reason)
 
-    def chain(self, node: Any, inputs: list[str], attributes: Mapping[str, Any]) -> Chain | None:
-        """Return the chain behind a node, None where the node is none that a perceptron has."""
-        operator, chains = node.op_type, [self.chains.get(name) for name in inputs]
-        moving = [chain for chain in chains if chain is not None]
-        if len(moving) > 1:
-            return joined(*moving) if operator == "Mul" and len(inputs) == 2 else None
-        (stem,) = moving
-        place = chains.index(stem)
-        if any(chain is None and name not in self.constants for chain, name in zip(chains, inputs, strict=True)):
+    def made(self, node: Any, inputs: list[Any]) -> Any:
+        """Return what comes of a node's inputs (None: one that is left out); None where no perceptron does so."""
+        kind, attributes = node.op_type, {each.name: _attribute(each, self.where) for each in node.attribute}
+        if kind not in ARITHMETIC and any(isinstance(value, Moving) for value in inputs[1:]):
             return None
-        constants = [self.constants[name] for name in inputs if name in self.constants]
-        if operator in PASSED or self.keeps(operator, stem, constants, attributes):
-            return stem
-        if operator == "Clip" and place == 0:
-            bounds = [self.constants[name] if name else None for name in node.input[1:]]
-            return (*stem, _clip([*bounds, None, None], attributes))
-        if operator in ELEMENTWISE and place == 0 and not constants:
-            return (*stem, ELEMENTWISE[operator](attributes))
-        step = _step(operator, place, constants, attributes)
-        return None if step is None else (*stem, step)
-
-    def keeps(self, operator: str, stem: Chain, constants: list[Array], attributes: Mapping[str, Any]) -> bool:
-        """Whether a node leaves the numbers of all rows as they are, such as a shape with rows of the same width."""
-        chosen = stem[-1:] and stem[-1].name == "argmax"
-        if operator == "Cast":
-            return bool(chosen) or attributes.get("to") in PRECISE
-        if operator == "Reshape":
-            shape = constants[0].reshape(-1).tolist()
-            return bool(len(shape) == 2 and (shape[1] == _width(stem, self.width) or shape in ([0, -1], [1, -1])))
-        if operator == "Flatten":
-            return attributes.get("axis", 1) in (1, -1)
-        return bool(chosen) and operator in ("Squeeze", "Unsqueeze")
-
-    def split(self, node: Any, attributes: Mapping[str, Any]) -> bool:
-        """Slices of a layer, of one size where the graph does not say which; False where it splits something else."""
-        sizes = self.constants.get(node.input[1]) if len(node.input) > 1 else attributes.get("split")
-        stem, count = self.chains[node.input[0]], len(node.output)
-        last = next((step for step in reversed(stem) if step.name == "linear"), None)
-        if attributes.get("axis", 0) not in (-1, 1) or last is None:
-            return False
-        rows = len(np.asarray(last.scale))
-        equal = np.minimum(-(-rows // count) * np.arange(1, count + 1), rows)  # the last is smaller where it must be
-        ends = equal if sizes is None else np.cumsum(np.asarray(sizes).reshape(-1))
-        for name, start, end in zip(node.output, [0, *ends[:-1]], ends, strict=True):
-            self.chains[name] = (*stem, Step("slice", low=float(start), high=float(end)))
-        return True
+        if kind == "Reshape" and isinstance(inputs[0], Moving):
+            width, shape = _width(inputs[0].chain, self.width), inputs[1].reshape(-1).tolist()
+            rows = len(shape) == 2 and (shape[1] == width or shape in ([0, -1], [1, -1]))
+            return inputs[0] if rows else None
+        if kind == "Split":
+            return _split(inputs, attributes, len(node.output))
+        return NODES[kind](inputs, attributes) if kind in NODES else None
 
 
 def unlike_an_action(name: str) -> tuple[bool, bool, bool]:
@@ -190,106 +139,119 @@ def _width(chain: Chain, width: int) -> int:
     return width
 
 
-def _step(operator: str, place: int, constants: list[Array], attributes: Mapping[str, Any]) -> Step | None:
-    """Return a node with one moving input, at `place`, and constants beside it."""
-    if operator == "Gemm" and place == 0 and constants[0].ndim == 2 and not attributes.get("transA", 0):
-        weight = constants[0].astype(np.float64) * attributes.get("alpha", 1.0)
-        weight = weight if attributes.get("transB", 0) else weight.T
-        bias = constants[1].reshape(-1) * attributes.get("beta", 1.0) if constants[1:] else np.zeros(1)
-        if bias.size not in (1, len(weight)):
-            return None
-        return Step("linear", weight, np.broadcast_to(bias, len(weight)))
-    if operator == "MatMul" and place == 0 and constants[0].ndim == 2:
-        return Step("linear", constants[0].T.astype(np.float64), np.zeros(constants[0].shape[1]))
-    if operator == "LayerNormalization" and place == 0 and attributes.get("axis", -1) in (-1, 1):
-        shift = constants[1].reshape(-1) if constants[1:] else np.zeros(constants[0].size)
-        return Step("norm", constants[0].reshape(-1), shift, high=attributes.get("epsilon", 1e-5))
-    if operator == "Slice" and place == 0:
-        return _slice(constants)
-    if operator in AFFINE and len(constants) == 1 and constants[0].size in (1, *constants[0].shape[-1:]):
-        return AFFINE[operator](place, constants[0].astype(np.float64).reshape(-1))
-    return None
+# The nodes, as operations of PyTorch ----------------------------------------------------------------------------------
+
+Attributes = Mapping[str, Any]
 
 
-def _clip(bounds: list[Array | None], attributes: Mapping[str, Any]) -> Step:
-    """Return its bounds are inputs, either of which may be left out, or attributes in older graphs."""
-    low, high = (
-        attributes.get(name, default) if bound is None else float(bound.reshape(-1)[0])
-        for bound, name, default in zip(bounds, ("min", "max"), (-math.inf, math.inf), strict=False)
-    )
-    return Step("clip", low=low, high=high)
+def _as(name: str, *args: Any, **named: Any) -> Any:
+    return OPERATIONS[name](list(args), named)
 
 
-def _slice(constants: list[Array]) -> Step | None:
-    """Return a slice of the last axis, by steps of 1."""
-    values = [int(constant.reshape(-1)[0]) for constant in constants if constant.size == 1]
-    if len(values) != len(constants) or len(values) < 3 or values[2] not in (-1, 1) or values[3:] not in ([], [1]):
+def _split(inputs: list[Any], of: Attributes, count: int) -> list[Moving] | None:
+    """Return slices of a layer, of one size where the graph does not say which; the last one may be smaller."""
+    rows = rows_of(inputs[0]) if isinstance(inputs[0], Moving) and of.get("axis", 0) in (-1, 1) else 0
+    each = -(-rows // count)
+    sizes = [min(each, rows - n * each) for n in range(count)]
+    given = inputs[1] if inputs[1:] else of.get("split")
+    return split(inputs[0], sizes if given is None else np.asarray(given).reshape(-1)) if rows else None
+
+
+def _gemm(inputs: list[Any], of: Attributes) -> Moving | None:
+    moving, weight, bias = [*inputs, None][:3]
+    if weight.ndim != 2 or of.get("transA", 0):
         return None
-    return Step("slice", low=float(values[0]), high=float(values[1])) if 0 <= values[0] < values[1] else None
+    weight = (weight if of.get("transB", 0) else weight.T) * np.float64(of.get("alpha", 1.0))
+    bias = np.zeros(1) if bias is None else bias.reshape(-1) * of.get("beta", 1.0)
+    return _as("linear", moving, weight, np.broadcast_to(bias, len(weight))) if bias.size in (1, len(weight)) else None
 
 
-ELEMENTWISE: dict[str, Callable[[Mapping[str, Any]], Step]] = {  # by a node's attributes
-    "Tanh": lambda _: Step("tanh"),
-    "Relu": lambda _: Step("relu"),
-    "Elu": lambda of: Step("elu" if abs(of.get("alpha", 1.0) - 1.0) < 1e-6 else "Elu with another alpha"),
-    "Gelu": lambda of: Step("gelu_tanh" if of.get("approximate") == b"tanh" else "gelu"),
-    "LeakyRelu": lambda of: Step("leaky_relu", high=float(of.get("alpha", 0.01))),
-    "Swish": lambda of: Step("swish" if of.get("alpha", 1.0) == 1.0 else "Swish with an alpha"),
-    "Sigmoid": lambda _: Step("sigmoid"),
-    "Erf": lambda _: Step("erf"),
-    "Neg": lambda _: Step("affine", -1.0),
-    "ArgMax": lambda of: Step("argmax" if of.get("axis", 0) in (-1, 1) else "ArgMax of columns"),
-}
-
-AFFINE: dict[str, Callable[[int, Array], Step | None]] = {  # by the moving input's place
-    "Add": lambda _, c: Step("affine", 1.0, c),
-    "Sub": lambda place, c: Step("affine", 1.0, -c) if place == 0 else Step("affine", -1.0, c),
-    "Mul": lambda _, c: Step("affine", c),
-    "Div": lambda place, c: Step("affine", 1.0 / c) if place == 0 and np.all(c) else None,
-}
-
-FOLDS: dict[str, Callable[..., Array]] = {
-    "Add": np.add,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "Div": np.divide,
-    "Sqrt": np.sqrt,
-    "Neg": np.negative,
-    "Reciprocal": np.reciprocal,
-    "Identity": np.asarray,
-}
+def _layer_norm(inputs: list[Any], of: Attributes) -> Moving | None:
+    moving, scale, shift = [*inputs, None][:3]
+    scale = scale.reshape(-1)
+    shift = np.zeros(scale.size) if shift is None else shift.reshape(-1)
+    on_rows = of.get("axis", -1) in (-1, 1)
+    return _as("layer_norm", moving, scale.shape, scale, shift, of.get("epsilon", 1e-5)) if on_rows else None
 
 
-def _fold(operator: str, constants: list[Array], attributes: Mapping[str, Any]) -> Array | None:
-    """Return a node of constants as a constant, where that is no larger than they are."""
-    if operator == "Transpose" and len(constants) == 1 and list(attributes.get("perm", [1, 0])) == [1, 0]:
-        return constants[0].T
-    if operator == "Cast" and attributes.get("to") in TYPES:
-        return constants[0].astype(TYPES[attributes["to"]])
-    if operator in ("Squeeze", "Unsqueeze") and constants:
-        return _reshaped(operator, constants, attributes)
-    if operator not in FOLDS or not constants or (operator == "Div" and constants[0].dtype.kind not in "f"):
-        return None  # whole numbers divide to whole numbers
-    try:
-        shape = np.broadcast_shapes(*(constant.shape for constant in constants))
-        if math.prod(shape) > max(constant.size for constant in constants):
-            return None
-        with np.errstate(all="ignore"):
-            return np.asarray(FOLDS[operator](*constants))
-    except (ValueError, TypeError):
+def _clip(inputs: list[Any], of: Attributes) -> Moving | None:
+    """Clip to bounds that are inputs, or attributes in older graphs."""
+    low, high = [*(None if bound is None else bound.item() for bound in inputs[1:]), None, None][:2]
+    return _as("clamp", inputs[0], of.get("min", low), of.get("max", high))
+
+
+def _slice(inputs: list[Any], _: Attributes) -> Moving | None:
+    """Return a slice of one axis, where the graph says which."""
+    if len(inputs) < 4 or any(number.size != 1 for number in inputs[1:]):
         return None
+    start, end, axis, *step = (int(number.item()) for number in inputs[1:])
+    return _as("slice", inputs[0], axis, start, end, *step)
 
 
-def _reshaped(operator: str, constants: list[Array], attributes: Mapping[str, Any]) -> Array | None:
-    """With axes of one entry less or more; they are an input, or an attribute in older graphs."""
-    given = constants[1].reshape(-1).tolist() if constants[1:] else attributes.get("axes")
-    axes = None if given is None else tuple(int(axis) for axis in given)
-    try:
-        if operator == "Squeeze":
-            return np.squeeze(constants[0], axes)
-        return None if axes is None else np.expand_dims(constants[0], axes)
-    except ValueError:
-        return None
+def _cast(inputs: list[Any], of: Attributes) -> Any:
+    if isinstance(inputs[0], Moving):
+        return inputs[0] if _is_choice(inputs[0]) or of["to"] in PRECISE else None
+    return inputs[0].astype(TYPES[of["to"]]) if of["to"] in TYPES else None
+
+
+def _with_axes(change: Callable[[Array, Any], Array]) -> Callable[[list[Any], Attributes], Any]:
+    """Return a node that gives a constant axes of one entry, or takes them away; those of a choice do not matter."""
+
+    def made(inputs: list[Any], of: Attributes) -> Any:
+        if isinstance(inputs[0], Moving):
+            return inputs[0] if _is_choice(inputs[0]) else None
+        axes = inputs[1].reshape(-1).tolist() if inputs[1:] else of.get("axes")
+        return change(inputs[0], None if axes is None else tuple(map(int, axes)))
+
+    return made
+
+
+def _is_choice(moving: Moving) -> bool:
+    return bool(moving.chain) and moving.chain[-1].name == "argmax"
+
+
+def _div(inputs: list[Any], _: Attributes) -> Any:
+    whole = all(isinstance(value, np.ndarray) and value.dtype.kind != "f" for value in inputs)
+    return None if whole else _as("div", *inputs)  # whole numbers divide to whole numbers
+
+
+def _named(name: str) -> Callable[[list[Any], Attributes], Any]:
+    return lambda inputs, _: _as(name, *inputs)
+
+
+VALUES = ("value", "value_float", "value_int")  # of a constant
+ARITHMETIC = ("Add", "Sub", "Mul", "Div")  # either input of which may depend on the observations
+NODES: dict[str, Callable[[list[Any], Attributes], Any]] = {
+    "Add": _named("add"),
+    "Sub": _named("sub"),
+    "Mul": _named("mul"),
+    "Div": _div,
+    "Neg": _named("neg"),
+    "Sqrt": _named("sqrt"),
+    "Reciprocal": _named("reciprocal"),
+    "Tanh": _named("tanh"),
+    "Relu": _named("relu"),
+    "Sigmoid": _named("sigmoid"),
+    "Erf": _named("erf"),
+    "Elu": lambda inputs, of: _as("elu", inputs[0], of.get("alpha", 1.0)),
+    "Gelu": lambda inputs, of: _as("gelu", inputs[0], of.get("approximate", b"none").decode()),
+    "LeakyRelu": lambda inputs, of: _as("leaky_relu", inputs[0], of.get("alpha", 0.01)),
+    "Swish": lambda inputs, of: _as("silu", inputs[0]) if of.get("alpha", 1.0) == 1.0 else None,
+    "ArgMax": lambda inputs, of: _as("argmax", inputs[0], of.get("axis", 0)),
+    "MatMul": _named("matmul"),
+    "Gemm": _gemm,
+    "LayerNormalization": _layer_norm,
+    "Clip": _clip,
+    "Slice": _slice,
+    "Cast": _cast,
+    "Squeeze": _with_axes(np.squeeze),
+    "Unsqueeze": _with_axes(np.expand_dims),
+    "Transpose": lambda inputs, of: _as("t", inputs[0]) if [*of.get("perm", [1, 0])] == [1, 0] else None,
+    "Flatten": lambda inputs, of: inputs[0] if of.get("axis", 1) in (1, -1) else None,
+    "Identity": lambda inputs, _: inputs[0],
+    "Dropout": lambda inputs, _: inputs[0],
+    "Constant": lambda _, of: next((np.asarray(of[name]) for name in VALUES if of.get(name) is not None), None),
+}
 
 
 # The file -------------------------------------------------------------------------------------------------------------
@@ -371,12 +333,12 @@ def _attribute(attribute: Any, where: str) -> Any:
     return _array(value, where) if attribute.type == attribute.TENSOR else value
 
 
-def _array(tensor: Any, where: str) -> Array:
-    """Return a constant of the graph; one of a type that is not read is an array of objects."""
+def _array(tensor: Any, where: str) -> Array | None:
+    """Return a constant of the graph; None where it is of a type that is not read."""
     from onnx.numpy_helper import to_array
 
     if tensor.data_type not in TYPES:
-        return np.empty(0, object)
+        return None
     try:
         return to_array(tensor)
     except (ValueError, TypeError, KeyError) as error:

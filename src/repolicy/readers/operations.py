@@ -1,6 +1,11 @@
-"""What TorchScript's operations do to a chain: the few of them that perceptrons are made of, a row of data each."""
+"""What PyTorch's operations do to a chain: the few of them that perceptrons are made of, a row of data each.
 
-from collections.abc import Callable
+TorchScript names them, and an ONNX graph's nodes are translated into them. An operation gets its arguments, each a
+`Moving` or a constant, and returns None where no perceptron does such a thing.
+"""
+
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +67,8 @@ def _layer_norm(args: Args, _: Named) -> Moving | None:
 
 
 def _clamp(args: Args, _: Named) -> Moving | None:
-    low, high = (float("nan") if bound is None else float(bound) for bound in ([*args[1:3], None, None])[:2])
+    low, high = [*args[1:3], None, None][:2]
+    low, high = -math.inf if low is None else float(low), math.inf if high is None else float(high)
     return _with(args[0], Step("clip", low=low, high=high))
 
 
@@ -96,17 +102,27 @@ def _select(args: Args, _: Named) -> Moving | None:
 
 def _chunk(args: Args, _: Named) -> list[Moving] | None:
     moving, count, dim = ([*args, 0])[:3]
+    rows = rows_of(moving)
+    return split(moving, [rows // count] * count) if dim in (-1, 1) and rows and rows % count == 0 else None
+
+
+def rows_of(moving: Moving) -> int:
+    """Return how many outputs the last layer has, 0 where there is none."""
     last = next((step for step in reversed(moving.chain) if step.name == "linear"), None)
-    if dim not in (-1, 1) or last is None or len(np.asarray(last.shift)) % count:
-        return None
-    size = len(np.asarray(last.shift)) // count
-    return [
-        Moving((*moving.chain, Step("slice", low=float(i * size), high=float((i + 1) * size)))) for i in range(count)
-    ]
+    return 0 if last is None else len(np.asarray(last.scale))
+
+
+def split(moving: Moving, sizes: Iterable[int]) -> list[Moving]:
+    """Return slices of these sizes, one after the other."""
+    parts, start = list[Moving](), 0
+    for size in sizes:
+        parts.append(Moving((*moving.chain, Step("slice", low=float(start), high=float(start + size)))))
+        start += size
+    return parts
 
 
 def _arithmetic(operator: str, fold: Callable[[Any, Any], Any]) -> Operation:
-    """Return two values, at least one of which does not move; or a product that is swish or gelu."""
+    """Return an operation on a moving value and a constant, on two constants, or a product that is swish or gelu."""
 
     def operation(args: Args, named: Named) -> Any:
         first, second = args[0], args[1]
@@ -116,19 +132,30 @@ def _arithmetic(operator: str, fold: Callable[[Any, Any], Any]) -> Operation:
             chain = joined(first.chain, second.chain) if operator == "mul" else None
             return None if chain is None else Moving(chain)
         if not isinstance(first, Moving) and not isinstance(second, Moving):
-            return fold(_constant(first), _constant(second))
-        moving, constant = (first, _constant(second)) if isinstance(first, Moving) else (second, _constant(first))
+            return _folded(fold, _array(first), _array(second))
         ahead = isinstance(first, Moving)
+        moving, constant = (first, _array(second)) if ahead else (second, _array(first))
+        if constant.size not in (1, *constant.shape[-1:]):
+            return None  # a column, or a table
+        row = constant.reshape(-1)
         match operator:
             case "add":
-                return _with(moving, Step("affine", 1.0, constant))
+                return _with(moving, Step("affine", 1.0, row))
             case "sub":
-                return _with(moving, Step("affine", 1.0, -constant) if ahead else Step("affine", -1.0, constant))
+                return _with(moving, Step("affine", 1.0, -row) if ahead else Step("affine", -1.0, row))
             case "mul":
-                return _with(moving, Step("affine", constant))
-        return _with(moving, Step("affine", 1.0 / constant)) if ahead and np.all(constant) else None
+                return _with(moving, Step("affine", row))
+        return _with(moving, Step("affine", 1.0 / row)) if ahead and np.all(row) else None
 
     return operation
+
+
+def _folded(fold: Callable[[Any, Any], Any], first: Array, second: Array) -> Array | None:
+    """Return one constant of two, where it is no larger than they are."""
+    if math.prod(np.broadcast_shapes(first.shape, second.shape)) > max(first.size, second.size):
+        return None
+    with np.errstate(all="ignore"):
+        return np.asarray(fold(first, second))
 
 
 def _array(value: Any) -> Array:
@@ -136,14 +163,6 @@ def _array(value: Any) -> Array:
     if isinstance(value, list | tuple) and not all(isinstance(number, int | float) for number in value):
         raise ValueError("a list of no numbers stands where an array is expected")
     return np.asarray(value, np.float64)
-
-
-def _constant(value: Any) -> Array:
-    """Return a row of numbers, or one."""
-    array = _array(value)
-    if array.size not in (1, *array.shape[-1:]):
-        raise ValueError(f"an array of shape {array.shape} stands where a row is expected")
-    return array.reshape(-1)
 
 
 def _same(args: Args, _: Named) -> Any:
@@ -174,7 +193,12 @@ def _addmm(args: Args, named: Named) -> Moving | None:
 
 
 def _matmul(args: Args, _: Named) -> Moving | None:
-    return _linear([args[0], _array(args[1]).T], {}) if isinstance(args[0], Moving) else None
+    weight = None if isinstance(args[1], Moving) else _array(args[1])
+    return None if weight is None or weight.ndim != 2 else _linear([args[0], weight.T], {})
+
+
+def _of_constants(fold: Callable[[Array], Array]) -> Operation:
+    return lambda args, _: None if isinstance(args[0], Moving) else fold(_array(args[0]))
 
 
 def _argmax(args: Args, _: Named) -> Moving | None:
@@ -192,6 +216,7 @@ OPERATIONS: dict[str, Operation] = {
     "relu": _elementwise("relu"),
     "silu": _elementwise("swish"),
     "sigmoid": _elementwise("sigmoid"),
+    "erf": _elementwise("erf"),
     "elu": _elu,
     "gelu": _gelu,
     "leaky_relu": _leaky,
@@ -208,7 +233,9 @@ OPERATIONS: dict[str, Operation] = {
     "sub": _arithmetic("sub", np.subtract),
     "mul": _arithmetic("mul", np.multiply),
     "div": _arithmetic("div", np.divide),
-    "sqrt": lambda args, _: None if isinstance(args[0], Moving) else np.sqrt(_array(args[0])),
+    "neg": lambda args, _: OPERATIONS["mul"]([args[0], -1.0], {}),
+    "reciprocal": _of_constants(np.reciprocal),
+    "sqrt": _of_constants(np.sqrt),
     "to": _cast,
     "contiguous": _same,
     "detach": _same,
