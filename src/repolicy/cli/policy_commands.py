@@ -5,6 +5,7 @@ imported before a command runs, so that `--help` answers at once.
 """
 
 import contextlib
+import shlex
 import sys
 import tempfile
 from dataclasses import asdict, dataclass, field, replace
@@ -277,7 +278,7 @@ def _out(named: Path | None, path: Path, suffix: str) -> Path:
 
 @dataclass(frozen=True)
 class Imitate:
-    """Fit a policy with a std to recorded observations and actions, as a prior to customize.
+    """Fit a policy to recorded observations and actions, as a prior to customize: a Gaussian, or a flow.
 
     Example: repolicy imitate demos.npz --env HalfCheetah-v4 --out imitated.safetensors
     """
@@ -290,10 +291,14 @@ class Imitate:
     """Sizes of the hidden layers."""
     state_std: bool = False
     """A std that depends on the state, in place of one for all states."""
+    flow: bool = False
+    """Fit a flow, a generative policy that keeps several ways of doing the same thing apart."""
+    chunk: int = 1
+    """Of a flow: how many actions in a row it gives."""
     seed: int = 0
     """Seed of the network and of what is held out."""
-    out: Path = Path("imitated.safetensors")
-    """The policy's file."""
+    out: Path | None = None
+    """The policy's file; by default imitated.safetensors, or flow.onnx."""
     json: bool = False
     """Print one JSON object on stdout."""
 
@@ -302,10 +307,14 @@ class Imitate:
         from repolicy.runs.ranks import one_thread
         from repolicy.runs.terminal import Terminal
 
-        terminal = Terminal()
+        if self.flow:
+            return self._flow()
+        if self.chunk != 1:
+            raise UsageError("--chunk goes with --flow")
+        terminal, out = Terminal(), self.out or Path("imitated.safetensors")
         with one_thread(), terminal.status("fitting") as status:
             result = imitate(
-                self.data, self.out, env=self.env, hidden=self.hidden, state_std=self.state_std, seed=self.seed,
+                self.data, out, env=self.env, hidden=self.hidden, state_std=self.state_std, seed=self.seed,
                 say=terminal.say,
                 progress=lambda epoch, held: status.update(f"fitting: epoch {epoch}, held out {held:.4g} nats a step"),
             )  # fmt: skip
@@ -314,6 +323,24 @@ class Imitate:
         return values | (
             {} if result.returns is None else {"return": {"mean": result.returns[0], "std": result.returns[1]}}
         )
+
+    def _flow(self) -> dict[str, Any]:
+        from repolicy.prepare.flows import STEPS, imitate_flow
+        from repolicy.runs.ranks import one_thread
+        from repolicy.runs.terminal import Terminal
+
+        if self.state_std:
+            raise UsageError("a flow has no std: leave --state-std out")
+        terminal, out = Terminal(), self.out or Path("flow.onnx")
+        with one_thread(), terminal.status("fitting") as status:
+            made = imitate_flow(
+                self.data, out, env=self.env, chunk=self.chunk, hidden=self.hidden, seed=self.seed,
+                progress=lambda step: status.update(f"fitting: step {step:,} of {STEPS:,}"),
+            )  # fmt: skip
+        words = ["repolicy", "customize", str(out), "--noise", str(made.noise), "--chunk", str(made.chunk)]
+        words += ["--env", self.env or "ENV", "--addon", "NAME"]
+        terminal.say(f"its file: {out}, fitted to {made.chunks:,} chunks; go on with {shlex.join(words)}")
+        return asdict(made) | {"file": str(out)}
 
 
 # The command that shares a policy -------------------------------------------------------------------------------------

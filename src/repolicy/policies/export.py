@@ -167,6 +167,11 @@ def _example(module: Acting, size: int) -> tuple[Tensor, ...]:
 
 
 def _onnx(module: Acting, size: int, told: dict[str, Any], policy: bytes) -> bytes:
+    return into_onnx(onnx_graph(module, _example(module, size)), told, policy)
+
+
+def onnx_graph(module: nn.Module, example: tuple[Tensor, ...]) -> bytes:
+    """Return a module as an ONNX graph, which takes any number of rows and calls its output `actions`."""
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
@@ -177,7 +182,7 @@ def _onnx(module: Acting, size: int, told: dict[str, Any], policy: bytes) -> byt
     with _quiet():
         program = torch.onnx.export(
             module,
-            _example(module, size),
+            example,
             input_names=names,
             output_names=["actions"],
             dynamic_shapes={name: {0: batch} for name in names},
@@ -188,7 +193,7 @@ def _onnx(module: Acting, size: int, told: dict[str, Any], policy: bytes) -> byt
         with tempfile.TemporaryDirectory(prefix="repolicy-export-") as folder:
             path = Path(folder, "policy.onnx")
             program.save(str(path), external_data=False)
-            return into_onnx(path.read_bytes(), told, policy)
+            return path.read_bytes()
 
 
 def _onnx_reader(content: bytes) -> Callable[..., np.ndarray]:

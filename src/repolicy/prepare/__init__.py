@@ -5,6 +5,7 @@ __all__ = [
     "cloning",
     "defaults",
     "diagnosis",
+    "flows",
     "generative",
     "imitation",
     "session",

@@ -54,7 +54,7 @@ def imitate(
     """
     demonstrations = data if isinstance(data, Demonstrations) else read_demonstrations(data)
     env = None if env is None else observing(env, demonstrations.observations.shape[1])
-    actions = _space(demonstrations, env)
+    actions = space_of(demonstrations, env)
     check_place(Path(out))  # before the fit, which would be lost
     if Path(out).exists() and read_card(Path(out)).get("which") != IMITATION:
         raise UsageError(f"{out} is there already, and no imitation: choose another --out")
@@ -86,7 +86,7 @@ def imitate(
     return Imitated(Path(out), policy, fitted, env or "", returns)
 
 
-def _space(data: Demonstrations, env: str | None) -> ActionSpace:
+def space_of(data: Demonstrations, env: str | None) -> ActionSpace:
     """Return the actions of the environment, or of the data alone."""
     width = data.actions.shape[1]
     if env is None:

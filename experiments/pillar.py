@@ -1,0 +1,182 @@
+"""A generative prior that passes a pillar on either side, and the wish to pass it on the left.
+
+    python -m experiments.pillar
+
+A point walks from the left to a goal on the right, around a pillar. The demonstrations pass it on either side; a flow
+is fitted to them (`repolicy imitate --flow`) and customized through its noise to the wish *left*. Nobody tells the runs
+of the goal. Beside them: the flow alone, the best of N chunks by the wish, and runs without a prior (`greedy`).
+
+A line of the ledger an agent, in the same 400 episodes of sampled noise: the share that arrives, the share that passes
+on the left, and the nats by which the noise is unlike N(0, I). A line that is there is not measured again.
+"""
+
+import math
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from experiments import campaign
+from experiments.pages import markdown
+from repolicy.cli.main import main as command_line
+from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.envs.making import make_envs
+from repolicy.envs.step import Info
+from repolicy.many.ledger import Row
+from repolicy.priors.decoders import decoder_of
+from repolicy.runs.ranks import one_thread
+
+START, GOAL, RADIUS, NEAR = np.array([-1.0, 0.0]), np.array([1.0, 0.0]), 0.3, 0.15
+SPEED, STEPS = 0.05, 60
+NOISE, CHUNK, EPISODES, DEMONSTRATIONS = 8, 4, 400, 500
+ENV, WISH = "experiments.pillar:Pillar", "experiments.pillar:left"
+
+
+class Pillar(gymnasium.Env):
+    """A point that moves as it is told. Its reward is 1 when it arrives; it ends there, or at the pillar."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, Info]:
+        super().reset(seed=seed)
+        self.place, self.steps = START + self.np_random.normal(0.0, 0.05, 2), 0
+        return self.place.astype(np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, Info]:
+        self.place, self.steps = self.place + SPEED * np.clip(action, -1.0, 1.0), self.steps + 1
+        arrived, hit = math.dist(self.place, GOAL) < NEAR, math.hypot(*self.place) < RADIUS
+        return self.place.astype(np.float32), float(arrived), arrived or hit, self.steps >= STEPS, {}
+
+
+def left(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info) -> np.ndarray:
+    """Pay for each step beside the pillar on its left, and take as much for one on its right."""
+    x, y = next_observations[:, :2].T
+    return 0.05 * np.sign(y) * (np.abs(x) < 0.5)
+
+
+def record(file: Path) -> None:
+    """Write demonstrations, of which half pass on the left."""
+    generator, rows = np.random.default_rng(0), list[tuple[np.ndarray, np.ndarray, bool]]()
+    env = Pillar()
+    for episode in range(DEMONSTRATIONS):
+        place, _ = env.reset(seed=episode)
+        side, over = generator.choice([-0.55, 0.55]), False
+        while not over:
+            toward = (GOAL if place[0] > 0.0 else np.array([0.05, side])) - place
+            action = np.clip(toward / np.linalg.norm(toward) + generator.normal(0.0, 0.2, 2), -1.0, 1.0)
+            after, _, ended, cut, _ = env.step(action)
+            over = ended or cut
+            rows.append((place, action.astype(np.float32), over))
+            place = after
+    observations, actions, ends = map(np.array, zip(*rows, strict=True))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(file, observations=observations, actions=actions, ended=ends)
+
+
+def figures(basic: np.ndarray, wish: np.ndarray, nats: float) -> Row:
+    """Return a line's numbers; `nats` are those of a decision."""
+    return {
+        "success": round(float((basic > 0.5).mean()), 4),
+        "left": round(float((wish > 0.0).mean()), 4),
+        "nats_a_decision": round(nats, 4),
+        "episodes": len(basic),
+    }
+
+
+def customized(told: str, flow: Path, folder: Path) -> Row:
+    """Return what a run ends in."""
+    asked = ["customize", str(flow), "--noise", str(NOISE), "--chunk", str(CHUNK), "--env", ENV, "--addon", WISH]
+    asked += [*shlex.split(told), "--ranks", "1"]
+    command_line([*asked, "--no-report", "--resume", "--out", str(folder)])
+    with one_thread():
+        found: Evaluation = evaluate(
+            folder, episodes=EPISODES, addon=WISH, deterministic=False, seed=EVALUATION_SEED, trust=True
+        )
+    assert found.addon is not None
+    nats = found.columns["kl_a_step"].mean
+    return {"command": shlex.join(["repolicy", *asked])} | figures(found.basic, found.addon, nats)
+
+
+def best_of(count: int, flow: Path) -> Row:
+    """Return what comes of drawing so many chunks and taking the one that the wish pays most."""
+    decoder, generator = decoder_of(str(flow), NOISE, CHUNK), np.random.default_rng(EVALUATION_SEED)
+    envs = make_envs(ENV, EPISODES, EVALUATION_SEED)
+    places, running = envs.reset(), np.ones(EPISODES, bool)
+    basic, wish = np.zeros(EPISODES), np.zeros(EPISODES)
+    while running.any():
+        noise = generator.standard_normal((EPISODES * count, NOISE)).astype(np.float32)
+        chunks = decoder(places.repeat(count, 0), noise).reshape(EPISODES, count, CHUNK, 2)
+        ahead = places[:, None, None] + SPEED * chunks.clip(-1.0, 1.0).cumsum(2)
+        pay = left(places, chunks, ahead.reshape(-1, 2), {}).reshape(EPISODES, count, CHUNK).sum(2)
+        height = ahead[:, :, -1, 1]  # where nothing is paid yet, the higher one
+        chosen = chunks[np.arange(EPISODES), np.argmax(pay + 1e-3 * height, 1)]
+        for taken in chosen.swapaxes(0, 1):
+            step = envs.step(taken)
+            basic += running * step.rewards
+            wish += running * left(places, taken, step.final, {})
+            running &= ~(step.terminated | step.truncated)
+            places = step.observations
+    envs.close()
+    nats = math.log(count) - (count - 1) / count  # of the best of N by any order
+    return figures(basic, wish, nats)
+
+
+def runs() -> dict[str, str]:
+    """Return the options of each run."""
+    by_default = {f"default/{seed}": f"--steps 1e5 --seed {seed}" for seed in range(5)}
+    weights = {"0.02": 1, "0.1": 5, "0.3": 1, "1": 1, "10": 1}
+    named = {
+        f"omega {weight}/{seed}": f"--omega {weight} --alpha {weight} --steps 1e5 --seed {seed}"
+        for weight, seeds in weights.items()
+        for seed in range(seeds)
+    }
+    long = {f"omega 0.1, long/{seed}": f"--omega 0.1 --alpha 0.1 --steps 4e5 --seed {seed}" for seed in range(3)}
+    greedy = {f"greedy/{seed}": f"--objective greedy --steps 1e5 --seed {seed}" for seed in range(3)}
+    greedy |= {f"greedy, long/{seed}": f"--objective greedy --steps 4e5 --seed {seed}" for seed in range(3)}
+    return by_default | named | long | greedy
+
+
+def table(rows: dict[str, Row]) -> str:
+    """Return a row for each kind of agent: the mean of its seeds, and the least and most where there are several."""
+    kinds: dict[str, list[Row]] = {}
+    for key, row in rows.items():
+        kinds.setdefault(key.partition("/")[0], []).append(row)
+    headings = ["agent", "seeds", "arrives", "on the left", "nats a decision"]
+    return markdown(headings, [[kind, str(len(found)), *_spreads(found)] for kind, found in kinds.items()])
+
+
+def _spreads(found: list[Row]) -> list[str]:
+    cells = []
+    for name, form in (("success", "{:.1%}"), ("left", "{:.1%}"), ("nats_a_decision", "{:.3g}")):
+        values = [row[name] for row in found]
+        cells.append(form.format(np.mean(values)))
+        if len(values) > 1:
+            cells[-1] += f" ({form.format(min(values))} to {form.format(max(values))})"
+    return cells
+
+
+def main() -> None:
+    parser = campaign.parser("pillar", __doc__, ("runs",))
+    parser.add_argument("--only", default="", help="how the keys of those lines begin")
+    options = parser.parse_args()
+    demonstrations, flow = options.runs / "demonstrations.npz", options.runs / "flow.onnx"
+    torch.set_num_threads(1)
+    if not flow.exists():
+        record(demonstrations)
+        command_line(
+            ["imitate", str(demonstrations), "--flow", "--chunk", str(CHUNK), "--env", ENV, "--out", str(flow)]
+        )
+    wanted = {f"best of {count}/0": partial(best_of, count, flow) for count in (1, 4, 16, 64)}
+    for key, told in runs().items():
+        wanted[key] = partial(customized, told, flow, options.runs / key.replace(" ", "-").replace("/", "-"))
+    wanted = {key: measured for key, measured in wanted.items() if key.startswith(options.only)}
+    campaign.measure(options.ledger, wanted)
+
+
+if __name__ == "__main__":
+    campaign.run_main(main)

@@ -1,0 +1,89 @@
+"""A flow policy that is fitted to demonstrations: chunks, the velocity's closed forms, and its graph."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from repolicy.errors import UsageError
+from repolicy.prepare import flows
+from repolicy.prepare.flows import Flow, fit_flow, imitate_flow, in_chunks
+from repolicy.priors.decoders import decoder_of
+from repolicy.readers.demonstrations import Demonstrations
+
+
+def demonstrations(actions: Tensor, ended: list[int] | None, observations: Tensor | None = None) -> Demonstrations:
+    seen = torch.arange(len(actions))[:, None].float() if observations is None else observations
+    ends = None if ended is None else torch.isin(torch.arange(len(actions)), torch.tensor(ended))
+    return Demonstrations("demos", seen, actions, ends)
+
+
+def test_a_chunk_ends_with_its_episode() -> None:
+    actions = torch.arange(7.0)[:, None] + torch.tensor([0.0, 0.5])
+    _, chunks = in_chunks(demonstrations(actions, [2, 5]), 3)
+    assert chunks[:, ::2].tolist() == [[0, 1, 2], [1, 2, 2], [2, 2, 2], [3, 4, 5], [4, 5, 5], [5, 5, 5], [6, 6, 6]]
+    torch.testing.assert_close(chunks[:, 1::2], chunks[:, ::2] + 0.5)
+    with pytest.raises(UsageError, match="ended"):
+        in_chunks(demonstrations(actions, None), 2)
+    assert in_chunks(demonstrations(actions, None), 1)[1].shape == (7, 2)
+
+
+def test_a_constant_velocity_moves_the_noise_by_itself() -> None:
+    observations, chunks = torch.randn(50, 3), 4.0 + 2.0 * torch.randn(50, 2)
+    flow = Flow(observations, chunks, (8,))
+    torch.nn.init.zeros_(flow.network[-1].weight)
+    flow.network[-1].bias.data = torch.tensor([0.3, -0.2])
+    noise = 0.1 * torch.randn(5, 2)
+    wanted = (noise + torch.tensor([0.3, -0.2])) * chunks.std(0) + chunks.mean(0)
+    torch.testing.assert_close(flow(observations[:5], noise), wanted)
+
+
+def test_a_fitted_flow_has_the_distribution_of_the_actions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ways, at o + 1 and o − 1, one three times as frequent as the other: no Gaussian has them."""
+    monkeypatch.setattr(flows, "STEPS", 1500)
+    monkeypatch.setattr(flows, "LEARNING_RATE", 3e-3)
+    generator = torch.Generator().manual_seed(0)
+    observations = torch.rand(4000, 1, generator=generator)
+    sides = torch.where(torch.rand(4000, 1, generator=generator) < 0.75, 1.0, -1.0)
+    actions = observations + sides + 0.1 * torch.randn(4000, 1, generator=generator)
+    torch.manual_seed(0)
+    flow = Flow(observations, actions, (64, 64))
+    fit_flow(flow, observations, actions, generator, lambda _: None)
+    for seen in (0.1, 0.9):
+        with torch.no_grad():
+            decoded = flow(torch.full((4000, 1), seen), torch.randn(4000, 1, generator=generator)) - seen
+        assert float((decoded > 0.0).float().mean()) == pytest.approx(0.75, abs=0.05)
+        for side in (1.0, -1.0):
+            near = decoded[torch.sign(decoded) == side]
+            assert float(near.median()) == pytest.approx(side, abs=0.15)
+        assert float((decoded.abs() < 0.5).float().mean()) < 0.1  # a Gaussian has a third there
+
+
+def test_its_graph_is_a_decoder_and_equals_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flows, "STEPS", 20)
+    kept = []
+    monkeypatch.setattr(flows, "fit_flow", lambda flow, *rest: kept.append(flow) or fit_flow(flow, *rest))
+    actions = torch.randn(200, 2)
+    made = imitate_flow(demonstrations(actions, [99]), tmp_path / "flow.onnx", chunk=3, hidden=(16,))
+    assert (made.noise, made.chunk, made.chunks) == (6, 3, 200)
+    observations, noise = torch.randn(5, 1) * 100.0, torch.randn(5, 6)
+    decoded = decoder_of(str(made.file), 6, 3)(observations.numpy(), noise.numpy())
+    np.testing.assert_allclose(decoded, kept[0](observations, noise).detach(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"out": "flow.pt"}, ".onnx"),
+        ({"chunk": 0}, "--chunk"),
+        ({"actions": torch.ones(200, 1, dtype=torch.int64)}, "choices"),
+    ],
+)
+def test_refused(change: dict, word: str, tmp_path: Path) -> None:
+    actions = change.pop("actions", torch.randn(200, 1))
+    out = tmp_path / change.pop("out", "flow.onnx")
+    with pytest.raises(UsageError, match=word):
+        imitate_flow(demonstrations(actions, []), out, **change)
+    assert not out.exists()
