@@ -38,6 +38,7 @@ DIAL = (
 DQN, SAC = "tests/rql/test_dqn.py", "tests/rql/test_sac.py"
 CARRYING = "tests/policies/test_carrying.py"
 POOL, GENERATIVE = "tests/many/test_pool.py", "tests/prepare/test_generative.py"
+CHOOSING = "tests/planning/test_choosing.py"
 SAMPLING, PLANNER = "tests/planning/test_sampling.py", "tests/planning/test_planner.py"
 INFERENCE, PREFERENCES = "tests/wishes/test_inference.py", "tests/wishes/test_preferences.py"
 DOORS = "tests/cli/test_doors_files.py tests/cli/test_doors_output.py"
@@ -68,6 +69,8 @@ MUTANTS = [
     Mutant("planning/scoring.py", "total[failed] = -np.inf", "pass", PLANNER, "what broke down counts"),
     Mutant("planning/planner.py", "noise[:, 0] = -plans", "noise[:, 0] = 0.0", SAMPLING, "the prior's own plan does not compete"),
     Mutant("planning/planner.py", "[plans[:, 1:], np.zeros_like(plans[:, :1])]", "[plans[:, :-1], np.zeros_like(plans[:, :1])]", PLANNER, "a warm plan not moved on"),
+    Mutant("planning/choosing.py", "np.argmax(payments)", "np.argmin(payments)", CHOOSING, "the worst paid weights are taken"),
+    Mutant("planning/value.py", "rollout.actions) - prior.log_prob(observations, modes)", "modes) - prior.log_prob(observations, modes)", CHOOSING, "the judge asks nothing for strange actions"),
     Mutant("objective.py", "entropy = -(objective.alpha", "entropy = (objective.alpha", OBJECTIVE, "sign of the entropy"),
     Mutant("objective.py", "prior = (objective.omega if", "prior = -(objective.omega if", OBJECTIVE, "sign of the prior"),
     Mutant("objective.py", "total = total + prior", "total = total", OBJECTIVE, "prior dropped"),

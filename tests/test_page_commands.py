@@ -15,6 +15,7 @@ from repolicy.cli.options import read
 from repolicy.envs import evaluation
 from repolicy.many import sweep
 from repolicy.many.pool import Job
+from repolicy.planning import choosing, value
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
@@ -123,6 +124,9 @@ def quick(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(worth, "LONGEST", 20)
     for name, few in (("WANTED", 256), ("LEAST", 256), ("SKIPPED", 0), ("ENVS", 8)):
         patch.setattr(states, name, few)
+    for name, few in (("STEPS", 2), ("SKIPPED", 0)):
+        patch.setattr(choosing, name, few)
+    patch.setattr(value, "EPOCHS", 1)
     patch.setattr(film, "films", filmed)
     patch.setattr(report, "films", filmed)
     patch.setattr(sweep, "work", worked)

@@ -24,9 +24,9 @@ class Plan:
     env: str | None = None
     """Environment, one of Gymnasium's MuJoCo tasks; by default the one that the prior was trained in."""
     omega: float | None = None
-    """ω′: the weight of log prior; by default what a nat of it is worth."""
+    """ω′: the weight of log prior. Without it, --states and --value, what does best in short trials."""
     states: float | None = None
-    """The price on states that the prior does not visit; by default the same."""
+    """The price on states that the prior does not visit; beside --omega or --value, what a nat is worth."""
     value: bool = False
     """Count what is still to come after a plan's end, by a value that is fitted to the prior's episodes."""
     samples: int = 32

@@ -10,6 +10,7 @@ from repolicy.envs.making import probed
 from repolicy.envs.names import EnvLike, env_name
 from repolicy.errors import UsageError
 from repolicy.objective import residual
+from repolicy.planning.choosing import chosen
 from repolicy.planning.mujoco_model import MujocoModel
 from repolicy.planning.planner import Planner, Search
 from repolicy.planning.scoring import Score
@@ -58,8 +59,9 @@ def plan(
         prior: a policy, its file, its run's folder, or the name of one that ships.
         addon: the wish: a name, a function, or a list of them.
         env: an id, or a function that makes one environment; by default the one that the prior's file names.
-        omega: the weight of the prior; by default what a nat of its log-probability is worth.
-        states: the price on states that the prior does not visit; by default the same.
+        omega: the weight of the prior; where neither this nor `states` nor `value` is given, what does best in short
+            trials, else what a nat of its log-probability is worth.
+        states: the price on states that the prior does not visit; the same holds.
         value: count what is still to come after a plan's end, by a value that is fitted to the prior's episodes.
         search: how plans are looked for: samples, horizon and so on.
         options: how the prior's file is read, where that is another library's.
@@ -94,6 +96,7 @@ def planned(
     wish = combined(wishes)
     check_fit(policy, probed(place), "the prior")
     notes, settings = list[str](), Settings()
+    tries = omega is None and states is None and not value
     if omega is None or states is None:
         weights, _, reward = Weighing(start.saved, place, wishes, settings, say).weights("--omega and --states")
         if weights is None:
@@ -106,7 +109,12 @@ def planned(
     model = MujocoModel(place)
     score = Score(wish, omega, states, search.discount, density_of(policy, place) if states else None, None)
     with one_thread():
-        score = replace(score, value=fitted_value(policy, place, score, search.seed) if value else None)
+        if tries:
+            say("trying weights of the prior in a plan, which takes up to a minute (--omega goes without)")
+            score, told = chosen(policy, place, model, score, search)
+            notes = [told]
+        elif value:
+            score = replace(score, value=fitted_value(policy, place, score, search.seed))
     return Planned(Planner(policy, model, score, search), start.saved, place, wishes, tuple(notes))
 
 

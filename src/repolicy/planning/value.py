@@ -33,10 +33,10 @@ def fitted_value(prior: Policy, env: str, score: Score, seed: int = 0) -> Value:
 
 
 def rewards_of(prior: Policy, rollout: Rollout, score: Score) -> np.ndarray:
-    """Return what a planner would have paid in each step `[T, N]`."""
+    """Return what a score pays for each step `[T, N]`, whoever acted."""
     observations = torch.from_numpy(rollout.observations[:-1])
     modes = prior(observations).mode()
-    log_ratio = (rollout.log_probs - prior.log_prob(observations, modes)).numpy()
+    log_ratio = (prior.log_prob(observations, rollout.actions) - prior.log_prob(observations, modes)).numpy()
     return step_rewards(score, prior, rollout.transitions, log_ratio, rollout.terminated)
 
 
