@@ -15,7 +15,7 @@ from statistics import mean
 
 import numpy as np
 
-from experiments import dial, handed_out, heavy, limits, real_robot, rql_report
+from experiments import dial, handed_out, heavy, limits, planning, real_robot, rql_report
 from experiments import found as found_settings
 from experiments.campaign import finished
 from experiments.curves import smooth
@@ -353,6 +353,8 @@ TABLES: Tables = {
     "prior": prior,
     "sweeps": sweeps,
     "limits": lambda: limits.table(ledger("limits.jsonl")),
+    "planning": lambda: planning.table(ledger("planning.jsonl")),
+    "planning_omega": lambda: planning.curve(ledger("planning.jsonl")),
     "dial": lambda: dial.table([*ledger("dial.jsonl").values()]),
     "dial_whole": lambda: dial.summary([*ledger("dial.jsonl").values()]),
     "free_dial": lambda: dial.free([*ledger("dial.jsonl").values()]),

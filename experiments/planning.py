@@ -1,0 +1,161 @@
+"""Without training: what a planner has of the old return and of the wish, and what it takes.
+
+    python -m experiments.planning
+    python -m experiments.planning --only ant       # the rows whose keys begin so
+
+A line of the ledger a planner. Its episodes run side by side and are cut after so many steps as the row says; its prior
+has episodes of the same seeds. The speed is by the processor's time, whatever else the machine did.
+"""
+
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from experiments import campaign
+from experiments.dial import spearman
+from experiments.pages import markdown
+from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.many.ledger import Row
+from repolicy.planning.asking import planned
+from repolicy.planning.planner import Planner, Search
+from repolicy.runs.machine import versions
+from repolicy.runs.ranks import one_thread
+
+DECISIONS = 50  # by which the speed is measured, one at a time
+PARTS = ("basic_reward", "addon_reward", "total_reward")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A planner, and how much of it is measured. Without weights it is what a user gets by default."""
+
+    prior: str
+    addon: str
+    omega: float | None = None
+    states: float | None = None
+    value: bool = False
+    search: dict[str, Any] = field(default_factory=dict)
+    episodes: int = 4
+    steps: int = 1000
+    seed: int = 0
+
+
+CHEETAH, ANT, HOPPER = ("halfcheetah", "hind_leg=10"), ("ant", "sideways"), ("hopper", "height")
+WORTH = {"halfcheetah": 0.348, "ant": 0.295}  # of a nat
+OMEGAS = {"halfcheetah": (0.05, 0.1, 0.2, 0.4, 0.8, 1.6), "ant": (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)}
+# The sampler of Residual-MPPI. Its covariance for HalfCheetah, .017, is about half a std of this prior.
+PUBLISHED = {"knots": 0, "closed": False, "warm": False, "discount": 0.9}
+THEIRS = {"samples": 10_000, "horizon": 2, "temperature": 5e-5}
+PLANS = {
+    "halfcheetah/32/0": Plan(*CHEETAH),
+    "ant/32/0": Plan(*ANT, episodes=3),
+    "hopper/32/0": Plan(*HOPPER, episodes=2),
+    "halfcheetah/128/0": Plan(*CHEETAH, search={"samples": 128}, episodes=2),
+    **{
+        f"omega/halfcheetah/{omega:g}": Plan(*CHEETAH, omega, WORTH["halfcheetah"], steps=300)
+        for omega in OMEGAS["halfcheetah"]
+    },
+    "published/halfcheetah/32": Plan(*CHEETAH, 0.1, WORTH["halfcheetah"], search=PUBLISHED, steps=300),
+    "published/halfcheetah/10000": Plan(*CHEETAH, 1e-7, 0.0, search=PUBLISHED | THEIRS, episodes=2, steps=150),
+    "wish/halfcheetah": Plan("halfcheetah", "mppi_front_foot", episodes=2),
+    "wish/hopper": Plan("hopper", "mppi_height", episodes=2),
+    "wish/ant": Plan("ant", "mppi_sideways", episodes=2),
+    **{f"halfcheetah/32/{seed}": Plan(*CHEETAH, seed=seed) for seed in (1, 2)},
+    **{f"ant/32/{seed}": Plan(*ANT, episodes=3, seed=seed) for seed in (1, 2)},
+    **{
+        f"omega/ant/{omega:g}": Plan(*ANT, omega, omega, True, steps=150, episodes=2) for omega in OMEGAS["ant"]
+    },
+}  # fmt: skip
+
+
+def measured(plan: Plan) -> Row:
+    """Return what a planner earns, beside its prior by the same seeds."""
+    search, began = Search(seed=plan.seed, **plan.search), time.process_time()
+    made = planned(plan.prior, plan.addon, None, plan.omega, plan.states, plan.value, search)
+    begun, planner, score = time.process_time() - began, made.planner, made.planner.score
+    row: Row = {"versions": versions(), "prior": plan.prior, "addon": plan.addon, "env": made.env, "seed": plan.seed}
+    row |= {"omega": score.omega, "states": score.states, "value": score.value is not None, "search": plan.search}
+    row |= {"notes": list(made.notes), "seconds_to_begin": round(begun, 1), "steps": plan.steps}
+    with one_thread():
+        for name, agent in (("before", planner.prior), ("after", planner)):
+            seed = EVALUATION_SEED + 100 * plan.seed
+            found = evaluate(agent, made.env, plan.episodes, addon=plan.addon, seed=seed, longest=plan.steps)
+            row[name] = summary(found)
+        tally = planner.tally
+        row |= {"effective": tally.effective / tally.decisions, "prior_kept": tally.kept / tally.decisions}
+        row["decisions_a_second"] = rate(planner, np.zeros((1, planner.observation_size), np.float32))
+    return row | {"real_time": row["decisions_a_second"] * planner.model.seconds}
+
+
+def summary(found: Evaluation) -> Row:
+    """Return means with their standard errors, and how many episodes ended by themselves."""
+    assert found.terminated is not None
+    columns = found.columns
+    parts = {
+        name: [columns[name].mean, columns[name].error] for name in ("total_reward", "basic_reward", "addon_reward")
+    }
+    return {**parts, "episodes": len(found.basic), "ended_early": int(found.terminated.sum())}
+
+
+def rate(planner: Planner, observation: np.ndarray) -> float:
+    """Return decisions a second of one core, one decision at a time."""
+    act = planner.actor(1, 1)
+    act(observation)
+    began = time.process_time()
+    for _ in range(DECISIONS):
+        act(observation)
+    return DECISIONS / (time.process_time() - began)
+
+
+def table(rows: dict[str, Row]) -> str:
+    """Return a row a planner, but for the curve of ω′."""
+    headings = ["prior, wish", "planner", "ω′, states", "total: prior", "planned", "old reward", "wish", "falls",
+                "decisions a second", "times real time"]  # fmt: skip
+    lines = list[list[str]]()
+    for key, row in rows.items():
+        if key.startswith("omega/"):
+            continue
+        before, after = row["before"], row["after"]
+        search = row["search"]
+        how = ("as published, " if "closed" in search else "") + f"K {search.get('samples', 32):,}"
+        weights = f"{row['omega']:.3g}, {row['states']:.3g}" + ", value" * row["value"]
+        falls = f"{after['ended_early']} of {after['episodes']}"
+        cells = [with_error(before["total_reward"]), f"**{with_error(after['total_reward'])}**"]
+        cells += [f"{after[name][0]:,.0f}" for name in ("basic_reward", "addon_reward")]
+        speeds = [f"{row['decisions_a_second']:.3g}", f"{row['real_time']:.2g}"]
+        lines.append([f"{row['prior']}, {row['addon']}", how, weights, *cells, falls, *speeds])
+    return markdown(headings, lines)
+
+
+def curve(rows: dict[str, Row]) -> str:
+    """Return a row a value of ω′, and how well each part follows its order."""
+    lines, found = list[list[str]](), dict[str, list[Row]]()
+    for key, row in rows.items():
+        if key.startswith("omega/"):
+            found.setdefault(row["prior"], []).append(row)
+    for prior, each in found.items():
+        columns = [[row["after"][name][0] for row in each] for name in PARTS]
+        omegas = [row["omega"] for row in each]
+        for omega, *parts in zip(omegas, *columns, strict=True):
+            lines.append([prior, f"{omega:g}", *(f"{part:,.0f}" for part in parts)])
+        lines.append([prior, "Spearman", *(f"{spearman(omegas, column):.2f}" for column in columns[:2]), ""])
+    return markdown(["prior", "ω′", "old reward", "wish", "total"], lines)
+
+
+def with_error(number: list[float]) -> str:
+    return f"{number[0]:,.0f} ± {number[1]:,.0f}"
+
+
+def main() -> None:
+    parser = campaign.parser("planning", __doc__, ())
+    parser.add_argument("--only", default="", help="how the keys of those rows begin")
+    options = parser.parse_args()
+    wanted = {key: partial(measured, plan) for key, plan in PLANS.items() if key.startswith(options.only)}
+    campaign.measure(options.ledger, wanted)
+
+
+if __name__ == "__main__":
+    campaign.run_main(main)
