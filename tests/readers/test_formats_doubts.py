@@ -246,7 +246,7 @@ def test_one_std_for_all_numbers_of_an_action(tmp_path: Path) -> None:
     assert described.actions.width == 3
     assert described.std is not None
     assert np.allclose(described.std.raw, -0.7)
-    with pytest.raises(FileError, match="4 stds do not fit 3 actions"):
+    with pytest.raises(FileError, match="4 stds"):
         describe(saved(tmp_path / "four.pt", state | {"actor_logstd": torch.zeros(1, 4)}))
 
 
@@ -254,9 +254,7 @@ def test_one_std_for_all_numbers_of_an_action(tmp_path: Path) -> None:
 def test_an_actor_and_a_critic_with_more_beside_them_are_no_choice(extra: str, tmp_path: Path) -> None:
     """The models of rsl_rl and of many a tutorial, whose actions are continuous."""
     kept = named("actor", mlp((5, 8, 3), nn.ELU)) | named("critic", mlp((5, 8, 1), nn.ELU))
-    assert describe(saved(tmp_path / "choice.pt", kept)).notes == (
-        "the file holds no std, so its outputs are taken as the logits of one choice",
-    )
+    assert "taken as the logits of one choice" in describe(saved(tmp_path / "choice.pt", kept)).notes[-1]
     with pytest.raises(FileError, match="no policy of a known layout.*export it to ONNX or TorchScript"):
         describe(saved(tmp_path / "model.pt", kept | {extra: torch.ones(3)}))
 

@@ -1,9 +1,10 @@
-"""Policies by a mapping from parts to names of tensors: rl_games, tianshou, and whatever layout a user names.
+"""Policies by a mapping from parts to names of tensors: CleanRL, rl_games, tianshou, and a layout that a user names.
 
 A layout is a row of data; what is done with the parts is the same for all. Its names are those of nested state dicts,
 joined by dots, and may stand below others (`model.`), which all of a library's own then share.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -23,7 +24,7 @@ from repolicy.readers.described import (
     Normalizer,
     Std,
 )
-from repolicy.readers.given_by_user import chosen_statistics, given_std, without_std
+from repolicy.readers.given_by_user import chosen_statistics, given_std, tempered, without_std
 from repolicy.readers.perceptrons import (
     Tensors,
     below,
@@ -49,6 +50,15 @@ ASSUMED = (
     "the file does not say whether the mean goes through a function after its last layer, such as tanh, and not by how "
     "much the environment scales actions: neither is assumed"
 )
+UNCLIPPED = (
+    "CleanRL's script clips actions to the environment's bounds; the file does not hold them, so this copy sends its "
+    "actions as they are"
+)
+UNSEEN = (
+    "CleanRL's files hold no statistics of observations, which its scripts for continuous actions normalize (clipped "
+    "to 10): without them (--vecnormalize FILE.npz with mean and var) the policy acts badly"
+)
+LOGITS = "the file holds no std, so its outputs are taken as the logits of one choice"
 
 
 @dataclass(frozen=True)
@@ -66,31 +76,65 @@ class Layout:
     high: float = math.inf
     epsilon: float = 0.0  # beside the variance of observations, under the root
     clip: float = math.inf  # of normalized observations
+    # What follows is a library's own, and nothing that a user names.
     library: str = ""
     kind: str = "policy"
     beside: tuple[str, ...] = ()  # modules of which one stands beside the actor
+    modules: tuple[str, ...] = ()  # all that a policy has; with another, it is somebody else's
+    roots: tuple[str, ...] = ()  # all that may stand before its names
+    certain: bool = False  # whether all of its policies have this activation
+    values: bool = False  # the outputs are values of actions
+    link: str = "exp"  # from the raw numbers of log_std to the std
+    scale: str = ""  # which tensors, NAME_scale and NAME_bias, take a squashed action to its bounds
+    unseen: str = ""  # a sentence for a file without its observations' statistics
+    notes: tuple[str, ...] = ()
 
 
+CLEAN = Layout(
+    "actor_mean", "actor_logstd", activation="tanh", library="CleanRL", kind="PPO", certain=True,
+    modules=("actor_mean", "actor_logstd", "critic"), notes=(UNCLIPPED,), unseen=UNSEEN,
+    roots=("model_weights", "agent", "model", "state_dict", "0", "_orig_mod", "module"),  # the last two are PyTorch's
+)  # fmt: skip
+VALUES = Layout(
+    "network", activation="relu", library="CleanRL", kind="DQN", certain=True, discrete=True, values=True,
+    modules=("network",), roots=CLEAN.roots,
+)  # fmt: skip
+TD3 = Layout(
+    "fc1+fc2+fc_mu", activation="relu", library="CleanRL", kind="TD3 or DDPG", certain=True, squashed=True,
+    scale="action", modules=("fc1", "fc2", "fc_mu", "action_scale", "action_bias"), roots=CLEAN.roots,
+)  # fmt: skip
+SAC = replace(
+    TD3, actor="fc1+fc2+fc_mean", log_std="fc_logstd", low=-5.0, high=2.0, link="exp_tanh", kind="SAC",
+    modules=("fc1", "fc2", "fc_mean", "fc_logstd", "action_scale", "action_bias"),
+)  # fmt: skip
 GAMES = Layout(
     "a2c_network.actor_mlp+a2c_network.mu", "a2c_network.sigma", normalizer="running_mean_std", activation="elu",
-    epsilon=1e-5, clip=5.0, library="rl_games", kind="PPO",
+    epsilon=1e-5, clip=5.0, library="rl_games", kind="PPO", notes=(ASSUMED,),
 )  # fmt: skip
 TIANSHOU = Layout(
     "actor.preprocess.model.model+actor.mu.model", "actor.sigma_param", normalizer="obs_rms", activation="tanh",
-    epsilon=float(np.finfo(np.float32).eps), clip=10.0, library="tianshou", kind="PPO",
+    epsilon=float(np.finfo(np.float32).eps), clip=10.0, library="tianshou", kind="PPO", notes=(ASSUMED,),
 )  # fmt: skip
 HEAD = replace(TIANSHOU, log_std="actor.sigma.model", low=-20.0, high=2.0)
 LAST = replace(TIANSHOU, actor="actor.preprocess.model.model+actor.last.model", log_std="", activation="relu")
 LAYOUTS = (
+    CLEAN,
+    SAC,
+    TD3,
+    replace(VALUES, actor="actor", activation="tanh", kind="PPO", values=False, modules=("actor", "critic"),
+            beside=("critic",), notes=(LOGITS,)),
+    VALUES,
     GAMES,
-    replace(GAMES, actor="a2c_network.actor_mlp+a2c_network.logits", log_std="", discrete=True),
+    replace(GAMES, actor="a2c_network.actor_mlp+a2c_network.logits", log_std="", discrete=True, notes=()),
     TIANSHOU,
     replace(HEAD, kind="SAC", squashed=True, activation="relu", beside=("critic_old", "critic1_old", "critics_old")),
     HEAD,
     replace(LAST, kind="TD3 or DDPG", squashed=True, beside=("actor_old",)),
-    replace(LAST, discrete=True),
-)
-BY_USER = [field for field in fields(Layout) if field.name not in ("library", "kind", "beside")]
+    replace(LAST, discrete=True, notes=()),
+)  # fmt: skip
+BY_USER: dict[str, Any] = {
+    field.name: field.type for field in itertools.takewhile(lambda field: field.name != "library", fields(Layout))
+}
 
 
 def recognized(saved: Any) -> bool:
@@ -115,17 +159,17 @@ def of_text(text: str) -> Layout:
     given: dict[str, Any] = {}
     for part in text.split(","):
         name, equals, value = (word.strip() for word in part.partition("="))
-        kinds: dict[str, Any] = {field.name: field.type for field in BY_USER}
-        if not equals or not value or name not in kinds or name in given:
+        if not equals or not value or name not in BY_USER or name in given:
             raise UsageError(
                 f'--layout has {part.strip()!r}; it must be "actor=NAME, log_std=NAME, activation=elu", of '
-                f"{', '.join(kinds)}, each once"
+                f"{', '.join(BY_USER)}, each once"
             )
+        kind = BY_USER[name]
         try:
-            given[name] = {"yes": True, "no": False}[value] if kinds[name] is bool else kinds[name](value)
+            given[name] = {"yes": True, "no": False}[value] if kind is bool else kind(value)
         except (ValueError, KeyError):
             raise UsageError(
-                f"--layout has {part.strip()!r}; it takes {'yes or no' if kinds[name] is bool else 'a number'}"
+                f"--layout has {part.strip()!r}; it takes {'yes or no' if kind is bool else 'a number'}"
             ) from None
     if "actor" not in given or {"std", "log_std"} <= given.keys():
         raise UsageError("--layout needs actor=NAME, and not both std=NAME and log_std=NAME")
@@ -156,19 +200,24 @@ def _named(value: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[
 
 def _known(tensors: Tensors) -> tuple[Layout, str] | None:
     """Return the first layout whose parts are all there, and what stands before their names."""
-    modules = {module for name in tensors for module in name.split(".")}
     for layout in LAYOUTS:
         last = layout.actor.rpartition("+")[2]
         for end in (f"{last}.weight", f"{last}.0.weight"):
             roots = [name.removesuffix(end) for name in tensors if name == end or name.endswith(f".{end}")]
-            root = min(roots, key=len, default=None)
-            if (
-                root is not None
-                and (not layout.log_std or _is_there(tensors, f"{root}{layout.log_std}"))
-                and (not layout.beside or modules.intersection(layout.beside))
-            ):
+            if roots and _fits(tensors, layout, root := min(roots, key=len)):
                 return layout, root
     return None
+
+
+def _fits(tensors: Tensors, layout: Layout, root: str) -> bool:
+    own = {name.removeprefix(root).partition(".")[0] for name in tensors if name.startswith(root)}
+    everywhere = {module for name in tensors for module in name.split(".")}
+    return (
+        (not layout.log_std or _is_there(tensors, f"{root}{layout.log_std}"))
+        and (not layout.beside or not everywhere.isdisjoint(layout.beside))
+        and (not layout.modules or own <= {*layout.modules})
+        and (not layout.roots or {*root.split(".")} <= {*layout.roots, ""})
+    )
 
 
 def _is_there(tensors: Tensors, name: str) -> bool:
@@ -183,24 +232,34 @@ def _described(tensors: Tensors, layout: Layout, root: str, options: Options, wh
         options = replace(options, file_activation=options.file_activation or layout.activation or None)
         if options.file_activation is None:
             raise UsageError('--layout names no activation, and no file does: add "activation=elu", or another')
-    activation, notes = chosen_activation(options, layout.activation, layout.library)
+    recorded = layout.activation if layout.certain else None
+    activation, notes = chosen_activation(options, layout.activation, layout.library, recorded)
     layers = [each for name in layout.actor.split("+") for each in _layers(tensors, f"{root}{name.strip()}", where)]
     actor = perceptron(layers, None, activation, where)
     width = len(actor.output.bias)
     std = None
-    if layout.log_std or layout.std:
+    if layout.values:
+        actor = tempered(actor, options, where)
+    elif layout.log_std or layout.std:
         std = _std(tensors, layout, root, width, where)
     elif not layout.discrete:
         std, notes = given_std(options, width), [*notes, *without_std(options)]
     statistics, more = chosen_statistics(options, lambda: _normalizer(tensors, layout, root, where))
     check_width(actor.width, statistics, where)
-    if layout.library and not layout.discrete:
-        more.append(ASSUMED)
+    if layout.unseen and statistics is None:
+        more.append(layout.unseen)
+    bounds = _bounds(tensors, f"{root}{layout.scale}", width) if layout.scale else ()
     return Described(
         layout.library or "a layout of its own", "", layout.kind, actor,
-        ActionSpace("discrete" if layout.discrete else "continuous", (width,)), layout.squashed, std, statistics,
-        notes=(*notes, *more),
+        ActionSpace("discrete" if layout.discrete else "continuous", (width,), *bounds), layout.squashed, std,
+        statistics, notes=(*notes, *more, *layout.notes),
     )  # fmt: skip
+
+
+def _bounds(tensors: Tensors, name: str, width: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the lowest and the highest actions, which tanh is scaled and shifted to."""
+    scale, shift = (np.broadcast_to(tensors[f"{name}_{part}"].reshape(-1), width) for part in ("scale", "bias"))
+    return tuple(map(float, shift - scale)), tuple(map(float, shift + scale))
 
 
 def _layers(tensors: Tensors, name: str, where: str) -> list[Hidden]:
@@ -209,7 +268,7 @@ def _layers(tensors: Tensors, name: str, where: str) -> list[Hidden]:
 
 def _std(tensors: Tensors, layout: Layout, root: str, width: int, where: str) -> Std:
     """Return one for all states, or a layer of its own."""
-    name, link = f"{root}{layout.log_std or layout.std}", "exp" if layout.log_std else "identity"
+    name, link = f"{root}{layout.log_std or layout.std}", layout.link if layout.log_std else "identity"
     raw: Array | Linear
     if name in tensors:
         raw = numbers(tensors[name].reshape(-1), name, where)

@@ -10,7 +10,7 @@ from typing import Any
 from repolicy.errors import FileError, first_line
 from repolicy.loading import printable, read_bytes
 from repolicy.policies import carrying
-from repolicy.readers import brax, cleanrl, mapped, skrl, torchscript
+from repolicy.readers import brax, mapped, skrl, torchscript
 from repolicy.readers import onnx_graphs as onnx
 from repolicy.readers import rsl_rl_checkpoint as rsl_rl
 from repolicy.readers import sb3_zip as sb3
@@ -28,7 +28,6 @@ Reader = Callable[[Path, Any, Options], Described]
 CHECKPOINTS: Mapping[str, tuple[Callable[[Any], bool], Reader]] = {  # what PyTorch or pickle wrote
     "rsl_rl": (rsl_rl.recognized, rsl_rl.read),
     "skrl": (skrl.recognized, skrl.read),
-    "cleanrl": (cleanrl.recognized, cleanrl.read),
     "brax": (brax.recognized, brax.read),
     "mapped": (mapped.recognized, mapped.read),
 }
@@ -55,7 +54,7 @@ class PolicyFile:
 
     @cached_property
     def format(self) -> str | None:
-        """sb3, rsl_rl, skrl, cleanrl, brax, mapped (rl_games, tianshou), onnx or torchscript; None if it is no such."""
+        """sb3, rsl_rl, skrl, brax, mapped (CleanRL, rl_games, ...), onnx or torchscript; None if it is no such."""
         names = self.names
         if sb3.recognized(names):
             return "sb3"
