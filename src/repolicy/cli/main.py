@@ -18,6 +18,7 @@ from repolicy.cli.options import Positional, options, read
 from repolicy.cli.plan_command import Plan
 from repolicy.cli.policy_commands import Evaluate, Export, Imitate, Inspect, Push, Render
 from repolicy.cli.run_commands import Customize, Sweep, Train, speaks
+from repolicy.cli.wish_commands import Ask, Infer, LearnWish, Takeover
 from repolicy.errors import UsageError
 from repolicy.runs.machine import terminated_as_interrupted
 from repolicy.runs.terminal import full_stdout_is_an_error, silent_stdout
@@ -47,6 +48,10 @@ class Completion:
 COMMANDS: dict[str, Any] = {
     "customize": Customize,
     "plan": Plan,
+    "ask": Ask,
+    "takeover": Takeover,
+    "infer": Infer,
+    "learn-wish": LearnWish,
     "train": Train,
     "sweep": Sweep,
     "dial": Dial,

@@ -1,0 +1,312 @@
+"""The commands that learn a wish which nobody writes down: ask, takeover, infer, learn-wish."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from repolicy.cli.options import Positional, Repeated
+from repolicy.errors import UsageError
+from repolicy.loading import as_file_name, counted, stem_of
+from repolicy.readers.reading import Options
+from repolicy.runs.settings import Settings
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Write a page that asks which of two clips is better, for `repolicy infer` to learn the wish from the answers.
+
+    Example: repolicy ask halfcheetah --pairs 20 --out runs/ask
+    """
+
+    policy: Annotated[str, Positional("POLICY")]
+    """Who acts in the clips: a policy's file, a run's folder, or a name that ships."""
+    env: str | None = None
+    """Environment; by default the one that the policy was trained in."""
+    pairs: int = 20
+    """How many pairs of clips."""
+    seconds: float = 2.0
+    """How long a clip is."""
+    noise: float = 2.0
+    """How far the clips deviate from the mean action, in units of the policy's own samples."""
+    wish: str = ""
+    """The wish that earlier answers told, a file of `infer`: ask about the pairs that would tell most about it."""
+    question: str = "Which of the two is better?"
+    """What stands above the clips."""
+    width: int = 320
+    """Width of a clip; its height is two thirds of that."""
+    seed: int = 0
+    """Of the environments and the deviations; another one gives other pairs."""
+    out: Path | None = None
+    """Folder of the page and of its pairs; by default runs/POLICY-ask-SEED."""
+    trust: bool = False
+    """Run code that the policy's file names as its environment."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+    reading: Options = field(default_factory=Options)
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.envs.trust import env_of
+        from repolicy.policies.storage import check_place
+        from repolicy.priors.code import acting
+        from repolicy.runs.ranks import one_thread
+        from repolicy.runs.terminal import Terminal
+        from repolicy.wishes.ask_page import ask
+
+        Settings(seed=self.seed)  # which refuses one that no environment takes
+        terminal = Terminal()
+        found = acting(self.policy, self.reading, self.trust)
+        env = self.env or env_of(found.card, found.path, self.trust)
+        out = self.out or Path("runs", f"{as_file_name(stem_of(self.policy))}-ask-{self.seed}")
+        check_place(out / "ask.html")
+        with one_thread():
+            made = ask(
+                found, env, out, self.pairs, self.seconds, self.noise, self.seed, self.wish, self.question, self.width,
+                terminal.say,
+            )  # fmt: skip
+        terminal.say(f"open {out / 'ask.html'}, answer, save, and then: repolicy infer ANSWERS --asked {out}")
+        return {"folder": str(out), "page": made.page, "pairs": len(made.seeds), "env": made.env}
+
+
+@dataclass(frozen=True)
+class Beside:
+    """How steps of a record count, and what θ is measured in."""
+
+    features: str = ""
+    """What the wish is a sum of: entries such as 'next[2:8]^1,action^2' (^1 is the absolute value, ^2 the square), or
+    file.py:function. Without any, small networks are fitted to answers."""
+    alpha: float | None = None
+    """α̂, the temperature at which the policy is customized: the unit of θ where a person took over."""
+    before: int = 10
+    """So many steps before a take-over are bad, and count for nothing."""
+    settle: int = 0
+    """So many steps after a take-over count for nothing, while the person leaves a bad state."""
+    passed: float = 1.0
+    """What a step that the person let pass weighs beside one of their own."""
+    length: int = 10
+    """Over how many steps features are summed."""
+
+
+@dataclass(frozen=True)
+class Infer(Beside):
+    """Learn a wish from answers or from a record of take-overs, as a file that every command takes as an add-on.
+
+    Example: repolicy infer answers.jsonl --asked runs/ask --features 'next[2:8]^1' --out wish.safetensors
+    """
+
+    data: Annotated[tuple[str, ...], Positional("DATA")] = ()
+    """Files that `ask`'s page saved, or records: of `takeover`, NumPy's .npz, or LeRobot's .parquet."""
+    asked: Repeated = ()
+    """A folder that `ask` wrote, whose page was answered. Repeatable."""
+    policy: str = ""
+    """For a record: the policy beside which it was made."""
+    wish: str = ""
+    """For a record: the wish to which that policy is customized; none for a prior."""
+    env: str = ""
+    """For a record that does not say it: its environment."""
+    seed: int = 0
+    """Of the policy's own steps, to which a record is compared."""
+    out: Path = Path("wish.safetensors")
+    """The wish's file."""
+    trust: bool = False
+    """Run code that the policy's file names."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+    reading: Options = field(default_factory=Options)
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.runs.ranks import one_thread
+        from repolicy.runs.terminal import Terminal
+
+        if self.out.suffix != ".safetensors":
+            raise UsageError(f"--out {self.out} does not end in .safetensors, and a wish is known by that")
+        if not self.data:
+            raise UsageError("name a file of answers, or a record of take-overs")
+        terminal = Terminal()
+        with one_thread():
+            wish, more = self._of_answers(terminal) if self.asked else self._of_records()
+        wish.write(self.out)
+        errors = wish.covariance.diagonal() ** 0.5
+        if wish.names:
+            rows = [[name, f"{t:.3g}", f"{e:.2g}"] for name, t, e in zip(wish.names, wish.theta, errors, strict=True)]
+            terminal.numbers(f"a wish in {wish.env}, from {wish.source}: {self.out}", ["", "θ", "error"], rows)
+        return {
+            "file": str(self.out), "env": wish.env, "from": wish.source,
+            "theta": dict(zip(wish.names, wish.theta.tolist(), strict=True)),
+            "error": dict(zip(wish.names, errors.tolist(), strict=True)),
+        } | more  # fmt: skip
+
+    def _of_answers(self, terminal: Any) -> tuple[Any, dict[str, Any]]:
+        from repolicy.wishes.answers import learnt, read_answers, spread_a_step
+        from repolicy.wishes.pairs import Pairs
+
+        pages = [Pairs.read(Path(folder)) for folder in self.asked]
+        answers = {key: value for name in self.data for key, value in read_answers(Path(name), pages).items()}
+        wish = learnt(pages, answers, self.features)
+        spread, unknown = spread_a_step(pages, wish), sum(value is None for value in answers.values())
+        terminal.say(
+            f"{counted(len(answers) - unknown, 'answer')}, and {unknown} times it could not be told; over the clips' "
+            f"steps the reward has a standard deviation of {spread:.3g}; --addon {self.out}={1 / spread:.3g} makes it 1"
+        )
+        return wish, {"answers": len(answers) - unknown, "spread": spread}
+
+    def _of_records(self) -> tuple[Any, dict[str, Any]]:
+        from repolicy.envs.wish_file import open_wish
+        from repolicy.priors.code import acting
+        from repolicy.wishes.learning_loop import infer
+        from repolicy.wishes.record import Labels, Record
+
+        if any(_is_answers(Path(name)) for name in self.data):
+            raise UsageError("answers need the folder that `repolicy ask` wrote: name it with --asked")
+        for name in ("features", "policy", "alpha"):
+            if getattr(self, name) in ("", None):
+                raise UsageError(f"a wish is inferred from a record beside its policy: name --{name}")
+        records = [Record.read(Path(name), self.env) for name in self.data]
+        if not any(record.person.any() for record in records):
+            raise UsageError(
+                "in the record nobody took over, so it tells no wish: the policy is as wanted, or record more"
+            )
+        found = acting(self.policy, self.reading, self.trust)
+        earlier, labels = open_wish(self.wish) if self.wish else None, Labels(self.before, self.settle, self.passed)
+        assert self.alpha is not None
+        wish = infer(records, found, self.features, self.alpha, earlier, labels, self.length, self.seed)
+        return wish, {"rate": records[-1].rate}
+
+
+def _is_answers(path: Path) -> bool:
+    """Return whether a file is one of answers, by its first line."""
+    from repolicy.loading import read_bytes
+
+    return read_bytes(path)[:200].lstrip().startswith(b'{"page"')
+
+
+@dataclass(frozen=True)
+class Takeover:
+    """Let a policy act beside you, and record who did what: Space takes over, Enter ends well, Backspace drops.
+
+    Example: repolicy takeover runs/mine --env CartPole-v1 --steps 2000 --out record.jsonl
+    """
+
+    policy: Annotated[str, Positional("POLICY")]
+    """A policy's file, a run's folder, or a name that ships."""
+    env: str | None = None
+    """Environment, of Gymnasium's or your own; by default the one that the policy was trained in."""
+    person: str = ""
+    """file.py:function(observation, proposed) instead of keys, such as what reads your joystick; its attribute `wants`,
+    of (observation, proposed, acts now), may say when to take over."""
+    keys: Literal["window", "terminal"] = "window"
+    """Where your keys come from. Without a display: terminal."""
+    steps: int = 2000
+    """How many steps."""
+    seed: int = 0
+    """Of the environment and of the policy's samples."""
+    out: Path = Path("record.jsonl")
+    """The record, a line a step."""
+    resume: bool = False
+    """Go on with a record, with a new episode."""
+    trust: bool = False
+    """Run code that the policy's file names as its environment."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+    reading: Options = field(default_factory=Options)
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.envs.trust import env_of
+        from repolicy.priors.code import acting
+        from repolicy.runs.ranks import one_thread
+        from repolicy.runs.terminal import Terminal
+        from repolicy.wishes.learning_loop import record
+
+        Settings(seed=self.seed)  # which refuses one that no environment takes
+        found = acting(self.policy, self.reading, self.trust)
+        env = self.env or env_of(found.card, found.path, self.trust)
+        act, wants, keys = who(self.person, self.keys, env)
+        try:
+            with one_thread():
+                made = record(found, env, self.out, self.steps, act, wants, keys, self.seed, self.resume)
+        finally:
+            if keys is not None:
+                keys.close()
+        Terminal().say(f"{self.out}: {len(made.person):,} steps, {made.rate:.1%} of them yours")
+        return {"file": str(self.out), "env": env, "steps": len(made.person), "rate": made.rate}
+
+
+def who(person: str, kind: str, env: str) -> tuple[Any, Any, Any]:
+    """Return (what the person does, whether they want to act, their keys)."""
+    from repolicy.loading import load_object
+    from repolicy.wishes.keys import TerminalKeys, WindowKeys
+    from repolicy.wishes.pairs import one_env
+    from repolicy.wishes.takeover import by_keys
+
+    act = load_object(person, "person") if person else None
+    if act is not None and not callable(act):
+        raise UsageError(f"the person {person!r} is not a function")
+    wants = getattr(act, "wants", None)
+    if wants is not None:
+        return act, wants, None
+    keys = TerminalKeys() if kind == "terminal" else WindowKeys()
+    return act or by_keys(keys, one_env(env).action_space), None, keys
+
+
+@dataclass(frozen=True)
+class LearnWish(Beside):
+    """Record, infer and customize in rounds, until you seldom take over.
+
+    Example: repolicy learn-wish halfcheetah --person me.py:act --features 'next[2:8]^1' --omega 0.2 --alpha 0.1
+    """
+
+    prior: Annotated[str, Positional("PRIOR")] = ""
+    """The policy to customize."""
+    env: str | None = None
+    """Environment, of Gymnasium's or your own; by default the one that the prior was trained in."""
+    person: str = ""
+    """As in `repolicy takeover`."""
+    keys: Literal["window", "terminal"] = "window"
+    """Where your keys come from."""
+    omega: float | None = None
+    """ω′: the weight of log prior."""
+    record_steps: int = 2000
+    """How many steps you watch in each round."""
+    rounds: int = 5
+    """How many rounds at most."""
+    rate: float = 0.05
+    """The share of steps that are yours below which all is well."""
+    customize_steps: int = 300_000
+    """How long each customizing trains."""
+    seed: int = 0
+    """Of everything."""
+    out: Path | None = None
+    """Folder; what lies in it is not done again. By default runs/PRIOR-wish-SEED."""
+    trust: bool = False
+    """Run code that the prior's file names as its environment."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.envs.trust import env_of
+        from repolicy.priors.code import acting
+        from repolicy.runs.terminal import Terminal
+        from repolicy.wishes.learning_loop import learn_wish
+        from repolicy.wishes.record import Labels
+
+        for name in ("prior", "features", "omega", "alpha"):
+            if getattr(self, name) in ("", None):
+                raise UsageError(f"name {'PRIOR' if name == 'prior' else f'--{name}'}: a wish is learnt by it")
+        assert self.omega is not None
+        assert self.alpha is not None
+        found = acting(self.prior, Options(), self.trust)
+        env = self.env or env_of(found.card, found.path, self.trust)
+        out = self.out or Path("runs", f"{as_file_name(stem_of(self.prior))}-wish-{self.seed}")
+        act, wants, keys = who(self.person, self.keys, env)
+        try:
+            rounds = learn_wish(
+                self.prior, env, out, self.features, act, omega=self.omega, alpha=self.alpha, wants=wants, keys=keys,
+                steps=self.record_steps, rounds=self.rounds, rate=self.rate,
+                labels=Labels(self.before, self.settle, self.passed), length=self.length,
+                settings={"steps": self.customize_steps, "seed": self.seed}, seed=self.seed, trust=self.trust,
+                say=Terminal().say,
+            )  # fmt: skip
+        finally:
+            if keys is not None:
+                keys.close()
+        told = [each.rate for each in rounds]
+        return {"folder": str(out), "env": env, "rates": told, "reached": told[-1] < self.rate}

@@ -1,0 +1,108 @@
+"""One HTML file that asks which of two clips is better, by keys. It needs no server and nothing from a network."""
+
+import base64
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+
+from repolicy.envs.names import in_gymnasium
+from repolicy.envs.wish_file import LearntWish, check_same_env, open_wish
+from repolicy.loading import counted
+from repolicy.policies.storage import write_bytes
+from repolicy.priors.code import Acting
+from repolicy.report.movie import Shot, films
+from repolicy.report.page import page
+from repolicy.wishes.pairs import CANDIDATES, Pairs, asked, candidates, fingerprint, one_env
+
+SCRIPT = (Path(__file__).parent / "ask.js").read_text()
+STYLE = """<style>
+.pair { display: grid; grid-template-columns: 1fr 1fr; gap: 6px; }
+.pair[hidden] { display: none; }
+.pair video { width: 100%; border-radius: 6px; }
+#keys { display: grid; grid-template-columns: 1fr 1fr; gap: 6px; margin: 12px 0; }
+#keys button { min-height: 48px; font: inherit; }
+</style>"""
+BUTTONS = (
+    ("left", "← left is better"),
+    ("right", "right is better →"),
+    ("alike", "↑ alike"),
+    ("unknown", "↓ cannot tell"),
+)
+
+
+def ask(
+    found: Acting,
+    env: str,
+    out: Path,
+    count: int = 20,
+    seconds: float = 2.0,
+    noise: float = 2.0,
+    seed: int = 0,
+    wish: str = "",
+    question: str = "Which of the two is better?",
+    width: int = 320,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Pairs:
+    """Write a page that asks about pairs of clips, and the pairs beside it, into a folder.
+
+    Args:
+        found: who acts, as `priors.code.acting` returns it.
+        env: where.
+        out: the folder.
+        count: how many pairs.
+        seconds: how long each clip is.
+        noise: how far the clips deviate from the policy's mean action, in units of its own samples.
+        seed: of environments and deviations.
+        wish: the file of a wish that was learnt before: then the pairs are those that would tell most about it.
+        question: what stands above them.
+        width: of each clip, in pixels.
+        say: hears how far the films are.
+    """
+    known: LearntWish | None = None
+    if wish:
+        check_same_env(wish, env)
+        known = open_wish(wish)
+    rate = steps_a_second(env)
+    steps = max(2, round(seconds * rate))
+    many = count if known is None else CANDIDATES * count
+    pool = candidates(found.agent, fingerprint(found.path), env, many, steps, noise, 5 * steps, seed)
+    pairs = asked(pool, count, known)
+    shots = [
+        Shot(
+            str(found.path), pairs.env, seed=int(pairs.seeds[p]), seconds=steps / rate,
+            actions=pairs.played[p, side, : pairs.starts[p] + steps].tolist(),
+            around=int(pairs.starts[p]) + round(steps / 2), width=width, height=width * 2 // 3,
+        )
+        for p in range(len(pairs.seeds)) for side in range(2)
+    ]  # fmt: skip
+    clips = films(shots, say)
+    pairs.write(out)
+    write_bytes(out / "ask.html", _html(pairs, clips, question).encode())
+    return pairs
+
+
+def steps_a_second(env: str) -> float:
+    """Return how many steps of an environment are a second of its films."""
+    if not in_gymnasium(env):
+        return 50.0
+    made = one_env(env)
+    rate = float(made.metadata.get("render_fps") or 30)
+    made.close()
+    return rate
+
+
+def _html(pairs: Pairs, clips: list[bytes], question: str) -> str:
+    def video(index: int, side: str) -> str:
+        source = f"data:video/mp4;base64,{base64.b64encode(clips[index]).decode()}"
+        return f'<video muted playsinline preload="auto" aria-label="{side} clip" src="{source}"></video>'
+
+    shown = "\n".join(
+        f'<div class="pair" data-pair="{p}" hidden>{video(2 * p, "left")}{video(2 * p + 1, "right")}</div>'
+        for p in range(len(pairs.seeds))
+    )
+    buttons = "".join(f'<button type="button" data-answer="{name}">{text}</button>' for name, text in BUTTONS)
+    buttons += '<button type="button" id="back">⌫ back</button><button type="button" id="save">Save answers</button>'
+    body = f'{STYLE}<section id="ask" data-page="{pairs.page}"><p id="told" aria-live="polite"></p>\n{shown}\n'
+    lead = escape(f"{counted(len(pairs.seeds), 'pair')} of clips in {pairs.env}, each from the same start. ")
+    lead += "Answer by the arrow keys or by the buttons. Nothing leaves this page before you save it as a file."
+    return page(question, lead, [f'{body}<div id="keys">{buttons}</div></section>'], SCRIPT)

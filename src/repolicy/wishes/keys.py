@@ -1,0 +1,93 @@
+"""Where a person's keys come from: a terminal, or a window of pygame's."""
+
+import os
+import select
+import sys
+import time
+from typing import Any
+
+from repolicy.errors import UsageError
+
+NAMED = {" ": "space", "\n": "enter", "\r": "enter", "\x7f": "backspace", "\b": "backspace", "\x1b": "escape"}
+HELD = 0.25  # seconds for which a key of a terminal, which tells no release, counts as held
+
+
+class TerminalKeys:
+    """Keys of a terminal, without waiting for Enter."""
+
+    def __init__(self) -> None:
+        import termios
+        import tty
+
+        if not sys.stdin.isatty():
+            raise UsageError("a person's keys need a terminal or a window, and neither is here: add --person CODE")
+        self._file = sys.stdin.fileno()
+        self._before = termios.tcgetattr(self._file)
+        self._times: dict[str, float] = {}
+        tty.setcbreak(self._file)
+
+    def pressed(self) -> list[str]:
+        found = []
+        while select.select([self._file], [], [], 0)[0] and (text := os.read(self._file, 64).decode(errors="ignore")):
+            found += [NAMED.get(each, each) for each in text]
+        self._times |= dict.fromkeys(found, time.monotonic())
+        return found
+
+    def held(self) -> set[str]:
+        return {key for key, when in self._times.items() if time.monotonic() - when < HELD}
+
+    def show(self, picture: Any, words: str) -> None:
+        sys.stderr.write(f"\r{words:60s}")
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        import termios
+
+        termios.tcsetattr(self._file, termios.TCSADRAIN, self._before)
+        sys.stderr.write("\n")
+
+
+class WindowKeys:
+    """A window that shows the environment and takes its keys."""
+
+    def __init__(self, rate: float = 30.0) -> None:
+        try:
+            import pygame
+        except ImportError:
+            raise UsageError("a window needs pygame: pip install 'repolicy[film]', or add --keys terminal") from None
+        self._game, self._rate = pygame, rate
+        try:
+            pygame.display.init()
+            pygame.font.init()
+        except pygame.error as error:
+            raise UsageError(f"no window can be opened ({error}): add --keys terminal") from None
+        self._screen = pygame.display.set_mode((480, 360), pygame.RESIZABLE)
+        pygame.display.set_caption("Space: take over, hand back. Enter: ends well. Backspace: drop. Escape: leave.")
+        self._clock = pygame.time.Clock()
+
+    def pressed(self) -> list[str]:
+        game, found = self._game, []
+        for event in game.event.get():
+            if event.type == game.QUIT:
+                found.append("escape")
+            elif event.type == game.KEYDOWN:
+                name = game.key.name(event.key)
+                found.append("enter" if name in ("return", "enter") else name)
+        return found
+
+    def held(self) -> set[str]:
+        down = self._game.key.get_pressed()
+        letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+        return {letter for letter in letters if down[self._game.key.key_code(letter)]}
+
+    def show(self, picture: Any, words: str) -> None:
+        game, screen = self._game, self._screen
+        if picture is not None:
+            drawn = game.surfarray.make_surface(picture.swapaxes(0, 1))
+            screen.blit(game.transform.smoothscale(drawn, screen.get_size()), (0, 0))
+        screen.blit(game.font.Font(None, 24).render(words, True, (255, 255, 255), (0, 0, 0)), (8, 8))
+        game.display.flip()
+        self._clock.tick(self._rate)
+
+    def close(self) -> None:
+        self._game.display.quit()

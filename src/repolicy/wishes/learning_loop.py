@@ -1,0 +1,221 @@
+"""Record, infer, customize, until a person seldom takes over (MEReQ)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from repolicy.envs.evaluation import check_fit
+from repolicy.envs.making import make_envs, probed
+from repolicy.envs.rollout import Collector
+from repolicy.envs.step import native
+from repolicy.envs.wish_file import Features, LearntWish
+from repolicy.errors import UsageError
+from repolicy.learning.training import customize
+from repolicy.loading import counted
+from repolicy.objective import residual
+from repolicy.priors.code import Acting, acting
+from repolicy.readers.reading import Options
+from repolicy.wishes.inference import inferred
+from repolicy.wishes.pairs import fingerprint, one_env
+from repolicy.wishes.record import Labels, Record, RecordFile, windows
+from repolicy.wishes.takeover import Act, Keys, Takeover, Wants
+
+ENVS, STEPS = 16, 1000  # of the policy alone, beside what a person did
+
+Say = Callable[[str], None]
+
+
+def record(
+    found: Acting,
+    env: str,
+    out: Path,
+    steps: int,
+    person: Act,
+    wants: Wants | None = None,
+    keys: Keys | None = None,
+    seed: int = 0,
+    resume: bool = False,
+) -> Record:
+    """Let a policy act beside a person for so many steps, and return the record, which lies in the file `out`.
+
+    The policy samples its actions. With `resume`, the steps that are recorded already count.
+    """
+    made = one_env(env, **({"render_mode": "rgb_array"} if keys else {}))
+    with closing(made):
+        spaces = probed(env, "gymnasium")
+        check_fit(found.agent, spaces)
+        sizes = (spaces.observation_size, found.agent.actions.width)
+        file = RecordFile(out, env, fingerprint(found.path), sizes, resume)
+        beside = Takeover(made, person, file, keys, wants)
+        with closing(file):
+            if (left := steps - file.steps) > 0:
+                _run(found, beside, left, seed + file.episode)
+    return Record.read(out)
+
+
+def _run(found: Acting, beside: Takeover, steps: int, seed: int) -> None:
+    agent, generator = found.agent, torch.Generator().manual_seed(seed)
+    act = agent.actor(steps, 1, generator)
+    observation, _ = beside.reset(seed=seed)
+    for _ in range(steps):
+        row = np.asarray(observation, np.float32).reshape(1, -1)
+        proposed = native(agent.to_environment(act(row)), agent.actions, beside.action_space)[0]
+        observation, _, terminated, truncated, _ = beside.step(proposed)
+        if beside.left:
+            return
+        if terminated or truncated:
+            observation, _ = beside.reset()
+
+
+def alone(found: Acting, env: str, seed: int = 0) -> Record:
+    """Return what a policy does with no person beside it, by sampled actions."""
+    with closing(make_envs(env, ENVS, seed)) as envs:
+        generator = torch.Generator().manual_seed(seed)
+        rollout = Collector(envs, STEPS, generator, keep_transitions=True).collect(found.agent)
+    before, actions, after, _ = rollout.transitions
+    ended = (rollout.terminated | rollout.truncated).T
+    episode = np.cumsum(np.concatenate([np.ones((ENVS, 1), int), ended[:, :-1]], 1).ravel()) - 1
+    flat = [each.swapaxes(0, 1).reshape(ENVS * STEPS, -1) for each in (before, actions, after)]
+    time = rollout.ages.T.ravel().astype(float)
+    nobody = np.zeros(len(time), bool)
+    return Record(env, fingerprint(found.path), episode, time, flat[0], flat[1], flat[1], flat[2], nobody)
+
+
+def infer(
+    records: Sequence[Record],
+    found: Acting,
+    features: str,
+    alpha: float,
+    earlier: LearntWish | None = None,
+    labels: Labels | None = None,
+    length: int = 10,
+    seed: int = 0,
+) -> LearntWish:
+    """Return the wish that makes likeliest what a person did and let pass, beside what the policy does alone.
+
+    Args:
+        records: of take-overs; the last one beside this policy.
+        found: the policy, as `priors.code.acting` returns it.
+        features: what the wish is a sum of.
+        alpha: the temperature α̂ at which the policy is customized.
+        earlier: the wish that it was customized to; none for a prior.
+        labels: the rule by which steps count.
+        length: of the windows in which features are summed, in steps.
+        seed: of the policy's own steps.
+    """
+    joined = Record.joined([*records])
+    mine = fingerprint(found.path)
+    if records[-1].policy not in ("", mine):
+        raise UsageError(f"the record was made beside another policy than {found.path}: name that one")
+    if alpha <= 0:
+        raise UsageError(f"alpha is {alpha}; a temperature must be above 0")
+    described, usual = Features.of(features), alone(found, joined.env, seed)
+    if usual.observation.shape[1] != joined.observation.shape[1] or usual.action.shape[1] != joined.action.shape[1]:
+        raise UsageError(
+            f"the record has other observations or actions than {joined.env}: it is of another environment"
+        )
+    person, weights = windows(joined, described, length, (labels or Labels()).weights(joined))
+    policy, _ = windows(usual, described, length, np.ones(len(usual.person)))
+    if len(person) < 2:
+        raise UsageError(f"the record has {counted(len(person), 'window')} of {length} steps that count: record more")
+    if earlier is not None and earlier.theta.shape != (person.shape[1],):
+        raise UsageError("the earlier wish has other features")
+    chances = (weights / weights.sum(), np.full(len(policy), 1 / len(policy)))
+    theta = inferred(person, policy, alpha, None if earlier is None else earlier.theta, chances)
+    sizes = (joined.observation.shape[1], joined.action.shape[1])
+    names = described.names(len(theta.value), sizes)
+    source = f"{int(joined.person.sum())} steps of a person in {len(joined.person)}"
+    return LearntWish(joined.env, mine, source, sizes, described, names, theta.value, theta.covariance)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of `learn_wish`."""
+
+    rate: float
+    """The share of steps in which the person acted."""
+    person_steps: int
+    """How many these were, in this round."""
+    wish: Path | None
+    run: Path | None
+
+
+def learn_wish(
+    prior: str,
+    env: str,
+    out: Path,
+    features: str,
+    person: Act,
+    *,
+    omega: float,
+    alpha: float,
+    wants: Wants | None = None,
+    keys: Keys | None = None,
+    steps: int = 2000,
+    rounds: int = 5,
+    rate: float = 0.05,
+    labels: Labels | None = None,
+    length: int = 10,
+    settings: Mapping[str, Any] | None = None,
+    states: float = 0.0,
+    seed: int = 0,
+    trust: bool = False,
+    say: Say = lambda sentence: None,
+) -> list[Round]:
+    """Record, infer and customize until the person takes over in less than this share of the steps; or go on so.
+
+    What lies in the folder is not done again. Each customizing begins from the prior, with the wish as it is by then.
+
+    Args:
+        prior: the policy, as `customize` takes it.
+        env: where.
+        out: the folder; round K lies in round-K.
+        features: what the wish is a sum of.
+        person: what the person does, from (observation, proposed action).
+        omega: the weight ω′ of log prior.
+        alpha: the temperature α̂, the unit of θ.
+        wants: whether the person wants to act, in place of keys.
+        keys: where the person's keys come from.
+        steps: how many steps each round records.
+        rounds: how many rounds at most.
+        rate: the share of the person's steps below which all is well.
+        labels: the rule by which steps count.
+        length: of the windows in which features are summed, in steps.
+        settings: of each customizing.
+        states: the price on states that the prior does not visit.
+        seed: of everything.
+        trust: run code that the prior's file names.
+        say: hears how far it is.
+    """
+    who, earlier, wishes, done, records = prior, None, list[Round](), False, list[Record]()
+    for number in range(rounds):
+        folder = out / f"round-{number}"
+        found = acting(who, Options(), trust)
+        kept = folder / "record.jsonl"
+        records.append(record(found, env, kept, steps, person, wants, keys, seed + 1000 * number, resume=True))
+        now, path, run = records[-1], folder / "wish.safetensors", folder / "run"
+        say(f"round {number}: the person acted in {now.rate:.1%} of {len(now.person):,} steps")
+        done = now.rate < rate
+        last = done or number == rounds - 1
+        wishes.append(Round(now.rate, int(now.person.sum()), None if last else path, None if last else run))
+        if last:
+            break
+        earlier = infer(records, found, features, alpha, earlier, labels, length, seed)
+        earlier.write(path)
+        customize(
+            prior,
+            str(path),
+            residual(omega, alpha, states),
+            run,
+            dict(settings or {}),
+            env=env,
+            resume=True,
+            trust=trust,
+        )
+        who = str(run)
+    return wishes

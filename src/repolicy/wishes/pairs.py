@@ -1,0 +1,178 @@
+"""Pairs of clips from the same start, for a person to compare, and which of many candidates are worth an answer."""
+
+import warnings
+from contextlib import closing
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from repolicy.envs.evaluation import check_fit
+from repolicy.envs.making import make_envs, observing
+from repolicy.envs.names import in_gymnasium, maker
+from repolicy.envs.step import own_numbers
+from repolicy.envs.wish_file import Features, LearntWish, inputs_of
+from repolicy.errors import FileError, UsageError, in_one_sentence
+from repolicy.loading import file_sum
+from repolicy.policies.policy import Agent
+from repolicy.policies.storage import check_shape, read, write
+from repolicy.wishes.inference import Theta
+from repolicy.wishes.preferences import as_belief, most_telling
+
+FILE = "pairs.safetensors"
+CANDIDATES = 5  # for each pair that is asked about, where a wish says which
+PATIENCE = 5  # draws until there are enough clips in which no episode ends
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """P pairs of clips of T steps, left and right, in arrays `[P, 2, T, ...]`."""
+
+    env: str
+    policy: str  # its fingerprint
+    observations: np.ndarray
+    actions: np.ndarray  # as add-ons read them
+    after: np.ndarray
+    seeds: np.ndarray  # [P] of the environment
+    starts: np.ndarray  # [P] the step at which the two part
+    played: np.ndarray  # [P, 2, S, A] all actions since the reset, as the environment got them
+
+    @property
+    def page(self) -> str:
+        """What answers are known by."""
+        return sha256(self.after.tobytes() + self.actions.tobytes()).hexdigest()[:16]
+
+    def features(self, features: Features) -> np.ndarray:
+        """Return the sums `[P, 2, K]` along the clips."""
+        observations, actions, after = self.steps
+        values = features(observations, actions, after, {})
+        return values.reshape(*self.after.shape[:3], -1).sum(2)
+
+    @property
+    def steps(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Observations, actions and next observations of all steps, `[P·2·T, ...]`."""
+        one, two, three = (each.reshape(-1, each.shape[-1]) for each in (self.observations, self.actions, self.after))
+        return one, two, three
+
+    @property
+    def inputs(self) -> np.ndarray:
+        """What networks read, `[P, 2, T, I]`."""
+        return inputs_of(self.observations, self.actions, self.after)
+
+    def some(self, which: list[int]) -> "Pairs":
+        """Return these pairs alone."""
+        arrays = (getattr(self, name)[which] for name in ARRAYS)
+        return Pairs(self.env, self.policy, *arrays)
+
+    def write(self, folder: Path) -> None:
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(getattr(self, name))) for name in ARRAYS}
+        write(folder / FILE, "pairs", tensors, {"env": self.env, "policy": self.policy})
+
+    @classmethod
+    def read(cls, folder: Path) -> "Pairs":
+        """Return those of a folder that `ask` wrote."""
+        tensors, header = read(folder / FILE, "pairs")
+        check_shape(header, {"env": str, "policy": str}, str(folder / FILE))
+        if {*tensors} != {*ARRAYS} or any(len(each) != len(tensors["seeds"]) for each in tensors.values()):
+            raise FileError(f"{folder / FILE} holds no pairs of clips")
+        return cls(header["env"], header["policy"], *(tensors[name].numpy() for name in ARRAYS))
+
+
+ARRAYS = ("observations", "actions", "after", "seeds", "starts", "played")
+
+
+def fingerprint(path: Path) -> str:
+    """Return what a policy is known by, in a file that was made with it."""
+    return file_sum(path)[:16] if path.is_file() else sha256(str(path).encode()).hexdigest()[:16]
+
+
+def one_env(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
+    """Return one environment of Gymnasium's or of the user's own."""
+    with (
+        in_one_sentence(f"environment {name!r} cannot be made", UsageError),
+        warnings.catch_warnings(action="ignore"),  # "out of date": a task's version is part of the task
+    ):
+        return maker(name)(**options)
+
+
+def candidates(
+    agent: Agent, policy: str, env: str, count: int, steps: int, noise: float, latest: int, seed: int
+) -> Pairs:
+    """Return pairs in which the policy acts alike up to a step of its own, at most `latest`, and then in two ways.
+
+    Each way adds to the mean action one sample's distance from it, times `noise`, all along the clip. A policy that
+    makes choices samples each of them.
+    """
+    if count < 1 or steps < 2:
+        raise UsageError(f"{count} pairs of {steps} steps cannot be asked about: name 1 or more, of 2 steps or more")
+    env = observing(env, agent.observation_size)
+    backend = "gymnasium" if in_gymnasium(env) else "envpool"  # the one that films
+    found = list[Pairs]()
+    for round_ in range(PATIENCE):
+        random = np.random.default_rng([seed, round_])
+        starts, first = random.integers(0, latest + 1, count), seed + round_ * count
+        sides = []
+        for side in range(2):
+            generator = torch.Generator().manual_seed(int(random.integers(2**31)) + side)
+            with closing(make_envs(env, count, first, backend)) as envs:  # type: ignore[arg-type]
+                check_fit(agent, envs)
+                sides.append(_played(agent, envs, starts, steps, noise, generator))
+        arrays = [np.stack(each, 1) for each in zip(*(side[:-1] for side in sides), strict=True)]
+        whole = np.flatnonzero(sides[0][-1] & sides[1][-1])
+        observations, actions, after, played = (each[whole] for each in arrays)
+        found.append(Pairs(env, policy, observations, actions, after, first + whole, starts[whole], played))
+        if sum(len(each.seeds) for each in found) >= count:
+            break
+    joined = [np.concatenate([getattr(each, name) for each in found])[:count] for name in ARRAYS]
+    if not len(joined[0]):
+        raise UsageError(f"in {env} every episode ends within {latest + steps} steps: ask for shorter clips")
+    return Pairs(env, policy, *joined)
+
+
+def _played(
+    agent: Agent, envs: object, starts: np.ndarray, steps: int, noise: float, generator: torch.Generator
+) -> tuple[np.ndarray, ...]:
+    """(observations, actions, after, all sent, whether the clip is whole), `[P, T, ...]` each."""
+    total, count = int(starts.max()) + steps, len(starts)
+    usual, drawn = agent.actor(total, count), agent.actor(total, count, generator)
+    now, held = envs.reset(), None  # type: ignore[attr-defined]
+    seen, did, after = [], [], []
+    alive, whole = np.ones(count, bool), np.zeros(count, bool)
+    for t in range(total):
+        mode, sample = usual(now), drawn(now)
+        away = (sample - mode) * (noise if agent.actions.kind == "continuous" else 1)
+        held = np.where(
+            (starts == t)[:, None] | (agent.actions.kind == "discrete"), away, away if held is None else held
+        )
+        sent = agent.to_environment(np.where((t >= starts)[:, None], mode + held, mode).astype(mode.dtype))
+        step = envs.step(sent)  # type: ignore[attr-defined]
+        seen.append(now)
+        did.append(sent)
+        after.append(step.final)
+        now = step.observations
+        alive &= ~(step.terminated | step.truncated) | (t >= starts + steps)
+        whole |= alive & (t == starts + steps - 1)
+    rows, places = np.arange(count)[:, None], starts[:, None] + np.arange(steps)
+    sent = np.stack(did, 1)
+    clip = [np.stack(each, 1)[rows, places] for each in (seen, did, after)]
+    clip[1] = own_numbers(clip[1], agent.actions).astype(np.float32)
+    return *clip, sent, whole
+
+
+def asked(pool: Pairs, count: int, wish: LearntWish | None) -> Pairs:
+    """Return the pairs to ask about: those whose answers would tell most about a wish; else the first ones."""
+    if wish is None:
+        return pool.some([*range(min(count, len(pool.seeds)))])
+    if wish.networks is not None:
+        rewards = wish.networks(torch.from_numpy(pool.inputs).reshape(-1, pool.inputs.shape[-1]))
+        sums = rewards.reshape(-1, *pool.after.shape[:3]).sum(-1).numpy()
+        rows, belief = as_belief(sums[..., 0] - sums[..., 1])
+    else:
+        assert wish.features is not None
+        sums = pool.features(wish.features)
+        rows, belief = sums[:, 0] - sums[:, 1], Theta(wish.theta, wish.covariance)
+    return pool.some(most_telling(rows, belief, count))

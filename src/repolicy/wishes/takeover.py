@@ -1,0 +1,113 @@
+"""A person beside a policy: who acts may change at every step, and each step is recorded.
+
+Space takes over and hands back, Enter ends an episode well, Backspace drops it, Escape leaves.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+
+from repolicy.wishes.record import RecordFile, Step
+
+Act = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (observation, proposed action) to an action
+Wants = Callable[[np.ndarray, np.ndarray, bool], bool]
+
+
+class Keys(Protocol):
+    """Where keys come from: a terminal, or a window that also shows the environment."""
+
+    def pressed(self) -> list[str]:
+        """Return the keys since the last call: space, enter, backspace, escape, or a letter or digit."""
+
+    def held(self) -> set[str]:
+        """Return those that are down now."""
+
+    def show(self, picture: Any, words: str) -> None:
+        """Show the environment, and who acts."""
+
+    def close(self) -> None: ...
+
+
+class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Any environment: `step` takes what the policy proposes, and does what the person does while they act.
+
+    Args:
+        env: whose observations and actions are arrays.
+        person: what the person does.
+        record: where each step goes.
+        keys: where the person's keys come from, if there are any.
+        wants: whether the person wants to act now, in place of keys: (observation, proposed, acts now) to yes or no.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        person: Act,
+        record: RecordFile | None = None,
+        keys: Keys | None = None,
+        wants: Wants | None = None,
+    ) -> None:
+        super().__init__(env)
+        self.person, self.record, self.keys, self.wants = person, record, keys, wants
+        self.acts, self.left, self._steps = False, False, 0
+        self._episode = (record.episode if record else 0) - 1
+        self._now: np.ndarray = np.zeros(0)
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(**options)
+        self._now, self.acts, self._steps = np.ravel(observation), False, 0
+        self._episode += 1
+        return observation, info
+
+    def step(self, proposed: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Do one step. `info` tells who acted as `person`, and how the person ended it as `ended`."""
+        pressed = self.keys.pressed() if self.keys else []
+        if pressed.count("space") % 2:
+            self.acts = not self.acts
+        if self.wants is not None:
+            self.acts = self.wants(self._now, np.asarray(proposed), self.acts)
+        action = self.person(self._now, np.asarray(proposed)) if self.acts else proposed
+        action = np.asarray(action, self.env.action_space.dtype).reshape(self.env.action_space.shape)
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        after = np.ravel(observation)
+        if self.record:
+            time = self._steps / float(self.env.metadata.get("render_fps") or 30)
+            self.record.add(Step(self._episode, time, self._now, action, np.asarray(proposed), after, self.acts))
+        self._now, self._steps = after, self._steps + 1
+        ended = "dropped" if "backspace" in pressed else "well" if "enter" in pressed else ""
+        if ended == "dropped" and self.record:
+            self.record.drop(self._episode)
+        self.left = self.left or "escape" in pressed
+        if self.keys:
+            self.keys.show(self.env.render() if self.env.render_mode == "rgb_array" else None, self._words())
+        cut = truncated or bool(ended) or self.left
+        return observation, reward, terminated, cut, info | {"person": self.acts, "ended": ended}
+
+    def _words(self) -> str:
+        return f"episode {self._episode}, step {self._steps}: {'YOU act' if self.acts else 'the policy acts'}"
+
+
+PAIRS = [*zip("qwertyuio", "asdfghjkl", strict=True)]  # more and less of each number of an action
+
+
+def by_keys(keys: Keys, space: gymnasium.Space[Any]) -> Act:
+    """Return a person who acts by keys: a digit chooses; of numbers, q and a are more and less of the first, and so on.
+
+    What is not held stays as the policy proposes it.
+    """
+
+    def act(observation: np.ndarray, proposed: np.ndarray) -> np.ndarray:
+        held, action = keys.held(), np.array(proposed)
+        if isinstance(space, gymnasium.spaces.Discrete):
+            digits = [int(key) for key in held if key.isdigit() and int(key) < space.n]
+            return np.array(int(space.start) + digits[0]) if digits else action
+        assert isinstance(space, gymnasium.spaces.Box)
+        flat, low, high = action.reshape(-1), space.low.ravel(), space.high.ravel()
+        for place, (more, less) in enumerate(PAIRS[: len(flat)]):
+            if (more in held) != (less in held):
+                flat[place] = (high if more in held else low)[place]
+        return flat.reshape(action.shape)
+
+    return act

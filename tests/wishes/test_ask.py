@@ -1,0 +1,222 @@
+"""Pairs of clips, their page in a real browser by keys, and the wish that answers tell."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import repolicy
+from repolicy.cli.main import main
+from repolicy.envs.addons import combined
+from repolicy.envs.wish_file import open_wish
+from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.file import save_policy
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.priors.code import acting
+from repolicy.readers.reading import Options
+from repolicy.report.movie import encoded
+from repolicy.wishes import ask_page
+from repolicy.wishes.answers import learnt, read_answers
+from repolicy.wishes.pairs import Pairs, asked, candidates
+
+PENDULUM = "Pendulum-v1"
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("policy") / "p.safetensors"
+    save_policy(
+        path, Policy(PolicySpec(3, ActionSpace("continuous", (1,), (-2.0,), (2.0,)))), {"request": {"env": PENDULUM}}
+    )
+    return path
+
+
+def pool(policy: Path, count: int = 40, seed: int = 0) -> Pairs:
+    return candidates(acting(policy, Options(), False).agent, "p", PENDULUM, count, 6, 2.0, 4, seed)
+
+
+def test_both_clips_begin_in_the_same_state_and_part(policy: Path) -> None:
+    pairs = pool(policy)
+    assert len(pairs.seeds) == 40
+    assert np.array_equal(pairs.observations[:, 0, 0], pairs.observations[:, 1, 0])
+    assert (pairs.after[:, 0] == pairs.after[:, 1]).all(
+        (1, 2)
+    ).mean() < 0.4  # at the bounds of the actions, both are one
+    assert np.array_equal(pairs.after[:, :, :-1], pairs.observations[:, :, 1:])
+    assert {*pairs.starts} <= {0, 1, 2, 3, 4}
+    assert len({*pairs.starts}) > 1
+
+
+def test_what_was_played_gives_the_same_clip_again(policy: Path) -> None:
+    """A film of these actions from this seed shows the clip."""
+    from repolicy.envs.making import make_envs
+
+    pairs = pool(policy, 3)
+    for p, side in ((0, 0), (2, 1)):
+        envs = make_envs(PENDULUM, 1, int(pairs.seeds[p]), "gymnasium")
+        envs.reset()
+        seen = [envs.step(pairs.played[p, side, t][None]).final[0] for t in range(int(pairs.starts[p]) + 6)]
+        assert np.array_equal(np.stack(seen)[-6:], pairs.after[p, side])
+
+
+def synthetic(pairs: Pairs, wish: str, where: Path) -> Path:
+    """A person who wants this, and is never wrong."""
+    told = combined([wish]).reward(pairs.observations, pairs.actions, pairs.after, {}).sum(2)
+    lines = [
+        {"page": pairs.page, "pair": p, "answer": "left" if left > right else "right", "seconds": 1.0}
+        for p, (left, right) in enumerate(told)
+    ]
+    where.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return where
+
+
+def slow(observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: object) -> np.ndarray:
+    return -np.abs(after[:, 2])
+
+
+def test_answers_tell_the_wish_and_it_is_an_add_on(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = pool(policy, 80)
+    pairs.write(tmp_path)
+    answers, out = synthetic(pairs, f"{__file__}:slow", tmp_path / "a.jsonl"), tmp_path / "wish.safetensors"
+    words = ["--asked", str(tmp_path), "--features", "next[0]^1,next[2]^1", "--out", str(out), "--json"]
+    main(["infer", str(answers), *words])
+    told = json.loads(capsys.readouterr().out)
+    assert told["answers"] == 80
+    assert told["theta"]["next[2]^1"] < -2 * told["error"]["next[2]^1"]
+    assert abs(told["theta"]["next[0]^1"]) < 0.5 * abs(told["theta"]["next[2]^1"])
+    new = pool(policy, 80, 999)
+    both = [combined([each]).reward(new.observations, new.actions, new.after, {}).sum(2).ravel()
+            for each in (str(out), f"{__file__}:slow")]  # fmt: skip
+    ranks = [np.argsort(np.argsort(each)) for each in both]
+    assert np.corrcoef(*ranks)[0, 1] > 0.9
+    assert repolicy.evaluate(policy, episodes=1, longest=20, addon=f"{out}=2").addon is not None
+
+
+def test_networks_learn_it_without_features(policy: Path, tmp_path: Path) -> None:
+    pairs = pool(policy, 80)
+    pairs.write(tmp_path)
+    answers = read_answers(synthetic(pairs, f"{__file__}:slow", tmp_path / "a.jsonl"), [pairs])
+    wish = learnt([pairs], answers)
+    wish.write(tmp_path / "w.safetensors")
+    again = open_wish(str(tmp_path / "w.safetensors"))
+    assert again(*pairs.steps, {}).mean() == pytest.approx(
+        0, abs=1e-4
+    )  # answers tell nothing of what every step is paid
+    both = [combined([each]).reward(pairs.observations, pairs.actions, pairs.after, {}).sum(2)
+            for each in (str(tmp_path / "w.safetensors"), f"{__file__}:slow")]  # fmt: skip
+    agree = [(each[:, 0] > each[:, 1]) for each in both]
+    assert (agree[0] == agree[1]).mean() > 0.8
+
+
+def test_a_wish_chooses_the_pairs_that_it_is_unsure_of(policy: Path, tmp_path: Path) -> None:
+    pairs = pool(policy, 60)
+    answers = read_answers(synthetic(pairs, f"{__file__}:slow", tmp_path / "a.jsonl"), [pairs])
+    few = {key: value for key, value in answers.items() if key[1] < 20}
+    wish = learnt([pairs], few, "next^1")
+    chosen = asked(pairs, 10, wish)
+
+    def known(some: Pairs) -> float:
+        """How far the wish tells the clips apart already."""
+        sums = wish(*some.steps, {}).reshape(*some.after.shape[:3]).sum(2)
+        return float(np.abs(sums[:, 0] - sums[:, 1]).mean())
+
+    assert known(chosen) < known(pairs)
+    assert asked(pairs, 5, None).page == pairs.some([0, 1, 2, 3, 4]).page
+    assert len(asked(pairs, 5, learnt([pairs], few)).seeds) == 5
+
+
+def page(policy: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Pairs:
+    """Four pairs, with films of two pictures."""
+    pictures = [np.full((32, 48, 3), shade, np.uint8) for shade in (60, 200)]
+    monkeypatch.setattr(ask_page, "films", lambda shots, say: [encoded(pictures, 10, "mp4")] * len(shots))
+    return ask_page.ask(acting(policy, Options(), False), PENDULUM, out, 4, 0.2)
+
+
+def test_a_person_answers_by_keys_on_a_phone_and_saves(
+    policy: Path, tmp_path: Path, browser: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    pairs = page(policy, tmp_path, monkeypatch)
+    phone = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    browser.get(f"file://{tmp_path / 'ask.html'}")
+    body, told = browser.find_element(By.TAG_NAME, "body"), browser.find_element(By.ID, "told")
+    left, right = [each for each in browser.find_elements(By.TAG_NAME, "video") if each.is_displayed()]
+    assert left.location["y"] == right.location["y"]
+    assert right.location["x"] + right.size["width"] <= 390
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+    for key in (Keys.ARROW_LEFT, Keys.ARROW_LEFT, Keys.BACKSPACE, Keys.ARROW_RIGHT, Keys.ARROW_UP):
+        body.send_keys(key)
+    assert told.text == "Pair 4 of 4; 3 answered"
+    browser.refresh()  # who comes back goes on
+    told = browser.find_element(By.ID, "told")
+    assert told.text == "Pair 4 of 4; 3 answered"
+    browser.find_element(By.TAG_NAME, "body").send_keys(Keys.ARROW_DOWN)
+    assert told.text == "All 4 are answered. Save them."
+    browser.find_element(By.ID, "save").click()
+    saved = tmp_path / f"answers-{pairs.page}.jsonl"
+    WebDriverWait(browser, 10).until(lambda _: saved.exists())
+    again = Pairs.read(tmp_path)
+    assert read_answers(saved, [again]) == {(0, 0): 1.0, (0, 1): 0.0, (0, 2): 0.5, (0, 3): None}
+    assert [json.loads(line)["seconds"] > 0 for line in saved.read_text().splitlines()] == [True] * 4
+    assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+@pytest.mark.usefixtures("_renderer")
+def test_the_page_is_made_with_films(policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--pairs", "1", "--seconds", "0.2", "--width", "64", "--out", str(tmp_path), "--json"]
+    main(["ask", str(policy), *words])
+    assert json.loads(capsys.readouterr().out)["pairs"] == 1
+    assert (tmp_path / "ask.html").read_text().count("data:video/mp4") == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"page": "other", "pair": 0, "answer": "left"}', "answers a page that is none of those given"),
+        ("left", "is no answer as the page saves it"),
+        ('{"page": "PAGE", "pair": 99, "answer": "left"}', "is no answer to a pair of that page"),
+        ('{"page": "PAGE", "pair": 0, "answer": "both"}', "is no answer to a pair of that page"),
+        ('{"page": "PAGE", "pair": "0", "answer": "left"}', "not a whole number"),
+        ('{"page": "PAGE", "pair": 0, "answer": "unknown"}', "answer some more"),
+        ("", "answer some more"),
+    ],
+)
+def test_answers_that_cannot_be_are_one_sentence(
+    line: str, why: str, policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = pool(policy, 2)
+    pairs.write(tmp_path)
+    (tmp_path / "a.jsonl").write_text(line.replace("PAGE", pairs.page))
+    with pytest.raises(SystemExit):
+        main(["infer", str(tmp_path / "a.jsonl"), "--asked", str(tmp_path), "--features", "next^1"])
+    assert why in (error := capsys.readouterr().err)
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["ask", "hopper", "--pairs", "0"], "0 pairs"),
+        (["ask", "hopper", "--wish", "none.safetensors"], "there is no file none.safetensors"),
+        (["ask", "hopper", "--seconds", "60", "--pairs", "2", "--env", PENDULUM], "observes|observation|numbers"),
+        (["infer", "none.jsonl", "--asked", "nowhere"], "there is no file"),
+        (["infer", "none.jsonl", "--out", "wish.pt"], "does not end in .safetensors"),
+    ],
+)
+@pytest.mark.usefixtures("_elsewhere")
+def test_what_cannot_be_asked_is_one_sentence(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    import re
+
+    with pytest.raises(SystemExit):
+        main(words)
+    assert re.search(why, error := capsys.readouterr().err), error
+    assert "Traceback" not in error

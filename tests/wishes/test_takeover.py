@@ -1,0 +1,286 @@
+"""Who did what: recorded, read back, labelled, inferred from, and the loop to the end. The person is a program."""
+
+import json
+import os
+import pty
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from repolicy.cli.main import main
+from repolicy.envs.wish_file import Features, open_wish
+from repolicy.errors import RepolicyError
+from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.file import save_policy
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.priors.code import acting
+from repolicy.readers.reading import Options
+from repolicy.wishes.keys import TerminalKeys, WindowKeys
+from repolicy.wishes.learning_loop import alone, infer, learn_wish, record
+from repolicy.wishes.record import Labels, Record, RecordFile, Step, windows
+from repolicy.wishes.takeover import Takeover, by_keys
+
+PENDULUM = "Pendulum-v1"
+
+
+class Typed:
+    """Keys as a test types them, a list for each step."""
+
+    def __init__(self, *steps: list[str]) -> None:
+        self.steps, self.shown = [*steps], list[str]()
+
+    def pressed(self) -> list[str]:
+        return self.steps.pop(0) if self.steps else []
+
+    def held(self) -> set[str]:
+        return {"q"}
+
+    def show(self, picture: Any, words: str) -> None:
+        self.shown.append(words)
+
+    def close(self) -> None: ...
+
+
+def push(observation: np.ndarray, proposed: np.ndarray) -> np.ndarray:
+    return np.array([1.5], np.float32)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("policy") / "p.safetensors"
+    spec = PolicySpec(3, ActionSpace("continuous", (1,), (-2.0,), (2.0,)))
+    save_policy(path, Policy(spec), {"request": {"env": PENDULUM}})
+    return path
+
+
+def test_space_takes_over_and_hands_back_enter_ends_and_backspace_drops(tmp_path: Path) -> None:
+    file = RecordFile(tmp_path / "r.jsonl", PENDULUM, "p", (3, 1))
+    keys = Typed([], ["space"], [], ["space"], ["enter"], [], ["backspace"], ["space", "space"], ["escape"])
+    env = Takeover(gymnasium.make(PENDULUM), push, file, keys)
+    env.reset(seed=0)
+    told = []
+    for _ in range(9):
+        *_, cut, info = env.step(np.array([0.25], np.float32))
+        told.append((info["person"], info["ended"], cut))
+        if cut:
+            env.reset()
+    file.close()
+    assert [person for person, *_ in told] == [False, True, True, False, False, False, False, False, False]
+    assert [ended for _, ended, _ in told] == ["", "", "", "", "well", "", "dropped", "", ""]
+    assert [cut for *_, cut in told] == [False, False, False, False, True, False, True, False, True]
+    assert env.left
+    assert keys.shown[1].endswith("YOU act")
+    found = Record.read(tmp_path / "r.jsonl")
+    assert found.episode.tolist() == [0] * 5 + [2, 2]  # the second episode was dropped
+    assert found.action.ravel().tolist() == [0.25, 1.5, 1.5, 0.25, 0.25, 0.25, 0.25]
+    assert found.proposed.ravel().tolist() == [0.25] * 7
+    assert found.rate == pytest.approx(2 / 7)
+    assert np.array_equal(found.next[:4], found.observation[1:5])
+
+
+def test_a_record_that_was_cut_short_goes_on(policy: Path, tmp_path: Path) -> None:
+    path, found = tmp_path / "r.jsonl", acting(policy, Options(), False)
+    whole = record(found, PENDULUM, path, 30, push, lambda o, a, acts: bool(o[0] > 0))
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:21]) + "\n" + lines[21][:40])
+    with pytest.raises(RepolicyError, match="add --resume"):
+        record(found, PENDULUM, path, 30, push)
+    again = record(found, PENDULUM, path, 30, push, resume=True)
+    assert len(again.person) == len(whole.person) == 30
+    assert np.array_equal(again.observation[:20], whole.observation[:20])
+    assert again.episode.tolist() == [0] * 20 + [1] * 10
+    with pytest.raises(RepolicyError, match="another policy or environment"):
+        RecordFile(path, PENDULUM, "other", (3, 1), resume=True)
+
+
+def made(person: list[int], episode: list[int] | None = None) -> Record:
+    count = len(person)
+    rows = [
+        Step(e, 0.0, np.array([float(t)]), np.zeros(1), np.zeros(1), np.array([2.0**t]), bool(p))
+        for t, (p, e) in enumerate(zip(person, episode or [0] * count, strict=True))
+    ]
+    return Record.of(rows, "X-v0")
+
+
+def test_the_rule_labels_steps() -> None:
+    taken = made([0, 0, 0, 0, 1, 1, 1, 0, 0])
+    assert Labels(before=2, settle=1, passed=0.5).weights(taken).tolist() == [0.5, 0.5, 0, 0, 0, 1, 1, 0.5, 0.5]
+    two = made([0, 0, 0, 1, 0, 1], [0, 0, 1, 1, 1, 1])
+    assert Labels(before=5, passed=1.0).weights(two).tolist() == [1, 1, 0, 1, 0, 1]  # not into another episode
+    assert Labels(before=0, passed=0.0).weights(two).tolist() == [0, 0, 0, 1, 0, 1]
+
+
+def test_windows_lie_in_one_episode_and_have_no_bad_step() -> None:
+    taken = made([0, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 1, 1])
+    sums, means = windows(taken, Features.of("next"), 2, np.array([1, 1, 1, 1, 0, 1, 1, 0.5]))
+    assert sums.ravel().tolist() == [1 + 2, 32 + 64]
+    assert means.tolist() == [1, 1]
+
+
+def test_other_files_are_read_as_well(tmp_path: Path) -> None:
+    wanted = made([0, 1, 1, 0], [0, 0, 1, 1])
+    arrays = {name: getattr(wanted, name) for name in ("observation", "action", "next", "person", "episode")}
+    np.savez(tmp_path / "r.npz", **arrays)
+    found = Record.read(tmp_path / "r.npz", "X-v0")
+    assert np.array_equal(found.next, wanted.next)
+    assert found.person.tolist() == [False, True, True, False]
+    with pytest.raises(RepolicyError, match="name it with --env"):
+        Record.read(tmp_path / "r.npz")
+
+
+def test_a_dataset_of_lerobot_is_read(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    frames = {
+        "observation.state": [[0.0], [1.0], [2.0], [5.0], [6.0]],
+        "action": [[0.1]] * 5,
+        "episode_index": [0, 0, 0, 1, 1],
+        "timestamp": [0.0, 0.1, 0.2, 0.0, 0.1],
+        "complementary_info.is_intervention": [[False], [True], [True], [True], [False]],
+    }
+    parquet.write_table(arrow.table(frames), tmp_path / "d.parquet")
+    found = Record.read(tmp_path / "d.parquet", "X-v0")
+    assert found.observation.ravel().tolist() == [0, 1, 5]
+    assert found.next.ravel().tolist() == [1, 2, 6]
+    assert found.person.tolist() == [False, True, True]
+    assert found.episode.tolist() == [0, 0, 1]
+
+
+def test_a_person_who_never_takes_over_leaves_theta_within_its_error(policy: Path, tmp_path: Path) -> None:
+    found = acting(policy, Options(), False)
+    passed = alone(found, PENDULUM, seed=5)
+    wish = infer([passed], found, "action[0]^1,next[2]", 0.1)
+    assert (np.abs(wish.theta) < 3 * wish.covariance.diagonal() ** 0.5).all()
+
+
+def test_a_person_who_pushes_is_found_to_like_pushing(policy: Path, tmp_path: Path) -> None:
+    found = acting(policy, Options(), False)
+    beside = record(found, PENDULUM, tmp_path / "r.jsonl", 600, push, lambda o, a, acts: bool(a[0] < 0))
+    wish = infer([beside], found, "action[0]", 0.1, labels=Labels(before=1), length=1)
+    assert wish.theta[0] > 5 * wish.covariance[0, 0] ** 0.5
+    assert wish.source.endswith("in 600")
+
+
+def wants(observation: np.ndarray, proposed: np.ndarray, acts: bool) -> bool:
+    return bool(proposed[0] < 0)
+
+
+SMALL = {"steps": 256, "envs": 4, "n_steps": 32, "minibatch": 64, "ranks": 1, "evaluation_episodes": 1}
+
+
+def test_the_loop_goes_on_where_it_was_left(policy: Path, tmp_path: Path) -> None:
+    told: dict[str, Any] = {"omega": 0.1, "alpha": 0.1, "wants": wants, "steps": 120, "settings": SMALL, "length": 2}
+    words = (str(policy), PENDULUM, tmp_path, "action[0]", push)
+    told["labels"] = Labels(before=1)
+    first = learn_wish(*words, rounds=2, **told)
+    assert [each.run is not None for each in first] == [True, False]
+    kept = (tmp_path / "round-0" / "record.jsonl").stat().st_mtime_ns
+    again = learn_wish(*words, rounds=3, **told)
+    assert again[:2] == [first[0], again[1]]
+    assert again[1].rate == first[1].rate
+    assert (tmp_path / "round-0" / "record.jsonl").stat().st_mtime_ns == kept
+    assert (tmp_path / "round-1" / "run" / "policy.safetensors").exists()
+    assert open_wish(str(tmp_path / "round-1" / "wish.safetensors")).theta.shape == (1,)
+    calm = learn_wish(*words[:2], tmp_path / "calm", *words[3:], **(told | {"wants": lambda o, a, acts: False}))
+    assert [(each.rate, each.run) for each in calm] == [(0.0, None)]
+
+
+def test_the_commands(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "me.py").write_text(
+        "import numpy as np\ndef act(o, a): return np.array([1.5])\nact.wants = lambda o, a, acts: a[0] < 0\n"
+    )
+    main(["takeover", str(policy), "--person", "me.py:act", "--steps", "200", "--out", "r.jsonl", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert 0.2 < told["rate"] < 0.8
+    words = ["--policy", str(policy), "--features", "action[0]", "--alpha", "0.1", "--before", "1", "--length", "1"]
+    main(["infer", "r.jsonl", *words, "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["theta"]["action[0]"] > 0
+    assert open_wish("wish.safetensors").theta[0] == told["theta"]["action[0]"]
+
+
+def test_keys_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "r") as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        keys = TerminalKeys()
+        os.write(ours, b" q\n\x7f")
+        time.sleep(0.05)
+        assert keys.pressed() == ["space", "q", "enter", "backspace"]
+        assert "q" in keys.held()
+        assert keys.pressed() == []
+        keys.close()
+    os.close(ours)
+
+
+def test_keys_of_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    game = pytest.importorskip("pygame")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    keys = WindowKeys(rate=1000)
+    for key in (game.K_SPACE, game.K_RETURN, game.K_BACKSPACE, game.K_ESCAPE, game.K_q):
+        game.event.post(game.event.Event(game.KEYDOWN, key=key))
+    assert [key for key in keys.pressed() if key] == ["space", "enter", "backspace", "escape", "q"]
+    assert keys.held() == set()
+    keys.show(np.zeros((20, 30, 3), np.uint8), "the policy acts")
+    keys.close()
+
+
+def test_a_person_acts_by_keys() -> None:
+    box = gymnasium.spaces.Box(np.array([-1.0, -2.0]), np.array([1.0, 3.0]), dtype=np.float64)
+    assert by_keys(Typed(), box)(np.zeros(1), np.array([0.5, 0.5])).tolist() == [1.0, 0.5]
+    keys = Typed()
+    keys.held = lambda: {"s", "2"}  # type: ignore[method-assign]
+    assert by_keys(keys, box)(np.zeros(1), np.array([0.5, 0.5])).tolist() == [0.5, -2.0]
+    choices = gymnasium.spaces.Discrete(3)
+    assert by_keys(keys, choices)(np.zeros(1), np.array(0)) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "is no line of a record"),
+        ("{}\n", "has no 'record'"),
+        ('{"record": 9, "env": "X", "policy": "p", "sizes": [1, 1]}\n', "upgrade repolicy"),
+        ('{"record": 1, "env": "X", "policy": "p", "sizes": [1, 1]}\n', "the record has no steps"),
+        ('{"record": 1, "env": "X", "policy": "p", "sizes": [1, 1]}\n{"episode": 0}\n', "has no 'time'"),
+        ('{"record": 1, "env": "X", "policy": "p", "sizes": [1, 1]}\nnone}\n{"episode": 0}\n', "line 2 is no line"),
+    ],
+)
+def test_a_record_that_cannot_be_is_one_sentence(text: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_text(text)
+    with pytest.raises(RepolicyError, match=why):
+        Record.read(tmp_path / "r.jsonl")
+
+
+def test_what_cannot_be_inferred_is_one_sentence(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record(acting(policy, Options(), False), PENDULUM, Path("r.jsonl"), 20, push)
+    text = Path("r.jsonl").read_text()
+    Path("other.jsonl").write_text(
+        text.replace('"policy": "', '"policy": "x').replace('"person": false', '"person": true')
+    )
+    mine = ["--policy", str(policy), "--features", "action[0]", "--alpha", "0.1"]
+    for words, why in (
+        (["r.jsonl", *mine], "nobody took over"),
+        (["other.jsonl", *mine], "beside another policy"),
+        (["other.jsonl", *mine[:4]], "name --alpha"),
+        (["other.jsonl", *mine[2:]], "name --policy"),
+        (["other.jsonl", *mine[:2]], "name --features"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["infer", *words])
+        assert why in (error := capsys.readouterr().err), error
+        assert "Traceback" not in error
+    with pytest.raises(SystemExit):
+        main(["takeover", str(policy), "--keys", "terminal", "--steps", "5", "--out", "new.jsonl"])
+    assert "need a terminal or a window" in capsys.readouterr().err
