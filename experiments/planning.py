@@ -20,11 +20,13 @@ from experiments.pages import markdown
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.many.ledger import Row
 from repolicy.planning.asking import planned
+from repolicy.planning.distilling import distilled
 from repolicy.planning.planner import Planner, Search
 from repolicy.runs.machine import versions
 from repolicy.runs.ranks import one_thread
 
 DECISIONS = 50  # by which the speed is measured, one at a time
+KEPT_EPISODES = 20
 PARTS = ("basic_reward", "addon_reward", "total_reward")
 
 
@@ -70,6 +72,11 @@ PLANS = {
     },
 }  # fmt: skip
 
+KEPT = {
+    "kept/halfcheetah/20000": (Plan(*CHEETAH), 20_000),
+    "kept/ant/6400": (Plan(*ANT), 6_400),
+}
+
 
 def measured(plan: Plan) -> Row:
     """Return what a planner earns, beside its prior by the same seeds."""
@@ -88,6 +95,20 @@ def measured(plan: Plan) -> Row:
         row |= {"effective": tally.effective / tally.decisions, "prior_kept": tally.kept / tally.decisions}
         row["decisions_a_second"] = rate(planner, np.zeros((1, planner.observation_size), np.float32))
     return row | {"real_time": row["decisions_a_second"] * planner.model.seconds}
+
+
+def kept(plan: Plan, labels: int) -> Row:
+    """Return what a policy earns that is fitted to so many decisions of a planner, and how long that takes."""
+    made = planned(plan.prior, plan.addon, None, plan.omega, plan.states, plan.value, Search(seed=plan.seed))
+    began, said = time.process_time(), list[str]()
+    policy = distilled(made.planner, made.env, labels, plan.seed, said.append)
+    took, score = time.process_time() - began, made.planner.score
+    row: Row = {"versions": versions(), "prior": plan.prior, "addon": plan.addon, "env": made.env, "seed": plan.seed}
+    row |= {"omega": score.omega, "states": score.states, "value": score.value is not None, "labels": labels}
+    row |= {"notes": [*made.notes, *said], "seconds": round(took, 1), "steps": plan.steps}
+    for name, agent in (("before", made.planner.prior), ("after", policy)):
+        row[name] = summary(evaluate(agent, made.env, KEPT_EPISODES, addon=plan.addon, seed=EVALUATION_SEED))
+    return row
 
 
 def summary(found: Evaluation) -> Row:
@@ -116,7 +137,7 @@ def table(rows: dict[str, Row]) -> str:
                 "decisions a second", "times real time"]  # fmt: skip
     lines = list[list[str]]()
     for key, row in rows.items():
-        if key.startswith("omega/"):
+        if key.startswith(("omega/", "kept/")):
             continue
         before, after = row["before"], row["after"]
         search = row["search"]
@@ -145,6 +166,28 @@ def curve(rows: dict[str, Row]) -> str:
     return markdown(["prior", "ω′", "old reward", "wish", "total"], lines)
 
 
+def policies(rows: dict[str, Row]) -> str:
+    """Return a row a policy that was kept of a planner."""
+    headings = [
+        "prior, wish",
+        "decisions",
+        "seconds of one core",
+        "total: prior",
+        "kept",
+        "old reward",
+        "wish",
+        "falls",
+    ]
+    lines = list[list[str]]()
+    for key, row in rows.items():
+        if key.startswith("kept/"):
+            after = row["after"]
+            cells = [f"{row['labels']:,}", f"{row['seconds']:.0f}", with_error(row["before"]["total_reward"])]
+            cells += [f"**{with_error(after['total_reward'])}**", *(f"{after[name][0]:,.0f}" for name in PARTS[:2])]
+            lines.append([f"{row['prior']}, {row['addon']}", *cells, f"{after['ended_early']} of {after['episodes']}"])
+    return markdown(headings, lines)
+
+
 def with_error(number: list[float]) -> str:
     return f"{number[0]:,.0f} ± {number[1]:,.0f}"
 
@@ -153,8 +196,9 @@ def main() -> None:
     parser = campaign.parser("planning", __doc__, ())
     parser.add_argument("--only", default="", help="how the keys of those rows begin")
     options = parser.parse_args()
-    wanted = {key: partial(measured, plan) for key, plan in PLANS.items() if key.startswith(options.only)}
-    campaign.measure(options.ledger, wanted)
+    wanted = {key: partial(measured, plan) for key, plan in PLANS.items()}
+    wanted |= {key: partial(kept, *asked) for key, asked in KEPT.items()}
+    campaign.measure(options.ledger, {key: measure for key, measure in wanted.items() if key.startswith(options.only)})
 
 
 if __name__ == "__main__":

@@ -354,6 +354,7 @@ TABLES: Tables = {
     "sweeps": sweeps,
     "limits": lambda: limits.table(ledger("limits.jsonl")),
     "planning": lambda: planning.table(ledger("planning.jsonl")),
+    "planning_kept": lambda: planning.policies(ledger("planning.jsonl")),
     "planning_omega": lambda: planning.curve(ledger("planning.jsonl")),
     "dial": lambda: dial.table([*ledger("dial.jsonl").values()]),
     "dial_whole": lambda: dial.summary([*ledger("dial.jsonl").values()]),

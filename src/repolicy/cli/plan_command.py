@@ -39,8 +39,11 @@ class Plan:
     """An episode is cut after so many steps."""
     seed: int = 0
     """Of the planner's noise and of the environments."""
+    distil: int = 0
+    """Keep it as a policy that needs no planner: fit that to so many of the planner's decisions."""
     out: Path | None = None
-    """The planner's folder, which evaluate, compare and render take; by default runs/PRIOR-plan."""
+    """The planner's folder, which evaluate, compare and render take; with --distil the policy's file. By default
+    runs/PRIOR-plan or runs/PRIOR-planned.safetensors."""
     trust: bool = False
     """Run code that the prior's file names as its environment."""
     json: bool = False
@@ -51,6 +54,7 @@ class Plan:
         from repolicy.envs.addons import combined
         from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
         from repolicy.planning.asking import planned
+        from repolicy.planning.distilling import check_room, keep_as_policy
         from repolicy.planning.keeping import keep
         from repolicy.planning.planner import Search
         from repolicy.policies.storage import check_place
@@ -60,8 +64,12 @@ class Plan:
         from repolicy.runs.terminal import Terminal
 
         Settings(seed=self.seed)  # which refuses one that no environment takes
-        terminal, out = Terminal(), self.out or Path("runs", f"{as_file_name(stem_of(self.prior))}-plan")
-        check_place(out / PLAN)  # before the work, which would be lost
+        name = as_file_name(stem_of(self.prior)) + ("-planned.safetensors" if self.distil else "-plan")
+        terminal, out = Terminal(), self.out or Path("runs", name)
+        if self.distil:  # before the work, which would be lost
+            check_room(self.distil, out)
+        else:
+            check_place(out / PLAN)
         search = Search(samples=self.samples, horizon=self.horizon, seed=self.seed)
         made = planned(
             self.prior, self.addon, self.env, self.omega, self.states, self.value, search, self.reading, self.trust,
@@ -69,10 +77,14 @@ class Plan:
         )  # fmt: skip
         for note in made.notes:
             terminal.say(note)
-        keep(made, out)
         planner, found = made.planner, {}
+        agents: dict[str, Any] = {"prior": planner.prior, "planner": planner}
+        if self.distil:
+            agents["kept"] = keep_as_policy(made, self.distil, out, terminal.say)
+        else:
+            keep(made, out)
         with one_thread(), terminal.status(f"{made.env}: {counted(self.episodes, 'episode')}"):
-            for name, agent in (("prior", planner.prior), ("planner", planner)):
+            for name, agent in agents.items():
                 found[name] = evaluate(
                     agent, made.env, self.episodes, addon=combined(made.addons), seed=EVALUATION_SEED + self.seed,
                     longest=self.steps,
@@ -93,8 +105,11 @@ class Plan:
         )
         if tally.failed:
             terminal.say(f"{tally.failed:,} simulations broke down, and were left out")
-        terminal.say(f"its folder: {out}")
+        terminal.say(f"its {'file' if self.distil else 'folder'}: {out}")
         results = {name: evaluation.as_dict()["summary"] for name, evaluation in found.items()}
-        return {"folder": str(out), "env": made.env, "omega": planner.score.omega, "states": planner.score.states} | (
-            told | results
-        )
+        return {
+            "policy" if self.distil else "folder": str(out),
+            "env": made.env,
+            "omega": planner.score.omega,
+            "states": planner.score.states,
+        } | (told | results)
