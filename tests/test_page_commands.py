@@ -122,7 +122,7 @@ def quick(patch: pytest.MonkeyPatch) -> None:
     """Short episodes, few observations to fit, and no other processes: for pictures, and for the points of a sweep."""
     patch.setattr(evaluation, "LONGEST", 20)
     patch.setattr(worth, "LONGEST", 20)
-    for name, few in (("WANTED", 256), ("LEAST", 256), ("SKIPPED", 0), ("ENVS", 8)):
+    for name, few in (("WANTED", 256), ("FEWEST", 256), ("LEAST", 256), ("SKIPPED", 0), ("EACH", 32)):
         patch.setattr(states, name, few)
     for name, few in (("STEPS", 2), ("SKIPPED", 0)):
         patch.setattr(choosing, name, few)

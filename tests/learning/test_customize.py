@@ -162,6 +162,7 @@ def test_the_drift_is_held_on_its_way_to_the_budget_and_after_a_resumption(prior
             {"addon": tiny("constant")},
             "the same reward, 0, in all of 2,048 trial steps; if it is meant to be that rare",
         ),
+        ({"settings": {"steps": 255}}, "steps is 255, and one update takes 256: name that many at least"),
         ({"addon": tiny("stay_near") + "=0"}, "the same reward, 0, in all of 2,048 trial steps; its weight is 0"),
         ({"addon": tiny("badly_told")}, r"metric 'mean <lambda>' returned one number for"),
         ({"objective": Objective("basic", alpha=0.1)}, "task is the add-on"),

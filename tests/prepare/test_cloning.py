@@ -132,7 +132,7 @@ class Remembering:
     ],
 )
 def test_a_dial_goes_with_a_prior_that_is_fitted(weight: str, objective: Objective, dial: str, tmp_path: Path) -> None:
-    settings = replace(FEW, steps=512, checkpoint_every=1)
+    settings = replace(FEW, steps=FEW.iteration_steps, checkpoint_every=1)
     wish, env = f"{tiny('stay_near')}{weight}", tiny("LinearQuadratic")
     result = customize(steer, wish, objective, tmp_path / "run", settings, env=env, std=STD)
     assert [str(each) for each in read_policy(RunFolder(result.folder).last_policy).policy.dials] == [dial]

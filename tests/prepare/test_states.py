@@ -19,6 +19,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.prepare import states
 from repolicy.prepare.states import check_learnable, density_of, visited
 from repolicy.priors.opening import read_policy
 from repolicy.report.charts import learning
@@ -104,9 +105,7 @@ def asked(tmp_path: Path, out: str, objective: Objective, **options: Any) -> Any
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    from repolicy.prepare import states
-
-    for name, value in {"ENVS": 8, "WANTED": 400, "LEAST": 100}.items():
+    for name, value in {"EACH": 50, "WANTED": 400, "FEWEST": 400, "LEAST": 100}.items():
         monkeypatch.setattr(states, name, value)
     monkeypatch.setattr("repolicy.envs.evaluation.LONGEST", 50)
 
@@ -139,13 +138,18 @@ def test_a_run_stores_its_density_and_is_resumed_to_the_bit(tmp_path: Path, monk
     assert not all(torch.equal(ours[name], value) for name, value in without.policy.state_dict().items())
 
 
+def test_a_short_run_learns_its_states_from_fewer() -> None:
+    found = [states.wanted(steps) for steps in (3_000, 100_000, 256_000, 5_000_000)]
+    assert found == [8_000, 25_000, 64_000, 64_000]
+
+
 @pytest.mark.usefixtures("quick")
 def test_how_an_episode_begins_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of episodes of 3, 4, 5, ... steps that show their number, with the first three left out."""
     monkeypatch.setattr("repolicy.prepare.states.SKIPPED", 3)
     prior = read_policy(prior_in(tmp_path / "prior.safetensors", size=2)).policy
-    states = visited(prior, Request(tiny("Counter"), residual(0.1, 0.1, states=0.5), SETTINGS))
-    assert sorted(map(tuple, states[states[:, 0] < 4].unique(dim=0).tolist())) == [(2, 4), (3, 4), (3, 5)]
+    seen = visited(prior, Request(tiny("Counter"), residual(0.1, 0.1, states=0.5), SETTINGS))
+    assert sorted(map(tuple, seen[seen[:, 0] < 4].unique(dim=0).tolist())) == [(2, 4), (3, 4), (3, 5)]
 
 
 @pytest.mark.usefixtures("quick")

@@ -58,10 +58,10 @@ def test_training_takes_alpha_from_a_row_whatever_the_version_and_options() -> N
 
 
 def test_what_is_named_is_taken_without_a_word() -> None:
-    assert decide(soft(alpha=0.3), None, "Hopper-v4", (), FEW) == (soft(0.3), FEW, [])
-    assert decide(no_entropy(), None, "Hopper-v4", (), FEW) == (no_entropy(), FEW, [])
+    assert decide(soft(alpha=0.3), None, "Hopper-v4", (), FEW) == (soft(0.3), FEW, [], 0)
+    assert decide(no_entropy(), None, "Hopper-v4", (), FEW) == (no_entropy(), FEW, [], 0)
     every = residual(0.3, 0.2, 0.1)
-    assert decide(every, prior(), ENV, (), FEW) == (residual(0.3, 0.2, 0.1), FEW, [])
+    assert decide(every, prior(), ENV, (), FEW) == (residual(0.3, 0.2, 0.1), FEW, [], 0)
 
 
 def test_alpha_is_scaled_from_the_reward() -> None:
@@ -90,7 +90,7 @@ def test_a_reward_that_trial_steps_do_not_see() -> None:
 
 def test_customizing_takes_the_priors_alpha_then_omega_then_the_wish() -> None:
     wish = (f"{HERE}either_way=5",)
-    assert decide(kl(), prior(request=told(0.7)), ENV, wish, FEW) == (kl(0.7), FEW, [])
+    assert decide(kl(), prior(request=told(0.7)), ENV, wish, FEW) == (kl(0.7), FEW, [], 0)
     found = decide(residual(0.4), prior(), ENV, wish, FEW)
     assert found.objective == residual(0.4, 0.13)
     assert "alpha is 0.13, a third of omega" in found.notes[0]
@@ -202,10 +202,11 @@ def test_a_prior_whose_worth_cannot_be_told_is_held_by_a_budget() -> None:
         decide(residual(), still, f"{HERE}Indifferent", (f"{HERE}nowhere=0..1",), FEW)
 
 
-def test_where_a_worth_stays_uncertain_alpha_begins_at_the_most_that_it_can_be() -> None:
+def test_where_a_worth_stays_uncertain_alpha_begins_at_the_most_that_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the file tells nothing, or what may be chance: who is held too much is let go later."""
     rarely, wish = RARELY, (CALM,)
     short = replace(FEW, steps=64)
+    monkeypatch.setattr("repolicy.prepare.weights.FEWEST", 32)
     for card in ({}, {"nat_worth": {"value": 0.25, "error": 0.2, "episodes": 8}}):
         held = decide(residual(), SavedPolicy(optimum(), None, card), rarely, wish, short)
         assert held.settings.kl_budget == BUDGET

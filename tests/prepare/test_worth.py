@@ -224,7 +224,7 @@ def test_nats_are_counted_where_their_episodes_go() -> None:
     value: Any = pytest.approx(5 / (10 * of_mode + 5 * entropy), rel=1e-5)
     expected = Worth(value, 0.0, 4)
     assert measured(policy, env, 4) == expected
-    assert sought(policy, env, (), 1) == Worths(replace(expected, episodes=EPISODES), None, 5.0)
+    assert sought(policy, env, (), 1) == Worths(replace(expected, episodes=EPISODES), None, 5.0, (10 + 5) * EPISODES)
 
 
 class Calms(Tiny):

@@ -156,7 +156,8 @@ def test_the_command_on_the_page_asks_for_the_same_run(runs: tuple[RunFolder, Ru
     assert request is not None
     words = shlex.split(report.repeat(runs[which], request))
     command = cli._parsed(words[1], words[2:])
-    usual = customize_defaults(read_policy(command.prior).policy) if which else train_defaults(ENV)
+    steps = command.settings.get("steps", 1_000_000)
+    usual = customize_defaults(read_policy(command.prior).policy, steps) if which else train_defaults(ENV)
     settings = replace(usual, **command.settings)
     assert json.loads(json.dumps(settings.as_dict())) == request["settings"]
     assert command.addon == tuple(request["addons"])

@@ -82,6 +82,26 @@ def test_customizing_goes_by_the_shape_of_the_prior() -> None:
     assert robot.iteration_steps % robot.minibatch == hopper.iteration_steps % hopper.minibatch == 0
 
 
+@pytest.mark.parametrize(("hidden", "width"), [((64, 64), 1), ((64, 64), 3), ((512, 256, 128), 12), ((256, 256), 40)])
+def test_few_steps_have_enough_updates_and_a_million_is_as_it_was(hidden: tuple[int, ...], width: int) -> None:
+    """The fewer steps, the smaller are updates and what they trust; from a million on all is by the shape alone."""
+    found = [customize_defaults(policy(hidden, width), steps) for steps in (3_000, 30_000, 100_000, 300_000, 1_000_000)]
+    for settings in found:
+        assert settings.iterations >= min(60, settings.steps // 256)
+        assert settings.iteration_steps % settings.minibatch == 0
+        assert settings.iteration_steps >= 4 * settings.minibatch
+        assert settings.checkpoint_every * settings.iteration_steps >= 16 * 8192
+    for name in ("iteration_steps", "gamma", "desired_kl", "target_kl"):
+        values = [getattr(settings, name) for settings in found]
+        assert values == sorted(values)
+        assert (values[0] < values[-1]) == (width <= 3 or not name.endswith("kl"))
+    assert [settings.evaluation_episodes for settings in found] == [0, 0, 0, 8, 8]
+    million, more = found[-1], customize_defaults(policy(hidden, width), 5_000_000)
+    assert replace(more, steps=1_000_000) == million == customize_defaults(policy(hidden, width))
+    wanted = {"gamma": 0.97, "desired_kl": 0.01, "target_kl": 0.03, "critic_warmup": 0.05, "checkpoint_every": 16}
+    assert {name: getattr(million, name) for name in wanted} == wanted
+
+
 def test_extreme_shapes_have_settings_too() -> None:
     for made in (policy((), 1), policy((8,), 1), policy((4096,), 500)):
         settings = customize_defaults(made)

@@ -164,7 +164,7 @@ class Customize(Run):
     @staticmethod
     def usual() -> tuple[str, list[Settings]]:
         """Return what the settings depend on by default, and examples."""
-        return "the prior", [of_shape(64, 1), of_shape(256, 12)]
+        return "the prior and the steps", [of_shape(64, 1), of_shape(256, 12), of_shape(64, 1, 10_000)]
 
     def run(self) -> dict[str, Any]:
         from repolicy.learning.training import customize
@@ -306,7 +306,7 @@ class Sweep:
     @staticmethod
     def usual() -> tuple[str, list[Settings]]:
         """Return what the settings depend on by default, and examples."""
-        return "the prior", [of_shape(64, 1), of_shape(256, 12)]
+        return "the prior and the steps", [of_shape(64, 1), of_shape(256, 12), of_shape(64, 1, 10_000)]
 
     def run(self) -> dict[str, Any]:
         from repolicy.many.sweep import sweep

@@ -135,9 +135,9 @@ def work(
 def tell_worth(request: Request, folder: RunFolder) -> None:
     """Measure what a nat of the policy that is handed out is worth and write it into its card."""
     saved = read_policy(folder.policy)
-    if "nat_worth" in saved.card:
-        return
     episodes = 4 * request.settings.evaluation_episodes
+    if "nat_worth" in saved.card or not episodes:
+        return
     worth = measured(
         saved.policy, request.env, episodes, addons=request.addons, backend=request.settings.backend,
         addon_alone=not request.objective.reads_basic,

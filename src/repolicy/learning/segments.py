@@ -82,7 +82,7 @@ class Segments:
         An iteration that was under way then is lost, unless it ended a segment.
         """
         worker, settings, started = self.worker, self.worker.settings, time.perf_counter()
-        if worker.prior is not None and worker.iteration == 0:
+        if worker.prior is not None and worker.iteration == 0 and self.evaluates:
             self.keep(self.evaluated(), start=True)
         while worker.iteration < settings.iterations:
             end = min(worker.iteration + settings.checkpoint_every, settings.iterations)
@@ -149,14 +149,18 @@ class Segments:
     def end(self) -> dict[str, float]:
         """Return a short evaluation, shared out over the ranks, and the policy that is handed out."""
         self.worker.close()
-        return self.keep(self.evaluated())
+        return self.keep(self.evaluated() if self.evaluates else {})
+
+    @property
+    def evaluates(self) -> bool:
+        return self.worker.settings.evaluation_episodes > 0
 
     def keep(self, metrics: dict[str, float], start: bool = False) -> dict[str, float]:
         """Keep the policy as a candidate where its objective is the highest so far and, but at the start, as a file."""
         worker = self.worker
         last = Candidate(frozen(worker.learner.policy), worker.steps, metrics)
         highest = -np.inf if self.candidate is None else self.candidate.evaluation["evaluation_objective"]
-        if self.comparable and metrics["evaluation_objective"] > highest:
+        if self.evaluates and self.comparable and metrics["evaluation_objective"] > highest:
             self.candidate = last
         if start:
             return metrics

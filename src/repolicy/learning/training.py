@@ -34,6 +34,7 @@ from repolicy.prepare.session import (
     settings_of,
     shown,
 )
+from repolicy.prepare.spending import spending
 from repolicy.prepare.states import check_learnable
 from repolicy.prepare.weights import decide, trial
 from repolicy.priors.kinds import Function
@@ -97,7 +98,7 @@ def train(
     with watchdog(env_timeout):
         name = with_roles(name, backend=how.backend)
         notes = [f"training in {name}, into {folder.path}", *notes]
-        wanted, how, chosen = decide(wanted, None, name, wishes, how)
+        wanted, how, chosen, _ = decide(wanted, None, name, wishes, how)
         if wanted.reads_prior:
             raise UsageError("an objective with omega above 0 needs a prior: use customize")
         if wanted.reads_states:
@@ -190,7 +191,7 @@ def customize(
     else:
         start = open_prior(prior, reading, init, trust, folder.prior)
     name = with_observed(name or start.env(trust), observe, observe_critic)
-    usual = start.usual(name) if before is None else before.settings
+    usual = start.usual(name, settings) if before is None else before.settings
     how, notes = ranks_for(start.settings(settings_of(settings, usual)), [name, *wishes])
     wanted, how = continued(wanted, how.resolved(), before, folder.path)
     with watchdog(env_timeout):
@@ -212,13 +213,15 @@ def customize(
         notes += try_addon(saved.policy, name, wishes, how, sparse, limits_of(held, name))
         if decoder(name) is not None and before is None:
             notes += free(saved.policy, name, wishes, how)
-        wanted, how, chosen = decide(wanted, saved, name, wishes, how, say)
+        wanted, how, chosen, measured = decide(wanted, saved, name, wishes, how, say)
         if not wanted.reads_addon:
             raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
         request = Request(name, wanted, how, wishes, hashlib.sha256(content).hexdigest(), sparse, held)
         check(request)
         if wanted.reads_states:
             check_learnable(saved.policy)
+        if before is None:
+            chosen = [*chosen, spending(request, measured).sentence]
         return run(request, folder, resume, callbacks, [*notes, *chosen], content, env_timeout, start)
 
 
@@ -310,5 +313,10 @@ def check(request: Request) -> None:
         )
     if settings.keep is not None and not (request.prior and objective.omega > 0):
         raise UsageError("keep moves omega, from a value above 0 on: it goes with customize, and not with greedy")
+    if request.prior and settings.steps < settings.iteration_steps:
+        raise UsageError(
+            f"steps is {settings.steps:,}, and one update takes {settings.iteration_steps:,}: name that many at least, "
+            "or fewer --envs or --n-steps"
+        )
     if request.prior and request.settings.family != "auto":
         raise UsageError("a policy keeps the family of its prior while it is customized: leave --family out")

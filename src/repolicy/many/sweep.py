@@ -114,7 +114,7 @@ def sweep(
         wishes, name, sparse = wishes or tuple(kept["addons"]), name or kept["env"], sparse or kept["sparse"]
         alpha = kept["alpha"] if alpha is None else alpha  # with other values of omega, the same
         states = kept["states"] if states is None else states
-    usual = Settings(**validated(kept["settings"], f"the sweep in {folder}")) if before else start.usual("")
+    usual = Settings(**validated(kept["settings"], f"the sweep in {folder}")) if before else start.usual("", settings)
     how = settings_of(settings, usual)
     if how.ranks > 1:
         raise UsageError(f"ranks is {how.ranks}; a sweep trains each point on one core: leave ranks out")

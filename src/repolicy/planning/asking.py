@@ -98,7 +98,7 @@ def planned(
     notes, settings = list[str](), Settings()
     tries = omega is None and states is None and not value
     if omega is None or states is None:
-        weights, _, reward = Weighing(start.saved, place, wishes, settings, say).weights("--omega and --states")
+        weights, _, reward, _ = Weighing(start.saved, place, wishes, settings, say).weights("--omega and --states")
         if weights is None:
             raise UsageError(
                 "what a nat of the prior is worth cannot be told from its episodes: name --omega and --states"

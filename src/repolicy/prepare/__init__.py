@@ -9,6 +9,7 @@ __all__ = [
     "generative",
     "imitation",
     "session",
+    "spending",
     "states",
     "weights",
     "worth",

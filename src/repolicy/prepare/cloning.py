@@ -38,6 +38,7 @@ SCORED_ROUNDS = 8  # where the prior cannot act, its states are found on the way
 STEPS = 32_768  # environment steps in a round, unless the whole run is shorter
 FIT_EPOCHS = 30  # at most, in a round of regression
 ENVS, BLOCK = 32, 64
+EPISODES = 8  # in which prior and clone are compared, where a run has no evaluation
 EDGE, LIKELY, NARROWEST = 0.99, 15, 0.05  # before tanh: the largest share of a bound, drawn actions, the least std
 AT_BOUND = 0.3  # the least std at a bound, where all draws are cut: narrower, these would outweigh all else in the fit
 DRAWS, MINIBATCH, EPOCHS = 16, 128, 4  # when there are only log-probabilities to fit to
@@ -257,7 +258,7 @@ class Compared:
 
 
 def compared(prior: Exact, policy: Policy, env: str, settings: Settings) -> Compared:
-    episodes, seed = settings.evaluation_episodes, settings.seed
+    episodes, seed = settings.evaluation_episodes or EPISODES, settings.seed
 
     def run(agent: Any) -> Evaluation:
         return run_episodes(agent, envs, episodes, prior=prior, deterministic=False, seed=seed, longest=LONGEST)

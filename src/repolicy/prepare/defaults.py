@@ -1,6 +1,7 @@
 """The table of settings, a row an environment, and what customizing does otherwise."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,44 +61,65 @@ def train_defaults(env: str) -> Settings:
 
 # Customizing ----------------------------------------------------------------------------------------------------------
 
+STEPS = 1_000_000
 GAMMA = 0.97  # lower than in training: log prior looks ahead already, so this is for the add-on alone
 SAMPLES = 128  # in a minibatch for each number of an action, because each number adds noise
 HORIZON = 128
-ROLLOUT = 8192  # samples in an update, at least
+ROLLOUT = 8192  # samples in an update, at least, where the budget is no limit
+UPDATES = 60  # that a run has at least, as long as
+LEAST = 256  # samples are in each
+FEWEST_ENVS = 8
+SEGMENT = 16 * ROLLOUT  # steps between two checkpoints, at least
+EVALUATED = 200_000  # steps, below which a run is not evaluated while it trains: that takes 8,000 each time
 WIDEST_CRITIC = 256
 
 
-def customize_defaults(prior: "str | Path | Policy") -> Settings:
+def customize_defaults(prior: "str | Path | Policy", steps: int = STEPS) -> Settings:
     """Return the settings for customizing a policy, the same rules for any, in any environment and with any add-on.
 
     A good policy is easily broken, and its critic begins with nothing. So the step is steered by how far it moves the
     policy, from a first one that is smaller for wider networks; the batch grows with the numbers of an action; and the
-    actor waits for the critic. `prior` is a policy or names one, as for `customize`.
+    actor waits for the critic. With few `steps`, updates are smaller so that there are enough of them. `prior` is a
+    policy or names one, as for `customize`.
     """
     from repolicy.priors.finding import find_policy
     from repolicy.priors.opening import read_policy
 
     spec = (read_policy(find_policy(prior)).policy if isinstance(prior, str | Path) else prior).spec
-    return of_shape(max((64, *spec.hidden)), spec.actions.width)
+    return of_shape(max((64, *spec.hidden)), spec.actions.width, steps)
 
 
-def of_shape(widest: int, numbers: int) -> Settings:
+def usual_for(prior: "str | Path | Policy", steps: int) -> Settings:
+    """Return the settings that a command which names these steps, or none where they are the usual ones, goes by."""
+    return replace(customize_defaults(prior, steps), steps=STEPS)
+
+
+def of_shape(widest: int, numbers: int, steps: int = STEPS) -> Settings:
     """Return the same by the widest layer of the policy and how many numbers its actions have."""
     nearest = 2 ** round(math.log2(SAMPLES * numbers))  # power of two, in ratio
     minibatch = max(256, min(4096, nearest))
+    wanted = max(LEAST, 2 ** int(math.log2(max(steps, UPDATES) / UPDATES)))
+    rollout = min(wanted, max(ROLLOUT, 4 * minibatch))
+    envs = max(FEWEST_ENVS, rollout // HORIZON)
+    calm = min(1.0, (rollout / ROLLOUT) ** 0.25)  # a smaller batch tells less, so its critic looks less far ahead, and
+    step = min(
+        1.0, calm * max(1.0, numbers / 3)
+    )  # it moves the policy less, whose KL is a sum over the numbers of an action
     critic = min(WIDEST_CRITIC, widest)
     return Settings(
-        steps=1_000_000,
-        envs=max(ROLLOUT, 4 * minibatch) // HORIZON,
-        n_steps=HORIZON,
-        checkpoint_every=16,
+        steps=steps,
+        envs=envs,
+        n_steps=rollout // envs,
+        checkpoint_every=max(16, SEGMENT // rollout),
         epochs=4,
-        minibatch=minibatch,
+        minibatch=min(minibatch, rollout // 4),
+        evaluation_episodes=8 if steps >= EVALUATED else 0,
         learning_rate=3e-4 * math.sqrt(64 / widest),
         schedule="adaptive",
-        target_kl=0.03,
-        gamma=GAMMA,
-        critic_warmup=0.05,
+        desired_kl=0.01 * step,
+        target_kl=0.03 * step,
+        gamma=1.0 - (1.0 - GAMMA) / calm,
+        critic_warmup=0.05 / calm,
         critic_explains=0.3,
         hidden=(critic, critic),
     )

@@ -24,7 +24,7 @@ from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy, frozen, seeded
 from repolicy.policies.storage import read, write
 from repolicy.prepare.cloning import clone, spec_of
-from repolicy.prepare.defaults import customize_defaults
+from repolicy.prepare.defaults import STEPS, customize_defaults
 from repolicy.prepare.weights import trial
 from repolicy.priors.code import Source, opened, source_of
 from repolicy.priors.kinds import Exact, MeanPrior, ScoredPrior
@@ -261,14 +261,16 @@ class Start:
             )
         return replace(settings, ranks=1)
 
-    def usual(self, env: str) -> Settings:
-        """Return the default settings."""
+    def usual(self, env: str, settings: Settings | Mapping[str, Any] | None) -> Settings:
+        """Return the default settings for as many steps as these name."""
+        steps = settings.get("steps") if isinstance(settings, Mapping) else None
+        steps = STEPS if steps is None else validated({"steps": steps}, "settings")["steps"]
         if self.exact is None:
             assert self.saved is not None
-            return customize_defaults(self.saved.policy)
+            return customize_defaults(self.saved.policy, steps)
         env = self.with_roles(env)
         exact, env = placed(self.exact, env) if isinstance(self.exact, MeanPrior) else (self.exact, env)
-        return customize_defaults(Policy(spec_of(exact, env)))
+        return customize_defaults(Policy(spec_of(exact, env)), steps)
 
     def with_roles(self, env: str, backend: Backend = "auto") -> str:
         """Return the environment's name with the parts that this prior and a critic observe."""

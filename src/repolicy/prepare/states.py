@@ -16,10 +16,12 @@ from repolicy.runs import ranks
 from repolicy.runs.request import Request, derived_seed
 
 SKIPPED = 50  # first steps of an episode, which depend on how the environment begins and not on the prior
-WANTED = 64_000  # how many observations are collected
+WANTED = 64_000  # how many observations are collected, at most
+FEWEST = 8_000  # and at least, in a short run
+SHARE = 0.25  # of a run's steps, between these two
 LEAST = 6_400  # with fewer observations the fit is refused
 PATIENCE = 4  # at most this many times the steps that would do if no episode ended
-ENVS, BLOCK = 64, STRETCH
+EACH, BLOCK = 1_000, STRETCH  # observations of an environment, and of one block
 MOST_NUMBERS = 1_000  # in an observation; a policy's file holds the square of it
 
 
@@ -30,6 +32,11 @@ def check_learnable(prior: Policy) -> None:
             f"the prior sees {prior.observation_size:,} numbers, and states of more than {MOST_NUMBERS:,} are not "
             "learned: --states 0 goes without them"
         )
+
+
+def wanted(steps: int) -> int:
+    """Return how many observations are collected before a run of so many steps."""
+    return int(min(WANTED, max(FEWEST, SHARE * steps)))
 
 
 def density_of(prior: Policy, request: Request, team: ranks.Ranks) -> Density:
@@ -49,15 +56,16 @@ def visited(prior: Policy, request: Request) -> Tensor:
 
     Those of an environment follow each other, for a block of steps.
     """
-    seed = derived_seed(request.settings.seed, 0, 2000)
+    seed, many = derived_seed(request.settings.seed, 0, 2000), wanted(request.settings.steps)
+    count = max(1, many // EACH)
     blocks, steps, episodes = [np.empty((0, prior.observation_size))], 0, 0
-    with closing(make_envs(request.env, ENVS, seed, request.settings.backend)) as envs:
+    with closing(make_envs(request.env, count, seed, request.settings.backend)) as envs:
         collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=True)
-        while sum(map(len, blocks)) < WANTED and steps < PATIENCE * (WANTED + ENVS * SKIPPED):
+        while sum(map(len, blocks)) < many and steps < PATIENCE * (many + count * SKIPPED):
             rollout = collector.collect(prior)
             assert rollout.next_observations is not None
             blocks.append(rollout.next_observations.swapaxes(0, 1)[rollout.ages.T > SKIPPED])
-            steps += BLOCK * ENVS
+            steps += BLOCK * count
             episodes += len(rollout.episodes.lengths)
     states = np.concatenate(blocks).astype(np.float32)
     check_enough(len(states), steps / max(episodes, 1))

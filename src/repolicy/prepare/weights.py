@@ -20,7 +20,7 @@ from repolicy.objective import Objective
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Agent, Policy, seeded
 from repolicy.prepare.states import MOST_NUMBERS, SKIPPED
-from repolicy.prepare.worth import Worth, Worths, sought
+from repolicy.prepare.worth import EPISODES, LONGEST, Worth, Worths, sought
 from repolicy.ranges import Range
 from repolicy.runs.ranks import one_thread
 from repolicy.runs.request import spec_for
@@ -34,7 +34,8 @@ UNSEEN = 0.01  # alpha where the trial steps see no reward
 BUDGET = 2.0  # nats a step that a policy may drift, where nobody can tell what a nat is worth
 SHARE_OF_CHOICES = 0.25  # the same for choices, as a share of what can be chosen from, in nats
 BUDGET_OF_NOISE = 5.0  # nats an episode that the noise of a generative policy may drift
-MEASURED = 0.25  # of a run's steps, at most, to measure that before
+MEASURED = 0.25  # of a run's steps, at most, to measure that before, but for
+FEWEST = 8  # episodes of each kind
 
 ENVS, STEPS = 8, 256  # of a trial
 
@@ -47,6 +48,7 @@ class Decision(NamedTuple):
     objective: Objective
     settings: Settings
     notes: list[str]
+    steps: int = 0  # of the environment, that it took to measure what a nat is worth
 
 
 def decide(
@@ -77,7 +79,7 @@ def decided(objective: Objective, task: "Weighing") -> Decision:
     """Return the same for a policy that is customized, wherever its episodes run."""
     prior, wishes, settings = task.prior, task.wishes, task.settings
     assert prior is not None
-    omega, states, notes, most = objective.omega, objective.states, list[str](), 0.0
+    omega, states, notes, most, taken = objective.omega, objective.states, list[str](), 0.0, 0
     if settings.budget is not None and settings.keep is None:
         if omega not in (None, "auto"):
             option = "--kl-budget" if settings.kl_budget is not None else "--log-prior-budget"
@@ -86,7 +88,7 @@ def decided(objective: Objective, task: "Weighing") -> Decision:
     elif omega is None and task.acts_by_noise:
         omega = "auto"
     elif omega is None:
-        known, most, reward = task.weights("--omega or --kl-budget")
+        known, most, reward, taken = task.weights("--omega or --kl-budget")
         if known is None and (isinstance(objective.alpha, Range) or addons.dials(wishes)):
             raise UsageError(
                 "what the prior's log-probability is worth cannot be told, and beside a dial no budget can find it: "
@@ -105,7 +107,7 @@ def decided(objective: Objective, task: "Weighing") -> Decision:
                 "weight of its states; --omega and --states set others"
             )
     elif omega != "auto" and states is None:  # small values of omega alone would stand still
-        known, *_ = task.weights("--states")
+        known, _, _, taken = task.weights("--states")
         states = 0.0 if known is None else known.states
         notes.append(
             "what a nat of the prior is worth cannot be told, so new states have no price; --states names one"
@@ -128,7 +130,7 @@ def decided(objective: Objective, task: "Weighing") -> Decision:
         if isinstance(alpha, Range) or not 0.0 < alpha < math.inf:
             raise UsageError(f"alpha is {alpha}; where a budget moves omega and alpha it must be one number above 0")
         omega = alpha
-    return Decision(replace(objective, omega=omega, alpha=alpha, states=states or 0.0), settings, notes)
+    return Decision(replace(objective, omega=omega, alpha=alpha, states=states or 0.0), settings, notes, taken)
 
 
 def with_alpha(objective: Objective, alpha: float) -> Objective:
@@ -154,11 +156,12 @@ class Weighing:
     settings: Settings
     say: Say
 
-    def weights(self, unless: str) -> "tuple[Weights | None, float, str]":
+    def weights(self, unless: str) -> "tuple[Weights | None, float, str, int]":
         """Return the weights by the prior's card or, where that does not tell, by its episodes.
 
-        And the most that a nat can be worth by these, and of which reward. A wish is measured at weight 1, so that ten
-        times its weight is ten times more beside the prior. `unless` names the option that goes without measuring.
+        And the most that a nat can be worth by these, of which reward, and how many steps they took. A wish is measured
+        at weight 1, so that ten times its weight is ten times more beside the prior. `unless` names the option that
+        goes without measuring.
         """
         assert self.prior is not None
         card, policy = self.prior.card, self.prior.policy
@@ -166,7 +169,7 @@ class Weighing:
         if known is not None:
             trained_with = card.get("request", {}).get("addons")
             whose = "the reward that it was trained with" if trained_with else "the environment's reward"
-            return known, known.omega, whose
+            return known, known.omega, whose, 0
         self.say(
             "measuring what a nat of the prior is worth, by episodes of its mean action and of sampled ones "
             f"({unless} goes without)"
@@ -174,7 +177,7 @@ class Weighing:
         found = self.worths()
         weights = weights_found(found, policy.observation_size)
         in_wish = weights is not None and wish_counts_more(found)
-        return weights, found.most, self.wish if in_wish else "the environment's reward"
+        return weights, found.most, self.wish if in_wish else "the environment's reward", found.steps
 
     @property
     def wish(self) -> str:
@@ -184,8 +187,11 @@ class Weighing:
         """Return what a nat is worth by episodes of the prior."""
         assert self.prior is not None
         longest = int(MEASURED * self.settings.steps)
+        episodes = max(FEWEST, min(EPISODES, longest // (2 * LONGEST)))
         with one_thread():
-            return sought(self.prior.policy, self.env, addons.at_one(self.wishes), longest, self.settings.backend)
+            return sought(
+                self.prior.policy, self.env, addons.at_one(self.wishes), longest, self.settings.backend, episodes
+            )  # fmt: skip
 
     def paid(self) -> np.ndarray:
         """Return what the wish pays in some steps of the prior."""

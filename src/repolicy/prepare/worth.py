@@ -107,6 +107,7 @@ class Worths:
     basic: Worth | None  # None where the environment's reward is no number
     addon: Worth | None
     length: float
+    steps: int = 0  # that these episodes took, of both kinds
 
     @property
     def known(self) -> list[Worth]:
@@ -122,16 +123,22 @@ class Worths:
         return max((worth.value + 2 * worth.error for worth in self.told), default=0.0)
 
 
-def sought(policy: Policy, env: str, addons: tuple[str, ...], steps: int, backend: Backend = "auto") -> Worths:
+def sought(
+    policy: Policy,
+    env: str,
+    addons: tuple[str, ...],
+    steps: int,
+    backend: Backend = "auto",
+    episodes: int = EPISODES,
+) -> Worths:
     """Rounds of episodes until a worth is known, nothing speaks for one, or this took so many steps."""
-    rounds, taken = list[tuple[Evaluation, Evaluation]](), 0
+    rounds = list[tuple[Evaluation, Evaluation]]()
     while True:
-        seed = EVALUATION_SEED + EPISODES * len(rounds)  # an environment has the seed of the one before it, plus 1
-        rounds.append(_episodes(policy, env, EPISODES, seed, addons, backend))
+        seed = EVALUATION_SEED + episodes * len(rounds)  # an environment has the seed of the one before it, plus 1
+        rounds.append(_episodes(policy, env, episodes, seed, addons, backend))
         found = _together(rounds)
-        taken += sum(int(one.lengths.sum()) for one in rounds[-1])
         likely = any(worth.value > worth.error for worth in found.told)
-        if found.known or not likely or taken >= steps:
+        if found.known or not likely or found.steps >= steps:
             return found
 
 
@@ -149,7 +156,8 @@ def _together(rounds: list[tuple[Evaluation, Evaluation]]) -> Worths:
         )
 
     length = float(np.mean([sampled.lengths for _, sampled in rounds]))
-    return Worths(in_reward("basic"), in_reward("addon"), length)
+    taken = int(sum(one.lengths.sum() for each in rounds for one in each))
+    return Worths(in_reward("basic"), in_reward("addon"), length, taken)
 
 
 def _episodes(

@@ -12,7 +12,7 @@ from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.trust import addons_of, env_of
 from repolicy.loading import counted, printable
 from repolicy.policies.file import SavedPolicy
-from repolicy.prepare.defaults import customize_defaults, train_defaults
+from repolicy.prepare.defaults import train_defaults, usual_for
 from repolicy.priors.finding import find_policy
 from repolicy.priors.hub import FILE, Place, in_sentences, library, place
 from repolicy.priors.opening import own_bytes, read_policy
@@ -165,7 +165,7 @@ def _repeat(path: Path, saved: SavedPolicy, elsewhere: str) -> str:
         return _quoted(str(card.get("command", "")))
     whole = Request.from_dict(asked)
     arguments = words(whole, "PRIOR" if saved.prior else "")
-    usual = customize_defaults(saved.prior) if saved.prior else train_defaults(whole.env)
+    usual = usual_for(saved.prior, whole.settings.steps) if saved.prior else train_defaults(whole.env)
     return shlex.join(["repolicy", *arguments, *options(whole.settings, usual)]) if arguments else ""
 
 

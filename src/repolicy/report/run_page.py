@@ -21,7 +21,7 @@ from repolicy.loading import file_sum
 from repolicy.objective import Objective, name_of
 from repolicy.policies.file import SavedPolicy, read_card
 from repolicy.policies.storage import write_bytes
-from repolicy.prepare.defaults import customize_defaults, train_defaults
+from repolicy.prepare.defaults import train_defaults, usual_for
 from repolicy.priors.opening import read_policy
 from repolicy.report import charts, page
 from repolicy.report.charts import learning
@@ -324,7 +324,7 @@ def repeat(folder: RunFolder, request: dict[str, Any]) -> str:
     if customized and (not folder.prior.exists() or "clone_of" in read_card(folder.prior)):
         return ""
     arguments = words(asked, _prior_of(folder, request) if customized else "")
-    usual = customize_defaults(folder.prior) if customized else train_defaults(asked.env)
+    usual = usual_for(folder.prior, asked.settings.steps) if customized else train_defaults(asked.env)
     parts = ["repolicy", *arguments, *options(asked.settings, usual), "--out", f"{folder.path}-again"]
     return shlex.join(parts) if arguments else ""
 

@@ -150,8 +150,9 @@ class Settings(AnySettings):
     min_std: float = 1e-3
     """Lower bound of the std."""
 
-    evaluation_episodes: Annotated[int, Within(1, 1e6)] = 8
-    """Episodes of the short evaluation at the end of every segment, in equal shares for the ranks, of 1 at least."""
+    evaluation_episodes: Annotated[int, Within(0, 1e6)] = 8
+    """Episodes of the short evaluation at the end of every segment, in equal shares for the ranks, of 1 at least; 0 for
+    no evaluation."""
     critic_warmup: Annotated[float, Within(0, 1)] = 0.0
     """Share of the steps that fit the critic alone, before the actor moves."""
     critic_explains: Annotated[float | None, Within(-1e6, 1)] = None

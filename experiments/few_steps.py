@@ -1,0 +1,115 @@
+"""What customizing reaches with few steps of the environment, all of them counted. A line of the ledger a run.
+
+    python -m experiments.few_steps --jobs 1
+    python -m experiments.few_steps --picture docs/images/few-steps.png     # of what is in the ledger
+
+`rule` is the default, `large` the settings of a million steps whatever the budget is. `--only` takes the beginnings of
+keys.
+"""
+
+from pathlib import Path
+from statistics import mean
+
+import matplotlib.pyplot as plt
+
+from experiments import campaign
+from experiments.heavy import SEEDS, TASKS, made
+from experiments.one import Run
+from experiments.pages import each_and_mean, markdown
+from repolicy.many.ledger import Ledger, Row
+from repolicy.prepare.defaults import customize_defaults
+from repolicy.prepare.spending import spending
+from repolicy.priors.finding import find_policy
+from repolicy.runs.request import Request
+
+NAMES = ("halfcheetah_10", "ant", "hopper")
+STEPS = ("1e4", "3e4", "1e5", "3e5")
+PRIORS = Path("results/heavy.jsonl")  # which has each prior's own row
+EPISODES = 40
+
+
+def large(name: str, steps: str) -> str:
+    """Return the options that give a run of so many steps the settings of a million."""
+    prior = find_policy(TASKS[name].prior)
+    ours, theirs = (customize_defaults(prior, each).as_dict() for each in (int(float(steps)), 1_000_000))
+    return " ".join(
+        f"--{key.replace('_', '-')} {theirs[key]}" for key in ours if ours[key] != theirs[key] and key != "steps"
+    )
+
+
+def runs() -> list[Run]:
+    """Return all runs, the default's of few steps first."""
+    wanted = [(name, steps, seed) for steps in STEPS for name in NAMES for seed in range(SEEDS)]
+    found = [made(name, f"rule/{steps}", "", seed, steps, episodes=EPISODES) for name, steps, seed in wanted]
+    return found + [
+        made(name, f"large/{steps}", "", seed, steps, large(name, steps), EPISODES) for name, steps, seed in wanted
+    ]
+
+
+def groups(found: dict[str, Row]) -> dict[tuple[str, str, str], list[Row]]:
+    """Return the runs of each task, way and number of steps."""
+    sorted_ones: dict[tuple[str, str, str], list[Row]] = {}
+    for key, row in found.items():
+        name, way, steps, _ = key.split("/")
+        sorted_ones.setdefault((name, way, steps), []).append(row)
+    return sorted_ones
+
+
+def totals(runs: list[Row], action: str) -> list[float]:
+    return [row["last"][action]["total_reward"][0] for row in runs]
+
+
+def table(found: dict[str, Row]) -> str:
+    """Return a row a task and number of steps: the rule, and beside it the settings of a million."""
+    known, lines = groups(found), []
+    for name in NAMES:
+        for steps in STEPS:
+            if ours := known.get((name, "rule", steps)):
+                others = known.get((name, "large", steps))
+                cells = [each_and_mean(totals(ours, action)) for action in ("mean", "sampled")]
+                cells += [f"{mean(totals(others, action)):,.0f}" if others else "" for action in ("mean", "sampled")]
+                task = TASKS[name]
+                lines.append([f"{task.prior}, {task.addon}", f"{float(steps):,.0f}", f"{in_all(ours[0]):,}", *cells])
+    headings = ["prior, wish", "steps", "in all", "total", "sampled", "updates of a million: total", "sampled"]
+    return markdown(headings, lines)
+
+
+def in_all(row: Row) -> int:
+    """Return the steps of the environment that such a run takes."""
+    return sum(spending(Request.from_dict(row["request"])))
+
+
+def picture(found: dict[str, Row], path: Path) -> None:
+    """Draw the total against all steps of the environment."""
+    known, priors = groups(found), Ledger(PRIORS).by_key()
+    figure, axes = plt.subplots(1, len(NAMES), figsize=(11, 3.4), layout="constrained")
+    for name, axis in zip(NAMES, axes, strict=True):
+        for action, style in (("mean", "-o"), ("sampled", "--o")):
+            color = {"rule": "C0", "large": "C1"}
+            for way, label in (("rule", "updates by the steps"), ("large", "updates of a million")):
+                curve = [known[name, way, steps] for steps in STEPS if (name, way, steps) in known]
+                places, heights = [in_all(each[0]) for each in curve], [mean(totals(each, action)) for each in curve]
+                named = label if action == "mean" else f"{label}, sampled"
+                axis.plot(places, heights, style, color=color[way], markersize=3, label=named)
+            height = priors[f"{name}/prior/0"]["last"][action]["total_reward"][0]
+            axis.axhline(height, color="gray", linestyle=style[:-1], linewidth=1)
+        axis.set(
+            xscale="log", title=f"{TASKS[name].prior}, {TASKS[name].addon}", xlabel="steps of the environment, all"
+        )
+    axes[0].set_ylabel("old reward + wish (gray: the prior)")
+    axes[0].legend(fontsize=7)
+    figure.savefig(path, dpi=100)
+
+
+def main() -> None:
+    parser = campaign.parser("few_steps", __doc__)
+    parser.add_argument("--only", nargs="*", default=[""])
+    parser.add_argument("--picture", type=Path, help="draw what is in the ledger, and run nothing")
+    options = parser.parse_args()
+    if options.picture:
+        return picture(campaign.finished(Ledger(options.ledger)), options.picture)
+    campaign.fill([run for run in runs() if run.key.startswith(tuple(options.only))], options)
+
+
+if __name__ == "__main__":
+    campaign.run_main(main)
