@@ -25,7 +25,7 @@ from repolicy.runs.request import Request
 NAMES = ("halfcheetah_10", "ant", "hopper")
 STEPS = ("1e4", "3e4", "1e5", "3e5")
 PRIORS = Path("results/heavy.jsonl")  # which has each prior's own row
-EPISODES = 40
+EPISODES = 20
 
 
 def large(name: str, steps: str) -> str:
@@ -38,12 +38,14 @@ def large(name: str, steps: str) -> str:
 
 
 def runs() -> list[Run]:
-    """Return all runs, the default's of few steps first."""
-    wanted = [(name, steps, seed) for steps in STEPS for name in NAMES for seed in range(SEEDS)]
-    found = [made(name, f"rule/{steps}", "", seed, steps, episodes=EPISODES) for name, steps, seed in wanted]
-    return found + [
-        made(name, f"large/{steps}", "", seed, steps, large(name, steps), EPISODES) for name, steps, seed in wanted
-    ]
+    """Return all runs, a seed after the other, and the fewest steps first."""
+    found = []
+    for seed in range(SEEDS):
+        for steps in STEPS:
+            for name in NAMES:
+                found += [made(name, f"rule/{steps}", "", seed, steps, episodes=EPISODES)]
+                found += [made(name, f"large/{steps}", "", seed, steps, large(name, steps), EPISODES)]
+    return found
 
 
 def groups(found: dict[str, Row]) -> dict[tuple[str, str, str], list[Row]]:
