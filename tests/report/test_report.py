@@ -256,8 +256,7 @@ def test_a_tile_says_what_changed_and_whether_that_is_good() -> None:
     seeds = count()  # so the two are drawn apart
 
     def evaluation(basic: float, addon: float, metric: float) -> Evaluation:
-        wave = np.array([-1.0, 1.0])
-        one = np.ones(2)
+        wave, one = np.array([-1.0, 1.0] * 5), np.ones(10)  # √(10/9 · 2/10) = 0.47
         return Evaluation(
             "env",
             "gymnasium",
@@ -275,8 +274,8 @@ def test_a_tile_says_what_changed_and_whether_that_is_good() -> None:
     found = report.tiles({"prior": evaluation(100, 5, 0.3), "customized": evaluation(101, 9, 0.2)})
     said = {tile.what: (tile.change, tile.standing, tile.unit) for tile in found}
     assert said == {
-        "total reward": ("▲ 5.0 ± 1.4 better; prior 105.0", "better", "an episode, mean action"),
-        "basic reward": ("no certain difference (1.0 ± 1.4); prior 100.0", "", "an episode, mean action"),
+        "total reward": ("▲ 5.00 ± 0.47 better; prior 105.0", "better", "an episode, mean action"),
+        "basic reward": ("no certain difference (1.00 ± 0.47); prior 100.0", "", "an episode, mean action"),
         "mean z": ("▼ 0.10 ± 0.00 lower; prior 0.30", "", "mean of an episode, mean action"),
         "add-on reward": ("▲ 4.00 ± 0.00 better; prior 5.00", "better", "an episode, mean action"),
         "log prior a step": (

@@ -218,7 +218,7 @@ def rewards(evaluations: dict[str, Evaluation]) -> tuple[list[str], list[list[st
 def tiles(evaluations: dict[str, Evaluation]) -> list[page.Tile]:
     """Return the few numbers that a reader looks for first, each with what it changed by."""
     *_, after = evaluations.values()
-    changes = differences(evaluations["prior"], after) if "prior" in evaluations else {}
+    changes = differences(evaluations["prior"], after, told=2) if "prior" in evaluations else {}
     wanted = [*REWARDS, "metric", *(["log_prior_a_step"] if changes else ["length"])]
     return [
         page.Tile(

@@ -2,12 +2,13 @@
 
     verdict([(prior, customized)])      # "it has 89 % of the old return and gained 1,509 of the wish; better than …"
 
-A difference counts where it is larger than two standard errors of the episodes that were run.
+A difference counts where chance makes one as large in at most 5 % of runs that change nothing, by Student's t. Where
+several differences are told as one verdict, by each kind of action, these 5 % are divided among them.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from repolicy.envs.evaluation import Column, Evaluation
@@ -47,7 +48,8 @@ def spread(column: Column, like: float | None = None) -> str:
     return f"{number(mean, like)} ± {number(column.std, like)}"
 
 
-ENOUGH = 2.0  # standard errors
+ERROR = 0.05  # probability at most that a verdict claims a difference where there is none
+ENOUGH = 2.0  # standard errors by which a limit is broken
 DRIFT = 0.1  # nats a step from the prior, below which a policy has hardly moved
 IN = {"total_reward": "in total", "basic_reward": "in the basic reward", "addon_reward": "in the wish"}
 
@@ -59,10 +61,14 @@ class Difference:
     before: float
     value: float
     error: float  # standard error of the value; not a number where a set has one episode
+    freedom: int  # degrees of freedom of the error
+    told: int = 1  # differences in the same verdict
 
     @property
     def is_real(self) -> bool:
-        return abs(self.value) > ENOUGH * self.error  # False where the error is unknown
+        if self.error == 0.0:
+            return self.value != 0.0
+        return chance(abs(self.value) / self.error, self.freedom) < ERROR / self.told  # False where it is unknown
 
     @property
     def share(self) -> str:
@@ -80,22 +86,43 @@ class Difference:
     @property
     def size(self) -> "Difference":
         """The same without its sign."""
-        return Difference(self.before, abs(self.value), self.error)
+        return replace(self, value=abs(self.value))
 
 
-def difference(before: Column, after: Column, paired: bool = False) -> Difference:
-    """Of two sets of episodes, drawn apart from each other or in pairs."""
-    apart = math.hypot(before.error, after.error)
+def chance(size: float, freedom: int) -> float:
+    """Return the probability that Student's t of so many degrees of freedom is beyond ±size.
+
+    By the finite series of Abramowitz and Stegun (26.7.3 and 26.7.4).
+    """
+    angle, odd = math.atan(size / math.sqrt(freedom)), freedom % 2
+    term = total = math.cos(angle) if odd else 1.0
+    for index in range(2 + odd, freedom - 1, 2):
+        term *= math.cos(angle) ** 2 * (index - 1) / index
+        total += term
+    inside = math.sin(angle) * total
+    if odd:
+        inside = 2.0 / math.pi * (angle + (inside if freedom > 1 else 0.0))
+    return 1.0 - inside
+
+
+def difference(before: Column, after: Column, paired: bool = False, told: int = 1) -> Difference:
+    """Of two sets of episodes, drawn apart from each other or in pairs; it is `told` with others or alone."""
+    errors, counts = (before.error, after.error), (len(before.values), len(after.values))
+    apart, freedom = math.hypot(*errors), min(counts) - 1
     if paired and before.weights is None:
         apart = Column("", after.values - before.values).error
-    return Difference(before.mean, after.mean - before.mean, apart)
+    elif apart > 0 and freedom > 0:  # Welch's
+        shares = [(error / apart) ** 4 / (count - 1) for error, count in zip(errors, counts, strict=True)]
+        freedom = math.floor(1.0 / sum(shares) + 1e-9)
+    return Difference(before.mean, after.mean - before.mean, apart, max(freedom, 1), told)
 
 
-def differences(prior: Evaluation, customized: Evaluation) -> dict[str, Difference]:
+def differences(prior: Evaluation, customized: Evaluation, told: int = 1) -> dict[str, Difference]:
     """Of every quantity that both evaluations know. By one seed, the episodes of both began alike: they are pairs."""
     before, after = prior.columns, customized.columns
     drawn = [(each.env, each.backend, each.seed, len(each.basic)) for each in (prior, customized)]
-    return {name: difference(before[name], after[name], drawn[0] == drawn[1]) for name in before if name in after}
+    paired = drawn[0] == drawn[1]
+    return {name: difference(before[name], after[name], paired, told) for name in before if name in after}
 
 
 Pair = tuple[Evaluation, Evaluation]  # a prior's and the customized policy's, with the same kind of action
@@ -106,14 +133,14 @@ def verdict(pairs: Sequence[Pair], than: str = "its prior") -> str:
 
     What is kept and won is that of the first kind of action by which there is a difference in total.
     """
-    changes = [differences(*pair) for pair in pairs]
+    changes = [differences(*pair, len(pairs)) for pair in pairs]
     name = _judging(changes[0])
     parts = [_judged([each[name] for each in changes], [action(pair[1]) for pair in pairs], name, than)]
     which = next((index for index, each in enumerate(changes) if each[name].is_real), 0)
     if name == "total_reward":
         where = f"with {action(pairs[which][1])} " if len(pairs) > 1 else ""
         is_certain = any(changes[which][each].is_real for each in ("basic_reward", "addon_reward"))
-        words = f"{where}it {_kept(changes[which]['basic_reward'])} and {_won(pairs[which])}"
+        words = f"{where}it {_kept(changes[which]['basic_reward'])} and {_won(pairs[which], len(pairs))}"
         parts = [words, *parts] if is_certain else [*parts, words]
     elif name == "addon_reward":
         parts.append("the environment tells no basic reward, so what it cost is unknown")
@@ -148,7 +175,7 @@ def advice(pairs: Sequence[Pair], drift: float, explained: float, holds: str) ->
     explained, `holds` the option that holds it to the prior, or nothing.
     """
     name = _judging(differences(*pairs[0]))
-    real = [change.value for pair in pairs if (change := differences(*pair)[name]).is_real]
+    real = [change.value for pair in pairs if (change := differences(*pair, len(pairs))[name]).is_real]
     if real and min(real) > 0:
         return ""
     if explained < 0.0:
@@ -215,7 +242,7 @@ def _one_judged(change: Difference) -> tuple[str, str]:
     if math.isnan(change.error):
         return "not known to be better", f"one episode each, {number(change.value, plus=True)}"
     if not change.is_real:
-        return "no better", f"a difference of {change} is less than two standard errors"
+        return "no better", f"a difference of {change} may be chance"
     return "better" if change.value > 0 else "worse", f"by {change.size}{change.share}"
 
 
@@ -226,9 +253,9 @@ def _kept(change: Difference) -> str:
     return _moved(change, "of the old return")
 
 
-def _won(pair: Pair) -> str:
+def _won(pair: Pair, told: int) -> str:
     """`has a mean |θ| of 0.28 instead of 0.39`, or, of a wish without a number for people, what it gained."""
-    changes, title = differences(*pair), pair[1].metric_name
+    changes, title = differences(*pair, told), pair[1].metric_name
     if "metric" in changes and changes["metric"].is_real:
         before, after = changes["metric"].before, changes["metric"].before + changes["metric"].value
         return f"has a {title} of {number(after)} instead of {number(before)}"

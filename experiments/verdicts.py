@@ -1,0 +1,80 @@
+"""How often a report's verdict is wrong about a run that changed nothing: simulated episodes, the verdict's own words.
+
+    python -m experiments.verdicts --out results/verdicts.jsonl
+
+Prior and customized policy draw their returns from one distribution, and their wishes from another, so each *better*
+and each *worse* is wrong. With the same seed, an episode's start counts for both policies.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from repolicy.envs.evaluation import Evaluation
+from repolicy.many.ledger import Ledger, Row
+from repolicy.report.verdict import Pair, advice, differences, verdict
+
+Draw = Callable[[np.random.Generator, int], np.ndarray]
+KINDS: dict[str, Draw] = {
+    "normal": lambda noise, count: 100.0 + 20.0 * noise.standard_normal(count),
+    "lognormal": lambda noise, count: np.exp(noise.standard_normal(count)),
+    "1 in 10 falls": lambda noise, count: 100.0 * (noise.random(count) > 0.1) + noise.standard_normal(count),
+    "tied: successes": lambda noise, count: (noise.random(count) < 0.5).astype(float),
+}
+EPISODES = (10, 50)  # of a dial's position, and of a run's report
+STARTS = ("shared", "apart")
+
+
+def null_run(kind: str, episodes: int, starts: str, noise: np.random.Generator) -> list[Pair]:
+    """Return the episodes of a run that changed nothing, with the mean action and with sampled ones."""
+
+    def drawn(seed: int, start: np.ndarray, is_mean: bool) -> Evaluation:
+        basic, wish = (KINDS[kind](noise, episodes) for _ in range(2))
+        lengths, terminated = np.full(episodes, 1000.0), np.zeros(episodes, bool)
+        return Evaluation(
+            "simulated", "gymnasium", is_mean, seed, basic + start, 0.1 * wish, None, lengths, lengths, None,
+            terminated=terminated,
+        )  # fmt: skip
+
+    pairs = []
+    for is_mean in (True, False):
+        start = KINDS[kind](noise, episodes) * (starts == "shared")
+        pairs.append((drawn(0, start, is_mean), drawn(0 if starts == "shared" else 1, start, is_mean)))
+    return pairs
+
+
+def wrong(kind: str, episodes: int, starts: str, runs: int, noise: np.random.Generator) -> Row:
+    """Return the shares of null runs that are told *better* or *worse* by any kind of action, and contradicted hints.
+
+    Beside them: what two standard errors, whatever the number of episodes and of kinds, would have told.
+    """
+    false, by_two, contradicted = 0, 0, 0
+    for _ in range(runs):
+        pairs = null_run(kind, episodes, starts, noise)
+        said, hint = verdict(pairs), advice(pairs, 1.0, 0.5, "--omega")
+        claims = [word for word in ("better", "worse") if word in said.replace("no better", "")]
+        false += bool(claims)
+        changes = [differences(*pair)["total_reward"] for pair in pairs]
+        by_two += any(abs(change.value) > 2.0 * change.error for change in changes)
+        contradicted += (claims == ["better"]) == bool(hint) or ("no certain gain" in hint) == bool(claims)
+    return {"false": false / runs, "false_by_two_errors": by_two / runs, "contradicted": contradicted / runs}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--runs", type=int, default=2000)
+    parser.add_argument("--out", type=Path, default=Path("results/verdicts.jsonl"))
+    options = parser.parse_args()
+    ledger, noise = Ledger(options.out), np.random.default_rng(0)
+    for kind in KINDS:
+        for episodes in EPISODES:
+            for starts in STARTS:
+                row = {"key": f"{kind}, {episodes} episodes, starts {starts}", "runs": options.runs}
+                ledger.add(row | wrong(kind, episodes, starts, options.runs, noise))
+                print(ledger.rows()[-1], flush=True)
+
+
+if __name__ == "__main__":
+    main()
