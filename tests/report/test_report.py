@@ -276,7 +276,7 @@ def test_a_tile_says_what_changed_and_whether_that_is_good() -> None:
     assert said == {
         "total reward": ("▲ 5.00 ± 0.47 better; prior 105.0", "better", "an episode, mean action"),
         "basic reward": ("no certain difference (1.00 ± 0.47); prior 100.0", "", "an episode, mean action"),
-        "mean z": ("▼ 0.10 ± 0.00 lower; prior 0.30", "", "mean of an episode, mean action"),
+        "mean z": ("▼ 0.100 ± 0.00 lower; prior 0.30", "", "mean of an episode, mean action"),
         "add-on reward": ("▲ 4.00 ± 0.00 better; prior 5.00", "better", "an episode, mean action"),
         "log prior a step": (
             "no certain difference (0.00 ± 0.00); prior −2.00",
