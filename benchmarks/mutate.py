@@ -171,7 +171,7 @@ MUTANTS = [
     Mutant("many/comparing.py", "shown(gain + allowed, losses", "shown(gain, losses", "tests/many/test_comparing.py", "not worse without a margin"),
     Mutant("many/comparing.py", "return min((row.verdict", "return max((row.verdict", "tests/many/test_comparing.py", "the best verdict of several decides"),
     Mutant("many/comparing.py", "seed + done, backend", "seed, backend", "tests/many/test_comparing.py", "every round from the same starts"),
-    Mutant("report/verdict.py", "math.hypot(before.error, after.error)", "after.error", "tests/report/test_verdict.py", "a difference with the error of one side"),
+    Mutant("report/verdict.py", "math.hypot(*errors)", "after.error", "tests/report/test_verdict.py", "a difference with the error of one side"),
     Mutant("report/verdict.py", "< ERROR / self.told", "< ERROR", "tests/report/test_verdict.py", "two chances to be wrong, each of 5 %"),
     Mutant("report/verdict.py", "(index - 1) / index", "index / (index + 1)", "tests/report/test_verdict.py", "Student's t with another series"),
     Mutant("priors/finding.py", "if hashlib.sha256(content).hexdigest() != sha256", "if False", "tests/readers/test_shelf.py", "another file taken from the shelf"),
