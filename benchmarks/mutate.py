@@ -35,6 +35,7 @@ DIAL = (
     "tests/policies/test_conditioned_policy.py tests/policies/test_several_policy.py tests/envs/test_envs.py "
     "tests/learning/test_conditioned_run.py tests/learning/test_several_run.py"
 )
+GAITS = "tests/envs/test_gaits.py"
 DQN, SAC = "tests/rql/test_dqn.py", "tests/rql/test_sac.py"
 CARRYING = "tests/policies/test_carrying.py"
 POOL, GENERATIVE = "tests/many/test_pool.py", "tests/prepare/test_generative.py"
@@ -60,6 +61,16 @@ MUTANTS = [
     Mutant("wishes/preferences.py", "covariance -= weight[best]", "covariance -= 0.0", PREFERENCES, "a pair that was chosen tells as much again"),
     Mutant("wishes/preferences.py", "told = weight * np", "told = np", PREFERENCES, "pairs whose answer is known"),
     Mutant("wishes/preferences.py", "rewards[:, 0] - rewards[:, 1]", "rewards[:, 1] - rewards[:, 0]", PREFERENCES, "networks that prefer the worse"),
+    Mutant("envs/gaits.py", "return before * ~first + now * first", "return before", GAITS, "a past that outlives its episode"),
+    Mutant("envs/gaits.py", "self._before = actions * 1.0", "self._before = actions", GAITS, "the action before is the present one"),
+    Mutant("envs/gaits.py", "* before + earlier", "* before - earlier", GAITS, "a sign in the second difference"),
+    Mutant("envs/gaits.py", "self._air = air * (1.0 - on)", "self._air = air", GAITS, "air time goes on on the ground"),
+    Mutant("envs/gaits.py", "-(landed * before**2)", "-(landed * speed**2)", GAITS, "the speed after the impact"),
+    Mutant("envs/gaits.py", "- 1.0 / self.steps) + gap", "- 1.0 / self.steps) - gap", GAITS, "a sign in the mean over a gait"),
+    Mutant("envs/rollout.py", "if wish in self._paid:", "if False:", GAITS, "a past that moves on whenever it is asked"),
+    Mutant("envs/rollout.py", "Past(self.ages == 1,", "Past(self.ages == 0,", GAITS, "episodes that never begin"),
+    Mutant("envs/rollout.py", "pasts=self._pasts", "pasts={}", GAITS, "each rollout begins without a past"),
+    Mutant("rql/wrapping.py", "self._began = False", "pass", GAITS, "every step is an episode's first"),
     Mutant("planning/sampling.py", "half: np.ndarray = 0.5 *", "half: np.ndarray = 1.0 *", SAMPLING, "uniform base weighed twice"),
     Mutant("planning/sampling.py", "inner: np.ndarray = -np", "inner: np.ndarray = np", SAMPLING, "sign of the base zero"),
     Mutant("planning/scoring.py", "discount**steps * ahead", "discount ** (steps - 1) * ahead", SAMPLING, "a plan's end discounted one step too little"),

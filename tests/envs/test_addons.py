@@ -21,6 +21,11 @@ INFO = {
     "reward_energy": np.arange(6.0).reshape(2, 3),
     "reward_action_rate": np.arange(2.0, 8.0).reshape(2, 3),
     "reward_feet_clearance": np.arange(3.0, 9.0).reshape(2, 3),
+    "reward_torques": np.arange(4.0, 10.0).reshape(2, 3),
+    "reward_stand_still": np.arange(5.0, 11.0).reshape(2, 3),
+    "reward_dof_pos_limits": np.arange(6.0, 12.0).reshape(2, 3),
+    "reward_feet_air_time": np.arange(7.0, 13.0).reshape(2, 3),
+    "reward_feet_slip": np.arange(8.0, 14.0).reshape(2, 3),
 }
 
 
@@ -42,6 +47,11 @@ def reward(*requests: str) -> np.ndarray:
         ("energy", INFO["reward_energy"]),
         ("smooth", INFO["reward_action_rate"]),
         ("clearance=2", 2 * INFO["reward_feet_clearance"]),
+        ("torques", INFO["reward_torques"]),
+        ("still", INFO["reward_stand_still"]),
+        ("joint_limits", INFO["reward_dof_pos_limits"]),
+        ("air_time", INFO["reward_feet_air_time"]),
+        ("slip", INFO["reward_feet_slip"]),
         ("height=0.5", 0.5 * NEXT[..., 0]),
         ("height=-2", -2 * NEXT[..., 0]),
         ("hind_leg(joint=ffoot)=3", -3 * np.abs(NEXT[..., 7])),
@@ -54,6 +64,7 @@ def test_the_shipped_ones(request_: str, expected: np.ndarray) -> None:
 def test_every_shipped_one_is_tested_and_described() -> None:
     marks = test_the_shipped_ones.pytestmark  # type: ignore[attr-defined]
     apart = {"on_command"}  # further down, as it reads two observations
+    apart |= {"action_rate", "jerk", "symmetry"}  # in test_gaits.py, as they have a past
     assert {re.split(r"[(=]", row[0])[0] for row in marks[0].args[1]} | apart == set(REGISTERED)
     assert all(entry.make.__doc__ for entry in REGISTERED.values())
 

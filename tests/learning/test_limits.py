@@ -150,6 +150,7 @@ def test_a_limit_is_an_add_on_an_entry_of_info_or_a_function() -> None:
             np.full((2, 3, 6), 2.0),
             np.full((2, 3, 17), -3.0),
             {"x_velocity": np.ones((2, 3))},
+            None,
         ),
         of_decisions=lambda values, mean: values,  # each step is a decision
     )

@@ -1,11 +1,15 @@
 """A run that is resumed with another environment or add-on than it began with, or without what it wrote."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from small_runs import same, weights
+from tiny_envs import tiny
 
 from repolicy.errors import FileError, UsageError
+from repolicy.learning.training import train
 from repolicy.objective import full
 from repolicy.prepare.session import begun
 from repolicy.runs.folder import RunFolder
@@ -76,3 +80,16 @@ def test_a_folder_that_is_moved_while_it_trains_is_not_made_anew(asked: Request,
         with pytest.raises(FileError, match="was moved or removed while its run was at work"):
             write()
     assert not (tmp_path / "run").exists()
+
+
+def test_an_add_on_with_a_past_is_resumed_to_the_bit(tmp_path: Path) -> None:
+    """Two ranks, segments of 16 iterations, and episodes that are under way where a segment ends."""
+    env, settings = tiny("LinearQuadratic"), replace(SMALL, steps=512, ranks=2, checkpoint_every=16, hidden=(8,))
+    whole, cut, wishes = tmp_path / "whole", tmp_path / "cut", ("jerk=0.1", "action_rate=0.1")
+    train(env, full(0.1), whole, settings, addon=wishes)
+    shutil.copytree(whole, cut)
+    max((cut / "checkpoints").iterdir()).unlink()  # as if it had stopped in its last segment
+    train(env, full(0.1), cut, settings, addon=wishes, resume=True)
+    assert same(weights(whole), weights(cut))
+    train(env, full(0.1), tmp_path / "other", settings, addon=wishes[0])
+    assert not same(weights(whole), weights(tmp_path / "other"))

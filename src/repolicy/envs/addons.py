@@ -6,19 +6,21 @@
 
 The registered ones are in `registered.py`, a function each. A user's own is named by `module:function` or
 `file.py:function`, and one that was learnt by its file. Add-ons are added up with weights. One that has an attribute
-`metric`, a function of the same arguments, reports that for people.
+`metric`, a function of the same arguments, reports that for people. A class is an add-on with a past (`gaits.py`).
 """
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from repolicy.envs.names import parsed
 from repolicy.envs.registered import REGISTERED, STANDS, Function, Registered
+from repolicy.envs.rollout import Past, WithPast
 from repolicy.envs.step import Info
 from repolicy.envs.wish_file import check_same_env, is_wish_file, open_wish
 from repolicy.errors import NumericError, UsageError, described, in_one_sentence
@@ -28,14 +30,18 @@ from repolicy.ranges import Dial, Range
 SHOWN = 6  # numbers of an observation and of an action, in a sentence
 
 
+# The metric of an add-on for people: its name, a function like an add-on, and what is made of that one's numbers.
+Reported = tuple[str, Function | WithPast, Callable[[np.ndarray], np.ndarray]]
+
+
 @dataclass(frozen=True)
 class Addon:
     """A weighted sum of add-on functions."""
 
     names: tuple[str, ...]
-    functions: tuple[Function, ...]
+    functions: tuple[Function | WithPast, ...]
     weights: tuple[float, ...]
-    reported: tuple[str, Function] | None = None  # the metric of the first one that has one, for people
+    reported: Reported | None = None  # of the first one that has one
 
     @property
     def metric_name(self) -> str:
@@ -47,32 +53,62 @@ class Addon:
         short = tuple(map(_title, self.names))
         return short if len(set(short)) == len(set(self.names)) else self.names
 
+    @property
+    def with_past(self) -> tuple[str, ...]:
+        """The names of those that have a past."""
+        return tuple(name for name, each in zip(self.names, self.functions, strict=True) if isinstance(each, WithPast))
+
     def reward(
-        self, observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
+        self,
+        observations: np.ndarray,
+        actions: np.ndarray,
+        next_observations: np.ndarray,
+        info: Info,
+        past: Past | None = None,
     ) -> np.ndarray:
         """Return the rewards `[...]` of transitions with observations `[..., O]`, each function's shape checked."""
         total = np.zeros(observations.shape[:-1])
-        for reward in self.apart(observations, actions, next_observations, info):
+        for reward in self.apart(observations, actions, next_observations, info, past):
             total += reward
         return total
 
     def apart(
-        self, observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
+        self,
+        observations: np.ndarray,
+        actions: np.ndarray,
+        next_observations: np.ndarray,
+        info: Info,
+        past: Past | None = None,
     ) -> Iterator[np.ndarray]:
         """Yield the rewards of each function, times its weight, in the order of `names`."""
         transitions = _in_one_row(observations, actions, next_observations, info)
         for name, function, weight in zip(self.names, self.functions, self.weights, strict=True):
-            rewards = weight * _called(f"add-on {name!r}{_made_for(name)}", function, transitions)
+            rewards = weight * _called(f"add-on {name!r}{_made_for(name)}", _with(past, function), transitions)
             yield rewards.reshape(observations.shape[:-1])
 
     def metric(
-        self, observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
+        self,
+        observations: np.ndarray,
+        actions: np.ndarray,
+        next_observations: np.ndarray,
+        info: Info,
+        past: Past | None = None,
     ) -> np.ndarray:
         """Return what is reported of transitions, `[...]`."""
         assert self.reported is not None
         transitions = _in_one_row(observations, actions, next_observations, info)
-        name, function = self.reported
-        return _called(f"the add-on's metric {name!r}", function, transitions).reshape(observations.shape[:-1])
+        name, function, measure = self.reported
+        numbers = _called(f"the add-on's metric {name!r}", _with(past, function), transitions)
+        return measure(numbers).reshape(observations.shape[:-1])
+
+
+def _with(past: Past | None, function: Function | WithPast) -> Function:
+    """Return an add-on as a function of transitions alone."""
+    if not isinstance(function, WithPast):
+        return function
+    if past is None:
+        raise UsageError("an add-on that has a past needs the steps in their order, which are not known here")
+    return partial(past.paid, function)
 
 
 def _title(name: str) -> str:
@@ -83,7 +119,7 @@ def _title(name: str) -> str:
 def _made_for(name: str) -> str:
     """Return the environment whose numbers an add-on that ships reads, also where it runs in one of the user's own."""
     entry = REGISTERED.get(name.partition("(")[0])
-    return f" (made for {entry.envs[0]})" if entry else ""
+    return f" (made for {entry.envs[0]})" if entry and entry.envs else ""
 
 
 def _in_one_row(
@@ -140,7 +176,7 @@ def check_env(requests: Sequence[str], env: str) -> None:
         if is_wish_file(called := _weighed(request)[0]):
             check_same_env(called, env)
     for name in (request.partition("=")[0].partition("(")[0] for request in requests):
-        if name not in REGISTERED or ":" in env:
+        if name not in REGISTERED or ":" in env or not REGISTERED[name].envs:
             continue
         wanted = REGISTERED[name].envs
         if without_version(env) not in wanted:
@@ -188,7 +224,7 @@ def imported(request: str) -> str:
     return called if ":" in called or is_wish_file(called) else ""
 
 
-def parse(request: str) -> tuple[str, Function, float, tuple[str, Function] | None]:
+def parse(request: str) -> tuple[str, Function | WithPast, float, Reported | None]:
     """(name, function, weight, metric) of one request."""
     called, written = _weighed(request)
     _, colon, name = called.rpartition(":")
@@ -213,9 +249,11 @@ def parse(request: str) -> tuple[str, Function, float, tuple[str, Function] | No
         function = load_object(own, "add-on")
         if not callable(function):
             raise UsageError(f"add-on {own!r} is not a function")
+        if inspect.isclass(function):
+            return own, WithPast(function), weight, None
         reported = getattr(function, "metric", None)
-        metric = None if reported is None else (f"mean {getattr(reported, '__name__', 'metric')}", reported)
-        return own, function, weight, metric
+        named = f"mean {getattr(reported, '__name__', 'metric')}"
+        return own, function, weight, None if reported is None else (named, reported, lambda numbers: numbers)
     if bare not in REGISTERED:
         raise UsageError(
             f"there is no add-on {bare!r}{nearest(bare, REGISTERED)}; "
@@ -223,8 +261,7 @@ def parse(request: str) -> tuple[str, Function, float, tuple[str, Function] | No
         )
     entry = REGISTERED[bare]
     function = _configured(bare, entry, options.removesuffix(")"))
-    measure = entry.measure
-    return name, function, weight, (entry.metric, lambda *arguments: measure(function(*arguments)))
+    return name, function, weight, (entry.metric, function, entry.measure)
 
 
 def _weighed(request: str) -> tuple[str, str]:
@@ -280,7 +317,7 @@ def option_of(request: str) -> str:
     return REGISTERED[called].option if called in REGISTERED else ""
 
 
-def _configured(name: str, entry: Registered, options: str) -> Function:
+def _configured(name: str, entry: Registered, options: str) -> Function | WithPast:
     parts = [part.strip() for part in options.split(",") if part.strip()]
     if not all("=" in part for part in parts):
         raise UsageError(f"add-on {name!r}: {options!r} does not say which option; write NAME(OPTION=VALUE)")

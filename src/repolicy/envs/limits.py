@@ -55,9 +55,9 @@ class Limit:
 
     def values(self, rollout: Rollout, size: int | None = None) -> np.ndarray:
         """Return the quantity in each step `[T, N]`, of the first `size` numbers of each observation, or of all."""
-        before, actions, after, info = rollout.transitions
+        before, actions, after, info, past = rollout.transitions
         measure = self.quantity.metric if self.quantity.reported else self.quantity.reward
-        return rollout.of_decisions(measure(before[..., :size], actions, after[..., :size], info), mean=True)
+        return rollout.of_decisions(measure(before[..., :size], actions, after[..., :size], info, past), mean=True)
 
     def broken_by(self, value: Any) -> Any:
         """Return by how much a mean, or each of several, is beyond the bound; below 0 where it is within."""

@@ -3,10 +3,13 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 
+from repolicy.envs.gaits import ActionRate, Jerk, Symmetry
+from repolicy.envs.rollout import WithPast
 from repolicy.envs.step import Info
 from repolicy.errors import UsageError
 
@@ -36,8 +39,8 @@ PLAYGROUND = (
 class Registered:
     """An add-on that ships: what it makes a function from, what it is for, what its metric is."""
 
-    make: Callable[..., Function]
-    envs: tuple[str, ...]
+    make: Callable[..., Function | WithPast]
+    envs: tuple[str, ...]  # none: any whose actions are numbers
     metric: str
     measure: Callable[[np.ndarray], np.ndarray]  # from the reward to the metric
     reads: Literal["observation", "info"] = "observation"
@@ -108,7 +111,65 @@ def on_command() -> Function:
     return missed
 
 
+def torques() -> Function:
+    """−c·(√Σ torque² + Σ |torque|), Playground's own: push less."""
+    return lambda observations, actions, next_observations, info: _info(info, "reward_torques")
+
+
+def still() -> Function:
+    """−c·Σ |joint angle − its usual one| while the command is 0, Playground's own: stand where told to stand."""
+    return lambda observations, actions, next_observations, info: _info(info, "reward_stand_still")
+
+
+def joint_limits() -> Function:
+    """−c·Σ |angle beyond its soft limit|, Playground's own: keep clear of the stops."""
+    return lambda observations, actions, next_observations, info: _info(info, "reward_dof_pos_limits")
+
+
+def air_time() -> Function:
+    """c·Σ over feet that touch down of (seconds in the air − 0.1), Playground's own: take longer steps."""
+    return lambda observations, actions, next_observations, info: _info(info, "reward_feet_air_time")
+
+
+def slip() -> Function:
+    """−c·Σ speed² of feet on the ground, Playground's own: slip less."""
+    return lambda observations, actions, next_observations, info: _info(info, "reward_feet_slip")
+
+
+def action_rate() -> WithPast:
+    """−Σ (action − the one before)²: change actions less."""
+    return WithPast(ActionRate, _numbers)
+
+
+def jerk() -> WithPast:
+    """−Σ (action − 2 · the one before + the one before that)²: change the change of actions less."""
+    return WithPast(Jerk, _numbers)
+
+
+def symmetry(steps: str = "50") -> WithPast:
+    """−Σ (left − right)² of Walker2d's joints, as means of about so many steps: use both legs alike."""
+    try:
+        window = float(steps)
+    except ValueError:
+        window = 0.0
+    if not window >= 1.0:
+        raise UsageError(f"symmetry: {steps!r} steps are no number of 1 or more")
+    return WithPast(
+        partial(Symmetry, window),
+        lambda observations, actions, next_observations, info: (next_observations[:, 5:8], next_observations[:, 2:5]),
+    )
+
+
+def _numbers(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info) -> Any:
+    if actions.dtype.kind != "f":
+        raise UsageError("this add-on compares actions that are numbers, and the environment takes choices")
+    return (actions,)
+
+
 REGISTERED = {
+    "action_rate": Registered(action_rate, (), "mean squared change", lambda reward: -reward),
+    "jerk": Registered(jerk, (), "mean squared jerk", lambda reward: -reward),
+    "symmetry": Registered(symmetry, ("Walker2d",), "mean squared gap", lambda reward: -reward),
     "hind_leg": Registered(hind_leg, ("HalfCheetah",), "mean |θ|", lambda reward: -reward),
     "height": Registered(height, ("Hopper", "Walker2d"), "mean z", lambda reward: reward),
     "sideways": Registered(sideways, ("Ant", "Humanoid"), "mean v_y", lambda reward: reward, reads="info"),
@@ -126,7 +187,23 @@ REGISTERED = {
     "clearance": Registered(
         clearance, PLAYGROUND, "clearance cost", lambda reward: -reward, reads="info", option="feet_clearance_scale=-2"
     ),
-}
+    "torques": Registered(
+        torques, PLAYGROUND, "torque cost", lambda reward: -reward, reads="info", option="torques_scale=-0.0002"
+    ),
+    "still": Registered(
+        still, PLAYGROUND, "stand-still cost", lambda reward: -reward, reads="info", option="stand_still_scale=-1"
+    ),
+    "joint_limits": Registered(
+        joint_limits, PLAYGROUND, "joint-limit cost", lambda reward: -reward, reads="info",
+        option="dof_pos_limits_scale=-1",
+    ),
+    "air_time": Registered(
+        air_time, PLAYGROUND, "air-time reward", lambda reward: reward, reads="info", option="feet_air_time_scale=0.1"
+    ),
+    "slip": Registered(
+        slip, PLAYGROUND, "slip cost", lambda reward: -reward, reads="info", option="feet_slip_scale=-0.1"
+    ),
+}  # fmt: skip
 
 
 def _info(info: Info, key: str) -> np.ndarray:
@@ -142,7 +219,7 @@ def described() -> list[dict[str, str]]:
     return [
         {
             "name": name + "".join(f"({option}=…)" for option in inspect.signature(entry.make).parameters),
-            "env": ", ".join(entry.envs),
+            "env": ", ".join(entry.envs) or "any with numbers as actions",
             "what": inspect.getdoc(entry.make) or "",
             "metric": entry.metric,
         }

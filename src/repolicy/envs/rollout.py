@@ -4,6 +4,7 @@ The loop holds the physics, the actor and nothing else. What can be computed for
 log-probabilities, add-on rewards) is left to those who come after.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from time import perf_counter
@@ -16,6 +17,57 @@ from torch import Tensor
 from repolicy.envs.step import Chunk, Envs, Info, Step, own_numbers, stacked
 from repolicy.errors import NumericError
 from repolicy.policies.policy import Agent, Recalling
+
+
+def everything(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info) -> Any:
+    """Return all that is known of a step: what a class of the user's own is called with."""
+    return observations, actions, next_observations, info
+
+
+@dataclass(frozen=True)
+class WithPast:
+    """An add-on whose objects are called with the parts that `reads` takes of a step, and `began` `[N]`."""
+
+    make: Callable[[], Any]
+    reads: Callable[[np.ndarray, np.ndarray, np.ndarray, Info], Any] = everything
+
+
+@dataclass
+class Past:
+    """What add-ons with a past need beside the steps of a rollout, which they see once, whoever asks how often."""
+
+    began: np.ndarray  # [T, N] bool: whether an episode began with this step
+    objects: dict[WithPast, Any]  # which go on to the next rollout of the same environments
+    _paid: dict[WithPast, np.ndarray] = field(default_factory=dict)
+
+    def paid(
+        self, wish: WithPast, observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
+    ) -> np.ndarray:
+        """Return the rewards of transitions `[T·C·N, ...]`, in the order of time; a decision is C steps."""
+        if wish in self._paid:
+            return self._paid[wish]
+        if wish not in self.objects:
+            self.objects[wish] = wish.make()
+        rollout, count = len(self.began), self.began.shape[1]
+        steps = len(actions) // count
+        began = np.zeros((rollout, steps // rollout, count), bool)
+        began[:, 0] = self.began
+
+        def at(array: np.ndarray, t: int) -> np.ndarray:
+            return array[t * count : (t + 1) * count]
+
+        rewards = [
+            self.objects[wish](
+                *wish.reads(
+                    at(observations, t), at(actions, t), at(next_observations, t),
+                    {key: at(value, t) for key, value in info.items()},
+                ),
+                began.reshape(steps, count)[t],
+            )
+            for t in range(steps)
+        ]  # fmt: skip
+        self._paid[wish] = np.concatenate(rewards)
+        return self._paid[wish]
 
 
 @dataclass
@@ -46,6 +98,7 @@ class Rollout:
     physics_seconds: float
     policy_seconds: float
     chunks: list[Chunk] = field(default_factory=list)  # T of them, where they are kept and a decision is several steps
+    pasts: dict[WithPast, Any] = field(default_factory=dict)  # of add-ons, as they go from rollout to rollout
 
     @property
     def scored(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,16 +107,18 @@ class Rollout:
         return torch.from_numpy(self.observations[:-1]), self.actions, ended
 
     @property
-    def transitions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, Info]:
+    def transitions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, Info, Past]:
         """What an add-on is asked about: observations, actions, true next observations, info, all `[T, N, ...]`.
+
+        Behind them is what an add-on with a past needs.
 
         Where a decision is several steps, these are its steps, `[T, C, N, ...]`; `of_decisions` adds up what they pay.
         """
         if self.chunks:
             before, actions, after, infos, _ = zip(*self.chunks, strict=True)
-            return np.stack(before), np.stack(actions), np.stack(after), stacked(list(infos))
+            return np.stack(before), np.stack(actions), np.stack(after), stacked(list(infos)), self.past
         assert self.next_observations is not None
-        return self.observations[:-1], self.sent, self.next_observations, self.info
+        return self.observations[:-1], self.sent, self.next_observations, self.info, self.past
 
     def of_decisions(self, values: np.ndarray, mean: bool = False) -> np.ndarray:
         """Return `[T, N]` of values of the transitions: as they are, or the sum (or mean) of a decision's steps."""
@@ -76,6 +131,10 @@ class Rollout:
     @cached_property
     def info(self) -> Info:
         return stacked(self.infos)
+
+    @cached_property
+    def past(self) -> Past:
+        return Past(self.ages == 1, self.pasts)
 
 
 class Collector:
@@ -100,6 +159,7 @@ class Collector:
         self.keep_transitions = keep_transitions
         self._current = envs.reset()
         self._memory: Any = None  # of an agent that has one
+        self._pasts: dict[WithPast, Any] = {}
         self._returns = np.zeros(envs.count)
         self._lengths = np.zeros(envs.count, np.int64)
         self._cuts = np.zeros(envs.count, np.int64) if cuts is None else cuts.copy()
@@ -156,6 +216,7 @@ class Collector:
             next_observations=np.stack([step.final for step in steps]) if keeps else None,
             infos=[step.info for step in steps] if keeps else [],
             chunks=[step.chunk for step in steps if step.chunk is not None] if keeps else [],
+            pasts=self._pasts,
             episodes=episodes,
             physics_seconds=physics_seconds,
             policy_seconds=perf_counter() - started - physics_seconds,

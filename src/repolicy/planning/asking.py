@@ -94,6 +94,10 @@ def planned(
         raise UsageError("a planner needs a wish: name an add-on")
     check_env(wishes, place)
     wish = combined(wishes)
+    if wish.with_past:
+        raise UsageError(
+            f"add-on {wish.with_past[0]!r} has a past, and a planner's simulations begin without one: customize with it"
+        )
     check_fit(policy, probed(place), "the prior")
     notes, settings = list[str](), Settings()
     tries = omega is None and states is None and not value

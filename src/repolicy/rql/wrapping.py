@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import check_fit
+from repolicy.envs.rollout import Past
 from repolicy.envs.step import action_space, observation_size
 from repolicy.envs.watchdog import NOTE
 from repolicy.errors import NumericError, UsageError, in_one_sentence
@@ -108,15 +109,16 @@ class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, **options: Any) -> Any:
         observation, info = self.env.reset(**options)
-        self._seen = _row(observation)
+        self._seen, self._began, self._pasts = _row(observation), True, dict[Any, Any]()
         return observation, info
 
     def step(self, action: Any) -> Any:
-        before = self._seen
+        before, past = self._seen, Past(np.array([[self._began]]), self._pasts)
+        self._began = False
         observation, basic, terminated, truncated, info = self.env.step(action)
         self._seen = _row(observation)
         numbers = {key: np.array([value]) for key, value in info.items() if np.isscalar(value)}
-        info["addon_reward"] = float(self.addon.reward(before, _row(action), self._seen, numbers)[0])
+        info["addon_reward"] = float(self.addon.reward(before, _row(action), self._seen, numbers, past)[0])
         return observation, basic, terminated, truncated, info
 
 

@@ -77,7 +77,7 @@ def alone(found: Acting, env: str, seed: int = 0) -> Record:
     with closing(make_envs(env, ENVS, seed)) as envs:
         generator = torch.Generator().manual_seed(seed)
         rollout = Collector(envs, STEPS, generator, keep_transitions=True).collect(found.agent)
-    before, actions, after, _ = rollout.transitions
+    before, actions, after, *_ = rollout.transitions
     ended = (rollout.terminated | rollout.truncated).T
     episode = np.cumsum(np.concatenate([np.ones((ENVS, 1), int), ended[:, :-1]], 1).ravel()) - 1
     flat = [each.swapaxes(0, 1).reshape(ENVS * STEPS, -1) for each in (before, actions, after)]

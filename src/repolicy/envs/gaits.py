@@ -1,0 +1,125 @@
+"""Wishes of those who own a walking robot, in operations that NumPy arrays and torch tensors share.
+
+A function takes numbers of N robots in one step, `[N, ...]`, and returns their rewards `[N]`. A class has a past: an
+object of it is called once a step, and `began` `[N]` says where an episode begins with this step, so that nothing of
+the one before counts. Before an episode's first step everything is taken to have been as it is then.
+
+    repolicy customize halfcheetah --addon action_rate=0.1 --addon jerk=0.05
+
+A class of your own is an add-on, too. Its objects take `(observations, actions, next_observations, info, began)`.
+"""
+
+from typing import Any
+
+Array = Any  # of NumPy, or a tensor
+
+
+def power(torques: Array, velocities: Array) -> Array:
+    """−Σ |torque · joint velocity|, both `[N, J]`: use less power."""
+    return -abs(torques * velocities).sum(-1)
+
+
+def torque_peak(torques: Array, most: float = 0.0) -> Array:
+    """−(largest |torque| − most), at most 0: spare the motor that works hardest. torques: `[N, J]`."""
+    return -_peak((abs(torques) - most).clip(min=0.0))
+
+
+def joint_margin(angles: Array, low: Array, high: Array, margin: float) -> Array:
+    """−Σ of how far joints `[N, J]` are within `margin` of a limit `[J]`, or beyond it: keep clear of the stops."""
+    return -((low + margin - angles).clip(min=0.0) + (angles - high + margin).clip(min=0.0)).sum(-1)
+
+
+def still(command: Array, velocities: Array, least: float = 0.1) -> Array:
+    """−Σ joint velocity² `[N, J]` where the command's length `[N, C]` is below `least`: stand where told to stand."""
+    return -(velocities**2).sum(-1) * ((command**2).sum(-1) < least**2)
+
+
+def feet_apart(feet: Array, least: float) -> Array:
+    """−Σ over pairs of feet of how much nearer than `least` they are. feet: `[N, F, 2 or 3]`, their places."""
+    first, second = zip(*((i, j) for j in range(feet.shape[1]) for i in range(j)), strict=True)
+    apart = ((feet[:, list(first)] - feet[:, list(second)]) ** 2).sum(-1) ** 0.5
+    return -(least - apart).clip(min=0.0).sum(-1)
+
+
+class ActionRate:
+    """−Σ (action − the one before)²: change actions less."""
+
+    def __init__(self) -> None:
+        self._before: Array = None
+
+    def __call__(self, actions: Array, began: Array) -> Array:
+        before = _since(began, self._before, actions)
+        self._before = actions * 1.0  # a copy: who calls may write the next actions into the same place
+        return -((actions - before) ** 2).sum(-1)
+
+
+class Jerk:
+    """−Σ (action − 2 · the one before + the one before that)²: change the change of actions less."""
+
+    def __init__(self) -> None:
+        self._before: Array = None
+        self._earlier: Array = None
+
+    def __call__(self, actions: Array, began: Array) -> Array:
+        before, earlier = _since(began, self._before, actions), _since(began, self._earlier, actions)
+        self._before, self._earlier = actions * 1.0, before
+        return -((actions - 2.0 * before + earlier) ** 2).sum(-1)
+
+
+class AirTime:
+    """Σ over feet that touch down of the seconds since they left the ground, less `wanted`: take longer steps."""
+
+    def __init__(self, seconds_a_step: float, wanted: float = 0.1) -> None:
+        self.seconds_a_step, self.wanted = seconds_a_step, wanted
+        self._air: Array = None
+
+    def __call__(self, contact: Array, began: Array) -> Array:
+        """contact: `[N, F]`, whether each foot is on the ground."""
+        on, zero = contact * 1.0, contact * 0.0
+        before = _since(began, self._air, zero)
+        air = before + self.seconds_a_step
+        self._air = air * (1.0 - on)
+        return ((air - self.wanted) * on * (before > 0)).sum(-1)
+
+
+class Impact:
+    """−Σ over feet that touch down of the square of the speed that they had one step before: tread softly."""
+
+    def __init__(self) -> None:
+        self._speed: Array = None
+        self._on: Array = None
+
+    def __call__(self, contact: Array, speed: Array, began: Array) -> Array:
+        """contact and speed: `[N, F]`, whether each foot is on the ground, and how fast it moves down."""
+        on = contact * 1.0
+        landed = on * (1.0 - _since(began, self._on, on))
+        before = _since(began, self._speed, speed)
+        self._on, self._speed = on, speed * 1.0
+        return -(landed * before**2).sum(-1)
+
+
+class Symmetry:
+    """−Σ (left − right)², each as the mean of about the last `steps` steps: use both sides alike over a gait."""
+
+    def __init__(self, steps: float = 50.0) -> None:
+        self.steps = steps
+        self._gap: Array = None
+
+    def __call__(self, left: Array, right: Array, began: Array) -> Array:
+        """left and right: `[N, J]`, the same joints of both sides, with the same sign."""
+        gap = left - right
+        self._gap = _since(began, self._gap, 0.0 * gap) * (1.0 - 1.0 / self.steps) + gap / self.steps
+        return -(self._gap**2).sum(-1)
+
+
+def _since(began: Array, before: Array, now: Array) -> Array:
+    """Return what was `before`, `[N, k]`, and where an episode begins, what is `now`."""
+    if before is None:
+        return now * 1.0
+    first = began[:, None]
+    return before * ~first + now * first
+
+
+def _peak(numbers: Array) -> Array:
+    """Return the largest of each row; torch calls it otherwise."""
+    return numbers.amax(-1) if hasattr(numbers, "amax") else numbers.max(-1)
